@@ -1,0 +1,1 @@
+"""Any device node of the host as an extended resource."""

@@ -1,0 +1,1 @@
+"""The CNI family: bridge, loopback and host-local."""

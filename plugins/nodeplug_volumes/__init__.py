@@ -1,0 +1,1 @@
+"""Volume drivers: loopfile, hostdir and tmpfs."""

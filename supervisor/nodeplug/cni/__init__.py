@@ -1,0 +1,1 @@
+"""The CNI front: environment and stdin in, stdout and exit status out."""

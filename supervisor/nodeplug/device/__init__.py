@@ -1,0 +1,1 @@
+"""The device-plugin front: kubelet's gRPC in, snapshots and grants out."""

@@ -1,0 +1,1 @@
+"""The FlexVolume front: argv in, one JSON object out."""

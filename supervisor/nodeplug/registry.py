@@ -1,0 +1,313 @@
+"""Which plugins are loaded, what they claim, and the way to each claim.
+
+Owns: finding plugin classes (entry-point group `nodeplug`, or `module:Class`), validating their configuration,
+constructing them once, checking their hooks and claims, and routed hook callers.
+Refuses: to call any verb. Only constructors and `claims` run here, through the runner's rules for answers.
+
+A request is for exactly one plugin, so a route calls a `subset_hook_caller`: the owner of the claim plus every
+plugin's wrappers. With pluggy's broadcast, a DEL, which rightly answers None, would run in every plugin.
+"""
+
+import importlib
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import EntryPoint, entry_points
+from types import MappingProxyType
+from typing import Any, Final
+
+import pluggy
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from nodeplug.errors import InvalidRequest, NotFound, PluginError
+from nodeplug.hookspecs import ANSWERS, Contract
+from nodeplug.values import Claim, ClaimKind
+
+GROUP: Final = "nodeplug"
+_LIFE_CYCLE: Final = frozenset({"claims", "start", "stop", "health"})
+_REQUIRED: Final[Mapping[ClaimKind, tuple[str, ...]]] = {
+    "cni": ("cni_add", "cni_del"),
+    "device": ("device_list",),
+    "volume": (),
+}
+_VOLUME_ENTRY: Final = ("volume_stage", "volume_publish")
+
+
+class NoConfig(BaseModel):
+    """The configuration of a plugin that has none: any key is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class PluginRefused(PluginError):
+    """A plugin cannot be loaded; the message names it, its distribution and the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """The way to one claim.
+
+    Attributes:
+        plugin: the section name of the owner.
+        claim: what is claimed.
+        hooks: the hooks that the owner implements.
+        callers: by hook name; calls the owner and all wrappers.
+    """
+
+    plugin: str
+    claim: Claim
+    hooks: frozenset[str]
+    callers: Mapping[str, Callable[..., Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """One plugin that is loaded: its section, its origin and what it answers to."""
+
+    name: str
+    distribution: str
+    plugin: object
+    claims: tuple[Claim, ...]
+    hooks: frozenset[str]
+    route: Route
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A plugin class that can be loaded."""
+
+    cls: type[Any]
+    distribution: str
+
+    @property
+    def config_model(self) -> type[BaseModel]:
+        """The class that validates `[plugins.<name>.config]`."""
+        model: type[BaseModel] = getattr(self.cls, "Config", NoConfig)
+        return model
+
+
+def installed() -> Mapping[str, EntryPoint]:
+    """Return the entry points of the group, by name."""
+    return {point.name: point for point in entry_points(group=GROUP)}
+
+
+def find(uses: str) -> Found:
+    """Find a plugin class by entry-point name, or by `module:Class`.
+
+    Raises:
+        PluginRefused: there is none, or its module cannot be imported.
+    """
+    if ":" in uses:
+        point = EntryPoint(uses, uses, GROUP)
+        origin = f"module {uses.partition(':')[0]}"
+    else:
+        known = installed()
+        if uses not in known:
+            names = ", ".join(sorted(known)) or "none"
+            raise PluginRefused(f"no plugin {uses!r} is installed; installed: {names}; or give `uses = 'module:Class'`")
+        point = known[uses]
+        origin = f"{point.dist.name} {point.dist.version}" if point.dist is not None else point.value
+    try:
+        importlib.invalidate_caches()
+        cls = point.load()
+    except Exception as error:
+        raise PluginRefused(
+            f"plugin {uses!r} of {origin} cannot be imported: {type(error).__name__}: {error}"
+        ) from error
+    if not inspect.isclass(cls):
+        raise PluginRefused(f"plugin {uses!r} of {origin} is a {type(cls).__name__}, not a class")
+    return Found(cls, origin)
+
+
+def validate_config(name: str, found: Found, config: Mapping[str, Any]) -> BaseModel:
+    """Validate a plugin's own configuration.
+
+    Raises:
+        PluginRefused: with one line per wrong key.
+    """
+    try:
+        return found.config_model.model_validate(dict(config))
+    except ValidationError as error:
+        raise PluginRefused("\n".join(describe(error, f"plugins.{name}.config"))) from error
+
+
+def describe(error: ValidationError, where: str) -> list[str]:
+    """Turn a validation error into lines `key: what is wrong (found ...)`."""
+    lines = []
+    for item in error.errors(include_url=False):
+        key = ".".join([where, *(str(part) for part in item["loc"])])
+        found = "" if item["type"] in {"missing", "extra_forbidden"} else f" (found {item['input']!r})"
+        lines.append(f"{key}: {item['msg']}{found}")
+    return lines
+
+
+_QUALIFIED: Final = re.compile(r"([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]")
+_SUBDOMAIN: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+_FILE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+def check_claim(claim: Claim) -> None:
+    """Refuse a name that a caller would refuse later, and less clearly.
+
+    A resource must be an extended resource (kubelet: IsExtendedResourceName, whose quota form adds `requests.`).
+
+    Raises:
+        InvalidRequest: the message says which rule is broken.
+    """
+    if claim.kind == "device":
+        prefix, slash, name = claim.name.partition("/")
+        if not slash or "kubernetes.io/" in claim.name or claim.name.startswith("requests."):
+            raise InvalidRequest(f"{claim.name!r} is no extended resource: it needs the form vendor.domain/name")
+        if len(name) > 63 or not _QUALIFIED.fullmatch(name):
+            raise InvalidRequest(f"{claim.name!r}: {name!r} must be letters, digits, '-', '_', '.', at most 63 of them")
+        if len(prefix) > 244 or not _SUBDOMAIN.fullmatch(prefix):
+            raise InvalidRequest(f"{claim.name!r}: {prefix!r} must be a lower-case DNS name of at most 244 characters")
+    elif claim.kind == "cni":
+        if not _FILE_NAME.fullmatch(claim.name):
+            raise InvalidRequest(f"{claim.name!r} cannot be the name of an executable on CNI_PATH")
+    elif claim.kind == "volume":
+        parts = claim.name.split("/")
+        if len(parts) > 2 or not all(_FILE_NAME.fullmatch(part) for part in parts):
+            raise InvalidRequest(f"{claim.name!r} is no FlexVolume driver: it needs the form vendor/driver")
+    else:
+        raise InvalidRequest(f"{claim.kind!r} is no kind of claim; known: cni, device, volume")
+
+
+def _new_manager() -> pluggy.PluginManager:
+    manager = pluggy.PluginManager("nodeplug")
+    manager.add_hookspecs(Contract)
+    return manager
+
+
+@dataclass(slots=True)
+class Registry:
+    """The loaded plugins. Used from the event loop alone."""
+
+    plugins: dict[str, Loaded] = field(default_factory=dict)
+    _manager: pluggy.PluginManager = field(default_factory=_new_manager)
+    _routes: dict[tuple[ClaimKind, str], Route] = field(default_factory=dict)
+
+    def load(self, name: str, plugin: object, distribution: str) -> Loaded:
+        """Check a constructed plugin and take it in; nothing stays registered when it is refused.
+
+        Raises:
+            PluginRefused: a misnamed hook or argument, an `async def` hook, a missing hook, a claim that is malformed
+                or has an owner already.
+        """
+        who = f"plugin {name!r} of {distribution}"
+        _refuse_async(who, plugin)
+        try:
+            self._manager.register(plugin, name)
+            self._manager.check_pending()
+        except (pluggy.PluginValidationError, ValueError) as error:
+            self._forget(name)
+            raise PluginRefused(f"{who} breaks the contract: {error}") from error
+        try:
+            loaded = self._examine(name, plugin, distribution, who)
+        except Exception as error:
+            self._forget(name)
+            if isinstance(error, PluginRefused):
+                raise
+            raise PluginRefused(f"{who} cannot be loaded: {type(error).__name__}: {error}") from error
+        self.plugins[name] = loaded
+        self._rebuild()
+        return self.plugins[name]
+
+    def unload(self, name: str) -> None:
+        """Forget a plugin; succeed when it is not loaded."""
+        self.plugins.pop(name, None)
+        self._forget(name)
+        self._rebuild()
+
+    def route(self, kind: ClaimKind, name: str) -> Route:
+        """Return the way to a claim.
+
+        Raises:
+            NotFound: nobody claims it; the message lists what is claimed.
+        """
+        try:
+            return self._routes[kind, name]
+        except KeyError:
+            known = ", ".join(sorted(claimed for of, claimed in self._routes if of == kind)) or "none"
+            raise NotFound(
+                f"no enabled plugin serves {kind} {name!r}; served: {known}; enable one in the configuration, "
+                "and see `nodeplug plugins` for one that was refused"
+            ) from None
+
+    def routes(self, kind: ClaimKind) -> Sequence[Route]:
+        """Return all routes of one kind."""
+        return [route for (of, _), route in self._routes.items() if of == kind]
+
+    def _forget(self, name: str) -> None:
+        if self._manager.has_plugin(name):
+            self._manager.unregister(name=name)
+
+    def _examine(self, name: str, plugin: object, distribution: str, who: str) -> Loaded:
+        hooks = self._own_hooks(plugin)
+        if "claims" not in hooks:
+            raise PluginRefused(f"{who} has no claims(): it answers to nothing")
+        callers = self._callers(plugin, hooks)
+        claims = tuple(callers["claims"]())
+        for claim in claims:
+            if not isinstance(claim, Claim):
+                raise PluginRefused(f"{who} claims {claim!r}, which is a {type(claim).__name__}, not a Claim")
+            check_claim(claim)
+            self._check_hooks(who, claim, hooks)
+            owner = self._routes.get((claim.kind, claim.name))
+            if owner is not None:
+                other = self.plugins[owner.plugin]
+                raise PluginRefused(
+                    f"{who} claims {claim}, which plugin {other.name!r} of {other.distribution} owns already; "
+                    "disable one of the two"
+                )
+        if len(set(claims)) != len(claims):
+            raise PluginRefused(f"{who} claims one name twice: {', '.join(map(str, claims))}")
+        route = Route(name, Claim("cni", name), hooks, callers)
+        return Loaded(name, distribution, plugin, claims, hooks, route)
+
+    def _check_hooks(self, who: str, claim: Claim, hooks: frozenset[str]) -> None:
+        missing = [hook for hook in _REQUIRED[claim.kind] if hook not in hooks]
+        if missing:
+            raise PluginRefused(f"{who} claims {claim} but has no {' and no '.join(missing)}")
+        if claim.kind == "volume" and not any(hook in hooks for hook in _VOLUME_ENTRY):
+            raise PluginRefused(f"{who} claims {claim} but has neither volume_stage nor volume_publish")
+
+    def _own_hooks(self, plugin: object) -> frozenset[str]:
+        callers = self._manager.get_hookcallers(plugin) or []
+        return frozenset(
+            caller.name
+            for caller in callers
+            if any(impl.plugin is plugin and not (impl.wrapper or impl.hookwrapper) for impl in caller.get_hookimpls())
+        )
+
+    def _callers(self, plugin: object, hooks: frozenset[str]) -> Mapping[str, Callable[..., Any]]:
+        return MappingProxyType({hook: self._caller(plugin, hook) for hook in hooks})
+
+    def _caller(self, plugin: object, hook: str) -> Callable[..., Any]:
+        impls = getattr(self._manager.hook, hook).get_hookimpls()
+        # Life-cycle hooks have no wrappers across plugins: another plugin's audit must not run in this one's start.
+        others = [
+            impl.plugin
+            for impl in impls
+            if impl.plugin is not plugin and (hook in _LIFE_CYCLE or not (impl.wrapper or impl.hookwrapper))
+        ]
+        caller: Callable[..., Any] = self._manager.subset_hook_caller(hook, others)
+        return caller
+
+    def _rebuild(self) -> None:
+        """Make all routes anew: a plugin that came or went may have brought or taken wrappers."""
+        self._routes = {}
+        for name, loaded in self.plugins.items():
+            callers = self._callers(loaded.plugin, loaded.hooks)
+            for claim in loaded.claims:
+                self._routes[claim.kind, claim.name] = Route(name, claim, loaded.hooks, callers)
+            route = Route(name, loaded.route.claim, loaded.hooks, callers)
+            self.plugins[name] = Loaded(name, loaded.distribution, loaded.plugin, loaded.claims, loaded.hooks, route)
+
+
+def _refuse_async(who: str, plugin: object) -> None:
+    for hook in ANSWERS:
+        method = getattr(plugin, hook, None)
+        if inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method):
+            raise PluginRefused(f"{who}: {hook} is `async def`; hooks are synchronous, each call has its own thread")

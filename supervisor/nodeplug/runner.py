@@ -1,0 +1,263 @@
+"""The only caller of plugin code.
+
+Owns: one fresh daemon thread per call, the deadline, one call at a time per key, quarantine of a plugin whose calls do
+not come back, the check of what a hook returns, and the turn of every stray exception into a PluginError.
+Refuses: pools (a thread in D state or in a foreign namespace must never be reused), plugin code on the event loop,
+wire formats.
+
+A fresh thread makes namespace hygiene structural: it starts in the caller's network namespace and ends with the call.
+A call that outlasts its deadline is answered DeadlineExceeded; its thread is left behind, visible by name, its key
+stays busy and its descriptors stay open until it really ends, so their numbers cannot be reused under it.
+"""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from contextvars import copy_context
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from nodeplug.call import CURRENT, Call
+from nodeplug.errors import DeadlineExceeded, PluginError, TryAgain
+from nodeplug.hookspecs import ANSWERS
+from nodeplug.netns import Netns
+from nodeplug.registry import Route
+
+LOG: Final = logging.getLogger(__name__)
+OVERDUE_LIMIT: Final = 4
+"""How many overdue calls quarantine a plugin; the first that returns sets it free."""
+DEFAULT_DEADLINES: Final[Mapping[str, float]] = {
+    "claims": 5,
+    "start": 60,
+    "stop": 10,
+    "health": 5,
+    "device_list": 30,
+    "device_allocate": 10,
+    "device_prefer": 5,
+    "device_prestart": 25,
+    "device_released": 30,
+    "cni_add": 60,
+    "cni_del": 60,
+    "cni_check": 30,
+    "cni_gc": 60,
+    "cni_status": 5,
+    "volume_wait_attached": 600,
+}
+"""Seconds per hook; every other hook has 120. A plugin's section may say otherwise."""
+_OTHER_DEADLINE: Final = 120.0
+
+
+def check_answer(route: Route, hook: str, answer: Any) -> Any:
+    """Return the answer of a hook if it has a type that the contract allows.
+
+    Raises:
+        PluginError: it has not; an ADD without a result must become error 999, not an empty stdout.
+    """
+    allowed = ANSWERS[hook]
+    names = " or ".join(kind.__name__ for kind in allowed.types)
+    if not isinstance(answer, allowed.types) or (isinstance(answer, str) and str not in allowed.types):
+        raise PluginError(f"plugin {route.plugin!r} returned {type(answer).__name__} from {hook}; {names} is due")
+    if allowed.items is not None and answer is not None:
+        for item in answer:
+            if not isinstance(item, allowed.items):
+                raise PluginError(
+                    f"plugin {route.plugin!r} returned a {type(item).__name__} among the items of {hook}; "
+                    f"{allowed.items.__name__} is due"
+                )
+    return answer
+
+
+@dataclass(slots=True)
+class Overdue:
+    """A call whose answer was given without it."""
+
+    call: Call
+    plugin: str
+    hook: str
+    thread: str
+
+
+@dataclass(slots=True)
+class Runner:
+    """Calls hooks. Used from the event loop alone, hence no locks."""
+
+    deadlines: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    in_flight: dict[str, Call] = field(default_factory=dict)
+    overdue: dict[str, Overdue] = field(default_factory=dict)
+    _busy: dict[tuple[str, str], asyncio.Future[Any]] = field(default_factory=dict)
+
+    def deadline(self, plugin: str, hook: str) -> float:
+        """Return how many seconds a hook of a plugin may take."""
+        own = self.deadlines.get(plugin, {}).get(hook)
+        return own if own is not None else DEFAULT_DEADLINES.get(hook, _OTHER_DEADLINE)
+
+    def quarantined(self, plugin: str) -> bool:
+        """Whether so many calls of a plugin hang that new ones are refused."""
+        return sum(entry.plugin == plugin for entry in self.overdue.values()) >= OVERDUE_LIMIT
+
+    async def call(
+        self,
+        route: Route,
+        hook: str,
+        call: Call,
+        arguments: Mapping[str, Any],
+        *,
+        enter: Netns | None = None,
+        done: Callable[[], None] = lambda: None,
+    ) -> Any:
+        """Call one hook in a thread of its own and wait for its answer.
+
+        Args:
+            route: the plugin that owns the claim.
+            hook: a hook that `route.hooks` names.
+            call: the request that is being served; `call.key` serialises calls of one plugin.
+            arguments: the hook's arguments by name.
+            enter: the network namespace in which the thread starts.
+            done: called once, in the thread, when the hook has really ended (closes what the call owns); also called
+                when the hook is never reached.
+
+        Returns:
+            What the hook returned, checked against the contract.
+
+        Raises:
+            DeadlineExceeded: the hook did not end in time; it is still running.
+            TryAgain: the plugin is quarantined, or an earlier call for the key is still running at the deadline.
+            PluginError: what the plugin raised, or a wrapping of anything else that it raised.
+        """
+        seconds = self.deadline(route.plugin, hook)
+        try:
+            self._refuse_quarantined(route.plugin)
+            await self._wait_for_key(route.plugin, call.key, seconds)
+        except BaseException:
+            done()
+            raise
+        thread = _HookThread(route, hook, call, arguments, enter, done)
+        return await self._run(thread, seconds)
+
+    async def _wait_for_key(self, plugin: str, key: str, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                while (earlier := self._busy.get((plugin, key))) is not None:
+                    await asyncio.wait([earlier])
+        except TimeoutError:
+            raise TryAgain(
+                f"an earlier call for {key!r} of plugin {plugin!r} is still running after {seconds:g} s"
+            ) from None
+
+    def _refuse_quarantined(self, plugin: str) -> None:
+        if self.quarantined(plugin):
+            raise TryAgain(
+                f"plugin {plugin!r} is quarantined: {OVERDUE_LIMIT} of its calls have not come back; "
+                "see `nodeplug status` for the calls, and restart the daemon if they never end"
+            )
+
+    async def _run(self, thread: "_HookThread", seconds: float) -> Any:
+        self.in_flight[thread.call.id] = thread.call
+        self._busy[thread.key] = thread.outcome
+        thread.outcome.add_done_callback(lambda _: self._ended(thread))
+        thread.start()
+        # shield: neither the deadline nor a cancelled caller may mark the hook as ended while its thread runs.
+        try:
+            return await asyncio.wait_for(asyncio.shield(thread.outcome), seconds)
+        except TimeoutError:
+            self._leave_behind(thread)
+            raise DeadlineExceeded(
+                f"{thread.hook} of plugin {thread.route.plugin!r} did not end within {seconds:g} s "
+                f"(request {thread.call.id}); it is still running"
+            ) from None
+        except asyncio.CancelledError:
+            self._leave_behind(thread)
+            raise
+
+    def _leave_behind(self, thread: "_HookThread") -> None:
+        if not thread.outcome.done():
+            plugin = thread.route.plugin
+            self.overdue[thread.call.id] = Overdue(thread.call, plugin, thread.hook, thread.name)
+            LOG.warning("%s of plugin %s is overdue in thread %s", thread.hook, plugin, thread.name)
+
+    def _ended(self, thread: "_HookThread") -> None:
+        call = thread.call
+        self.in_flight.pop(call.id, None)
+        del self._busy[thread.key]
+        if self.overdue.pop(call.id, None) is not None:
+            LOG.warning("the overdue %s of plugin %s ended after %.1f s", thread.hook, thread.route.plugin, call.age)
+        if not thread.outcome.cancelled():
+            thread.outcome.exception()  # seen: an overdue call's error has nobody left to tell but the log
+
+
+class _HookThread(threading.Thread):
+    """One call. Daemonic: a hung hook never keeps the process alive."""
+
+    def __init__(
+        self,
+        route: Route,
+        hook: str,
+        call: Call,
+        arguments: Mapping[str, Any],
+        enter: Netns | None,
+        done: Callable[[], None],
+    ) -> None:
+        super().__init__(name=f"{route.plugin}:{hook}:{call.key}"[:120], daemon=True)
+        self.route = route
+        self.hook = hook
+        self.call = call
+        self.key = (route.plugin, call.key)
+        self._loop = asyncio.get_running_loop()
+        self.outcome: asyncio.Future[Any] = self._loop.create_future()
+        self._arguments = arguments
+        self._enter = enter
+        self._done = done
+        self._context = copy_context()
+
+    def run(self) -> None:
+        self._context.run(self._run)
+
+    def _run(self) -> None:
+        CURRENT.set(self.call)
+        answer: Any = None
+        error: PluginError | None = None
+        try:
+            try:
+                if self._enter is not None:
+                    self._enter.enter()
+                answer = invoke(self.route, self.hook, self._arguments)
+            finally:
+                self._done()
+        except PluginError as raised:
+            error = raised
+        except BaseException as raised:
+            error = _stray(self.route, self.hook, self.call, raised)
+        try:
+            self._loop.call_soon_threadsafe(self._resolve, answer, error)
+        except RuntimeError:  # the loop is closed: the daemon is ending and nobody waits
+            return
+
+    def _resolve(self, answer: Any, error: PluginError | None) -> None:
+        if error is None:
+            self.outcome.set_result(answer)
+        else:
+            self.outcome.set_exception(error)
+
+
+def invoke(route: Route, hook: str, arguments: Mapping[str, Any]) -> Any:
+    """Call a hook in the calling thread and check its answer: for a hook that runs inside another one's call.
+
+    Raises:
+        PluginError: see `Runner.call`.
+    """
+    return check_answer(route, hook, route.callers[hook](**arguments))
+
+
+def _stray(route: Route, hook: str, call: Call, error: BaseException) -> PluginError:
+    LOG.error("%s of plugin %s raised %s", hook, route.plugin, type(error).__name__, exc_info=error)
+    return PluginError(
+        f"{hook} of plugin {route.plugin!r} raised {type(error).__name__}: {error} "
+        f"(request {call.id}; the daemon's log has the traceback)"
+    )
+
+
+def close_all(namespaces: Iterable[Netns]) -> None:
+    """Close the namespaces that a call owned."""
+    for namespace in namespaces:
+        namespace.close()
