@@ -22,7 +22,6 @@ VolumeId = NewType("VolumeId", str)
 """Names one volume of one driver on this node: two pods with the same id share the staged filesystem."""
 
 ClaimKind = Literal["cni", "device", "volume"]
-_NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +257,7 @@ class CniAttachmentRequest(CniRequest):
 
     container_id: str
     ifname: str
-    args: Mapping[str, str] = _NOTHING
+    args: Mapping[str, str] = field(default_factory=dict)
     prev_result: CniResult | None = None
 
 
@@ -312,7 +311,7 @@ class Secrets(Mapping[str, bytes]):
 
     __slots__ = ("_values",)
 
-    def __init__(self, values: Mapping[str, bytes] = _NOTHING) -> None:
+    def __init__(self, values: Mapping[str, bytes] = MappingProxyType({})) -> None:
         self._values = dict(values)
 
     def __getitem__(self, name: str) -> bytes:
@@ -350,7 +349,7 @@ class VolumeRequest:
 
     driver: str
     volume_id: VolumeId
-    options: Mapping[str, str] = _NOTHING
+    options: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
