@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Interface, IPv6Network
 from types import MappingProxyType
-from typing import Any, Final, Literal, NewType
+from typing import Any, Literal, NewType
 
 from nodeplug.netns import Netns
 
