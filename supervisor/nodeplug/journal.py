@@ -33,7 +33,7 @@ def read_boot_id() -> str:
 
 def file_name(key: str) -> str:
     """Return a file name for any key: readable when short, a digest of the whole behind the beginning when not."""
-    quoted = quote(key, safe="=@+,").replace(".", "%2E")
+    quoted = quote(key, safe="=@+,", errors="surrogateescape").replace(".", "%2E")
     if len(quoted) <= _NAME_LIMIT:
         return quoted
     return f"{quoted[:100]}-{hashlib.sha256(key.encode('utf-8', 'surrogateescape')).hexdigest()[:32]}"

@@ -1,0 +1,201 @@
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from nodeplug import Claim, CniResult, Device, InvalidRequest, NotFound, hookimpl
+from nodeplug.registry import PluginRefused, Registry, check_claim, find, validate_config
+
+
+class Net:
+    def __init__(self, *claims: Claim) -> None:
+        self._claims = list(claims) or [Claim("cni", "net")]
+        self.deleted = 0
+
+    @hookimpl
+    def claims(self) -> Any:
+        return self._claims
+
+    @hookimpl
+    def cni_add(self, request: Any) -> CniResult:
+        return CniResult()
+
+    @hookimpl
+    def cni_del(self) -> None:
+        self.deleted += 1
+
+
+class Audit:
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    @hookimpl
+    def claims(self) -> list[Claim]:
+        return []
+
+    @hookimpl(wrapper=True)
+    def cni_del(self, request: Any) -> Iterator[None]:
+        self.seen.append(request)
+        return (yield)
+
+
+def test_a_call_reaches_the_owner_alone() -> None:
+    registry = Registry()
+    one, other = Net(Claim("cni", "one")), Net(Claim("cni", "other"))
+    registry.load("one", one, "d")
+    registry.load("other", other, "d")
+    registry.route("cni", "one").callers["cni_del"](request=None)
+    assert (one.deleted, other.deleted) == (1, 0)
+
+
+def test_a_wrapper_of_another_plugin_sees_the_call() -> None:
+    registry = Registry()
+    audit = Audit()
+    registry.load("net", Net(), "d")
+    registry.load("audit", audit, "d")
+    registry.route("cni", "net").callers["cni_del"](request="r")
+    assert audit.seen == ["r"]
+
+
+def test_an_unloaded_wrapper_sees_nothing_more() -> None:
+    registry = Registry()
+    audit = Audit()
+    registry.load("audit", audit, "d")
+    registry.load("net", Net(), "d")
+    registry.unload("audit")
+    registry.route("cni", "net").callers["cni_del"](request="r")
+    assert audit.seen == []
+
+
+def test_two_owners_of_one_claim_are_both_named() -> None:
+    registry = Registry()
+    registry.load("first", Net(), "dist-a 1.0")
+    with pytest.raises(PluginRefused, match=r"'second' of dist-b 2.0 claims cni:net, which plugin 'first' of dist-a"):
+        registry.load("second", Net(), "dist-b 2.0")
+    assert list(registry.plugins) == ["first"]
+
+
+def test_an_unknown_claim_lists_what_is_served() -> None:
+    registry = Registry()
+    registry.load("net", Net(), "d")
+    with pytest.raises(NotFound, match="no enabled plugin serves cni 'nte'; served: net"):
+        registry.route("cni", "nte")
+
+
+def test_an_async_hook_is_refused() -> None:
+    class Async(Net):
+        @hookimpl
+        async def cni_add(self, request: Any) -> CniResult:  # type: ignore[override]
+            return CniResult()
+
+    with pytest.raises(PluginRefused, match="cni_add is `async def`"):
+        Registry().load("a", Async(), "d")
+
+
+def test_a_misnamed_hook_is_refused_and_nothing_stays() -> None:
+    class Misnamed(Net):
+        @hookimpl
+        def cni_dle(self) -> None: ...
+
+    registry = Registry()
+    with pytest.raises(PluginRefused, match="cni_dle"):
+        registry.load("m", Misnamed(), "d")
+    registry.load("m", Net(), "d")
+
+
+def test_a_wrong_argument_name_is_refused() -> None:
+    class Wrong(Net):
+        @hookimpl
+        def cni_check(self, requst: Any) -> None: ...
+
+    with pytest.raises(PluginRefused, match="requst"):
+        Registry().load("w", Wrong(), "d")
+
+
+def test_a_plugin_without_claims_is_refused() -> None:
+    class Silent:
+        @hookimpl
+        def start(self) -> None: ...
+
+    with pytest.raises(PluginRefused, match="answers to nothing"):
+        Registry().load("s", Silent(), "d")
+
+
+def test_a_claim_without_its_required_hook_is_refused() -> None:
+    class NoDel:
+        @hookimpl
+        def claims(self) -> list[Claim]:
+            return [Claim("cni", "x")]
+
+        @hookimpl
+        def cni_add(self) -> CniResult:
+            return CniResult()
+
+    with pytest.raises(PluginRefused, match="claims cni:x but has no cni_del"):
+        Registry().load("n", NoDel(), "d")
+
+
+def test_claims_that_raise_are_refused_with_the_reason() -> None:
+    class Broken(Net):
+        @hookimpl
+        def claims(self) -> Any:
+            raise OSError("disk on fire")
+
+    with pytest.raises(PluginRefused, match="OSError: disk on fire"):
+        Registry().load("b", Broken(), "d")
+
+
+def test_a_claim_of_the_wrong_type_is_refused() -> None:
+    with pytest.raises(PluginRefused, match="which is a str, not a Claim"):
+        Registry().load("b", Net("net"), "d")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["example.com/fuse", "example.com/UP_per.x", "a/b", "nvidia.com/mig-1g.5gb"])
+def test_extended_resource_names_are_accepted(name: str) -> None:
+    check_claim(Claim("device", name))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "noslash",
+        "kubernetes.io/x",
+        "requests.example.com/x",
+        "example.com/a b",
+        "example.com/",
+        "Ex.com/a",
+        "a/b/c",
+        "example.com/" + "x" * 64,
+        "a" * 245 + "/x",
+        "example.com/x\n",
+    ],
+)
+def test_names_that_kubelet_would_refuse_are_refused(name: str) -> None:
+    with pytest.raises(InvalidRequest):
+        check_claim(Claim("device", name))
+
+
+@pytest.mark.parametrize("name", ["", "a/b", ".", "..", "-x", "a\n"])
+def test_names_that_cannot_be_executables_are_refused(name: str) -> None:
+    with pytest.raises(InvalidRequest):
+        check_claim(Claim("cni", name))
+
+
+def test_an_unknown_plugin_lists_the_installed_ones() -> None:
+    with pytest.raises(PluginRefused, match=r"no plugin 'nope' is installed; installed: .*bridge"):
+        find("nope")
+
+
+def test_a_module_that_cannot_be_imported_says_why() -> None:
+    with pytest.raises(PluginRefused, match="ModuleNotFoundError"):
+        find("no_such_module:Plugin")
+
+
+def test_a_plugin_without_config_refuses_any_key() -> None:
+    found = find(f"{Registry.__module__}:Registry")
+    with pytest.raises(PluginRefused, match=r"plugins\.x\.config\.size: Extra inputs"):
+        validate_config("x", found, {"size": 1})
+
+
+def test_the_example_device_value_has_safe_defaults() -> None:
+    assert Device(id="a").numa_nodes == ()  # type: ignore[arg-type]

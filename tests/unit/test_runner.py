@@ -1,0 +1,236 @@
+import asyncio
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from nodeplug import Claim, CniResult, DeadlineExceeded, InvalidRequest, PluginError, TryAgain, hookimpl
+from nodeplug.call import CURRENT, Call
+from nodeplug.registry import Registry, Route
+from nodeplug.runner import OVERDUE_LIMIT, Runner
+
+
+class Probe:
+    """A CNI plugin whose ADD is whatever the test gives."""
+
+    def __init__(self, add: Callable[[Any], Any]) -> None:
+        self._add = add
+
+    @hookimpl
+    def claims(self) -> list[Claim]:
+        return [Claim("cni", "probe")]
+
+    @hookimpl
+    def cni_add(self, request: Any) -> Any:
+        return self._add(request)
+
+    @hookimpl
+    def cni_del(self) -> None:
+        return None
+
+
+def route_to(add: Callable[[Any], Any]) -> Route:
+    registry = Registry()
+    registry.load("probe", Probe(add), "the test")
+    return registry.route("cni", "probe")
+
+
+async def add(runner: Runner, route: Route, request: Any = None, key: str = "k", **more: Any) -> Any:
+    return await runner.call(route, "cni_add", Call("ADD", "cni:probe", key), {"request": request}, **more)
+
+
+def run(scenario: Callable[[], Awaitable[Any]]) -> Any:
+    async def main() -> Any:
+        return await scenario()
+
+    return asyncio.run(main())
+
+
+def test_a_hook_runs_in_a_thread_named_after_plugin_hook_and_key() -> None:
+    names: list[str] = []
+
+    def note(_: Any) -> CniResult:
+        names.append(threading.current_thread().name)
+        return CniResult()
+
+    run(lambda: add(Runner(), route_to(note)))
+    assert names == ["probe:cni_add:k"]
+
+
+def test_the_request_id_is_visible_inside_the_hook() -> None:
+    seen: list[Call | None] = []
+
+    def note(_: Any) -> CniResult:
+        seen.append(CURRENT.get())
+        return CniResult()
+
+    run(lambda: add(Runner(), route_to(note)))
+    assert seen[0] is not None
+    assert seen[0].claim == "cni:probe"
+
+
+def test_an_error_of_the_tree_passes_unchanged() -> None:
+    def refuse(_: Any) -> CniResult:
+        raise InvalidRequest("no")
+
+    with pytest.raises(InvalidRequest, match=r"^no$"):
+        run(lambda: add(Runner(), route_to(refuse)))
+
+
+def test_a_stray_exception_becomes_a_plugin_error_with_the_request_id(caplog: pytest.LogCaptureFixture) -> None:
+    def crash(_: Any) -> CniResult:
+        return dict[int, CniResult]()[0]
+
+    with pytest.raises(PluginError, match=r"cni_add of plugin 'probe' raised KeyError: 0 \(request [0-9a-f]{8};"):
+        run(lambda: add(Runner(), route_to(crash)))
+    assert [record.exc_info is not None for record in caplog.records] == [True]
+
+
+def test_system_exit_in_a_hook_is_an_error_not_the_end() -> None:
+    def leave(_: Any) -> CniResult:
+        raise SystemExit(3)
+
+    with pytest.raises(PluginError, match="raised SystemExit"):
+        run(lambda: add(Runner(), route_to(leave)))
+
+
+@pytest.mark.parametrize("answer", [None, {}, "text"])
+def test_an_add_that_returns_no_result_is_an_error(answer: Any) -> None:
+    with pytest.raises(PluginError, match=r"returned \w+ from cni_add; CniResult is due"):
+        run(lambda: add(Runner(), route_to(lambda _: answer)))
+
+
+def test_a_call_past_its_deadline_is_answered_while_its_thread_still_runs() -> None:
+    release = threading.Event()
+
+    async def scenario() -> None:
+        runner = Runner(deadlines={"probe": {"cni_add": 0.05}})
+        with pytest.raises(DeadlineExceeded, match=r"did not end within 0\.05 s"):
+            await add(runner, route_to(lambda _: release.wait(10) and CniResult()))
+        assert [entry.thread for entry in runner.overdue.values()] == ["probe:cni_add:k"]
+        release.set()
+        while runner.overdue:
+            await asyncio.sleep(0.01)
+        assert runner.in_flight == {}
+
+    run(scenario)
+
+
+def test_a_second_call_for_a_busy_key_is_refused_at_its_deadline() -> None:
+    release = threading.Event()
+
+    async def scenario() -> None:
+        runner = Runner(deadlines={"probe": {"cni_add": 0.05}})
+        route = route_to(lambda _: release.wait(10) and CniResult())
+        with pytest.raises(DeadlineExceeded):
+            await add(runner, route)
+        with pytest.raises(TryAgain, match="an earlier call for 'k' of plugin 'probe' is still running"):
+            await add(runner, route)
+        release.set()
+
+    run(scenario)
+
+
+def test_calls_for_one_key_run_one_after_the_other() -> None:
+    running: list[int] = []
+    most: list[int] = []
+
+    def overlap(_: Any) -> CniResult:
+        running.append(1)
+        most.append(len(running))
+        time.sleep(0.02)
+        running.pop()
+        return CniResult()
+
+    async def scenario() -> None:
+        runner = Runner()
+        route = route_to(overlap)
+        await asyncio.gather(*(add(runner, route) for _ in range(5)))
+
+    run(scenario)
+    assert most == [1, 1, 1, 1, 1]
+
+
+def test_calls_for_different_keys_run_side_by_side() -> None:
+    together = threading.Barrier(3, timeout=10)
+
+    async def scenario() -> None:
+        runner = Runner()
+        route = route_to(lambda _: (together.wait(), CniResult())[1])
+        await asyncio.gather(*(add(runner, route, key=str(number)) for number in range(3)))
+
+    run(scenario)
+    assert not together.broken
+
+
+def test_a_plugin_with_too_many_overdue_calls_is_quarantined_until_one_returns() -> None:
+    release = threading.Event()
+
+    async def scenario() -> None:
+        runner = Runner(deadlines={"probe": {"cni_add": 0.02}})
+        route = route_to(lambda _: release.wait(10) and CniResult())
+        for number in range(OVERDUE_LIMIT):
+            with pytest.raises(DeadlineExceeded):
+                await add(runner, route, key=str(number))
+        with pytest.raises(TryAgain, match="is quarantined"):
+            await add(runner, route, key="fresh")
+        release.set()
+        while runner.overdue:
+            await asyncio.sleep(0.01)
+        assert await add(runner, route, key="fresh") == CniResult()
+
+    run(scenario)
+
+
+def test_what_a_call_owns_is_closed_when_the_hook_really_ends() -> None:
+    release = threading.Event()
+    closed = threading.Event()
+
+    async def scenario() -> None:
+        runner = Runner(deadlines={"probe": {"cni_add": 0.02}})
+        with pytest.raises(DeadlineExceeded):
+            await add(runner, route_to(lambda _: release.wait(10) and CniResult()), done=closed.set)
+        assert not closed.is_set()
+        release.set()
+        assert await asyncio.to_thread(closed.wait, 10)
+
+    run(scenario)
+
+
+def test_what_a_refused_call_owns_is_closed_at_once() -> None:
+    release = threading.Event()
+    closed = threading.Event()
+
+    async def scenario() -> None:
+        runner = Runner(deadlines={"probe": {"cni_add": 0.02}})
+        route = route_to(lambda _: release.wait(10) and CniResult())
+        with pytest.raises(DeadlineExceeded):
+            await add(runner, route)
+        with pytest.raises(TryAgain):
+            await add(runner, route, done=closed.set)
+        assert closed.is_set()
+        release.set()
+
+    run(scenario)
+
+
+def test_a_cancelled_caller_leaves_the_key_busy_until_the_hook_ends() -> None:
+    release = threading.Event()
+
+    async def scenario() -> None:
+        runner = Runner()
+        route = route_to(lambda _: release.wait(10) and CniResult())
+        first = asyncio.create_task(add(runner, route))
+        await asyncio.sleep(0.02)
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        second = asyncio.create_task(add(runner, route))
+        await asyncio.sleep(0.02)
+        assert not second.done()
+        release.set()
+        assert await second == CniResult()
+
+    run(scenario)
