@@ -14,13 +14,12 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
-from types import MappingProxyType
 from typing import Any, Final
 
 import pluggy
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from nodeplug.errors import InvalidRequest, NotFound, PluginError
+from nodeplug.errors import InvalidRequest, NotFound, PluginError, TryAgain
 from nodeplug.hookspecs import ANSWERS, Contract
 from nodeplug.values import Claim, ClaimKind
 
@@ -45,20 +44,25 @@ class PluginRefused(PluginError):
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
-    """The way to one claim.
+class PluginRoute:
+    """The way to a plugin itself, for its life-cycle hooks.
 
     Attributes:
-        plugin: the section name of the owner.
-        claim: what is claimed.
-        hooks: the hooks that the owner implements.
-        callers: by hook name; calls the owner and all wrappers.
+        plugin: the section name.
+        hooks: the hooks that the plugin implements.
+        callers: by hook name; calls the plugin and all wrappers. Kept up to date when plugins come and go.
     """
 
     plugin: str
-    claim: Claim
     hooks: frozenset[str]
     callers: Mapping[str, Callable[..., Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Route(PluginRoute):
+    """The way to one claim of a plugin."""
+
+    claim: Claim
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +74,12 @@ class Loaded:
     plugin: object
     claims: tuple[Claim, ...]
     hooks: frozenset[str]
-    route: Route
+    callers: dict[str, Callable[..., Any]]
+
+    @property
+    def route(self) -> PluginRoute:
+        """The way to the plugin itself."""
+        return PluginRoute(self.name, self.hooks, self.callers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,9 +191,15 @@ def _new_manager() -> pluggy.PluginManager:
 
 @dataclass(slots=True)
 class Registry:
-    """The loaded plugins. Used from the event loop alone."""
+    """The loaded plugins. Used from the event loop alone.
+
+    Attributes:
+        plugins: by section name.
+        disabled: why a loaded plugin serves nothing at present, by section name.
+    """
 
     plugins: dict[str, Loaded] = field(default_factory=dict)
+    disabled: dict[str, str] = field(default_factory=dict)
     _manager: pluggy.PluginManager = field(default_factory=_new_manager)
     _routes: dict[tuple[ClaimKind, str], Route] = field(default_factory=dict)
 
@@ -225,15 +240,18 @@ class Registry:
 
         Raises:
             NotFound: nobody claims it; the message lists what is claimed.
+            TryAgain: its owner does not run at present; the message says why.
         """
-        try:
-            return self._routes[kind, name]
-        except KeyError:
+        route = self._routes.get((kind, name))
+        if route is None:
             known = ", ".join(sorted(claimed for of, claimed in self._routes if of == kind)) or "none"
             raise NotFound(
                 f"no enabled plugin serves {kind} {name!r}; served: {known}; enable one in the configuration, "
                 "and see `nodeplug plugins` for one that was refused"
-            ) from None
+            )
+        if route.plugin in self.disabled:
+            raise TryAgain(f"plugin {route.plugin!r} is not running: {self.disabled[route.plugin]}")
+        return route
 
     def routes(self, kind: ClaimKind) -> Sequence[Route]:
         """Return all routes of one kind."""
@@ -263,8 +281,7 @@ class Registry:
                 )
         if len(set(claims)) != len(claims):
             raise PluginRefused(f"{who} claims one name twice: {', '.join(map(str, claims))}")
-        route = Route(name, Claim("cni", name), hooks, callers)
-        return Loaded(name, distribution, plugin, claims, hooks, route)
+        return Loaded(name, distribution, plugin, claims, hooks, callers)
 
     def _check_hooks(self, who: str, claim: Claim, hooks: frozenset[str]) -> None:
         missing = [hook for hook in _REQUIRED[claim.kind] if hook not in hooks]
@@ -281,8 +298,8 @@ class Registry:
             if any(impl.plugin is plugin and not (impl.wrapper or impl.hookwrapper) for impl in caller.get_hookimpls())
         )
 
-    def _callers(self, plugin: object, hooks: frozenset[str]) -> Mapping[str, Callable[..., Any]]:
-        return MappingProxyType({hook: self._caller(plugin, hook) for hook in hooks})
+    def _callers(self, plugin: object, hooks: frozenset[str]) -> dict[str, Callable[..., Any]]:
+        return {hook: self._caller(plugin, hook) for hook in hooks}
 
     def _caller(self, plugin: object, hook: str) -> Callable[..., Any]:
         impls = getattr(self._manager.hook, hook).get_hookimpls()
@@ -296,14 +313,12 @@ class Registry:
         return caller
 
     def _rebuild(self) -> None:
-        """Make all routes anew: a plugin that came or went may have brought or taken wrappers."""
+        """Renew all callers in place: a plugin that came or went may have brought or taken wrappers."""
         self._routes = {}
-        for name, loaded in self.plugins.items():
-            callers = self._callers(loaded.plugin, loaded.hooks)
+        for loaded in self.plugins.values():
+            loaded.callers.update(self._callers(loaded.plugin, loaded.hooks))
             for claim in loaded.claims:
-                self._routes[claim.kind, claim.name] = Route(name, claim, loaded.hooks, callers)
-            route = Route(name, loaded.route.claim, loaded.hooks, callers)
-            self.plugins[name] = Loaded(name, loaded.distribution, loaded.plugin, loaded.claims, loaded.hooks, route)
+                self._routes[claim.kind, claim.name] = Route(loaded.name, loaded.hooks, loaded.callers, claim)
 
 
 def _refuse_async(who: str, plugin: object) -> None:

@@ -22,7 +22,7 @@ from nodeplug.call import CURRENT, Call
 from nodeplug.errors import DeadlineExceeded, PluginError, TryAgain
 from nodeplug.hookspecs import ANSWERS
 from nodeplug.netns import Netns
-from nodeplug.registry import Route
+from nodeplug.registry import PluginRoute
 
 LOG: Final = logging.getLogger(__name__)
 OVERDUE_LIMIT: Final = 4
@@ -48,7 +48,7 @@ DEFAULT_DEADLINES: Final[Mapping[str, float]] = {
 _OTHER_DEADLINE: Final = 120.0
 
 
-def check_answer(route: Route, hook: str, answer: Any) -> Any:
+def check_answer(route: PluginRoute, hook: str, answer: Any) -> Any:
     """Return the answer of a hook if it has a type that the contract allows.
 
     Raises:
@@ -98,7 +98,7 @@ class Runner:
 
     async def call(
         self,
-        route: Route,
+        route: PluginRoute,
         hook: str,
         call: Call,
         arguments: Mapping[str, Any],
@@ -191,7 +191,7 @@ class _HookThread(threading.Thread):
 
     def __init__(
         self,
-        route: Route,
+        route: PluginRoute,
         hook: str,
         call: Call,
         arguments: Mapping[str, Any],
@@ -240,7 +240,7 @@ class _HookThread(threading.Thread):
             self.outcome.set_exception(error)
 
 
-def invoke(route: Route, hook: str, arguments: Mapping[str, Any]) -> Any:
+def invoke(route: PluginRoute, hook: str, arguments: Mapping[str, Any]) -> Any:
     """Call a hook in the calling thread and check its answer: for a hook that runs inside another one's call.
 
     Raises:
@@ -249,7 +249,7 @@ def invoke(route: Route, hook: str, arguments: Mapping[str, Any]) -> Any:
     return check_answer(route, hook, route.callers[hook](**arguments))
 
 
-def _stray(route: Route, hook: str, call: Call, error: BaseException) -> PluginError:
+def _stray(route: PluginRoute, hook: str, call: Call, error: BaseException) -> PluginError:
     LOG.error("%s of plugin %s raised %s", hook, route.plugin, type(error).__name__, exc_info=error)
     return PluginError(
         f"{hook} of plugin {route.plugin!r} raised {type(error).__name__}: {error} "
