@@ -1,0 +1,190 @@
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from pydantic import BaseModel
+
+from nodeplug import Claim, CniResult, Host, Journal, NotReady, TryAgain, hookimpl
+from nodeplug.config import PluginSection
+from nodeplug.lifecycle import Lifecycle
+from nodeplug.registry import Registry
+from nodeplug.runner import Runner
+
+
+class Recorded:
+    """Writes down its own life; configured by what shall go wrong."""
+
+    class Config(BaseModel, extra="forbid"):
+        claim: str = "recorded"
+        failing_starts: int = 0
+        unhealthy: bool = False
+        broken: bool = False
+
+    life: ClassVar[list[str]] = []
+    starts: ClassVar[int] = 0
+
+    def __init__(self, config: Config, host: Host) -> None:
+        if config.broken:
+            raise OSError("no")
+        self._config = config
+        self._name = host.plugin
+
+    @hookimpl
+    def claims(self) -> list[Claim]:
+        return [Claim("cni", self._config.claim)]
+
+    @hookimpl
+    def start(self) -> None:
+        type(self).starts += 1
+        if type(self).starts <= self._config.failing_starts:
+            raise OSError(f"start {type(self).starts} fails")
+        self.life.append(f"start {self._name}")
+
+    @hookimpl
+    def stop(self) -> None:
+        self.life.append(f"stop {self._name}")
+
+    @hookimpl
+    def health(self) -> None:
+        if self._config.unhealthy:
+            raise NotReady("the card is gone")
+
+    @hookimpl
+    def cni_add(self) -> CniResult:
+        return CniResult()
+
+    @hookimpl
+    def cni_del(self) -> None: ...
+
+
+@pytest.fixture(autouse=True)
+def fresh_record() -> None:
+    Recorded.life.clear()
+    Recorded.starts = 0
+
+
+def section(**config: Any) -> PluginSection:
+    return PluginSection(uses=f"{__name__}:Recorded", config=config)
+
+
+@pytest.fixture
+def lifecycle(tmp_path: Path) -> Lifecycle:
+    def make_host(name: str) -> Host:
+        log = logging.LoggerAdapter(logging.getLogger(name))
+        return Host(
+            name, "node", "boot", log, Journal(tmp_path), tmp_path, tmp_path, lambda _: None, lambda *_, **__: None
+        )
+
+    return Lifecycle(Registry(), Runner(), make_host)
+
+
+def run(scenario: Callable[[], Awaitable[None]]) -> None:
+    async def main() -> None:
+        await scenario()
+
+    asyncio.run(main())
+
+
+def test_a_section_that_did_not_change_is_not_touched(lifecycle: Lifecycle) -> None:
+    async def scenario() -> None:
+        await lifecycle.apply({"a": section(claim="a"), "b": section(claim="b")})
+        kept = lifecycle.registry.plugins["a"].plugin
+        await lifecycle.apply({"a": section(claim="a"), "b": section(claim="b2")})
+        assert lifecycle.registry.plugins["a"].plugin is kept
+
+    run(scenario)
+    assert sorted(Recorded.life) == ["start a", "start b", "start b", "stop b"]
+
+
+def test_a_changed_deadline_alone_changes_no_plugin(lifecycle: Lifecycle) -> None:
+    async def scenario() -> None:
+        await lifecycle.apply({"a": section()})
+        patient = section().model_copy(update={"deadline": {"cni_add": 7.0}})
+        await lifecycle.apply({"a": patient})
+        assert lifecycle.runner.deadline("a", "cni_add") == 7.0
+
+    run(scenario)
+    assert Recorded.life == ["start a"]
+
+
+def test_a_removed_section_is_stopped_and_its_claim_freed(lifecycle: Lifecycle) -> None:
+    async def scenario() -> None:
+        await lifecycle.apply({"a": section()})
+        await lifecycle.apply({"b": section()})
+        assert lifecycle.states["b"].state == "running"
+
+    run(scenario)
+    assert Recorded.life == ["start a", "stop a", "start b"]
+
+
+def test_a_start_that_raises_disables_that_plugin_alone(lifecycle: Lifecycle) -> None:
+    async def scenario() -> None:
+        await lifecycle.apply({"bad": section(claim="bad", failing_starts=1)})
+        await lifecycle.apply({"bad": section(claim="bad", failing_starts=1), "good": section(claim="good")})
+        assert lifecycle.states["bad"].state == "failed"
+        assert lifecycle.states["good"].state == "running"
+        with pytest.raises(TryAgain, match=r"plugin 'bad' is not running: its start failed: .*start 1 fails"):
+            lifecycle.registry.route("cni", "bad")
+
+    run(scenario)
+
+
+def test_a_failed_start_is_tried_again_and_then_serves(lifecycle: Lifecycle) -> None:
+    async def scenario() -> None:
+        await lifecycle.apply({"a": section(failing_starts=1)})
+        lifecycle.states["a"].retry_at = 0
+        await lifecycle.retry_failed()
+        assert lifecycle.registry.route("cni", "recorded").plugin == "a"
+
+    run(scenario)
+
+
+def test_each_failure_postpones_the_next_start_further(lifecycle: Lifecycle) -> None:
+    async def scenario() -> None:
+        await lifecycle.apply({"a": section(failing_starts=9)})
+        waits = []
+        for _ in range(3):
+            waits.append(lifecycle.states["a"].retry_after)
+            lifecycle.states["a"].retry_at = 0
+            await lifecycle.retry_failed()
+        assert waits == [2.0, 4.0, 8.0]
+
+    run(scenario)
+
+
+def test_a_second_owner_of_a_claim_is_refused_until_the_first_is_gone(lifecycle: Lifecycle) -> None:
+    async def scenario() -> None:
+        await lifecycle.apply({"a": section(), "b": section()})
+        assert "which plugin 'a'" in lifecycle.states["b"].reason
+        await lifecycle.apply({"b": section()})
+        assert lifecycle.states["b"].state == "running"
+
+    run(scenario)
+
+
+def test_a_wrong_plugin_configuration_refuses_that_plugin_alone(lifecycle: Lifecycle) -> None:
+    async def scenario() -> None:
+        await lifecycle.apply({"bad": section(colour="red"), "good": section()})
+        assert "plugins.bad.config.colour" in lifecycle.states["bad"].reason
+        assert lifecycle.states["good"].state == "running"
+
+    run(scenario)
+
+
+def test_a_constructor_that_raises_refuses_that_plugin_alone(lifecycle: Lifecycle) -> None:
+    async def scenario() -> None:
+        await lifecycle.apply({"bad": section(broken=True)})
+        assert "cannot be constructed: OSError: no" in lifecycle.states["bad"].reason
+
+    run(scenario)
+
+
+def test_health_names_each_plugin_that_is_not_well(lifecycle: Lifecycle) -> None:
+    async def scenario() -> None:
+        await lifecycle.apply({"sick": section(claim="s", unhealthy=True), "well": section(claim="w")})
+        assert await lifecycle.check_health() == {"sick": "the card is gone"}
+
+    run(scenario)
