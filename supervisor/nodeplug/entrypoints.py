@@ -1,0 +1,136 @@
+"""The text of the entrypoint scripts, made fit for one node.
+
+Owns: where the scripts of `bin/` lie in a checkout and in an installation, and the lines of them that differ from node
+to node: the interpreter, the daemon's socket, the spool.
+Refuses: to write anything (see `nodeplug.install`), and knowledge of what the scripts do.
+"""
+
+import json
+import os
+import re
+import sys
+import sysconfig
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from typing import Final, Self
+
+from nodeplug.errors import InvalidRequest, NotFound
+
+CNI_SCRIPT: Final = "nodeplug-cni"
+FLEX_SCRIPT: Final = "nodeplug-flex"
+MARKER: Final = b"# Installed by nodeplug; `nodeplug uninstall` removes it."
+"""The second line of each installed script: what makes a file ours."""
+_SYSTEM_PYTHON: Final = Path("/usr/bin/python3")
+_SHEBANG_LIMIT: Final = 240
+_SHARE: Final = Path("share/nodeplug/bin")
+
+
+@dataclass(frozen=True, slots=True)
+class Scripts:
+    """The two scripts, ready to be written."""
+
+    cni: bytes
+    flex: bytes
+
+    @classmethod
+    def render(
+        cls, *, socket: Path | str, spool: Path | str, source: Path | None = None, interpreter: Path | None = None
+    ) -> Self:
+        """Read both scripts and point them at one daemon.
+
+        Args:
+            socket: the daemon's socket, as the callers of the scripts (runtime, kubelet) see it.
+            spool: the folder for deferred DELs, as they see it.
+            source: the folder of the scripts; found by itself when None.
+            interpreter: as the callers see it; `/usr/bin/python3` or this process's own when None.
+
+        Raises:
+            NotFound: the scripts are not where this installation should have them.
+            InvalidRequest: a script or a path cannot be used.
+        """
+        folder = find_scripts() if source is None else source
+        python = default_interpreter() if interpreter is None else interpreter
+        texts = [_read(folder / name) for name in (CNI_SCRIPT, FLEX_SCRIPT)]
+        return cls(*(render(text, interpreter=python, socket=str(socket), spool=str(spool)) for text in texts))
+
+
+def default_interpreter() -> Path:
+    """Return the system's Python, or the one behind this process's virtual environment.
+
+    The scripts use C modules alone, so any Python 3 does; the system's own outlives a rebuilt environment.
+    """
+    return _SYSTEM_PYTHON if os.access(_SYSTEM_PYTHON, os.X_OK) else Path(sys.executable).resolve()
+
+
+def find_scripts() -> Path:
+    """Return the folder that holds both scripts: of the checkout, or of the installed distribution.
+
+    Raises:
+        NotFound: they are in none of the places where a checkout or an installation has them.
+    """
+    looked = list(dict.fromkeys(_candidates()))
+    for folder in looked:
+        if (folder / CNI_SCRIPT).is_file() and (folder / FLEX_SCRIPT).is_file():
+            return folder
+    places = ", ".join(map(str, looked))
+    raise NotFound(f"the scripts {CNI_SCRIPT} and {FLEX_SCRIPT} are in none of {places}; reinstall nodeplug")
+
+
+def _candidates() -> Iterator[Path]:
+    yield Path(__file__).resolve().parents[2] / "bin"
+    try:
+        files = distribution("nodeplug").files or []
+    except PackageNotFoundError:
+        files = []
+    # The record of the distribution is right for every scheme of pip: prefix, --user and --target.
+    yield from (Path(str(file.locate())).resolve().parent for file in files if file.match(f"*/{_SHARE}/{CNI_SCRIPT}"))
+    yield Path(sysconfig.get_path("data")) / _SHARE
+    yield Path(sys.prefix) / _SHARE
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise NotFound(f"there is no script {path}; reinstall nodeplug") from None
+
+
+def render(text: str, *, interpreter: Path, socket: str, spool: str) -> bytes:
+    """Return a script whose shebang, SOCKET and SPOOL lines are rewritten and whose second line is the marker.
+
+    Raises:
+        InvalidRequest: the script has no such line, or a path cannot stand in it (execve(2): the kernel cuts a shebang
+            at its first blank and at 255 bytes).
+    """
+    shebang, newline, body = text.partition("\n")
+    if not shebang.startswith("#!") or not newline:
+        raise InvalidRequest("the script does not begin with an interpreter line; reinstall nodeplug")
+    line = f"#!{interpreter} -IS"
+    if re.search(r"\s", str(interpreter)) or len(os.fsencode(line)) > _SHEBANG_LIMIT:
+        raise InvalidRequest(f"{str(interpreter)!r} cannot be an interpreter: blanks or too long; name a symlink to it")
+    body = _set(body, "SOCKET", socket)
+    if re.search(r"^SPOOL = ", body, re.MULTILINE):
+        body = _set(body, "SPOOL", spool)
+    return b"\n".join((os.fsencode(line), MARKER, body.encode()))
+
+
+def _set(body: str, name: str, value: str) -> str:
+    # JSON's escapes are Python's too, as long as characters beyond ASCII are left as they are.
+    try:
+        literal = json.dumps(value, ensure_ascii=False)
+        literal.encode()
+    except UnicodeEncodeError:
+        raise InvalidRequest(f"the path {value!r} is not UTF-8; choose another for {name}") from None
+    replaced, count = re.subn(
+        rf'^{name} = (b?)"[^"\n]*"', lambda found: f"{name} = {found[1]}{literal}", body, flags=re.MULTILINE
+    )
+    if count != 1:
+        raise InvalidRequest(f"the script has {count} lines `{name} = ...`, one is due; reinstall nodeplug")
+    return replaced
+
+
+def is_ours(data: bytes) -> bool:
+    """Whether the bytes are a script that nodeplug installed."""
+    return data.split(b"\n", 2)[1:2] == [MARKER]

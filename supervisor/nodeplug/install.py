@@ -1,0 +1,431 @@
+"""Installing the entrypoint scripts where the runtime and kubelet look for them.
+
+Owns: `nodeplug-cni` and one symlink per CNI claim in the CNI binary folder, `<vendor~driver>/` per volume claim in
+kubelet's volume plugin folder, and marked files in the CNI configuration folder. Every step is one rename, symlink or
+unlink, so that a reader never sees half a file and a killed installation is finished by the next one.
+Refuses: to overwrite or remove what it did not make, and to choose paths: all of them are arguments.
+
+libcni takes a symlink to a regular file for a plugin, and reads "text file busy" as success after six tries: so files
+are replaced by rename, never written in place. Kubelet probes a driver at each event in its folder whose name does not
+begin with a dot, and never again a driver whose first `init` failed: so a driver folder appears complete or not at all.
+"""
+
+import errno
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from nodeplug.entrypoints import CNI_SCRIPT, Scripts, is_ours
+from nodeplug.errors import Exhausted, InvalidRequest, PluginError
+from nodeplug.journal import sync_folder
+
+CAPABILITIES: Final = "capabilities.json"
+CONFLIST_KEY: Final = "installedBy"
+"""A conflist with this key and the value "nodeplug" is ours; libcni ignores keys that it does not know."""
+_TEMPORARY: Final = ".nodeplug-"
+_LEFTOVER_AGE: Final = 60.0
+_POD_VOLUME: Final = re.compile(r"/pods/[^/]+/volumes/([^/]+)/[^/]+$")
+_STAGED_VOLUME: Final = re.compile(r"/kubernetes\.io/flexvolume/([^/]+(?:/[^/]+)?)/mounts/[^/]+$")
+_NOT_HERE: Final = frozenset({errno.EXDEV, errno.EROFS, errno.EACCES, errno.EPERM})
+
+
+class ForeignFile(PluginError):
+    """A name that nodeplug needs belongs to somebody else; nothing was changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Folders:
+    """Where to install.
+
+    Attributes:
+        cni_bin: the runtime's plugin folder, such as `/opt/cni/bin`.
+        cni_conf: the runtime's configuration folder, such as `/etc/cni/net.d`.
+        flex: kubelet's `--volume-plugin-dir`.
+    """
+
+    cni_bin: Path
+    cni_conf: Path
+    flex: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What was done, as paths.
+
+    Attributes:
+        created: new.
+        updated: there before with other bytes.
+        unchanged: there before and left untouched.
+        removed: ours and no longer wanted.
+        kept: not wanted and not removed, each with the reason.
+    """
+
+    created: tuple[str, ...] = ()
+    updated: tuple[str, ...] = ()
+    unchanged: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
+
+    @property
+    def changed(self) -> bool:
+        """Whether anything on disk is different now."""
+        return bool(self.created or self.updated or self.removed)
+
+    def as_dict(self) -> dict[str, list[str]]:
+        """Return the report for JSON."""
+        return {name: list(paths) for name, paths in asdict(self).items()}
+
+
+@dataclass(slots=True)
+class _Tally:
+    created: list[str] = field(default_factory=list)
+    updated: list[str] = field(default_factory=list)
+    unchanged: list[str] = field(default_factory=list)
+    removed: list[str] = field(default_factory=list)
+    kept: list[str] = field(default_factory=list)
+
+    def report(self) -> Report:
+        return Report(*(tuple(paths) for paths in asdict(self).values()))
+
+
+def install(
+    *,
+    cni: Collection[str],
+    drivers: Mapping[str, bytes],
+    folders: Folders,
+    scripts: Scripts,
+    conflists: Mapping[str, bytes] | None = None,
+    prune: bool = True,
+    in_use: Collection[str] = (),
+) -> Report:
+    """Bring the folders to what the claims need; repeating it changes nothing.
+
+    Args:
+        cni: the names of the CNI claims.
+        drivers: by volume claim (`vendor/driver`), the bytes that answer `init`.
+        folders: where to install; made when they are missing and needed.
+        scripts: the rendered scripts.
+        conflists: by file name, network configuration lists for the runtime; written last, once their plugins exist.
+        prune: remove what an earlier installation made and no claim needs any more.
+        in_use: drivers with mounts on this node; they are never removed (see `drivers_in_use`).
+
+    Raises:
+        ForeignFile: a name is taken; the message lists every one. Nothing was changed.
+        InvalidRequest: a name or a conflist cannot be installed. Nothing was changed.
+        Exhausted: the disk is full.
+        PluginError: a folder cannot be written; what was done stays and the next installation goes on.
+    """
+    lists = {name: marked_conflist(name, data) for name, data in (conflists or {}).items()}
+    _refuse_foreign(cni, drivers, lists, folders)
+    tally = _Tally()
+    try:
+        _sweep(folders)
+        if cni:
+            folders.cni_bin.mkdir(parents=True, exist_ok=True)
+            _put_file(folders.cni_bin / CNI_SCRIPT, scripts.cni, 0o755, tally)
+        for name in cni:
+            _put_link(folders.cni_bin / name, tally)
+        for driver, answer in drivers.items():
+            _put_driver(folders.flex, driver, {CAPABILITIES: answer, _executable(driver): scripts.flex}, tally)
+        for name, data in lists.items():
+            folders.cni_conf.mkdir(parents=True, exist_ok=True)
+            _put_file(folders.cni_conf / name, data, 0o644, tally)
+        if prune:
+            _prune_drivers(folders.flex, frozenset(map(_folder_name, drivers)), in_use, tally)
+            _prune_links(folders.cni_bin, frozenset(cni), tally)
+    except OSError as error:
+        raise _failed("install", error) from error
+    return tally.report()
+
+
+def uninstall(*, folders: Folders, in_use: Collection[str] = ()) -> Report:
+    """Remove exactly what is ours; succeed when nothing is.
+
+    Args:
+        folders: where it was installed.
+        in_use: drivers with mounts on this node; they are kept, because kubelet unmounts through them.
+
+    Raises:
+        PluginError: a folder cannot be written.
+    """
+    tally = _Tally()
+    try:
+        _sweep(folders)
+        for path in _our_conflists(folders.cni_conf):
+            _remove(path, tally)
+        _prune_links(folders.cni_bin, frozenset(), tally)
+        _prune_drivers(folders.flex, frozenset(), in_use, tally)
+    except OSError as error:
+        raise _failed("remove", error) from error
+    return tally.report()
+
+
+def reprobe(flex: Path, drivers: Iterable[str]) -> None:
+    """Touch the drivers' executables: kubelet probes them anew and forgets what it took for "Not supported"."""
+    for driver in drivers:
+        with suppress(FileNotFoundError):
+            os.utime(flex / _folder_name(driver) / _executable(driver))
+
+
+def drivers_in_use(targets: Iterable[str]) -> frozenset[str]:
+    """Return the drivers that own one of these mount points.
+
+    Kubelet has pods at `pods/<uid>/volumes/<vendor~driver>/<name>` and attached volumes at
+    `plugins/kubernetes.io/flexvolume/<vendor/driver>/mounts/<name>`.
+
+    Args:
+        targets: mount points, as in `nodeplug.Mount.target`.
+    """
+    found = (_POD_VOLUME.search(target) or _STAGED_VOLUME.search(target) for target in targets)
+    return frozenset(match[1].replace("~", "/", 1) for match in found if match)
+
+
+def marked_conflist(name: str, data: bytes) -> bytes:
+    """Return the conflist with the mark that makes it ours.
+
+    Raises:
+        InvalidRequest: not a file name that runtimes read, or not a JSON object with plugins: one broken file that
+            sorts first takes the node's network down (containerd).
+    """
+    if "/" in name or name.startswith(".") or not name.endswith(".conflist"):
+        raise InvalidRequest(f"{name!r} is no name for a network configuration: it needs the form 10-name.conflist")
+    document = _json_object(data)
+    if not document or not document.get("name") or not document.get("plugins"):
+        raise InvalidRequest(f"{name} is no network configuration list: it needs a JSON object with name and plugins")
+    return json.dumps({**document, CONFLIST_KEY: "nodeplug"}, indent=2, ensure_ascii=False).encode() + b"\n"
+
+
+def _json_object(data: bytes) -> dict[str, Any]:
+    try:
+        document = json.loads(data)
+    except ValueError:
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def _folder_name(driver: str) -> str:
+    return driver.replace("/", "~")
+
+
+def _executable(driver: str) -> str:
+    """Return the name of the executable: the last part of `vendor/driver` or of `vendor~driver` (kubelet)."""
+    return _folder_name(driver).rpartition("~")[2]
+
+
+# --- whose is it -------------------------------------------------------------------------------------------------
+
+
+def _refuse_foreign(
+    cni: Collection[str], drivers: Mapping[str, bytes], lists: Mapping[str, bytes], folders: Folders
+) -> None:
+    if CNI_SCRIPT in cni:
+        raise InvalidRequest(f"{CNI_SCRIPT!r} is the script behind every CNI claim; no claim can have that name")
+    if CAPABILITIES in map(_executable, drivers):
+        raise InvalidRequest(f"no driver can be called {CAPABILITIES!r}")
+    script = folders.cni_bin / CNI_SCRIPT
+    taken = [script] if cni and os.path.lexists(script) and not _is_our_script(script) else []
+    taken += [folders.cni_bin / name for name in cni if _is_taken(folders.cni_bin / name)]
+    taken += [path for driver in drivers for path in _foreign_in_driver(folders.flex, driver)]
+    taken += [path for name in lists if os.path.lexists(path := folders.cni_conf / name) and not _is_our_list(path)]
+    if taken:
+        names = ", ".join(map(str, taken))
+        raise ForeignFile(f"not installed by nodeplug and in the way: {names}; move them away, or claim another name")
+
+
+def _is_our_script(path: Path) -> bool:
+    # A folder of that name, or a symlink (rename would replace it, not its target), is somebody else's.
+    return path.is_file() and not path.is_symlink() and is_ours(path.read_bytes())
+
+
+def _is_our_link(path: Path) -> bool:
+    return path.is_symlink() and os.readlink(path) in {CNI_SCRIPT, str(path.with_name(CNI_SCRIPT))}
+
+
+def _is_our_list(path: Path) -> bool:
+    return path.is_file() and not path.is_symlink() and _json_object(path.read_bytes()).get(CONFLIST_KEY) == "nodeplug"
+
+
+def _is_taken(path: Path) -> bool:
+    return os.path.lexists(path) and not _is_our_link(path)
+
+
+def _foreign_in_driver(flex: Path, driver: str) -> list[Path]:
+    """Return what stands in the way of a driver: its executable if it is not ours, else what lies in its place."""
+    folder = flex / _folder_name(driver)
+    if not os.path.lexists(folder):
+        return []
+    if folder.is_symlink() or not folder.is_dir():
+        return [folder]
+    script = folder / _executable(driver)
+    if os.path.lexists(script):
+        return [] if _is_our_script(script) else [script]
+    # No executable: half of our own removal, or somebody's folder.
+    return [path for path in folder.iterdir() if path.name != CAPABILITIES and not path.name.startswith(_TEMPORARY)]
+
+
+def _our_drivers(flex: Path) -> Iterator[Path]:
+    for folder in _listed(flex):
+        if folder.name.startswith(".") or folder.is_symlink() or not folder.is_dir():
+            continue
+        if _is_our_script(folder / _executable(folder.name)) or _is_half_removed(folder):
+            yield folder
+
+
+def _is_half_removed(folder: Path) -> bool:
+    answer = folder / CAPABILITIES
+    return [path.name for path in folder.iterdir()] == [CAPABILITIES] and "status" in _json_object(answer.read_bytes())
+
+
+def _our_conflists(conf: Path) -> list[Path]:
+    return [path for path in _listed(conf) if path.suffix == ".conflist" and _is_our_list(path)]
+
+
+def _listed(folder: Path) -> list[Path]:
+    return sorted(folder.iterdir()) if folder.is_dir() else []
+
+
+# --- steps -------------------------------------------------------------------------------------------------------
+
+
+def _temporary(folder: Path) -> Path:
+    """Name a new file: hidden from kubelet by its dot, and from runtimes by an ending that none of them reads."""
+    return folder / f"{_TEMPORARY}{os.urandom(6).hex()}.tmp"
+
+
+def _write(path: Path, data: bytes, mode: int) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    with os.fdopen(descriptor, "wb") as stream:
+        os.fchmod(descriptor, mode)  # whatever the umask
+        stream.write(data)
+        stream.flush()
+        os.fsync(descriptor)
+
+
+def _put_file(path: Path, data: bytes, mode: int, tally: _Tally) -> None:
+    there = path.exists()
+    if there and path.read_bytes() == data and path.stat().st_mode & 0o777 == mode:
+        tally.unchanged.append(str(path))
+        return
+    temporary = _temporary(path.parent)
+    try:
+        _write(temporary, data, mode)
+        temporary.rename(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+    (tally.updated if there else tally.created).append(str(path))
+
+
+def _put_link(path: Path, tally: _Tally) -> None:
+    if _is_our_link(path):
+        tally.unchanged.append(str(path))
+        return
+    # symlink(2) is atomic by itself and, unlike a rename, cannot replace what somebody made meanwhile.
+    path.symlink_to(CNI_SCRIPT)
+    sync_folder(path.parent)
+    tally.created.append(str(path))
+
+
+def _put_driver(flex: Path, driver: str, files: Mapping[str, bytes], tally: _Tally) -> None:
+    """Install one driver; `files` are in the order in which an existing driver is updated: the executable last."""
+    folder = flex / _folder_name(driver)
+    modes = {name: 0o644 if name == CAPABILITIES else 0o755 for name in files}
+    flex.mkdir(parents=True, exist_ok=True)
+    if not folder.exists() and _rename_in(folder, files, modes):
+        tally.created.append(str(folder))
+        return
+    for name, data in files.items():
+        _put_file(folder / name, data, modes[name], tally)
+
+
+def _rename_in(folder: Path, files: Mapping[str, bytes], modes: Mapping[str, int]) -> bool:
+    """Build a driver folder beside the plugin folder and rename it in; False when another installation was faster.
+
+    Where the plugin folder is a mount of its own, it is built under a dot name inside: kubelet ignores that event.
+    """
+    for place in (folder.parent.parent, folder.parent):
+        staging = _temporary(place)
+        try:
+            staging.mkdir(mode=0o755)
+            staging.chmod(0o755)  # whatever the umask
+            for name, data in files.items():
+                _write(staging / name, data, modes[name])
+            sync_folder(staging)
+            staging.rename(folder)
+            sync_folder(folder.parent)
+            return True
+        except OSError as error:
+            if error.errno in {errno.ENOTEMPTY, errno.EEXIST}:
+                return False
+            if error.errno not in _NOT_HERE or place == folder.parent:
+                raise
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+    return False
+
+
+def _prune_links(cni_bin: Path, wanted: frozenset[str], tally: _Tally) -> None:
+    for path in _listed(cni_bin):
+        if path.name not in wanted and _is_our_link(path):
+            _remove(path, tally)
+    script = cni_bin / CNI_SCRIPT
+    if not wanted and _is_our_script(script):
+        _remove(script, tally)
+
+
+def _prune_drivers(flex: Path, wanted: frozenset[str], in_use: Collection[str], tally: _Tally) -> None:
+    busy = frozenset(map(_folder_name, in_use))
+    for folder in list(_our_drivers(flex)):
+        if folder.name in wanted:
+            continue
+        if folder.name in busy:
+            tally.kept.append(f"{folder}: its volumes are still mounted, and kubelet unmounts through it")
+        else:
+            _remove_driver(folder, tally)
+
+
+def _remove_driver(folder: Path, tally: _Tally) -> None:
+    """Unlink and rmdir, never rename away: kubelet takes a rename for an update and then fails `init` for ever."""
+    script, answer = folder / _executable(folder.name), folder / CAPABILITIES
+    alone = {path.name for path in folder.iterdir()} <= {script.name, answer.name}
+    # Kubelet takes the unlink of the executable for the removal. Killed after it, nothing fails; but if the folder has
+    # to stay, no event may follow it, or kubelet probes a driver without executable.
+    for path in (script, answer) if alone else (answer, script):
+        path.unlink(missing_ok=True)
+    if alone:
+        folder.rmdir()
+        tally.removed.append(str(folder))
+    else:
+        tally.kept.append(f"{folder}: holds files that nodeplug did not make")
+    sync_folder(folder.parent)
+
+
+def _remove(path: Path, tally: _Tally) -> None:
+    path.unlink(missing_ok=True)
+    sync_folder(path.parent)
+    tally.removed.append(str(path))
+
+
+def _failed(what: str, error: OSError) -> PluginError:
+    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        return Exhausted(f"cannot {what} the entrypoint scripts: {error.strerror}; free space there and try again")
+    place = error.filename2 or error.filename
+    return PluginError(f"cannot {what} {place}: {error.strerror}; make its folder writable, or name another")
+
+
+def _sweep(folders: Folders) -> None:
+    """Remove what a killed installation left; a young temporary name may belong to one that is running."""
+    places = [folders.cni_bin, folders.cni_conf, folders.flex.parent, folders.flex, *_our_drivers(folders.flex)]
+    for place in places:
+        for path in [path for path in _listed(place) if path.name.startswith(_TEMPORARY)]:
+            with suppress(FileNotFoundError):
+                if time.time() - path.lstat().st_mtime > _LEFTOVER_AGE:
+                    shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()

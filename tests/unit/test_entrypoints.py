@@ -1,0 +1,94 @@
+"""The texts of the scripts: pure functions over strings."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from nodeplug.entrypoints import MARKER, Scripts, default_interpreter, find_scripts, is_ours, render
+from nodeplug.errors import InvalidRequest, NotFound
+
+SCRIPT = (
+    '#!/usr/bin/python3 -IS\n"""Docstring."""\nimport posix\nSOCKET = "/run/a.sock"\nSPOOL = "/var/spool"\nrest()\n'
+)
+
+
+def rendered(**changes: str) -> str:
+    paths = {"socket": "/s", "spool": "/p", **changes}
+    return render(SCRIPT, interpreter=Path("/opt/python"), **paths).decode()
+
+
+def test_interpreter_socket_and_spool_are_rewritten_and_the_rest_is_kept() -> None:
+    assert rendered().splitlines() == [
+        "#!/opt/python -IS",
+        MARKER.decode(),
+        '"""Docstring."""',
+        "import posix",
+        'SOCKET = "/s"',
+        'SPOOL = "/p"',
+        "rest()",
+    ]
+
+
+@pytest.mark.parametrize("path", ['/a "quoted" path', "/back\\slash\\1", "/grüße/🙂", "/new\nline"])
+def test_any_path_survives_as_a_python_literal(path: str) -> None:
+    line = rendered(socket=path).splitlines()[4]
+    assert ast.literal_eval(line.removeprefix("SOCKET = ")) == path
+
+
+def test_bytes_constant_stays_bytes() -> None:
+    text = SCRIPT.replace('SOCKET = "', 'SOCKET = b"')
+    assert b'SOCKET = b"/s"' in render(text, interpreter=Path("/opt/python"), socket="/s", spool="/p")
+
+
+def test_script_without_a_spool_is_accepted() -> None:
+    text = SCRIPT.replace('SPOOL = "/var/spool"\n', "")
+    assert b"SPOOL" not in render(text, interpreter=Path("/opt/python"), socket="/s", spool="/p")
+
+
+def test_script_without_a_socket_line_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="0 lines `SOCKET"):
+        render("#!/usr/bin/python3\nrest()\n", interpreter=Path("/opt/python"), socket="/s", spool="/p")
+
+
+def test_script_without_a_shebang_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="interpreter line"):
+        render('SOCKET = ""\n', interpreter=Path("/opt/python"), socket="/s", spool="/p")
+
+
+@pytest.mark.parametrize("interpreter", ["/my python/bin/python3", "/" + "x" * 250])
+def test_interpreter_that_no_shebang_can_name_is_refused(interpreter: str) -> None:
+    with pytest.raises(InvalidRequest, match="cannot be an interpreter"):
+        render(SCRIPT, interpreter=Path(interpreter), socket="/s", spool="/p")
+
+
+def test_path_that_is_not_utf8_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="not UTF-8"):
+        rendered(spool="/\udcff")
+
+
+def test_rendered_script_is_recognised_as_ours() -> None:
+    assert is_ours(rendered().encode())
+
+
+@pytest.mark.parametrize("data", [b"", b"#!/bin/sh", SCRIPT.encode(), b"#!/bin/sh\necho\n" + MARKER])
+def test_other_files_are_not_recognised_as_ours(data: bytes) -> None:
+    assert not is_ours(data)
+
+
+def test_missing_source_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match=str(tmp_path)):
+        Scripts.render(socket="/s", spool="/p", source=tmp_path)
+
+
+def test_default_interpreter_can_be_executed() -> None:
+    assert default_interpreter().is_file()
+
+
+def test_scripts_of_the_checkout_are_found_and_render() -> None:
+    assert (find_scripts() / "nodeplug-cni").is_file()
+    scripts = Scripts.render(socket="/elsewhere.sock", spool="/spool")
+    assert b"/elsewhere.sock" in scripts.cni
+    assert b"/elsewhere.sock" in scripts.flex
+    compile(scripts.cni, "nodeplug-cni", "exec")
+    compile(scripts.flex, "nodeplug-flex", "exec")
