@@ -1,0 +1,51 @@
+# `make demo` and `make test` are the two commands; each sets up what it needs.
+PYTHON ?= python3
+VENV := .venv
+RUN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+BENCH_QUICK ?=
+
+.PHONY: help demo test lint unit node real meta proto bench setup clean
+
+help: ## Show this list
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | expand -t 12
+
+setup: $(STAMP) ## Make the virtual environment with everything in it
+
+$(STAMP): pyproject.toml .ci/constraints.txt .ci/make-venv
+	.ci/make-venv "$(PYTHON)" "$(VENV)"
+	@touch $@
+
+demo: $(STAMP) ## Play a pod's whole life against the daemon, as root or as an ordinary user
+	$(RUN)/nodeplug demo
+
+test: lint ## Run lint, types and every test (what needs root or a package is skipped with its reason)
+	$(RUN)/pytest
+
+lint: $(STAMP) ## Check format, lint, types, layers, spelling
+	$(RUN)/ruff format --check .
+	$(RUN)/ruff check .
+	$(RUN)/mypy
+	$(RUN)/lint-imports --no-cache
+	$(RUN)/codespell supervisor plugins proto bin configs tests docs bench README.md CHANGELOG.md
+
+unit: $(STAMP) ## Run the fast tests: unit, protocol, meta
+	$(RUN)/pytest tests/unit tests/protocol tests/meta
+
+node: $(STAMP) ## Run the tests that need root: namespaces, mounts, sockets
+	$(RUN)/pytest tests/node
+
+real: $(STAMP) ## Run the tests against real consumers
+	$(RUN)/pytest tests/real
+
+meta: $(STAMP)
+	$(RUN)/pytest tests/meta
+
+proto: $(STAMP) ## Generate supervisor/nodeplug/pb from proto/
+	$(RUN)/python proto/generate.py
+
+bench: $(STAMP) ## Measure; prints a table and writes bench/results/latest.json
+	$(RUN)/python -m bench $(if $(BENCH_QUICK),--quick)
+
+clean: ## Remove what set-up and tests made
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
