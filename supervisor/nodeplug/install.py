@@ -11,48 +11,38 @@ begin with a dot, and never again a driver whose first `init` failed: so a drive
 """
 
 import errno
-import json
 import os
 import re
 import shutil
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from nodeplug.entrypoints import CNI_SCRIPT, Scripts, is_ours
-from nodeplug.errors import Exhausted, InvalidRequest, PluginError
+from nodeplug.entrypoints import CNI_SCRIPT, Scripts
+from nodeplug.errors import Exhausted, PluginError
 from nodeplug.journal import sync_folder
+from nodeplug.ownership import (
+    CAPABILITIES,
+    TEMPORARY,
+    Folders,
+    executable,
+    folder_name,
+    is_our_link,
+    is_our_script,
+    listed,
+    marked_conflist,
+    our_conflists,
+    our_drivers,
+    refuse_foreign,
+)
 
-CAPABILITIES: Final = "capabilities.json"
-CONFLIST_KEY: Final = "installedBy"
-"""A conflist with this key and the value "nodeplug" is ours; libcni ignores keys that it does not know."""
-_TEMPORARY: Final = ".nodeplug-"
 _LEFTOVER_AGE: Final = 60.0
 _POD_VOLUME: Final = re.compile(r"/pods/[^/]+/volumes/([^/]+)/[^/]+$")
 _STAGED_VOLUME: Final = re.compile(r"/kubernetes\.io/flexvolume/([^/]+(?:/[^/]+)?)/mounts/[^/]+$")
 _NOT_HERE: Final = frozenset({errno.EXDEV, errno.EROFS, errno.EACCES, errno.EPERM})
-
-
-class ForeignFile(PluginError):
-    """A name that nodeplug needs belongs to somebody else; nothing was changed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Folders:
-    """Where to install.
-
-    Attributes:
-        cni_bin: the runtime's plugin folder, such as `/opt/cni/bin`.
-        cni_conf: the runtime's configuration folder, such as `/etc/cni/net.d`.
-        flex: kubelet's `--volume-plugin-dir`.
-    """
-
-    cni_bin: Path
-    cni_conf: Path
-    flex: Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +113,7 @@ def install(
         PluginError: a folder cannot be written; what was done stays and the next installation goes on.
     """
     lists = {name: marked_conflist(name, data) for name, data in (conflists or {}).items()}
-    _refuse_foreign(cni, drivers, lists, folders)
+    refuse_foreign(cni, drivers, lists, folders)
     tally = _Tally()
     try:
         _sweep(folders)
@@ -133,12 +123,12 @@ def install(
         for name in cni:
             _put_link(folders.cni_bin / name, tally)
         for driver, answer in drivers.items():
-            _put_driver(folders.flex, driver, {CAPABILITIES: answer, _executable(driver): scripts.flex}, tally)
+            _put_driver(folders.flex, driver, {CAPABILITIES: answer, executable(driver): scripts.flex}, tally)
         for name, data in lists.items():
             folders.cni_conf.mkdir(parents=True, exist_ok=True)
             _put_file(folders.cni_conf / name, data, 0o644, tally)
         if prune:
-            _prune_drivers(folders.flex, frozenset(map(_folder_name, drivers)), in_use, tally)
+            _prune_drivers(folders.flex, frozenset(map(folder_name, drivers)), in_use, tally)
             _prune_links(folders.cni_bin, frozenset(cni), tally)
     except OSError as error:
         raise _failed("install", error) from error
@@ -158,7 +148,7 @@ def uninstall(*, folders: Folders, in_use: Collection[str] = ()) -> Report:
     tally = _Tally()
     try:
         _sweep(folders)
-        for path in _our_conflists(folders.cni_conf):
+        for path in our_conflists(folders.cni_conf):
             _remove(path, tally)
         _prune_links(folders.cni_bin, frozenset(), tally)
         _prune_drivers(folders.flex, frozenset(), in_use, tally)
@@ -171,7 +161,7 @@ def reprobe(flex: Path, drivers: Iterable[str]) -> None:
     """Touch the drivers' executables: kubelet probes them anew and forgets what it took for "Not supported"."""
     for driver in drivers:
         with suppress(FileNotFoundError):
-            os.utime(flex / _folder_name(driver) / _executable(driver))
+            os.utime(flex / folder_name(driver) / executable(driver))
 
 
 def drivers_in_use(targets: Iterable[str]) -> frozenset[str]:
@@ -187,116 +177,12 @@ def drivers_in_use(targets: Iterable[str]) -> frozenset[str]:
     return frozenset(match[1].replace("~", "/", 1) for match in found if match)
 
 
-def marked_conflist(name: str, data: bytes) -> bytes:
-    """Return the conflist with the mark that makes it ours.
-
-    Raises:
-        InvalidRequest: not a file name that runtimes read, or not a JSON object with plugins: one broken file that
-            sorts first takes the node's network down (containerd).
-    """
-    if "/" in name or name.startswith(".") or not name.endswith(".conflist"):
-        raise InvalidRequest(f"{name!r} is no name for a network configuration: it needs the form 10-name.conflist")
-    document = _json_object(data)
-    if not document or not document.get("name") or not document.get("plugins"):
-        raise InvalidRequest(f"{name} is no network configuration list: it needs a JSON object with name and plugins")
-    return json.dumps({**document, CONFLIST_KEY: "nodeplug"}, indent=2, ensure_ascii=False).encode() + b"\n"
-
-
-def _json_object(data: bytes) -> dict[str, Any]:
-    try:
-        document = json.loads(data)
-    except ValueError:
-        return {}
-    return document if isinstance(document, dict) else {}
-
-
-def _folder_name(driver: str) -> str:
-    return driver.replace("/", "~")
-
-
-def _executable(driver: str) -> str:
-    """Return the name of the executable: the last part of `vendor/driver` or of `vendor~driver` (kubelet)."""
-    return _folder_name(driver).rpartition("~")[2]
-
-
-# --- whose is it -------------------------------------------------------------------------------------------------
-
-
-def _refuse_foreign(
-    cni: Collection[str], drivers: Mapping[str, bytes], lists: Mapping[str, bytes], folders: Folders
-) -> None:
-    if CNI_SCRIPT in cni:
-        raise InvalidRequest(f"{CNI_SCRIPT!r} is the script behind every CNI claim; no claim can have that name")
-    if CAPABILITIES in map(_executable, drivers):
-        raise InvalidRequest(f"no driver can be called {CAPABILITIES!r}")
-    script = folders.cni_bin / CNI_SCRIPT
-    taken = [script] if cni and os.path.lexists(script) and not _is_our_script(script) else []
-    taken += [folders.cni_bin / name for name in cni if _is_taken(folders.cni_bin / name)]
-    taken += [path for driver in drivers for path in _foreign_in_driver(folders.flex, driver)]
-    taken += [path for name in lists if os.path.lexists(path := folders.cni_conf / name) and not _is_our_list(path)]
-    if taken:
-        names = ", ".join(map(str, taken))
-        raise ForeignFile(f"not installed by nodeplug and in the way: {names}; move them away, or claim another name")
-
-
-def _is_our_script(path: Path) -> bool:
-    # A folder of that name, or a symlink (rename would replace it, not its target), is somebody else's.
-    return path.is_file() and not path.is_symlink() and is_ours(path.read_bytes())
-
-
-def _is_our_link(path: Path) -> bool:
-    return path.is_symlink() and os.readlink(path) in {CNI_SCRIPT, str(path.with_name(CNI_SCRIPT))}
-
-
-def _is_our_list(path: Path) -> bool:
-    return path.is_file() and not path.is_symlink() and _json_object(path.read_bytes()).get(CONFLIST_KEY) == "nodeplug"
-
-
-def _is_taken(path: Path) -> bool:
-    return os.path.lexists(path) and not _is_our_link(path)
-
-
-def _foreign_in_driver(flex: Path, driver: str) -> list[Path]:
-    """Return what stands in the way of a driver: its executable if it is not ours, else what lies in its place."""
-    folder = flex / _folder_name(driver)
-    if not os.path.lexists(folder):
-        return []
-    if folder.is_symlink() or not folder.is_dir():
-        return [folder]
-    script = folder / _executable(driver)
-    if os.path.lexists(script):
-        return [] if _is_our_script(script) else [script]
-    # No executable: half of our own removal, or somebody's folder.
-    return [path for path in folder.iterdir() if path.name != CAPABILITIES and not path.name.startswith(_TEMPORARY)]
-
-
-def _our_drivers(flex: Path) -> Iterator[Path]:
-    for folder in _listed(flex):
-        if folder.name.startswith(".") or folder.is_symlink() or not folder.is_dir():
-            continue
-        if _is_our_script(folder / _executable(folder.name)) or _is_half_removed(folder):
-            yield folder
-
-
-def _is_half_removed(folder: Path) -> bool:
-    answer = folder / CAPABILITIES
-    return [path.name for path in folder.iterdir()] == [CAPABILITIES] and "status" in _json_object(answer.read_bytes())
-
-
-def _our_conflists(conf: Path) -> list[Path]:
-    return [path for path in _listed(conf) if path.suffix == ".conflist" and _is_our_list(path)]
-
-
-def _listed(folder: Path) -> list[Path]:
-    return sorted(folder.iterdir()) if folder.is_dir() else []
-
-
 # --- steps -------------------------------------------------------------------------------------------------------
 
 
 def _temporary(folder: Path) -> Path:
     """Name a new file: hidden from kubelet by its dot, and from runtimes by an ending that none of them reads."""
-    return folder / f"{_TEMPORARY}{os.urandom(6).hex()}.tmp"
+    return folder / f"{TEMPORARY}{os.urandom(6).hex()}.tmp"
 
 
 def _write(path: Path, data: bytes, mode: int) -> None:
@@ -325,7 +211,7 @@ def _put_file(path: Path, data: bytes, mode: int, tally: _Tally) -> None:
 
 
 def _put_link(path: Path, tally: _Tally) -> None:
-    if _is_our_link(path):
+    if is_our_link(path):
         tally.unchanged.append(str(path))
         return
     # symlink(2) is atomic by itself and, unlike a rename, cannot replace what somebody made meanwhile.
@@ -336,7 +222,7 @@ def _put_link(path: Path, tally: _Tally) -> None:
 
 def _put_driver(flex: Path, driver: str, files: Mapping[str, bytes], tally: _Tally) -> None:
     """Install one driver; `files` are in the order in which an existing driver is updated: the executable last."""
-    folder = flex / _folder_name(driver)
+    folder = flex / folder_name(driver)
     modes = {name: 0o644 if name == CAPABILITIES else 0o755 for name in files}
     flex.mkdir(parents=True, exist_ok=True)
     if not folder.exists() and _rename_in(folder, files, modes):
@@ -373,17 +259,17 @@ def _rename_in(folder: Path, files: Mapping[str, bytes], modes: Mapping[str, int
 
 
 def _prune_links(cni_bin: Path, wanted: frozenset[str], tally: _Tally) -> None:
-    for path in _listed(cni_bin):
-        if path.name not in wanted and _is_our_link(path):
+    for path in listed(cni_bin):
+        if path.name not in wanted and is_our_link(path):
             _remove(path, tally)
     script = cni_bin / CNI_SCRIPT
-    if not wanted and _is_our_script(script):
+    if not wanted and is_our_script(script):
         _remove(script, tally)
 
 
 def _prune_drivers(flex: Path, wanted: frozenset[str], in_use: Collection[str], tally: _Tally) -> None:
-    busy = frozenset(map(_folder_name, in_use))
-    for folder in list(_our_drivers(flex)):
+    busy = frozenset(map(folder_name, in_use))
+    for folder in list(our_drivers(flex)):
         if folder.name in wanted:
             continue
         if folder.name in busy:
@@ -394,7 +280,7 @@ def _prune_drivers(flex: Path, wanted: frozenset[str], in_use: Collection[str], 
 
 def _remove_driver(folder: Path, tally: _Tally) -> None:
     """Unlink and rmdir, never rename away: kubelet takes a rename for an update and then fails `init` for ever."""
-    script, answer = folder / _executable(folder.name), folder / CAPABILITIES
+    script, answer = folder / executable(folder.name), folder / CAPABILITIES
     alone = {path.name for path in folder.iterdir()} <= {script.name, answer.name}
     # Kubelet takes the unlink of the executable for the removal. Killed after it, nothing fails; but if the folder has
     # to stay, no event may follow it, or kubelet probes a driver without executable.
@@ -423,9 +309,9 @@ def _failed(what: str, error: OSError) -> PluginError:
 
 def _sweep(folders: Folders) -> None:
     """Remove what a killed installation left; a young temporary name may belong to one that is running."""
-    places = [folders.cni_bin, folders.cni_conf, folders.flex.parent, folders.flex, *_our_drivers(folders.flex)]
+    places = [folders.cni_bin, folders.cni_conf, folders.flex.parent, folders.flex, *our_drivers(folders.flex)]
     for place in places:
-        for path in [path for path in _listed(place) if path.name.startswith(_TEMPORARY)]:
+        for path in [path for path in listed(place) if path.name.startswith(TEMPORARY)]:
             with suppress(FileNotFoundError):
                 if time.time() - path.lstat().st_mtime > _LEFTOVER_AGE:
                     shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()

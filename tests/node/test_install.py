@@ -12,7 +12,8 @@ import pytest
 from nodeplug import PluginError, mount, unmount
 from nodeplug.entrypoints import MARKER, Scripts
 from nodeplug.errors import InvalidRequest
-from nodeplug.install import Folders, ForeignFile, Report, drivers_in_use, install, reprobe, uninstall
+from nodeplug.install import Report, drivers_in_use, install, reprobe, uninstall
+from nodeplug.ownership import Folders, ForeignFile
 
 ANSWER = b'{"status":"Success","capabilities":{"attach":false}}'
 CONFLIST = b'{"cniVersion":"1.0.0","name":"pods","plugins":[{"type":"nodeplug-bridge"}]}'

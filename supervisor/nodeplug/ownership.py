@@ -1,0 +1,153 @@
+"""Which files are nodeplug's, and which names are taken by somebody else.
+
+Owns: the marks of what is ours (the second line of a script, the target of a symlink, one key of a conflist) and the
+search for them in the runtime's and kubelet's folders.
+Refuses: to change anything; `nodeplug.install` does that with the answers from here.
+"""
+
+import json
+import os
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from nodeplug.entrypoints import CNI_SCRIPT, is_ours
+from nodeplug.errors import InvalidRequest, PluginError
+
+CAPABILITIES: Final = "capabilities.json"
+CONFLIST_KEY: Final = "installedBy"
+"""A conflist with this key and the value "nodeplug" is ours; libcni ignores keys that it does not know."""
+TEMPORARY: Final = ".nodeplug-"
+"""How temporary names begin: the dot hides them from kubelet."""
+
+
+class ForeignFile(PluginError):
+    """A name that nodeplug needs belongs to somebody else; nothing was changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Folders:
+    """Where to install.
+
+    Attributes:
+        cni_bin: the runtime's plugin folder, such as `/opt/cni/bin`.
+        cni_conf: the runtime's configuration folder, such as `/etc/cni/net.d`.
+        flex: kubelet's `--volume-plugin-dir`.
+    """
+
+    cni_bin: Path
+    cni_conf: Path
+    flex: Path
+
+
+def marked_conflist(name: str, data: bytes) -> bytes:
+    """Return the conflist with the mark that makes it ours.
+
+    Raises:
+        InvalidRequest: not a file name that runtimes read, or not a JSON object with plugins: one broken file that
+            sorts first takes the node's network down (containerd).
+    """
+    if "/" in name or name.startswith(".") or not name.endswith(".conflist"):
+        raise InvalidRequest(f"{name!r} is no name for a network configuration: it needs the form 10-name.conflist")
+    document = _json_object(data)
+    if not document or not document.get("name") or not document.get("plugins"):
+        raise InvalidRequest(f"{name} is no network configuration list: it needs a JSON object with name and plugins")
+    return json.dumps({**document, CONFLIST_KEY: "nodeplug"}, indent=2, ensure_ascii=False).encode() + b"\n"
+
+
+def _json_object(data: bytes) -> dict[str, Any]:
+    try:
+        document = json.loads(data)
+    except ValueError:
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def folder_name(driver: str) -> str:
+    """Return the folder of `vendor/driver` below the volume plugin folder: `vendor~driver` (kubelet)."""
+    return driver.replace("/", "~")
+
+
+def executable(driver: str) -> str:
+    """Return the name of the executable: the last part of `vendor/driver` or of `vendor~driver` (kubelet)."""
+    return folder_name(driver).rpartition("~")[2]
+
+
+def refuse_foreign(
+    cni: Collection[str], drivers: Mapping[str, bytes], lists: Mapping[str, bytes], folders: Folders
+) -> None:
+    """Refuse names that are taken, all of them in one message.
+
+    Raises:
+        ForeignFile: somebody else's file stands in the way.
+        InvalidRequest: two of our own files would have one name.
+    """
+    if CNI_SCRIPT in cni:
+        raise InvalidRequest(f"{CNI_SCRIPT!r} is the script behind every CNI claim; no claim can have that name")
+    if CAPABILITIES in map(executable, drivers):
+        raise InvalidRequest(f"no driver can be called {CAPABILITIES!r}")
+    script = folders.cni_bin / CNI_SCRIPT
+    taken = [script] if cni and os.path.lexists(script) and not is_our_script(script) else []
+    taken += [folders.cni_bin / name for name in cni if _is_taken(folders.cni_bin / name)]
+    taken += [path for driver in drivers for path in _foreign_in_driver(folders.flex, driver)]
+    taken += [path for name in lists if os.path.lexists(path := folders.cni_conf / name) and not _is_our_list(path)]
+    if taken:
+        names = ", ".join(map(str, taken))
+        raise ForeignFile(f"not installed by nodeplug and in the way: {names}; move them away, or claim another name")
+
+
+def is_our_script(path: Path) -> bool:
+    """Whether a path is a script of ours itself: not a folder, not a symlink (rename would replace that alone)."""
+    return path.is_file() and not path.is_symlink() and is_ours(path.read_bytes())
+
+
+def is_our_link(path: Path) -> bool:
+    """Whether a path is a symlink to our script in the same folder."""
+    return path.is_symlink() and os.readlink(path) in {CNI_SCRIPT, str(path.with_name(CNI_SCRIPT))}
+
+
+def _is_our_list(path: Path) -> bool:
+    return path.is_file() and not path.is_symlink() and _json_object(path.read_bytes()).get(CONFLIST_KEY) == "nodeplug"
+
+
+def _is_taken(path: Path) -> bool:
+    return os.path.lexists(path) and not is_our_link(path)
+
+
+def _foreign_in_driver(flex: Path, driver: str) -> list[Path]:
+    """Return what stands in the way of a driver: its executable if it is not ours, else what lies in its place."""
+    folder = flex / folder_name(driver)
+    if not os.path.lexists(folder):
+        return []
+    if folder.is_symlink() or not folder.is_dir():
+        return [folder]
+    script = folder / executable(driver)
+    if os.path.lexists(script):
+        return [] if is_our_script(script) else [script]
+    # No executable: half of our own removal, or somebody's folder.
+    return [path for path in folder.iterdir() if path.name != CAPABILITIES and not path.name.startswith(TEMPORARY)]
+
+
+def our_drivers(flex: Path) -> Iterator[Path]:
+    """Yield the driver folders that nodeplug made, a half-removed one included."""
+    for folder in listed(flex):
+        if folder.name.startswith(".") or folder.is_symlink() or not folder.is_dir():
+            continue
+        if is_our_script(folder / executable(folder.name)) or _is_half_removed(folder):
+            yield folder
+
+
+def _is_half_removed(folder: Path) -> bool:
+    answer = folder / CAPABILITIES
+    return [path.name for path in folder.iterdir()] == [CAPABILITIES] and "status" in _json_object(answer.read_bytes())
+
+
+def our_conflists(conf: Path) -> list[Path]:
+    """Return the configuration lists that bear our mark."""
+    return [path for path in listed(conf) if path.suffix == ".conflist" and _is_our_list(path)]
+
+
+def listed(folder: Path) -> list[Path]:
+    """Return what a folder holds, sorted; nothing when it does not exist."""
+    return sorted(folder.iterdir()) if folder.is_dir() else []
