@@ -32,6 +32,7 @@ class Mount:
         fs_type: such as "ext4".
         source: the device or server, as the kernel spells it.
         options: per-mount and per-superblock options.
+        device: `major:minor` of the filesystem: with `root` it tells whether two mounts show the same directory.
     """
 
     target: str
@@ -39,6 +40,7 @@ class Mount:
     fs_type: str
     source: str
     options: tuple[str, ...]
+    device: str = ""
 
     @property
     def read_only(self) -> bool:
@@ -59,7 +61,9 @@ def mounts() -> tuple[Mount, ...]:
         left, _, right = line.partition(" - ")
         before, after = left.split(" "), right.split(" ")
         options = tuple(before[5].split(",")) + tuple(after[2].split(","))
-        rows.append(Mount(_unescape(before[4]), _unescape(before[3]), after[0], _unescape(after[1]), options))
+        rows.append(
+            Mount(_unescape(before[4]), _unescape(before[3]), after[0], _unescape(after[1]), options, before[2])
+        )
     return tuple(rows)
 
 
