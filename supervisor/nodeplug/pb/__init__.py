@@ -1,0 +1,1 @@
+"""Generated from proto/ by `python proto/generate.py`; one copy per process, since a descriptor pool knows each once."""
