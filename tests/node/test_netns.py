@@ -1,0 +1,84 @@
+import ctypes
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nodeplug import InvalidNetns, Netns
+
+CLONE_NEWNET = 0x40000000
+
+
+@pytest.fixture
+def other() -> Iterator[Netns]:
+    """A fresh namespace that lives as long as its descriptor."""
+    made: list[Netns] = []
+
+    def unshare() -> None:
+        assert ctypes.CDLL(None).unshare(CLONE_NEWNET) == 0
+        made.append(Netns.current())
+
+    thread = threading.Thread(target=unshare)
+    thread.start()
+    thread.join()
+    yield made[0]
+    made[0].close()
+
+
+def links() -> list[str]:
+    return [line.split(":")[0].strip() for line in Path("/proc/thread-self/net/dev").read_text().splitlines()[2:]]
+
+
+def test_entering_moves_the_thread_and_back(other: Netns) -> None:
+    home = Netns.current()
+    with other.entered():
+        inside = Netns.current()
+        assert inside.identity == other.identity
+        assert links() == ["lo"]
+    after = Netns.current()
+    assert after.identity == home.identity
+    for namespace in (home, inside, after):
+        namespace.close()
+
+
+def test_an_error_inside_still_leads_back(other: Netns) -> None:
+    home = Netns.current()
+    with pytest.raises(KeyError), other.entered():
+        raise KeyError
+    after = Netns.current()
+    assert after.identity == home.identity
+    home.close()
+    after.close()
+
+
+def test_a_sibling_thread_stays_where_it_was(other: Netns) -> None:
+    home = Netns.current()
+    seen: list[tuple[int, int]] = []
+    with other.entered():
+        pass
+    entered, leave = threading.Event(), threading.Event()
+
+    def inside() -> None:
+        with other.entered():
+            entered.set()
+            leave.wait(10)
+
+    thread = threading.Thread(target=inside)
+    thread.start()
+    entered.wait(10)
+    here = Netns.current()
+    seen.append(here.identity)
+    leave.set()
+    thread.join()
+    assert seen == [home.identity]
+    home.close()
+    here.close()
+
+
+@pytest.mark.parametrize("path", ["/dev/null", "/proc/self/ns/mnt", "/", "/no/such/path", "a\0b", ""])
+def test_what_is_no_network_namespace_is_refused(path: str) -> None:
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with pytest.raises(InvalidNetns):
+        Netns.open(path)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
