@@ -1,0 +1,296 @@
+"""FlexVolume on the wire: argv becomes one value per verb, and answers become one JSON object.
+
+Owns: reading the arguments, kubelet's own option keys, and writing the answers.
+Refuses: I/O, and trust. User options are merged last by kubelet and can override any `kubernetes.io/` key, so every
+option is checked here, and what they say about the pod is a hint alone. Error messages name keys, never values: a
+value may be a password in the wrong place.
+"""
+
+import base64
+import binascii
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final
+
+from nodeplug.errors import InvalidRequest, NotSupported, PluginError, Undecodable, wire
+from nodeplug.flex.commands import VERBS, Command, Mount, VolumeOptions, verb_of
+from nodeplug.values import Claim, Pod, Secrets, VolumeId
+
+PREFIX: Final = "kubernetes.io/"
+_CREDENTIAL: Final = "kubernetes.io/secret/"
+_FS_GROUPS: Final = ("kubernetes.io/mounterArgs.FsGroup", "kubernetes.io/fsGroup")  # kubelet >= 1.15, and before
+_GROUP_LIMIT: Final = (1 << 31) - 1
+_SIZE_LIMIT: Final = (1 << 63) - 1
+_REDACTED: Final = "***"
+_REDACT_FROM: Final = 4
+
+
+# --- argv ---------------------------------------------------------------------------------------------------------
+
+
+def decode(argv: Sequence[str]) -> Command:
+    """Read the arguments behind the executable's name.
+
+    Raises:
+        NotSupported: the verb is none of FlexVolume's.
+        InvalidRequest: the number of arguments, a path, a size or an option is wrong.
+        Undecodable: the JSON argument is not one object of strings, or a text is not UTF-8.
+    """
+    if not argv:
+        raise InvalidRequest("no FlexVolume verb was given; expected one of " + ", ".join(VERBS))
+    name, *texts = argv
+    if name not in VERBS:
+        raise NotSupported(f"{name!r} is no FlexVolume verb; known: {', '.join(VERBS)}")
+    form = _choose_form(name, texts)
+    return VERBS[name].make(**{part: _PARTS[part](name, text) for part, text in zip(form, texts, strict=True)})
+
+
+def encode_argv(command: Command) -> tuple[str, ...]:
+    """Write a value as kubelet would put it on the command line, verb first."""
+    name = verb_of(command)
+    forms = VERBS[name].forms
+    form = forms[1] if isinstance(command, Mount) and command.device else forms[0]
+    values = [getattr(command, part) for part in form]
+    return (name, *(_write_options(value) if isinstance(value, VolumeOptions) else str(value) for value in values))
+
+
+def _choose_form(verb: str, texts: list[str]) -> tuple[str, ...]:
+    fitting = [form for form in VERBS[verb].forms if len(form) == len(texts)]
+    if not fitting:
+        wanted = " or ".join(" ".join(("", *form)).strip() or "nothing" for form in VERBS[verb].forms)
+        raise InvalidRequest(f"{verb} takes {wanted}; {len(texts)} arguments arrived")
+    # A node or device name never starts with a brace, so the JSON argument shows which order was used.
+    at = [form for form in fitting if "options" in form and texts[form.index("options")].lstrip().startswith("{")]
+    return (at or fitting)[0]
+
+
+def _text(verb: str, text: str, what: str = "an argument") -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise Undecodable(f"{what} of {verb} is not UTF-8 text") from None
+    if "\0" in text:
+        raise Undecodable(f"{what} of {verb} contains a NUL character")
+    return text
+
+
+def _node(verb: str, text: str) -> str:
+    if not text or text.lstrip().startswith("{"):
+        raise InvalidRequest(f"{verb} names no node: the argument is {'empty' if not text else 'JSON'}")
+    return _text(verb, text)
+
+
+def _volume_name(verb: str, text: str) -> str:
+    if not text:
+        raise InvalidRequest(f"{verb} names no volume: the argument is empty")
+    return _text(verb, text)
+
+
+def _target(verb: str, text: str) -> str:
+    path = _text(verb, text)
+    if not path.startswith("/") or {".", ".."} & set(path.split("/")) or not path.strip("/"):
+        raise InvalidRequest(f"{verb}: {path!r} is no absolute path without '.' and '..'")
+    return "/" + "/".join(part for part in path.split("/") if part)
+
+
+def _size(verb: str, text: str) -> int:
+    number = _number(text, _SIZE_LIMIT)
+    if number is None:
+        raise InvalidRequest(f"{verb}: a size must be a whole number of bytes; found {text[:40]!r}")
+    return number
+
+
+def _number(text: str, limit: int) -> int | None:
+    if not (text.isascii() and text.isdigit() and len(text) <= 20):
+        return None
+    number = int(text)
+    return number if number <= limit else None
+
+
+def _options(verb: str, text: str) -> VolumeOptions:
+    pairs = _strings(verb, _text(verb, text))
+    taken = {key.removeprefix(PREFIX): value for key, value in pairs.items() if key.startswith(PREFIX)}
+    return VolumeOptions(
+        fs_type=taken.get("fsType", ""),
+        read_only=_read_only(verb, taken.get("readwrite", "")),
+        volume_name=taken.get("pvOrVolumeName", ""),
+        pod=Pod(
+            name=taken.get("pod.name", ""),
+            namespace=taken.get("pod.namespace", ""),
+            uid=taken.get("pod.uid", ""),
+            service_account=taken.get("serviceAccount.name", ""),
+        ),
+        fs_group=_fs_group(verb, pairs),
+        secrets=_secrets(verb, pairs),
+        own={key: value for key, value in pairs.items() if not key.startswith(PREFIX)},
+    )
+
+
+def _strings(verb: str, text: str) -> dict[str, str]:
+    try:
+        document: Any = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        place = f" at character {error.pos}" if isinstance(error, json.JSONDecodeError) else ""
+        raise Undecodable(f"the options of {verb} are not JSON{place}") from None
+    if not isinstance(document, dict):
+        raise Undecodable(f"the options of {verb} must be a JSON object; found {_json_type(document)}")
+    for key, value in document.items():
+        name = _text(verb, key, "an option's key").encode("unicode_escape").decode()[:120]
+        if not isinstance(value, str):
+            raise Undecodable(
+                f"option '{name}' of {verb} must be a string; found {_json_type(value)}; put it in quotes"
+            )
+        _text(verb, value, f"option '{name}'")
+    return document
+
+
+def _json_type(value: Any) -> str:
+    names = {dict: "an object", list: "a list", bool: "a boolean", type(None): "null", str: "a string"}
+    return names.get(type(value), "a number")
+
+
+def _read_only(verb: str, text: str) -> bool:
+    if text not in {"", "rw", "ro"}:
+        raise InvalidRequest(f"{verb}: kubernetes.io/readwrite must be 'rw' or 'ro'")
+    return text == "ro"
+
+
+def _fs_group(verb: str, pairs: Mapping[str, str]) -> int | None:
+    for key in _FS_GROUPS:
+        if not pairs.get(key):
+            continue
+        group = _number(pairs[key], _GROUP_LIMIT)
+        if group is None:
+            raise InvalidRequest(f"{verb}: {key} must be a group number between 0 and {_GROUP_LIMIT}")
+        return group
+    return None
+
+
+def _secrets(verb: str, pairs: Mapping[str, str]) -> Secrets:
+    values = {}
+    for key, value in pairs.items():
+        if not key.startswith(_CREDENTIAL):
+            continue
+        try:
+            values[key.removeprefix(_CREDENTIAL)] = base64.b64decode(value, validate=True)
+        except (binascii.Error, ValueError):
+            raise Undecodable(f"{key!r} of {verb} is not base64") from None
+    return Secrets(values)
+
+
+def _write_options(options: VolumeOptions) -> str:
+    known = {
+        "fsType": options.fs_type,
+        "readwrite": "ro" if options.read_only else "rw",
+        "pvOrVolumeName": options.volume_name,
+        "pod.name": options.pod.name,
+        "pod.namespace": options.pod.namespace,
+        "pod.uid": options.pod.uid,
+        "serviceAccount.name": options.pod.service_account,
+        "mounterArgs.FsGroup": "" if options.fs_group is None else str(options.fs_group),
+    }
+    always = {"fsType", "readwrite", "pvOrVolumeName"}
+    pairs = {PREFIX + key: value for key, value in known.items() if value or key in always}
+    pairs |= {_CREDENTIAL + key: base64.b64encode(value).decode() for key, value in options.secrets.items()}
+    return json.dumps(pairs | dict(options.own), sort_keys=True)
+
+
+_PARTS: Final[Mapping[str, Callable[[str, str], Any]]] = MappingProxyType(
+    {
+        "options": _options,
+        "node": _node,
+        "device": _text,
+        "target": _target,
+        "volume_name": _volume_name,
+        "new_size": _size,
+        "old_size": _size,
+    }
+)
+
+
+def default_volume_id(own: Mapping[str, str]) -> VolumeId:
+    """Name a volume by its driver's own options, whatever their order: 32 hexadecimal digits of SHA-256."""
+    text = json.dumps(dict(own), sort_keys=True)
+    return VolumeId(hashlib.sha256(text.encode()).hexdigest()[:32])
+
+
+# --- answers ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a verb answers when it succeeds; None leaves a key out.
+
+    Attributes:
+        message: for people.
+        device: attach and waitforattach: the path of the device.
+        attached: isattached.
+        new_size: expandvolume: bytes.
+        capabilities: init.
+    """
+
+    message: str = ""
+    device: str | None = None
+    attached: bool | None = None
+    new_size: int | None = None
+    capabilities: Mapping[str, bool] | None = None
+
+
+def encode(answer: Answer) -> bytes:
+    """Write a success as the one JSON object that kubelet reads."""
+    document = {
+        "status": "Success",
+        "message": answer.message or None,
+        "device": answer.device,
+        "attached": answer.attached,
+        "volumeNewSize": answer.new_size,
+        "capabilities": None if answer.capabilities is None else dict(answer.capabilities),
+    }
+    return _line({key: value for key, value in document.items() if value is not None})
+
+
+def encode_error(error: PluginError, *, secrets: Secrets | None = None) -> bytes:
+    """Write an error; its status is the error table's, and secrets that a plugin put into the text are masked."""
+    return _line({"status": wire(error).flex, "message": redact(error.message, secrets or Secrets())})
+
+
+def _line(document: Mapping[str, Any]) -> bytes:
+    return json.dumps(document).encode() + b"\n"
+
+
+def redact(text: str, secrets: Secrets) -> str:
+    """Mask every secret value of at least four bytes, plain or in base64, in a text."""
+    for value in sorted(secrets.values(), key=len, reverse=True):
+        if len(value) < _REDACT_FROM:  # masking every "a" of a sentence would tell the secret
+            continue
+        forms = {value.decode("utf-8", "replace"), repr(value)[2:-1], base64.b64encode(value).decode()}
+        forms |= {form.strip() for form in forms}  # a secret made from a file often ends with a newline
+        for form in sorted(forms, key=len, reverse=True):
+            text = text.replace(form, _REDACTED) if form else text
+    return text
+
+
+def capabilities(claim: Claim, hooks: frozenset[str]) -> dict[str, bool]:
+    """Say what `init` tells kubelet about a driver.
+
+    All are written out: kubelet's defaults would turn on attach, fsGroup, relabelling and resizing.
+
+    Args:
+        claim: the driver's claim.
+        hooks: the hooks that its plugin implements.
+    """
+    return {
+        "attach": "volume_attach" in hooks,
+        "fsGroup": claim.capabilities.fs_group,
+        "selinuxRelabel": claim.capabilities.selinux_relabel,
+        "supportsMetrics": claim.capabilities.metrics,
+        "requiresFSResize": "volume_expand_fs" in hooks,
+    }
+
+
+def capabilities_file(claim: Claim, hooks: frozenset[str]) -> bytes:
+    """Return the whole answer to `init`, which the entrypoint script prints from a file without the daemon."""
+    return encode(Answer(capabilities=capabilities(claim, hooks)))
