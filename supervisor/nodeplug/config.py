@@ -11,6 +11,7 @@ files define is an error that names both.
 import os
 import tomllib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -91,7 +92,42 @@ class Supervisor(_Model):
 
     def below_root(self, path: Path) -> Path:
         """Return a configured path below `root`."""
-        return self.root / str(path).lstrip("/") if path.is_absolute() else self.root / path
+        return self.root.absolute() / str(path).lstrip("/")
+
+    @property
+    def paths(self) -> "Paths":
+        """Return every path that the daemon uses, below `root`."""
+        state, run = self.below_root(self.state_dir), self.below_root(self.run_dir)
+        return Paths(
+            exec_socket=self.below_root(self.exec_socket),
+            state=state,
+            run=run,
+            journal=state / "journal",
+            spool=state / "spool",
+            attachments=run / "attachments",
+            cni_bin=self.below_root(self.cni_bin_dir),
+            flexvolume=self.below_root(self.flexvolume_dir),
+            device_plugins=self.below_root(self.device_plugins_dir),
+            plugins_registry=self.below_root(self.plugins_registry_dir),
+            podresources_socket=self.below_root(self.podresources_socket),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Paths:
+    """Where things are on this node, absolute, `root` included."""
+
+    exec_socket: Path
+    state: Path
+    run: Path
+    journal: Path
+    spool: Path
+    attachments: Path
+    cni_bin: Path
+    flexvolume: Path
+    device_plugins: Path
+    plugins_registry: Path
+    podresources_socket: Path
 
 
 class PluginSection(_Model):
