@@ -1,0 +1,151 @@
+"""A whole node in one folder: the real daemon as a process of its own, with every path below a root.
+
+Owns: the configuration file, the process, its log, and asking it for its status.
+Refuses: namespaces. The caller decides in which network and mount namespace it runs.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+from nodeplug.config import Configuration, Paths, load
+from nodeplug.control import ask
+from nodeplug.errors import NotReady, TryAgain
+
+_PATIENCE: Final = 20.0
+_LOG_TAIL: Final = 4000
+
+
+class ScratchNode:
+    """The daemon in a folder.
+
+    Args:
+        root: an existing folder; becomes `--root`, so keep it short: a socket's path has at most 107 bytes.
+        plugins: the `[plugins.*]` tables, in TOML.
+        supervisor: the keys of `[supervisor]`, in TOML; by default no HTTP address, so that nodes do not collide.
+        env: more environment for the daemon.
+    """
+
+    def __init__(
+        self, root: Path, plugins: str, *, supervisor: str = 'listen = ""', env: Mapping[str, str] | None = None
+    ) -> None:
+        self.root = root
+        self.config_path = root / "etc" / "nodeplug" / "nodeplug.toml"
+        self.log_path = root / "daemon.log"
+        self._env = {**os.environ, **(env or {})}
+        self._process: subprocess.Popen[bytes] | None = None
+        self._supervisor = supervisor
+        self.configure(plugins)
+
+    def configure(self, plugins: str) -> None:
+        """Write the `[plugins.*]` tables; a running daemon reloads by itself."""
+        self.config_path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = self.config_path.with_suffix(".new")
+        temporary.write_text(f"version = 1\n[supervisor]\n{self._supervisor}\n{plugins}", encoding="utf-8")
+        temporary.rename(self.config_path)
+
+    @property
+    def configuration(self) -> Configuration:
+        """The configuration as the daemon reads it."""
+        return load(self.config_path, self.root)
+
+    @property
+    def paths(self) -> Paths:
+        """Where everything of this node is."""
+        return self.configuration.supervisor.paths
+
+    @property
+    def pid(self) -> int:
+        """The daemon's process id."""
+        if self._process is None:
+            raise NotReady("the daemon of this scratch node is not started")
+        return self._process.pid
+
+    @property
+    def log(self) -> str:
+        """What the daemon logged so far."""
+        return self.log_path.read_text(encoding="utf-8", errors="replace") if self.log_path.exists() else ""
+
+    def command(self, *arguments: str) -> list[str]:
+        """Return the argument list of a nodeplug command for this node."""
+        location = ["--config", str(self.config_path), "--root", str(self.root)]
+        return [sys.executable, "-m", "nodeplug", arguments[0], *location, *arguments[1:]]
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run a nodeplug command for this node and return what it printed; never raises for its exit status."""
+        return subprocess.run(self.command(*arguments), capture_output=True, text=True, check=False, env=self._env)
+
+    def start(self) -> None:
+        """Start the daemon and wait until it answers.
+
+        Raises:
+            NotReady: it ended, or did not answer in time; the message carries the end of its log.
+        """
+        with self.log_path.open("ab") as log:
+            self._process = subprocess.Popen(
+                self.command("serve"), stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._env, cwd="/"
+            )
+        self.wait_until_answering()
+
+    def wait_until_answering(self) -> None:
+        """Wait for the exec socket.
+
+        Raises:
+            NotReady: the daemon ended, or did not answer in time.
+        """
+        end = time.monotonic() + _PATIENCE
+        while True:
+            try:
+                self.status()
+            except (NotReady, TryAgain) as error:
+                if self._process is not None and self._process.poll() is not None:
+                    raise NotReady(
+                        f"the daemon ended with {self._process.returncode}:\n{self.log[-_LOG_TAIL:]}"
+                    ) from error
+                if time.monotonic() > end:
+                    raise NotReady(f"the daemon does not answer:\n{self.log[-_LOG_TAIL:]}") from error
+                time.sleep(0.02)
+            else:
+                return
+
+    def status(self) -> dict[str, Any]:
+        """Return what `nodeplug status --json` prints."""
+        return ask(self.paths.exec_socket, "status")
+
+    def reload(self) -> None:
+        """Send SIGHUP."""
+        os.kill(self.pid, signal.SIGHUP)
+
+    def kill(self) -> None:
+        """End the daemon with SIGKILL, as a crash would."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> int:
+        """End the daemon with SIGTERM and return its exit status; succeed when it is not running."""
+        return self._end(signal.SIGTERM)
+
+    def _end(self, number: signal.Signals) -> int:
+        process, self._process = self._process, None
+        if process is None:
+            return 0
+        process.send_signal(number)
+        try:
+            return process.wait(_PATIENCE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return process.wait()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
