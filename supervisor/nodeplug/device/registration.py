@@ -1,0 +1,364 @@
+"""Making kubelet know one resource, and know it again after whatever happens to either side.
+
+Owns: both ways of registration (Register on kubelet.sock, or a socket in the plugin watcher's folder), the reasons to
+register again, and the pace of retries.
+Refuses: device lists (it waits for the first one), giving up: it ends by cancellation alone.
+
+Level, not edge: inotify, streams and timers only make `run` look again. It compares what is there with what it
+registered with, so a lost or doubled event costs one poll at most.
+"""
+
+import asyncio
+import hashlib
+import logging
+import os
+import socket
+import stat
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Literal, Protocol
+
+import grpc
+import grpc.aio
+from asyncinotify import Inotify, Mask
+
+from nodeplug.device.codec import encode_options
+from nodeplug.device.server import API_VERSION, ResourceServer, check_socket_path
+from nodeplug.device.snapshots import Snapshots
+from nodeplug.errors import PluginError, TryAgain
+from nodeplug.pb import deviceplugin_v1beta1_pb2 as pb
+from nodeplug.pb import deviceplugin_v1beta1_pb2_grpc as pb_grpc
+from nodeplug.registry import Route
+from nodeplug.runner import Runner
+
+LOG: Final = logging.getLogger(__name__)
+
+Mode = Literal["register", "watcher"]
+"""`register`: dial kubelet.sock. `watcher`: lie in plugins_registry until kubelet dials. Never both for a resource."""
+
+REGISTER_DEADLINE: Final = 15.0
+"""Seconds. Kubelet dials back inside the call and gives that 10 s: a shorter deadline would hide its reason."""
+_FIRST_PAUSE: Final = 0.05
+_LONGEST_PAUSE: Final = 30.0
+_NOTEWORTHY: Final = (
+    Mask.CREATE | Mask.MOVED_TO | Mask.MOVED_FROM | Mask.DELETE | Mask.DELETE_SELF | Mask.MOVE_SELF | Mask.ONLYDIR
+)
+# Own subchannels: gRPC shares them by address, and a new kubelet would inherit the back-off of the dead one.
+_CHANNEL_OPTIONS: Final = (
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.default_authority", "localhost"),
+    ("grpc.enable_http_proxy", 0),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class DevicePaths:
+    """Where kubelet looks and listens.
+
+    Attributes:
+        device_plugins: the folder of kubelet.sock; fixed in kubelet, `--root-dir` does not move it.
+        plugins_registry: the plugin watcher's folder; moves with `--root-dir`.
+    """
+
+    device_plugins: Path = Path("/var/lib/kubelet/device-plugins")
+    plugins_registry: Path = Path("/var/lib/kubelet/plugins_registry")
+
+    def folder(self, mode: Mode) -> Path:
+        """Return the folder in which sockets of that mode lie."""
+        return self.device_plugins if mode == "register" else self.plugins_registry
+
+
+Identity = tuple[int, ...]
+
+
+class Target(Protocol):
+    """The side of a registration that is kubelet's."""
+
+    folder: Path
+    absent: str
+
+    def identity(self) -> Identity | None:
+        """What must not change while a registration holds; None while there is nothing to register with."""
+
+    async def announce(self, server: ResourceServer, route: Route) -> None:
+        """Make kubelet come to the server; raises PluginError when it refuses."""
+
+
+@dataclass(slots=True)
+class KubeletSocket:
+    """Registration by a call on kubelet.sock."""
+
+    folder: Path
+    absent: str = "kubelet.sock is not there; waiting for kubelet"
+
+    def identity(self) -> Identity | None:
+        """Return device, inode and change time of kubelet.sock: a restarted kubelet can get the same inode again."""
+        try:
+            found = (self.folder / "kubelet.sock").stat()
+        except OSError:
+            return None
+        return (found.st_dev, found.st_ino, found.st_ctime_ns) if stat.S_ISSOCK(found.st_mode) else None
+
+    async def announce(self, server: ResourceServer, route: Route) -> None:
+        """Call Register and wait: kubelet dials back before it answers.
+
+        Raises:
+            TryAgain: kubelet is not listening, refuses, or does not answer in time; the message has its reason.
+        """
+        request = pb.RegisterRequest(
+            version=API_VERSION,
+            endpoint=server.path.name,
+            resource_name=route.claim.name,
+            options=encode_options(route.hooks),
+        )
+        try:
+            async with grpc.aio.insecure_channel(f"unix:{self.folder / 'kubelet.sock'}", _CHANNEL_OPTIONS) as channel:
+                await pb_grpc.RegistrationStub(channel).Register(request, timeout=REGISTER_DEADLINE)
+        except grpc.aio.AioRpcError as error:
+            raise TryAgain(f"kubelet did not register it: {error.code().name}: {error.details()}") from error
+
+
+@dataclass(slots=True)
+class PluginWatcherFolder:
+    """Registration by being there: kubelet dials every socket of the folder, and again after its restarts."""
+
+    folder: Path
+    absent: str = "the plugin watcher's folder is not there; waiting for kubelet"
+
+    def identity(self) -> Identity | None:
+        """Return device and inode of the folder."""
+        try:
+            found = self.folder.stat()
+        except OSError:
+            return None
+        return (found.st_dev, found.st_ino) if stat.S_ISDIR(found.st_mode) else None
+
+    async def announce(self, server: ResourceServer, route: Route) -> None:
+        """Do nothing: the bound socket is the announcement."""
+
+
+class FolderWatch:
+    """Wakes its owner when anything comes into a folder or goes; without inotify the owner's polls must do."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._inotify: Inotify | None = None
+        try:
+            self._inotify = Inotify()
+        except OSError as error:
+            LOG.warning("no inotify for %s: %s; changes are seen by polling", folder, error.strerror)
+
+    def arm(self) -> None:
+        """Watch the folder that is there now; repeating it is free, and needed when the folder was made anew."""
+        if self._inotify is not None:
+            with suppress(OSError):
+                self._inotify.add_watch(self._folder, _NOTEWORTHY)
+
+    @asynccontextmanager
+    async def waking(self, event: asyncio.Event) -> AsyncIterator[None]:
+        """Set `event` at each change, for as long as the context lasts."""
+        self.arm()
+        task = asyncio.create_task(self._wake(event), name=f"watch {self._folder}")
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+            if self._inotify is not None:
+                self._inotify.close()
+
+    async def _wake(self, event: asyncio.Event) -> None:
+        if self._inotify is not None:
+            async for _ in self._inotify:
+                event.set()
+
+
+@dataclass(slots=True)
+class Retry:
+    """The pause before the next attempt: doubles from 50 ms to 30 s, begins anew after success."""
+
+    failures: int = 0
+
+    def pause(self) -> float:
+        """Return the seconds to wait now, and count the failure."""
+        self.failures += 1
+        return min(_FIRST_PAUSE * 2.0 ** (self.failures - 1), _LONGEST_PAUSE)
+
+    def succeeded(self) -> None:
+        """Begin anew."""
+        self.failures = 0
+
+
+@dataclass(slots=True)
+class Registration:
+    """Keeps one resource registered, in one mode.
+
+    Attributes:
+        registered: kubelet has accepted the present server.
+        error: why not, or what happened last; empty when all is well.
+        server: the present server.
+        registrations: how many times kubelet accepted.
+    """
+
+    route: Route
+    runner: Runner
+    snapshots: Snapshots
+    paths: DevicePaths
+    mode: Mode = "register"
+    poll: float = 1.0
+    watchdog: float = 10.0
+    registered: bool = False
+    error: str = ""
+    server: ResourceServer | None = None
+    registrations: int = 0
+    _look: asyncio.Event = field(default_factory=asyncio.Event)
+    _retry: Retry = field(default_factory=Retry)
+    _said: str = ""
+    _target: Target = field(init=False)
+    _watch: FolderWatch | None = None
+
+    def __post_init__(self) -> None:
+        folder = self.paths.folder(self.mode)
+        self._target = KubeletSocket(folder) if self.mode == "register" else PluginWatcherFolder(folder)
+        check_socket_path(socket_path(folder, self.route.claim.name))
+
+    async def run(self) -> None:
+        """Register, and again whenever that is lost; ends by cancellation, with server and socket gone."""
+        await self.snapshots.after(0, lambda: False)
+        remove_dead_sockets(self._target.folder, self.route.claim.name)
+        self._watch = FolderWatch(self._target.folder)
+        async with self._watch.waking(self._look):
+            while True:
+                identity = self._target.identity()
+                if identity is None:
+                    self._say(self._target.absent)
+                    self._retry.succeeded()
+                    await self._wait(self.poll)
+                elif not await self._register_once(identity):
+                    await self._pause(identity)
+
+    async def _register_once(self, identity: Identity) -> bool:
+        """Serve on a fresh socket until the registration is lost.
+
+        Returns:
+            Whether to go on at once.
+        """
+        path = socket_path(self._target.folder, self.route.claim.name)
+        watched = self.mode == "watcher"
+        self.server = server = ResourceServer(
+            self.route, self.runner, self.snapshots, path, changed=self._look.set, watched=watched
+        )
+        try:
+            await server.start()
+            await self._target.announce(server, self.route)
+            return await self._hold(server, identity)
+        except PluginError as error:
+            self._say(error.message)
+            return False
+        finally:
+            self.registered = False
+            self.server = None
+            await server.stop()
+
+    async def _hold(self, server: ResourceServer, identity: Identity) -> bool:
+        """Wait until the registration is lost; True when kubelet is a new one, which is no reason to be slow."""
+        if self.mode == "register":
+            self._accepted(server)
+        idle_since = streaming_since = time.monotonic()
+        while True:
+            now = time.monotonic()
+            if server.verdict is not None:
+                self._take_verdict(server)
+            if not server.streams.open:
+                streaming_since = now
+            else:
+                idle_since = now
+                if now - streaming_since >= self.watchdog:
+                    self._retry.succeeded()
+            if not server.path.exists():
+                self._say("our socket was removed; registering again")
+                return False
+            present = self._target.identity()
+            if present is not None and present != identity:
+                self._say("kubelet's socket is a new one; registering again")
+                self._retry.succeeded()
+                return True
+            if self.registered and present is not None and now - idle_since >= self.watchdog:
+                self._say(f"kubelet has not listened for {self.watchdog:g} s; registering again")
+                return False
+            await self._wait(min(self.poll, self.watchdog))
+
+    def _take_verdict(self, server: ResourceServer) -> None:
+        verdict, server.verdict = server.verdict, None
+        if verdict is None:
+            return
+        if verdict.plugin_registered:
+            self._accepted(server)
+        else:
+            self.registered = False
+            self._say(f"kubelet's plugin watcher refused it: {verdict.error}")
+
+    def _accepted(self, server: ResourceServer) -> None:
+        self.registered = True
+        self.registrations += 1
+        self.error = self._said = ""
+        LOG.info("%s is registered with kubelet on %s", self.route.claim.name, server.path.name)
+
+    def _say(self, what: str) -> None:
+        """Log a state once, however many attempts it lasts."""
+        self.error = what
+        if what != self._said:
+            self._said = what
+            LOG.warning("%s: %s", self.route.claim.name, what)
+
+    async def _pause(self, identity: Identity) -> None:
+        """Wait before the next attempt; a new kubelet cuts it short."""
+        until = time.monotonic() + self._retry.pause()
+        while (left := until - time.monotonic()) > 0:
+            await self._wait(min(left, self.poll))
+            if self._target.identity() != identity:
+                self._retry.succeeded()
+                return
+
+    async def _wait(self, seconds: float) -> None:
+        """Wait until something happened, or for `seconds`."""
+        if self._watch is not None:
+            self._watch.arm()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._look.wait()
+        self._look.clear()
+
+
+_last_number = 0
+
+
+def socket_path(folder: Path, resource: str) -> Path:
+    """Return a socket path that this resource never had since boot.
+
+    `nodeplug-<8 hex of the resource>-<milliseconds since boot, or one more than the last>.sock`: kubelet must not take
+    a new server for an old one (kubernetes#121994), also across restarts of the daemon.
+    """
+    global _last_number  # noqa: PLW0603 - one counter for the process: two registrations within a millisecond
+    _last_number = max(_last_number + 1, time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000)
+    return folder / f"{_stem(resource)}{_last_number}.sock"
+
+
+def _stem(resource: str) -> str:
+    return f"nodeplug-{hashlib.sha256(resource.encode()).hexdigest()[:8]}-"
+
+
+def remove_dead_sockets(folder: Path, resource: str) -> None:
+    """Remove the sockets that a killed daemon left for this resource; one that somebody listens on stays."""
+    for path in sorted(folder.glob(f"{_stem(resource)}*.sock")):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
+            try:
+                probe.connect(os.fspath(path))
+            except ConnectionRefusedError:
+                path.unlink(missing_ok=True)
+                LOG.info("removed the dead socket %s", path)
+            except OSError as error:
+                LOG.debug("left %s alone: %s", path, error.strerror)

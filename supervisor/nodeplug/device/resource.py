@@ -1,0 +1,167 @@
+"""The life of one resource: list its devices, keep it registered, tell how it is.
+
+Owns: when `device_list` is called and what becomes of its failures, and the two tasks of a resource.
+Refuses: gRPC and kubelet's folders (registration and server know those).
+"""
+
+import asyncio
+import logging
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from nodeplug.call import Call
+from nodeplug.device.registration import DevicePaths, Mode, Registration
+from nodeplug.device.snapshots import Snapshots
+from nodeplug.errors import PluginError
+from nodeplug.registry import Route
+from nodeplug.runner import Runner
+from nodeplug.values import Device, ResourceName
+
+LOG: Final = logging.getLogger(__name__)
+_FIRST_RETRY: Final = 0.5
+_SETTLE: Final = 0.1
+"""Seconds between two listings at least: kubelet rewrites its checkpoint for each new list."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceStatus:
+    """How a resource is, for status, metrics and health.
+
+    Attributes:
+        registered: kubelet has accepted the present registration.
+        healthy, total: devices of the present list; both 0 before the first.
+        listed: there was a first list; nothing is registered before.
+        streams: open ListAndWatch streams; 0 while registered means that kubelet does not listen.
+        registrations: how many times kubelet accepted.
+        socket: the present socket, or None.
+        error: what is wrong, or empty. A failing `device_list` goes before a failing registration.
+        devices: the present list.
+    """
+
+    resource: ResourceName
+    plugin: str
+    registered: bool
+    healthy: int
+    total: int
+    listed: bool
+    streams: int
+    registrations: int
+    socket: Path | None
+    error: str
+    devices: tuple[Device, ...]
+
+
+class ResourceTask:
+    """One resource of one plugin.
+
+    Args:
+        route: the plugin that owns the resource.
+        runner: calls its hooks.
+        paths: kubelet's folders.
+        mode: how to register.
+        poll_interval: seconds between two listings when nobody asks for one.
+        watch_interval: seconds between two looks at kubelet's socket when no event comes.
+        watchdog: seconds without a stream after which a registered resource registers again.
+
+    Raises:
+        InvalidRequest: the folder is so deep that no socket path fits.
+    """
+
+    def __init__(
+        self,
+        route: Route,
+        runner: Runner,
+        paths: DevicePaths,
+        *,
+        mode: Mode = "register",
+        poll_interval: float = 10.0,
+        watch_interval: float = 1.0,
+        watchdog: float = 10.0,
+    ) -> None:
+        self.resource = ResourceName(route.claim.name)
+        self._route = route
+        self._runner = runner
+        self._poll_interval = poll_interval
+        self._snapshots = Snapshots(self.resource)
+        self._registration = Registration(
+            route, runner, self._snapshots, paths, mode=mode, poll=watch_interval, watchdog=watchdog
+        )
+        self._asked = asyncio.Event()
+        self._list_error = ""
+        self._failures = 0
+
+    async def run(self) -> None:
+        """List and stay registered until cancelled; then streams, server and socket are gone. Never fails by itself."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._keep_listed(), name=f"list {self.resource}")
+            group.create_task(self._keep_registered(), name=f"register {self.resource}")
+
+    def refresh(self) -> None:
+        """Ask for a new listing, now. On the loop's thread only; many requests become one listing."""
+        self._asked.set()
+
+    def status(self) -> ResourceStatus:
+        """Tell how the resource is."""
+        current = self._snapshots.current
+        devices = tuple(current.devices.values()) if current is not None else ()
+        server = self._registration.server
+        return ResourceStatus(
+            resource=self.resource,
+            plugin=self._route.plugin,
+            registered=self._registration.registered,
+            healthy=current.healthy if current is not None else 0,
+            total=len(devices),
+            listed=current is not None,
+            streams=server.streams.open if server is not None else 0,
+            registrations=self._registration.registrations,
+            socket=server.path if server is not None else None,
+            error=self._list_error or self._registration.error,
+            devices=devices,
+        )
+
+    async def _keep_listed(self) -> None:
+        while True:
+            self._asked.clear()
+            await self._list_once()
+            await asyncio.sleep(_SETTLE)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._next_listing()):
+                    await self._asked.wait()
+
+    def _next_listing(self) -> float:
+        if not self._failures:
+            return self._poll_interval
+        return min(_FIRST_RETRY * 2.0 ** (self._failures - 1), self._poll_interval)
+
+    async def _list_once(self) -> None:
+        call = Call("ListDevices", str(self._route.claim), key=self.resource)
+        try:
+            devices = await self._runner.call(self._route, "device_list", call, {"resource": self.resource})
+            await self._snapshots.publish(tuple(devices))
+        except PluginError as error:
+            self._list_failed(str(error), call)
+        except Exception as error:
+            LOG.exception("publishing the list of %s failed (request %s)", self.resource, call.id)
+            self._list_failed(f"{type(error).__name__}: {error}", call)
+        else:
+            if self._list_error:
+                LOG.info("%s: its devices are listed again", self.resource)
+            self._list_error, self._failures = "", 0
+
+    def _list_failed(self, reason: str, call: Call) -> None:
+        """Keep the last list: devices do not become unhealthy because a question failed."""
+        self._failures += 1
+        if self._failures == 1:
+            LOG.warning("%s: the last list stays: %s (request %s)", self.resource, reason, call.id)
+        self._list_error = reason
+
+    async def _keep_registered(self) -> None:
+        """Restart the registration should it ever fail: one resource must not end the daemon."""
+        while True:
+            try:
+                await self._registration.run()
+            except Exception:
+                LOG.exception("the registration of %s failed; it begins anew", self.resource)
+                await asyncio.sleep(1)

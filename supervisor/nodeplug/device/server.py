@@ -1,0 +1,314 @@
+"""One gRPC server for one resource and one registration: `v1beta1.DevicePlugin` on a socket of its own.
+
+Owns: the five RPCs, each through the runner; the socket, its permissions and its end; the streams that are open.
+Refuses: registration, the plugin's list (snapshots come from outside), a second life: a stopped server is thrown away.
+
+Keys: listing has one key per resource, so that lists do not overtake each other. Allocate, GetPreferredAllocation and
+PreStartContainer have a key per call: kubelet calls them side by side for different containers, and one that hangs
+must not hold up the others (the runner's quarantine bounds how many may hang).
+"""
+
+import asyncio
+import ctypes
+import logging
+import os
+import threading
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import grpc
+import grpc.aio
+
+from nodeplug.call import Call
+from nodeplug.device import codec
+from nodeplug.device.snapshots import Snapshots
+from nodeplug.errors import InvalidRequest, PluginError, wire
+from nodeplug.pb import deviceplugin_v1beta1_pb2 as pb
+from nodeplug.pb import deviceplugin_v1beta1_pb2_grpc as pb_grpc
+from nodeplug.pb import pluginregistration_v1_pb2 as watcher_pb
+from nodeplug.pb import pluginregistration_v1_pb2_grpc as watcher_grpc
+from nodeplug.registry import Route
+from nodeplug.runner import Runner
+from nodeplug.values import Grant, ResourceName
+
+LOG: Final = logging.getLogger(__name__)
+PATH_LIMIT: Final = 107
+"""Bytes of a unix socket's path (unix(7): sun_path holds 108 with the final NUL)."""
+API_VERSION: Final = "v1beta1"
+_SOCKET_UMASK: Final = 0o177
+_CLONE_FS: Final = 0x200  # sched.h; Python 3.11 has no os.unshare
+_STOP_GRACE: Final = 1.0
+"""Seconds that calls in progress get when a server ends."""
+# Kubelet's preferred-allocation request names every free id and may exceed gRPC's 4 MiB default.
+_OPTIONS: Final = (("grpc.max_receive_message_length", -1), ("grpc.so_reuseport", 0))
+_LIBC: Final = ctypes.CDLL(None, use_errno=True)
+_Answer = TypeVar("_Answer")
+
+
+def check_socket_path(path: Path) -> None:
+    """Refuse a path that no socket can have.
+
+    Raises:
+        InvalidRequest: it has more than PATH_LIMIT bytes.
+    """
+    size = len(os.fsencode(path))
+    if size > PATH_LIMIT:
+        raise InvalidRequest(
+            f"the socket path {path} has {size} bytes, the kernel takes {PATH_LIMIT}; shorten the folder"
+        )
+
+
+@dataclass(slots=True)
+class Streams:
+    """The open ListAndWatch streams of one server.
+
+    Attributes:
+        open: how many.
+        opened: how many there ever were.
+        changed: called after each change.
+        idle: set while none is open.
+    """
+
+    changed: Callable[[], None]
+    open: int = 0
+    opened: int = 0
+    idle: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __post_init__(self) -> None:
+        self.idle.set()
+
+    def enter(self) -> None:
+        """Count a stream."""
+        self.open += 1
+        self.opened += 1
+        self.idle.clear()
+        self.changed()
+
+    def leave(self) -> None:
+        """Count a stream's end."""
+        self.open -= 1
+        if not self.open:
+            self.idle.set()
+        self.changed()
+
+
+class ResourceServer:
+    """Serves one resource on one socket.
+
+    Args:
+        route: the plugin that owns the resource.
+        runner: calls its hooks.
+        snapshots: the resource's lists.
+        path: a fresh socket name.
+        changed: called on the loop after a stream opened or ended and after kubelet's verdict on a registration.
+        watched: also answer the plugin watcher's calls on this socket.
+    """
+
+    def __init__(
+        self,
+        route: Route,
+        runner: Runner,
+        snapshots: Snapshots,
+        path: Path,
+        *,
+        changed: Callable[[], None] = lambda: None,
+        watched: bool = False,
+    ) -> None:
+        check_socket_path(path)
+        self.path = path
+        self.streams = Streams(changed)
+        self.verdict: watcher_pb.RegistrationStatus | None = None
+        self._resource = ResourceName(route.claim.name)
+        self._changed = changed
+        self._snapshots = snapshots
+        self._ending = False
+        self._server = grpc.aio.server(options=_OPTIONS)
+        pb_grpc.add_DevicePluginServicer_to_server(_DevicePlugin(self, route, runner, snapshots), self._server)
+        if watched:
+            watcher_grpc.add_RegistrationServicer_to_server(_WatchedPlugin(self, self._resource), self._server)
+
+    async def start(self) -> None:
+        """Bind the socket, readable and writable for its owner alone, and serve.
+
+        Raises:
+            PluginError: the path cannot be bound: the folder is missing, not writable, or something is in the way.
+        """
+        try:
+            _bind(self._server, self.path)
+        except (RuntimeError, OSError) as error:
+            raise PluginError(f"cannot listen on {self.path}: {error}; is the folder there and writable?") from error
+        await self._server.start()
+
+    async def stop(self) -> None:
+        """End the streams, then the calls in progress, then the server; the socket is gone afterwards.
+
+        Streams first: gRPC prints a traceback for each one that it has to cancel.
+        """
+        self._ending = True
+        await self._snapshots.wake()
+        with suppress(TimeoutError):  # a peer that does not read keeps its stream: the server cancels it
+            async with asyncio.timeout(_STOP_GRACE):
+                await self.streams.idle.wait()
+        await self._server.stop(_STOP_GRACE)
+        self.path.unlink(missing_ok=True)
+
+    @property
+    def ending(self) -> bool:
+        """Whether `stop` has begun."""
+        return self._ending
+
+    def judged(self, verdict: watcher_pb.RegistrationStatus) -> None:
+        """Take kubelet's verdict on a registration through the plugin watcher."""
+        self.verdict = verdict
+        self._changed()
+
+
+def _bind(server: grpc.aio.Server, path: Path) -> None:
+    """Bind in a short-lived thread with an umask of its own.
+
+    The umask belongs to the process: were it changed here, a plugin's mkdir at the same moment would make a folder
+    that nobody can enter. unshare(CLONE_FS) gives one thread a private umask (unshare(2)).
+    """
+    failures: list[BaseException] = []
+
+    def bind() -> None:
+        try:
+            if _LIBC.unshare(_CLONE_FS) != 0:
+                code = ctypes.get_errno()
+                raise OSError(code, os.strerror(code))
+            os.umask(_SOCKET_UMASK)
+            server.add_insecure_port(f"unix:{path}")
+        except BaseException as error:  # handed to the caller, whatever it is
+            failures.append(error)
+
+    thread = threading.Thread(target=bind, name=f"bind {path.name}", daemon=True)
+    thread.start()
+    thread.join()
+    if failures:
+        raise failures[0]
+
+
+class _DevicePlugin(pb_grpc.DevicePluginServicer):
+    """The RPCs: decode, call the hook, encode."""
+
+    def __init__(self, server: ResourceServer, route: Route, runner: Runner, snapshots: Snapshots) -> None:
+        self._server = server
+        self._route = route
+        self._runner = runner
+        self._snapshots = snapshots
+        self._resource = ResourceName(route.claim.name)
+
+    async def GetDevicePluginOptions(self, request: pb.Empty, context: Any) -> pb.DevicePluginOptions:  # noqa: N802 - the RPC's name
+        del request, context
+        return codec.encode_options(self._route.hooks)
+
+    # A coroutine that writes, not a generator: a cancelled one runs its `finally` at once.
+    async def ListAndWatch(self, request: pb.Empty, context: Any) -> None:  # type: ignore[override] # noqa: N802 - grpc.aio allows both forms
+        del request
+        self._server.streams.enter()
+        seen = 0
+        try:
+            while (snapshot := await self._snapshots.after(seen, lambda: self._server.ending)) is not None:
+                await context.write(snapshot.message)
+                seen = snapshot.version
+        finally:
+            self._server.streams.leave()
+
+    async def GetPreferredAllocation(  # noqa: N802 - the RPC's name
+        self, request: pb.PreferredAllocationRequest, context: Any
+    ) -> pb.PreferredAllocationResponse:
+        call = self._call("GetPreferredAllocation")
+        return await _answer(call, context, self._prefer(call, request))
+
+    async def _prefer(self, call: Call, request: pb.PreferredAllocationRequest) -> pb.PreferredAllocationResponse:
+        answers = []
+        for value in codec.decode_prefer(self._resource, request):
+            if "device_prefer" not in self._route.hooks:
+                answers.append(codec.usable_preference(value, None).ids)
+                continue
+            answer = await self._runner.call(self._route, "device_prefer", call, {"request": value})
+            preference = codec.usable_preference(value, answer)
+            if preference.complaint:
+                LOG.warning(
+                    "device_prefer of plugin %s answered %s (request %s)",
+                    self._route.plugin,
+                    preference.complaint,
+                    call.id,
+                )
+            answers.append(preference.ids)
+        return codec.encode_prefer(answers)
+
+    async def Allocate(self, request: pb.AllocateRequest, context: Any) -> pb.AllocateResponse:  # noqa: N802 - the RPC's name
+        call = self._call("Allocate")
+        return await _answer(call, context, self._allocate(call, request))
+
+    async def _allocate(self, call: Call, request: pb.AllocateRequest) -> pb.AllocateResponse:
+        current = self._snapshots.current
+        grants = []
+        for value in codec.decode_allocate(self._resource, request, current.devices if current is not None else {}):
+            grant: Grant | None = None
+            if "device_allocate" in self._route.hooks:
+                grant = await self._runner.call(self._route, "device_allocate", call, {"request": value})
+            if grant is None:
+                grant = Grant.merged([device.grant for device in value.devices])
+            grants.append(grant)
+        return codec.encode_allocate(grants)
+
+    async def PreStartContainer(  # noqa: N802 - the RPC's name
+        self, request: pb.PreStartContainerRequest, context: Any
+    ) -> pb.PreStartContainerResponse:
+        call = self._call("PreStartContainer")
+        return await _answer(call, context, self._prestart(call, request))
+
+    async def _prestart(self, call: Call, request: pb.PreStartContainerRequest) -> pb.PreStartContainerResponse:
+        value = codec.decode_prestart(self._resource, request)
+        if "device_prestart" in self._route.hooks:
+            await self._runner.call(self._route, "device_prestart", call, {"request": value})
+        return pb.PreStartContainerResponse()
+
+    def _call(self, verb: str) -> Call:
+        call = Call(verb, str(self._route.claim))
+        call.key = f"{self._resource}:{call.id}"
+        return call
+
+
+async def _answer(call: Call, context: Any, work: Awaitable[_Answer]) -> _Answer:
+    """Wait for an answer; turn an error into its gRPC status, logged once, with the request id in both places."""
+    try:
+        return await work
+    except PluginError as error:
+        LOG.warning("%s of %s failed: %s (request %s)", call.verb, call.claim, error, call.id)
+        status, text = grpc.StatusCode[wire(error).grpc], error.message
+    except Exception:
+        LOG.exception("%s of %s failed in the host (request %s)", call.verb, call.claim, call.id)
+        status, text = grpc.StatusCode.INTERNAL, f"{call.verb} failed in the daemon; its log has the traceback"
+    if call.id not in text:
+        text = f"{text} (request {call.id})"
+    await context.abort(status, text)
+    raise AssertionError  # abort raises: this line tells the type checker so
+
+
+@dataclass(slots=True)
+class _WatchedPlugin(watcher_grpc.RegistrationServicer):
+    """What the plugin watcher asks of a socket in its folder."""
+
+    server: ResourceServer
+    resource: ResourceName
+    versions: tuple[str, ...] = field(default=(API_VERSION,))
+
+    async def GetInfo(self, request: watcher_pb.InfoRequest, context: Any) -> watcher_pb.PluginInfo:  # noqa: N802 - the RPC's name
+        del request, context
+        # An empty endpoint means the socket on which this question arrived.
+        return watcher_pb.PluginInfo(
+            type="DevicePlugin", name=self.resource, endpoint="", supported_versions=self.versions
+        )
+
+    async def NotifyRegistrationStatus(  # noqa: N802 - the RPC's name
+        self, request: watcher_pb.RegistrationStatus, context: Any
+    ) -> watcher_pb.RegistrationStatusResponse:
+        del context
+        self.server.judged(request)
+        return watcher_pb.RegistrationStatusResponse()

@@ -1,0 +1,87 @@
+"""The newest device list of one resource, and the wait for the next.
+
+Owns: the version of the list and the wake-up of every stream that shows it. Each stream gets the current list at once
+and then each newer one; a slow stream skips to the latest, and a dead stream takes nothing from a live one.
+Refuses: streams, sockets, plugins.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from nodeplug.device.codec import encode_list
+from nodeplug.pb import deviceplugin_v1beta1_pb2 as pb
+from nodeplug.values import Device, DeviceId, ResourceName
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One device list.
+
+    Attributes:
+        version: from 1; it counts what kubelet can see, so a new reason or grant alone does not change it.
+        devices: by id.
+        message: the list as kubelet gets it.
+    """
+
+    version: int
+    devices: Mapping[DeviceId, Device]
+    message: pb.ListAndWatchResponse
+
+    @property
+    def healthy(self) -> int:
+        """How many devices are healthy."""
+        return sum(device.healthy for device in self.devices.values())
+
+
+@dataclass(slots=True)
+class Snapshots:
+    """The lists of one resource. Used from the event loop alone."""
+
+    resource: ResourceName
+    current: Snapshot | None = None
+    _changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+
+    async def publish(self, devices: Sequence[Device]) -> bool:
+        """Make a list the current one and wake the streams if kubelet would see a difference.
+
+        Kubelet rewrites its checkpoint for each message, so an equal list, in whatever order, is not sent again.
+
+        Returns:
+            Whether kubelet would see a difference.
+
+        Raises:
+            InvalidRequest, Exhausted: the list cannot be sent; the current one stays.
+        """
+        by_id = MappingProxyType({device.id: device for device in devices})
+        before = self.current
+        if before is not None and len(by_id) == len(devices) and _visible(before.devices) == _visible(by_id):
+            self.current = Snapshot(before.version, by_id, before.message)
+            return False
+        message = encode_list(self.resource, devices)
+        self.current = Snapshot(1 if before is None else before.version + 1, by_id, message)
+        await self.wake()
+        return True
+
+    async def wake(self) -> None:
+        """Let every waiter look again."""
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def after(self, version: int, until: Callable[[], bool]) -> Snapshot | None:
+        """Wait for a list newer than `version` (0: any).
+
+        Returns:
+            The newest list, or None once `until()` is true (`wake` makes it be asked again).
+        """
+        async with self._changed:
+            await self._changed.wait_for(lambda: until() or self._newer(version) is not None)
+        return None if until() else self._newer(version)
+
+    def _newer(self, version: int) -> Snapshot | None:
+        return self.current if self.current is not None and self.current.version > version else None
+
+
+def _visible(devices: Mapping[DeviceId, Device]) -> dict[DeviceId, tuple[bool, tuple[int, ...]]]:
+    return {name: (device.healthy, device.numa_nodes) for name, device in devices.items()}
