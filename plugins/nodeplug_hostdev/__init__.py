@@ -1,1 +1,5 @@
-"""Any device node of the host as an extended resource."""
+"""hostdev: any device nodes of the host, by glob, as extended resources."""
+
+from nodeplug_hostdev.plugin import HostDev
+
+__all__ = ["HostDev"]

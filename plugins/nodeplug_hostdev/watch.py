@@ -1,0 +1,102 @@
+"""Hot-plug by inotify.
+
+Owns: one thread that watches the folders where nodes come and go, and asks for a new listing.
+Refuses: to list. An event that is lost costs one poll of the daemon, so no event needs to be right.
+"""
+
+import glob
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Final
+
+from asyncinotify import Event, Inotify, Mask
+
+_MASK: Final = Mask.CREATE | Mask.DELETE | Mask.MOVED_FROM | Mask.MOVED_TO | Mask.ATTRIB | Mask.ONLYDIR
+_TURN: Final = 1.0
+"""Seconds after which the thread looks whether it is to end."""
+
+Interest = tuple[str, str]
+"""A component of a glob, and the resource that it belongs to."""
+
+
+def folders(patterns: Mapping[str, Sequence[str]]) -> dict[Path, set[Interest]]:
+    """Return what to watch now: each existing folder on the way to a match, and the names that matter in it.
+
+    Args:
+        patterns: by resource, its globs.
+    """
+    watched: dict[Path, set[Interest]] = {}
+    for resource, globs in patterns.items():
+        for pattern in globs:
+            parts = Path(pattern).parts
+            for depth in range(1, len(parts)):
+                above = str(Path(*parts[:depth]))
+                for folder in glob.glob(above):  # noqa: PTH207 - Path.glob takes no absolute pattern
+                    if Path(folder).is_dir():
+                        watched.setdefault(Path(folder), set()).add((parts[depth], resource))
+    return watched
+
+
+class Watcher:
+    """Watches until it is closed."""
+
+    def __init__(
+        self,
+        patterns: Mapping[str, Sequence[str]],
+        refresh: Callable[[str], None],
+        log: logging.LoggerAdapter[logging.Logger],
+    ) -> None:
+        """Begin to watch.
+
+        Args:
+            patterns: by resource, its globs.
+            refresh: called with a resource, from the thread, when something that may concern it happened.
+            log: for the one reason why watching may be impossible.
+
+        Raises:
+            OSError: the kernel has no inotify instance left (fs.inotify.max_user_instances).
+        """
+        self._patterns = patterns
+        self._refresh = refresh
+        self._log = log
+        self._closing = threading.Event()
+        self._inotify = Inotify(sync_timeout=_TURN)
+        self._interests: dict[Path, set[Interest]] = {}
+        self._watch()
+        self._thread = threading.Thread(target=self._run, name="hostdev:inotify", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread; it closes the inotify descriptor."""
+        self._closing.set()
+        self._thread.join(timeout=5 * _TURN)
+
+    def _watch(self) -> None:
+        self._interests = folders(self._patterns)
+        for folder in self._interests:
+            try:
+                self._inotify.add_watch(folder, _MASK)
+            except OSError as error:  # gone meanwhile, or fs.inotify.max_user_watches is used up
+                self._log.warning("cannot watch %s: %s; the poll goes on", folder, error.strerror)
+
+    def _run(self) -> None:
+        with self._inotify:
+            while not self._closing.is_set():
+                event = self._inotify.sync_get()
+                if event is None:
+                    continue
+                concerned = self._concerned(event)
+                self._watch()  # the event may have made or removed a folder on the way
+                for resource in sorted(concerned):
+                    self._refresh(resource)
+
+    def _concerned(self, event: Event) -> set[str]:
+        # Without a watch or a name the event is about a folder as a whole, or events were lost.
+        if event.watch is None or event.name is None:
+            return set(self._patterns)
+        name = str(event.name)
+        interests = self._interests.get(event.watch.path, set())
+        return {resource for component, resource in interests if fnmatchcase(name, component)}
