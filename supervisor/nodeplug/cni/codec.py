@@ -1,0 +1,303 @@
+"""CNI on the wire: environment and stdin to a request value, a result or an error to stdout.
+
+Owns: every rule of the specification about what a call must carry, in the order and with the codes and texts of the
+Go plugins' main library ("skel"), because runtimes and people know those.
+Refuses: I/O, routing, and judgement of anything below the keys that the specification names: the rest of the
+configuration belongs to the plugin.
+
+Keys are matched without regard to case, as Go does; regular expressions match whole strings, since Python's `$`
+accepts a trailing newline and Go's does not.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from nodeplug.cni import results
+from nodeplug.cni.results import VERSIONS
+from nodeplug.errors import (
+    IncompatibleVersion,
+    InvalidEnvironment,
+    InvalidNetns,
+    InvalidRequest,
+    PluginError,
+    Undecodable,
+    wire,
+)
+from nodeplug.frame import Frame
+from nodeplug.netns import Netns
+from nodeplug.values import CniAdd, CniCheck, CniDel, CniGc, CniRequest, CniResult, CniStatus, ValidAttachment
+
+_ATTACHMENT: Final = ("CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_PATH")
+_VALID: Final = ("cni.dev/valid-attachments", "cni.dev/attachments")
+_NAME: Final = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.\-]*")
+_IFNAME_LIMIT: Final = 15
+_OLDEST: Final = "0.1.0"
+
+
+@dataclass(frozen=True, slots=True)
+class Verb:
+    """What one verb needs.
+
+    Attributes:
+        required: variables that must not be empty, in the order in which they are named when missing.
+        since: the first specification that has it.
+    """
+
+    required: tuple[str, ...]
+    since: str = _OLDEST
+
+
+VERBS: Final[Mapping[str, Verb]] = {
+    "ADD": Verb(_ATTACHMENT),
+    "CHECK": Verb(_ATTACHMENT, "0.4.0"),
+    "DEL": Verb(("CNI_CONTAINERID", "CNI_IFNAME", "CNI_PATH")),
+    "GC": Verb(("CNI_PATH",), "1.1.0"),
+    "STATUS": Verb(("CNI_PATH",), "1.1.0"),
+    "VERSION": Verb(()),
+}
+
+
+def decode(frame: Frame, namespaces: Sequence[Netns]) -> CniRequest:
+    """Read one call of any verb but VERSION.
+
+    Args:
+        frame: what the entrypoint script sent.
+        namespaces: the caller's own, then that of CNI_NETNS if it could be opened.
+
+    Returns:
+        The request value of the verb.
+
+    Raises:
+        InvalidEnvironment: a variable is missing or malformed.
+        Undecodable: stdin, or a part of it, is not what the specification says.
+        InvalidRequest: no or a bad network name; CHECK without prevResult.
+        IncompatibleVersion: the configuration's version is not served, or has no such verb.
+        InvalidNetns: no namespace where one is due, or the caller's own.
+    """
+    command = _check_environment(frame.env)
+    config = _read_config(frame.stdin)
+    verb = VERBS.get(command)
+    if verb is None or command == "VERSION":
+        raise InvalidEnvironment(f"unknown CNI_COMMAND: {command}")
+    version = _check_version(config, command, verb)
+    if not namespaces:
+        raise InvalidNetns("the caller's network namespace did not arrive with the call; install the scripts again")
+    common: dict[str, Any] = {
+        "claim": frame.name,
+        "network": _string(config, "name"),
+        "version": version,
+        "config": config,
+        "path": tuple(part for part in frame.env["CNI_PATH"].split(":") if part),
+        "host_netns": namespaces[0],
+    }
+    if command == "GC":
+        return CniGc(valid=_valid_attachments(config), **common)
+    if command == "STATUS":
+        return CniStatus(**common)
+    return _decode_attachment(command, frame.env, namespaces, common)
+
+
+def _decode_attachment(
+    command: str, env: Mapping[str, str], namespaces: Sequence[Netns], common: Mapping[str, Any]
+) -> CniRequest:
+    netns = namespaces[1] if len(namespaces) > 1 else None
+    if command in {"ADD", "DEL"} and netns is not None and not _overridden(env):
+        _refuse_own(namespaces[0], netns)
+    rest: dict[str, Any] = {
+        "container_id": env["CNI_CONTAINERID"],
+        "ifname": env["CNI_IFNAME"],
+        "args": parse_args(env.get("CNI_ARGS", "")),
+        "netns": netns,
+        **common,
+    }
+    if command == "DEL":
+        # A DEL that fails keeps the pod for ever, so a result that cannot be read counts as none here.
+        return CniDel(prev_result=_prev_result(common, forgiving=True), **rest)
+    if netns is None:
+        path = env["CNI_NETNS"]
+        raise InvalidNetns(f"CNI_NETNS={path!r} is no network namespace, or cannot be opened by the caller")
+    prev_result = _prev_result(common)
+    if command == "ADD":
+        return CniAdd(prev_result=prev_result, **rest)
+    if prev_result is None:
+        raise InvalidRequest("Required prevResult missing")
+    return CniCheck(prev_result=prev_result, **rest)
+
+
+def _check_environment(env: Mapping[str, str]) -> str:
+    command = env.get("CNI_COMMAND", "")
+    verb = VERBS.get(command, Verb(()))
+    missing = [name for name in ("CNI_COMMAND", *verb.required) if not env.get(name)]
+    if "CNI_CONTAINERID" in verb.required and "CNI_CONTAINERID" not in missing:
+        _check_container_id(env["CNI_CONTAINERID"])
+    if "CNI_IFNAME" in verb.required and "CNI_IFNAME" not in missing:
+        _check_ifname(env["CNI_IFNAME"])
+    if missing:
+        raise InvalidEnvironment(f"required env variables [{','.join(missing)}] missing")
+    return command
+
+
+def _check_container_id(text: str) -> None:
+    if not _NAME.fullmatch(text):
+        raise InvalidEnvironment("invalid characters in containerID", details=text)
+
+
+def _check_ifname(text: str) -> None:
+    if len(text.encode(errors="surrogateescape")) > _IFNAME_LIMIT:
+        raise InvalidEnvironment(
+            "interface name is too long", details=f"interface name should be less than {_IFNAME_LIMIT + 1} characters"
+        )
+    if text in {".", ".."}:
+        raise InvalidEnvironment("interface name is . or ..")
+    if any(char in "/:" or char.isspace() for char in text):
+        raise InvalidEnvironment("interface name contains / or : or whitespace characters")
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _parse(stdin: bytes) -> Any:
+    try:
+        return json.loads(stdin.decode("utf-8"), parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise Undecodable(f"error unmarshall network config: {error}") from None
+
+
+def _read_config(stdin: bytes) -> Mapping[str, Any]:
+    document = _parse(stdin)
+    if document is None:
+        document = {}
+    if not isinstance(document, dict):
+        raise Undecodable("error unmarshall network config: it is no object")
+    name = _string(document, "name")
+    if not name:
+        raise InvalidRequest("missing network name")
+    if not _NAME.fullmatch(name):
+        raise InvalidRequest("invalid characters found in network name", details=name)
+    return document
+
+
+def _look(config: Mapping[str, Any], key: str) -> tuple[bool, Any]:
+    """Find a key without regard to case; of several the last counts, as in Go."""
+    found = [value for name, value in config.items() if name.lower() == key]
+    return bool(found), found[-1] if found else None
+
+
+def _string(config: Mapping[str, Any], key: str) -> str:
+    value = _look(config, key.lower())[1]
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise Undecodable(f"error unmarshall network config: {key} must be a string, found {type(value).__name__}")
+    return value
+
+
+def _check_version(config: Mapping[str, Any], command: str, verb: Verb) -> str:
+    version = _string(config, "cniVersion") or _OLDEST
+    if version not in VERSIONS:
+        raise IncompatibleVersion(
+            "incompatible CNI versions",
+            details=f"config is {json.dumps(version)}, plugin supports {json.dumps(VERSIONS)}",
+        )
+    if VERSIONS.index(version) < VERSIONS.index(verb.since):
+        raise IncompatibleVersion(
+            f"config version does not allow {command}", details=f"cniVersion is {version}, {verb.since} is needed"
+        )
+    return version
+
+
+def parse_args(text: str) -> dict[str, str]:
+    """Read CNI_ARGS: `K=V` pairs with one `=` each, between semicolons. Which keys are known is the plugin's business.
+
+    Raises:
+        InvalidEnvironment: a pair is malformed; an empty one after a trailing semicolon is too, as in Go.
+    """
+    pairs: dict[str, str] = {}
+    for pair in text.split(";") if text else ():
+        key, equals, value = pair.partition("=")
+        if not equals or "=" in value:
+            raise InvalidEnvironment(f"ARGS: invalid pair {json.dumps(pair)}", details="CNI_ARGS has the form K=V;K=V")
+        pairs[key] = value
+    return pairs
+
+
+def _overridden(env: Mapping[str, str]) -> bool:
+    return env.get("CNI_NETNS_OVERRIDE", "").upper() in {"1", "TRUE"}
+
+
+def _refuse_own(host: Netns, netns: Netns) -> None:
+    # Before the plugin runs: the Go library looks after the result is printed, and then prints a second document.
+    if host.identity == netns.identity:
+        raise InvalidNetns(
+            "plugin's netns and netns from CNI_NETNS should not be the same", details=f"CNI_NETNS is {netns.path}"
+        )
+
+
+def _prev_result(common: Mapping[str, Any], *, forgiving: bool = False) -> CniResult | None:
+    document = _look(common["config"], "prevresult")[1]
+    if document is None:
+        return None
+    try:
+        return results.decode(document, common["version"])
+    except (Undecodable, IncompatibleVersion) as error:
+        if forgiving:
+            return None
+        raise type(error)(f"could not parse prevResult: {error.message}", details=error.details) from None
+
+
+def _valid_attachments(config: Mapping[str, Any]) -> tuple[ValidAttachment, ...] | None:
+    """Return the list; empty for null, which runtimes with nothing attached send; None when nothing was said."""
+    for key in _VALID:
+        present, value = _look(config, key)
+        if present:
+            break
+    else:
+        return None
+    if value is not None and not isinstance(value, list):
+        raise Undecodable(f"{key} must be a list, found {type(value).__name__}")
+    return tuple(_valid_attachment(key, item) for item in value or ())
+
+
+def _valid_attachment(key: str, item: Any) -> ValidAttachment:
+    if not isinstance(item, dict):
+        raise Undecodable(f"{key} must hold objects, found {type(item).__name__}")
+    container_id, ifname = _string(item, "containerID"), _string(item, "ifname")
+    if not container_id or not ifname:
+        raise Undecodable(f"{key} must name containerID and ifname in each entry")
+    return ValidAttachment(container_id=container_id, ifname=ifname)
+
+
+def encode_result(result: CniResult, version: str) -> bytes:
+    """Write the answer to ADD.
+
+    Raises:
+        PluginError: the result cannot be said in the version (see `results.encode`).
+    """
+    return json.dumps(results.encode(result, version)).encode() + b"\n"
+
+
+def encode_error(error: PluginError, version: str = "") -> bytes:
+    """Write an error; `cniVersion` is left out when the version is not one that is served."""
+    document: dict[str, Any] = {"cniVersion": version} if version in VERSIONS else {}
+    document |= {"code": wire(error).cni, "msg": error.message}
+    if error.details:
+        document["details"] = error.details
+    return json.dumps(document).encode() + b"\n"
+
+
+def encode_versions() -> bytes:
+    """Write the answer to VERSION."""
+    return json.dumps({"cniVersion": VERSIONS[-1], "supportedVersions": VERSIONS}).encode() + b"\n"
+
+
+def version_of(stdin: bytes) -> str:
+    """Return the version of a configuration for an error about it; empty when there is none to be found."""
+    try:
+        document = _parse(stdin)
+        return (_string(document, "cniVersion") or _OLDEST) if isinstance(document, dict) else ""
+    except Undecodable:
+        return ""

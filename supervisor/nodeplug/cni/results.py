@@ -1,0 +1,309 @@
+"""CNI results in every version of the specification, to and from the one value that plugins see.
+
+Owns: the three families of result JSON (0.1.0 and 0.2.0; 0.3.0 to 0.4.0; 1.0.0 and 1.1.0) and the conversions between
+them as libcni does them. Within a family the JSON is the same, and any member decodes as any other.
+Refuses: I/O, and judgement of a result's content beyond its types.
+
+| family | addresses | interfaces | routes |
+|---|---|---|---|
+| 0.1, 0.2 | the first of each family, as `ip4` and `ip6` | none | inside `ip4` and `ip6` |
+| 0.3, 0.4 | `ips` with `version` | name, mac, sandbox | `routes` |
+| 1.x | `ips` | and mtu, socketPath, pciID | `routes` |
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from ipaddress import (
+    IPv4Address,
+    IPv4Interface,
+    IPv4Network,
+    IPv6Address,
+    IPv6Interface,
+    IPv6Network,
+    ip_address,
+    ip_interface,
+    ip_network,
+)
+from typing import Any, Final, TypeVar
+
+from nodeplug.errors import IncompatibleVersion, PluginError, Undecodable
+from nodeplug.values import CniDns, CniInterface, CniIp, CniResult, CniRoute, fold
+
+VERSIONS: Final = ("0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0")
+"""Every released version of the specification, oldest first."""
+FAMILIES: Final = (VERSIONS[0:2], VERSIONS[2:5], VERSIONS[5:7])
+"""Versions that share one form of result."""
+_CIDR: Final = re.compile(r"[0-9a-fA-F.:]+/[0-9]{1,3}")
+_ROUTE_NUMBERS: Final = ("mtu", "advmss", "priority", "table", "scope")
+T = TypeVar("T")
+
+
+def family(version: str) -> tuple[str, ...]:
+    """Return the versions whose results have the same form.
+
+    Raises:
+        IncompatibleVersion: the version is not served.
+    """
+    for members in FAMILIES:
+        if version in members:
+            return members
+    raise IncompatibleVersion(f"unsupported CNI result version {version!r}; known: {', '.join(VERSIONS)}")
+
+
+# --- value -> JSON ----------------------------------------------------------------------------------------------
+
+
+def encode(result: CniResult, version: str) -> dict[str, Any]:
+    """Write a result in the form of one version (SPEC 1.1.0, "Success"; libcni's converters for older ones).
+
+    Raises:
+        IncompatibleVersion: the version is not served.
+        PluginError: version 0.1.0 or 0.2.0, and the result has no address.
+    """
+    members = family(version)
+    if members == FAMILIES[0]:
+        return {"cniVersion": version, **_encode_oldest(result)}
+    modern = members == FAMILIES[2]
+    document: dict[str, Any] = {"cniVersion": version}
+    if result.interfaces:
+        document["interfaces"] = [_encode_interface(item, modern=modern) for item in result.interfaces]
+    if result.ips:
+        document["ips"] = [_encode_ip(item, modern=modern) for item in result.ips]
+    if result.routes or not modern:
+        document["routes"] = [_encode_route(item) for item in result.routes]
+    dns = _encode_dns(result.dns)
+    if dns or not modern:
+        document["dns"] = dns
+    return document
+
+
+def _encode_oldest(result: CniResult) -> dict[str, Any]:
+    document: dict[str, Any] = {}
+    for item in result.ips:
+        number = item.address.version
+        if f"ip{number}" in document:
+            continue
+        ip: dict[str, Any] = {"ip": str(item.address)}
+        if item.gateway is not None:
+            ip["gateway"] = str(item.gateway)
+        routes = [_encode_route(route) for route in result.routes if route.dst.version == number]
+        if routes:
+            ip["routes"] = routes
+        document[f"ip{number}"] = ip
+    if not document:
+        raise PluginError(
+            "cannot convert: no valid IP addresses; a result of version 0.1.0 or 0.2.0 needs one, "
+            "so raise cniVersion of the network to 0.3.0 or more"
+        )
+    document["dns"] = _encode_dns(result.dns)
+    return document
+
+
+def _encode_interface(item: CniInterface, *, modern: bool) -> dict[str, Any]:
+    document: dict[str, Any] = {"name": item.name}
+    pairs: list[tuple[str, Any]] = [("mac", item.mac), ("sandbox", item.sandbox)]
+    if modern:
+        pairs += [("mtu", item.mtu), ("socketPath", item.socket_path), ("pciID", item.pci_id)]
+    document.update((key, value) for key, value in pairs if value)
+    return document
+
+
+def _encode_ip(item: CniIp, *, modern: bool) -> dict[str, Any]:
+    document: dict[str, Any] = {} if modern else {"version": str(item.address.version)}
+    document["address"] = str(item.address)
+    if item.gateway is not None:
+        document["gateway"] = str(item.gateway)
+    if item.interface is not None:
+        document["interface"] = item.interface
+    return document
+
+
+def _encode_route(item: CniRoute) -> dict[str, Any]:
+    document: dict[str, Any] = {"dst": str(item.dst)}
+    if item.gw is not None:
+        document["gw"] = str(item.gw)
+    # libcni keeps the keys of 1.1.0 in older forms too; readers of older versions skip them.
+    for key in _ROUTE_NUMBERS:
+        value = getattr(item, key)
+        if value is not None:
+            document[key] = value
+    return document
+
+
+def _encode_dns(dns: CniDns) -> dict[str, Any]:
+    pairs = (
+        ("nameservers", list(dns.nameservers)),
+        ("domain", dns.domain),
+        ("search", list(dns.search)),
+        ("options", list(dns.options)),
+    )
+    return {key: value for key, value in pairs if value}
+
+
+# --- JSON -> value ----------------------------------------------------------------------------------------------
+
+
+def decode(document: Any, version: str) -> CniResult:
+    """Read a result in the form of one version; keys match without regard to case, as Go's do.
+
+    Args:
+        document: decoded JSON.
+        version: of the configuration that the result belongs to.
+
+    Raises:
+        IncompatibleVersion: the result says that it has a version of another family.
+        Undecodable: a value has the wrong type; the message names it.
+    """
+    if not isinstance(document, Mapping):
+        raise Undecodable(f"a CNI result is an object, found {_kind(document)}")
+    members = family(version)
+    folded = fold(document)
+    own = _text(folded, "cniversion", "result") or version
+    if own not in members:
+        raise IncompatibleVersion(f"result type supports [{' '.join(members)}] but unmarshalled CNIVersion is {own!r}")
+    if members == FAMILIES[0]:
+        return _decode_oldest(folded)
+    return CniResult(
+        interfaces=_items(folded, "interfaces", "result", _decode_interface),
+        ips=_items(folded, "ips", "result", _decode_ip),
+        routes=_items(folded, "routes", "result", _decode_route),
+        dns=_decode_dns(folded),
+    )
+
+
+def _decode_oldest(folded: Mapping[str, Any]) -> CniResult:
+    ips: list[CniIp] = []
+    routes: list[CniRoute] = []
+    for key in ("ip4", "ip6"):
+        item = _object(folded, key, "result")
+        if item is not None:
+            ips.append(CniIp(_address(item, "ip", key), _gateway(item, "gateway", key)))
+            routes += _items(item, "routes", key, _decode_route)
+    return CniResult(ips=tuple(ips), routes=tuple(routes), dns=_decode_dns(folded))
+
+
+def _decode_interface(item: Mapping[str, Any], where: str) -> CniInterface:
+    return CniInterface(
+        name=_text(item, "name", where),
+        mac=_text(item, "mac", where),
+        sandbox=_text(item, "sandbox", where),
+        mtu=_number(item, "mtu", where) or 0,
+        socket_path=_text(item, "socketpath", where),
+        pci_id=_text(item, "pciid", where),
+    )
+
+
+def _decode_ip(item: Mapping[str, Any], where: str) -> CniIp:
+    return CniIp(
+        address=_address(item, "address", where),
+        gateway=_gateway(item, "gateway", where),
+        interface=_number(item, "interface", where),
+    )
+
+
+def _decode_route(item: Mapping[str, Any], where: str) -> CniRoute:
+    numbers = {key: _number(item, key, where) for key in _ROUTE_NUMBERS}
+    return CniRoute(dst=_network(item, "dst", where), gw=_gateway(item, "gw", where), **numbers)
+
+
+def _decode_dns(folded: Mapping[str, Any]) -> CniDns:
+    item = _object(folded, "dns", "result") or {}
+    return CniDns(
+        nameservers=_texts(item, "nameservers", "dns"),
+        domain=_text(item, "domain", "dns"),
+        search=_texts(item, "search", "dns"),
+        options=_texts(item, "options", "dns"),
+    )
+
+
+# --- one value of a given type, or Undecodable; null and absent are the same, as in Go ---------------------------
+
+
+def _kind(value: Any) -> str:
+    names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", int: "a number", float: "a number"}
+    return names.get(type(value), "null")
+
+
+def _wrong(where: str, key: str, due: str, value: Any) -> Undecodable:
+    return Undecodable(f"{key!r} of {where} must be {due}, found {_kind(value)}")
+
+
+def _object(item: Mapping[str, Any], key: str, where: str) -> Mapping[str, Any] | None:
+    value = item.get(key)
+    if value is not None and not isinstance(value, Mapping):
+        raise _wrong(where, key, "an object", value)
+    return value
+
+
+def _items(item: Mapping[str, Any], key: str, where: str, read: Callable[[Mapping[str, Any], str], T]) -> tuple[T, ...]:
+    value = item.get(key)
+    if value is None:
+        return ()
+    if not isinstance(value, list):
+        raise _wrong(where, key, "a list", value)
+    found = []
+    for index, entry in enumerate(value):
+        if not isinstance(entry, Mapping):
+            raise _wrong(where, f"{key}[{index}]", "an object", entry)
+        found.append(read(entry, f"{key}[{index}]"))
+    return tuple(found)
+
+
+def _text(item: Mapping[str, Any], key: str, where: str) -> str:
+    value = item.get(key)
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise _wrong(where, key, "a string", value)
+    return value
+
+
+def _texts(item: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:
+    value = item.get(key)
+    if value is None:
+        return ()
+    if not isinstance(value, list) or not all(isinstance(entry, str) for entry in value):
+        raise _wrong(where, key, "a list of strings", value)
+    return tuple(value)
+
+
+def _number(item: Mapping[str, Any], key: str, where: str) -> int | None:
+    value = item.get(key)
+    if value is None:
+        return None
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise _wrong(where, key, "a whole number", value)
+    return value
+
+
+def _cidr(item: Mapping[str, Any], key: str, where: str) -> str:
+    text = _text(item, key, where)
+    if not _CIDR.fullmatch(text):
+        raise Undecodable(f"{key!r} of {where} must be an address with prefix length, found {text!r}")
+    return text
+
+
+def _address(item: Mapping[str, Any], key: str, where: str) -> IPv4Interface | IPv6Interface:
+    text = _cidr(item, key, where)
+    try:
+        return ip_interface(text)
+    except ValueError:
+        raise Undecodable(f"{key!r} of {where} must be an address with prefix length, found {text!r}") from None
+
+
+def _network(item: Mapping[str, Any], key: str, where: str) -> IPv4Network | IPv6Network:
+    text = _cidr(item, key, where)
+    try:
+        return ip_network(text, strict=False)
+    except ValueError:
+        raise Undecodable(f"{key!r} of {where} must be a network with prefix length, found {text!r}") from None
+
+
+def _gateway(item: Mapping[str, Any], key: str, where: str) -> IPv4Address | IPv6Address | None:
+    text = _text(item, key, where)
+    if not text:
+        return None
+    try:
+        return ip_address(text)
+    except ValueError:
+        raise Undecodable(f"{key!r} of {where} must be an address, found {text!r}") from None
