@@ -64,6 +64,7 @@ class Supervisor(_Model):
     state_dir: Path = Field(Path("/var/lib/nodeplug"), description="Survives a reboot: journal, spool.")
     run_dir: Path = Field(Path("/run/nodeplug"), description="Gone at reboot: attachments, staging.")
     cni_bin_dir: Path = Field(Path("/opt/cni/bin"), description="Where the runtime looks for CNI executables.")
+    cni_conf_dir: Path = Field(Path("/etc/cni/net.d"), description="Where the runtime reads network configurations.")
     flexvolume_dir: Path = Field(
         Path("/usr/libexec/kubernetes/kubelet-plugins/volume/exec"), description="kubelet's --volume-plugin-dir."
     )
@@ -106,6 +107,7 @@ class Supervisor(_Model):
             spool=state / "spool",
             attachments=run / "attachments",
             cni_bin=self.below_root(self.cni_bin_dir),
+            cni_conf=self.below_root(self.cni_conf_dir),
             flexvolume=self.below_root(self.flexvolume_dir),
             device_plugins=self.below_root(self.device_plugins_dir),
             plugins_registry=self.below_root(self.plugins_registry_dir),
@@ -124,6 +126,7 @@ class Paths:
     spool: Path
     attachments: Path
     cni_bin: Path
+    cni_conf: Path
     flexvolume: Path
     device_plugins: Path
     plugins_registry: Path
