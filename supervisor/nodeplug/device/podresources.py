@@ -1,0 +1,269 @@
+"""Who holds which device, from kubelet's podresources API, and the release that the device-plugin API lacks.
+
+Owns: the one poller of the node, the holders seen, and `device_released` for holders that are gone.
+Refuses: an allocation table of its own: what is kept on disk is only "seen and not yet told", so that a release during
+a pause of the daemon is still told after it.
+
+Kubelet frees ids lazily and a poll comes later still, so a release may be told after the ids were granted again.
+"""
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import grpc
+import grpc.aio
+
+from nodeplug.call import Call
+from nodeplug.errors import PluginError, TryAgain
+from nodeplug.journal import write_durably
+from nodeplug.pb import podresources_v1_pb2 as pb
+from nodeplug.pb import podresources_v1_pb2_grpc as pb_grpc
+from nodeplug.registry import Route
+from nodeplug.runner import Runner
+from nodeplug.values import DeviceId, DeviceReleased, ResourceName
+
+LOG: Final = logging.getLogger(__name__)
+_VERSION: Final = 1
+_DEADLINE: Final = 10.0
+_LONGEST_PAUSE: Final = 120.0
+_OPTIONS: Final = (
+    ("grpc.max_receive_message_length", -1),  # one entry per device: a busy node passes gRPC's default of 4 MiB
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.default_authority", "localhost"),
+    ("grpc.enable_http_proxy", 0),
+)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Holder:
+    """A container, as podresources names it (there is no pod UID)."""
+
+    namespace: str
+    pod: str
+    container: str
+
+
+Holdings = Mapping[tuple[ResourceName, Holder], frozenset[DeviceId]]
+"""The ids that each container holds of each resource."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One answer of List: how many pods it names, and the holdings of those with devices."""
+
+    pods: int
+    holdings: Holdings
+
+
+def decode_list(response: pb.ListPodResourcesResponse) -> Answer:
+    """Read a List: kubelet sends one entry per id and NUMA node, these are joined here."""
+    holdings: dict[tuple[ResourceName, Holder], set[DeviceId]] = {}
+    for pod in response.pod_resources:
+        for container in pod.containers:
+            holder = Holder(pod.namespace, pod.name, container.name)
+            for entry in container.devices:
+                ids = holdings.setdefault((ResourceName(entry.resource_name), holder), set())
+                ids.update(DeviceId(name) for name in entry.device_ids)
+    return Answer(len(response.pod_resources), {key: frozenset(ids) for key, ids in holdings.items() if ids})
+
+
+async def ask(path: Path) -> Answer:
+    """Ask kubelet who holds what.
+
+    Raises:
+        TryAgain: kubelet is away, or its rate limit (shared by all clients of the node) refused the call.
+    """
+    try:
+        async with grpc.aio.insecure_channel(f"unix:{path}", _OPTIONS) as channel:
+            stub = pb_grpc.PodResourcesListerStub(channel)
+            return decode_list(await stub.List(pb.ListPodResourcesRequest(), timeout=_DEADLINE))
+    except grpc.aio.AioRpcError as error:
+        raise TryAgain(f"podresources on {path}: {error.code().name}: {error.details()}") from error
+
+
+def released(seen: Holdings, present: Holdings) -> Sequence[DeviceReleased]:
+    """Compare two looks: what containers held and no longer hold, one value per container and resource."""
+    values = []
+    for (resource, holder), ids in sorted(seen.items(), key=lambda item: item[0]):
+        gone = ids - present.get((resource, holder), frozenset())
+        if gone:
+            values.append(DeviceReleased(resource, tuple(sorted(gone)), holder.namespace, holder.pod, holder.container))
+    return values
+
+
+def joined(one: Holdings, other: Holdings) -> Holdings:
+    """Join two holdings."""
+    return {key: one.get(key, frozenset()) | other.get(key, frozenset()) for key in (*one, *other)}
+
+
+def without(holdings: Holdings, told: Iterable[DeviceReleased]) -> Holdings:
+    """Take told releases out of holdings."""
+    left = dict(holdings)
+    for value in told:
+        key = (value.resource, Holder(value.namespace, value.pod, value.container))
+        left[key] = left.get(key, frozenset()) - frozenset(value.ids)
+    return {key: ids for key, ids in left.items() if ids}
+
+
+def encode_state(holdings: Holdings) -> bytes:
+    """Write holdings for the disk."""
+    entries = [
+        {
+            "resource": resource,
+            "namespace": holder.namespace,
+            "pod": holder.pod,
+            "container": holder.container,
+            "ids": sorted(ids),
+        }
+        for (resource, holder), ids in sorted(holdings.items())
+    ]
+    return json.dumps({"version": _VERSION, "holders": entries}).encode()
+
+
+def decode_state(data: bytes) -> Holdings:
+    """Read holdings from the disk.
+
+    Raises:
+        ValueError: the file is damaged or of another version.
+    """
+    try:
+        document = json.loads(data)
+        if document["version"] != _VERSION:
+            raise ValueError(f"version {document['version']!r}")
+        return {
+            (ResourceName(entry["resource"]), Holder(entry["namespace"], entry["pod"], entry["container"])): frozenset(
+                DeviceId(name) for name in entry["ids"]
+            )
+            for entry in document["holders"]
+        }
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from error
+
+
+@dataclass(slots=True)
+class PodResources:
+    """The node's poller.
+
+    Attributes:
+        socket: podresources; it may be absent.
+        state: the file of what was seen; its folder exists.
+        routes: the device routes as they are now; holders of other resources are only remembered.
+        runner: calls `device_released`.
+        interval: seconds between two looks.
+        unsynced_grace: seconds for which an answer that names no pod at all is not believed. A kubelet that just
+            started knows no pods yet, and would seem to have released everything.
+        present: the holdings of the last answer.
+        error: why there is no answer at present; empty when there is.
+    """
+
+    socket: Path
+    state: Path
+    routes: Callable[[], Sequence[Route]]
+    runner: Runner
+    interval: float = 10.0
+    unsynced_grace: float = 60.0
+    present: Holdings = field(default_factory=dict)
+    error: str = ""
+    _seen: Holdings = field(default_factory=dict)
+    _missing_since: dict[DeviceReleased, float] = field(default_factory=dict)
+    _failures: int = 0
+
+    def holders(self) -> Mapping[ResourceName, Mapping[DeviceId, Holder]]:
+        """Return who holds each id, as of the last answer."""
+        table: dict[ResourceName, dict[DeviceId, Holder]] = {}
+        for (resource, holder), ids in self.present.items():
+            table.setdefault(resource, {}).update(dict.fromkeys(ids, holder))
+        return table
+
+    async def run(self) -> None:
+        """Look until cancelled. Never fails by itself."""
+        self._seen = await asyncio.to_thread(self._load)
+        while True:
+            try:
+                await self.look()
+            except Exception:
+                LOG.exception("a look at podresources failed")
+            await asyncio.sleep(min(self.interval * 2.0 ** min(self._failures, 10), max(_LONGEST_PAUSE, self.interval)))
+
+    async def look(self) -> None:
+        """Ask once, remember, and tell plugins what was released."""
+        try:
+            answer = await ask(self.socket)
+        except TryAgain as error:
+            self._failed(error.message)
+            return
+        self._failures, self.error = 0, ""
+        self.present = answer.holdings
+        served = {route.claim.name: route for route in self.routes()}
+        wanted = {key: ids for key, ids in answer.holdings.items() if key[0] in served}
+        await self._remember(joined(self._seen, wanted))
+        await self._remember(without(self._seen, await self._tell(self._believed(answer), served)))
+
+    def _failed(self, reason: str) -> None:
+        # Only a rate limit asks for a slower pace; a kubelet that is away may be back at the next look.
+        self._failures = self._failures + 1 if "RESOURCE_EXHAUSTED" in reason else 0
+        if not self.error:
+            LOG.warning("who holds devices is unknown at present: %s", reason)
+        self.error = reason
+
+    def _believed(self, answer: Answer) -> Sequence[DeviceReleased]:
+        """Return what is missing in this answer and was in the one before.
+
+        Once is not enough: a kubelet that just started lists the pods that it has heard of so far.
+        """
+        now = time.monotonic()
+        missing = released(self._seen, answer.holdings)
+        self._missing_since = {value: self._missing_since.get(value, now) for value in missing}
+        grace = 0.0 if answer.pods else self.unsynced_grace
+        return [value for value in missing if self._missing_since[value] < now - grace]
+
+    async def _tell(self, values: Sequence[DeviceReleased], served: Mapping[str, Route]) -> Sequence[DeviceReleased]:
+        """Tell plugins, resources side by side; return what needs no further telling."""
+        by_resource: dict[str, list[DeviceReleased]] = {}
+        for value in values:
+            by_resource.setdefault(value.resource, []).append(value)
+        results = await asyncio.gather(
+            *(self._tell_one_plugin(served[name], of) for name, of in by_resource.items() if name in served)
+        )
+        return [value for told in results for value in told]
+
+    async def _tell_one_plugin(self, route: Route, values: Sequence[DeviceReleased]) -> Sequence[DeviceReleased]:
+        if "device_released" not in route.hooks:
+            return values
+        told = []
+        for value in values:
+            call = Call("DeviceReleased", str(route.claim), key=f"{value.resource}:released")
+            try:
+                await self.runner.call(route, "device_released", call, {"request": value})
+            except PluginError as error:
+                LOG.warning("a release of %s will be told again: %s (request %s)", value.resource, error, call.id)
+                break
+            told.append(value)
+        return told
+
+    async def _remember(self, holdings: Holdings) -> None:
+        if holdings == self._seen:
+            return
+        self._seen = holdings
+        try:
+            await asyncio.to_thread(write_durably, self.state, encode_state(holdings))
+        except PluginError as error:
+            LOG.warning("a release during a restart of the daemon would be missed: %s", error)
+
+    def _load(self) -> Holdings:
+        try:
+            return decode_state(self.state.read_bytes())
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError) as error:
+            LOG.warning("%s is set aside, releases before this start are not told: %s", self.state, error)
+            with suppress(OSError):
+                self.state.rename(self.state.with_suffix(".damaged"))
+            return {}
