@@ -80,9 +80,17 @@ class Overdue:
 
 @dataclass(slots=True)
 class Runner:
-    """Calls hooks. Used from the event loop alone, hence no locks."""
+    """Calls hooks. Used from the event loop alone, hence no locks.
+
+    Attributes:
+        deadlines: seconds by plugin and hook, where they differ from the defaults.
+        finished: told of each call once, when its caller is answered, with its error if it has one.
+        in_flight: calls whose hook runs, by request id.
+        overdue: those of them that were answered without their hook.
+    """
 
     deadlines: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    finished: Callable[[Call, PluginError | None], None] = lambda _call, _error: None
     in_flight: dict[str, Call] = field(default_factory=dict)
     overdue: dict[str, Overdue] = field(default_factory=dict)
     _busy: dict[tuple[str, str], asyncio.Future[Any]] = field(default_factory=dict)
@@ -125,6 +133,23 @@ class Runner:
             TryAgain: the plugin is quarantined, or an earlier call for the key is still running at the deadline.
             PluginError: what the plugin raised, or a wrapping of anything else that it raised.
         """
+        try:
+            answer = await self._call(route, hook, call, arguments, enter, done)
+        except PluginError as error:
+            self.finished(call, error)
+            raise
+        self.finished(call, None)
+        return answer
+
+    async def _call(
+        self,
+        route: PluginRoute,
+        hook: str,
+        call: Call,
+        arguments: Mapping[str, Any],
+        enter: Netns | None,
+        done: Callable[[], None],
+    ) -> Any:
         seconds = self.deadline(route.plugin, hook)
         try:
             self._refuse_quarantined(route.plugin)
@@ -132,8 +157,7 @@ class Runner:
         except BaseException:
             done()
             raise
-        thread = _HookThread(route, hook, call, arguments, enter, done)
-        return await self._run(thread, seconds)
+        return await self._run(_HookThread(route, hook, call, arguments, enter, done), seconds)
 
     async def _wait_for_key(self, plugin: str, key: str, seconds: float) -> None:
         try:

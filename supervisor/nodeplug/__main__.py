@@ -1,0 +1,5 @@
+"""`python -m nodeplug`: the command line."""
+
+from nodeplug.cli import main
+
+main()

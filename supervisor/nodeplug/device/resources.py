@@ -1,0 +1,68 @@
+"""Every resource of every running plugin, one task each.
+
+Owns: which `ResourceTask` runs for which plugin, and refresh requests by name.
+Refuses: lists, sockets, registration (the task's), and plugins' lives.
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from nodeplug.device.registration import DevicePaths, Mode
+from nodeplug.device.resource import ResourceStatus, ResourceTask
+from nodeplug.errors import PluginError
+from nodeplug.registry import Route
+from nodeplug.runner import Runner
+from nodeplug.values import ResourceName
+
+LOG: Final = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Resources:
+    """The device side of the daemon. Used from the event loop alone.
+
+    Attributes:
+        runner: calls hooks.
+        paths: kubelet's folders.
+        group: the daemon's task group.
+        mode: how resources register.
+        poll_interval: seconds between two listings.
+    """
+
+    runner: Runner
+    paths: DevicePaths
+    group: asyncio.TaskGroup
+    mode: Mode
+    poll_interval: float
+    _tasks: dict[ResourceName, tuple[ResourceTask, asyncio.Task[None]]] = field(default_factory=dict)
+
+    def serve(self, routes: Iterable[Route]) -> None:
+        """Begin to list and register the resources of a plugin."""
+        for route in routes:
+            try:
+                task = ResourceTask(route, self.runner, self.paths, mode=self.mode, poll_interval=self.poll_interval)
+            except PluginError as error:
+                LOG.error("%s of plugin %s cannot be served: %s", route.claim.name, route.plugin, error)
+                continue
+            running = self.group.create_task(task.run(), name=f"resource {route.claim.name}")
+            self._tasks[task.resource] = (task, running)
+
+    async def end(self, plugin: str) -> None:
+        """Take a plugin's resources off kubelet; returns when their streams and sockets are gone."""
+        names = [name for name, (task, _) in self._tasks.items() if task.status().plugin == plugin]
+        ending = [self._tasks.pop(name)[1] for name in names]
+        for running in ending:
+            running.cancel()
+        await asyncio.gather(*ending, return_exceptions=True)
+
+    def refresh(self, resource: ResourceName) -> None:
+        """Ask for a new listing; an unknown name is ignored, since a plugin may ask before it runs."""
+        if resource in self._tasks:
+            self._tasks[resource][0].refresh()
+
+    def status(self) -> list[ResourceStatus]:
+        """Tell how each resource is, by name."""
+        return [task.status() for _, (task, _) in sorted(self._tasks.items())]

@@ -1,0 +1,115 @@
+"""What the daemon tells about itself, as one JSON object.
+
+Owns: the shape of `nodeplug status --json`.
+Refuses: rendering, and any question that costs a call into a plugin: a status must answer while plugins hang.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from nodeplug.cni.attachments import Attachment
+from nodeplug.device.podresources import Holder
+from nodeplug.device.resource import ResourceStatus
+from nodeplug.flex.ledger import Staged, Target
+from nodeplug.lifecycle import PluginState
+from nodeplug.runner import Runner
+from nodeplug.values import DeviceId, ResourceName
+
+
+def plugins(states: Iterable[PluginState], runner: Runner) -> list[dict[str, Any]]:
+    """Describe every configured plugin: what it answers to, and how it is or why it is not."""
+    return [
+        {
+            "name": state.name,
+            "uses": state.uses,
+            "distribution": state.distribution,
+            "state": state.state,
+            "reason": state.reason,
+            "claims": [str(claim) for claim in state.loaded.claims] if state.loaded else [],
+            "hooks": sorted(state.loaded.hooks) if state.loaded else [],
+            "quarantined": runner.quarantined(state.name),
+        }
+        for state in states
+    ]
+
+
+def resources(
+    statuses: Iterable[ResourceStatus], holders: Mapping[ResourceName, Mapping[DeviceId, Holder]]
+) -> list[dict[str, Any]]:
+    """Describe every resource, its devices, and who holds them."""
+    return [_resource(status, holders.get(status.resource, {})) for status in statuses]
+
+
+def _resource(status: ResourceStatus, holders: Mapping[DeviceId, Holder]) -> dict[str, Any]:
+    return {
+        "resource": status.resource,
+        "plugin": status.plugin,
+        "registered": status.registered,
+        "devices": status.total,
+        "healthy": status.healthy,
+        "allocated": sum(device.id in holders for device in status.devices),
+        "streams": status.streams,
+        "socket": str(status.socket or ""),
+        "error": status.error,
+        "units": [
+            {
+                "id": device.id,
+                "healthy": device.healthy,
+                "reason": device.reason,
+                "holder": _holder(holders.get(device.id)),
+            }
+            for device in status.devices
+        ],
+    }
+
+
+def _holder(holder: Holder | None) -> str:
+    return f"{holder.namespace}/{holder.pod}/{holder.container}" if holder else ""
+
+
+def attachments(records: Iterable[Attachment]) -> list[dict[str, Any]]:
+    """Describe every network attachment."""
+    return [
+        {
+            "network": record.key.network,
+            "container_id": record.key.container_id,
+            "ifname": record.key.ifname,
+            "claim": record.key.claim,
+            "addresses": [str(ip.address) for ip in record.result.ips],
+            "since": record.time,
+        }
+        for record in records
+    ]
+
+
+def volumes(staged: Iterable[Staged], targets: Iterable[Target]) -> list[dict[str, Any]]:
+    """Describe every volume: staged ones, and published ones of drivers that do not stage."""
+    published = list(targets)
+    phases = {(item.volume.driver, item.volume.volume_id): (item.volume, item.phase) for item in staged}
+    for target in published:
+        phases.setdefault((target.volume.driver, target.volume.volume_id), (target.volume, target.phase))
+    return [
+        {
+            "driver": volume.driver,
+            "volume_id": volume.volume_id,
+            "phase": phase,
+            "staging_path": volume.staging_path,
+            "targets": [target.path for target in published if target.volume.volume_id == volume.volume_id],
+        }
+        for volume, phase in phases.values()
+    ]
+
+
+def calls(runner: Runner) -> list[dict[str, Any]]:
+    """Describe every call in flight."""
+    return [
+        {
+            "id": call.id,
+            "verb": call.verb,
+            "claim": call.claim,
+            "key": call.key,
+            "age_seconds": round(call.age, 3),
+            "overdue": call.id in runner.overdue,
+        }
+        for call in runner.in_flight.values()
+    ]
