@@ -1,0 +1,47 @@
+"""Telling systemd how the daemon stands (sd_notify(3)).
+
+Owns: one datagram per message to the socket that NOTIFY_SOCKET names, in the filesystem or in the abstract namespace.
+Refuses: to fail. Without systemd, or with a socket that does not take the message, nothing happens.
+"""
+
+import os
+import socket
+import time
+
+
+def send(*assignments: str) -> bool:
+    """Send assignments such as "READY=1"; return whether they were taken."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if not address.startswith(("/", "@")):
+        return False
+    target = os.fsencode(address)
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as peer:
+            peer.sendto("\n".join(assignments).encode(), b"\0" + target[1:] if address.startswith("@") else target)
+    except OSError:
+        return False
+    return True
+
+
+def ready(status: str = "") -> bool:
+    """Say that the daemon serves: after its start and after each reload."""
+    return send("READY=1", *([f"STATUS={_line(status)}"] if status else []))
+
+
+def reloading() -> bool:
+    """Say that a reload has begun; `Type=notify-reload` needs the clock."""
+    return send("RELOADING=1", f"MONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}")
+
+
+def stopping() -> bool:
+    """Say that the daemon is ending."""
+    return send("STOPPING=1")
+
+
+def status(text: str) -> bool:
+    """Show one line in `systemctl status`."""
+    return send(f"STATUS={_line(text)}")
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())

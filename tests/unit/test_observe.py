@@ -1,0 +1,274 @@
+"""Metrics, the flight recorder, the log and sd_notify."""
+
+import io
+import json
+import logging
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodeplug import Exhausted, NotFound, PluginError
+from nodeplug.call import CURRENT, Call
+from nodeplug.observe import notify
+from nodeplug.observe.logs import configure
+from nodeplug.observe.metrics import Metrics, outcome_of
+from nodeplug.observe.recorder import Recorder
+
+
+def call(**changes: Any) -> Call:
+    return Call(**{"verb": "ADD", "claim": "cni:nodeplug-bridge", "key": "pods/c1/eth0", **changes})
+
+
+def value(metrics: Metrics, name: str, **labels: str) -> float | None:
+    return metrics.registry.get_sample_value(name, labels)
+
+
+# --- metrics -----------------------------------------------------------------------------------------------------
+
+
+def test_finished_calls_are_counted_by_style_verb_claim_and_outcome() -> None:
+    metrics = Metrics()
+    metrics.observe(call(), "ok")
+    metrics.observe(call(), "ok")
+    metrics.observe(call(), "TryAgain")
+    labels = {"style": "cni", "verb": "ADD", "claim": "cni:nodeplug-bridge"}
+    assert value(metrics, "nodeplug_calls_total", **labels, outcome="ok") == 2
+    assert value(metrics, "nodeplug_calls_total", **labels, outcome="TryAgain") == 1
+
+
+def test_duration_is_the_age_of_the_call() -> None:
+    metrics = Metrics()
+    finished = call()
+    finished.started -= 3
+    metrics.observe(finished, "ok")
+    labels = {"style": "cni", "verb": "ADD", "claim": "cni:nodeplug-bridge"}
+    assert value(metrics, "nodeplug_call_seconds_bucket", **labels, le="2.5") == 0
+    assert value(metrics, "nodeplug_call_seconds_bucket", **labels, le="5.0") == 1
+
+
+def test_state_of_plugins_and_resources_is_shown() -> None:
+    metrics = Metrics("1.2.3")
+    metrics.plugin("gpu", running=True, quarantined=False)
+    metrics.devices("example.com/a", total=4, healthy=3, allocated=2, registered=True)
+    metrics.running(5, 1)
+    metrics.spool(7)
+    metrics.registration("example.com/a", "ok")
+    metrics.reload("ok")
+    assert value(metrics, "nodeplug_plugin_running", plugin="gpu") == 1
+    assert value(metrics, "nodeplug_plugin_quarantined", plugin="gpu") == 0
+    assert value(metrics, "nodeplug_devices", resource="example.com/a") == 4
+    assert value(metrics, "nodeplug_devices_healthy", resource="example.com/a") == 3
+    assert value(metrics, "nodeplug_devices_allocated", resource="example.com/a") == 2
+    assert value(metrics, "nodeplug_resource_registered", resource="example.com/a") == 1
+    assert (value(metrics, "nodeplug_calls_in_flight"), value(metrics, "nodeplug_calls_overdue")) == (5, 1)
+    assert value(metrics, "nodeplug_spooled_deletes") == 7
+    assert value(metrics, "nodeplug_registrations_total", resource="example.com/a", outcome="ok") == 1
+    assert value(metrics, "nodeplug_reloads_total", outcome="ok") == 1
+    assert value(metrics, "nodeplug_build_info", version="1.2.3") == 1
+
+
+def test_what_is_gone_has_no_series() -> None:
+    metrics = Metrics()
+    metrics.plugin("gpu", running=True, quarantined=False)
+    metrics.devices("example.com/a", total=4, healthy=3, allocated=2, registered=True)
+    metrics.forget_plugin("gpu")
+    metrics.forget_resource("example.com/a")
+    assert value(metrics, "nodeplug_plugin_running", plugin="gpu") is None
+    assert value(metrics, "nodeplug_devices", resource="example.com/a") is None
+
+
+def test_forgetting_the_unknown_succeeds() -> None:
+    Metrics().forget_plugin("never")
+    Metrics().forget_resource("never")
+
+
+def test_two_daemons_in_one_process_do_not_share_metrics() -> None:
+    one, other = Metrics(), Metrics()
+    one.spool(1)
+    assert value(other, "nodeplug_spooled_deletes") == 0
+
+
+def test_outcome_is_the_name_in_the_contract() -> None:
+    class Mine(Exhausted):
+        """A plugin's own."""
+
+    assert [outcome_of(error) for error in (None, NotFound("x"), PluginError("x"), Mine("x"))] == [
+        "ok",
+        "NotFound",
+        "PluginError",
+        "Exhausted",
+    ]
+
+
+# --- recorder ----------------------------------------------------------------------------------------------------
+
+
+def test_recorder_keeps_the_newest_first() -> None:
+    recorder = Recorder(2)
+    for key in ("one", "two", "three"):
+        recorder.add(call(key=key), "ok")
+    assert [record.key for record in recorder.latest()] == ["three", "two"]
+
+
+def test_record_names_the_call_and_how_it_ended() -> None:
+    recorder = Recorder()
+    finished = call(id="4f00aa01")
+    recorder.add(finished, "Exhausted", "no address is left: 254 of 254 are in use")
+    record = recorder.as_dicts()[0]
+    assert record.pop("seconds") >= 0
+    assert record.pop("at") > 0
+    assert record == {
+        "id": "4f00aa01",
+        "verb": "ADD",
+        "claim": "cni:nodeplug-bridge",
+        "key": "pods/c1/eth0",
+        "outcome": "Exhausted",
+        "error": "no address is left: 254 of 254 are in use",
+    }
+
+
+def test_long_error_is_cut() -> None:
+    recorder = Recorder()
+    recorder.add(call(), "PluginError", "x" * 5000)
+    assert len(recorder.latest()[0].error) == 500
+
+
+# --- logs --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stream() -> Iterator[io.StringIO]:
+    root = logging.getLogger()
+    before = root.handlers[:], root.level
+    yield io.StringIO()
+    root.handlers, root.level = before
+    for name in ("nodeplug", "plugin"):
+        logging.getLogger(name).setLevel(logging.NOTSET)
+
+
+def test_text_record_has_time_level_request_and_plugin(stream: io.StringIO) -> None:
+    configure("info", "text", stream)
+    token = CURRENT.set(call(id="4f00aa01"))
+    try:
+        logging.LoggerAdapter(logging.getLogger("nodeplug.x"), {"plugin": "bridge"}).info("made %s", "a link")
+    finally:
+        CURRENT.reset(token)
+    time, rest = stream.getvalue().split(" ", 1)
+    assert time.endswith("Z")
+    assert rest == "INFO nodeplug.x [4f00aa01 bridge] made a link\n"
+
+
+def test_text_record_outside_a_call_has_no_brackets(stream: io.StringIO) -> None:
+    configure("info", "text", stream)
+    logging.getLogger("nodeplug.x").info("started")
+    assert stream.getvalue().split(" ", 1)[1] == "INFO nodeplug.x started\n"
+
+
+def test_message_cannot_forge_a_record(stream: io.StringIO) -> None:
+    configure("info", "text", stream)
+    logging.getLogger("nodeplug.x").info("one\n2026-01-01 INFO forged \x1b[31m")
+    assert stream.getvalue().count("\n") == 1
+    assert "\x1b" not in stream.getvalue()
+
+
+def test_json_record_is_one_object_with_the_exception(stream: io.StringIO) -> None:
+    configure("info", "json", stream)
+    token = CURRENT.set(call(id="4f00aa01"))
+    try:
+        try:
+            raise ValueError("grün")
+        except ValueError:
+            logging.getLogger("nodeplug.x").exception("it failed")
+    finally:
+        CURRENT.reset(token)
+    (line,) = stream.getvalue().splitlines()
+    record = json.loads(line)
+    assert (record["level"], record["message"], record["request"]) == ("error", "it failed", "4f00aa01")
+    assert "ValueError: grün" in record["exception"]
+
+
+def test_json_record_leaves_empty_members_out(stream: io.StringIO) -> None:
+    configure("info", "json", stream)
+    logging.getLogger("nodeplug.x").info("started")
+    assert json.loads(stream.getvalue()).keys() == {"time", "level", "logger", "message"}
+
+
+def test_libraries_are_shown_from_warning_on(stream: io.StringIO) -> None:
+    configure("info", "text", stream)
+    logging.getLogger("library").info("chatter")
+    logging.getLogger("library").warning("important")
+    assert stream.getvalue().count("\n") == 1
+
+
+def test_error_level_hides_warnings_of_all(stream: io.StringIO) -> None:
+    configure("error", "text", stream)
+    logging.getLogger("nodeplug.x").warning("hidden")
+    logging.getLogger("library").warning("hidden")
+    assert stream.getvalue() == ""
+
+
+def test_configuring_again_replaces_the_handler(stream: io.StringIO) -> None:
+    configure("info", "text", stream)
+    configure("info", "json", stream)
+    logging.getLogger("nodeplug.x").info("once")
+    assert stream.getvalue().count("once") == 1
+
+
+def test_default_stream_is_stderr(stream: io.StringIO) -> None:
+    handler = configure("info", "text")
+    assert isinstance(handler, logging.StreamHandler)
+    assert handler.stream is sys.stderr
+
+
+# --- notify ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["path", "abstract"])
+def systemd(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as peer:
+        if request.param == "path":
+            peer.bind(str(tmp_path / "notify"))
+            monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        else:
+            peer.bind("")  # the kernel draws an abstract name
+            monkeypatch.setenv("NOTIFY_SOCKET", "@" + peer.getsockname()[1:].decode())
+        peer.settimeout(5)
+        yield peer
+
+
+def test_ready_arrives_with_its_status(systemd: socket.socket) -> None:
+    assert notify.ready("serving 3 plugins")
+    assert systemd.recv(1000) == b"READY=1\nSTATUS=serving 3 plugins"
+
+
+def test_reloading_carries_the_clock(systemd: socket.socket) -> None:
+    assert notify.reloading()
+    first, second = systemd.recv(1000).split(b"\n")
+    assert first == b"RELOADING=1"
+    assert second.removeprefix(b"MONOTONIC_USEC=").isdigit()
+
+
+def test_stopping_arrives(systemd: socket.socket) -> None:
+    assert notify.stopping()
+    assert systemd.recv(1000) == b"STOPPING=1"
+
+
+def test_status_is_one_line(systemd: socket.socket) -> None:
+    assert notify.status("two\nREADY=1")
+    assert systemd.recv(1000) == b"STATUS=two READY=1"
+
+
+@pytest.mark.parametrize("address", ["", "relative", "/nowhere/notify", "@nobody-listens-here"])
+def test_without_a_listener_nothing_happens(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NOTIFY_SOCKET", address)
+    assert not notify.ready()
+
+
+def test_full_socket_does_not_block(systemd: socket.socket) -> None:
+    sent = [notify.status("x" * 1000) for _ in range(2000)]
+    assert sent[0]
+    assert not sent[-1]
