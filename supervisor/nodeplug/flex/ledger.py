@@ -1,0 +1,282 @@
+"""What is mounted for whom: records of intent beside the kernel's own table.
+
+Owns: the records of targets and of staged volumes, nodeplug's staging folder, and their comparison with mountinfo.
+Refuses: to believe a record against mountinfo, secrets and options in records, hooks. `unmount` carries a directory
+alone (kubelet, flexvolume/unmounter.go), so the record tells which volume it is; without it, mountinfo does: a mount
+that shows the directory of a staged volume belongs to that volume.
+"""
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import unquote
+
+from nodeplug.errors import PluginError
+from nodeplug.journal import Entry, Journal, file_name
+from nodeplug.mounts import Mount, mounted_at, mounts
+from nodeplug.values import VolumeId
+
+PUBLISHING: Final = "publishing"
+PUBLISHED: Final = "published"
+UNPUBLISHING: Final = "unpublishing"
+STAGING: Final = "staging"
+STAGED: Final = "staged"
+UNSTAGING: Final = "unstaging"
+
+
+@dataclass(frozen=True, slots=True)
+class Volume:
+    """One volume of one driver on this node.
+
+    Attributes:
+        driver: the claim, `vendor/driver`.
+        volume_id: empty when the records were lost and mountinfo cannot tell.
+        staging_path: where it is, or is to be, staged; empty for a driver that does not stage.
+    """
+
+    driver: str
+    volume_id: VolumeId
+    staging_path: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One directory of one pod, and the volume that is, or is to be, mounted there."""
+
+    path: str
+    volume: Volume
+    read_only: bool = False
+    phase: str = PUBLISHING
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """A volume and how far its staging got."""
+
+    volume: Volume
+    phase: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """The records and the staging folder. Every method may block: call it in a thread.
+
+    Attributes:
+        journal: for these records alone.
+        folder: staged volumes are mounted at `<folder>/<driver quoted>/<volume id quoted>`.
+    """
+
+    journal: Journal
+    folder: Path
+
+    # --- targets
+
+    def target(self, path: str) -> Target | None:
+        """Return the record of a target; one of another boot counts as none, for its mount is gone."""
+        return self._as_target(self.journal.read(f"target {path}"))
+
+    def targets(self) -> list[Target]:
+        """Return all records of targets of this boot."""
+        found = (self._as_target(entry) for entry in self.journal.entries())
+        return [target for target in found if target is not None]
+
+    def write_target(self, target: Target) -> None:
+        """Write an intent, or an outcome, durably."""
+        data = _volume_data(target.volume) | {"path": target.path, "read_only": target.read_only}
+        self.journal.write(f"target {target.path}", phase=target.phase, data=data)
+
+    def forget_target(self, path: str) -> None:
+        """Remove a record; succeed when there is none."""
+        self.journal.remove(f"target {path}")
+
+    def infer_target(self, driver: str, path: str) -> Target | None:
+        """Tell from mountinfo alone what is mounted at a path; None when nothing is."""
+        mount = mounted_at(path)
+        if mount is None:
+            return None
+        for volume in self._mounted_volumes(driver):
+            staged = mounted_at(volume.staging_path)
+            if staged is not None and _shows(mount, staged):
+                return Target(path, volume, mount.read_only, PUBLISHED)
+        return Target(path, Volume(driver, VolumeId("")), mount.read_only, PUBLISHED)
+
+    # --- staged volumes
+
+    def plan(self, driver: str, volume_id: VolumeId) -> Volume:
+        """Return a volume with its place in nodeplug's own staging folder."""
+        return Volume(driver, volume_id, str(self.folder / file_name(driver) / file_name(volume_id)))
+
+    def owns(self, volume: Volume) -> bool:
+        """Whether the volume is staged in nodeplug's own folder, and not in a directory of kubelet's."""
+        return bool(volume.staging_path) and Path(volume.staging_path).is_relative_to(self.folder)
+
+    def staged(self, driver: str, volume_id: VolumeId) -> Staged | None:
+        """Return the record of a volume of this boot."""
+        return self._as_staged(self.journal.read(f"volume {driver} {volume_id}"))
+
+    def all_staged(self) -> list[Staged]:
+        """Return all records of volumes of this boot."""
+        found = (self._as_staged(entry) for entry in self.journal.entries())
+        return [staged for staged in found if staged is not None]
+
+    def staged_at(self, path: str) -> Staged | None:
+        """Return the record of the volume that is staged at a path."""
+        return next((staged for staged in self.all_staged() if staged.volume.staging_path == path), None)
+
+    def write_staged(self, volume: Volume, phase: str) -> None:
+        """Write an intent, or an outcome, durably."""
+        self.journal.write(f"volume {volume.driver} {volume.volume_id}", phase=phase, data=_volume_data(volume))
+
+    def forget_staged(self, volume: Volume) -> None:
+        """Remove the record and nodeplug's own staging directory; succeed when there is none.
+
+        The directory goes first: a record without one is harmless, a directory without one is found by nobody.
+        """
+        if self.owns(volume):
+            with suppress(OSError):  # not empty: a driver wrote beside its mount, which is not ours to delete
+                Path(volume.staging_path).rmdir()
+        self.journal.remove(f"volume {volume.driver} {volume.volume_id}")
+
+    def is_staged(self, volume: Volume) -> bool:
+        """Whether the volume is wholly staged: mounted, and said so by its record or by the pods that use it."""
+        if mounted_at(volume.staging_path) is None:
+            return False
+        record = self.staged(volume.driver, volume.volume_id)
+        return (record is not None and record.phase == STAGED) or bool(self.users(volume))
+
+    def users(self, volume: Volume, *, besides: str = "") -> set[str]:
+        """Return the mount points that use a staged volume: recorded ones, and any that show its directory.
+
+        Args:
+            volume: the volume.
+            besides: a target that is about to go.
+        """
+        table = mounts()
+        mounted = {mount.target for mount in table}
+        records = self.targets()
+        mine = {_resolved(record.path) for record in records if _same(record.volume, volume)} & mounted
+        foreign = {_resolved(record.path) for record in records if not _same(record.volume, volume)}
+        staged = mounted_at(volume.staging_path) if volume.staging_path else None
+        if staged is not None:
+            # A twin of the staging mount, seen again through a bind of a folder above it, is no user.
+            mine |= {
+                mount.target
+                for mount in table
+                if _shows(mount, staged)
+                and not mount.target.endswith(volume.staging_path)
+                and mount.target != staged.target
+                and mount.target not in foreign
+            }
+        return mine - {_resolved(besides)} if besides else mine
+
+    def stray_volumes(self) -> list[Volume]:
+        """Return what lies in the staging folder without a record."""
+        known = {staged.volume.staging_path for staged in self.all_staged()}
+        drivers = sorted(self.folder.iterdir()) if self.folder.is_dir() else []
+        found = [volume for driver in drivers for volume in self._folders(unquote(driver.name))]
+        return [volume for volume in found if volume.staging_path not in known]
+
+    def forget_other_boots(self) -> None:
+        """Remove the records of another boot: its mounts ended with it."""
+        for entry in self.journal.entries():
+            if self.journal.is_stale(entry):
+                self.journal.remove(entry.key)
+
+    # --- reading
+
+    def _as_target(self, entry: Entry | None) -> Target | None:
+        if entry is None or not entry.key.startswith("target ") or self.journal.is_stale(entry):
+            return None
+        volume = _as_volume(entry.data)
+        path = entry.data.get("path")
+        if volume is None or not isinstance(path, str):
+            return None
+        return Target(path, volume, bool(entry.data.get("read_only")), entry.phase)
+
+    def _as_staged(self, entry: Entry | None) -> Staged | None:
+        if entry is None or not entry.key.startswith("volume ") or self.journal.is_stale(entry):
+            return None
+        volume = _as_volume(entry.data)
+        return None if volume is None else Staged(volume, entry.phase)
+
+    def _mounted_volumes(self, driver: str) -> list[Volume]:
+        recorded = [staged.volume for staged in self.all_staged() if staged.volume.driver == driver]
+        return recorded + self._folders(driver)
+
+    def _folders(self, driver: str) -> list[Volume]:
+        folder = self.folder / file_name(driver)
+        names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+        return [Volume(driver, VolumeId(unquote(name)), str(folder / name)) for name in names]
+
+
+def make_directory(path: str) -> None:
+    """Make a directory for mounts, 0700, with its parents.
+
+    Raises:
+        PluginError: it cannot be made.
+    """
+    try:
+        Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Not exist_ok: that would stat a dead filesystem that is still mounted there.
+        with suppress(FileExistsError):
+            Path(path).mkdir(mode=0o700)
+    except OSError as error:
+        raise PluginError(f"cannot make the directory {path}: {error.strerror}") from error
+
+
+def check_published(target: Target, plugin: str) -> None:
+    """Check that a pod would really get the volume, as it was asked for.
+
+    Raises:
+        PluginError: nothing is mounted, so the pod would write to the node's own disk; or read-only was asked for and
+            the mount is writable.
+    """
+    mount = mounted_at(target.path)
+    if mount is None:
+        raise PluginError(
+            f"plugin {plugin!r} mounted nothing at {target.path!r}: the pod would write to the node's own disk"
+        )
+    if target.read_only and not mount.read_only:
+        raise PluginError(f"plugin {plugin!r} mounted {target.path!r} writable; read-only was asked for")
+
+
+def check_staged(volume: Volume, plugin: str) -> None:
+    """Check that a volume is mounted where it was to be staged.
+
+    Raises:
+        PluginError: nothing is mounted there.
+    """
+    if mounted_at(volume.staging_path) is None:
+        raise PluginError(f"plugin {plugin!r} mounted nothing at its staging path {volume.staging_path!r}")
+
+
+def with_phase(target: Target, phase: str) -> Target:
+    """Return the record in another phase."""
+    return replace(target, phase=phase)
+
+
+def _volume_data(volume: Volume) -> dict[str, Any]:
+    return {"driver": volume.driver, "volume_id": volume.volume_id, "staging_path": volume.staging_path}
+
+
+def _as_volume(data: Mapping[str, Any]) -> Volume | None:
+    parts = [data.get("driver"), data.get("volume_id"), data.get("staging_path")]
+    if not all(isinstance(part, str) for part in parts):
+        return None
+    return Volume(str(parts[0]), VolumeId(str(parts[1])), str(parts[2]))
+
+
+def _same(one: Volume, other: Volume) -> bool:
+    return (one.driver, one.volume_id) == (other.driver, other.volume_id)
+
+
+def _shows(mount: Mount, staged: Mount) -> bool:
+    """Whether a mount shows the staged directory or a part of it."""
+    return mount.device == staged.device and Path(mount.root).is_relative_to(staged.root)
+
+
+def _resolved(path: str) -> str:
+    """Spell a mount point as mountinfo does; its last component is never touched."""
+    return str(Path(path).parent.resolve() / Path(path).name)

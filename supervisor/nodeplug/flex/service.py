@@ -1,0 +1,245 @@
+"""The FlexVolume front: one execution of the driver script in, one JSON object out.
+
+Owns: which driver the executed path means, which verbs a driver lacks, and one log line per failure.
+Refuses: a non-zero exit (kubelet then logs the whole argv, base64 secrets included), stderr (kubelet parses both
+streams as one JSON text), and "Not supported" for anything but a verb that the driver truly lacks: kubelet remembers
+it until the driver is probed again.
+"""
+
+import logging
+import os
+import traceback
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final
+
+from nodeplug.call import Call
+from nodeplug.errors import InvalidRequest, NotSupported, PluginError
+from nodeplug.flex import codec
+from nodeplug.flex import commands as cmd
+from nodeplug.flex.codec import Answer
+from nodeplug.flex.staging import Staging
+from nodeplug.flex.steps import Steps
+from nodeplug.frame import Frame, Reply
+from nodeplug.netns import Netns
+from nodeplug.registry import Registry, Route
+from nodeplug.runner import Runner, close_all
+from nodeplug.values import (
+    Secrets,
+    VolumeAttach,
+    VolumeDetach,
+    VolumeExpand,
+    VolumeExpandFs,
+    VolumeId,
+    VolumeIsAttached,
+    VolumeWaitAttached,
+)
+
+LOG: Final = logging.getLogger(__name__)
+
+
+def driver_name(path: str) -> str:
+    """Return the claim behind an executed path: `<dir>/<vendor~driver>/<driver>` is `vendor/driver`.
+
+    Kubelet's folder without a vendor is `<driver>/<driver>` (flexvolume.md, "Prerequisites").
+
+    Raises:
+        InvalidRequest: the path has another shape, as while a folder is being renamed.
+    """
+    folder, name = os.path.split(path)
+    folder_name = os.path.basename(folder)  # noqa: PTH119 - a name on the wire, not a file here
+    vendor, tilde, driver = folder_name.rpartition("~")
+    if not name or driver != name or (tilde and not vendor) or name.startswith(".") or "~" in vendor:
+        raise InvalidRequest(
+            f"{path!r} is no FlexVolume driver: expected .../<vendor~driver>/<driver> with the same driver twice"
+        )
+    return f"{vendor}/{driver}" if tilde else driver
+
+
+def capabilities(route: Route) -> dict[str, Any]:
+    """Return the answer to `init`, as the entrypoint script's static file holds it."""
+    return {"status": "Success", "capabilities": codec.capabilities(route.claim, route.hooks)}
+
+
+@dataclass(slots=True)
+class FlexService:
+    """Serves the "flex" style of the entrypoint scripts. Used from the event loop alone."""
+
+    registry: Registry
+    runner: Runner
+    staging: Staging
+
+    async def handle(self, frame: Frame, namespaces: tuple[Netns, ...]) -> Reply:
+        """Answer one execution; never raises a PluginError, always exits 0.
+
+        Args:
+            frame: `path` is the executed path, `argv` what kubelet passed.
+            namespaces: of the caller; volumes need none, so they are closed at once.
+        """
+        close_all(namespaces)
+        verb = frame.argv[0] if frame.argv else "(no verb)"
+        call = Call(verb[:40], "volume:?", frame.path)
+        secrets = Secrets()
+        try:
+            driver = driver_name(frame.path)
+            call.claim = f"volume:{driver}"
+            command = codec.decode(frame.argv)
+            secrets = _secrets_of(command)
+            route = self.registry.route("volume", driver)
+            return Reply(stdout=codec.encode(await self._answer(route, call, command)))
+        except PluginError as error:
+            return self._failed(call, error, secrets)
+        except Exception as error:
+            where = "".join(traceback.format_tb(error.__traceback__))  # without the text, which may hold a secret
+            LOG.error(
+                "%s of %s failed (request %s): %s\n%s", call.verb, call.claim, call.id, type(error).__name__, where
+            )
+            return self._failed(call, PluginError(f"{type(error).__name__} in the daemon"), secrets, logged=True)
+
+    def _failed(self, call: Call, error: PluginError, secrets: Secrets, *, logged: bool = False) -> Reply:
+        lacking = isinstance(error, NotSupported)
+        if not logged:
+            level = logging.DEBUG if lacking else logging.WARNING
+            text = codec.redact(str(error), secrets)
+            LOG.log(level, "%s of %s failed (request %s): %s", call.verb, call.claim, call.id, text)
+        if not lacking and call.id not in error.message:
+            error.message = f"{error.message} (request {call.id})"
+        return Reply(stdout=codec.encode_error(error, secrets=secrets))
+
+    async def _answer(self, route: Route, call: Call, command: cmd.Command) -> Answer:
+        _refuse_lacking(route, command)
+        handler = _HANDLERS[type(command)]
+        answers: list[Answer] = []
+
+        async def steps(steps: Steps) -> None:
+            answers.append(await handler(steps, command))
+
+        await self.staging.run(route, call, steps)
+        return answers[0]
+
+
+def _secrets_of(command: cmd.Command) -> Secrets:
+    options = getattr(command, "options", None)
+    return options.secrets if isinstance(options, cmd.VolumeOptions) else Secrets()
+
+
+_NEEDS: Final[Mapping[type[cmd.Command], tuple[str, ...]]] = MappingProxyType(
+    {
+        cmd.Attach: ("volume_attach",),
+        cmd.Detach: ("volume_detach",),
+        cmd.IsAttached: ("volume_is_attached",),
+        cmd.WaitForAttach: ("volume_attach",),
+        cmd.MountDevice: ("volume_attach", "volume_stage"),
+        cmd.UnmountDevice: ("volume_attach", "volume_stage"),
+        cmd.ExpandVolume: ("volume_expand",),
+        cmd.ExpandFs: ("volume_expand_fs",),
+    }
+)
+"""The hooks without which a driver does not do a verb. `mount` and `unmount` have defaults, `init` needs none."""
+
+
+def _refuse_lacking(route: Route, command: cmd.Command) -> None:
+    verb = cmd.verb_of(command)
+    if isinstance(command, cmd.GetVolumeName):  # kubelet uses its own name anyway, but takes a Failure for an error
+        raise NotSupported(f"{verb} is left to kubelet")
+    missing = [hook for hook in _NEEDS.get(type(command), ()) if hook not in route.hooks]
+    if missing:
+        raise NotSupported(f"{route.claim.name} does not {verb}: plugin {route.plugin!r} has no {missing[0]}")
+
+
+# --- one function per verb ------------------------------------------------------------------------------------------
+
+
+async def _init(steps: Steps, _: cmd.Init) -> Answer:
+    return Answer(capabilities=codec.capabilities(steps.work.route.claim, steps.work.route.hooks))
+
+
+async def _attach(steps: Steps, command: cmd.Attach) -> Answer:
+    volume_id = await steps.volume_id(command.options)
+    request = VolumeAttach(driver=steps.driver, volume_id=volume_id, options=command.options.own, node=command.node)
+    return Answer(device=await steps.on_volume("volume_attach", request))
+
+
+async def _wait_for_attach(steps: Steps, command: cmd.WaitForAttach) -> Answer:
+    if not steps.work.has("volume_wait_attached"):
+        return Answer(device=command.device)
+    volume_id = await steps.volume_id(command.options)
+    request = VolumeWaitAttached(
+        driver=steps.driver, volume_id=volume_id, options=command.options.own, device=command.device
+    )
+    return Answer(device=await steps.on_volume("volume_wait_attached", request))
+
+
+async def _is_attached(steps: Steps, command: cmd.IsAttached) -> Answer:
+    volume_id = await steps.volume_id(command.options)
+    request = VolumeIsAttached(driver=steps.driver, volume_id=volume_id, options=command.options.own, node=command.node)
+    return Answer(attached=await steps.on_volume("volume_is_attached", request))
+
+
+async def _detach(steps: Steps, command: cmd.Detach) -> Answer:
+    request = VolumeDetach(driver=steps.driver, volume_id=VolumeId(command.volume_name), node=command.node)
+    await steps.on_volume("volume_detach", request)
+    return Answer()
+
+
+async def _expand_volume(steps: Steps, command: cmd.ExpandVolume) -> Answer:
+    request = VolumeExpand(
+        driver=steps.driver,
+        volume_id=await steps.volume_id(command.options),
+        options=command.options.own,
+        new_size=command.new_size,
+        old_size=command.old_size,
+    )
+    return Answer(new_size=await steps.on_volume("volume_expand", request))
+
+
+async def _expand_fs(steps: Steps, command: cmd.ExpandFs) -> Answer:
+    request = VolumeExpandFs(
+        driver=steps.driver,
+        volume_id=await steps.volume_id(command.options),
+        options=command.options.own,
+        mount_path=command.target,
+        device=command.device,
+        new_size=command.new_size,
+        old_size=command.old_size,
+    )
+    await steps.on_volume("volume_expand_fs", request)
+    return Answer()
+
+
+async def _mount(steps: Steps, command: cmd.Mount) -> Answer:
+    await steps.mount(command)
+    return Answer()
+
+
+async def _unmount(steps: Steps, command: cmd.Unmount) -> Answer:
+    await steps.unmount(command.target)
+    return Answer()
+
+
+async def _mount_device(steps: Steps, command: cmd.MountDevice) -> Answer:
+    await steps.mount_device(command)
+    return Answer()
+
+
+async def _unmount_device(steps: Steps, command: cmd.UnmountDevice) -> Answer:
+    await steps.unmount_device(command.target)
+    return Answer()
+
+
+_HANDLERS: Final[Mapping[type[cmd.Command], Callable[[Steps, Any], Coroutine[Any, Any, Answer]]]] = MappingProxyType(
+    {
+        cmd.Init: _init,
+        cmd.Attach: _attach,
+        cmd.WaitForAttach: _wait_for_attach,
+        cmd.IsAttached: _is_attached,
+        cmd.Detach: _detach,
+        cmd.Mount: _mount,
+        cmd.Unmount: _unmount,
+        cmd.MountDevice: _mount_device,
+        cmd.UnmountDevice: _unmount_device,
+        cmd.ExpandVolume: _expand_volume,
+        cmd.ExpandFs: _expand_fs,
+    }
+)

@@ -1,0 +1,121 @@
+"""FlexVolume without attach: `mount` is stage and publish, `unmount` is unpublish and, for the last user, unstage.
+
+Owns: that composition as seen from outside, and the recovery after a start. Defaults: no volume_stage means no staging,
+no volume_publish a bind mount of the staging path, and whatever a plugin's own unpublish or unstage leaves mounted is
+unmounted by the host.
+Refuses: to leave a mount behind a failure. Kubelet takes any mount point at the target for success and does not call
+again (flexvolume/mounter.go), so a failed mount is undone before it is answered; a mount that mounted nothing fails.
+
+Every intent is on disk before its side effect, mountinfo is the truth, and each step may be repeated: SIGKILL between
+any two of them is mended by the repeated call or by `recover`.
+"""
+
+import logging
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from nodeplug.call import Call
+from nodeplug.errors import NotFound, PluginError
+from nodeplug.flex import ledger as led
+from nodeplug.flex.ledger import Ledger, Target, Volume
+from nodeplug.flex.steps import Steps
+from nodeplug.flex.work import Work, Workshop
+from nodeplug.journal import Journal
+from nodeplug.mounts import mounted_at
+from nodeplug.registry import Registry, Route
+from nodeplug.runner import Runner
+
+LOG: Final = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Staging:
+    """Mounts and unmounts volumes for pods. Used from the event loop alone.
+
+    Attributes:
+        ledger: the records and the staging folder.
+        workshop: the work in progress.
+    """
+
+    ledger: Ledger
+    workshop: Workshop
+
+    @classmethod
+    def at(cls, runner: Runner, journal: Journal, folder: Path) -> "Staging":
+        """Build one.
+
+        Args:
+            runner: calls the hooks.
+            journal: for these records alone.
+            folder: where volumes are staged; made when needed.
+        """
+        return cls(Ledger(journal, folder.resolve()), Workshop(runner))
+
+    async def run(self, route: Route, call: Call, steps: Callable[[Steps], Coroutine[Any, Any, None]]) -> None:
+        """Run the steps of one request as work that outlives its answer.
+
+        Raises:
+            DeadlineExceeded: a step is overdue; the work is completed or rolled back when that step ends.
+            PluginError: what the steps raised.
+        """
+
+        def begin(work: Work) -> Coroutine[Any, Any, None]:
+            return steps(Steps(self.ledger, self.workshop, work))
+
+        await self.workshop.run(route, call, begin)
+
+    async def recover(self, registry: Registry) -> None:
+        """Bring records and mounts together after a start: the predecessor may have been killed at any step.
+
+        A mount at a target is kept, for kubelet takes it for success already; one that should be read-only and is not
+        goes. What no pod uses is unstaged. Problems are logged and left to the next call or start.
+        """
+        settled = _Scan()
+        await self.workshop.host(settled.read, self.ledger)
+        for target in settled.half_made:
+            LOG.warning("%s was half mounted for %s when the daemon ended", target.path, target.volume.driver)
+            await self._try(registry, target.volume, _unmounting(target))
+        for volume in settled.volumes:
+            await self._try(registry, volume, _unstaging(volume))
+
+    async def _try(
+        self, registry: Registry, volume: Volume, steps: Callable[[Steps], Coroutine[Any, Any, None]]
+    ) -> None:
+        try:
+            route = registry.route("volume", volume.driver)
+            await self.run(route, Call("recover", f"volume:{volume.driver}", volume.staging_path), steps)
+        except NotFound:
+            LOG.warning("volume %s of %s stays as it is: its driver is not loaded", volume.volume_id, volume.driver)
+        except PluginError as error:
+            LOG.warning("volume %s of %s stays as it is: %s", volume.volume_id, volume.driver, error.message)
+
+
+@dataclass(slots=True)
+class _Scan:
+    """What a start finds."""
+
+    half_made: list[Target] = field(default_factory=list)
+    volumes: list[Volume] = field(default_factory=list)
+
+    def read(self, ledger: Ledger) -> None:
+        """Compare the records with mountinfo; correct those that need no hook."""
+        ledger.forget_other_boots()
+        for target in ledger.targets():
+            mount = mounted_at(target.path)
+            if mount is None:
+                ledger.forget_target(target.path)
+            elif target.phase == led.PUBLISHING and target.read_only and not mount.read_only:
+                self.half_made.append(target)
+            elif target.phase == led.PUBLISHING:
+                ledger.write_target(led.with_phase(target, led.PUBLISHED))
+        self.volumes = [staged.volume for staged in ledger.all_staged()] + ledger.stray_volumes()
+
+
+def _unmounting(target: Target) -> Callable[[Steps], Coroutine[Any, Any, None]]:
+    return lambda steps: steps.unmount(target.path)
+
+
+def _unstaging(volume: Volume) -> Callable[[Steps], Coroutine[Any, Any, None]]:
+    return lambda steps: steps.unstage_unused(volume)

@@ -1,0 +1,284 @@
+"""The steps of one mount or unmount, each written down before it is done.
+
+Owns: the order of intents, hooks and mounts, the defaults for hooks that a driver leaves out, and the way back after a
+failure.
+Refuses: options and secrets on the way down: like CSI's NodeUnpublish and NodeUnstage, the hooks that undo get the
+volume id and the path alone, for `unmount` carries nothing else and nothing else is kept.
+"""
+
+import logging
+from dataclasses import dataclass
+from typing import Any, Final
+
+from nodeplug.errors import InvalidRequest, PluginError
+from nodeplug.flex import ledger as led
+from nodeplug.flex.codec import default_volume_id
+from nodeplug.flex.commands import Mount, MountDevice, VolumeOptions
+from nodeplug.flex.ledger import Ledger, Target, Volume
+from nodeplug.flex.work import Work, Workshop
+from nodeplug.mounts import bind, mounted_at, unmount
+from nodeplug.values import VolumeId, VolumePublish, VolumeRequest, VolumeStage, VolumeUnpublish, VolumeUnstage
+
+LOG: Final = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Steps:
+    """The steps of one request."""
+
+    ledger: Ledger
+    workshop: Workshop
+    work: Work
+
+    @property
+    def driver(self) -> str:
+        """The claim that was called."""
+        return self.work.route.claim.name
+
+    async def volume_id(self, own: VolumeOptions) -> VolumeId:
+        """Name the volume that the options mean.
+
+        Raises:
+            PluginError: the plugin's name for it cannot be written down.
+        """
+        if not self.work.has("volume_id"):
+            return default_volume_id(own.own)
+        name = await self.work.hook("volume_id", driver=self.driver, options=own.own)
+        if not name or "\0" in name or name != name.encode("utf-8", "replace").decode():
+            raise PluginError(
+                f"plugin {self.work.route.plugin!r} named a volume {name!r}; a volume id is non-empty text"
+            )
+        return VolumeId(name)
+
+    async def on_volume(self, hook: str, request: VolumeRequest) -> Any:
+        """Call a hook about one volume while nothing else works on that volume."""
+        async with self.workshop.room("volume", request.driver, request.volume_id):
+            self.work.call.key = f"{request.driver} {request.volume_id}"
+            return await self.work.hook(hook, request=request)
+
+    # --- the way up
+
+    async def mount(self, command: Mount) -> None:
+        """Stage if needed, then publish."""
+        self.work.call.key = command.target
+        volume_id = await self.volume_id(command.options)
+        async with self.workshop.room("target", command.target), self.workshop.room("volume", self.driver, volume_id):
+            self.work.call.key = f"{self.driver} {volume_id}"
+            volume = await self.work.host(self._place, volume_id)
+            wanted = Target(command.target, volume, command.options.read_only)
+            if await self.work.host(self._has, wanted):
+                return
+            try:
+                await self._bring_up(wanted, command)
+            except Exception as error:
+                await self._roll_back(wanted, error)
+                raise
+
+    def _place(self, volume_id: VolumeId) -> Volume:
+        """Where the volume is staged: kubelet's directory for a driver with attach, nodeplug's own otherwise."""
+        if self.work.has("volume_attach"):
+            record = self.ledger.staged(self.driver, volume_id)
+            return record.volume if record is not None else Volume(self.driver, volume_id)
+        if self.work.has("volume_stage"):
+            return self.ledger.plan(self.driver, volume_id)
+        return Volume(self.driver, volume_id)
+
+    def _has(self, wanted: Target) -> bool:
+        """Whether the target has the volume already: kubelet repeats mount for binds that it does not recognise.
+
+        Raises:
+            InvalidRequest: another volume is mounted there.
+        """
+        if mounted_at(wanted.path) is None:
+            return False
+        record = self.ledger.target(wanted.path)
+        if record is None:  # the record was lost: the kernel tells whether it is this volume
+            found = self.ledger.infer_target(self.driver, wanted.path)
+            if found is None or not wanted.volume.staging_path or found.volume != wanted.volume:
+                return False
+            if found.read_only == wanted.read_only:
+                self.ledger.write_target(led.with_phase(wanted, led.PUBLISHED))
+                return True
+            return False
+        if (record.volume.driver, record.volume.volume_id) != (wanted.volume.driver, wanted.volume.volume_id):
+            raise InvalidRequest(
+                f"{wanted.path!r} holds volume {record.volume.volume_id!r} of {record.volume.driver}; "
+                f"unmount it before volume {wanted.volume.volume_id!r} of {wanted.volume.driver} is mounted there"
+            )
+        return record.phase == led.PUBLISHED
+
+    async def _bring_up(self, wanted: Target, command: Mount) -> None:
+        await self.work.host(self.ledger.write_target, wanted)
+        await self._clear(wanted)
+        if self.work.has("volume_stage") and self.ledger.owns(wanted.volume):
+            # Staged writable whatever this pod asked for: the next pod shares it. Read-only is the publish's.
+            await self._stage(wanted.volume, command.options, device=command.device, read_only=False)
+        await self._publish(wanted, command.options)
+        await self.work.host(led.check_published, wanted, self.work.route.plugin)
+        await self.work.host(self.ledger.write_target, led.with_phase(wanted, led.PUBLISHED))
+
+    async def _clear(self, wanted: Target) -> None:
+        """Remove what a killed predecessor half-mounted at the target."""
+        if await self.work.host(mounted_at, wanted.path) is not None:
+            await self._unpublish(wanted)
+
+    async def _stage(self, volume: Volume, options: VolumeOptions, *, device: str, read_only: bool) -> None:
+        if await self.work.host(self.ledger.is_staged, volume):
+            return
+        if await self.work.host(self._was_begun, volume):
+            await self.unstage(volume)
+        await self.work.host(self.ledger.write_staged, volume, led.STAGING)
+        if self.ledger.owns(volume):
+            await self.work.host(led.make_directory, volume.staging_path)
+        request = VolumeStage(
+            driver=volume.driver,
+            volume_id=volume.volume_id,
+            options=options.own,
+            staging_path=volume.staging_path,
+            device=device,
+            fs_type=options.fs_type,
+            read_only=read_only,
+            secrets=options.secrets,
+        )
+        await self.work.hook("volume_stage", request=request)
+        await self.work.host(led.check_staged, volume, self.work.route.plugin)
+        await self.work.host(self.ledger.write_staged, volume, led.STAGED)
+
+    def _was_begun(self, volume: Volume) -> bool:
+        known = self.ledger.staged(volume.driver, volume.volume_id) is not None
+        return known or mounted_at(volume.staging_path) is not None
+
+    async def _publish(self, wanted: Target, options: VolumeOptions) -> None:
+        volume = wanted.volume
+        if not self.work.has("volume_publish"):
+            if not volume.staging_path:
+                raise PluginError(
+                    f"volume {volume.volume_id!r} of {volume.driver} is not staged; mountdevice comes first"
+                )
+            await self.work.host(bind, volume.staging_path, wanted.path, read_only=wanted.read_only)
+            return
+        request = VolumePublish(
+            driver=volume.driver,
+            volume_id=volume.volume_id,
+            options=options.own,
+            target_path=wanted.path,
+            staging_path=volume.staging_path,
+            fs_type=options.fs_type,
+            read_only=wanted.read_only,
+            fs_group=options.fs_group,
+            pod=options.pod,
+            secrets=options.secrets,
+        )
+        await self.work.hook("volume_publish", request=request)
+
+    async def _roll_back(self, wanted: Target, error: Exception) -> None:
+        try:
+            await self.take_down(wanted, forced=True)
+        except PluginError as second:
+            reason = error.message if isinstance(error, PluginError) else str(error)
+            raise PluginError(f"{reason}; and what was half done could not be undone: {second.message}") from error
+
+    # --- the way down
+
+    async def unmount(self, path: str) -> None:
+        """Unpublish and, for the last user, unstage."""
+        self.work.call.key = path
+        async with self.workshop.room("target", path):
+            target = await self.work.host(self._who, path)
+            if target is None:
+                return
+            volume = target.volume
+            async with self.workshop.room("volume", volume.driver, volume.volume_id):
+                self.work.call.key = f"{volume.driver} {volume.volume_id or path}"
+                await self._note(target)
+                await self.take_down(target)
+
+    def _who(self, path: str) -> Target | None:
+        return self.ledger.target(path) or self.ledger.infer_target(self.driver, path)
+
+    async def _note(self, target: Target) -> None:
+        """Write that the target is going. A full disk must not keep a pod from ending, so this may fail."""
+        try:
+            await self.work.host(self.ledger.write_target, led.with_phase(target, led.UNPUBLISHING))
+        except PluginError as error:
+            LOG.warning("%s is unmounted without a record: %s", target.path, error.message)
+
+    async def take_down(self, target: Target, *, forced: bool = False) -> None:
+        """Unpublish, unstage after the last user, and forget; every step may find its work done already.
+
+        Args:
+            target: what goes.
+            forced: go on to the host's own unmount when the plugin's unpublish fails.
+        """
+        await self._unpublish(target, forced=forced)
+        volume = target.volume
+        if self.ledger.owns(volume) and not await self.work.host(self.ledger.users, volume, besides=target.path):
+            await self.unstage(volume, forced=forced)
+        await self.work.host(self.ledger.forget_target, target.path)
+
+    async def _unpublish(self, target: Target, *, forced: bool = False) -> None:
+        if self.work.has("volume_unpublish"):
+            volume = target.volume
+            request = VolumeUnpublish(driver=volume.driver, volume_id=volume.volume_id, target_path=target.path)
+            await self._undo("volume_unpublish", request, forced=forced)
+        await self.work.host(unmount, target.path)
+
+    async def unstage(self, volume: Volume, *, forced: bool = False) -> None:
+        """Undo the staging of a volume that no pod uses."""
+        if await self.work.host(mounted_at, volume.staging_path) is not None:
+            await self._note_unstaging(volume)
+        if self.work.has("volume_unstage"):
+            request = VolumeUnstage(driver=volume.driver, volume_id=volume.volume_id, staging_path=volume.staging_path)
+            await self._undo("volume_unstage", request, forced=forced)
+        await self.work.host(unmount, volume.staging_path)
+        await self.work.host(self.ledger.forget_staged, volume)
+
+    async def unstage_unused(self, volume: Volume) -> None:
+        """Unstage a volume of nodeplug's own folder if no pod uses it."""
+        async with self.workshop.room("volume", volume.driver, volume.volume_id):
+            self.work.call.key = f"{volume.driver} {volume.volume_id}"
+            if self.ledger.owns(volume) and not await self.work.host(self.ledger.users, volume):
+                LOG.info("unstaging volume %s of %s: no pod uses it", volume.volume_id, volume.driver)
+                await self.unstage(volume)
+
+    async def _note_unstaging(self, volume: Volume) -> None:
+        try:
+            await self.work.host(self.ledger.write_staged, volume, led.UNSTAGING)
+        except PluginError as error:
+            LOG.warning("%s is unstaged without a record: %s", volume.staging_path, error.message)
+
+    async def _undo(self, hook: str, request: VolumeUnpublish | VolumeUnstage, *, forced: bool) -> None:
+        try:
+            await self.work.hook(hook, request=request)
+        except PluginError as error:
+            if not forced:
+                raise
+            LOG.warning(
+                "%s of plugin %s failed on the way back: %s", hook, self.work.route.plugin, type(error).__name__
+            )
+
+    # --- drivers with attach: kubelet stages in a directory of its own
+
+    async def mount_device(self, command: MountDevice) -> None:
+        """Stage at kubelet's directory; a failure leaves nothing mounted there."""
+        self.work.call.key = command.target
+        volume_id = await self.volume_id(command.options)
+        async with self.workshop.room("target", command.target), self.workshop.room("volume", self.driver, volume_id):
+            self.work.call.key = f"{self.driver} {volume_id}"
+            volume = Volume(self.driver, volume_id, command.target)
+            options = command.options
+            try:
+                await self._stage(volume, options, device=command.device, read_only=options.read_only)
+            except Exception:
+                await self.unstage(volume, forced=True)
+                raise
+
+    async def unmount_device(self, path: str) -> None:
+        """Unstage what is mounted at kubelet's directory; succeed when nothing is."""
+        self.work.call.key = path
+        async with self.workshop.room("target", path):
+            record = await self.work.host(self.ledger.staged_at, path)
+            volume = record.volume if record is not None else Volume(self.driver, VolumeId(""), path)
+            async with self.workshop.room("volume", volume.driver, volume.volume_id):
+                self.work.call.key = f"{volume.driver} {volume.volume_id or path}"
+                await self.unstage(volume)

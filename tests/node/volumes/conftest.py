@@ -1,0 +1,172 @@
+"""Real mounts below one temporary folder, and a FlexVolume service over plugin objects.
+
+Whatever a test leaves mounted below its folder is unmounted, and every loop device of a file there is detached.
+"""
+
+import asyncio
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from nodeplug.flex.service import FlexService
+from nodeplug.flex.staging import Staging
+from nodeplug.frame import Frame
+from nodeplug.host import Delegate, Host
+from nodeplug.journal import Journal, read_boot_id
+from nodeplug.mounts import mounts, unmount
+from nodeplug.registry import Registry
+from nodeplug.runner import Runner
+
+LOOP_CLR_FD = 0x4C01
+PLUGIN_DIR = "/usr/libexec/kubernetes/kubelet-plugins/volume/exec"
+
+
+def mounts_below(folder: Path) -> list[str]:
+    return [mount.target for mount in mounts() if Path(mount.target).is_relative_to(folder)]
+
+
+def loops_below(folder: Path) -> dict[str, str]:
+    """Loop devices by name whose backing file is, or was, below a folder."""
+    found = {}
+    for path in Path("/sys/block").glob("loop*/loop/backing_file"):
+        with suppress(OSError):
+            backing = path.read_text().strip()
+            if backing.startswith(f"{folder}/"):
+                found[path.parts[3]] = backing
+    return found
+
+
+def clean(folder: Path) -> None:
+    for target in reversed(mounts_below(folder)):
+        unmount(target, lazy=True)
+    for name in loops_below(folder):
+        with suppress(OSError):
+            descriptor = os.open(f"/dev/{name}", os.O_RDONLY)
+            try:
+                fcntl.ioctl(descriptor, LOOP_CLR_FD)
+            finally:
+                os.close(descriptor)
+
+
+@pytest.fixture
+def area(tmp_path: Path) -> Iterator[Path]:
+    """A folder for state, staging and pods, cleaned of mounts and loop devices afterwards."""
+    folder = tmp_path.resolve() / "node"
+    folder.mkdir()
+    try:
+        yield folder
+    finally:
+        clean(folder)
+    assert mounts_below(folder) == []
+
+
+@dataclass
+class Node:
+    """One daemon's volume side over some plugin objects; a new one over the same area is a restarted daemon."""
+
+    area: Path
+    plugins: Mapping[str, object]
+    deadlines: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.registry = Registry()
+        for name, plugin in self.plugins.items():
+            self.registry.load(name, plugin, "tests")
+        self.journal = Journal(self.area / "journal")
+        self.staging_folder = self.area / "staging"
+
+    def service(self) -> FlexService:
+        runner = Runner(self.deadlines)
+        return FlexService(self.registry, runner, Staging.at(runner, self.journal, self.staging_folder))
+
+    def path(self, driver: str) -> str:
+        return f"{PLUGIN_DIR}/{driver.replace('/', '~')}/{driver.rpartition('/')[2]}"
+
+    async def handle(self, service: FlexService, driver: str, *argv: str) -> dict[str, Any]:
+        reply = await service.handle(Frame("flex", self.path(driver), argv), ())
+        assert (reply.exit, reply.stderr) == (0, b"")
+        document = json.loads(reply.stdout)
+        assert isinstance(document, dict)
+        return document
+
+    def call(self, driver: str, *argv: str) -> dict[str, Any]:
+        """Run one verb on a service of its own."""
+
+        async def once() -> dict[str, Any]:
+            return await self.handle(self.service(), driver, *argv)
+
+        return asyncio.run(once())
+
+    def recover(self) -> None:
+        async def once() -> None:
+            await self.service().staging.recover(self.registry)
+
+        asyncio.run(once())
+
+    def target(self, name: str) -> Path:
+        """Make a pod's directory as kubelet does: 0750, before each mount."""
+        path = self.area / "pods" / name
+        path.mkdir(mode=0o750, parents=True, exist_ok=True)
+        return path
+
+    def mount(self, driver: str, target: Path, options: Mapping[str, str]) -> dict[str, Any]:
+        return self.call(driver, "mount", str(target), json.dumps(dict(options)))
+
+    def unmount(self, driver: str, target: Path) -> dict[str, Any]:
+        return self.call(driver, "unmount", str(target))
+
+    @property
+    def mounted(self) -> list[str]:
+        return [str(Path(target).relative_to(self.area)) for target in mounts_below(self.area)]
+
+    @property
+    def records(self) -> list[str]:
+        return [entry.key for entry in self.journal.entries()]
+
+
+@pytest.fixture
+def make_node(area: Path) -> Any:
+    def make(deadlines: Mapping[str, Mapping[str, float]] | None = None, **plugins: object) -> Node:
+        return Node(area, plugins, deadlines or {})
+
+    return make
+
+
+@pytest.fixture
+def make_host(area: Path) -> Any:
+    def make(name: str) -> Host:
+        import logging  # noqa: PLC0415 - only this fixture logs
+
+        state, run = area / "state" / name, area / "run" / name
+        state.mkdir(parents=True, exist_ok=True)
+        run.mkdir(parents=True, exist_ok=True)
+        log = logging.LoggerAdapter(logging.getLogger(f"plugin.{name}"))
+
+        def refuse(*_: Any) -> Any:
+            raise AssertionError("a volume driver asks for nothing")
+
+        return Host(
+            name,
+            "node-1",
+            read_boot_id(),
+            log,
+            Journal(state / "journal"),
+            state,
+            run,
+            refuse,
+            cast("Delegate", refuse),
+        )
+
+    return make
+
+
+@pytest.fixture
+def loops(area: Path) -> Any:
+    return lambda: loops_below(area)
