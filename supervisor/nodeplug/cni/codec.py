@@ -294,6 +294,17 @@ def encode_versions() -> bytes:
     return json.dumps({"cniVersion": VERSIONS[-1], "supportedVersions": VERSIONS}).encode() + b"\n"
 
 
+def attachment_of(frame: Frame) -> tuple[str, str, str]:
+    """Return (network, container id, interface) of a call that says them all, after the checks of `decode` on them.
+
+    Raises:
+        PluginError: as `decode` does.
+    """
+    _check_environment(frame.env)
+    config = _read_config(frame.stdin)
+    return _string(config, "name"), frame.env["CNI_CONTAINERID"], frame.env["CNI_IFNAME"]
+
+
 def version_of(stdin: bytes) -> str:
     """Return the version of a configuration for an error about it; empty when there is none to be found."""
     try:

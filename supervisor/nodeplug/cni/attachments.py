@@ -1,0 +1,124 @@
+"""Which attachments this daemon has made: one small file each.
+
+Owns: `<run>/attachments/*.json`, written by a temporary file and a rename. The folder is gone after a reboot, as the
+attachments are, so nothing is synced. A DEL without prevResult gets the recorded result, and people can list them.
+Refuses: to be the truth (that is the kernel) and to fail a call: a damaged file counts as none, a full disk is logged.
+"""
+
+import json
+import logging
+import os
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from nodeplug.cni import results
+from nodeplug.cni.results import VERSIONS
+from nodeplug.errors import PluginError
+from nodeplug.journal import file_name
+from nodeplug.values import CniResult, ValidAttachment
+
+LOG: Final = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """What one ADD attaches: the specification's (network, container id, interface), for one plugin of the list."""
+
+    claim: str
+    network: str
+    container_id: str
+    ifname: str
+
+    def __str__(self) -> str:
+        return f"{self.network}/{self.container_id}/{self.ifname}"
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """One attachment as ADD left it.
+
+    Attributes:
+        key: what it is.
+        netns: CNI_NETNS as the caller spelled it.
+        result: what ADD answered.
+        time: seconds since the epoch.
+    """
+
+    key: Key
+    netns: str
+    result: CniResult
+    time: float = field(default_factory=time.time)
+
+
+@dataclass(frozen=True, slots=True)
+class Attachments:
+    """The records of one folder, which is made by the first of them."""
+
+    folder: Path
+
+    def record(self, attachment: Attachment) -> None:
+        """Keep an attachment, over an older one of the same key."""
+        key = attachment.key
+        document = {
+            "claim": key.claim,
+            "network": key.network,
+            "container_id": key.container_id,
+            "ifname": key.ifname,
+            "netns": attachment.netns,
+            "time": attachment.time,
+            "result": results.encode(attachment.result, VERSIONS[-1]),
+        }
+        path = self._path(key)
+        temporary = path.with_suffix(f".{os.urandom(4).hex()}.tmp")
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            temporary.write_text(json.dumps(document), encoding="utf-8")
+            temporary.rename(path)
+        except OSError as error:
+            LOG.warning("cannot record attachment %s in %s: %s", key, self.folder, error.strerror)
+            with suppress(OSError):
+                temporary.unlink()
+
+    def find(self, key: Key) -> Attachment | None:
+        """Return the record of a key, or None."""
+        found = _load(self._path(key))
+        return found if found is not None and found.key == key else None
+
+    def forget(self, key: Key) -> None:
+        """Remove the record of a key, if there is one."""
+        with suppress(OSError):
+            self._path(key).unlink()
+
+    def forget_invalid(self, claim: str, network: str, valid: Iterable[ValidAttachment]) -> None:
+        """Remove what a GC has declared invalid."""
+        kept = {(item.container_id, item.ifname) for item in valid}
+        for attachment in self.list():
+            key = attachment.key
+            if (key.claim, key.network) == (claim, network) and (key.container_id, key.ifname) not in kept:
+                self.forget(key)
+
+    def list(self) -> tuple[Attachment, ...]:
+        """Return every whole record, oldest first."""
+        try:
+            paths = sorted(self.folder.glob("*.json"))
+        except OSError:
+            return ()
+        found = [attachment for path in paths if (attachment := _load(path)) is not None]
+        return tuple(sorted(found, key=lambda attachment: attachment.time))
+
+    def _path(self, key: Key) -> Path:
+        return self.folder / f"{file_name(f'{key.claim}@{key}')}.json"
+
+
+def _load(path: Path) -> Attachment | None:
+    try:
+        document: Any = json.loads(path.read_bytes())
+        key = Key(*(str(document[name]) for name in ("claim", "network", "container_id", "ifname")))
+        result = results.decode(document["result"], VERSIONS[-1])
+        return Attachment(key, str(document["netns"]), result, float(document["time"]))
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, PluginError):
+        return None

@@ -1,0 +1,273 @@
+"""Delegation to another CNI plugin (SPEC 1.1.0, section 4).
+
+Owns: calling a claim of this daemon in the same thread, or executing a foreign binary from CNI_PATH with the request's
+environment and the complete configuration, and reading its answer as libcni does.
+Refuses: the event loop: it runs inside a hook, in the call's own thread. The child inherits the network namespace of
+that thread, which is the caller's host side.
+"""
+
+import errno
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from nodeplug.call import CURRENT
+from nodeplug.cni import results
+from nodeplug.errors import DeadlineExceeded, DelegateFailed, InvalidRequest, NotFound, PluginError
+from nodeplug.netns import Netns
+from nodeplug.registry import Registry, Route
+from nodeplug.runner import invoke
+from nodeplug.values import (
+    CniAdd,
+    CniAttachmentRequest,
+    CniCheck,
+    CniDel,
+    CniGc,
+    CniInterface,
+    CniRequest,
+    CniResult,
+    CniStatus,
+)
+
+VERB_OF: Final[Mapping[type[CniRequest], str]] = {
+    CniAdd: "ADD",
+    CniDel: "DEL",
+    CniCheck: "CHECK",
+    CniGc: "GC",
+    CniStatus: "STATUS",
+}
+HOOK_OF: Final[Mapping[str, str]] = {
+    "ADD": "cni_add",
+    "DEL": "cni_del",
+    "CHECK": "cni_check",
+    "GC": "cni_gc",
+    "STATUS": "cni_status",
+}
+_BUSY_TRIES: Final = 30
+_BUSY_PAUSE: Final = 0.2
+_INTERNAL: Final = 999
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """How a foreign plugin ended; a negative status is the number of the signal that killed it."""
+
+    status: int
+    stdout: bytes
+    stderr: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Delegation:
+    """Runs delegates for every plugin of a registry; the shape of `nodeplug.host.Delegate`.
+
+    Attributes:
+        registry: who serves which claim.
+        timeout: seconds that a foreign plugin may take; less than the deadline of the hook that calls it.
+    """
+
+    registry: Registry
+    timeout: float = 50.0
+
+    def __call__(self, request: CniRequest, plugin_type: str, config: Mapping[str, Any]) -> CniResult | None:
+        """Run one delegate.
+
+        Args:
+            request: the request being served.
+            plugin_type: the delegate's name.
+            config: what the delegate reads.
+
+        Returns:
+            The result of ADD, None for every other verb.
+
+        Raises:
+            DelegateFailed: the delegate answered an error, or nothing that can be read.
+            DeadlineExceeded: the delegate did not end in time; it was killed.
+            NotFound: nobody serves the name, and CNI_PATH has no such file.
+            InvalidRequest: the name has a slash, or is empty.
+        """
+        if not plugin_type or "/" in plugin_type:
+            raise InvalidRequest(f"invalid plugin name: {plugin_type!r}; it must be the name of a file on CNI_PATH")
+        # Host-side work belongs to the caller's namespace, wherever the plugin has moved its thread meanwhile.
+        with request.host_netns.entered():
+            if any(route.claim.name == plugin_type for route in self.registry.routes("cni")):
+                return self._inside(self.registry.route("cni", plugin_type), request, config)
+            return self._outside(find_plugin(plugin_type, request.path), request, config)
+
+    def _inside(self, route: Route, request: CniRequest, config: Mapping[str, Any]) -> CniResult | None:
+        hook = HOOK_OF[VERB_OF[type(request)]]
+        arguments: Mapping[str, Any] = {"request": replace(request, claim=route.claim.name, config=config)}
+        if hook == "cni_status" and hook not in route.hooks:
+            hook, arguments = "health", {}
+        if hook not in route.hooks:
+            return None
+        result: CniResult | None = invoke(route, hook, arguments)
+        return result
+
+    def _outside(self, program: Path, request: CniRequest, config: Mapping[str, Any]) -> CniResult | None:
+        verb = VERB_OF[type(request)]
+        netns = getattr(request, "netns", None)
+        path, descriptors = _reachable(netns)
+        env = _environment(verb, request, path)
+        stdin = json.dumps(dict(config)).encode()
+        try:
+            stdout = self._checked(program, env, stdin, descriptors)
+            if verb != "ADD":
+                return None
+            return _read_result(stdout, config, request.version, {path: "" if netns is None else netns.path})
+        except PluginError:
+            if verb == "ADD":
+                # SPEC: a delegate that failed ADD gets DEL before the error goes on.
+                with suppress(PluginError):
+                    self._checked(program, {**env, "CNI_COMMAND": "DEL"}, stdin, descriptors)
+            raise
+
+    def _checked(self, program: Path, env: Mapping[str, str], stdin: bytes, descriptors: tuple[int, ...]) -> bytes:
+        answer = run(program, env, stdin, descriptors, self.timeout)
+        call = CURRENT.get()
+        if call is not None:
+            call.stderr.extend(answer.stderr)
+        if answer.status != 0:
+            raise _failure(program.name, answer)
+        return answer.stdout
+
+
+def find_plugin(plugin_type: str, path: tuple[str, ...]) -> Path:
+    """Find a plugin on CNI_PATH: the first regular file of the name, or symlink to one.
+
+    Raises:
+        NotFound: there is none.
+    """
+    for folder in path:
+        candidate = Path(folder) / plugin_type
+        if candidate.is_file():
+            return candidate
+    raise NotFound(
+        f"failed to find plugin {json.dumps(plugin_type)} in path [{' '.join(path)}]; "
+        "install it there, or enable a nodeplug plugin of that name"
+    )
+
+
+def run(
+    program: Path, env: Mapping[str, str], stdin: bytes, descriptors: tuple[int, ...] = (), timeout: float = 50.0
+) -> Answer:
+    """Execute a foreign plugin in a session of its own, and end the whole session at the timeout.
+
+    Raises:
+        DeadlineExceeded: it did not end in `timeout` seconds.
+        DelegateFailed: it cannot be executed.
+    """
+    with _spawn(program, env, descriptors) as child:
+        try:
+            stdout, stderr = child.communicate(stdin, timeout)
+        except subprocess.TimeoutExpired:
+            with suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            raise DeadlineExceeded(f"the delegate {program} did not end within {timeout:g} s and was killed") from None
+    return Answer(child.returncode, stdout, stderr)
+
+
+def _spawn(program: Path, env: Mapping[str, str], descriptors: tuple[int, ...]) -> "subprocess.Popen[bytes]":
+    for left in reversed(range(_BUSY_TRIES)):
+        try:
+            return subprocess.Popen(
+                [str(program)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env=dict(env),
+                pass_fds=descriptors,
+                start_new_session=True,
+            )
+        except OSError as error:
+            # Someone copies over the file instead of renaming a new one into place; it passes.
+            if error.errno != errno.ETXTBSY or not left:
+                text = f"cannot execute the delegate {program}: {error.strerror}"
+                raise DelegateFailed(text, code=_INTERNAL) from error
+        time.sleep(_BUSY_PAUSE)
+    raise AssertionError("the last try raises")
+
+
+def _reachable(netns: Netns | None) -> tuple[str, tuple[int, ...]]:
+    """Return a path of the namespace that a child can open, and the descriptors that the child must inherit for it."""
+    if netns is None:
+        return "", ()
+    try:
+        status = Path(netns.path).stat()
+        if (status.st_dev, status.st_ino) == netns.identity:
+            return netns.path, ()
+    except (OSError, ValueError):
+        pass  # the caller lives in another mount namespace
+    return f"/proc/self/fd/{netns.fd}", (netns.fd,)
+
+
+def _environment(verb: str, request: CniRequest, netns: str) -> dict[str, str]:
+    attachment = request if isinstance(request, CniAttachmentRequest) else None
+    return {
+        "PATH": os.environ.get("PATH", os.defpath),
+        "CNI_COMMAND": verb,
+        "CNI_CONTAINERID": attachment.container_id if attachment else "",
+        "CNI_NETNS": netns,
+        "CNI_IFNAME": attachment.ifname if attachment else "",
+        "CNI_ARGS": ";".join(f"{key}={value}" for key, value in attachment.args.items()) if attachment else "",
+        "CNI_PATH": ":".join(request.path),
+    }
+
+
+def _read_result(stdout: bytes, config: Mapping[str, Any], version: str, spelling: Mapping[str, str]) -> CniResult:
+    try:
+        document = json.loads(stdout)
+    except (ValueError, RecursionError) as error:
+        raise DelegateFailed(f"failed to unmarshal raw result: {error}", code=_INTERNAL) from None
+    if document is None:
+        return CniResult()
+    fields = {str(key).lower(): value for key, value in document.items()} if isinstance(document, dict) else {}
+    own = fields.get("cniversion") or config.get("cniVersion") or version
+    try:
+        result = results.decode(document, str(own))
+    except PluginError as error:
+        raise DelegateFailed(f"failed to unmarshal raw result: {error}", code=_INTERNAL) from None
+    # A result repeats CNI_NETNS as the caller spelled it, not the path behind which the child found it.
+    return replace(result, interfaces=tuple(_spelled(interface, spelling) for interface in result.interfaces))
+
+
+def _spelled(interface: CniInterface, spelling: Mapping[str, str]) -> CniInterface:
+    return replace(interface, sandbox=spelling.get(interface.sandbox, interface.sandbox))
+
+
+def _failure(name: str, answer: Answer) -> DelegateFailed:
+    """Read an error as libcni does; each of its three texts for answers that are no error JSON is kept."""
+    if not answer.stdout:
+        if answer.stderr:
+            return DelegateFailed(f'netplugin failed: "{_text(answer.stderr)}"', code=_INTERNAL)
+        return DelegateFailed(f"netplugin failed with no error message: {_ending(answer.status)}", code=_INTERNAL)
+    try:
+        document = json.loads(answer.stdout)
+        fields = {str(key).lower(): value for key, value in document.items()}
+        return DelegateFailed(
+            str(fields.get("msg") or f"plugin {name!r} failed without a message"),
+            code=int(fields.get("code") or _INTERNAL),
+            details=str(fields.get("details") or ""),
+        )
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        return DelegateFailed(
+            f'netplugin failed but error parsing its diagnostic message "{_text(answer.stdout)}": {error}',
+            code=_INTERNAL,
+        )
+
+
+def _ending(status: int) -> str:
+    return f"exit status {status}" if status > 0 else f"signal: {signal.strsignal(-status) or -status}".lower()
+
+
+def _text(data: bytes) -> str:
+    # Control characters of a foreign program do not belong into logs; a page of text is enough for an error.
+    return re.sub(r"[^\x20-\x7e\n\t]", "?", data.decode(errors="replace"))[:4096]

@@ -1,0 +1,162 @@
+"""CNI calls from the socket to a plugin and back.
+
+Owns: the way of one call (decode, route, admit, run, record, encode) and what is answered when a plugin leaves a verb
+out.
+Refuses: the rules of the wire (`codec`), of threads and deadlines (`runner`), and of order (`admission`, `spool`).
+Nothing but one JSON document ever reaches stdout.
+"""
+
+import logging
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from nodeplug.call import Call
+from nodeplug.cni import codec
+from nodeplug.cni.admission import Admission
+from nodeplug.cni.attachments import Attachment, Attachments, Key
+from nodeplug.cni.delegate import HOOK_OF, VERB_OF
+from nodeplug.cni.spool import Spool
+from nodeplug.errors import InvalidNetns, NotReady, PluginError, TryAgain
+from nodeplug.frame import Frame, Reply
+from nodeplug.netns import Netns
+from nodeplug.registry import Registry, Route
+from nodeplug.runner import Runner, close_all
+from nodeplug.values import CniAdd, CniAttachmentRequest, CniDel, CniGc, CniRequest, CniStatus
+
+LOG: Final = logging.getLogger(__name__)
+
+
+class _Owned:
+    """The namespaces of one call, until the runner takes them over."""
+
+    def __init__(self, namespaces: Iterable[Netns]) -> None:
+        self.namespaces = tuple(namespaces)
+
+    def close(self) -> None:
+        namespaces, self.namespaces = self.namespaces, ()
+        close_all(namespaces)
+
+    def hand_over(self) -> "_Owned":
+        taken, self.namespaces = _Owned(self.namespaces), ()
+        return taken
+
+
+@dataclass(slots=True)
+class CniService:
+    """Serves CNI. `handle` is the handler of the style "cni".
+
+    Attributes:
+        registry: who serves which claim.
+        runner: calls hooks.
+        attachments: what has been made.
+        spool: DELs that came while the daemon was away.
+        admission: how many calls run at once.
+    """
+
+    registry: Registry
+    runner: Runner
+    attachments: Attachments
+    spool: Spool
+    admission: Admission = field(default_factory=Admission)
+
+    async def handle(self, frame: Frame, namespaces: tuple[Netns, ...]) -> Reply:
+        """Answer one call; takes over the namespaces. Never raises but for cancellation."""
+        call = Call(frame.env.get("CNI_COMMAND", ""), f"cni:{frame.name}")
+        owned = _Owned(namespaces)
+        try:
+            return Reply(0, await self._answer(frame, owned, call), bytes(call.stderr))
+        except PluginError as error:
+            failure = error
+            LOG.warning("%s of %s failed (request %s): %s", call.verb, call.claim, call.id, error)
+        except Exception as error:
+            LOG.exception("%s of %s failed in the daemon (request %s)", call.verb, call.claim, call.id)
+            text = f"nodeplug failed: {type(error).__name__} (request {call.id}; the daemon's log has the traceback)"
+            failure = PluginError(text)
+        finally:
+            owned.close()
+        return Reply(1, codec.encode_error(failure, codec.version_of(frame.stdin)), bytes(call.stderr))
+
+    async def replay(self, frame: Frame) -> Reply:
+        """Answer one spooled DEL, in the daemon's own network namespace."""
+        return await self.handle(frame, ())
+
+    async def run_spool(self) -> None:
+        """Replay spooled DELs until cancelled: a task of the daemon."""
+        await self.spool.run(self.replay)
+
+    async def _answer(self, frame: Frame, owned: _Owned, call: Call) -> bytes:
+        if call.verb == "VERSION":
+            return codec.encode_versions()
+        if not owned.namespaces:
+            owned.namespaces = _own_namespaces(frame)
+        request = codec.decode(frame, owned.namespaces)
+        if isinstance(request, CniStatus):
+            return await self._status(request, owned, call)
+        route = self.registry.route("cni", frame.name)
+        if isinstance(request, CniAdd):
+            await self.spool.settle(_key(request), self.replay)
+        async with self.admission.enter(call.verb, request.network):
+            return await self._run(route, request, owned, call)
+
+    async def _status(self, request: CniStatus, owned: _Owned, call: Call) -> bytes:
+        """STATUS waits for nobody, and says every passing condition as 50: runtimes know no other code here."""
+        call.key = f"STATUS {call.id}"
+        try:
+            route = self.registry.route("cni", request.claim)
+            if "cni_status" in route.hooks:
+                await self._hook(route, "cni_status", request, owned, call)
+            elif "health" in route.hooks:
+                await self.runner.call(route, "health", call, {})
+        except TryAgain as error:
+            raise NotReady(error.message, details=error.details) from None
+        return b""
+
+    async def _run(self, route: Route, request: CniRequest, owned: _Owned, call: Call) -> bytes:
+        hook = HOOK_OF[VERB_OF[type(request)]]
+        call.key = str(_key(request)) if isinstance(request, CniAttachmentRequest) else f"{request.network} {call.verb}"
+        if isinstance(request, CniDel) and request.prev_result is None:
+            recorded = self.attachments.find(_key(request))
+            request = request if recorded is None else replace(request, prev_result=recorded.result)
+        result = await self._hook(route, hook, request, owned, call) if hook in route.hooks else None
+        if isinstance(request, CniAdd):
+            return self._added(request, result)
+        if isinstance(request, CniDel):
+            self.attachments.forget(_key(request))
+        if isinstance(request, CniGc) and request.valid is not None:
+            self.attachments.forget_invalid(request.claim, request.network, request.valid)
+        return b""
+
+    async def _hook(self, route: Route, hook: str, request: CniRequest, owned: _Owned, call: Call) -> Any:
+        taken = owned.hand_over()
+        return await self.runner.call(
+            route, hook, call, {"request": request}, enter=request.host_netns, done=taken.close
+        )
+
+    def _added(self, request: CniAdd, result: Any) -> bytes:
+        try:
+            stdout = codec.encode_result(result, request.version)
+        except (AttributeError, TypeError, ValueError) as error:
+            raise PluginError(
+                f"plugin {request.claim!r} returned a CniResult that is no CNI result: {error}; "
+                "its addresses must be ipaddress values and its numbers int"
+            ) from error
+        self.attachments.record(Attachment(_key(request), request.netns.path, result))
+        return stdout
+
+
+def _key(request: CniAttachmentRequest) -> Key:
+    return Key(request.claim, request.network, request.container_id, request.ifname)
+
+
+def _own_namespaces(frame: Frame) -> tuple[Netns, ...]:
+    """Open the daemon's namespace and CNI_NETNS by path: for a frame without descriptors, such as a spooled DEL."""
+    host = Netns.current()
+    path = frame.env.get("CNI_NETNS", "")
+    try:
+        # O_NONBLOCK: a FIFO at that path must not stop the event loop.
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        return host, Netns.adopt(fd, path)
+    except (OSError, ValueError, InvalidNetns):
+        return (host,)
