@@ -96,6 +96,11 @@ class Lifecycle:
     ending: Callable[[str], "asyncio.Future[None] | None"] = lambda _: None
     states: dict[str, PluginState] = field(default_factory=dict)
 
+    def load_all(self, sections: Mapping[str, PluginSection]) -> None:
+        """Load sections that are not loaded yet, without starting them."""
+        for name, section in sections.items():
+            self.states[name] = self._load(name, section)
+
     async def apply(self, sections: Mapping[str, PluginSection]) -> Difference:
         """Make the loaded plugins match the sections; unchanged ones are not touched.
 
@@ -106,8 +111,7 @@ class Lifecycle:
         self.runner.deadlines = {name: section.deadline for name, section in wanted.items()}
         changes = difference({name: state.section for name, state in self.states.items()}, wanted)
         await asyncio.gather(*(self._end(name) for name in (*changes.removed, *changes.changed)))
-        for name in (*changes.changed, *changes.added):
-            self.states[name] = self._load(name, wanted[name])
+        self.load_all({name: wanted[name] for name in (*changes.changed, *changes.added)})
         self._retry_refused()
         await asyncio.gather(*(self._start(state) for state in self.states.values() if state.state == "starting"))
         return changes
