@@ -24,6 +24,7 @@ from typing import Final
 from nodeplug.entrypoints import CNI_SCRIPT, Scripts
 from nodeplug.errors import Exhausted, PluginError
 from nodeplug.journal import sync_folder
+from nodeplug.mounts import mounts
 from nodeplug.ownership import (
     CAPABILITIES,
     TEMPORARY,
@@ -164,15 +165,17 @@ def reprobe(flex: Path, drivers: Iterable[str]) -> None:
             os.utime(flex / folder_name(driver) / executable(driver))
 
 
-def drivers_in_use(targets: Iterable[str]) -> frozenset[str]:
+def drivers_in_use(targets: Iterable[str] | None = None) -> frozenset[str]:
     """Return the drivers that own one of these mount points.
 
     Kubelet has pods at `pods/<uid>/volumes/<vendor~driver>/<name>` and attached volumes at
     `plugins/kubernetes.io/flexvolume/<vendor/driver>/mounts/<name>`.
 
     Args:
-        targets: mount points, as in `nodeplug.Mount.target`.
+        targets: mount points, as in `nodeplug.Mount.target`; those of this process's mount namespace when None.
     """
+    if targets is None:
+        targets = [mount.target for mount in mounts()]
     found = (_POD_VOLUME.search(target) or _STAGED_VOLUME.search(target) for target in targets)
     return frozenset(match[1].replace("~", "/", 1) for match in found if match)
 
