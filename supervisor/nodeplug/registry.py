@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from nodeplug.errors import InvalidRequest, NotFound, PluginError, TryAgain
 from nodeplug.hookspecs import ANSWERS, Contract
+from nodeplug.schema import allowed_keys
 from nodeplug.values import Claim, ClaimKind
 
 GROUP: Final = "nodeplug"
@@ -138,15 +139,19 @@ def validate_config(name: str, found: Found, config: Mapping[str, Any]) -> BaseM
     try:
         return found.config_model.model_validate(dict(config))
     except ValidationError as error:
-        raise PluginRefused("\n".join(describe(error, f"plugins.{name}.config"))) from error
+        raise PluginRefused("\n".join(describe(error, f"plugins.{name}.config", found.config_model))) from error
 
 
-def describe(error: ValidationError, where: str) -> list[str]:
-    """Turn a validation error into lines `key: what is wrong (found ...)`."""
+def describe(error: ValidationError, where: str, model: type[BaseModel]) -> list[str]:
+    """Turn a validation error into lines `key: what is wrong (found ...)`; an unknown key is told the allowed ones."""
     lines = []
     for item in error.errors(include_url=False):
         key = ".".join([where, *(str(part) for part in item["loc"])])
-        found = "" if item["type"] in {"missing", "extra_forbidden"} else f" (found {item['input']!r})"
+        if item["type"] == "extra_forbidden":
+            allowed = ", ".join(allowed_keys(model, item["loc"])) or "none"
+            lines.append(f"{key}: unknown key; allowed: {allowed}")
+            continue
+        found = "" if item["type"] == "missing" else f" (found {item['input']!r})"
         lines.append(f"{key}: {item['msg']}{found}")
     return lines
 

@@ -50,7 +50,7 @@ def test_shipped_example_names_every_key() -> None:
         ({"nodes": [{"path": "/dev/a"}], "count": 0}, "groups.0.count: .*greater than or equal to 1"),
         ({"nodes": [{"path": "/dev/a"}], "limit": 0}, "groups.0.limit: .*greater than or equal to 1"),
         ({"nodes": [{"path": "/dev/a", "probe": "stat"}]}, "'open' or 'exists'"),
-        ({"nodes": [{"path": "/dev/a"}], "shares": 2}, "groups.0.shares: Extra inputs are not permitted"),
+        ({"nodes": [{"path": "/dev/a"}], "shares": 2}, "groups.0.shares: unknown key; allowed: nodes, count, limit"),
     ],
 )
 def test_wrong_group_is_refused_with_its_key(group: dict[str, Any], problem: str) -> None:
