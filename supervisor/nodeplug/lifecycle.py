@@ -8,7 +8,7 @@ raises disables this plugin alone and is tried again, each time later.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -80,6 +80,10 @@ def difference(now: Mapping[str, PluginSection], wanted: Mapping[str, PluginSect
     )
 
 
+async def _nothing(_: str) -> None:
+    return
+
+
 @dataclass(slots=True)
 class Lifecycle:
     """All configured plugins. Used from the event loop alone.
@@ -93,7 +97,7 @@ class Lifecycle:
     runner: Runner
     make_host: Callable[[str], Host]
     running: Callable[[Loaded], None] = lambda _: None
-    ending: Callable[[str], "asyncio.Future[None] | None"] = lambda _: None
+    ending: Callable[[str], Awaitable[None]] = _nothing
     states: dict[str, PluginState] = field(default_factory=dict)
 
     def load_all(self, sections: Mapping[str, PluginSection]) -> None:
@@ -111,8 +115,9 @@ class Lifecycle:
         self.runner.deadlines = {name: section.deadline for name, section in wanted.items()}
         changes = difference({name: state.section for name, state in self.states.items()}, wanted)
         await asyncio.gather(*(self._end(name) for name in (*changes.removed, *changes.changed)))
-        self.load_all({name: wanted[name] for name in (*changes.changed, *changes.added)})
-        self._retry_refused()
+        # What was refused is loaded again too: the owner of a doubly claimed name may be gone now.
+        refused = [name for name, state in self.states.items() if state.state == "refused"]
+        self.load_all({name: wanted[name] for name in (*refused, *changes.changed, *changes.added)})
         await asyncio.gather(*(self._start(state) for state in self.states.values() if state.state == "starting"))
         return changes
 
@@ -150,17 +155,11 @@ class Lifecycle:
             state.loaded = self.registry.load(name, plugin, found.distribution)
         except PluginError as error:
             state.reason = str(error)
-            LOG.error("plugin %s is refused: %s", name, error)
+            LOG.error("plugin %s is refused: %s", name, str(error).replace("\n", "; "))
             return state
         state.state = "starting"
         self.registry.disabled[name] = "it is starting"
         return state
-
-    def _retry_refused(self) -> None:
-        """Load again what was refused: the owner of a doubly claimed name may be gone now."""
-        for name, state in list(self.states.items()):
-            if state.state == "refused":
-                self.states[name] = self._load(name, state.section)
 
     async def _start(self, state: PluginState) -> None:
         loaded = state.loaded
@@ -206,9 +205,7 @@ class Lifecycle:
 
     async def _end(self, name: str) -> None:
         state = self.states.pop(name)
-        ended = self.ending(name)
-        if ended is not None:
-            await ended
+        await self.ending(name)
         loaded = state.loaded
         if loaded is None:
             return

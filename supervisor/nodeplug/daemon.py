@@ -1,0 +1,363 @@
+"""The composition root: one event loop, one TaskGroup of named tasks.
+
+Owns: which object knows which, the order of start and stop, signals, reload, and what the control socket answers.
+Refuses: protocols (the services know those), plugin code (the runner's), and to undo anything at the end that the next
+start could not do: `stop()` may never run, start is recovery.
+"""
+
+import asyncio
+import gc
+import json
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext, suppress
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final
+
+from asyncinotify import Inotify, Mask
+
+from nodeplug import status
+from nodeplug.cni.admission import Admission
+from nodeplug.cni.attachments import Attachments
+from nodeplug.cni.delegate import Delegation
+from nodeplug.cni.service import CniService
+from nodeplug.cni.spool import Spool
+from nodeplug.config import ConfigError, Configuration, load, node_name
+from nodeplug.deployment import deploy
+from nodeplug.device.podresources import PodResources
+from nodeplug.device.registration import DevicePaths
+from nodeplug.device.resources import Resources
+from nodeplug.errors import PluginError
+from nodeplug.execserver import ExecServer
+from nodeplug.flex.service import FlexService
+from nodeplug.flex.staging import Staging
+from nodeplug.frame import Frame, Reply
+from nodeplug.host import Host
+from nodeplug.journal import Journal, file_name, read_boot_id
+from nodeplug.lifecycle import Lifecycle
+from nodeplug.netns import Netns
+from nodeplug.observe import logs, notify
+from nodeplug.observe.http import Endpoints
+from nodeplug.observe.metrics import Metrics
+from nodeplug.observe.observer import Observer
+from nodeplug.registry import Loaded, Registry, Route
+from nodeplug.runner import Runner, close_all
+from nodeplug.values import ResourceName
+
+LOG: Final = logging.getLogger(__name__)
+START_PATIENCE: Final = 5.0
+"""Seconds that plugins get to start before the exec socket opens without the slow ones."""
+HEALTH_INTERVAL: Final = 10.0
+RETRY_INTERVAL: Final = 0.5
+SAMPLE_INTERVAL: Final = 1.0
+LIVELINESS: Final = 30.0
+"""Seconds without a turn of the event loop after which /healthz says so."""
+_SETTLE: Final = 0.2
+"""Seconds of quiet before a changed configuration is read: editors and ConfigMaps write in several steps."""
+_SWITCH_INTERVAL: Final = 0.0005
+_PRIVATE: Final = 0o700
+
+
+def serve(config_path: Path, root: Path | None = None) -> int:
+    """Run the daemon until SIGTERM or SIGINT.
+
+    Returns:
+        The exit status: 0 after a wanted end.
+
+    Raises:
+        ConfigError: the configuration cannot be used.
+        PluginError: another daemon runs already, or a folder cannot be made.
+    """
+    configuration = load(config_path, root)
+    logs.configure(configuration.supervisor.log_level, configuration.supervisor.log_format)
+    return asyncio.run(Daemon(config_path, root, configuration).run())
+
+
+class Daemon:
+    """Everything, composed."""
+
+    def __init__(self, config_path: Path, root: Path | None, configuration: Configuration) -> None:
+        self._config_path = config_path
+        self._root = root
+        self._configuration = configuration
+        self._config_error = ""
+        self._started = time.monotonic()
+        self._paths = configuration.supervisor.paths
+        self._boot_id = read_boot_id()
+        self._registry = Registry()
+        self._runner = Runner()
+        self._lifecycle = Lifecycle(self._registry, self._runner, self._make_host)
+        self._attachments = Attachments(self._paths.attachments)
+        self._spool = Spool(self._paths.spool)
+        self._delegation = Delegation(self._registry)
+        self._cni = CniService(
+            self._registry,
+            self._runner,
+            self._attachments,
+            self._spool,
+            Admission(configuration.supervisor.cni_concurrency, configuration.supervisor.cni_waiting),
+        )
+        self._staging = Staging.at(self._runner, self._journal("flexvolume"), self._paths.run / "staging")
+        self._flex = FlexService(self._registry, self._runner, self._staging)
+        self._podresources = PodResources(
+            self._paths.podresources_socket,
+            self._paths.state / "holders.json",
+            lambda: self._registry.routes("device"),
+            self._runner,
+            configuration.supervisor.podresources_poll,
+        )
+        self._observer = Observer(Metrics(version("nodeplug")))
+        self._runner.finished = self._observer.finished
+        self._readiness: tuple[bool, Mapping[str, str]] = (False, {"daemon": "it is starting"})
+        self._beat = self._started
+        self._stop = asyncio.Event()
+        self._changed = asyncio.Event()
+        self._resources: Resources | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    # --- start and stop -----------------------------------------------------------------------------------------
+
+    async def run(self) -> int:
+        """Start, serve, stop.
+
+        Returns:
+            The exit status.
+        """
+        self._loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(number, self._stop.set)
+        self._loop.add_signal_handler(signal.SIGHUP, self._changed.set)
+        _make_folder(self._paths.run)
+        _make_folder(self._paths.state)
+        self._spool.prepare()
+        handlers = {"cni": self._cni.handle, "flex": self._flex.handle, "control": self._control}
+        server = ExecServer(self._paths.exec_socket, handlers)
+        # Listening comes first: it refuses to run beside another daemon, and early callers wait in the backlog.
+        await server.start()
+        with self._endpoints():
+            async with asyncio.TaskGroup() as group:
+                await self._serve(group, server)
+        LOG.info("stopped")
+        return 0
+
+    def _endpoints(self) -> AbstractContextManager[object]:
+        address = self._configuration.supervisor.listen
+        if not address:
+            return nullcontext()
+        return Endpoints(address, self._observer.metrics.registry, lambda: self._readiness, self._liveness)
+
+    async def _serve(self, group: asyncio.TaskGroup, server: ExecServer) -> None:
+        self._compose_devices(group)
+        started = group.create_task(self._start_plugins(), name="start plugins")
+        await asyncio.wait({started}, timeout=START_PATIENCE)
+        await self._recover()
+        background = [started, *self._background(group, server, started)]
+        await self._sample()
+        self._ready()
+        await self._stop.wait()
+        notify.stopping()
+        await server.stop()
+        await self._lifecycle.stop_all()
+        for task in background:
+            task.cancel()
+
+    def _background(
+        self, group: asyncio.TaskGroup, server: ExecServer, started: asyncio.Task[None]
+    ) -> list[asyncio.Task[None]]:
+        tasks = {
+            "exec socket": server.serve(),
+            "spool": self._cni.run_spool(),
+            "podresources": self._podresources.run(),
+            "start failed plugins": _every(RETRY_INTERVAL, self._lifecycle.retry_failed),
+            "sample": _every(SAMPLE_INTERVAL, self._sample),
+            "health": _every(HEALTH_INTERVAL, self._lifecycle.check_health),
+            "configuration": self._reload_when_changed(started),
+            "watch the configuration": _watch(self._config_path, self._changed.set),
+        }
+        return [group.create_task(task, name=name) for name, task in tasks.items()]
+
+    def _compose_devices(self, group: asyncio.TaskGroup) -> None:
+        supervisor = self._configuration.supervisor
+        paths = DevicePaths(self._paths.device_plugins, self._paths.plugins_registry)
+        resources = Resources(self._runner, paths, group, supervisor.device_registration, supervisor.device_poll)
+        self._resources = resources
+        self._lifecycle.running = lambda loaded: resources.serve(self._device_routes(loaded))
+        self._lifecycle.ending = resources.end
+
+    def _device_routes(self, loaded: Loaded) -> list[Route]:
+        return [route for route in self._registry.routes("device") if route.plugin == loaded.name]
+
+    async def _start_plugins(self) -> None:
+        await self._lifecycle.apply(self._configuration.plugins)
+
+    async def _recover(self) -> None:
+        """Finish what a killed predecessor began, before anybody can ask for more."""
+        await self._staging.recover(self._registry)
+        await self._spool.replay(self._cni.replay)
+        if self._configuration.supervisor.install:
+            await self._install()
+
+    def _ready(self) -> None:
+        # What start made lives as long as the daemon; and a shorter switch interval lets a call's thread hand its
+        # answer to the loop sooner.
+        gc.collect()
+        gc.freeze()
+        sys.setswitchinterval(_SWITCH_INTERVAL)
+        notify.ready()
+        LOG.info("serving %d plugins at %s", len(self._registry.plugins), self._paths.exec_socket)
+
+    # --- configuration ------------------------------------------------------------------------------------------
+
+    async def _reload_when_changed(self, started: asyncio.Task[None]) -> None:
+        await asyncio.wait({started})
+        while True:
+            await self._changed.wait()
+            await asyncio.sleep(_SETTLE)
+            self._changed.clear()
+            await self._reload()
+
+    async def _reload(self) -> None:
+        try:
+            configuration = load(self._config_path, self._root)
+        except ConfigError as error:
+            if str(error) != self._config_error:
+                LOG.error("the running configuration stays, the new one cannot be used:\n%s", error)
+            self._config_error = str(error)
+            return
+        self._config_error = ""
+        if configuration == self._configuration:
+            return
+        notify.reloading()
+        if configuration.supervisor != self._configuration.supervisor:
+            LOG.warning("[supervisor] changed: that takes effect when the daemon is restarted")
+        self._configuration = configuration.model_copy(update={"supervisor": self._configuration.supervisor})
+        changes = await self._lifecycle.apply(configuration.plugins)
+        if self._configuration.supervisor.install:
+            await self._install()
+        LOG.info("configuration reloaded: %s", changes)
+        notify.ready()
+
+    async def _install(self) -> None:
+        try:
+            report = await asyncio.to_thread(deploy, self._registry, self._paths)
+        except PluginError as error:
+            LOG.error("the entrypoint scripts cannot be installed: %s", error)
+        else:
+            LOG.info("entrypoint scripts: %s", report)
+
+    # --- what plugins are given ---------------------------------------------------------------------------------
+
+    def _journal(self, name: str) -> Journal:
+        return Journal(self._paths.journal / file_name(name), self._boot_id)
+
+    def _make_host(self, name: str) -> Host:
+        state, run = (folder / "plugins" / file_name(name) for folder in (self._paths.state, self._paths.run))
+        _make_folder(state)
+        _make_folder(run)
+        log = logging.LoggerAdapter(logging.getLogger(f"nodeplug.plugin.{name}"), {"plugin": name})
+        return Host(
+            plugin=name,
+            node_name=node_name(self._configuration.supervisor),
+            boot_id=self._boot_id,
+            log=log,
+            journal=self._journal(name),
+            state_dir=state,
+            run_dir=run,
+            _refresh=self._refresh,
+            _delegate=self._delegation,
+        )
+
+    def _refresh(self, resource: ResourceName) -> None:
+        """Pass a request for a new listing from a plugin's thread to the loop."""
+        if self._loop is not None and self._resources is not None:
+            with suppress(RuntimeError):  # the loop is closed: the daemon is ending
+                self._loop.call_soon_threadsafe(self._resources.refresh, resource)
+
+    # --- what people are told -----------------------------------------------------------------------------------
+
+    async def _control(self, frame: Frame, namespaces: tuple[Netns, ...]) -> Reply:
+        close_all(namespaces)
+        if frame.argv != ("status",):
+            text = f"unknown control request {' '.join(frame.argv)!r}; known: status"
+            return Reply(1, json.dumps({"error": text}).encode())
+        return Reply(0, json.dumps(await self.status()).encode())
+
+    async def status(self) -> dict[str, Any]:
+        """Describe the daemon; see `nodeplug.status` for the shape."""
+        ledger = self._staging.ledger
+        records = await asyncio.to_thread(self._attachments.list)
+        staged, targets = await asyncio.to_thread(lambda: (ledger.all_staged(), ledger.targets()))
+        return self._vital() | {
+            "version": version("nodeplug"),
+            "node": node_name(self._configuration.supervisor),
+            "pid": os.getpid(),
+            "uptime_seconds": round(time.monotonic() - self._started, 3),
+            "attachments": status.attachments(records),
+            "volumes": status.volumes(staged, targets),
+            "recent": self._observer.recorder.as_dicts(),
+        }
+
+    def _vital(self) -> dict[str, Any]:
+        """Return the part of the status that needs no disk."""
+        statuses = self._resources.status() if self._resources is not None else []
+        reasons = self._unready()
+        return {
+            "ready": not reasons,
+            "reasons": reasons,
+            "plugins": status.plugins(self._lifecycle.states.values(), self._runner),
+            "resources": status.resources(statuses, self._podresources.holders()),
+            "calls": status.calls(self._runner),
+            "spool": self._spool.count(),
+        }
+
+    async def _sample(self) -> None:
+        vital = self._vital()
+        self._observer.sample(vital)
+        self._readiness = (vital["ready"], vital["reasons"])
+        self._beat = time.monotonic()
+
+    def _liveness(self) -> str:
+        silent = time.monotonic() - self._beat
+        return f"the event loop has not moved for {silent:.0f} s" if silent > LIVELINESS else ""
+
+    def _unready(self) -> dict[str, str]:
+        reasons = {
+            name: state.reason or f"it is {state.state}"
+            for name, state in self._lifecycle.states.items()
+            if state.state != "running" or state.reason
+        }
+        if self._config_error:
+            reasons["configuration"] = self._config_error
+        return reasons
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(mode=_PRIVATE, parents=True, exist_ok=True)
+    except OSError as error:
+        raise PluginError(f"cannot make the folder {folder}: {error.strerror}; make its parent writable") from error
+
+
+async def _every(seconds: float, step: Callable[[], Awaitable[object]]) -> None:
+    while True:
+        await asyncio.sleep(seconds)
+        await step()
+
+
+async def _watch(path: Path, changed: Callable[[], None]) -> None:
+    """Tell of every change in the configuration's folder and in its drop-ins; reading them decides what it means.
+
+    Folders, not files: editors and ConfigMaps replace files by rename.
+    """
+    mask = Mask.CLOSE_WRITE | Mask.MOVED_TO | Mask.MOVED_FROM | Mask.DELETE | Mask.CREATE
+    with Inotify() as inotify:
+        inotify.add_watch(path.parent, mask)
+        with suppress(OSError):
+            inotify.add_watch(path.parent / "plugins.d", mask | Mask.ONLYDIR)
+        async for _ in inotify:
+            changed()
