@@ -1,0 +1,88 @@
+"""Run a device plugin as the daemon does, without the daemon: for tests against `nodeplug.testing.kubelet.Kubelet`.
+
+Owns: a registry, a runner and one task per claimed resource, for the length of a test.
+Refuses: configuration and `host`: construct the plugin yourself.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+from nodeplug.device.podresources import PodResources
+from nodeplug.device.registration import DevicePaths, Mode
+from nodeplug.device.resource import ResourceTask
+from nodeplug.registry import Registry
+from nodeplug.runner import Runner
+from nodeplug.testing.kubelet import Kubelet
+
+_POLL = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceHost:
+    """What runs.
+
+    Attributes:
+        tasks: by resource; `status()` and `refresh()` are of interest.
+        runner: holds calls in flight and overdue ones.
+        podresources: the poller that tells releases.
+    """
+
+    tasks: Mapping[str, ResourceTask]
+    runner: Runner
+    podresources: PodResources
+
+
+@asynccontextmanager
+async def serve_devices(
+    plugin: object,
+    kubelet: Kubelet,
+    state: Path,
+    *,
+    mode: Mode = "register",
+    deadlines: Mapping[str, float] = MappingProxyType({}),
+    poll: float = _POLL,
+    watchdog: float = 10.0,
+    unsynced_grace: float = 60.0,
+) -> AsyncIterator[DeviceHost]:
+    """Serve every device resource that a plugin claims.
+
+    Args:
+        plugin: constructed; its `start` is not called.
+        kubelet: the stand-in, running or not.
+        state: a folder in which the poller keeps what it saw; the same one again is a restart of the daemon.
+        mode: how to register.
+        deadlines: seconds by hook, instead of the daemon's defaults.
+        poll: seconds between two listings, looks at kubelet.sock and looks at podresources.
+        watchdog: seconds without a stream before registering again.
+        unsynced_grace: seconds for which an answer of podresources without any pod is not believed.
+    """
+    registry = Registry()
+    loaded = registry.load("plugin", plugin, "the test")
+    runner = Runner({loaded.name: deadlines})
+    paths = DevicePaths(kubelet.device_plugins, kubelet.plugins_registry)
+    tasks = {
+        route.claim.name: ResourceTask(
+            route, runner, paths, mode=mode, poll_interval=poll, watch_interval=poll, watchdog=watchdog
+        )
+        for route in registry.routes("device")
+    }
+    podresources = PodResources(
+        kubelet.podresources_socket,
+        state / "device-holders.json",
+        lambda: registry.routes("device"),
+        runner,
+        interval=poll,
+        unsynced_grace=unsynced_grace,
+    )
+    running = [asyncio.create_task(task.run(), name=name) for name, task in tasks.items()]
+    running.append(asyncio.create_task(podresources.run(), name="podresources"))
+    try:
+        yield DeviceHost(tasks, runner, podresources)
+    finally:
+        for task in running:
+            task.cancel()
+        await asyncio.wait(running)

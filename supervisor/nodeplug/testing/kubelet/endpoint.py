@@ -1,0 +1,132 @@
+"""One plugin as kubelet knows it: the connection, its ListAndWatch stream, and the resource behind it.
+
+Owns: dialling a plugin's socket and reading its stream, with kubelet's limits.
+Refuses: redialling: a stream that ended stays ended (kubernetes#131013).
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import grpc
+import grpc.aio
+
+from nodeplug.pb import deviceplugin_v1beta1_pb2 as pb
+from nodeplug.pb import deviceplugin_v1beta1_pb2_grpc as pb_grpc
+from nodeplug.testing.kubelet.allocation import DeviceTable
+
+RECEIVE_LIMIT: Final = 4_194_304
+"""Bytes: grpc-go's default, which kubelet keeps."""
+_OPTIONS: Final = (
+    ("grpc.max_receive_message_length", RECEIVE_LIMIT),
+    ("grpc.default_authority", "localhost"),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),
+)
+
+
+class Endpoint:
+    """A dialled plugin.
+
+    Args:
+        resource: what it registered.
+        path: its socket.
+        on_list: called with each list.
+        on_end: called once when the stream ended, with the reason.
+    """
+
+    def __init__(
+        self,
+        resource: str,
+        path: Path,
+        on_list: Callable[["Endpoint", pb.ListAndWatchResponse], None],
+        on_end: Callable[["Endpoint", str], None],
+    ) -> None:
+        self.resource = resource
+        self.path = path
+        self.options = pb.DevicePluginOptions()
+        self.first_list: float | None = None
+        self.stopped = False
+        self._on_list = on_list
+        self._on_end = on_end
+        self._channel = grpc.aio.insecure_channel(f"unix:{path}", _OPTIONS)
+        self.stub = pb_grpc.DevicePluginStub(self._channel)
+        self._watch: asyncio.Task[None] | None = None
+
+    async def dial(self, timeout: float) -> None:  # noqa: ASYNC109 - kubelet's own dial timeout, scaled in tests
+        """Connect, blocking as kubelet does.
+
+        Raises:
+            TimeoutError: nobody listens on the socket.
+        """
+        await asyncio.wait_for(self._channel.channel_ready(), timeout)
+
+    async def ask_options(self) -> None:
+        """Call GetDevicePluginOptions, without a deadline of its own."""
+        self.options = await self.stub.GetDevicePluginOptions(pb.Empty())
+
+    def listen(self) -> None:
+        """Open ListAndWatch in the background."""
+        self._watch = asyncio.create_task(self._listen(), name=f"ListAndWatch {self.resource}")
+
+    async def _listen(self) -> None:
+        reason = "the plugin ended the stream"
+        try:
+            async for response in self.stub.ListAndWatch(pb.Empty()):
+                self.first_list = self.first_list or time.monotonic()
+                self._on_list(self, response)
+        except grpc.aio.AioRpcError as error:
+            reason = f"{error.code().name}: {error.details()}"
+        finally:
+            self.stopped = True
+            self._on_end(self, reason)
+
+    async def close(self) -> None:
+        """End the stream and the connection."""
+        self.stopped = True
+        if self._watch is not None:
+            self._watch.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._watch
+        await self._channel.close()
+
+
+@dataclass(slots=True)
+class Resource:
+    """A resource in kubelet's tables.
+
+    Attributes:
+        endpoint: its plugin, or None after a restart of kubelet.
+        table: its devices; None until the first list.
+        stopped_at: when the stream ended (`time.monotonic()`), or None while it is open.
+        reason: why the stream ended.
+        lists: how many lists arrived.
+    """
+
+    endpoint: Endpoint | None = None
+    table: DeviceTable | None = None
+    stopped_at: float | None = field(default=None)
+    reason: str = ""
+    lists: int = 0
+
+    def take(self, response: pb.ListAndWatchResponse) -> None:
+        """Replace the devices: each list is the full one, and any health word but Healthy is unhealthy."""
+        healthy: dict[str, frozenset[int]] = {}
+        unhealthy: dict[str, frozenset[int]] = {}
+        for device in response.devices:
+            nodes = frozenset(node.ID for node in device.topology.nodes)
+            (healthy if device.health == "Healthy" else unhealthy)[device.ID] = nodes
+        self.table = DeviceTable(healthy, unhealthy)
+        self.stopped_at = None
+        self.lists += 1
+
+    def end(self, reason: str) -> None:
+        """Mark every device unhealthy: allocatable is 0, capacity stays."""
+        if self.table is not None:
+            self.table = DeviceTable({}, {**self.table.healthy, **self.table.unhealthy})
+        self.stopped_at = time.monotonic()
+        self.reason = reason

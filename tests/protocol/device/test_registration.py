@@ -1,0 +1,436 @@
+"""Every way in which a registration is made, lost and made again, against the kubelet stand-in."""
+
+import asyncio
+import logging
+import os
+import socket
+import stat
+import threading
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from nodeplug import InvalidRequest
+from nodeplug.device.registration import DevicePaths, remove_dead_sockets, socket_path
+from nodeplug.device.resource import ResourceTask
+from nodeplug.device.server import PATH_LIMIT, check_socket_path
+from nodeplug.registry import Registry
+from nodeplug.runner import Runner
+from nodeplug.testing.devices import serve_devices
+from nodeplug.testing.kubelet import Kubelet
+
+if TYPE_CHECKING:
+    from tests.protocol.device.conftest import Full, Minimal
+
+Run = Callable[[Coroutine[Any, Any, None]], None]
+RESOURCE = "example.com/thing"
+
+
+def own_sockets(folder: Path) -> list[Path]:
+    return sorted(folder.glob("nodeplug-*.sock"))
+
+
+def test_kubelet_that_was_there_first_learns_every_device(minimal: "Minimal", root: Path, run: Run) -> None:
+    async def story() -> None:
+        async with Kubelet(root) as kubelet, serve_devices(minimal, kubelet, root) as host:
+            await kubelet.until_allocatable(RESOURCE, 4)
+            status = host.tasks[RESOURCE].status()
+            assert (status.registered, status.streams, status.healthy, status.total) == (True, 1, 4, 4)
+            assert status.error == ""
+
+    run(story())
+
+
+def test_kubelet_that_comes_later_learns_every_device(minimal: "Minimal", root: Path, run: Run) -> None:
+    async def story() -> None:
+        kubelet = Kubelet(root)  # not started: not even its folder exists
+        async with serve_devices(minimal, kubelet, root) as host:
+            await asyncio.sleep(0.2)
+            assert "waiting for kubelet" in host.tasks[RESOURCE].status().error
+            async with kubelet:
+                await kubelet.until_allocatable(RESOURCE, 4)
+
+    run(story())
+
+
+def test_old_kubelet_reads_the_options_from_the_request(full: "Full", root: Path, run: Run) -> None:
+    async def story() -> None:
+        async with Kubelet(root, old_style=True) as kubelet, serve_devices(full, kubelet, root):
+            await kubelet.until_allocatable(RESOURCE, 4)
+            (request,) = kubelet.registrations
+            assert request.options.pre_start_required
+            assert request.options.get_preferred_allocation_available
+
+    run(story())
+
+
+def test_options_are_the_same_in_both_places(minimal: "Minimal", root: Path, run: Run) -> None:
+    async def story() -> None:
+        async with Kubelet(root) as kubelet, serve_devices(minimal, kubelet, root):
+            await kubelet.until_allocatable(RESOURCE, 4)
+            endpoint = kubelet.resources[RESOURCE].endpoint
+            assert endpoint is not None
+            assert endpoint.options == kubelet.registrations[0].options
+            assert not endpoint.options.pre_start_required
+
+    run(story())
+
+
+def test_nothing_is_registered_before_the_first_list(minimal: "Minimal", root: Path, run: Run) -> None:
+    async def story() -> None:
+        minimal.failure = RuntimeError("no driver yet")
+        async with Kubelet(root) as kubelet, serve_devices(minimal, kubelet, root) as host:
+            await kubelet.until(lambda: minimal.listings >= 3)
+            assert kubelet.registrations == []
+            assert "no driver yet" in host.tasks[RESOURCE].status().error
+            minimal.failure = None
+            await kubelet.until_allocatable(RESOURCE, 4)
+
+    run(story())
+
+
+def test_restarted_kubelet_is_registered_with_again_on_a_fresh_socket(minimal: "Minimal", root: Path, run: Run) -> None:
+    async def story() -> None:
+        async with Kubelet(root) as kubelet, serve_devices(minimal, kubelet, root):
+            await kubelet.until_allocatable(RESOURCE, 4)
+            await kubelet.restart()
+            assert kubelet.allocatable(RESOURCE) == 0
+            await kubelet.until_allocatable(RESOURCE, 4)
+            first, second = (request.endpoint for request in kubelet.registrations)
+            assert first != second
+            assert [path.name for path in own_sockets(kubelet.device_plugins)] == [second]
+
+    run(story())
+
+
+def test_restart_that_leaves_our_socket_alone_is_noticed(minimal: "Minimal", root: Path, run: Run) -> None:
+    async def story() -> None:
+        async with Kubelet(root) as kubelet, serve_devices(minimal, kubelet, root):
+            await kubelet.until_allocatable(RESOURCE, 4)
+            await kubelet.restart(wipe="nothing")
+            await kubelet.until_allocatable(RESOURCE, 4)
+
+    run(story())
+
+
+def test_recreated_kubelet_socket_without_restart_is_registered_with(minimal: "Minimal", root: Path, run: Run) -> None:
+    async def story() -> None:
+        async with Kubelet(root) as kubelet, serve_devices(minimal, kubelet, root):
+            await kubelet.until_allocatable(RESOURCE, 4)
+            await kubelet.recreate_socket()
+            await kubelet.until(lambda: len(kubelet.registrations) == 2 and kubelet.streams(RESOURCE) == 1)
+            await kubelet.until_allocatable(RESOURCE, 4)
+
+    run(story())
+
+
+def test_removed_plugin_socket_is_replaced(minimal: "Minimal", root: Path, run: Run) -> None:
+    async def story() -> None:
+        async with Kubelet(root) as kubelet, serve_devices(minimal, kubelet, root):
+            await kubelet.until_allocatable(RESOURCE, 4)
+            own_sockets(kubelet.device_plugins)[0].unlink()
+            await kubelet.until(lambda: len(kubelet.registrations) == 2)
+            await kubelet.until_allocatable(RESOURCE, 4)
+
+    run(story())
+
+
+def test_registered_resource_without_a_stream_registers_again(minimal: "Minimal", root: Path, run: Run) -> None:
+    async def story() -> None:
+        async with Kubelet(root) as kubelet, serve_devices(minimal, kubelet, root, watchdog=0.3):
+            await kubelet.until_allocatable(RESOURCE, 4)
+            await kubelet.drop_streams(RESOURCE)  # kubelet never redials
+            await kubelet.until_allocatable(RESOURCE, 0)
+            await kubelet.until_allocatable(RESOURCE, 4)
+            assert len(kubelet.registrations) == 2
+
+    run(story())
+
+
+def test_old_stream_ends_before_the_new_registration(minimal: "Minimal", root: Path, run: Run) -> None:
+    """Kubelets that know plugins by resource take the late end of an old stream for the end of the new one."""
+
+    async def story() -> None:
+        async with Kubelet(root, keyed_by="resource") as kubelet, serve_devices(minimal, kubelet, root):
+            await kubelet.until_allocatable(RESOURCE, 4)
+            for count in range(2, 6):
+                await kubelet.recreate_socket()
+                await kubelet.until(lambda count=count: len(kubelet.registrations) == count)  # type: ignore[misc] # mypy cannot infer the default
+                await kubelet.until_allocatable(RESOURCE, 4)
+            await asyncio.sleep(0.2)
+            assert kubelet.allocatable(RESOURCE) == 4
+
+    run(story())
+
+
+def test_dead_kubelet_socket_is_retried_and_logged_once(
+    minimal: "Minimal", root: Path, run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story() -> None:
+        kubelet = Kubelet(root)
+        async with kubelet:
+            await kubelet.kill()
+            async with serve_devices(minimal, kubelet, root) as host:
+                await asyncio.sleep(0.7)
+                assert "UNAVAILABLE" in host.tasks[RESOURCE].status().error
+                assert len([record for record in caplog.records if "did not register" in record.getMessage()]) == 1
+                await kubelet.start()
+                await kubelet.until_allocatable(RESOURCE, 4)
+
+    run(story())
+
+
+def test_file_in_the_place_of_kubelet_socket_counts_as_absent(minimal: "Minimal", root: Path, run: Run) -> None:
+    async def story() -> None:
+        kubelet = Kubelet(root)
+        kubelet.device_plugins.mkdir()
+        kubelet.socket.write_text("no socket")
+        async with serve_devices(minimal, kubelet, root) as host:
+            await asyncio.sleep(0.2)
+            assert "not there" in host.tasks[RESOURCE].status().error
+            async with kubelet:
+                await kubelet.until_allocatable(RESOURCE, 4)
+
+    run(story())
+
+
+def test_refusal_of_kubelet_is_shown_and_retried(
+    minimal: "Minimal", root: Path, run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story() -> None:
+        async with Kubelet(root) as kubelet:
+            kubelet.refuse = "the kubelet has a headache"
+            async with serve_devices(minimal, kubelet, root) as host:
+                await kubelet.until(lambda: "a headache" in host.tasks[RESOURCE].status().error)
+                await asyncio.sleep(0.3)
+                assert len([record for record in caplog.records if "a headache" in record.getMessage()]) == 1
+                kubelet.refuse = ""
+                await kubelet.until_allocatable(RESOURCE, 4)
+                assert host.tasks[RESOURCE].status().error == ""
+
+    run(story())
+
+
+def test_replaced_plugin_folder_is_found_again(minimal: "Minimal", root: Path, run: Run) -> None:
+    async def story() -> None:
+        kubelet = Kubelet(root)
+        async with serve_devices(minimal, kubelet, root):
+            async with kubelet:
+                await kubelet.until_allocatable(RESOURCE, 4)
+            kubelet.device_plugins.rename(root / "gone")
+            async with kubelet:
+                await kubelet.until_allocatable(RESOURCE, 4)
+
+    run(story())
+
+
+def test_fifty_restarts_in_any_order_of_events_end_with_every_device(minimal: "Minimal", root: Path, run: Run) -> None:
+    random = Random(20)
+
+    async def one(kubelet: Kubelet) -> None:
+        what = random.choice(["restart", "keep", "recreate", "unlink", "gap", "kill", "drop"])
+        if what in {"restart", "keep"}:
+            await kubelet.restart(wipe="sockets" if what == "restart" else "nothing")
+        elif what == "recreate":
+            await kubelet.recreate_socket()
+        elif what == "unlink":
+            for path in own_sockets(kubelet.device_plugins):
+                path.unlink(missing_ok=True)
+        elif what in {"gap", "kill"}:
+            await (kubelet.stop() if what == "gap" else kubelet.kill())
+            await asyncio.sleep(random.random() * 0.1)
+            await kubelet.start(wipe=random.choice(["sockets", "files", "nothing"]))
+        else:
+            await kubelet.drop_streams(RESOURCE)
+        await asyncio.sleep(random.choice([0, 0, 0.01, 0.1]))
+
+    async def story() -> None:
+        async with Kubelet(root) as kubelet, serve_devices(minimal, kubelet, root, watchdog=0.3) as host:
+            await kubelet.until_allocatable(RESOURCE, 4)
+            for _ in range(50):
+                await one(kubelet)
+            await kubelet.until_allocatable(RESOURCE, 4)
+            await kubelet.until(lambda: kubelet.streams(RESOURCE) == 1)
+            await kubelet.until(lambda: len(own_sockets(kubelet.device_plugins)) == 1)
+            assert host.tasks[RESOURCE].status().registered
+
+    run(story())
+
+
+def test_cancelled_task_leaves_no_socket_and_no_stream(minimal: "Minimal", root: Path, run: Run) -> None:
+    async def story() -> None:
+        async with Kubelet(root) as kubelet:
+            async with serve_devices(minimal, kubelet, root):
+                await kubelet.until_allocatable(RESOURCE, 4)
+            assert own_sockets(kubelet.device_plugins) == []
+            await kubelet.until(lambda: kubelet.streams(RESOURCE) == 0)
+            assert kubelet.resources[RESOURCE].reason == "the plugin ended the stream"
+
+    run(story())
+
+
+def test_sockets_of_a_killed_daemon_are_removed(minimal: "Minimal", root: Path, run: Run) -> None:
+    async def story() -> None:
+        kubelet = Kubelet(root)
+        kubelet.device_plugins.mkdir()
+        stale = socket_path(kubelet.device_plugins, RESOURCE)
+        foreign = socket_path(kubelet.device_plugins, "example.com/other")
+        for path in (stale, foreign):
+            with socket.socket(socket.AF_UNIX) as dead:
+                dead.bind(str(path))
+        async with serve_devices(minimal, kubelet, root):
+            await kubelet.until(lambda: not stale.exists())
+            assert foreign.exists()
+
+    run(story())
+
+
+def test_socket_on_which_somebody_listens_is_left_alone(root: Path) -> None:
+    path = socket_path(root, RESOURCE)
+    with socket.socket(socket.AF_UNIX) as living:
+        living.bind(str(path))
+        living.listen()
+        remove_dead_sockets(root, RESOURCE)
+        assert path.exists()
+
+
+def test_socket_belongs_to_its_owner_alone(minimal: "Minimal", root: Path, run: Run) -> None:
+    async def story() -> None:
+        async with Kubelet(root) as kubelet, serve_devices(minimal, kubelet, root):
+            await kubelet.until_allocatable(RESOURCE, 4)
+            (path,) = own_sockets(kubelet.device_plugins)
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+    run(story())
+
+
+def test_binding_leaves_the_umask_of_other_threads_alone(minimal: "Minimal", root: Path, run: Run) -> None:
+    modes: set[int] = set()
+    done = threading.Event()
+
+    def make_folders() -> None:
+        for number in range(100_000):
+            if done.is_set():
+                return
+            (root / f"f{number}").mkdir()
+            modes.add(stat.S_IMODE((root / f"f{number}").stat().st_mode))
+            (root / f"f{number}").rmdir()
+
+    async def story() -> None:
+        async with Kubelet(root) as kubelet, serve_devices(minimal, kubelet, root):
+            for count in range(1, 15):
+                await kubelet.until(lambda count=count: len(kubelet.registrations) == count)  # type: ignore[misc] # mypy cannot infer the default
+                await kubelet.until_allocatable(RESOURCE, 4)
+                await kubelet.recreate_socket()
+
+    before = os.umask(0o022)
+    thread = threading.Thread(target=make_folders)
+    thread.start()
+    try:
+        run(story())
+    finally:
+        done.set()
+        thread.join()
+        os.umask(before)
+    assert modes == {0o755}
+
+
+@pytest.mark.parametrize("size", [PATH_LIMIT, PATH_LIMIT + 1])
+def test_path_limit_is_the_one_of_the_kernel(root: Path, size: int) -> None:
+    path = root / ("x" * (size - len(str(root)) - 1))
+    with socket.socket(socket.AF_UNIX) as probe:
+        if size <= PATH_LIMIT:
+            check_socket_path(path)
+            probe.bind(str(path))
+        else:
+            with pytest.raises(InvalidRequest, match="108 bytes"):
+                check_socket_path(path)
+            with pytest.raises(OSError, match="too long"):
+                probe.bind(str(path))
+
+
+def test_folder_too_deep_for_any_socket_is_refused_at_construction(minimal: "Minimal", root: Path) -> None:
+    registry = Registry()
+    registry.load("minimal", minimal, "the test")
+    deep = root / ("x" * 100)
+    with pytest.raises(InvalidRequest, match="the kernel takes 107"):
+        ResourceTask(registry.route("device", RESOURCE), Runner(), DevicePaths(deep, deep))
+
+
+def test_socket_names_never_repeat(root: Path) -> None:
+    assert len({socket_path(root, RESOURCE) for _ in range(1000)}) == 1000
+
+
+def test_longest_resource_name_fits_kubelets_folder() -> None:
+    check_socket_path(socket_path(DevicePaths().device_plugins, "a" * 244 + "/" + "b" * 63))
+
+
+def test_watched_plugin_is_found_by_kubelet(full: "Full", root: Path, run: Run) -> None:
+    async def story() -> None:
+        async with (
+            Kubelet(root, watch_plugins=True) as kubelet,
+            serve_devices(full, kubelet, root, mode="watcher") as host,
+        ):
+            await kubelet.until_allocatable(RESOURCE, 4)
+            await kubelet.until(lambda: host.tasks[RESOURCE].status().registered)
+            assert own_sockets(kubelet.device_plugins) == []
+            assert len(kubelet.registrations) == 1
+            granted = await kubelet.admit("pod", {RESOURCE: 1})
+            assert len(granted[RESOURCE].envs) == 1
+
+    run(story())
+
+
+def test_watched_plugin_is_found_again_by_a_restarted_kubelet(minimal: "Minimal", root: Path, run: Run) -> None:
+    async def story() -> None:
+        async with (
+            Kubelet(root, watch_plugins=True) as kubelet,
+            serve_devices(minimal, kubelet, root, mode="watcher"),
+        ):
+            await kubelet.until_allocatable(RESOURCE, 4)
+            await kubelet.restart()
+            await kubelet.until_allocatable(RESOURCE, 4)
+
+    run(story())
+
+
+def test_watched_plugin_deregisters_by_taking_its_socket_away(minimal: "Minimal", root: Path, run: Run) -> None:
+    async def story() -> None:
+        async with Kubelet(root, watch_plugins=True) as kubelet:
+            async with serve_devices(minimal, kubelet, root, mode="watcher"):
+                await kubelet.until_allocatable(RESOURCE, 4)
+            assert own_sockets(kubelet.plugins_registry) == []
+            await kubelet.until_allocatable(RESOURCE, 0)
+
+    run(story())
+
+
+def test_watched_plugin_without_a_stream_shows_a_new_socket(minimal: "Minimal", root: Path, run: Run) -> None:
+    async def story() -> None:
+        async with (
+            Kubelet(root, watch_plugins=True) as kubelet,
+            serve_devices(minimal, kubelet, root, mode="watcher", watchdog=0.3),
+        ):
+            await kubelet.until_allocatable(RESOURCE, 4)
+            await kubelet.drop_streams(RESOURCE)
+            await kubelet.until(lambda: len(kubelet.registrations) == 2)
+            await kubelet.until_allocatable(RESOURCE, 4)
+
+    run(story())
+
+
+def test_registration_is_logged_once(
+    minimal: "Minimal", root: Path, run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+
+    async def story() -> None:
+        async with Kubelet(root) as kubelet, serve_devices(minimal, kubelet, root):
+            await kubelet.until_allocatable(RESOURCE, 4)
+            await asyncio.sleep(0.2)
+
+    run(story())
+    assert len([record for record in caplog.records if "is registered" in record.getMessage()]) == 1
