@@ -1,7 +1,17 @@
 """For plugin authors and our own tests: the callers of node plugins, acted out on real sockets and processes."""
 
+from nodeplug.testing.cni_runtime import CniError, CniRuntime, Execution
 from nodeplug.testing.devices import DeviceHost, serve_devices
 from nodeplug.testing.kubelet import AdmissionError, Kubelet
 from nodeplug.testing.scratch_node import ScratchNode
 
-__all__ = ["AdmissionError", "DeviceHost", "Kubelet", "ScratchNode", "serve_devices"]
+__all__ = [
+    "AdmissionError",
+    "CniError",
+    "CniRuntime",
+    "DeviceHost",
+    "Execution",
+    "Kubelet",
+    "ScratchNode",
+    "serve_devices",
+]
