@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from nodeplug import InvalidNetns, Netns
+from nodeplug import InvalidNetns, Netns, bind, unmount
+from nodeplug.testing.sandbox import Sandbox
 
 CLONE_NEWNET = 0x40000000
 
@@ -82,3 +83,21 @@ def test_what_is_no_network_namespace_is_refused(path: str) -> None:
     with pytest.raises(InvalidNetns):
         Netns.open(path)
     assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_a_bind_mounted_namespace_is_recognised(tmp_path: Path) -> None:
+    with Sandbox(tmp_path / "sandbox") as sandbox:
+        found = Netns.open(str(sandbox.path))
+        assert found.identity == sandbox.netns.identity
+        found.close()
+
+
+def test_a_bind_mounted_namespace_of_another_kind_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "uts"
+    path.touch()
+    bind("/proc/self/ns/uts", str(path))
+    try:
+        with pytest.raises(InvalidNetns):
+            Netns.open(str(path))
+    finally:
+        unmount(str(path))

@@ -3,6 +3,7 @@
 from nodeplug.testing.cni_runtime import CniError, CniRuntime, Execution
 from nodeplug.testing.devices import DeviceHost, serve_devices
 from nodeplug.testing.kubelet import AdmissionError, Kubelet
+from nodeplug.testing.sandbox import Sandbox
 from nodeplug.testing.scratch_node import ScratchNode
 
 __all__ = [
@@ -12,6 +13,7 @@ __all__ = [
     "DeviceHost",
     "Execution",
     "Kubelet",
+    "Sandbox",
     "ScratchNode",
     "serve_devices",
 ]
