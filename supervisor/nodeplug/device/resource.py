@@ -154,7 +154,8 @@ class ResourceTask:
         """Keep the last list: devices do not become unhealthy because a question failed."""
         self._failures += 1
         if self._failures == 1:
-            LOG.warning("%s: the last list stays: %s (request %s)", self.resource, reason, call.id)
+            state = "the last list stays" if self._snapshots.current is not None else "not offered yet"
+            LOG.warning("%s: %s: %s (request %s)", self.resource, state, reason, call.id)
         self._list_error = reason
 
     async def _keep_registered(self) -> None:

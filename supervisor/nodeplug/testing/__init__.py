@@ -2,6 +2,7 @@
 
 from nodeplug.testing.cni_runtime import CniError, CniRuntime, Execution
 from nodeplug.testing.devices import DeviceHost, serve_devices
+from nodeplug.testing.exec_road import Ended, ExecRoad
 from nodeplug.testing.kubelet import AdmissionError, Kubelet
 from nodeplug.testing.sandbox import Sandbox
 from nodeplug.testing.scratch_node import ScratchNode
@@ -11,6 +12,8 @@ __all__ = [
     "CniError",
     "CniRuntime",
     "DeviceHost",
+    "Ended",
+    "ExecRoad",
     "Execution",
     "Kubelet",
     "Sandbox",
