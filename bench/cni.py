@@ -4,20 +4,18 @@ Owns: the namespaces, configurations and the order of calls.
 Refuses: to run outside a network and mount namespace of its own (`bench.__main__` makes one).
 """
 
-import ctypes
 import json
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from bench.measure import Execution, Summary, execute
-from nodeplug import bind, unmount
+from nodeplug.testing import Sandbox
 
 REFERENCE = Path("/usr/lib/cni")
 IDLE_AFTER_DEL = 0.05
@@ -73,32 +71,11 @@ class Series:
     delete: list[float] = field(default_factory=list)
 
 
-def make_namespace(path: Path) -> None:
-    """Make a network namespace that lives at a path."""
-    path.touch()
-
-    def unshare() -> None:
-        if ctypes.CDLL(None, use_errno=True).unshare(0x40000000) != 0:
-            raise OSError(ctypes.get_errno(), "unshare")
-        bind("/proc/thread-self/ns/net", str(path))
-
-    thread = threading.Thread(target=unshare)
-    thread.start()
-    thread.join()
-
-
 @contextmanager
 def namespaces(folder: Path, count: int) -> Iterator[list[Path]]:
     """Make `count` namespaces, and take them down again."""
-    paths = [folder / f"ns{number}" for number in range(count)]
-    for path in paths:
-        make_namespace(path)
-    try:
-        yield paths
-    finally:
-        for path in paths:
-            unmount(str(path), lazy=True)
-            path.unlink()
+    with ExitStack() as stack:
+        yield [stack.enter_context(Sandbox(folder / f"ns{number}")).path for number in range(count)]
 
 
 def interleaved(engines: list[Engine], paths: list[Path], report: Callable[[str], None]) -> Mapping[str, Series]:
