@@ -178,6 +178,19 @@ def load(path: Path, root: Path | None = None) -> Configuration:
     return configuration
 
 
+def origins(path: Path) -> Mapping[str, Path]:
+    """Return the file that defines each plugin's section.
+
+    Args:
+        path: the main file.
+
+    Raises:
+        ConfigError: a file cannot be read.
+    """
+    files = [path, *sorted((path.parent / "plugins.d").glob("*.toml"))]
+    return {name: file for file in reversed(files) for name in _tables(_read(file, []))}
+
+
 def _read(path: Path, problems: list[str]) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))

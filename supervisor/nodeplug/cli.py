@@ -1,0 +1,246 @@
+"""The command line.
+
+Owns: commands, options, help texts, exit statuses: 0 done, 1 an error told in a sentence on stderr, 2 wrong usage.
+Refuses: to do anything itself. What a command needs is imported inside it, so that `--help` and `version` are quick.
+"""
+
+import json
+import logging
+import sys
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+from rich.console import Console, RenderableType
+from typer.core import TyperGroup
+
+from nodeplug.errors import NotReady, PluginError
+
+_PIPE_WIDTH: Final = 240
+
+
+class _Commands(TyperGroup):
+    """Turns an error that is already a sentence into that sentence and exit status 1."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except PluginError as error:
+            for line in getattr(error, "problems", None) or [str(error)]:
+                _say(f"error: {line}")
+            raise typer.Exit(1) from error
+
+
+app = typer.Typer(
+    cls=_Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="One daemon per Kubernetes node that hosts Python plugins: devices, CNI networks, FlexVolume drivers.",
+)
+Config = Annotated[Path, typer.Option("--config", metavar="FILE", help="The main configuration file.")]
+Root = Annotated[
+    Path | None,
+    typer.Option("--root", metavar="DIR", help="Put every path of the configuration below DIR.", show_default=False),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+DEFAULT: Final = Path("/etc/nodeplug/nodeplug.toml")
+
+
+def main() -> None:
+    """Run the command line of this process."""
+    app(prog_name="nodeplug")
+
+
+def _show(renderable: RenderableType) -> None:
+    # A pipe has no width; rich would take 80 columns and fold what `grep` looks for.
+    Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH).print(renderable)
+
+
+def _print_json(value: object) -> None:
+    print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+@app.callback()
+def _begin() -> None:
+    # Commands tell an error as their answer; only `serve` sets up a log, which would otherwise tell it twice.
+    logging.getLogger("nodeplug").addHandler(logging.NullHandler())
+
+
+@app.command()
+def serve(config: Config = DEFAULT, root: Root = None) -> None:
+    """Run the daemon in the foreground.
+
+    SIGTERM ends it, SIGHUP reads the configuration again (it also does so by itself when a file changes).
+
+    Example: `nodeplug serve --root /tmp/node --config ./nodeplug.toml`
+    """
+    from nodeplug.daemon import serve as run
+
+    raise typer.Exit(run(config, root))
+
+
+@app.command(name="check-config")
+def check_config(config: Config = DEFAULT, root: Root = None, as_json: Json = False) -> None:
+    """Print the effective configuration, defaults included, or every mistake with its file and key.
+
+    Nothing is started or written. The exit status is 1 when there is a mistake.
+
+    Example: `nodeplug check-config --config ./nodeplug.toml`
+    """
+    from nodeplug.config import load
+    from nodeplug.deployment import inspect
+    from nodeplug.effective import effective, refusals
+
+    configuration = load(config, root)
+    problems = refusals(inspect(configuration), config)
+    document = effective(configuration)
+    if as_json:
+        _print_json({"configuration": document, "problems": problems})
+    elif not problems:
+        from nodeplug.tables import toml
+
+        print(toml(document), end="")
+    for problem in problems:
+        _say(f"error: {problem}")
+    raise typer.Exit(1 if problems else 0)
+
+
+@app.command()
+def plugins(config: Config = DEFAULT, root: Root = None, as_json: Json = False) -> None:
+    """List the plugins: what they claim, how they are, and why one is refused.
+
+    Asks the running daemon; without one, says what the configuration would load.
+
+    Example: `nodeplug plugins --json | jq -r '.plugins[].claims[]'`
+    """
+    from nodeplug import tables
+    from nodeplug.config import load
+    from nodeplug.control import ask
+    from nodeplug.deployment import inspect
+    from nodeplug.effective import rows_of
+    from nodeplug.registry import installed
+
+    configuration = load(config, root)
+    source = "daemon"
+    try:
+        rows = ask(configuration.supervisor.paths.exec_socket, "status")["plugins"]
+    except NotReady as error:
+        source = "configuration"
+        _say(f"{error}\nThis is what the configuration would load:")
+        rows = rows_of(inspect(configuration))
+    names = sorted(installed().keys() - {row["uses"] for row in rows})
+    if as_json:
+        _print_json({"source": source, "plugins": rows, "available": names})
+        return
+    _show(tables.plugins(rows))
+    _show(tables.available(names))
+
+
+@app.command()
+def status(config: Config = DEFAULT, root: Root = None, as_json: Json = False) -> None:
+    """Show what the running daemon does: plugins, devices, networks, volumes, calls.
+
+    The exit status is 1 when no daemon runs.
+
+    Example: `nodeplug status --json | jq '.calls[] | select(.overdue)'`
+    """
+    from nodeplug import tables
+    from nodeplug.config import load
+    from nodeplug.control import ask
+
+    answer = ask(load(config, root).supervisor.paths.exec_socket, "status")
+    if as_json:
+        _print_json(answer)
+    else:
+        _show(tables.status(answer))
+
+
+@app.command()
+def install(
+    config: Config = DEFAULT,
+    root: Root = None,
+    as_json: Json = False,
+    conflist: Annotated[
+        list[Path] | None,
+        typer.Option("--conflist", metavar="FILE", help="Also install this network configuration; repeatable."),
+    ] = None,
+) -> None:
+    """Install the entrypoints of every enabled plugin where the runtime and kubelet look for them.
+
+    Names that belong to somebody else are never touched. Repeating it changes nothing; what an earlier installation
+    made and no plugin claims any more is removed.
+
+    Example: `nodeplug install --conflist configs/cni/10-nodeplug.conflist`
+    """
+    from nodeplug.config import ConfigError, load
+    from nodeplug.deployment import deploy, inspect
+    from nodeplug.effective import refusals
+
+    configuration = load(config, root)
+    inspected = inspect(configuration)
+    problems = refusals(inspected, config)
+    if problems:
+        end = "nothing was installed: a plugin that cannot be loaded would lose its entrypoints"
+        raise ConfigError([*problems, end])
+    conflists = {path.name: _read(path) for path in conflist or ()}
+    report = deploy(inspected.registry, configuration.supervisor.paths, conflists=conflists)
+    _show_report(report.as_dict(), as_json=as_json)
+
+
+@app.command()
+def uninstall(config: Config = DEFAULT, root: Root = None, as_json: Json = False) -> None:
+    """Remove what `install` installed, and nothing else.
+
+    A volume driver whose volumes are still mounted is kept, because kubelet unmounts through it: run it again later.
+
+    Example: `nodeplug uninstall --json`
+    """
+    from nodeplug.config import load
+    from nodeplug.deployment import withdraw
+
+    _show_report(withdraw(load(config, root).supervisor.paths).as_dict(), as_json=as_json)
+
+
+@app.command()
+def demo() -> None:
+    """Play a pod's whole life against a daemon of its own, in a temporary folder.
+
+    Example: `nodeplug demo`
+    """
+    raise typer.Exit(import_module("nodeplug.demo").run())
+
+
+@app.command()
+def version() -> None:
+    """Print the version.
+
+    Example: `nodeplug version`
+    """
+    from importlib.metadata import version as version_of
+
+    print(f"nodeplug {version_of('nodeplug')}")
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise PluginError(f"cannot read {path}: {error.strerror}") from error
+
+
+def _show_report(report: Mapping[str, list[str]], *, as_json: bool) -> None:
+    from nodeplug import tables
+
+    if as_json:
+        _print_json(report)
+    else:
+        _show(tables.report(report))
