@@ -1,0 +1,88 @@
+"""A road in a folder, and network namespaces for its calls."""
+
+import ctypes
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from nodeplug import bind, unmount
+from nodeplug.testing import ExecRoad
+
+
+def new_netns(path: Path) -> None:
+    """Make a network namespace and keep it at a path."""
+    path.touch()
+
+    def unshare() -> None:
+        assert ctypes.CDLL(None, use_errno=True).unshare(0x40000000) == 0
+        bind("/proc/thread-self/ns/net", str(path))
+
+    thread = threading.Thread(target=unshare)
+    thread.start()
+    thread.join()
+
+
+@pytest.fixture
+def make_netns(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
+    made: list[Path] = []
+
+    def make(name: str) -> Path:
+        path = tmp_path / name
+        new_netns(path)
+        made.append(path)
+        return path
+
+    yield make
+    for path in made:
+        unmount(str(path), lazy=True)
+
+
+@pytest.fixture
+def netns(make_netns: Callable[[str], Path]) -> Path:
+    return make_netns("netns")
+
+
+@pytest.fixture
+def road(tmp_path: Path) -> Iterator[ExecRoad]:
+    road = ExecRoad(tmp_path)
+    yield road
+    road.stop()
+
+
+@pytest.fixture
+def env(road: ExecRoad, netns: Path) -> Callable[..., dict[str, str]]:
+    """Builds the variables of one call; a value of None takes a variable away."""
+
+    def build(verb: str, **more: str | None) -> dict[str, str]:
+        full = {
+            "CNI_COMMAND": verb,
+            "CNI_CONTAINERID": "c1",
+            "CNI_NETNS": str(netns),
+            "CNI_IFNAME": "eth0",
+            "CNI_PATH": str(road.bin),
+            **more,
+        }
+        return {name: value for name, value in full.items() if value is not None}
+
+    return build
+
+
+def open_namespaces() -> list[str]:
+    found = []
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            found.append(os.readlink(entry))
+        except OSError:
+            continue
+    return sorted(link for link in found if link.startswith("net:["))
+
+
+@pytest.fixture
+def no_leak() -> Iterator[None]:
+    """Fails when the test leaves a namespace open in this process."""
+    before = open_namespaces()
+    yield
+    assert open_namespaces() == before

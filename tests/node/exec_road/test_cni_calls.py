@@ -1,0 +1,403 @@
+"""CNI calls from the script to a plugin and back."""
+
+import json
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from ipaddress import ip_address, ip_interface, ip_network
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from nodeplug import (
+    Claim,
+    CniAdd,
+    CniCheck,
+    CniDel,
+    CniGc,
+    CniInterface,
+    CniIp,
+    CniResult,
+    CniRoute,
+    ContainerGone,
+    NotReady,
+    TryAgain,
+    hookimpl,
+)
+from nodeplug.testing import CniError, CniRuntime, ExecRoad
+
+Env = Callable[..., dict[str, str]]
+CONFIG = {"cniVersion": "1.0.0", "name": "net", "type": "test"}
+RESULT = CniResult(
+    interfaces=(CniInterface("eth0", "aa:bb:cc:00:00:01", "/sandbox", 1500),),
+    ips=(CniIp(ip_interface("10.9.0.2/24"), ip_address("10.9.0.1"), 0),),
+    routes=(CniRoute(ip_network("0.0.0.0/0")),),
+)
+
+
+class Plugin:
+    """Remembers what it is asked, and does what the test says."""
+
+    def __init__(self, act: Callable[[Any], Any] = lambda _: RESULT, name: str = "test") -> None:
+        self.requests: list[Any] = []
+        self.act = act
+        self.name = name
+
+    @hookimpl
+    def claims(self) -> list[Claim]:
+        return [Claim("cni", self.name)]
+
+    @hookimpl
+    def cni_add(self, request: CniAdd) -> CniResult:
+        self.requests.append(request)
+        return cast("CniResult", self.act(request))
+
+    @hookimpl
+    def cni_del(self, request: CniDel) -> None:
+        self.requests.append(request)
+
+
+class Complete(Plugin):
+    @hookimpl
+    def cni_check(self, request: CniCheck) -> None:
+        self.requests.append(request)
+
+    @hookimpl
+    def cni_gc(self, request: CniGc) -> None:
+        self.requests.append(request)
+
+
+class Unwell(Plugin):
+    @hookimpl
+    def health(self) -> None:
+        raise NotReady("the pool is empty")
+
+
+def serve(road: ExecRoad, plugin: Plugin) -> Plugin:
+    road.load("tested", plugin)
+    road.start()
+    return plugin
+
+
+@pytest.mark.usefixtures("no_leak")
+def test_an_add_reaches_the_plugin_and_its_result_the_caller(road: ExecRoad, env: Env) -> None:
+    plugin = serve(road, Plugin())
+    done = road.call("test", env("ADD", CNI_ARGS="IgnoreUnknown=1;K8S_POD_NAME=web"), CONFIG)
+    assert (done.status, done.stderr) == (0, b"")
+    assert done.document["ips"] == [{"address": "10.9.0.2/24", "gateway": "10.9.0.1", "interface": 0}]
+    (request,) = plugin.requests
+    assert (request.network, request.container_id, request.ifname) == ("net", "c1", "eth0")
+    assert request.args == {"IgnoreUnknown": "1", "K8S_POD_NAME": "web"}
+
+
+def test_the_plugin_starts_in_the_callers_namespace_and_sees_the_containers(
+    road: ExecRoad, env: Env, netns: Path
+) -> None:
+    seen: list[str] = []
+
+    def look(request: CniAdd) -> CniResult:
+        seen.append(os.readlink("/proc/thread-self/ns/net"))
+        with request.netns.entered():
+            seen.append(os.readlink("/proc/thread-self/ns/net"))
+        return RESULT
+
+    serve(road, Plugin(look))
+    assert road.call("test", env("ADD"), CONFIG).status == 0
+    assert seen == [os.readlink("/proc/self/ns/net"), f"net:[{netns.stat().st_ino}]"]
+
+
+def test_a_caller_in_another_host_namespace_is_served_there(
+    road: ExecRoad, env: Env, make_netns: Callable[[str], Path]
+) -> None:
+    other = make_netns("other-host")
+    seen: list[str] = []
+
+    def look(request: CniAdd) -> CniResult:
+        seen.append(os.readlink("/proc/thread-self/ns/net"))
+        return RESULT
+
+    serve(road, Plugin(look))
+    script = road.script("test")
+    done = subprocess.run(
+        ["nsenter", f"--net={other}", str(script)], input=json.dumps(CONFIG).encode(), env=env("ADD"), check=True
+    )
+    assert done.returncode == 0
+    assert seen == [f"net:[{other.stat().st_ino}]"]
+
+
+@pytest.mark.usefixtures("no_leak")
+def test_the_callers_own_namespace_is_refused_before_the_plugin_runs(road: ExecRoad, env: Env) -> None:
+    plugin = serve(road, Plugin())
+    done = road.call("test", env("ADD", CNI_NETNS="/proc/self/ns/net"), CONFIG)
+    assert done.status == 1
+    assert done.document["code"] == 8
+    assert plugin.requests == []
+
+
+def test_the_callers_own_namespace_is_accepted_when_overridden(road: ExecRoad, env: Env) -> None:
+    serve(road, Plugin())
+    own = env("ADD", CNI_NETNS="/proc/self/ns/net", CNI_NETNS_OVERRIDE="True")
+    assert road.call("test", own, CONFIG).status == 0
+
+
+def test_an_add_without_a_namespace_at_its_path_is_refused(road: ExecRoad, env: Env, tmp_path: Path) -> None:
+    serve(road, Plugin())
+    (tmp_path / "leftover").touch()
+    done = road.call("test", env("ADD", CNI_NETNS=str(tmp_path / "leftover")), CONFIG)
+    assert (done.status, done.document["code"]) == (1, 8)
+
+
+@pytest.mark.parametrize("path", [None, "", "/does/not/exist"])
+def test_a_del_without_namespace_succeeds(road: ExecRoad, env: Env, path: str | None) -> None:
+    plugin = serve(road, Plugin())
+    done = road.call("test", env("DEL", CNI_NETNS=path), CONFIG)
+    assert (done.status, done.stdout) == (0, b"")
+    assert plugin.requests[0].netns is None
+
+
+@pytest.mark.usefixtures("no_leak")
+def test_a_fifo_as_namespace_hangs_nobody(road: ExecRoad, env: Env, tmp_path: Path) -> None:
+    serve(road, Plugin())
+    os.mkfifo(tmp_path / "fifo")
+    assert road.call("test", env("DEL", CNI_NETNS=str(tmp_path / "fifo")), CONFIG).status == 0
+
+
+def test_an_error_of_the_plugin_keeps_its_code_and_details(road: ExecRoad, env: Env) -> None:
+    def fail(_: CniAdd) -> CniResult:
+        raise ContainerGone("it went", details="c1")
+
+    serve(road, Plugin(fail))
+    done = road.call("test", env("ADD"), CONFIG)
+    assert done.status == 1
+    assert done.document == {"cniVersion": "1.0.0", "code": 3, "msg": "it went", "details": "c1"}
+
+
+def test_a_stray_exception_is_999_without_a_traceback(road: ExecRoad, env: Env) -> None:
+    def fail(_: CniAdd) -> CniResult:
+        raise KeyError("oops")
+
+    serve(road, Plugin(fail))
+    done = road.call("test", env("ADD"), CONFIG)
+    assert done.document["code"] == 999
+    assert "request" in done.document["msg"]
+    assert b"Traceback" not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("answer", [None, {"ips": []}, "text"])
+def test_an_answer_of_the_wrong_type_is_999(road: ExecRoad, env: Env, answer: object) -> None:
+    serve(road, Plugin(lambda _: answer))
+    assert road.call("test", env("ADD"), CONFIG).document["code"] == 999
+
+
+def test_a_result_with_addresses_of_the_wrong_type_is_999(road: ExecRoad, env: Env) -> None:
+    serve(road, Plugin(lambda _: CniResult(ips=(CniIp(cast("Any", "10.0.0.1/24")),))))
+    old = {**CONFIG, "cniVersion": "0.4.0"}
+    assert road.call("test", env("ADD"), old).document["code"] == 999
+
+
+def test_a_plugin_that_sleeps_past_its_deadline_is_answered_without_it(road: ExecRoad, env: Env) -> None:
+    release = threading.Event()
+
+    def sleep(_: CniAdd) -> CniResult:
+        release.wait(30)
+        return RESULT
+
+    road.runner.deadlines = {"tested": {"cni_add": 0.2}}
+    serve(road, Plugin(sleep))
+    done = road.call("test", env("ADD"), CONFIG)
+    release.set()
+    assert (done.status, done.document["code"]) == (1, 11)
+    assert "did not end within 0.2 s" in done.document["msg"]
+
+
+def test_a_plugin_that_blocks_does_not_block_other_containers(road: ExecRoad, env: Env) -> None:
+    release = threading.Event()
+
+    def block(request: CniAdd) -> CniResult:
+        if request.container_id == "slow":
+            release.wait(30)
+        return RESULT
+
+    serve(road, Plugin(block))
+    with ThreadPoolExecutor(1) as pool:
+        slow = pool.submit(road.call, "test", env("ADD", CNI_CONTAINERID="slow"), CONFIG)
+        try:
+            assert road.call("test", env("ADD", CNI_CONTAINERID="quick"), CONFIG).status == 0
+            assert not slow.done()
+        finally:
+            release.set()
+        assert slow.result().status == 0
+
+
+@pytest.mark.usefixtures("no_leak")
+def test_two_hundred_calls_at_once_are_all_answered(road: ExecRoad, env: Env) -> None:
+    plugin = serve(road, Plugin())
+    with ThreadPoolExecutor(200) as pool:
+        ends = list(pool.map(lambda i: road.call("test", env("ADD", CNI_CONTAINERID=f"c{i}"), CONFIG), range(200)))
+    assert [end.status for end in ends] == [0] * 200
+    assert len({request.container_id for request in plugin.requests}) == 200
+
+
+def test_one_call_at_a_time_runs_for_one_attachment(road: ExecRoad, env: Env) -> None:
+    inside = 0
+    most = 0
+
+    def count(_: CniAdd) -> CniResult:
+        nonlocal inside, most
+        inside += 1
+        most = max(most, inside)
+        threading.Event().wait(0.01)
+        inside -= 1
+        return RESULT
+
+    serve(road, Plugin(count))
+    with ThreadPoolExecutor(10) as pool:
+        list(pool.map(lambda _: road.call("test", env("ADD"), CONFIG), range(10)))
+    assert most == 1
+
+
+def test_a_crowd_is_told_to_try_again(road: ExecRoad, env: Env) -> None:
+    release = threading.Event()
+    entered = threading.Event()
+
+    def block(_: CniAdd) -> CniResult:
+        entered.set()
+        release.wait(30)
+        return RESULT
+
+    road.admission.concurrency = 1
+    road.admission.patience = 0.2
+    serve(road, Plugin(block))
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(road.call, "test", env("ADD", CNI_CONTAINERID="a"), CONFIG)
+        try:
+            assert entered.wait(30)
+            second = road.call("test", env("ADD", CNI_CONTAINERID="b"), CONFIG)
+        finally:
+            release.set()
+        assert first.result().status == 0
+    assert (second.status, second.document["code"]) == (1, 11)
+
+
+@pytest.mark.parametrize("stdin", [b"", b"{", b"[]", b"\0\n", b'{"name":"net"\xff}', b"[" * 100_000])
+def test_junk_on_stdin_is_code_6(road: ExecRoad, env: Env, stdin: bytes) -> None:
+    serve(road, Plugin())
+    assert road.call("test", env("ADD"), stdin).document["code"] == 6
+
+
+def test_a_name_that_nobody_serves_is_an_error_that_says_so(road: ExecRoad, env: Env) -> None:
+    serve(road, Plugin())
+    done = road.call("other", env("ADD"), CONFIG)
+    assert done.status == 1
+    assert "no enabled plugin serves cni 'other'" in done.document["msg"]
+
+
+def test_a_plugin_that_is_not_running_is_code_11_and_50_for_status(road: ExecRoad, env: Env) -> None:
+    serve(road, Plugin())
+    road.registry.disabled["tested"] = "its start failed"
+    assert road.call("test", env("ADD"), CONFIG).document["code"] == 11
+    assert road.call("test", env("STATUS"), {**CONFIG, "cniVersion": "1.1.0"}).document["code"] == 50
+
+
+def test_check_and_gc_that_a_plugin_leaves_out_succeed(road: ExecRoad, netns: Path) -> None:
+    serve(road, Plugin())
+    runtime = CniRuntime({"name": "net", "cniVersion": "1.1.0", "plugins": [{"type": "test"}]}, [road.bin])
+    runtime.add("c1", netns)
+    runtime.check("c1")
+    runtime.gc([("c1", "eth0")])
+    runtime.status()
+
+
+def test_status_says_what_health_says(road: ExecRoad, netns: Path) -> None:
+    serve(road, Unwell())
+    runtime = CniRuntime({"name": "net", "cniVersion": "1.1.0", "plugins": [{"type": "test"}]}, [road.bin])
+    with pytest.raises(CniError, match="the pool is empty") as caught:
+        runtime.status()
+    assert caught.value.code == 50
+
+
+def test_a_passing_condition_is_50_for_status(road: ExecRoad, netns: Path) -> None:
+    class Busy(Plugin):
+        @hookimpl
+        def cni_status(self) -> None:
+            raise TryAgain("reloading")
+
+    serve(road, Busy())
+    runtime = CniRuntime({"name": "net", "cniVersion": "1.1.0", "plugins": [{"type": "test"}]}, [road.bin])
+    with pytest.raises(CniError) as caught:
+        runtime.status()
+    assert caught.value.code == 50
+
+
+@pytest.mark.parametrize("version", ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"])
+def test_a_life_of_an_attachment_in_every_version(road: ExecRoad, netns: Path, version: str) -> None:
+    plugin = serve(road, Complete())
+    runtime = CniRuntime({"name": "net", "cniVersion": version, "plugins": [{"type": "test"}]}, [road.bin])
+    result = runtime.add("c1", netns)
+    assert result["cniVersion"] == version
+    if version >= "0.4.0":
+        runtime.check("c1")
+        assert plugin.requests[-1].prev_result.ips == RESULT.ips
+    runtime.delete("c1", netns)
+    assert plugin.requests[-1].prev_result is not None
+    runtime.delete("c1")
+    assert plugin.requests[-1].prev_result is None
+
+
+def test_a_del_without_prev_result_gets_the_recorded_one(road: ExecRoad, env: Env) -> None:
+    plugin = serve(road, Plugin())
+    road.call("test", env("ADD"), CONFIG)
+    assert [item.key.container_id for item in road.attachments.list()] == ["c1"]
+    road.call("test", env("DEL"), CONFIG)
+    assert plugin.requests[-1].prev_result == RESULT
+    assert road.attachments.list() == ()
+
+
+@pytest.mark.parametrize(
+    ("said", "valid"),
+    [
+        ({}, None),
+        ({"cni.dev/valid-attachments": None}, ()),
+        ({"cni.dev/valid-attachments": []}, ()),
+        ({"cni.dev/attachments": [{"containerID": "c1", "ifname": "eth0"}]}, ("c1",)),
+    ],
+)
+def test_gc_tells_absent_from_empty(road: ExecRoad, env: Env, said: dict[str, Any], valid: Any) -> None:
+    plugin = serve(road, Complete())
+    done = road.call("test", env("GC"), {**CONFIG, "cniVersion": "1.1.0", **said})
+    assert (done.status, done.stdout) == (0, b"")
+    got = plugin.requests[0].valid
+    assert (None if got is None else tuple(item.container_id for item in got)) == valid
+
+
+def test_gc_forgets_what_is_not_valid(road: ExecRoad, env: Env) -> None:
+    serve(road, Complete())
+    for container in ("c1", "c2"):
+        road.call("test", env("ADD", CNI_CONTAINERID=container), CONFIG)
+    said = {"cni.dev/valid-attachments": [{"containerID": "c2", "ifname": "eth0"}]}
+    road.call("test", env("GC"), {**CONFIG, "cniVersion": "1.1.0", **said})
+    assert [item.key.container_id for item in road.attachments.list()] == ["c2"]
+
+
+def test_a_caller_killed_in_the_middle_costs_nothing(road: ExecRoad, env: Env) -> None:
+    entered, release = threading.Event(), threading.Event()
+
+    def block(_: CniAdd) -> CniResult:
+        entered.set()
+        release.wait(30)
+        return RESULT
+
+    serve(road, Plugin(block))
+    process = subprocess.Popen([str(road.script("test"))], stdin=subprocess.PIPE, env=env("ADD"))
+    assert process.stdin is not None
+    process.stdin.write(json.dumps(CONFIG).encode())
+    process.stdin.close()
+    assert entered.wait(30)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    release.set()
+    assert road.call("test", env("DEL"), CONFIG).status == 0
