@@ -244,7 +244,8 @@ class Daemon:
 
     async def _install(self) -> None:
         try:
-            report = await asyncio.to_thread(deploy, self._registry, self._paths)
+            known = all(state.loaded is not None for state in self._lifecycle.states.values())
+            report = await asyncio.to_thread(deploy, self._registry, self._paths, prune=known)
         except PluginError as error:
             LOG.error("the entrypoint scripts cannot be installed: %s", error)
         else:

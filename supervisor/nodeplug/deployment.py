@@ -68,13 +68,17 @@ def folders(paths: Paths) -> Folders:
     return Folders(cni_bin=paths.cni_bin, cni_conf=paths.cni_conf, flex=paths.flexvolume)
 
 
-def deploy(registry: Registry, paths: Paths, *, conflists: Mapping[str, bytes] | None = None) -> Report:
+def deploy(
+    registry: Registry, paths: Paths, *, conflists: Mapping[str, bytes] | None = None, prune: bool = True
+) -> Report:
     """Install the scripts of every claim, and remove those of claims that are gone.
 
     Args:
         registry: the loaded plugins.
         paths: of the node.
         conflists: by file name, network configurations to install as well.
+        prune: False while a plugin is refused: its claims are unknown, and a runtime that finds no executable can
+            never DEL its containers.
 
     Raises:
         PluginError: see `nodeplug.install.install`.
@@ -86,6 +90,7 @@ def deploy(registry: Registry, paths: Paths, *, conflists: Mapping[str, bytes] |
         folders=folders(paths),
         scripts=Scripts.render(socket=paths.exec_socket, spool=paths.spool),
         conflists=conflists,
+        prune=prune,
         in_use=drivers_in_use(mount.target for mount in mounts()),
     )
 

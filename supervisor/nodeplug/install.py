@@ -159,10 +159,12 @@ def uninstall(*, folders: Folders, in_use: Collection[str] = ()) -> Report:
 
 
 def reprobe(flex: Path, drivers: Iterable[str]) -> None:
-    """Touch the drivers' executables: kubelet probes them anew and forgets what it took for "Not supported"."""
+    """Touch our executables: kubelet probes the drivers anew and forgets what it took for "Not supported"."""
     for driver in drivers:
-        with suppress(FileNotFoundError):
-            os.utime(flex / folder_name(driver) / executable(driver))
+        script = flex / folder_name(driver) / executable(driver)
+        if is_our_script(script):
+            with suppress(FileNotFoundError):
+                os.utime(script)
 
 
 def drivers_in_use(targets: Iterable[str] | None = None) -> frozenset[str]:

@@ -374,13 +374,17 @@ def test_two_installations_at_once_end_complete(folders: Folders) -> None:
     assert names(folders.flex / "nodeplug~loopfile") == ["capabilities.json", "loopfile"]
 
 
-def test_reprobe_touches_the_executable_alone(folders: Folders) -> None:
+def test_reprobe_touches_our_executables_alone(folders: Folders) -> None:
     run(folders)
     script = folders.flex / "nodeplug~loopfile/loopfile"
     os.utime(script, (1, 1))
-    reprobe(folders.flex, ["nodeplug/loopfile", "nodeplug/absent"])
+    (folders.flex / "other~driver").mkdir()
+    (folders.flex / "other~driver/driver").touch()
+    os.utime(folders.flex / "other~driver/driver", (1, 1))
+    reprobe(folders.flex, ["nodeplug/loopfile", "nodeplug/absent", "other/driver"])
     assert script.stat().st_mtime > 1
-    assert names(folders.flex) == ["nodeplug~loopfile"]
+    assert (folders.flex / "other~driver/driver").stat().st_mtime == 1
+    assert names(folders.flex) == ["nodeplug~loopfile", "other~driver"]
 
 
 @pytest.mark.parametrize(

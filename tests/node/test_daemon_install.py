@@ -1,0 +1,81 @@
+"""`install = true`: the daemon keeps the entrypoints in step with its configuration."""
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from nodeplug.testing.scratch_node import ScratchNode
+
+PLUGIN = """
+from nodeplug import Claim, hookimpl
+
+class Net:
+    def __init__(self, config, host):
+        self.name = host.plugin
+
+    @hookimpl
+    def claims(self):
+        return [Claim("cni", f"nodeplug-{self.name}")]
+
+    @hookimpl
+    def cni_add(self, request):
+        raise NotImplementedError
+
+    @hookimpl
+    def cni_del(self, request):
+        return None
+"""
+ONE = '[plugins.one]\nuses = "net:Net"\n'
+TWO = '[plugins.two]\nuses = "net:Net"\n'
+
+
+def eventually(condition: Callable[[], bool]) -> bool:
+    end = time.monotonic() + 20
+    while time.monotonic() < end:
+        if condition():
+            return True
+        time.sleep(0.05)
+    return False
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[ScratchNode]:
+    (tmp_path / "net.py").write_text(PLUGIN)
+    node = ScratchNode(tmp_path, ONE + TWO, supervisor='listen = ""\ninstall = true', env={"PYTHONPATH": str(tmp_path)})
+    node.start()
+    yield node
+    node.stop()
+
+
+def names(node: ScratchNode) -> set[str]:
+    return {path.name for path in node.paths.cni_bin.iterdir()}
+
+
+def test_daemon_installs_what_its_plugins_claim(node: ScratchNode) -> None:
+    assert names(node) == {"nodeplug-cni", "nodeplug-one", "nodeplug-two"}
+
+
+def test_plugin_that_is_no_longer_configured_loses_its_name_at_reload(node: ScratchNode) -> None:
+    node.configure(ONE)
+    assert eventually(lambda: names(node) == {"nodeplug-cni", "nodeplug-one"})
+
+
+def test_plugin_that_is_refused_after_a_change_keeps_its_name(node: ScratchNode) -> None:
+    node.configure(f"{ONE}{TWO}config = {{ nonsense = 1 }}\n")
+    assert eventually(lambda: any(row["state"] == "refused" for row in node.status()["plugins"]))
+    assert eventually(lambda: "configuration reloaded" in node.log)
+    assert names(node) == {"nodeplug-cni", "nodeplug-one", "nodeplug-two"}
+
+
+def test_status_of_a_running_daemon_is_shown(node: ScratchNode) -> None:
+    done = node.run("status")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "cni:nodeplug-two" in done.stdout
+
+
+def test_plugins_of_a_running_daemon_are_running(node: ScratchNode) -> None:
+    done = node.run("plugins")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count("running") == 2
