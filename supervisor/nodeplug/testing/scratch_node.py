@@ -29,25 +29,32 @@ class ScratchNode:
         root: an existing folder; becomes `--root`, so keep it short: a socket's path has at most 107 bytes.
         plugins: the `[plugins.*]` tables, in TOML.
         supervisor: the keys of `[supervisor]`, in TOML; by default no HTTP address, so that nodes do not collide.
+        whole: `plugins` is a whole configuration file instead.
         env: more environment for the daemon.
     """
 
     def __init__(
-        self, root: Path, plugins: str, *, supervisor: str = 'listen = ""', env: Mapping[str, str] | None = None
+        self,
+        root: Path,
+        plugins: str,
+        *,
+        supervisor: str = 'listen = ""',
+        whole: bool = False,
+        env: Mapping[str, str] | None = None,
     ) -> None:
         self.root = root
         self.config_path = root / "etc" / "nodeplug" / "nodeplug.toml"
         self.log_path = root / "daemon.log"
         self._env = {**os.environ, **(env or {})}
         self._process: subprocess.Popen[bytes] | None = None
-        self._supervisor = supervisor
+        self._head = "" if whole else f"version = 1\n[supervisor]\n{supervisor}\n"
         self.configure(plugins)
 
     def configure(self, plugins: str) -> None:
         """Write the `[plugins.*]` tables; a running daemon reloads by itself."""
         self.config_path.parent.mkdir(parents=True, exist_ok=True)
         temporary = self.config_path.with_suffix(".new")
-        temporary.write_text(f"version = 1\n[supervisor]\n{self._supervisor}\n{plugins}", encoding="utf-8")
+        temporary.write_text(self._head + plugins, encoding="utf-8")
         temporary.rename(self.config_path)
 
     @property
