@@ -1,0 +1,178 @@
+"""Filesystems in image files: what is in one, and the host's tools that make, check and grow them.
+
+Owns: recognition by superblock, mkfs, fsck and resize for ext4 and xfs, and sentences for what the tools say.
+Refuses: to format anything but a fresh file (the caller makes one), mounting, and shells.
+"""
+
+import errno
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final, Literal
+
+from nodeplug import Exhausted, InvalidRequest, PluginError
+from nodeplug_volumes.quantity import show
+
+FsType = Literal["ext4", "xfs"]
+FS_TYPES: Final[tuple[FsType, ...]] = ("ext4", "xfs")
+_EXT_MAGIC_AT: Final = 1024 + 0x38
+_TIMEOUT: Final = 100.0
+"""Seconds for one tool: below the deadline of volume_stage, so that the tool ends before its caller is answered."""
+_CORRECTED: Final = 3
+"""e2fsck(8): 1 = errors corrected, 2 = the system should be rebooted (not for an unmounted image)."""
+_ENVIRONMENT: Final[Mapping[str, str]] = MappingProxyType({"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"})
+
+
+def identify(image: Path) -> FsType | Literal["", "unknown"]:
+    """Tell what an image holds: a filesystem, nothing at all (""), or something unknown.
+
+    Raises:
+        PluginError: it cannot be read.
+    """
+    try:
+        with image.open("rb") as stream:
+            head = stream.read(4096)
+            if head[:4] == b"XFSB":
+                return "xfs"
+            if head[_EXT_MAGIC_AT : _EXT_MAGIC_AT + 2] == b"\x53\xef":
+                return "ext4"
+            return "unknown" if _has_data(stream.fileno()) else ""
+    except OSError as error:
+        raise PluginError(f"cannot read {image}: {error.strerror}") from error
+
+
+def _has_data(descriptor: int) -> bool:
+    try:
+        os.lseek(descriptor, 0, os.SEEK_DATA)
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # nothing but a hole
+            return False
+        raise
+    return True
+
+
+def make(image: Path, fs_type: FsType) -> None:
+    """Make a filesystem in a fresh file.
+
+    Raises:
+        InvalidRequest: the tool refuses the size.
+        Exhausted: the disk is full.
+        PluginError: the tool is missing or failed.
+    """
+    if fs_type == "ext4":
+        # The file is a hole already: nothing to discard. Lazy inode tables: a large volume is not minutes of zeros.
+        command = ["mkfs.ext4", "-q", "-F", "-m", "0", "-E", "nodiscard,lazy_itable_init=1", str(image)]
+    else:
+        command = ["mkfs.xfs", "-q", "-f", "-K", str(image)]
+    status, text = run(command)
+    if status == 0:
+        return
+    _refuse_full(image, text)
+    kind = InvalidRequest if "larger than" in text or "too small" in text else PluginError
+    raise kind(f"{command[0]} cannot make a filesystem of {show(image.stat().st_size)} in {image.name}: {text}")
+
+
+def check(image: Path, fs_type: FsType) -> bool:
+    """Check an unmounted image, and mend what can be mended without questions; return whether something was mended.
+
+    xfs mends itself at mount (fsck.xfs(8) does nothing).
+
+    Raises:
+        PluginError: the damage needs a person.
+    """
+    if fs_type == "xfs":
+        return False
+    status, text = run(["e2fsck", "-p", str(image)])
+    if status & ~_CORRECTED:
+        _refuse_full(image, text)
+        raise PluginError(
+            f"the filesystem in {image} is damaged and e2fsck cannot mend it by itself (status {status}): {text}; "
+            f"run `e2fsck {image}` on the node"
+        )
+    return status != 0
+
+
+def has_room(image: Path, fs_type: FsType) -> bool:
+    """Whether an unmounted ext4 image is larger than its filesystem; xfs is grown when mounted.
+
+    Read from the superblock (kernel, Documentation/filesystems/ext4/super.rst): resize2fs itself demands a full check
+    of the filesystem before it says that there is nothing to do.
+    """
+    if fs_type != "ext4":
+        return False
+    with image.open("rb") as stream:
+        head = stream.read(4096)
+    low, log_size, high = (int.from_bytes(head[1024 + at :][:4], "little") for at in (0x4, 0x18, 0x150))
+    block = 1024 << min(log_size, 6)
+    return image.stat().st_size // block > (high << 32) + low
+
+
+def grow_offline(image: Path) -> None:
+    """Let an unmounted ext4 filesystem fill its image.
+
+    Raises:
+        PluginError: the tool failed.
+    """
+    status, text = run(["resize2fs", str(image)])
+    if status == 0:
+        return
+    if "e2fsck" in text:  # resize2fs(8) wants a full check when the filesystem was mounted since the last one
+        full, said = run(["e2fsck", "-f", "-p", str(image)])
+        if full & ~_CORRECTED:
+            raise PluginError(f"the filesystem in {image} cannot be checked for growth (status {full}): {said}")
+        status, text = run(["resize2fs", str(image)])
+    if status:
+        _refuse_full(image, text)
+        raise PluginError(f"resize2fs cannot grow {image} (status {status}): {text}")
+
+
+def grow_online(mount_path: str, device: str, fs_type: FsType) -> None:
+    """Let a mounted filesystem fill its device.
+
+    Raises:
+        PluginError: the tool failed. ext4 needs CAP_SYS_RESOURCE for it; without, it grows at the next stage.
+    """
+    command = ["xfs_growfs", mount_path] if fs_type == "xfs" else ["resize2fs", device]
+    status, text = run(command)
+    if status:
+        raise PluginError(f"{command[0]} cannot grow {device} while it is mounted (status {status}): {text}")
+
+
+def run(command: Sequence[str]) -> tuple[int, str]:
+    """Run a tool; return its status and the last lines that it said, without its usage.
+
+    Raises:
+        PluginError: it is not installed, or does not end in time.
+    """
+    try:
+        done = subprocess.run(
+            list(command),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_TIMEOUT,
+            check=False,
+            env=_ENVIRONMENT,
+        )
+    except FileNotFoundError:
+        raise PluginError(f"{command[0]} is not installed on this node; install the package that has it") from None
+    except subprocess.TimeoutExpired:
+        raise PluginError(f"{command[0]} did not end within {_TIMEOUT:g} s and was stopped") from None
+    text = (done.stderr or done.stdout).decode("utf-8", "replace").partition("Usage:")[0]
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return done.returncode, "; ".join(lines[-3:])
+
+
+def space(folder: Path) -> tuple[int, int]:
+    """Return the free and the whole bytes of the disk that holds a folder."""
+    status = os.statvfs(folder)
+    return status.f_bavail * status.f_frsize, status.f_blocks * status.f_frsize
+
+
+def _refuse_full(image: Path, text: str) -> None:
+    free, whole = space(image.parent)
+    if "No space left" in text or "Disk quota exceeded" in text or free == 0:
+        raise Exhausted(
+            f"the disk of {image.parent} is full: {show(free)} free of {show(whole)}; free space there: {text}"
+        )

@@ -1,0 +1,167 @@
+"""hostdir: directories of the node below roots that the administrator allows.
+
+Owns: the check of a request against the roots, and the bind mount of exactly the directory that was checked.
+Refuses: any way out of a root: absolute paths, `..`, symlinks, and races between check and mount. Unlike a hostPath
+volume, which names any path of the node, a pod names a root and a path below it.
+
+Options: `root` (a name of `[plugins.hostdir.config.roots]`; may be left out when there is one), `path` (relative;
+default: the root itself), `create` ("true" makes missing directories), `mode` (octal, of made directories; default
+0755), `readOnly` ("true").
+"""
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Final
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from nodeplug import (
+    Claim,
+    Host,
+    InvalidRequest,
+    NotReady,
+    VolumeCapabilities,
+    VolumeId,
+    VolumePublish,
+    bind,
+    hookimpl,
+    mounted_at,
+    unmount,
+)
+from nodeplug_volumes import beneath
+
+_OPTIONS: Final = ("root", "path", "create", "mode", "readOnly")
+_MODE: Final = re.compile(r"0?[0-7]{3,4}")
+
+
+def _absolute(path: Path) -> Path:
+    if not path.is_absolute() or path == Path("/"):
+        raise ValueError("a root must be an absolute path, and not the whole filesystem")
+    return path
+
+
+class Root(BaseModel):
+    """`[plugins.hostdir.config.roots.<name>]`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    path: Annotated[Path, AfterValidator(_absolute)] = Field(description="an absolute directory of the node")
+    read_only: bool = Field(default=False, description="pods cannot write below this root")
+    create: bool = Field(default=False, description="pods may have missing directories made below this root")
+
+
+class HostDirConfig(BaseModel):
+    """`[plugins.hostdir.config]`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    driver: str = Field("nodeplug/hostdir", description="the FlexVolume driver's name, vendor/driver")
+    roots: Mapping[str, Root] = Field(min_length=1, description="the allowed roots, by the name that pods use")
+    fs_group: bool = Field(
+        default=False, description="let kubelet change the group of the whole tree to the pod's fsGroup, at each mount"
+    )
+    selinux_relabel: bool = Field(default=False, description="let kubelet relabel the whole tree, at each mount")
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What the options of one volume ask for."""
+
+    root_name: str
+    root: Root
+    path: str
+    create: bool
+    mode: int
+    read_only: bool
+
+
+class HostDir:
+    """The plugin."""
+
+    Config = HostDirConfig
+
+    def __init__(self, config: HostDirConfig, host: Host) -> None:
+        self._config = config
+        self._log = host.log
+
+    @hookimpl
+    def claims(self) -> Sequence[Claim]:
+        """One driver; kubelet leaves the tree as it is unless configured otherwise."""
+        capabilities = VolumeCapabilities(self._config.fs_group, self._config.selinux_relabel, metrics=True)
+        return [Claim("volume", self._config.driver, capabilities)]
+
+    @hookimpl
+    def health(self) -> None:
+        """Not ready while a root is missing."""
+        missing = [f"{name} ({root.path})" for name, root in self._config.roots.items() if not root.path.is_dir()]
+        if missing:
+            raise NotReady(f"roots are missing: {', '.join(missing)}; are their disks mounted?")
+
+    @hookimpl
+    def volume_id(self, options: Mapping[str, str]) -> VolumeId:
+        """Root and path."""
+        wish = self._wish(options)
+        return VolumeId("/".join([wish.root_name, *beneath.parts_of(wish.path)]))
+
+    @hookimpl
+    def volume_publish(self, request: VolumePublish) -> None:
+        """Open the directory below its root, and bind exactly what is open."""
+        wish = self._wish(request.options)
+        read_only = request.read_only or wish.read_only or wish.root.read_only
+        descriptor = self._open(wish, request.fs_group)
+        try:
+            self._bind(descriptor, request.target_path, read_only=read_only)
+        finally:
+            os.close(descriptor)
+
+    def _open(self, wish: Wish, group: int | None) -> int:
+        root = beneath.open_root(str(wish.root.path))
+        try:
+            if wish.create:
+                return beneath.make_beneath(root, wish.path, wish.mode, group)
+            return beneath.open_beneath(root, wish.path)
+        finally:
+            os.close(root)
+
+    def _bind(self, descriptor: int, target: str, *, read_only: bool) -> None:
+        found = mounted_at(target)
+        if found is not None:
+            if beneath.same_directory(descriptor, target) and (found.read_only or not read_only):
+                return
+            unmount(target)
+        bind(f"/proc/self/fd/{descriptor}", target, read_only=read_only)
+
+    def _wish(self, options: Mapping[str, str]) -> Wish:
+        unknown = sorted(set(options) - set(_OPTIONS))
+        if unknown:
+            raise InvalidRequest(f"hostdir has no option {', '.join(map(repr, unknown))}; it has {', '.join(_OPTIONS)}")
+        name = options.get("root", "")
+        if not name and len(self._config.roots) == 1:
+            name = next(iter(self._config.roots))
+        root = self._config.roots.get(name)
+        if root is None:
+            known = ", ".join(sorted(self._config.roots))
+            raise InvalidRequest(f"option root is {name[:80]!r}; this node allows: {known}")
+        path = options.get("path", "")
+        beneath.parts_of(path)
+        create = _flag(options, "create")
+        if create and not root.create:
+            raise InvalidRequest(f"option create is set, but root {name!r} does not allow directories to be made")
+        return Wish(name, root, path, create, _mode(options), _flag(options, "readOnly"))
+
+
+def _flag(options: Mapping[str, str], key: str) -> bool:
+    text = options.get(key, "false")
+    if text not in {"true", "false"}:
+        raise InvalidRequest(f"option {key} is {text[:40]!r}; it must be 'true' or 'false'")
+    return text == "true"
+
+
+def _mode(options: Mapping[str, str]) -> int:
+    text = options.get("mode", "0755")
+    if not _MODE.fullmatch(text):
+        raise InvalidRequest(f"option mode is {text[:40]!r}; it must be octal, such as 0750")
+    return int(text, 8)

@@ -1,0 +1,182 @@
+"""Loop devices, found by what lies behind them.
+
+Owns: the ioctls of loop(4): attach with autoclear, find by the backing file's device and inode, resize, release.
+Refuses: to remember device numbers. A daemon that was killed leaves at most what the kernel still shows, and autoclear
+ends a device with its last user: nothing leaks.
+"""
+
+import errno
+import fcntl
+import os
+import stat
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from nodeplug import Exhausted, PluginError, TryAgain
+
+# include/uapi/linux/loop.h
+_SET_FD: Final = 0x4C00
+_CLR_FD: Final = 0x4C01
+_SET_STATUS64: Final = 0x4C04
+_GET_STATUS64: Final = 0x4C05
+_SET_CAPACITY: Final = 0x4C07
+_CONFIGURE: Final = 0x4C0A
+_GET_FREE: Final = 0x4C82
+_AUTOCLEAR: Final = 4
+_INFO: Final = struct.Struct("=5Q4I64s64s32s2Q")
+_CONFIG: Final = struct.Struct(f"=II{_INFO.size}s64x")
+_ATTEMPTS: Final = 64
+_MAJOR: Final = 7
+_GOING: Final = frozenset({errno.ENXIO, errno.ENOENT})  # autoclear ends a device a moment after its last user
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """A loop device, by its path, such as /dev/loop0."""
+
+    path: str
+
+    @contextmanager
+    def opened(self, flags: int = os.O_RDWR) -> Iterator[int]:
+        """Open the device; an open descriptor keeps autoclear from ending it."""
+        descriptor = _open_node(self.path, flags)
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    def in_use(self) -> bool:
+        """Whether a mount holds the device: only then does an exclusive open fail (open(2), O_EXCL)."""
+        try:
+            with self.opened(os.O_RDWR | os.O_EXCL):
+                return False
+        except OSError as error:
+            if error.errno == errno.EBUSY:
+                return True
+            if error.errno in _GOING:
+                return False
+            raise PluginError(f"cannot open {self.path}: {error.strerror}") from error
+
+    def take_size(self) -> None:
+        """Make the device as large as its file has become."""
+        try:
+            with self.opened() as descriptor:
+                fcntl.ioctl(descriptor, _SET_CAPACITY)
+        except OSError as error:
+            raise PluginError(f"cannot resize {self.path}: {error.strerror}") from error
+
+    def release(self) -> None:
+        """Detach the file; the kernel waits for a last user by itself. Succeed when nothing is attached."""
+        try:
+            with self.opened(os.O_RDONLY) as descriptor:
+                fcntl.ioctl(descriptor, _CLR_FD)
+        except OSError as error:
+            if error.errno not in _GOING:
+                raise PluginError(f"cannot release {self.path}: {error.strerror}") from error
+
+
+def find(image: Path) -> list[Loop]:
+    """Return the loop devices behind which a file lies, whatever path it was attached by.
+
+    Raises:
+        PluginError: the image cannot be examined.
+    """
+    try:
+        status = image.stat()
+    except FileNotFoundError:
+        return []
+    found = []
+    for attribute in sorted(Path("/sys/block").glob("loop*/loop/backing_file")):
+        # The name saves opening foreign devices; device and inode decide.
+        with suppress(OSError):
+            if Path(attribute.read_text(errors="surrogateescape").rstrip("\n")).name != image.name:
+                continue
+            loop = Loop(f"/dev/{attribute.parts[3]}")
+            with loop.opened(os.O_RDONLY) as descriptor:
+                data = fcntl.ioctl(descriptor, _GET_STATUS64, bytes(_INFO.size))
+            device, inode = _INFO.unpack(data)[:2]
+            if (device, inode) == (status.st_dev, status.st_ino):
+                found.append(loop)
+    return found
+
+
+@contextmanager
+def attached(image: Path) -> Iterator[Loop]:
+    """Attach a file to a free loop device while the block runs; a mount made inside keeps it for as long as it lasts.
+
+    Autoclear is set in the same step as the file, so that a kill at any instruction leaves no device behind.
+
+    Raises:
+        Exhausted: no loop device can be had.
+        PluginError: the kernel refused.
+    """
+    try:
+        backing = os.open(image, os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        raise PluginError(f"cannot open {image}: {error.strerror}") from error
+    try:
+        loop, descriptor = _attach(backing, image)
+    finally:
+        os.close(backing)
+    try:
+        yield loop
+    finally:
+        os.close(descriptor)
+
+
+def _attach(backing: int, image: Path) -> tuple[Loop, int]:
+    for _ in range(_ATTEMPTS):
+        loop = Loop(f"/dev/loop{_free_number()}")
+        try:
+            descriptor = _open_node(loop.path, os.O_RDWR)
+        except OSError as error:
+            raise PluginError(f"cannot open {loop.path}: {error.strerror}") from error
+        try:
+            _configure(descriptor, backing, image)
+        except OSError as error:
+            os.close(descriptor)
+            if error.errno == errno.EBUSY:  # somebody else took it between the question and this
+                continue
+            raise PluginError(f"cannot attach {image} to {loop.path}: {error.strerror}") from error
+        return loop, descriptor
+    raise TryAgain(f"no free loop device stayed free for {_ATTEMPTS} attempts; others attach many at present")
+
+
+def _configure(descriptor: int, backing: int, image: Path) -> None:
+    name = os.fsencode(image)[:63]
+    info = _INFO.pack(0, 0, 0, 0, 0, 0, 0, 0, _AUTOCLEAR, name, b"", b"", 0, 0)
+    try:
+        fcntl.ioctl(descriptor, _CONFIGURE, _CONFIG.pack(backing, 0, info))
+    except OSError as error:
+        if error.errno not in {errno.EINVAL, errno.ENOTTY, errno.ENOSYS}:
+            raise
+        fcntl.ioctl(descriptor, _SET_FD, backing)  # before Linux 5.8
+        fcntl.ioctl(descriptor, _SET_STATUS64, info)
+
+
+def _free_number() -> int:
+    try:
+        control = os.open("/dev/loop-control", os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        raise PluginError(f"cannot open /dev/loop-control: {error.strerror}; is the loop driver loaded?") from error
+    try:
+        return fcntl.ioctl(control, _GET_FREE)
+    except OSError as error:
+        raise Exhausted(f"the kernel gives no loop device: {error.strerror}; see max_loop") from error
+    finally:
+        os.close(control)
+
+
+def _open_node(path: str, flags: int) -> int:
+    try:
+        return os.open(path, flags | os.O_CLOEXEC)
+    except FileNotFoundError:
+        # A container's /dev is no devtmpfs: nodes of new loop devices do not appear in it.
+        number = int(path.removeprefix("/dev/loop"))
+        with suppress(FileExistsError):
+            os.mknod(path, stat.S_IFBLK | 0o600, os.makedev(_MAJOR, number))
+        return os.open(path, flags | os.O_CLOEXEC)

@@ -1,0 +1,64 @@
+"""Sizes as Kubernetes writes them: `64Mi`, `1.5G`, `1e9`.
+
+Owns: resource quantities of bytes (kubernetes, apimachinery/pkg/api/resource/quantity.go) in both directions.
+Refuses: negative sizes, and fractions of a byte.
+"""
+
+import re
+from decimal import Decimal
+from typing import Annotated, Final
+
+from pydantic import BeforeValidator
+
+from nodeplug import InvalidRequest
+
+_QUANTITY: Final = re.compile(
+    r"([0-9]{1,19}(?:\.[0-9]{0,9})?|\.[0-9]{1,9})(Ki|Mi|Gi|Ti|Pi|Ei|k|M|G|T|P|E|[eE][0-9]{1,2})?"
+)
+_LIMIT: Final = (1 << 63) - 1
+_BINARY: Final = {"Ki": 1, "Mi": 2, "Gi": 3, "Ti": 4, "Pi": 5, "Ei": 6}
+_DECIMAL: Final = {"k": 1, "M": 2, "G": 3, "T": 4, "P": 5, "E": 6}
+
+
+def parse(text: str) -> int:
+    """Return the bytes that a quantity means; a fraction of a byte is rounded up, as Kubernetes does.
+
+    Raises:
+        InvalidRequest: no quantity of bytes.
+    """
+    match = _QUANTITY.fullmatch(text)
+    if match is None:
+        raise InvalidRequest(f"{text[:40]!r} is no size; write bytes, or a number with Ki, Mi, Gi, Ti, k, M, G or T")
+    number, suffix = Decimal(match[1]), match[2] or ""
+    if suffix in _BINARY:
+        number *= 1024 ** _BINARY[suffix]
+    elif suffix in _DECIMAL:
+        number *= 1000 ** _DECIMAL[suffix]
+    elif suffix:
+        number = number.scaleb(int(suffix[1:]))
+    if number > _LIMIT:
+        raise InvalidRequest(f"{text[:40]!r} is more than 2^63-1 bytes")
+    whole = int(number)
+    return whole if whole == number else whole + 1
+
+
+def show(size: int) -> str:
+    """Write bytes for people: the largest binary unit that divides them, or one decimal."""
+    for unit in ("Ei", "Pi", "Ti", "Gi", "Mi", "Ki"):
+        factor = 1024 ** _BINARY[unit]
+        if size >= factor:
+            return f"{size // factor}{unit}" if size % factor == 0 else f"{size / factor:.1f}{unit}"
+    return f"{size} bytes"
+
+
+def _from_config(value: object) -> object:
+    if isinstance(value, str):
+        try:
+            return parse(value)
+        except InvalidRequest as error:
+            raise ValueError(error.message) from None
+    return value
+
+
+Quantity = Annotated[int, BeforeValidator(_from_config)]
+"""A configuration value: bytes, or text such as "64Mi"."""

@@ -1,0 +1,89 @@
+"""tmpfs: memory as a volume, of a size that holds.
+
+Owns: one tmpfs per pod with a size, a mode and the pod's group.
+Refuses: to share (two pods never see one tmpfs), and mounts without a limit: what a tmpfs holds is charged to the pod's
+memory, and without a limit it could take half of the node's.
+
+Options: `size` (such as "64Mi"), `mode` (octal; default 1777, or 2770 for a pod with an fsGroup).
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from nodeplug import (
+    Claim,
+    Host,
+    InvalidRequest,
+    VolumeCapabilities,
+    VolumePublish,
+    hookimpl,
+    mount,
+    mounted_at,
+)
+from nodeplug_volumes.quantity import Quantity, parse, show
+
+_MODE: Final = re.compile(r"0?[0-7]{3,4}")
+_PAGE: Final = 4096
+_FEWEST_INODES: Final = 64
+
+
+class TmpfsConfig(BaseModel):
+    """`[plugins.tmpfs.config]`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    driver: str = Field("nodeplug/tmpfs", description="the FlexVolume driver's name, vendor/driver")
+    default_size: Quantity | None = Field(None, ge=_PAGE, description="the size of a volume that asks for none")
+    max_size: Quantity | None = Field(None, ge=_PAGE, description="the largest volume")
+    noexec: bool = Field(default=True, description="pods cannot execute files of the volume")
+
+
+class Tmpfs:
+    """The plugin."""
+
+    Config = TmpfsConfig
+
+    def __init__(self, config: TmpfsConfig, host: Host) -> None:
+        self._config = config
+        self._log = host.log
+
+    @hookimpl
+    def claims(self) -> Sequence[Claim]:
+        """One driver; the group is set by the mount, so kubelet need not walk the tree."""
+        capabilities = VolumeCapabilities(fs_group=False, selinux_relabel=True, metrics=True)
+        return [Claim("volume", self._config.driver, capabilities)]
+
+    @hookimpl
+    def volume_publish(self, request: VolumePublish) -> None:
+        """Mount a tmpfs for the pod."""
+        options = self._mount_options(request.options, request.fs_group)
+        if mounted_at(request.target_path) is None:
+            mount("tmpfs", request.target_path, "tmpfs", options=options, read_only=request.read_only)
+
+    def _mount_options(self, options: Mapping[str, str], group: int | None) -> list[str]:
+        unknown = sorted(set(options) - {"size", "mode"})
+        if unknown:
+            raise InvalidRequest(f"tmpfs has no option {', '.join(map(repr, unknown))}; it has size, mode")
+        size = self._size(options)
+        mode = options.get("mode") or ("1777" if group is None else "2770")
+        if not _MODE.fullmatch(mode):
+            raise InvalidRequest(f"option mode is {mode[:40]!r}; it must be octal, such as 0750")
+        # Empty files cost kernel memory that `size` does not count.
+        inodes = max(size // _PAGE, _FEWEST_INODES)
+        words = ["nosuid", "nodev", f"size={size}", f"mode={mode}", f"nr_inodes={inodes}"]
+        words += ["noexec"] if self._config.noexec else []
+        return words + ([] if group is None else [f"gid={group}"])
+
+    def _size(self, options: Mapping[str, str]) -> int:
+        text = options.get("size", "")
+        size = parse(text) if text else self._config.default_size
+        if size is None:
+            raise InvalidRequest("a tmpfs needs a size; set the option size, such as 64Mi")
+        if size < _PAGE:  # the kernel takes size=0 for "no limit"
+            raise InvalidRequest(f"option size is {show(size)}; the smallest tmpfs is {show(_PAGE)}")
+        if self._config.max_size is not None and size > self._config.max_size:
+            raise InvalidRequest(f"option size is {show(size)}; this node allows at most {show(self._config.max_size)}")
+        return size

@@ -1,0 +1,104 @@
+"""loopfile with the real xfs tools, which a bare Debian machine does not have."""
+
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from nodeplug import (
+    Host,
+    InvalidRequest,
+    Journal,
+    VolumeExpandFs,
+    VolumeId,
+    VolumeStage,
+    VolumeUnstage,
+    mounted_at,
+    unmount,
+)
+from nodeplug_volumes.loopfile import LoopFile, LoopFileConfig
+
+pytestmark = pytest.mark.real
+DRIVER, VOLUME = "nodeplug/loopfile", VolumeId("data")
+MIB = 1 << 20
+
+
+@pytest.fixture
+def plugin(tmp_path: Path) -> LoopFile:
+    log = logging.LoggerAdapter(logging.getLogger("plugin.loopfile"))
+
+    def refuse(*_: Any) -> Any:
+        raise AssertionError("a volume driver asks for nothing")
+
+    host = Host(
+        "loopfile", "node-1", "boot", log, Journal(tmp_path / "j"), tmp_path, tmp_path, refuse, cast("Any", refuse)
+    )
+    made = LoopFile(LoopFileConfig(directory=tmp_path / "images"), host)
+    made.start()
+    return made
+
+
+@pytest.fixture
+def staging(tmp_path: Path) -> Iterator[Path]:
+    path = tmp_path.resolve() / "staging"
+    path.mkdir()
+    yield path
+    unmount(str(path), lazy=True)
+
+
+def stage(plugin: LoopFile, staging: Path, size: str = "320Mi", fs_type: str = "xfs") -> None:
+    options = {"name": "data", "size": size, "fsType": fs_type}
+    plugin.volume_stage(VolumeStage(driver=DRIVER, volume_id=VOLUME, options=options, staging_path=str(staging)))
+
+
+def size_of(path: Path) -> int:
+    status = os.statvfs(path)
+    return status.f_blocks * status.f_frsize
+
+
+def test_xfs_is_made_when_it_is_asked_for(plugin: LoopFile, staging: Path) -> None:
+    stage(plugin, staging)
+    found = mounted_at(str(staging))
+    assert found is not None
+    assert found.fs_type == "xfs"
+
+
+def test_xfs_grows_at_the_next_stage_and_keeps_the_data(plugin: LoopFile, staging: Path) -> None:
+    stage(plugin, staging)
+    (staging / "x").write_text("kept")
+    plugin.volume_unstage(VolumeUnstage(driver=DRIVER, volume_id=VOLUME, staging_path=str(staging)))
+    stage(plugin, staging, "448Mi")
+    assert size_of(staging) > 340 * MIB
+    assert (staging / "x").read_text() == "kept"
+
+
+def test_a_mounted_xfs_grows(plugin: LoopFile, staging: Path) -> None:
+    stage(plugin, staging)
+    plugin.volume_expand_fs(
+        VolumeExpandFs(
+            driver=DRIVER,
+            volume_id=VOLUME,
+            options={"name": "data"},
+            mount_path=str(staging),
+            device="",
+            new_size=448 * MIB,
+            old_size=320 * MIB,
+        )
+    )
+    assert size_of(staging) > 340 * MIB
+
+
+def test_a_size_that_xfs_cannot_have_is_told_in_its_own_words(plugin: LoopFile, staging: Path, tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match=r"16Mi in .*larger than"):
+        stage(plugin, staging, "16Mi")
+    assert list((tmp_path / "images").iterdir()) == []
+
+
+def test_ext4_is_refused_where_the_image_holds_xfs(plugin: LoopFile, staging: Path) -> None:
+    stage(plugin, staging)
+    plugin.volume_unstage(VolumeUnstage(driver=DRIVER, volume_id=VOLUME, staging_path=str(staging)))
+    with pytest.raises(InvalidRequest, match="holds xfs already"):
+        stage(plugin, staging, fs_type="ext4")
