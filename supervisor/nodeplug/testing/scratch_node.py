@@ -47,6 +47,7 @@ class ScratchNode:
         self.log_path = root / "daemon.log"
         self._env = {**os.environ, **(env or {})}
         self._process: subprocess.Popen[bytes] | None = None
+        self._paths: Paths | None = None
         self._head = "" if whole else f"version = 1\n[supervisor]\n{supervisor}\n"
         self.configure(plugins)
 
@@ -64,8 +65,10 @@ class ScratchNode:
 
     @property
     def paths(self) -> Paths:
-        """Where everything of this node is."""
-        return self.configuration.supervisor.paths
+        """Where everything of this node is; stays true while a later configuration is broken."""
+        if self._paths is None:
+            self._paths = self.configuration.supervisor.paths
+        return self._paths
 
     @property
     def pid(self) -> int:
