@@ -192,6 +192,14 @@ class Retry:
         self.failures = 0
 
 
+@dataclass(frozen=True, slots=True)
+class _Loss:
+    """Why a registration does not hold any more."""
+
+    reason: str
+    new_kubelet: bool = False
+
+
 @dataclass(slots=True)
 class Registration:
     """Keeps one resource registered, in one mode.
@@ -272,24 +280,30 @@ class Registration:
             now = time.monotonic()
             if server.verdict is not None:
                 self._take_verdict(server)
-            if not server.streams.open:
-                streaming_since = now
-            else:
+            if server.streams.open:
                 idle_since = now
                 if now - streaming_since >= self.watchdog:
                     self._retry.succeeded()
-            if not server.path.exists():
-                self._say("our socket was removed; registering again")
-                return False
-            present = self._target.identity()
-            if present is not None and present != identity:
-                self._say("kubelet's socket is a new one; registering again")
-                self._retry.succeeded()
-                return True
-            if self.registered and present is not None and now - idle_since >= self.watchdog:
-                self._say(f"kubelet has not listened for {self.watchdog:g} s; registering again")
-                return False
+            else:
+                streaming_since = now
+            loss = self._loss(server, identity, now - idle_since)
+            if loss is not None:
+                self._say(f"{loss.reason}; registering again")
+                if loss.new_kubelet:
+                    self._retry.succeeded()
+                return loss.new_kubelet
             await self._wait(min(self.poll, self.watchdog))
+
+    def _loss(self, server: ResourceServer, identity: Identity, idle: float) -> _Loss | None:
+        """Tell whether and why the registration does not hold any more."""
+        present = self._target.identity()
+        if present is not None and present != identity:
+            return _Loss("kubelet's socket is a new one", new_kubelet=True)
+        if not server.path.exists():
+            return _Loss("our socket was removed")
+        if self.registered and present is not None and idle >= self.watchdog:
+            return _Loss(f"kubelet has not listened for {self.watchdog:g} s")
+        return None
 
     def _take_verdict(self, server: ResourceServer) -> None:
         verdict, server.verdict = server.verdict, None
@@ -318,10 +332,10 @@ class Registration:
         """Wait before the next attempt; a new kubelet cuts it short."""
         until = time.monotonic() + self._retry.pause()
         while (left := until - time.monotonic()) > 0:
-            await self._wait(min(left, self.poll))
             if self._target.identity() != identity:
                 self._retry.succeeded()
                 return
+            await self._wait(min(left, self.poll))
 
     async def _wait(self, seconds: float) -> None:
         """Wait until something happened, or for `seconds`."""

@@ -37,6 +37,11 @@ class Endpoint:
         path: its socket.
         on_list: called with each list.
         on_end: called once when the stream ended, with the reason.
+
+    Attributes:
+        options: what the plugin said of itself.
+        known_at, first_list_at: `time.monotonic()` of the registration and of the first list.
+        stopped: whether the stream has ended.
     """
 
     def __init__(
@@ -49,7 +54,8 @@ class Endpoint:
         self.resource = resource
         self.path = path
         self.options = pb.DevicePluginOptions()
-        self.first_list: float | None = None
+        self.known_at = time.monotonic()
+        self.first_list_at: float | None = None
         self.stopped = False
         self._on_list = on_list
         self._on_end = on_end
@@ -77,7 +83,7 @@ class Endpoint:
         reason = "the plugin ended the stream"
         try:
             async for response in self.stub.ListAndWatch(pb.Empty()):
-                self.first_list = self.first_list or time.monotonic()
+                self.first_list_at = self.first_list_at or time.monotonic()
                 self._on_list(self, response)
         except grpc.aio.AioRpcError as error:
             reason = f"{error.code().name}: {error.details()}"
