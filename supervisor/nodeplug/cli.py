@@ -8,7 +8,6 @@ import json
 import logging
 import sys
 from collections.abc import Mapping
-from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -216,7 +215,9 @@ def demo() -> None:
 
     Example: `nodeplug demo`
     """
-    raise typer.Exit(import_module("nodeplug.demo").run())
+    from nodeplug.demo import run
+
+    raise typer.Exit(run())
 
 
 @app.command()

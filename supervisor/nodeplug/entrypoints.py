@@ -79,15 +79,18 @@ def find_scripts() -> Path:
 
 
 def _candidates() -> Iterator[Path]:
-    yield Path(__file__).resolve().parents[2] / "bin"
+    source_root = Path(__file__).resolve().parents[1]
+    if source_root.name == "supervisor":
+        yield source_root.parent / "bin"
     try:
         files = distribution("nodeplug").files or []
     except PackageNotFoundError:
         files = []
-    # The record of the distribution is right for every scheme of pip: prefix, --user and --target.
+    # The record of the distribution is right for every scheme of pip but --target, which moves folders afterwards.
     yield from (Path(str(file.locate())).resolve().parent for file in files if file.match(f"*/{_SHARE}/{CNI_SCRIPT}"))
     yield Path(sysconfig.get_path("data")) / _SHARE
     yield Path(sys.prefix) / _SHARE
+    yield source_root / _SHARE
 
 
 def _read(path: Path) -> str:
