@@ -1,0 +1,135 @@
+"""The IPAM of a bridge: in this process, or delegated.
+
+Owns: the choice between the two, and the record of what a foreign IPAM plugin answered, so that a repeated ADD answers
+the same: the reference's host-local refuses a second ADD of one attachment.
+Refuses: to interpret addresses.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from ipaddress import ip_address, ip_interface, ip_network
+from typing import Any, Final
+
+from nodeplug import (
+    CniAdd,
+    CniAttachmentRequest,
+    CniCheck,
+    CniDel,
+    CniDns,
+    CniGc,
+    CniIp,
+    CniResult,
+    CniRoute,
+    CniStatus,
+    Host,
+    InvalidRequest,
+)
+from nodeplug_net.attachment import Attachment
+from nodeplug_net.ipam import Ipam
+from nodeplug_net.undo import Undo
+
+IN_PROCESS: Final = frozenset({"host-local", "nodeplug-host-local"})
+_NUMBERS: Final = ("mtu", "advmss", "priority", "table", "scope")
+
+
+@dataclass(slots=True)
+class Addressing:
+    """Where the addresses of a network come from."""
+
+    ipam: Ipam
+    host: Host
+
+    def add(self, request: CniAdd, plugin_type: str, undo: Undo) -> CniResult:
+        """Get addresses; `undo` gives back what this call took.
+
+        Raises:
+            InvalidRequest: IPAM answered no address.
+        """
+        if plugin_type in IN_PROCESS:
+            allocation = self.ipam.allocate(request)
+            if allocation.fresh:
+                undo.push("release addresses", lambda: self.ipam.release(request, allocation.fresh))
+            return allocation.result
+        known = self.host.journal.read(_key(request))
+        if known is not None and not self.host.journal.is_stale(known):
+            return _decode(known.data)
+        undo.push(f"run DEL of {plugin_type}", lambda: self.host.delegate(_deletion(request), plugin_type))
+        result = self.host.delegate(request, plugin_type)
+        if not result.ips:
+            raise InvalidRequest(f"IPAM plugin {plugin_type} returned missing IP config; check its configuration")
+        self.host.journal.write(_key(request), phase="ipam", data=_encode(result))
+        undo.push("forget the answer of IPAM", lambda: self.host.journal.remove(_key(request)))
+        return result
+
+    def delete(self, request: CniDel, plugin_type: str) -> None:
+        """Give addresses back."""
+        if plugin_type in IN_PROCESS:
+            self.ipam.release(request)
+        elif plugin_type:
+            self.host.delegate(request, plugin_type)
+            self.host.journal.remove(_key(request))
+
+    def check(self, request: CniCheck, plugin_type: str) -> None:
+        """Confirm addresses."""
+        if plugin_type in IN_PROCESS:
+            self.ipam.check(request)
+        elif plugin_type:
+            self.host.delegate(request, plugin_type)
+
+    def collect(self, request: CniGc, plugin_type: str) -> None:
+        """Release addresses of attachments that are gone."""
+        if plugin_type in IN_PROCESS:
+            self.ipam.collect(request)
+        elif plugin_type:
+            self.host.delegate(request, plugin_type)
+
+    def status(self, request: CniStatus, plugin_type: str) -> None:
+        """Be not ready when there is no free address."""
+        if plugin_type in IN_PROCESS:
+            self.ipam.status(request)
+        elif plugin_type:
+            self.host.delegate(request, plugin_type)
+
+
+def _key(request: CniAttachmentRequest) -> str:
+    return f"ipam {Attachment.of(request).label}"
+
+
+def _deletion(request: CniAdd) -> CniDel:
+    """Make the DEL that belongs to an ADD."""
+    return CniDel(
+        claim=request.claim,
+        network=request.network,
+        version=request.version,
+        config=request.config,
+        path=request.path,
+        host_netns=request.host_netns,
+        container_id=request.container_id,
+        ifname=request.ifname,
+        args=request.args,
+        netns=request.netns,
+    )
+
+
+def _encode(result: CniResult) -> Mapping[str, Any]:
+    dns = result.dns
+    return {
+        "ips": [[str(ip.address), None if ip.gateway is None else str(ip.gateway)] for ip in result.ips],
+        "routes": [
+            [str(route.dst), None if route.gw is None else str(route.gw), *(getattr(route, key) for key in _NUMBERS)]
+            for route in result.routes
+        ],
+        "dns": [list(dns.nameservers), dns.domain, list(dns.search), list(dns.options)],
+    }
+
+
+def _decode(data: Mapping[str, Any]) -> CniResult:
+    nameservers, domain, search, options = data["dns"]
+    return CniResult(
+        ips=tuple(CniIp(ip_interface(own), None if gw is None else ip_address(gw)) for own, gw in data["ips"]),
+        routes=tuple(
+            CniRoute(ip_network(dst), None if gw is None else ip_address(gw), *numbers)
+            for dst, gw, *numbers in data["routes"]
+        ),
+        dns=CniDns(tuple(nameservers), domain, tuple(search), tuple(options)),
+    )

@@ -1,0 +1,58 @@
+"""Names that are computed from an attachment, so that every verb finds what ADD made without having written it down.
+
+Owns: the host veth's name, and the label that links and masquerade entries carry.
+Refuses: state. DEL without namespace, result and journal computes the same names again.
+"""
+
+import hashlib
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from nodeplug import CniAttachmentRequest
+
+HOST_VETH: Final = re.compile(r"veth[0-9a-f]{8}")
+"""NetworkManager leaves names that start with veth alone."""
+LABEL_LIMIT: Final = 127
+"""nft prints comments of up to 128 bytes with their NUL; an interface alias has room for 255."""
+_NETWORK_LIMIT: Final = 36
+_CONTAINER_LIMIT: Final = 64
+_IFNAME_LIMIT: Final = 15
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """One interface of one container in one network, which is what CNI calls an attachment."""
+
+    network: str
+    container_id: str
+    ifname: str
+
+    @classmethod
+    def of(cls, request: CniAttachmentRequest) -> "Attachment":
+        """Return the attachment that a request is about."""
+        return cls(request.network, request.container_id, request.ifname)
+
+    @property
+    def host_veth(self) -> str:
+        """`veth` and eight hexadecimal digits of a digest of the three names."""
+        text = f"{self.network}\0{self.container_id}\0{self.ifname}"
+        return f"veth{hashlib.sha256(text.encode('utf-8', 'surrogateescape')).hexdigest()[:8]}"
+
+    @property
+    def label(self) -> str:
+        """`nodeplug <network> <container> <ifname>`, at most `LABEL_LIMIT` characters."""
+        return f"{network_label(self.network)}{_short(self.container_id, _CONTAINER_LIMIT)} {self.ifname}"
+
+
+def network_label(network: str) -> str:
+    """Return how the labels of all attachments of a network begin."""
+    return f"nodeplug {_short(network, _NETWORK_LIMIT)} "
+
+
+def _short(name: str, limit: int) -> str:
+    """Keep a name within a limit; `~` is in no CNI name, so a shortened name equals no other."""
+    if len(name) <= limit:
+        return name
+    digest = hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()[:16]
+    return f"{name[: limit - 17]}~{digest}"

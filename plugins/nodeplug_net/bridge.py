@@ -1,0 +1,92 @@
+"""bridge: containers on a Linux bridge (plugin `bridge`).
+
+Owns: the CNI face: claims, and which room serves which verb.
+Refuses: work. ADD is in `bridge_add`, DEL and GC in `bridge_del`, CHECK and STATUS in `bridge_check`.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from nodeplug import Claim, CniAdd, CniCheck, CniDel, CniGc, CniResult, CniStatus, Host, hookimpl
+from nodeplug_net import bridge_add, bridge_check, bridge_del
+from nodeplug_net.addressing import Addressing
+from nodeplug_net.dataplane import Dataplane
+from nodeplug_net.ipam import Ipam
+from nodeplug_net.reaper import Reaper
+from nodeplug_net.sockets import NftSockets
+from nodeplug_net.undo import kernel_errors
+from nodeplug_net.warm import warm_up
+
+
+class BridgeConfig(BaseModel):
+    """`[plugins.bridge.config]`.
+
+    Attributes:
+        names: the executables on CNI_PATH that this plugin answers for; add "bridge" to take the reference over.
+        data_dir: where IPAM type host-local reserves addresses unless a network's `ipam.dataDir` says otherwise.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    names: tuple[str, ...] = ("nodeplug-bridge",)
+    data_dir: Path = Path("/var/lib/cni/networks")
+
+
+class Bridge:
+    """The plugin."""
+
+    Config = BridgeConfig
+
+    def __init__(self, config: BridgeConfig, host: Host) -> None:
+        self._names = config.names
+        reaper = Reaper()
+        addressing = Addressing(Ipam(host, config.data_dir), host)
+        self._plane = Dataplane(addressing, reaper, NftSockets(reaper), host.log)
+
+    @hookimpl
+    def claims(self) -> Sequence[Claim]:
+        """Answer for the configured names."""
+        return [Claim("cni", name) for name in self._names]
+
+    @hookimpl
+    def start(self) -> None:
+        """Encode the messages that every ADD needs, and release addresses that an earlier boot left."""
+        warm_up()
+        self._plane.addressing.ipam.recover()
+
+    @hookimpl
+    def stop(self) -> None:
+        """Close idle sockets."""
+        self._plane.nft.close()
+
+    @hookimpl
+    def cni_add(self, request: CniAdd) -> CniResult:
+        """Attach a container."""
+        with kernel_errors():
+            return bridge_add.attach(request, self._plane)
+
+    @hookimpl
+    def cni_del(self, request: CniDel) -> None:
+        """Detach a container."""
+        with kernel_errors():
+            bridge_del.detach(request, self._plane)
+
+    @hookimpl
+    def cni_check(self, request: CniCheck) -> None:
+        """Compare an attachment with its result."""
+        with kernel_errors():
+            bridge_check.check(request, self._plane)
+
+    @hookimpl
+    def cni_gc(self, request: CniGc) -> None:
+        """Remove what belongs to no valid attachment."""
+        with kernel_errors():
+            bridge_del.collect(request, self._plane)
+
+    @hookimpl
+    def cni_status(self, request: CniStatus) -> None:
+        """Be not ready when an ADD would fail."""
+        with kernel_errors():
+            bridge_check.status(request, self._plane)

@@ -1,0 +1,281 @@
+"""ADD of the bridge: a veth pair between a container and a bridge, with addresses, routes and masquerading.
+
+Owns: the order of the steps, and the way back from each.
+Refuses: dumps of links, moving a link between namespaces, waiting in fixed steps: each costs more than all of ADD.
+
+The host end is up and a port of the bridge when it is born, the other end is born in the container's namespace. A
+repeated ADD finds its host veth by its computed name and goes through the same steps: each is true already.
+"""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from ipaddress import ip_address, ip_network
+from typing import Final
+
+from nodeplug import (
+    CniAdd,
+    CniInterface,
+    CniIp,
+    CniResult,
+    CniRoute,
+    InvalidRequest,
+    PluginError,
+    TryAgain,
+)
+from nodeplug_net import messages
+from nodeplug_net.addressing import IN_PROCESS
+from nodeplug_net.attachment import Attachment
+from nodeplug_net.bridge_config import BridgeConfig, parse_bridge
+from nodeplug_net.bridge_host import ensure_bridge, ensure_gateway
+from nodeplug_net.dataplane import Dataplane
+from nodeplug_net.links import (
+    OPER_UP,
+    Link,
+    Links,
+    address_request,
+    get_request,
+    parse_link,
+    route_request,
+    set_sysctl,
+    up_request,
+)
+from nodeplug_net.messages import mac_bytes, u32
+from nodeplug_net.netlink import EEXIST, Netlink, Request
+from nodeplug_net.undo import Undo
+
+_CONTAINER_INTERFACE: Final = 2
+"""The result's interfaces are the bridge, the host veth, the container's."""
+_PORT_PATIENCE: Final = 2.5
+_POLL: Final = 0.0001
+
+
+@dataclass(slots=True)
+class Attaching:
+    """One ADD on its way.
+
+    Attributes:
+        links: of the host namespace.
+        undo: the way back.
+    """
+
+    request: CniAdd
+    config: BridgeConfig
+    attachment: Attachment
+    links: Links
+    plane: Dataplane
+    undo: Undo
+
+    def run(self) -> CniResult:
+        """Attach the container."""
+        config = self.config
+        bridge = ensure_bridge(self.links, config)
+        # An exhausted range fails before anything is made; a foreign IPAM plugin (dhcp) needs the interface first.
+        early = config.ipam in IN_PROCESS
+        addresses = self.plane.addressing.add(self.request, config.ipam, self.undo) if early else CniResult()
+        self._ensure_veth(bridge)
+        if config.ipam and not early:
+            addresses = self.plane.addressing.add(self.request, config.ipam, self.undo)
+        plan = plan_addresses(config, addresses)
+        inside = self._configure_container(plan)
+        if config.is_gateway:
+            ensure_gateway(self.links, bridge, config, plan.ips)
+        if config.ip_masq and plan.ips:
+            self._masquerade(plan.ips)
+        outside = self._wait_for_port()
+        bridge = self.links.get(config.bridge) or bridge  # an unpinned MAC follows the ports
+        return replace(
+            plan,
+            interfaces=(
+                CniInterface(bridge.name, bridge.mac, mtu=bridge.mtu),
+                CniInterface(outside.name, outside.mac, mtu=outside.mtu),
+                CniInterface(inside.name, inside.mac, self.request.netns.path, mtu=inside.mtu),
+            ),
+        )
+
+    def _ensure_veth(self, bridge: Link) -> None:
+        """Make the veth pair, or find the one that an earlier ADD of this attachment made."""
+        name = self.attachment.host_veth
+        if not self._create_veth(bridge):
+            self._adopt_or_remove(bridge)
+        # Marked by name in a second step: in one send the kernel would mark another's link after a refused creation.
+        mark = messages.mark_port(hairpin=self.config.hairpin)
+        request = Request(mark.fill(name=name.encode(), label=self.attachment.label.encode()), f"mark interface {name}")
+        self.links.netlink.ask(request)
+        set_sysctl(f"ipv6/conf/{name}/accept_ra", "0")
+
+    def _create_veth(self, bridge: Link) -> bool:
+        """Create the pair; False when one of its names is taken."""
+        request, config, name = self.request, self.config, self.attachment.host_veth
+        values = {
+            "name": name.encode(),
+            "peer": request.ifname.encode(),
+            "netns": u32(request.netns.fd),
+            "master": u32(bridge.index),
+        }
+        if config.mtu:
+            values["mtu"] = u32(config.mtu)
+        if config.mac:
+            values["mac"] = mac_bytes(config.mac)
+        data = messages.create_veth(mtu=bool(config.mtu), mac=bool(config.mac)).fill(**values)
+        what = f"create interface {request.ifname} in {request.netns.path} with port {name} of bridge {bridge.name}"
+        if config.mtu:
+            what += f" and MTU {config.mtu}"
+        if self.links.netlink.ask(Request(data, what, EEXIST))[0].error:
+            return False
+        self.undo.push(f"delete interface {name}", self._remove_veth)
+        return True
+
+    def _remove_veth(self) -> None:
+        link = self.links.get(self.attachment.host_veth)
+        if link is not None:
+            self.plane.reaper.delete(link).wait(self.links)
+
+    def _adopt_or_remove(self, bridge: Link) -> None:
+        """Keep the pair of an earlier ADD if it is whole, else make it anew.
+
+        Raises:
+            InvalidRequest: the container has an interface of that name from elsewhere.
+            TryAgain: another attachment has the same host name by chance.
+        """
+        request, name = self.request, self.attachment.host_veth
+        outside = self.links.get(name)
+        with container_links(request) as links:
+            inside = links.get(request.ifname)
+        if outside is None:
+            raise InvalidRequest(
+                f"interface {request.ifname!r} already exists in {request.netns.path}; "
+                "delete it or choose another CNI_IFNAME"
+            )
+        if outside.alias not in {"", self.attachment.label}:
+            raise TryAgain(f"interface {name} belongs to {outside.alias!r}; a new container id gives another name")
+        if inside is not None and (inside.peer, outside.peer) == (outside.index, inside.index):
+            if outside.master != bridge.index:
+                self.links.set_master(outside, bridge)
+            if not outside.is_up:
+                self.links.set_up(outside)
+            return
+        self.plane.reaper.delete(outside).wait(self.links)
+        if not self._create_veth(bridge):
+            raise InvalidRequest(
+                f"interface {request.ifname!r} already exists in {request.netns.path}; "
+                "delete it or choose another CNI_IFNAME"
+            )
+
+    def _configure_container(self, plan: CniResult) -> Link:
+        """Give the container's end its addresses, bring it up, and add routes."""
+        ifname = self.request.ifname
+        with self.request.netns.entered():
+            set_container_sysctls(ifname, ipv6=any(ip.address.version == 6 for ip in plan.ips))
+            netlink = Netlink()
+        with netlink:
+            links = Links(netlink)
+            link = links.get(ifname)
+            if link is None:
+                raise PluginError(f"interface {ifname} vanished from {self.request.netns.path} during ADD")
+            if self.config.mac and link.mac != self.config.mac:
+                links.set_mac(link, self.config.mac)
+                link.mac = self.config.mac
+            early = [address_request(link.index, ifname, ip.address) for ip in plan.ips if ip.address.version == 4]
+            late = [address_request(link.index, ifname, ip.address) for ip in plan.ips if ip.address.version == 6]
+            routes = [route_request(link.index, ifname, route) for route in routed(plan)]
+            # IPv4 addresses come first so that arp_notify announces them; IPv6 addresses need an interface that is up.
+            netlink.ask(*early, up_request(link.index, ifname), *late, *routes)
+        return link
+
+    def _masquerade(self, ips: Sequence[CniIp]) -> None:
+        label = self.attachment.label
+
+        def release() -> None:
+            with self.plane.masquerade(self.request) as table:
+                table.remove(table.owned(label))
+
+        self.undo.push("end masquerading", release)
+        with self.plane.masquerade(self.request) as masquerade:
+            masquerade.add([ip.address for ip in ips], label)
+
+    def _wait_for_port(self) -> Link:
+        """Return the host end when packets pass.
+
+        Raises:
+            PluginError: they do not.
+        """
+        until = time.monotonic() + _PORT_PATIENCE
+        name = self.attachment.host_veth
+        while True:
+            answer = self.links.netlink.ask(get_request(name))[0]
+            link = parse_link(answer.messages[0]) if answer.messages else None
+            if link is not None and link.state == OPER_UP:
+                return link
+            if link is None or time.monotonic() > until:
+                found = "it is gone" if link is None else f"operational state {link.state}"
+                raise PluginError(f"bridge port in error state: {name} ({found}); is bridge {self.config.bridge} up?")
+            time.sleep(_POLL)
+
+
+def attach(request: CniAdd, plane: Dataplane) -> CniResult:
+    """Serve ADD; what fails leaves nothing.
+
+    Raises:
+        PluginError: the configuration is wrong, IPAM has no address, or the container's interface name is taken.
+        OSError: the kernel refuses.
+    """
+    config = parse_bridge(request)
+    with Netlink() as netlink, Undo(plane.log) as undo:
+        attaching = Attaching(request, config, Attachment.of(request), Links(netlink), plane, undo)
+        return attaching.run()
+
+
+class container_links:  # noqa: N801  a context manager, used like a function
+    """Open the links of a request's container."""
+
+    __slots__ = ("_netlink",)
+
+    def __init__(self, request: CniAdd) -> None:
+        with request.netns.entered():
+            self._netlink = Netlink()
+
+    def __enter__(self) -> Links:
+        return Links(self._netlink)
+
+    def __exit__(self, *_: object) -> None:
+        self._netlink.close()
+
+
+def plan_addresses(config: BridgeConfig, found: CniResult) -> CniResult:
+    """Complete what IPAM answered: gateways, the default route, dns; every address belongs to the container's end."""
+    ips = []
+    for ip in found.ips:
+        gateway = ip.gateway
+        if gateway is None and config.is_gateway:
+            gateway = ip.address.network.network_address + 1
+        ips.append(CniIp(ip.address, gateway, _CONTAINER_INTERFACE))
+    routes = list(found.routes)
+    if config.is_default_gateway:
+        for ip in ips:
+            default = ip_network("0.0.0.0/0" if ip.address.version == 4 else "::/0")
+            if not any(route.dst == default for route in routes):
+                routes.append(CniRoute(default, ip.gateway))
+    return CniResult(ips=tuple(ips), routes=tuple(routes), dns=config.dns or found.dns)
+
+
+def routed(plan: CniResult) -> list[CniRoute]:
+    """Return the routes with a gateway each: a route without one goes to the first gateway of its family."""
+    gateways = {ip.gateway.version: ip_address(ip.gateway) for ip in reversed(plan.ips) if ip.gateway is not None}
+    return [
+        route if route.gw is not None else replace(route, gw=gateways.get(route.dst.version)) for route in plan.routes
+    ]
+
+
+def set_container_sysctls(ifname: str, *, ipv6: bool) -> None:
+    """Set what a container's interface needs; the calling thread is in the container's namespace.
+
+    Addresses come from an allocator, so duplicate address detection is off; arp_notify tells the neighbours of a
+    reused address; keep_addr_on_down keeps IPv6 addresses when the link goes down, as IPv4 does.
+    """
+    set_sysctl(f"ipv4/conf/{ifname}/arp_notify", "1")
+    set_sysctl(f"ipv6/conf/{ifname}/accept_dad", "0")
+    if ipv6:
+        set_sysctl("ipv6/conf/lo/disable_ipv6", "0")
+        set_sysctl(f"ipv6/conf/{ifname}/disable_ipv6", "0")
+        set_sysctl(f"ipv6/conf/{ifname}/keep_addr_on_down", "1")

@@ -1,0 +1,164 @@
+"""CHECK and STATUS of the bridge: is everything as ADD left it, and would the next ADD work?
+
+Owns: the comparison of a result with the kernel, every difference in words.
+Refuses: repair, and complaints about what a later plugin of the list may add: extra routes and addresses are fine.
+"""
+
+from collections.abc import Iterator
+
+from nodeplug import CniCheck, CniInterface, CniStatus, LimitedConnectivity, PluginError
+from nodeplug_net.addressing import IN_PROCESS
+from nodeplug_net.attachment import Attachment, network_label
+from nodeplug_net.bridge_add import routed
+from nodeplug_net.bridge_config import BridgeConfig, bridge_name, parse_bridge
+from nodeplug_net.bridge_host import gateway_addresses
+from nodeplug_net.dataplane import Dataplane
+from nodeplug_net.ipam_config import parse_config
+from nodeplug_net.links import Link, Links
+from nodeplug_net.netlink import Netlink
+
+
+def check(request: CniCheck, plane: Dataplane) -> None:
+    """Serve CHECK.
+
+    Raises:
+        PluginError: with every difference.
+        OSError: the kernel refuses.
+    """
+    config = parse_bridge(request)
+    with Netlink() as netlink:
+        links = Links(netlink)
+        with request.netns.entered():
+            inner = Netlink()
+        with inner:
+            found = list(_differences(request, config, links, Links(inner), plane))
+    if found:
+        raise PluginError(
+            f"attachment {request.ifname} of container {request.container_id} differs from its result: "
+            f"{'; '.join(found)}; DEL and ADD it"
+        )
+    plane.addressing.check(request, config.ipam)
+
+
+def _differences(
+    request: CniCheck, config: BridgeConfig, links: Links, inner: Links, plane: Dataplane
+) -> Iterator[str]:
+    result = request.prev_result
+    inside = inner.get(request.ifname)
+    bridge = links.get(config.bridge)
+    if bridge is None or bridge.kind != "bridge":
+        yield f"bridge {config.bridge} does not exist"
+        return
+    if not bridge.is_up:
+        yield f"bridge {config.bridge} is down"
+    if inside is None:
+        yield f"interface {request.ifname} does not exist in {request.netns.path}"
+        return
+    expected = next((one for one in result.interfaces if one.sandbox and one.name == request.ifname), None)
+    if expected is None:
+        yield f"the result has no interface {request.ifname} with a sandbox"
+        return
+    yield from _inside_differences(request, inner, inside, expected)
+    yield from _outside_differences(request, config, links, bridge, inside)
+    if config.is_gateway:
+        present = links.addresses(bridge)
+        for address in gateway_addresses(result.ips):
+            if address not in present:
+                yield f"bridge {bridge.name} lost its address {address}"
+    if config.ip_masq:
+        yield from _masquerade_differences(request, plane)
+
+
+def _inside_differences(request: CniCheck, inner: Links, inside: Link, expected: CniInterface) -> Iterator[str]:
+    if not inside.is_up:
+        yield f"interface {inside.name} is down"
+    if expected.mac and inside.mac != expected.mac.lower():
+        yield f"interface {inside.name} has MAC {inside.mac}, not {expected.mac}"
+    addresses = inner.addresses(inside)
+    own = [ip for ip in request.prev_result.ips if _belongs(request, ip.interface)]
+    for ip in own:
+        if ip.address not in addresses:
+            yield f"interface {inside.name} lost its address {ip.address}"
+    routes = inner.routes(inside)
+    for route in routed(request.prev_result):
+        table = route.table or 254
+        if not any((one.dst, one.table) == (route.dst, table) and route.gw in {None, one.gw} for one in routes):
+            yield f"route {route.dst} via {route.gw} is missing"
+
+
+def _belongs(request: CniCheck, interface: int | None) -> bool:
+    """Whether an address of the result is on this attachment's interface: a chain may have added others."""
+    interfaces = request.prev_result.interfaces
+    if interface is None or not 0 <= interface < len(interfaces):
+        return True
+    return interfaces[interface].name == request.ifname
+
+
+def _outside_differences(
+    request: CniCheck, config: BridgeConfig, links: Links, bridge: Link, inside: Link
+) -> Iterator[str]:
+    name = Attachment.of(request).host_veth
+    names = [one.name for one in request.prev_result.interfaces if not one.sandbox and one.name != bridge.name]
+    if names and name not in names:
+        name = names[0]  # made by the reference plugin, under a random name
+    outside = links.get(name)
+    if outside is None:
+        yield f"host interface {name} does not exist"
+        return
+    if not outside.is_up:
+        yield f"host interface {name} is down"
+    if (outside.peer, inside.peer) != (inside.index, outside.index):
+        yield f"host interface {name} is not the peer of {inside.name}"
+    if outside.master != bridge.index:
+        yield f"host interface {name} is not a port of bridge {bridge.name}"
+    elif outside.hairpin != config.hairpin:
+        yield f"hairpin mode of {name} is {'on' if outside.hairpin else 'off'}"
+    expected = next((one for one in request.prev_result.interfaces if one.name == name and not one.sandbox), None)
+    if expected is not None and expected.mac and outside.mac != expected.mac.lower():
+        yield f"host interface {name} has MAC {outside.mac}, not {expected.mac}"
+
+
+def _masquerade_differences(request: CniCheck, plane: Dataplane) -> Iterator[str]:
+    with plane.masquerade(request) as masquerade:
+        present = {entry.address for entry in masquerade.owned(Attachment.of(request).label)}
+    for ip in request.prev_result.ips:
+        if _belongs(request, ip.interface) and ip.address.ip not in present:
+            yield f"address {ip.address.ip} is not masqueraded"
+
+
+def status(request: CniStatus, plane: Dataplane) -> None:
+    """Serve STATUS.
+
+    Raises:
+        LimitedConnectivity: containers are attached and the bridge is down or lost its address.
+        NotReady: IPAM has no address.
+        OSError: the kernel refuses.
+    """
+    config = parse_bridge(request)
+    with Netlink() as netlink:
+        links = Links(netlink)
+        bridge = links.get(bridge_name(request))
+        if bridge is not None:
+            _check_bridge(request, plane, links, bridge)
+    plane.addressing.status(request, config.ipam)
+
+
+def _check_bridge(request: CniStatus, plane: Dataplane, links: Links, bridge: Link) -> None:
+    config = parse_bridge(request)
+    if bridge.kind != "bridge":
+        raise LimitedConnectivity(f"interface {bridge.name} is not a bridge; remove it or choose another name")
+    if not bridge.is_up:
+        raise LimitedConnectivity(f"bridge {bridge.name} is down; set it up")
+    label = network_label(request.network)
+    if not config.is_gateway or config.ipam not in IN_PROCESS:
+        return
+    if not any(port.alias.startswith(label) for port in links.ports(bridge)):
+        return  # the first ADD gives the bridge its addresses
+    present = {address.ip for address in links.addresses(bridge)}
+    for ranges in parse_config(request, plane.addressing.ipam.data_dir).ranges:
+        gateways = [one.address(one.gateway) for one in ranges.ranges]
+        if not present.intersection(gateways):
+            raise LimitedConnectivity(
+                f"bridge {bridge.name} lost its address {gateways[0]}, the gateway of its containers; "
+                "the next ADD restores it"
+            )

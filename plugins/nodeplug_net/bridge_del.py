@@ -1,0 +1,105 @@
+"""DEL and GC of the bridge.
+
+Owns: taking back what ADD made, in an order in which nobody else can get an address that still answers: link, then
+masquerading, then the address.
+Refuses: to need anything. The host veth has a computed name, its alias and the masquerade entries carry the attachment,
+the addresses' files do too: namespace, result and journal may all be gone.
+"""
+
+from nodeplug import CniDel, CniGc
+from nodeplug_net.addressing import IN_PROCESS
+from nodeplug_net.attachment import HOST_VETH, Attachment, network_label
+from nodeplug_net.bridge_config import bridge_name, ipam_type
+from nodeplug_net.dataplane import Dataplane
+from nodeplug_net.links import Link, Links
+from nodeplug_net.netlink import Netlink
+from nodeplug_net.undo import Errors
+
+
+def detach(request: CniDel, plane: Dataplane) -> None:
+    """Serve DEL: everything that can go goes, and then the first failure is told.
+
+    Raises:
+        PluginError: something is left; the runtime will repeat DEL.
+        OSError: the kernel refuses.
+    """
+    attachment, plugin_type = Attachment.of(request), ipam_type(request)
+    errors, gone = Errors(), False
+    if plugin_type not in IN_PROCESS:
+        with errors.kept():  # first, as a dhcp lease is returned through the interface
+            plane.addressing.delete(request, plugin_type)
+    with errors.kept(), Netlink() as netlink:
+        links = Links(netlink)
+        link = find_host_end(links, request, attachment)
+        deletion = None if link is None else plane.reaper.delete(link)
+        with errors.kept(), plane.masquerade(request) as masquerade:  # while the kernel deletes the link
+            masquerade.remove(masquerade.owned(attachment.label))
+        if deletion is not None:
+            deletion.wait(links)
+        gone = True
+    if plugin_type in IN_PROCESS and gone:
+        with errors.kept():
+            plane.addressing.delete(request, plugin_type)
+    errors.raise_all()
+
+
+def find_host_end(links: Links, request: CniDel, attachment: Attachment) -> Link | None:
+    """Find the host end of an attachment.
+
+    It has a computed name. One that the reference plugin made has a random name: it is found through the container,
+    if it is an unlabelled port of this bridge.
+    """
+    link = links.get(attachment.host_veth)
+    if link is not None and link.alias in {"", attachment.label}:
+        return link
+    if request.netns is None:
+        return None
+    with request.netns.entered():
+        netlink = Netlink()
+    with netlink:
+        inside = Links(netlink).get(request.ifname)
+    if inside is None or inside.kind != "veth":
+        return None
+    outside, bridge = links.at(inside.peer), links.get(bridge_name(request))
+    if outside is None or bridge is None or outside.alias or outside.kind != "veth":
+        return None
+    return outside if outside.master == bridge.index and outside.peer == inside.index else None
+
+
+def collect(request: CniGc, plane: Dataplane) -> None:
+    """Serve GC: remove links, masquerading and addresses of this network that belong to no valid attachment.
+
+    Raises:
+        PluginError: with every failure; the rest is done.
+        OSError: the kernel refuses.
+    """
+    errors = Errors()
+    if request.valid is not None:
+        valid = [Attachment(request.network, one.container_id, one.ifname) for one in request.valid]
+        labels = frozenset(one.label for one in valid)
+        with errors.kept():
+            _collect_links(request, labels, plane)
+        with errors.kept(), plane.masquerade(request) as masquerade:
+            entries = masquerade.entries(network_label(request.network))
+            masquerade.remove([entry for entry in entries if entry.label not in labels])
+    with errors.kept():
+        plane.addressing.collect(request, ipam_type(request))
+    errors.raise_all()
+
+
+def _collect_links(request: CniGc, labels: frozenset[str], plane: Dataplane) -> None:
+    """Delete ports with our kind of name that carry this network's label and nobody's attachment."""
+    with Netlink() as netlink:
+        links = Links(netlink)
+        bridge = links.get(bridge_name(request))
+        if bridge is None:
+            return
+        lost = [
+            port
+            for port in links.ports(bridge)
+            if HOST_VETH.fullmatch(port.name)
+            and port.alias.startswith(network_label(request.network))
+            and port.alias not in labels
+        ]
+        for deletion in [plane.reaper.delete(port) for port in lost]:
+            deletion.wait(links)

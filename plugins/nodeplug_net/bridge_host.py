@@ -1,0 +1,85 @@
+"""The bridge itself, and what the host needs to be a gateway.
+
+Owns: finding or creating the bridge, its addresses and the conflicts between them, forwarding.
+Refuses: containers. Everything happens in the namespace that the calling thread is in.
+"""
+
+from collections.abc import Sequence
+from ipaddress import IPv4Interface, IPv6Interface
+
+from nodeplug import CniIp, InvalidRequest, PluginError
+from nodeplug_net.bridge_config import BridgeConfig
+from nodeplug_net.links import Interface, Link, Links, get_sysctl, set_sysctl
+
+
+def ensure_bridge(links: Links, config: BridgeConfig) -> Link:
+    """Find the bridge, or create it; it is up afterwards.
+
+    Raises:
+        InvalidRequest: another kind of interface has that name.
+        OSError: the kernel refuses.
+    """
+    bridge = links.get(config.bridge)
+    if bridge is None:
+        links.create_bridge(config.bridge, config.mtu)
+        bridge = links.get(config.bridge)
+        if bridge is None:
+            raise PluginError(f"bridge {config.bridge} vanished right after its creation; try again")
+        # The host is no client of the routers behind its containers.
+        set_sysctl(f"ipv6/conf/{config.bridge}/accept_ra", "0")
+    if bridge.kind != "bridge":
+        raise InvalidRequest(
+            f'"{config.bridge}" already exists but is not a bridge (found: {bridge.kind or "a device"}); '
+            "remove it or choose another name in key 'bridge'"
+        )
+    if not bridge.is_up:
+        links.set_up(bridge)
+    if config.promiscuous and not bridge.is_promiscuous:
+        links.set_promiscuous(bridge)
+    return bridge
+
+
+def gateway_addresses(ips: Sequence[CniIp]) -> list[Interface]:
+    """Return the addresses of the bridge as a gateway: each gateway with its subnet's prefix."""
+    return [type(ip.address)((ip.gateway, ip.address.network.prefixlen)) for ip in ips if ip.gateway is not None]
+
+
+def ensure_gateway(links: Links, bridge: Link, config: BridgeConfig, ips: Sequence[CniIp]) -> None:
+    """Give the bridge its gateway addresses and let the host forward.
+
+    Raises:
+        InvalidRequest: another address stands in the way and `forceAddress` is not set.
+        OSError: the kernel refuses.
+    """
+    wanted = gateway_addresses(ips)
+    present = links.addresses(bridge)
+    for address in wanted:
+        if address in present:
+            continue
+        for other in present:
+            if other not in wanted and _conflict(address, other):
+                _resolve(links, bridge, config, address, other)
+        if all(other.is_link_local for other in present):
+            links.set_mac(bridge, bridge.mac)  # pins it: else it follows the lowest address of the ports
+        if address.version == 6:
+            set_sysctl(f"ipv6/conf/{bridge.name}/disable_ipv6", "0")
+        links.add_address(bridge, address)
+    for version, setting in ((4, "ipv4/ip_forward"), (6, "ipv6/conf/all/forwarding")):
+        if any(address.version == version for address in wanted) and get_sysctl(setting) != "1":
+            set_sysctl(setting, "1")
+
+
+def _conflict(address: Interface, other: Interface) -> bool:
+    """Whether an address on the bridge excludes another: any of IPv4, overlapping subnets of IPv6."""
+    if isinstance(address, IPv4Interface):
+        return isinstance(other, IPv4Interface)
+    return isinstance(other, IPv6Interface) and address.network.overlaps(other.network)
+
+
+def _resolve(links: Links, bridge: Link, config: BridgeConfig, address: Interface, other: Interface) -> None:
+    if not config.force_address:
+        raise InvalidRequest(
+            f'"{bridge.name}" already has an IP address different from {address} (found {other}); '
+            "remove it, choose another bridge, or set 'forceAddress'"
+        )
+    links.remove_address(bridge, other)

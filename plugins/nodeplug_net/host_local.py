@@ -1,0 +1,72 @@
+"""host-local: addresses out of ranges, reserved in a folder of this node (plugin `host-local`).
+
+Owns: the CNI face of `ipam`: another bridge (the reference's, or a third party's) delegates its IPAM here.
+Refuses: interfaces. The result of an IPAM plugin has addresses, routes and dns alone (CNI SPEC, section 4).
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from nodeplug import Claim, CniAdd, CniCheck, CniDel, CniGc, CniResult, CniStatus, Host, hookimpl
+from nodeplug_net.ipam import Ipam
+
+
+class HostLocalConfig(BaseModel):
+    """`[plugins.host-local.config]`.
+
+    Attributes:
+        names: the executables on CNI_PATH that this plugin answers for; add "host-local" to take the reference over.
+        data_dir: where addresses are reserved unless a network's `ipam.dataDir` says otherwise.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    names: tuple[str, ...] = ("nodeplug-host-local",)
+    data_dir: Path = Path("/var/lib/cni/networks")
+
+
+class HostLocal:
+    """The plugin."""
+
+    Config = HostLocalConfig
+
+    def __init__(self, config: HostLocalConfig, host: Host) -> None:
+        self._names = config.names
+        self._ipam = Ipam(host, config.data_dir)
+
+    @hookimpl
+    def claims(self) -> Sequence[Claim]:
+        """Answer for the configured names."""
+        return [Claim("cni", name) for name in self._names]
+
+    @hookimpl
+    def start(self) -> None:
+        """Release what an earlier boot left reserved."""
+        self._ipam.recover()
+
+    @hookimpl
+    def cni_add(self, request: CniAdd) -> CniResult:
+        """Reserve one address out of each range set."""
+        return self._ipam.allocate(request).result
+
+    @hookimpl
+    def cni_del(self, request: CniDel) -> None:
+        """Release the attachment's addresses."""
+        self._ipam.release(request)
+
+    @hookimpl
+    def cni_check(self, request: CniCheck) -> None:
+        """Confirm the attachment's addresses."""
+        self._ipam.check(request)
+
+    @hookimpl
+    def cni_gc(self, request: CniGc) -> None:
+        """Release addresses of attachments that are gone."""
+        self._ipam.collect(request)
+
+    @hookimpl
+    def cni_status(self, request: CniStatus) -> None:
+        """Be not ready when a range set is used up."""
+        self._ipam.status(request)

@@ -1,0 +1,238 @@
+"""Addresses for attachments: host-local's rules on host-local's folder.
+
+Owns: allocation that answers a repeated request with the same addresses, release, check, garbage and free counts; and
+the release of addresses that a reboot left behind.
+Refuses: links. The bridge calls this in-process where the reference executes a second program.
+
+After a reboot every container is gone but its files are not. A file is released when two things agree: the journal
+says that an earlier boot of this machine used the folder, and the file is older than this boot. Files that anybody
+wrote since the boot stay. When the clock was wrong at boot, files may look younger and stay too: GC releases those.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from ipaddress import ip_interface
+from pathlib import Path
+
+from nodeplug import (
+    CniAttachmentRequest,
+    CniCheck,
+    CniGc,
+    CniIp,
+    CniRequest,
+    CniResult,
+    Exhausted,
+    Host,
+    InvalidRequest,
+    NotReady,
+    PluginError,
+)
+from nodeplug_net.ipam_config import IpamConfig, folder_of, parse_config
+from nodeplug_net.ranges import Address, RangeSet
+from nodeplug_net.store import Owner, Store
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """What ADD got.
+
+    Attributes:
+        result: addresses, routes and dns.
+        fresh: the addresses that this very call reserved, to be released if the rest of ADD fails.
+    """
+
+    result: CniResult
+    fresh: tuple[Address, ...]
+
+
+def boot_moment() -> float:
+    """Return when this machine booted, in seconds since the epoch, by today's clock."""
+    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+@dataclass(slots=True)
+class Ipam:
+    """The address pools of one plugin. Any thread may call it: each pool's flock is the only lock.
+
+    Attributes:
+        host: for the journal and the log.
+        data_dir: where pools are unless `ipam.dataDir` says otherwise.
+        booted: tells the moment of boot.
+    """
+
+    host: Host
+    data_dir: Path
+    booted: Callable[[], float] = boot_moment
+    _stores: dict[Path, Store] = field(default_factory=dict)
+    _known: set[Path] = field(default_factory=set)
+
+    def recover(self) -> None:
+        """Release what an earlier boot left in every pool that the journal knows."""
+        for entry in self.host.journal.entries():
+            folder = entry.data.get("folder")
+            if entry.phase == "pool" and isinstance(folder, str):
+                self._remember(Path(folder))
+
+    def allocate(self, request: CniAttachmentRequest) -> Allocation:
+        """Reserve one address out of each range set; what the attachment holds already is its answer.
+
+        Raises:
+            InvalidRequest: the configuration or a requested address is wrong.
+            Exhausted: a range set has no free address.
+        """
+        config = parse_config(request, self.data_dir)
+        self._remember(config.folder)
+        store = self._store(config.folder)
+        owner = (request.container_id, request.ifname)
+        fresh: list[Address] = []
+        with store.locked(create=True):
+            try:
+                ips = _allocate(store, config, owner, fresh)
+            except BaseException:
+                store.release(fresh, owner)
+                raise
+        return Allocation(CniResult(ips=ips, routes=config.routes, dns=config.dns), tuple(fresh))
+
+    def release(self, request: CniAttachmentRequest, only: tuple[Address, ...] | None = None) -> None:
+        """Release what an attachment holds, or only some of it; succeed when that is nothing."""
+        store = self._store(folder_of(request, self.data_dir))
+        owner = (request.container_id, request.ifname)
+        with store.locked(create=False) as exists:
+            if exists:
+                store.release(store.held(owner) if only is None else list(only), owner)
+
+    def check(self, request: CniCheck) -> None:
+        """Confirm that the attachment holds the addresses of its result.
+
+        Raises:
+            PluginError: it holds none, or others.
+        """
+        config = parse_config(request, self.data_dir)
+        store = self._store(config.folder)
+        owner = (request.container_id, request.ifname)
+        with store.locked(create=False) as exists:
+            held = store.held(owner) if exists else []
+        if not held:
+            raise PluginError(
+                f"host-local: Failed to find address added by container {request.container_id} for {request.ifname} "
+                f"in {config.folder}; DEL and ADD the attachment"
+            )
+        expected = {ip.address.ip for ip in request.prev_result.ips}
+        lost = [str(ip) for ip in expected if any(ip in ranges for ranges in config.ranges) and ip not in held]
+        if lost:
+            raise PluginError(f"address {', '.join(lost)} is not reserved for container {request.container_id}")
+
+    def collect(self, request: CniGc) -> None:
+        """Release every address of this network that belongs to no valid attachment."""
+        if request.valid is None:
+            return
+        valid = {(one.container_id, one.ifname) for one in request.valid}
+        containers = {one.container_id for one in request.valid}
+        store = self._store(folder_of(request, self.data_dir))
+        with store.locked(create=False) as exists:
+            for owner in store.owners() if exists else ():
+                if owner not in valid and not (owner[1] == "" and owner[0] in containers):
+                    freed = store.held(owner)
+                    store.release(freed, owner)
+                    self.host.log.info("released %s of %s in network %s", freed, owner[0], request.network)
+
+    def status(self, request: CniRequest) -> None:
+        """Confirm that the next ADD would get an address.
+
+        Raises:
+            NotReady: a range set is used up; the message has the counts.
+        """
+        config = parse_config(request, self.data_dir)
+        store = self._store(config.folder)
+        with store.locked(create=False) as exists:
+            used = [store.in_use(ranges) if exists else 0 for ranges in config.ranges]
+        full = [
+            f"range set {ranges} has 0 of {ranges.size()} addresses free"
+            for ranges, count in zip(config.ranges, used, strict=True)
+            if count >= ranges.size()
+        ]
+        if full:
+            raise NotReady(f"network {request.network}: {'; '.join(full)}; delete containers or widen the range")
+
+    def _store(self, folder: Path) -> Store:
+        return self._stores.setdefault(folder, Store(folder))
+
+    def _remember(self, folder: Path) -> None:
+        """Note in the journal, once per boot, that a pool is in use; first release what an earlier boot left."""
+        if folder in self._known:
+            return
+        journal = self.host.journal
+        entry = journal.read(f"pool {folder}")
+        if entry is None or journal.is_stale(entry):
+            if entry is not None:
+                self._release_old(folder)
+            journal.write(f"pool {folder}", phase="pool", data={"folder": str(folder)})
+        self._known.add(folder)
+
+    def _release_old(self, folder: Path) -> None:
+        store = self._store(folder)
+        with store.locked(create=False) as exists:
+            freed = store.release_older(self.booted()) if exists else []
+        if freed:
+            self.host.log.info("released %d addresses in %s that are older than this boot", len(freed), folder)
+
+
+def _allocate(store: Store, config: IpamConfig, owner: Owner, fresh: list[Address]) -> tuple[CniIp, ...]:
+    wanted = list(config.requested)
+    held = store.held(owner)
+    chosen: list[tuple[RangeSet, Address]] = []
+    for index, ranges in enumerate(config.ranges):
+        request = next((address for address in wanted if address in ranges), None)
+        if request is not None:
+            wanted.remove(request)
+        had = [address for address in held if address in ranges]
+        if request in had or (request is None and had):
+            address = request or had[0]
+        elif request is not None:
+            address = _reserve_requested(store, ranges, request, owner)
+            fresh.append(address)
+        else:
+            address = _reserve_next(store, ranges, index, owner)
+            fresh.append(address)
+        chosen.append((ranges, address))
+    if wanted:
+        raise InvalidRequest(
+            f"failed to allocate all requested IPs: {', '.join(map(str, wanted))} in none of "
+            f"{'; '.join(map(str, config.ranges))}"
+        )
+    return tuple(_ip(ranges, address) for ranges, address in chosen)
+
+
+def _ip(ranges: RangeSet, address: Address) -> CniIp:
+    member = ranges.range_of(address)
+    return CniIp(ip_interface((address, member.network.prefixlen)), member.address(member.gateway))
+
+
+def _reserve_requested(store: Store, ranges: RangeSet, address: Address, owner: Owner) -> Address:
+    member = ranges.range_of(address)
+    if int(address) == member.gateway:
+        raise InvalidRequest(f"requested IP {address} is subnet's gateway")
+    if int(address) in ranges.reserved():
+        raise InvalidRequest(f"requested IP address {address} is the network or broadcast address of {member.network}")
+    if not store.reserve(address, owner):
+        holder = store.owner_of(address)
+        raise Exhausted(
+            f"requested IP address {address} is not available in range set {ranges}: "
+            f"{address} has been allocated to {holder[0] if holder else 'another container'}, "
+            "duplicate allocation is not allowed"
+        )
+    return address
+
+
+def _reserve_next(store: Store, ranges: RangeSet, index: int, owner: Owner) -> Address:
+    while True:
+        address = ranges.choose(store.taken[ranges.version], store.last(index))
+        if address is None:
+            raise Exhausted(
+                f"no IP addresses available in range set: {ranges} "
+                f"({store.in_use(ranges)} of {ranges.size()} in use, folder {store.folder})"
+            )
+        if store.reserve(address, owner):
+            store.set_last(index, address)
+            return address

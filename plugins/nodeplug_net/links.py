@@ -1,0 +1,288 @@
+"""Links, addresses and routes of one network namespace, as values and verbs.
+
+Owns: the reading of rtnetlink answers and the few operations that the plugins need, over one `Netlink` socket.
+Refuses: dumps where a single question will do, and caches: the kernel is asked each time.
+"""
+
+import ipaddress
+import os
+import struct
+from contextlib import suppress
+from dataclasses import dataclass
+from ipaddress import IPv4Interface, IPv4Network, IPv6Interface, IPv6Network
+from pathlib import Path
+from typing import Final
+
+from nodeplug import CniRoute
+from nodeplug_net import messages
+from nodeplug_net.messages import IFF_PROMISC, IFF_UP, mac_bytes, u32
+from nodeplug_net.netlink import EEXIST, ENODEV, Netlink, Request, attributes, text
+
+Interface = IPv4Interface | IPv6Interface
+OPER_UP: Final = 6
+"""IF_OPER_UP (RFC 2863)."""
+_IFLA_ADDRESS: Final = 1
+_IFLA_IFNAME: Final = 3
+_IFLA_MTU: Final = 4
+_IFLA_LINK: Final = 5
+_IFLA_MASTER: Final = 10
+_IFLA_OPERSTATE: Final = 16
+_IFLA_LINKINFO: Final = 18
+_IFLA_IFALIAS: Final = 20
+_INFO_KIND: Final = 1
+_INFO_SLAVE_DATA: Final = 5
+_BRPORT_MODE: Final = 4
+_IFA_ADDRESS: Final = 1
+_IFA_LOCAL: Final = 2
+_RTA_DST: Final = 1
+_RTA_GATEWAY: Final = 5
+_RTA_TABLE: Final = 15
+_U32: Final = struct.Struct("=I")
+
+
+@dataclass(slots=True)
+class Link:
+    """A network interface as the kernel describes it.
+
+    Attributes:
+        index: in its namespace.
+        flags: IFF_* of netdevice(7).
+        mac: `aa:bb:cc:dd:ee:ff`.
+        peer: the index of the other end of a veth pair, in *its* namespace.
+        master: the index of the bridge, or 0.
+        state: the operational state, `OPER_UP` when packets pass.
+        kind: "bridge", "veth", or empty.
+        alias: free text, the label of the attachment for our veths.
+        hairpin: whether a bridge port sends frames back where they came from.
+    """
+
+    index: int
+    flags: int
+    name: str = ""
+    mac: str = ""
+    mtu: int = 0
+    peer: int = 0
+    master: int = 0
+    state: int = 0
+    kind: str = ""
+    alias: str = ""
+    hairpin: bool = False
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the administrator wants it up."""
+        return bool(self.flags & IFF_UP)
+
+    @property
+    def is_promiscuous(self) -> bool:
+        """Whether it was set promiscuous (IFF_PROMISC)."""
+        return bool(self.flags & IFF_PROMISC)
+
+
+def parse_link(message: bytes) -> Link:
+    """Read an RTM_NEWLINK message (struct ifinfomsg behind the header, attributes from byte 32)."""
+    index, flags = struct.unpack_from("=iI", message, 20)
+    link = Link(index, flags)
+    for kind, start, end in attributes(message, 32):
+        if kind == _IFLA_ADDRESS:
+            link.mac = message[start:end].hex(":")
+        elif kind == _IFLA_IFNAME:
+            link.name = text(message, start, end)
+        elif kind == _IFLA_MTU:
+            link.mtu = _U32.unpack_from(message, start)[0]
+        elif kind == _IFLA_LINK:
+            link.peer = _U32.unpack_from(message, start)[0]
+        elif kind == _IFLA_MASTER:
+            link.master = _U32.unpack_from(message, start)[0]
+        elif kind == _IFLA_OPERSTATE:
+            link.state = message[start]
+        elif kind == _IFLA_IFALIAS:
+            link.alias = text(message, start, end)
+        elif kind == _IFLA_LINKINFO:
+            _parse_kind(link, message, start, end)
+    return link
+
+
+def _parse_kind(link: Link, message: bytes, start: int, end: int) -> None:
+    for kind, first, last in attributes(message, start, end):
+        if kind == _INFO_KIND:
+            link.kind = text(message, first, last)
+        elif kind == _INFO_SLAVE_DATA:
+            for slave, byte, _ in attributes(message, first, last):
+                if slave == _BRPORT_MODE:
+                    link.hairpin = bool(message[byte])
+
+
+def parse_address(message: bytes) -> Interface:
+    """Read an RTM_NEWADDR message; IFA_LOCAL is the interface's own address, IFA_ADDRESS a peer's if both exist."""
+    found = {kind: message[start:end] for kind, start, end in attributes(message, 24)}
+    return ipaddress.ip_interface((found.get(_IFA_LOCAL) or found[_IFA_ADDRESS], message[17]))
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A route of one interface: what CHECK compares."""
+
+    dst: IPv4Network | IPv6Network
+    gw: ipaddress.IPv4Address | ipaddress.IPv6Address | None
+    table: int
+
+
+def parse_route(message: bytes) -> Route:
+    """Read an RTM_NEWROUTE message (struct rtmsg behind the header, attributes from byte 28)."""
+    version = 4 if message[16] == 2 else 6
+    found = {kind: message[start:end] for kind, start, end in attributes(message, 28)}
+    dst = ipaddress.ip_network((found.get(_RTA_DST) or bytes(4 if version == 4 else 16), message[17]))
+    gateway = found.get(_RTA_GATEWAY)
+    table = _U32.unpack(found[_RTA_TABLE])[0] if _RTA_TABLE in found else message[20]
+    return Route(dst, ipaddress.ip_address(gateway) if gateway else None, table)
+
+
+def get_request(name: str) -> Request:
+    """Ask for a link by name; no such link is an answer."""
+    return Request(messages.get_link_by_name().fill(name=name.encode()), f"find interface {name}", ENODEV)
+
+
+def up_request(index: int, name: str) -> Request:
+    """Ask for a link to be brought up."""
+    return Request(messages.set_flags(IFF_UP, IFF_UP).fill(index=u32(index)), f"set interface {name} up")
+
+
+def address_request(index: int, name: str, address: Interface) -> Request:
+    """Ask for an address to be added; one that is there already is an answer."""
+    values = {"index": u32(index), "address": address.packed}
+    if address.version == 4 and address.network.prefixlen < 31:
+        values["broadcast"] = address.network.broadcast_address.packed
+    template = messages.address(messages.RTM_NEWADDR, address.version, address.network.prefixlen)
+    return Request(template.fill(**values), f"add address {address} to interface {name}", EEXIST)
+
+
+def route_request(index: int, name: str, route: CniRoute) -> Request:
+    """Ask for a route to be added; one that is there already is an answer."""
+    metrics = tuple((key, value) for key, value in (("mtu", route.mtu), ("advmss", route.advmss)) if value is not None)
+    gateway = None if route.gw is None else str(route.gw)
+    template = messages.route(str(route.dst), gateway, metrics, route.priority, route.table, route.scope)
+    via = f" via {route.gw}" if route.gw is not None else ""
+    return Request(template.fill(index=u32(index)), f"add route {route.dst}{via} through interface {name}", EEXIST)
+
+
+class Links:
+    """The links of the namespace in which the socket was opened."""
+
+    __slots__ = ("netlink",)
+
+    def __init__(self, netlink: Netlink) -> None:
+        self.netlink = netlink
+
+    def get(self, name: str) -> Link | None:
+        """Find a link by name."""
+        answer = self.netlink.ask(get_request(name))[0]
+        return parse_link(answer.messages[0]) if answer.messages else None
+
+    def at(self, index: int) -> Link | None:
+        """Find a link by index."""
+        request = Request(messages.get_link_by_index().fill(index=u32(index)), f"find interface {index}", ENODEV)
+        answer = self.netlink.ask(request)[0]
+        return parse_link(answer.messages[0]) if answer.messages else None
+
+    def ports(self, bridge: Link) -> list[Link]:
+        """List the ports of a bridge."""
+        data = messages.dump_ports().fill(master=u32(bridge.index))
+        answer = self.netlink.ask(Request(data, f"list the ports of bridge {bridge.name}"))[0]
+        return [link for link in map(parse_link, answer.messages) if link.master == bridge.index]
+
+    def create_bridge(self, name: str, mtu: int) -> None:
+        """Create a bridge that is up, unless the name is taken.
+
+        Its hardware address is chosen here, which pins it: else it follows the lowest address of its ports, and
+        containers keep the old one in their ARP caches.
+        """
+        values = {"name": name.encode(), "mac": new_mac()}
+        if mtu:
+            values["mtu"] = u32(mtu)
+        self.netlink.ask(Request(messages.create_bridge(mtu=bool(mtu)).fill(**values), f"create bridge {name}", EEXIST))
+
+    def set_mac(self, link: Link, mac: str) -> None:
+        """Set, and for a bridge thereby pin, the hardware address."""
+        data = messages.set_mac().fill(index=u32(link.index), mac=mac_bytes(mac))
+        self.netlink.ask(Request(data, f"set the MAC of interface {link.name} to {mac}"))
+
+    def set_up(self, link: Link) -> None:
+        """Bring a link up."""
+        self.netlink.ask(up_request(link.index, link.name))
+
+    def set_down(self, link: Link) -> None:
+        """Bring a link down."""
+        data = messages.set_flags(0, IFF_UP).fill(index=u32(link.index))
+        self.netlink.ask(Request(data, f"set interface {link.name} down"))
+
+    def set_promiscuous(self, link: Link) -> None:
+        """Make a link take every frame."""
+        data = messages.set_flags(IFF_PROMISC, IFF_PROMISC).fill(index=u32(link.index))
+        self.netlink.ask(Request(data, f"set interface {link.name} promiscuous"))
+
+    def set_master(self, link: Link, master: Link) -> None:
+        """Make a link a port of a bridge."""
+        data = messages.set_master().fill(index=u32(link.index), master=u32(master.index))
+        self.netlink.ask(Request(data, f"make interface {link.name} a port of bridge {master.name}"))
+
+    def addresses(self, link: Link) -> list[Interface]:
+        """List the addresses of a link; none if it is gone."""
+        data = messages.dump_addresses().fill(index=u32(link.index))
+        answer = self.netlink.ask(Request(data, f"list the addresses of interface {link.name}", ENODEV))[0]
+        return [parse_address(message) for message in answer.messages if _index_of(message) == link.index]
+
+    def add_address(self, link: Link, address: Interface) -> None:
+        """Add an address, unless it is there."""
+        self.netlink.ask(address_request(link.index, link.name, address))
+
+    def remove_address(self, link: Link, address: Interface) -> None:
+        """Remove an address."""
+        values = {"index": u32(link.index), "address": address.packed}
+        if address.version == 4 and address.network.prefixlen < 31:
+            values["broadcast"] = address.network.broadcast_address.packed
+        template = messages.address(messages.RTM_DELADDR, address.version, address.network.prefixlen)
+        self.netlink.ask(Request(template.fill(**values), f"remove address {address} from interface {link.name}"))
+
+    def routes(self, link: Link) -> list[Route]:
+        """List the routes through a link."""
+        requests = [
+            Request(messages.dump_routes(version).fill(index=u32(link.index)), f"list the routes of {link.name}")
+            for version in (4, 6)
+        ]
+        answers = [message for request in requests for message in self.netlink.ask(request)[0].messages]
+        return [parse_route(message) for message in answers]
+
+
+def _index_of(message: bytes) -> int:
+    """The interface of an RTM_NEWADDR message: kernels without strict checking dump every interface."""
+    return int(_U32.unpack_from(message, 20)[0])
+
+
+def new_mac() -> bytes:
+    """Draw a unicast, locally administered hardware address."""
+    drawn = bytearray(os.urandom(6))
+    drawn[0] = drawn[0] & 0xFC | 0x02
+    return bytes(drawn)
+
+
+def set_sysctl(path: str, value: str) -> None:
+    """Write `/proc/sys/net/<path>` of the calling thread's namespace; a kernel without it (no IPv6) needs no setting.
+
+    Raises:
+        OSError: the setting cannot be written.
+    """
+    with suppress(FileNotFoundError):
+        descriptor = os.open(f"/proc/sys/net/{path}", os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.write(descriptor, value.encode())
+        finally:
+            os.close(descriptor)
+
+
+def get_sysctl(path: str) -> str | None:
+    """Read `/proc/sys/net/<path>` of the calling thread's namespace; None when this kernel has no such setting."""
+    try:
+        return Path(f"/proc/sys/net/{path}").read_text(encoding="ascii").strip()
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,98 @@
+"""loopback: a container's `lo`, up (plugin `loopback`).
+
+Owns: the interface `lo` of a container's namespace.
+Refuses: other interfaces; CNI_IFNAME is `lo` whatever the runtime says, as in the reference plugin.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+from pydantic import BaseModel, ConfigDict
+
+from nodeplug import (
+    Claim,
+    CniAdd,
+    CniCheck,
+    CniDel,
+    CniInterface,
+    CniIp,
+    CniResult,
+    Host,
+    Netns,
+    PluginError,
+    hookimpl,
+)
+from nodeplug_net.links import Link, Links
+from nodeplug_net.netlink import Netlink
+from nodeplug_net.undo import kernel_errors
+
+_NAME: Final = "lo"
+_MAC: Final = "00:00:00:00:00:00"
+
+
+class LoopbackConfig(BaseModel):
+    """`[plugins.loopback.config]`.
+
+    Attributes:
+        names: the executables on CNI_PATH that this plugin answers for; add "loopback" to take the reference over.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    names: tuple[str, ...] = ("nodeplug-loopback",)
+
+
+class Loopback:
+    """The plugin."""
+
+    Config = LoopbackConfig
+
+    def __init__(self, config: LoopbackConfig, host: Host) -> None:
+        self._names = config.names
+        self._host = host
+
+    @hookimpl
+    def claims(self) -> Sequence[Claim]:
+        """Answer for the configured names."""
+        return [Claim("cni", name) for name in self._names]
+
+    @hookimpl
+    def cni_add(self, request: CniAdd) -> CniResult:
+        """Bring `lo` up; a result of the plugin before is passed on as it is."""
+        with kernel_errors(), _lo(request.netns) as (links, lo):
+            links.set_up(lo)
+            addresses = sorted(links.addresses(lo), key=lambda address: address.version)
+        if request.prev_result is not None:
+            return request.prev_result
+        return CniResult(
+            interfaces=(CniInterface(_NAME, _MAC, request.netns.path),),
+            ips=tuple(CniIp(address, None, 0) for address in addresses),
+        )
+
+    @hookimpl
+    def cni_del(self, request: CniDel) -> None:
+        """Bring `lo` down; without a namespace there is nothing to do."""
+        if request.netns is None:
+            return
+        with kernel_errors(), _lo(request.netns) as (links, lo):
+            links.set_down(lo)
+
+    @hookimpl
+    def cni_check(self, request: CniCheck) -> None:
+        """Confirm that `lo` is up."""
+        with kernel_errors(), _lo(request.netns) as (_, lo):
+            if not lo.is_up:
+                raise PluginError(f"interface lo in {request.netns.path} is down; DEL and ADD the attachment")
+
+
+@contextmanager
+def _lo(netns: Netns) -> Iterator[tuple[Links, Link]]:
+    with netns.entered():
+        netlink = Netlink()
+    with netlink:
+        links = Links(netlink)
+        lo = links.get(_NAME)
+        if lo is None:  # every namespace is born with one, and the kernel does not delete it
+            raise PluginError(f"there is no interface lo in {netns.path}")
+        yield links, lo

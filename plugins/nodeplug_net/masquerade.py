@@ -1,0 +1,165 @@
+"""Masquerading of container addresses through nf_tables, without executing anything.
+
+Owns: the table `inet nodeplug_masquerade` of a network namespace: who is masqueraded, and on whose behalf.
+Refuses: iptables, and memory: the kernel is asked each time, so an administrator's `nft flush ruleset` heals with the
+next ADD. A table of our own name, because the reference plugins own `cni_plugins_masquerade` and its rules.
+
+Each element carries the label of its attachment. An address can pass to a new container before the old one's DEL
+arrives: ADD takes the element over, and DEL removes only what still carries its own label.
+"""
+
+import errno
+import ipaddress
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from nodeplug import PluginError
+from nodeplug_net import nftmessages as nft
+from nodeplug_net.links import Interface
+from nodeplug_net.netlink import ENOENT, Answer, Netlink, Request, attributes, failure, text
+
+_ATTEMPTS: Final = 5
+_SET_NAME: Final = 2  # NFTA_SET_NAME
+_LIST_ELEMENTS: Final = 3  # NFTA_SET_ELEM_LIST_ELEMENTS
+_ELEM_KEY: Final = 1  # NFTA_SET_ELEM_KEY
+_ELEM_USERDATA: Final = 6  # NFTA_SET_ELEM_USERDATA
+_BODY: Final = 20  # netlink header and struct nfgenmsg
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One masqueraded address."""
+
+    network: nft.Network
+    key: bytes
+    label: str
+
+    @property
+    def address(self) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+        """The address itself."""
+        return ipaddress.ip_address(self.key)
+
+
+class Masquerade:
+    """The masqueraded addresses of one namespace.
+
+    Args:
+        netlink: a socket of nf_tables in that namespace.
+    """
+
+    __slots__ = ("_netlink",)
+
+    def __init__(self, netlink: Netlink) -> None:
+        self._netlink = netlink
+
+    def add(self, addresses: Sequence[Interface], label: str) -> None:
+        """Masquerade addresses on behalf of an attachment, in one transaction; take over what another had.
+
+        Raises:
+            OSError: the kernel refuses, with its errno.
+            PluginError: others keep changing the table.
+        """
+        wanted = [Entry(address.network, address.packed, label) for address in addresses]
+        messages = [nft.new_element(one.network, one.key, label) for one in wanted]
+        for _ in range(_ATTEMPTS):
+            refusal = self._commit(messages)
+            if refusal is None:
+                return
+            if refusal.error not in {errno.EEXIST, errno.ENOENT}:
+                raise failure(f"masquerade {', '.join(map(str, addresses))} in table {nft.TABLE}", refusal)
+            messages = self._replacement(wanted)
+        raise PluginError(f"table inet {nft.TABLE} keeps changing; is another program writing to it?")
+
+    def _replacement(self, wanted: list[Entry]) -> list[bytearray]:
+        """Compose the transaction anew from what exists now."""
+        sets = self._sets()
+        messages = [] if sets is not None else nft.table()
+        present = {(entry.network, entry.key) for entry in self.entries("")}
+        for network in dict.fromkeys(one.network for one in wanted):
+            if sets is None or nft.set_name(network) not in sets:
+                messages += nft.subnet(network)
+        for one in wanted:
+            if (one.network, one.key) in present:
+                messages.append(nft.delete_element(one.network, one.key))
+            messages.append(nft.new_element(one.network, one.key, one.label))
+        return messages
+
+    def owned(self, label: str) -> list[Entry]:
+        """List what is masqueraded on behalf of one attachment."""
+        return self._scan(label.encode() + b"\0")
+
+    def entries(self, prefix: str) -> list[Entry]:
+        """List what is masqueraded on behalf of attachments whose label begins so."""
+        return [entry for entry in self._scan(prefix.encode()) if entry.label.startswith(prefix)]
+
+    def _scan(self, needle: bytes) -> list[Entry]:
+        """List the entries whose label contains the bytes.
+
+        Raises:
+            OSError: the kernel refuses.
+        """
+        found = []
+        for name in self._sets() or ():
+            network = nft.network_of(name)
+            if network is None:
+                continue
+            request = Request(nft.dump_elements(name), f"list set {name} of table {nft.TABLE}", ENOENT)
+            for message in self._netlink.ask(request)[0].messages:
+                found += [Entry(network, key, label) for key, label in _parse_elements(message, needle)]
+        return found
+
+    def remove(self, entries: Sequence[Entry]) -> None:
+        """Remove entries in one transaction; those that are gone are removed already.
+
+        Raises:
+            OSError: the kernel refuses.
+        """
+        if not entries:
+            return
+        refusal = self._commit([nft.delete_element(entry.network, entry.key) for entry in entries])
+        if refusal is not None and refusal.error == errno.ENOENT and len(entries) > 1:
+            for entry in entries:
+                self.remove([entry])
+        elif refusal is not None and refusal.error != errno.ENOENT:
+            raise failure(f"end masquerading {', '.join(str(entry.address) for entry in entries)}", refusal)
+
+    def _sets(self) -> set[str] | None:
+        """Name the sets of the table; None without a table."""
+        answer = self._netlink.ask(Request(nft.dump_sets(), f"list the sets of table {nft.TABLE}", ENOENT))[0]
+        if answer.error:
+            return None
+        return {
+            text(message, start, end)
+            for message in answer.messages
+            for kind, start, end in attributes(message, _BODY)
+            if kind == _SET_NAME
+        }
+
+    def _commit(self, messages: list[bytearray]) -> Answer | None:
+        """Send one transaction; None when the kernel took it, else its first refusal."""
+        answers = self._netlink.exchange([(nft.begin(), False), *((one, True) for one in messages), (nft.end(), False)])
+        return next((answer for answer in answers if answer.error), None)
+
+
+def _parse_elements(message: bytes, needle: bytes) -> list[tuple[bytes, str]]:
+    """Read the elements that contain the needle; looking for it is ten times faster than reading them all."""
+    if needle not in message:
+        return []
+    return [
+        _parse_element(message, first, last)
+        for kind, start, end in attributes(message, _BODY)
+        if kind == _LIST_ELEMENTS
+        for _, first, last in attributes(message, start, end)
+        if message.find(needle, first, last) >= 0
+    ]
+
+
+def _parse_element(message: bytes, start: int, end: int) -> tuple[bytes, str]:
+    key, label = b"", ""
+    for kind, first, last in attributes(message, start, end):
+        if kind == _ELEM_KEY:
+            key = message[first + 4 : last]  # inside one nested NFTA_DATA_VALUE
+        elif kind == _ELEM_USERDATA:
+            label = text(message, first + 2, last)  # type and length of the comment come first
+    return key, label

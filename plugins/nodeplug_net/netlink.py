@@ -1,0 +1,182 @@
+"""A netlink socket and nothing more: send encoded requests, read the answers, name the error.
+
+Owns: sequence numbers, acknowledgements, end of dumps, and the kernel's own words about an error (netlink(7),
+NETLINK_EXT_ACK). One socket belongs to one call; opening one costs about ten microseconds, so none is kept.
+Refuses: to know any message (see `messages`), threads (a socket has one user at a time), and to wait: the kernel
+queues every answer before send(2) returns, so an answer that is not there will never come.
+"""
+
+import errno
+import os
+import socket
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Final, Self
+
+_SOL_NETLINK: Final = 270
+_OPTIONS: Final = (10, 11, 12)
+"""NETLINK_CAP_ACK (acknowledgements carry no payload), NETLINK_EXT_ACK (error texts), NETLINK_GET_STRICT_CHK (filtered
+dumps). A kernel without one of them answers ENOPROTOOPT and works as before."""
+_NLMSG_ERROR: Final = 2
+_NLMSG_DONE: Final = 3
+_NLM_F_ACK_TLVS: Final = 0x200
+_NLMSGERR_ATTR_MSG: Final = 1
+_RECEIVE: Final = 65536
+_HEADER: Final = struct.Struct("=IHHII")
+_ATTRIBUTE: Final = struct.Struct("=HH")
+_NESTED: Final = 0x3FFF
+"""Mask that takes NLA_F_NESTED and NLA_F_NET_BYTEORDER off an attribute type."""
+
+EEXIST: Final = frozenset({errno.EEXIST})
+ENODEV: Final = frozenset({errno.ENODEV})
+ENOENT: Final = frozenset({errno.ENOENT})
+
+
+@dataclass(slots=True)
+class Request:
+    """One encoded message.
+
+    Attributes:
+        data: the message; its sequence number is written by the socket. It must ask for NLM_F_ACK or be a dump.
+        what: what is asked, for the text of an error: "set bridge cni0 up".
+        accept: errno values that are an answer, not a failure.
+    """
+
+    data: bytearray
+    what: str
+    accept: frozenset[int] = frozenset()
+
+
+@dataclass(slots=True)
+class Answer:
+    """What the kernel said to one request: an accepted errno or 0, and the messages before the acknowledgement."""
+
+    error: int = 0
+    messages: list[bytes] = field(default_factory=list)
+    text: str = ""
+    complete: bool = False
+
+
+def attributes(message: bytes, start: int, end: int | None = None) -> Iterator[tuple[int, int, int]]:
+    """Walk the attributes of a message.
+
+    Yields:
+        Type without flags, offset of the payload, offset behind the payload.
+    """
+    stop = len(message) if end is None else end
+    while start + 4 <= stop:
+        length, kind = _ATTRIBUTE.unpack_from(message, start)
+        if length < 4:
+            return
+        yield kind & _NESTED, start + 4, start + length
+        start += (length + 3) & ~3
+
+
+def text(message: bytes, start: int, end: int) -> str:
+    """Decode a string attribute up to its NUL."""
+    return message[start:end].partition(b"\0")[0].decode("utf-8", "replace")
+
+
+class Netlink:
+    """One socket, in the network namespace of the thread that opens it, wherever that thread goes afterwards."""
+
+    __slots__ = ("_sequence", "_socket")
+
+    def __init__(self, protocol: int = socket.NETLINK_ROUTE) -> None:
+        self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, protocol)
+        self._sequence = 0
+        for option in _OPTIONS:
+            try:
+                self._socket.setsockopt(_SOL_NETLINK, option, 1)
+            except OSError as error:
+                if error.errno != errno.ENOPROTOOPT:
+                    self._socket.close()
+                    raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._socket.close()
+
+    def ask(self, *requests: Request) -> list[Answer]:
+        """Send requests in one go and read every answer.
+
+        The kernel works through all of them, even behind one that fails.
+
+        Returns:
+            One answer per request, in order.
+
+        Raises:
+            OSError: the first error that its request does not accept: the kernel's errno and what was asked.
+        """
+        answers = self.exchange([(request.data, True) for request in requests])
+        for request, answer in zip(requests, answers, strict=True):
+            if answer.error and answer.error not in request.accept:
+                raise failure(request.what, answer)
+        return answers
+
+    def exchange(self, messages: Sequence[tuple[bytearray, bool]]) -> list[Answer]:
+        """Send messages in one go; the flag says whether an answer is due (batch markers of nf_tables have none).
+
+        Raises:
+            OSError: the socket fails, or an answer is missing.
+        """
+        first = self._sequence + 1
+        for offset, (data, _) in enumerate(messages):
+            struct.pack_into("=I", data, 8, first + offset)
+        self._sequence += len(messages)
+        self._socket.send(b"".join(data for data, _ in messages))
+        answers = [Answer(complete=not due) for _, due in messages]
+        while not all(answer.complete for answer in answers):
+            self._receive(answers, first)
+        return answers
+
+    def _receive(self, answers: list[Answer], first: int) -> None:
+        try:
+            data = self._socket.recv(_RECEIVE, socket.MSG_DONTWAIT)
+        except BlockingIOError as error:
+            raise OSError(errno.EPROTO, "the kernel left a netlink request unanswered") from error
+        position = 0
+        while position + 16 <= len(data):
+            length, kind, flags, sequence, _ = _HEADER.unpack_from(data, position)
+            if length < 16:
+                return
+            if 0 <= sequence - first < len(answers):
+                _take(answers[sequence - first], kind, flags, data[position : position + length])
+            position += (length + 3) & ~3
+
+
+def _take(answer: Answer, kind: int, flags: int, message: bytes) -> None:
+    if kind not in {_NLMSG_ERROR, _NLMSG_DONE}:
+        answer.messages.append(message)
+        return
+    answer.complete = True
+    code = struct.unpack_from("=i", message, 16)[0] if len(message) >= 20 else 0
+    if code < 0:
+        answer.error = -code
+        answer.text = _extended(kind, flags, message)
+
+
+def _extended(kind: int, flags: int, message: bytes) -> str:
+    """Return the kernel's own words about an error, or nothing (NLMSGERR_ATTR_MSG)."""
+    if kind != _NLMSG_ERROR or not flags & _NLM_F_ACK_TLVS:
+        return ""
+    for attribute, start, end in attributes(message, 36):  # header 16, errno 4, the request's header 16
+        if attribute == _NLMSGERR_ATTR_MSG:
+            return text(message, start, end)
+    return ""
+
+
+def failure(what: str, answer: Answer) -> OSError:
+    """Make the error of a refused request: errno, what was asked, and the kernel's words if it has any."""
+    words = os.strerror(answer.error)
+    return OSError(answer.error, f"cannot {what}: {words}" + (f" ({answer.text})" if answer.text else ""))

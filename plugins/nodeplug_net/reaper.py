@@ -1,0 +1,112 @@
+"""Does what nobody should wait for: the end of links.
+
+Owns: the threads that send RTM_DELLINK. The kernel acknowledges only after rcu_barrier, about 18 ms after the link is
+gone; a reaper sits through that while the call answers.
+Refuses: to be believed. The call asks the kernel for the link again and goes on when it is gone: RTNL is held from the
+beginning of the deletion until every end is unregistered, and the question needs RTNL too.
+
+Reapers are started on demand, at most `LIMIT` (one alone would turn every DEL into 18 ms), and end when nothing is
+queued. A reaper works through a socket that the call opened, so the namespace it runs in does not matter.
+"""
+
+import errno
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from nodeplug import TryAgain
+from nodeplug_net import messages
+from nodeplug_net.links import Link, Links
+from nodeplug_net.messages import u32
+from nodeplug_net.netlink import ENODEV, Netlink, Request
+
+LOG: Final = logging.getLogger(__name__)
+LIMIT: Final = 32
+_PATIENCE: Final = 5.0
+_POLL: Final = 0.0001
+
+
+@dataclass(slots=True)
+class Deletion:
+    """One link on its way out.
+
+    Attributes:
+        link: what is deleted.
+        netlink: a socket of the link's namespace, owned by the reaper from here on.
+        error: what the kernel said against it.
+    """
+
+    link: Link
+    netlink: Netlink
+    error: OSError | None = None
+
+    def wait(self, links: Links) -> None:
+        """Return when the link is gone.
+
+        Args:
+            links: of the link's namespace, over a socket of the caller's own.
+
+        Raises:
+            OSError: the kernel refused.
+            TryAgain: the link is still there after seconds.
+        """
+        until = time.monotonic() + _PATIENCE
+        while links.at(self.link.index) is not None:
+            if self.error is not None:
+                raise self.error
+            if time.monotonic() > until:
+                raise TryAgain(f"interface {self.link.name} was still there {_PATIENCE:.0f} s after its deletion")
+            time.sleep(_POLL)
+
+
+@dataclass(slots=True)
+class Reaper:
+    """The work in flight. Any thread may call it."""
+
+    _queue: deque[Callable[[], None]] = field(default_factory=deque)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _running: int = 0
+
+    def delete(self, link: Link) -> Deletion:
+        """Begin to delete a link of the calling thread's namespace; `Deletion.wait` tells when it is gone."""
+        deletion = Deletion(link, Netlink())
+        self._later(lambda: _delete(deletion))
+        return deletion
+
+    def close(self, netlink: Netlink) -> None:
+        """Close a socket that nobody uses any more."""
+        self._later(netlink.close)
+
+    def _later(self, job: Callable[[], None]) -> None:
+        with self._lock:
+            self._queue.append(job)
+            start = self._running < LIMIT
+            self._running += start
+        if start:
+            threading.Thread(target=self._run, name="link-reaper", daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                if not self._queue:
+                    self._running -= 1
+                    return
+                job = self._queue.popleft()
+            job()
+
+
+def _delete(deletion: Deletion) -> None:
+    link = deletion.link
+    request = Request(messages.delete_link().fill(index=u32(link.index)), f"delete interface {link.name}", ENODEV)
+    try:
+        with deletion.netlink as netlink:
+            netlink.ask(request)
+    except OSError as error:
+        deletion.error = error
+    except Exception as error:  # a reaper must outlive anything, and its caller must learn of it
+        LOG.exception("deleting interface %s failed", link.name)
+        deletion.error = OSError(errno.EIO, f"deleting interface {link.name} failed: {error}")

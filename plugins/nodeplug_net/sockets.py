@@ -1,0 +1,80 @@
+"""Sockets of nf_tables that stay open between calls.
+
+Owns: idle sockets, by network namespace; each is used by one call at a time.
+Refuses: rtnetlink, whose sockets cost nothing to close. Closing a socket of nf_tables waits for a grace period of RCU
+when anything was deleted shortly before, and it holds the mutex of all transactions meanwhile (nft_rcv_nl_event). Every
+link that goes away needs that mutex with RTNL in its hands: a close after each DEL makes all of them 10 ms slower.
+
+An open socket keeps its namespace alive. The one of the node lives anyway; for any other one the sockets are closed
+after `IDLE` seconds without use, when the next call comes, or at `close`.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Final
+
+from nodeplug import Netns
+from nodeplug_net.netlink import Netlink
+from nodeplug_net.reaper import Reaper
+
+IDLE: Final = 60.0
+_NETLINK_NETFILTER: Final = 12
+
+Identity = tuple[int, int]
+
+
+@dataclass(slots=True)
+class NftSockets:
+    """The idle sockets. Any thread may call it: a list's append and pop are atomic.
+
+    An open socket keeps its namespace, hence its inode number: the identity cannot come to mean another one.
+    """
+
+    reaper: Reaper
+    _idle: dict[Identity, list[tuple[float, Netlink]]] = field(default_factory=dict)
+
+    @contextmanager
+    def lent(self, netns: Netns) -> Iterator[Netlink]:
+        """Lend a socket of the namespace that the calling thread is in.
+
+        Args:
+            netns: that namespace.
+
+        Yields:
+            A socket; it is closed when the block fails, because answers may be left in it.
+        """
+        idle = self._idle.setdefault(netns.identity, [])
+        try:
+            _, netlink = idle.pop()
+        except IndexError:
+            netlink = Netlink(_NETLINK_NETFILTER)
+        try:
+            yield netlink
+        except BaseException:
+            self.reaper.close(netlink)
+            raise
+        idle.append((time.monotonic(), netlink))
+        self._expire(netns.identity)
+
+    def _expire(self, current: Identity) -> None:
+        for identity in list(self._idle):
+            if identity != current:
+                self._close(identity, time.monotonic() - IDLE)
+
+    def _close(self, identity: Identity, before: float) -> None:
+        """Close what was not used since a moment; the list stays, as another thread may hold it."""
+        idle = self._idle.get(identity, [])
+        while idle and idle[0][0] <= before:
+            try:
+                _, netlink = idle.pop(0)
+            except IndexError:  # another thread was faster
+                return
+            self.reaper.close(netlink)
+
+    def close(self) -> None:
+        """Close every idle socket, in the calling thread."""
+        for idle in list(self._idle.values()):
+            while idle:
+                idle.pop()[1].close()

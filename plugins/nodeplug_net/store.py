@@ -1,0 +1,216 @@
+r"""The folder in which addresses are reserved, shared with the reference plugin host-local.
+
+Owns: `<dataDir>/<network>/`: one file per address (mode 0600, created with O_EXCL, content `<id>\r\n<ifname>`, by old
+versions the id alone), `last_reserved_ip.<n>`, and flock(2) on `lock`, which lets this daemon and the reference's
+executable work on one folder at a time.
+Refuses: to decide which address is next (see `ranges`), and to trust its memory: what it remembers of the folder holds
+as long as the folder's modification time is the one that it left behind, a reservation succeeds only through O_EXCL,
+and a file is read again before it is taken for somebody's.
+
+Remembering matters: the reference reads every file of the folder for each ADD and DEL.
+"""
+
+import fcntl
+import ipaddress
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from nodeplug import PluginError
+from nodeplug_net.ranges import Address, RangeSet
+
+Owner = tuple[str, str]
+"""Container id and interface name; the name is empty in files of old versions."""
+_LAST: Final = "last_reserved_ip."
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return None
+
+
+def _parse_owner(text: str) -> Owner:
+    container_id, _, ifname = text.strip().partition("\n")
+    return container_id.strip(), ifname.strip()
+
+
+def _parse_address(name: str) -> Address | None:
+    try:
+        return ipaddress.ip_address(name)
+    except ValueError:
+        return None
+
+
+@dataclass(slots=True)
+class Store:
+    """The reservations of one network. Every method but `locked` needs the lock.
+
+    Attributes:
+        folder: `<dataDir>/<network>`.
+        taken: the reserved addresses as numbers, by family.
+    """
+
+    folder: Path
+    taken: dict[int, set[int]] = field(default_factory=lambda: {4: set(), 6: set()})
+    _owned: dict[Owner, set[Address]] = field(default_factory=dict)
+    _stamp: tuple[int, int, int] | None = None
+
+    @contextmanager
+    def locked(self, *, create: bool) -> Iterator[bool]:
+        """Hold the folder's lock; what is remembered of the folder is true inside.
+
+        Args:
+            create: make the folder if it is missing.
+
+        Yields:
+            Whether the folder exists.
+
+        Raises:
+            PluginError: the folder cannot be used.
+        """
+        descriptor = self._open_lock(create=create)
+        if descriptor is None:
+            yield False
+            return
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            self._refresh()
+            yield True
+        finally:
+            self._stamp = self._look() if self._stamp is not None else None
+            os.close(descriptor)
+
+    def _open_lock(self, *, create: bool) -> int | None:
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        try:
+            return os.open(self.folder / "lock", flags, 0o600)
+        except FileNotFoundError:
+            if not create:
+                return None
+        except OSError as error:
+            raise PluginError(f"cannot open the lock of {self.folder}: {error.strerror}") from error
+        try:
+            self.folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+            return os.open(self.folder / "lock", flags, 0o600)
+        except OSError as error:
+            raise PluginError(f"cannot make the folder {self.folder} for addresses: {error.strerror}") from error
+
+    def _look(self) -> tuple[int, int, int] | None:
+        try:
+            status = self.folder.stat()
+        except FileNotFoundError:  # removed under the lock by an administrator
+            return None
+        return status.st_dev, status.st_ino, status.st_mtime_ns
+
+    def _refresh(self) -> None:
+        """Read the folder again if anybody else changed it."""
+        stamp = self._look()
+        if stamp is not None and stamp == self._stamp:
+            return
+        self._stamp = None
+        self.taken = {4: set(), 6: set()}
+        self._owned = {}
+        for name in os.listdir(self.folder):  # noqa: PTH208  one system call per 32 KiB, no Path per address
+            address = _parse_address(name)
+            if address is None:
+                continue
+            content = _read(self.folder / name)
+            if content is not None:
+                self._remember(address, _parse_owner(content))
+        self._stamp = stamp
+
+    def _remember(self, address: Address, owner: Owner) -> None:
+        self.taken[address.version].add(int(address))
+        self._owned.setdefault(owner, set()).add(address)
+
+    def _forget(self, address: Address, owner: Owner) -> None:
+        self.taken[address.version].discard(int(address))
+        owned = self._owned.get(owner, set())
+        owned.discard(address)
+        if not owned:
+            self._owned.pop(owner, None)
+
+    def held(self, owner: Owner) -> list[Address]:
+        """Return the addresses of an owner; those of an old file, which names the container alone, if no other."""
+        for candidate in (owner, (owner[0], "")):
+            found = [address for address in self._owned.get(candidate, ()) if self.owner_of(address) == candidate]
+            if found:
+                return sorted(found, key=lambda address: (address.version, int(address)))
+        return []
+
+    def owner_of(self, address: Address) -> Owner | None:
+        """Read who holds an address."""
+        content = _read(self.folder / str(address))
+        return None if content is None else _parse_owner(content)
+
+    def owners(self) -> list[Owner]:
+        """Return everybody who holds an address."""
+        return list(self._owned)
+
+    def reserve(self, address: Address, owner: Owner) -> bool:
+        """Reserve an address; False when somebody holds it.
+
+        Raises:
+            PluginError: the file cannot be written.
+        """
+        path = self.folder / str(address)
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        except FileExistsError:
+            self.taken[address.version].add(int(address))
+            return False
+        except OSError as error:
+            raise PluginError(f"cannot reserve {address}: {path}: {error.strerror}") from error
+        try:
+            os.write(descriptor, f"{owner[0]}\r\n{owner[1]}".encode())
+        except OSError as error:
+            path.unlink(missing_ok=True)
+            raise PluginError(f"cannot reserve {address}: {path}: {error.strerror}") from error
+        finally:
+            os.close(descriptor)
+        self._remember(address, owner)
+        return True
+
+    def release(self, addresses: list[Address], owner: Owner) -> None:
+        """Free addresses of an owner; those that somebody else holds by now stay."""
+        for address in addresses:
+            if self.owner_of(address) in {owner, (owner[0], "")}:
+                with suppress(FileNotFoundError):
+                    (self.folder / str(address)).unlink()
+            self._forget(address, owner)
+            self._forget(address, (owner[0], ""))
+
+    def release_older(self, moment: float) -> list[Address]:
+        """Free every address that was reserved before a moment (seconds since the epoch); return them."""
+        freed = []
+        for owner, addresses in list(self._owned.items()):
+            for address in list(addresses):
+                with suppress(FileNotFoundError):
+                    if (self.folder / str(address)).stat().st_mtime < moment:
+                        self.release([address], owner)
+                        freed.append(address)
+        return freed
+
+    def last(self, index: int) -> Address | None:
+        """Return the address that range set `index` gave out last."""
+        content = _read(self.folder / f"{_LAST}{index}")
+        return None if content is None else _parse_address(content.strip())
+
+    def set_last(self, index: int, address: Address) -> None:
+        """Note the address that range set `index` gave out last; losing the note only costs a longer search."""
+        with suppress(OSError):
+            (self.folder / f"{_LAST}{index}").write_text(str(address), encoding="ascii")
+
+    def in_use(self, ranges: RangeSet) -> int:
+        """Count the reserved addresses that a range set could give out."""
+        kept = ranges.reserved()
+        return sum(
+            member.start <= number <= member.end and number not in kept
+            for number in self.taken[ranges.version]
+            for member in ranges.ranges
+        )

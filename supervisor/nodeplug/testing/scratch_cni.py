@@ -1,0 +1,188 @@
+"""A CNI plugin object in a host namespace of its own, called as the daemon calls it.
+
+Owns: fresh network namespaces that live as long as their descriptors (nothing is mounted, nothing is left behind), one
+fresh thread per call that starts in the caller's namespace, and the `Host` that a plugin is given.
+Refuses: the wire. `ScratchNode` and `CniRuntime` go through executables and JSON; this goes straight to the hooks.
+"""
+
+import ctypes
+import logging
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar, cast
+
+from nodeplug import (
+    CniAdd,
+    CniCheck,
+    CniDel,
+    CniGc,
+    CniRequest,
+    CniResult,
+    CniStatus,
+    Host,
+    Journal,
+    Netns,
+    NotFound,
+    ValidAttachment,
+)
+from nodeplug.host import Delegate
+
+_CLONE_NEWNET: Final = 0x40000000
+_Value = TypeVar("_Value")
+
+
+def run_in(netns: Netns | None, function: Callable[[], _Value]) -> _Value:
+    """Run a function in a fresh thread inside a namespace; its answer or its exception is the caller's."""
+    answers: list[_Value] = []
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            if netns is not None:
+                netns.enter()
+            answers.append(function())
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=run, name="scratch-call", daemon=True)
+    thread.start()
+    thread.join()
+    if failures:
+        raise failures[0]
+    return answers[0]
+
+
+def new_netns() -> Netns:
+    """Make a network namespace; it ends when its descriptor is closed and no process or link end is left in it.
+
+    Raises:
+        OSError: the caller is not root.
+    """
+
+    def unshare() -> Netns:
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.unshare(_CLONE_NEWNET) != 0:
+            raise OSError(ctypes.get_errno(), "unshare a network namespace")
+        made = Netns.current()
+        return Netns(made.fd, f"/proc/{os.getpid()}/fd/{made.fd}")
+
+    return run_in(None, unshare)
+
+
+def _no_delegate(request: CniRequest, plugin_type: str, config: Mapping[str, Any]) -> CniResult | None:
+    raise NotFound(f"there is no plugin {plugin_type!r} for {type(request).__name__} of {config.get('name')!r} here")
+
+
+class ScratchCni:
+    """A host namespace, container namespaces, and calls of one plugin.
+
+    Args:
+        folder: for journal and state; exists.
+        delegate: answers `host.delegate(request, type, config)`; by default there are no other plugins.
+        boot_id: as the journal stamps it.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        delegate: Delegate = _no_delegate,
+        boot_id: str = "boot-1",
+    ) -> None:
+        self.folder = folder
+        self.host_netns = new_netns()
+        self._containers: list[Netns] = []
+        self.host = Host(
+            plugin="scratch",
+            node_name="node-1",
+            boot_id=boot_id,
+            log=logging.LoggerAdapter(logging.getLogger("nodeplug.scratch"), {}),
+            journal=Journal(folder / "journal", boot_id),
+            state_dir=folder,
+            run_dir=folder,
+            _refresh=lambda _resource: None,
+            _delegate=delegate,
+        )
+
+    def container(self) -> Netns:
+        """Make a container's namespace; it is closed with this object."""
+        netns = new_netns()
+        self._containers.append(netns)
+        return netns
+
+    def on_host(self, function: Callable[[], _Value]) -> _Value:
+        """Run a function in the host namespace."""
+        return run_in(self.host_netns, function)
+
+    def add(
+        self, plugin: Any, config: Mapping[str, Any], container_id: str, netns: Netns, ifname: str = "eth0", **more: Any
+    ) -> CniResult:
+        """Call ADD; `more` sets further fields of the request, such as args."""
+        request = self.request(CniAdd, config, container_id=container_id, netns=netns, ifname=ifname, **more)
+        return cast("CniResult", self.on_host(lambda: plugin.cni_add(request=request)))
+
+    def delete(
+        self,
+        plugin: Any,
+        config: Mapping[str, Any],
+        container_id: str,
+        netns: Netns | None = None,
+        ifname: str = "eth0",
+        **more: Any,
+    ) -> None:
+        """Call DEL."""
+        request = self.request(CniDel, config, container_id=container_id, netns=netns, ifname=ifname, **more)
+        self.on_host(lambda: plugin.cni_del(request=request))
+
+    def check(
+        self,
+        plugin: Any,
+        config: Mapping[str, Any],
+        container_id: str,
+        netns: Netns,
+        result: CniResult,
+        ifname: str = "eth0",
+    ) -> None:
+        """Call CHECK."""
+        request = self.request(
+            CniCheck, config, container_id=container_id, netns=netns, ifname=ifname, prev_result=result
+        )
+        self.on_host(lambda: plugin.cni_check(request=request))
+
+    def gc(self, plugin: Any, config: Mapping[str, Any], valid: Sequence[tuple[str, str]] | None) -> None:
+        """Call GC with pairs of container id and interface name, or None for "the caller said nothing"."""
+        pairs = valid if valid is None else tuple(ValidAttachment(container_id=one, ifname=name) for one, name in valid)
+        request = self.request(CniGc, config, valid=pairs)
+        self.on_host(lambda: plugin.cni_gc(request=request))
+
+    def status(self, plugin: Any, config: Mapping[str, Any]) -> None:
+        """Call STATUS."""
+        request = self.request(CniStatus, config)
+        self.on_host(lambda: plugin.cni_status(request=request))
+
+    def request(self, verb: Callable[..., _Value], config: Mapping[str, Any], **fields: Any) -> _Value:
+        """Make a request of a verb out of a configuration with `name`, `type` and `cniVersion`."""
+        return verb(
+            claim=str(config.get("type", "scratch")),
+            network=str(config["name"]),
+            version=str(config.get("cniVersion", "1.0.0")),
+            config=config,
+            host_netns=self.host_netns,
+            **fields,
+        )
+
+    def close(self) -> None:
+        """Close every namespace: the kernel destroys the links inside."""
+        for netns in (*self._containers, self.host_netns):
+            netns.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
