@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nodeplug import InvalidRequest
-from nodeplug.device.registration import DevicePaths, remove_dead_sockets, socket_path
+from nodeplug.device.registration import DevicePaths, KubeletSocket, remove_dead_sockets, socket_path
 from nodeplug.device.resource import ResourceTask
 from nodeplug.device.server import PATH_LIMIT, check_socket_path
 from nodeplug.registry import Registry
@@ -181,6 +181,27 @@ def test_dead_kubelet_socket_is_retried_and_logged_once(
                 await kubelet.until_allocatable(RESOURCE, 4)
 
     run(story())
+
+
+def test_events_alone_are_enough(minimal: "Minimal", root: Path, run: Run) -> None:
+    async def story() -> None:
+        async with Kubelet(root) as kubelet, serve_devices(minimal, kubelet, root, poll=3600, watchdog=3600):
+            await kubelet.until_allocatable(RESOURCE, 4)
+            for wipe in ("sockets", "nothing"):
+                await kubelet.restart(wipe=wipe)
+                await kubelet.until_allocatable(RESOURCE, 4)
+
+    run(story())
+
+
+def test_new_socket_with_the_old_inode_number_is_told_by_its_change_time(root: Path) -> None:
+    target = KubeletSocket(root)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(root / "kubelet.sock"))
+        before, inode = target.identity(), (root / "kubelet.sock").stat().st_ino
+        while target.identity() == before:  # the kernel's clock has ticks
+            (root / "kubelet.sock").chmod(0o600)
+        assert (root / "kubelet.sock").stat().st_ino == inode
 
 
 def test_file_in_the_place_of_kubelet_socket_counts_as_absent(minimal: "Minimal", root: Path, run: Run) -> None:
@@ -418,6 +439,17 @@ def test_watched_plugin_without_a_stream_shows_a_new_socket(minimal: "Minimal", 
             await kubelet.drop_streams(RESOURCE)
             await kubelet.until(lambda: len(kubelet.registrations) == 2)
             await kubelet.until_allocatable(RESOURCE, 4)
+
+    run(story())
+
+
+def test_watcher_that_refuses_is_quoted(minimal: "Minimal", root: Path, run: Run) -> None:
+    async def story() -> None:
+        async with Kubelet(root, watch_plugins=True) as kubelet:
+            kubelet.refuse = "no room"
+            async with serve_devices(minimal, kubelet, root, mode="watcher") as host:
+                await kubelet.until(lambda: "refused it: no room" in host.tasks[RESOURCE].status().error)
+                assert not host.tasks[RESOURCE].status().registered
 
     run(story())
 

@@ -44,7 +44,7 @@ class Kubelet:
 
     Attributes:
         registrations: every request that passed kubelet's checks, in order.
-        refuse: a sentence with which every Register is refused, or empty.
+        refuse: a sentence with which every registration is refused, or empty.
         pods_known: False as long as kubelet has not heard of its pods from the API server.
         limited: True makes podresources refuse every call by its rate limit.
     """
@@ -188,6 +188,8 @@ class Kubelet:
         self._adopt(endpoint)
 
     async def _accept_watched(self, resource: str, path: Path) -> None:
+        if self.refuse:
+            raise Refused(self.refuse)
         endpoint = self._endpoint(resource, path)
         await endpoint.dial(self._dial_timeout)
         await endpoint.ask_options()
