@@ -141,12 +141,12 @@ def test_effective_configuration_as_json(node: Node) -> None:
 def test_every_mistake_is_told_with_file_and_key(node: Node) -> None:
     (node.config.parent / "plugins.d").mkdir()
     drop_in = node.config.parent / "plugins.d/x.toml"
-    drop_in.write_text('[plugins.other]\nuses = "hostdev"\n[plugins.other.config]\nresourcs = 1\n')
+    drop_in.write_text('[plugins.other]\nuses = "hostdev"\n[plugins.other.config]\nrezources = 1\n')
     done = node.run("check-config")
     assert done.returncode == 1
     assert done.stderr.splitlines() == [
         f"error: {drop_in}: plugins.other.config.resources: Field required",
-        f"error: {drop_in}: plugins.other.config.resourcs: unknown key; allowed: resources, watch",
+        f"error: {drop_in}: plugins.other.config.rezources: unknown key; allowed: resources, watch",
     ]
 
 
