@@ -54,6 +54,7 @@ class ExecRoad:
         silence: as `ExecServer` has it.
 
     Attributes:
+        service: what answers the style "cni".
         bin: the folder of the scripts, for CNI_PATH; each claim's script appears when the plugin is loaded.
         handlers: for other styles than "cni".
     """
@@ -67,6 +68,7 @@ class ExecRoad:
         self.admission = Admission()
         self.attachments = Attachments(folder / "attachments")
         self.spool = Spool(folder / "spool", poll=0.05)
+        self.service = CniService(self.registry, self.runner, self.attachments, self.spool, self.admission)
         self.delegation = Delegation(self.registry)
         self.handlers: dict[str, Handler] = {}
         self._silence = silence
@@ -103,10 +105,9 @@ class ExecRoad:
         Raises:
             PluginError: another server listens on the socket.
         """
-        service = CniService(self.registry, self.runner, self.attachments, self.spool, self.admission)
         self.spool.prepare()
-        server = ExecServer(self.socket, {"cni": service.handle, **self.handlers}, silence=self._silence)
-        self._serving = _Serving(server, service if replay else None)
+        server = ExecServer(self.socket, {"cni": self.service.handle, **self.handlers}, silence=self._silence)
+        self._serving = _Serving(server, self.service if replay else None)
         self._serving.begin()
         return self
 

@@ -1,0 +1,273 @@
+"""The socket: who may speak, how long and how much, and what is left behind."""
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from nodeplug import PluginError
+from nodeplug.execserver import ExecServer
+from nodeplug.frame import HEADER, LIMIT, MAGIC, Frame, Reply
+from nodeplug.netns import Netns
+from nodeplug.runner import close_all
+from nodeplug.testing import ExecRoad
+
+Env = Callable[..., dict[str, str]]
+CONFIG = {"cniVersion": "1.0.0", "name": "net", "type": "test"}
+
+
+async def echo(frame: Frame, namespaces: tuple[Netns, ...]) -> Reply:
+    paths = [namespace.path for namespace in namespaces]
+    close_all(namespaces)
+    document = {"status": "Success", "argv": frame.argv, "stdin": len(frame.stdin), "namespaces": paths}
+    return Reply(0, json.dumps(document).encode())
+
+
+@pytest.fixture
+def server(road: ExecRoad) -> ExecRoad:
+    road.handlers = {"flex": echo, "control": echo}
+    return road.start()
+
+
+def converse(road: ExecRoad, data: bytes, fds: tuple[int, ...] = ()) -> Reply:
+    """Send bytes as they are, and read the answer to its end."""
+    with socket.socket(socket.AF_UNIX) as peer:
+        peer.settimeout(30)
+        peer.connect(str(road.socket))
+        sent = socket.send_fds(peer, [data[:65536]], fds)
+        peer.sendall(data[sent:])
+        peer.shutdown(socket.SHUT_WR)
+        answer = b""
+        while part := peer.recv(1 << 16):
+            answer += part
+    return Reply.decode(answer)
+
+
+def test_the_socket_has_its_final_mode_and_the_old_umask_is_back(server: ExecRoad) -> None:
+    mask = os.umask(0o022)
+    os.umask(mask)
+    assert server.socket.stat().st_mode & 0o777 == 0o600
+    assert mask != 0o177
+
+
+def test_a_socket_that_a_killed_daemon_left_is_replaced(road: ExecRoad) -> None:
+    with socket.socket(socket.AF_UNIX) as stale:
+        stale.bind(str(road.socket))
+    road.handlers = {"control": echo}
+    road.start()
+    assert converse(road, Frame("control", "x").encode()).exit == 0
+
+
+def test_a_live_socket_is_not_taken_over(server: ExecRoad) -> None:
+    with pytest.raises(PluginError, match="another daemon listens"):
+        asyncio.run(ExecServer(server.socket, {}).start())
+    assert converse(server, Frame("control", "x").encode()).exit == 0
+
+
+def test_a_file_in_the_way_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "exec.sock").write_text("precious")
+    with pytest.raises(PluginError, match="is no socket"):
+        asyncio.run(ExecServer(tmp_path / "exec.sock", {}).start())
+    assert (tmp_path / "exec.sock").read_text() == "precious"
+
+
+def test_a_stopped_server_leaves_no_socket(server: ExecRoad) -> None:
+    server.stop()
+    assert not server.socket.exists()
+
+
+def test_a_stopped_server_leaves_the_socket_of_its_successor(server: ExecRoad) -> None:
+    server.socket.unlink()
+    with socket.socket(socket.AF_UNIX) as successor:
+        successor.bind(str(server.socket))
+        server.stop()
+        assert server.socket.exists()
+
+
+@pytest.mark.usefixtures("no_leak")
+def test_descriptors_become_namespaces(server: ExecRoad, netns: Path) -> None:
+    fds = (os.open("/proc/self/ns/net", os.O_RDONLY), os.open(netns, os.O_RDONLY))
+    try:
+        reply = converse(server, Frame("control", "x", env={"CNI_NETNS": "/as/spelled"}).encode(), fds)
+    finally:
+        for fd in fds:
+            os.close(fd)
+    assert json.loads(reply.stdout)["namespaces"] == ["/proc/self/ns/net", "/as/spelled"]
+
+
+@pytest.mark.usefixtures("no_leak")
+def test_more_descriptors_than_two_are_dropped(server: ExecRoad) -> None:
+    fds = [os.open("/proc/self/ns/net", os.O_RDONLY) for _ in range(9)]
+    try:
+        reply = converse(server, Frame("control", "x").encode(), tuple(fds))
+    finally:
+        for fd in fds:
+            os.close(fd)
+    assert len(json.loads(reply.stdout)["namespaces"]) <= 2
+
+
+@pytest.mark.usefixtures("no_leak")
+def test_a_first_descriptor_that_is_no_namespace_is_refused(server: ExecRoad, tmp_path: Path) -> None:
+    fds = (os.open(tmp_path, os.O_RDONLY), os.open("/proc/self/ns/net", os.O_RDONLY))
+    try:
+        reply = converse(server, Frame("cni", "x").encode(), fds)
+    finally:
+        for fd in fds:
+            os.close(fd)
+    assert (reply.exit, json.loads(reply.stdout)["code"]) == (1, 8)
+
+
+def test_a_silent_client_is_dropped_and_costs_others_nothing(tmp_path: Path) -> None:
+    road = ExecRoad(tmp_path, silence=0.3)
+    road.handlers = {"control": echo}
+    with road, socket.socket(socket.AF_UNIX) as silent:
+        silent.settimeout(30)
+        silent.connect(str(road.socket))
+        assert converse(road, Frame("control", "x").encode()).exit == 0
+        assert silent.recv(1) == b""
+
+
+@pytest.mark.parametrize("part", [b"N", HEADER.pack(MAGIC, 10, 0, 0), Frame("cni", "x").encode()[:-1]])
+def test_a_frame_that_breaks_off_is_an_error(server: ExecRoad, part: bytes) -> None:
+    assert b"announced" in converse(server, part).stdout + converse(server, part).stderr
+
+
+@pytest.mark.parametrize(
+    ("style", "path"), [("cni", ("code", 6)), ("flex", ("status", "Failure"))], ids=["cni", "flex"]
+)
+def test_an_oversized_frame_is_answered_in_the_form_of_its_style(
+    server: ExecRoad, style: str, path: tuple[str, object]
+) -> None:
+    args = style.encode() + b"\0x\0"
+    data = HEADER.pack(MAGIC, len(args), 0, LIMIT) + args + b" " * LIMIT
+    reply = converse(server, data)
+    assert json.loads(reply.stdout)[path[0]] == path[1]
+    assert reply.exit == (1 if style == "cni" else 0)
+
+
+@pytest.mark.parametrize("junk", [b"GET / HTTP/1.1\r\n\r\n", b"\0" * 64, b"NPX1" + b"\xff" * 12])
+def test_what_is_no_frame_is_refused_and_the_server_lives(server: ExecRoad, junk: bytes) -> None:
+    assert converse(server, junk).exit == 1
+    assert converse(server, Frame("control", "x").encode()).exit == 0
+
+
+def test_an_unknown_style_is_told_which_are_known(server: ExecRoad) -> None:
+    reply = converse(server, Frame("csi", "x").encode())
+    assert (reply.exit, reply.stdout) == (1, b"")
+    assert b"it speaks: cni, control, flex" in reply.stderr
+
+
+def test_a_handler_that_raises_is_answered_and_the_server_lives(road: ExecRoad) -> None:
+    async def fail(frame: Frame, namespaces: tuple[Netns, ...]) -> Reply:
+        raise TimeoutError("not a silent client")
+
+    road.handlers = {"flex": fail, "control": echo}
+    road.start()
+    reply = converse(road, Frame("flex", "x").encode())
+    assert json.loads(reply.stdout)["status"] == "Failure"
+    assert b"TimeoutError" in reply.stdout
+    assert converse(road, Frame("control", "x").encode()).exit == 0
+
+
+STRANGER = """
+import os, sys
+os.setgid(65534); os.setuid(65534)
+import socket
+with socket.socket(socket.AF_UNIX) as peer:
+    peer.connect(sys.argv[1])
+    peer.sendall(bytes.fromhex(sys.argv[2]))
+    data = b""
+    while part := peer.recv(65536):
+        data += part
+    sys.stdout.buffer.write(data)
+"""
+
+
+@pytest.mark.parametrize("style", ["cni", "flex", "control"])
+def test_another_user_is_refused_in_the_form_of_the_style(server: ExecRoad, style: str, tmp_path: Path) -> None:
+    for folder in (tmp_path, *tmp_path.parents[:-2]):
+        folder.chmod(folder.stat().st_mode | 0o011)
+    server.socket.chmod(0o666)
+    data = Frame(style, "x", stdin=b" " * 1000).encode().hex()
+    done = subprocess.run(
+        [sys.executable, "-IS", "-c", STRANGER, str(server.socket), data], capture_output=True, check=False
+    )
+    reply = Reply.decode(done.stdout)
+    assert b"user id 65534" in reply.stdout + reply.stderr
+    if style != "control":
+        assert json.loads(reply.stdout)["code" if style == "cni" else "status"] in {999, "Failure"}
+    assert converse(server, Frame("control", "x").encode()).exit == 0
+
+
+def test_more_silent_clients_than_the_backlog_still_leave_room(server: ExecRoad) -> None:
+    idle = [socket.socket(socket.AF_UNIX) for _ in range(300)]
+    try:
+        for peer in idle:
+            peer.connect(str(server.socket))
+        assert converse(server, Frame("control", "x").encode()).exit == 0
+    finally:
+        for peer in idle:
+            peer.close()
+
+
+# --- the FlexVolume script --------------------------------------------------------------------------------------
+
+
+def flex(road: ExecRoad, folder: Path, *argv: "str | bytes", shell: str = "") -> tuple[int, bytes, bytes]:
+    script = road.flex_script(folder, "driver")
+    command = ["sh", "-c", f'exec "$0" "$@" {shell}', str(script)] if shell else [str(script)]
+    done = subprocess.run([*command, *argv], capture_output=True, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_a_flex_verb_reaches_the_daemon_with_its_arguments(server: ExecRoad, tmp_path: Path) -> None:
+    status, out, err = flex(server, tmp_path, "mount", "/dir", '{"a":"b"}')
+    assert (status, err) == (0, b"")
+    assert json.loads(out)["argv"] == ["mount", "/dir", '{"a":"b"}']
+
+
+def test_flex_init_is_answered_from_the_file_beside_the_script(road: ExecRoad, tmp_path: Path) -> None:
+    (tmp_path / "capabilities.json").write_text('{"status":"Success"}')
+    assert flex(road, tmp_path, "init") == (0, b'{"status":"Success"}', b"")
+
+
+def test_flex_init_without_its_file_is_a_failure(road: ExecRoad, tmp_path: Path) -> None:
+    status, out, err = flex(road, tmp_path, "init")
+    assert (status, json.loads(out)["status"], err) == (0, "Failure", b"")
+
+
+@pytest.mark.parametrize("argv", [(), ("mount",), (b"\xff\xfe", b"\n\x01"), ("x" * 100_000,)])
+@pytest.mark.parametrize("shell", ["", ">&-", "<&- 2>&-", "<&- >&- 2>&-"])
+def test_flex_without_daemon_exits_0_and_is_silent_on_stderr(
+    road: ExecRoad, tmp_path: Path, argv: tuple[str, ...], shell: str
+) -> None:
+    status, out, err = flex(road, tmp_path, *argv, shell=shell)
+    assert (status, err) == (0, b"")
+    if ">&-" not in shell.replace("2>&-", ""):
+        assert json.loads(out) == {"status": "Failure", "message": "nodeplug daemon is not running"}
+
+
+@pytest.mark.parametrize("part", [b"", b"\0", b"\0\x10\0\0\0\0\0\0\0{"])
+def test_flex_survives_a_daemon_that_dies_in_its_answer(road: ExecRoad, tmp_path: Path, part: bytes) -> None:
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(road.socket))
+        server.listen()
+
+        def die() -> None:
+            peer, _ = server.accept()
+            with peer:
+                peer.recv(1 << 16)
+                peer.sendall(part)
+
+        thread = threading.Thread(target=die)
+        thread.start()
+        status, out, err = flex(road, tmp_path, "mount", "/dir", "{}")
+        thread.join()
+    assert (status, json.loads(out)["status"], err) == (0, "Failure", b"")
