@@ -5,14 +5,16 @@ Refuses: to format anything but a fresh file (the caller makes one), mounting, a
 """
 
 import errno
+import fcntl
 import os
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final, Literal
 
-from nodeplug import Exhausted, InvalidRequest, PluginError
+from nodeplug import Exhausted, InvalidRequest, PluginError, TryAgain
 from nodeplug_volumes.quantity import show
 
 FsType = Literal["ext4", "xfs"]
@@ -74,17 +76,47 @@ def make(image: Path, fs_type: FsType) -> None:
     raise kind(f"{command[0]} cannot make a filesystem of {show(image.stat().st_size)} in {image.name}: {text}")
 
 
-def check(image: Path, fs_type: FsType) -> bool:
+@contextmanager
+def locked(image: Path) -> Iterator[int]:
+    """Keep an image for one caller, and for the tools that inherit the descriptor.
+
+    A tool outlives a daemon that is killed; its lock keeps the next daemon from mounting what it still writes.
+
+    Raises:
+        TryAgain: a tool of an earlier daemon still works on the image.
+        PluginError: the image cannot be opened.
+    """
+    try:
+        descriptor = os.open(image, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise PluginError(f"cannot open {image}: {error.strerror}") from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield descriptor
+    except BlockingIOError:
+        raise TryAgain(
+            f"{image} is still being checked or grown for an earlier call; it is mounted after that"
+        ) from None
+    finally:
+        os.close(descriptor)
+
+
+def check(image: Path, fs_type: FsType, lock: int) -> bool:
     """Check an unmounted image, and mend what can be mended without questions; return whether something was mended.
 
     xfs mends itself at mount (fsck.xfs(8) does nothing).
+
+    Args:
+        image: the file.
+        fs_type: what it holds.
+        lock: from `locked`.
 
     Raises:
         PluginError: the damage needs a person.
     """
     if fs_type == "xfs":
         return False
-    status, text = run(["e2fsck", "-p", str(image)])
+    status, text = run(["e2fsck", "-p", str(image)], lock)
     if status & ~_CORRECTED:
         _refuse_full(image, text)
         raise PluginError(
@@ -109,20 +141,24 @@ def has_room(image: Path, fs_type: FsType) -> bool:
     return image.stat().st_size // block > (high << 32) + low
 
 
-def grow_offline(image: Path) -> None:
+def grow_offline(image: Path, lock: int) -> None:
     """Let an unmounted ext4 filesystem fill its image.
+
+    Args:
+        image: the file.
+        lock: from `locked`.
 
     Raises:
         PluginError: the tool failed.
     """
-    status, text = run(["resize2fs", str(image)])
+    status, text = run(["resize2fs", str(image)], lock)
     if status == 0:
         return
     if "e2fsck" in text:  # resize2fs(8) wants a full check when the filesystem was mounted since the last one
-        full, said = run(["e2fsck", "-f", "-p", str(image)])
+        full, said = run(["e2fsck", "-f", "-p", str(image)], lock)
         if full & ~_CORRECTED:
             raise PluginError(f"the filesystem in {image} cannot be checked for growth (status {full}): {said}")
-        status, text = run(["resize2fs", str(image)])
+        status, text = run(["resize2fs", str(image)], lock)
     if status:
         _refuse_full(image, text)
         raise PluginError(f"resize2fs cannot grow {image} (status {status}): {text}")
@@ -140,7 +176,7 @@ def grow_online(mount_path: str, device: str, fs_type: FsType) -> None:
         raise PluginError(f"{command[0]} cannot grow {device} while it is mounted (status {status}): {text}")
 
 
-def run(command: Sequence[str]) -> tuple[int, str]:
+def run(command: Sequence[str], *inherited: int) -> tuple[int, str]:
     """Run a tool; return its status and the last lines that it said, without its usage.
 
     Raises:
@@ -153,6 +189,7 @@ def run(command: Sequence[str]) -> tuple[int, str]:
             capture_output=True,
             timeout=_TIMEOUT,
             check=False,
+            pass_fds=inherited,
             env=_ENVIRONMENT,
         )
     except FileNotFoundError:

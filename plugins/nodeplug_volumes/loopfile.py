@@ -205,12 +205,13 @@ class LoopFile:
             self._make(image, wish)
             return wish.fs_type or self._config.fs_type
         fs_type = self._held(image, wish)
-        if filesystem.check(image, fs_type):
-            self._log.warning("the filesystem of volume %s was damaged and is mended", wish.name)
-        self._grow_file(image, wish)
-        # Also after a kill between the two: the file is larger than its filesystem then.
-        if filesystem.has_room(image, fs_type):
-            filesystem.grow_offline(image)
+        with filesystem.locked(image) as lock:
+            if filesystem.check(image, fs_type, lock):
+                self._log.warning("the filesystem of volume %s was damaged and is mended", wish.name)
+            self._grow_file(image, wish)
+            # Also after a kill between the two: the file is larger than its filesystem then.
+            if filesystem.has_room(image, fs_type):
+                filesystem.grow_offline(image, lock)
         return fs_type
 
     def _held(self, image: Path, wish: Wish) -> FsType:

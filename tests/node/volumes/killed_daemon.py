@@ -1,0 +1,83 @@
+"""A volume side that is killed before its n-th change of the world: run by test_volumes_killed.py as a program.
+
+Arguments: area, n, then the argv of the driver. Every rename, unlink, mkdir, rmdir, truncate, ioctl, tool, mount and
+unmount below the area counts as one change. Without a kill the answer is printed and the exit status is 0.
+"""
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from nodeplug.flex.service import FlexService
+from nodeplug.flex.staging import Staging
+from nodeplug.frame import Frame
+from nodeplug.host import Host
+from nodeplug.journal import Journal
+from nodeplug.registry import Registry
+from nodeplug.runner import Runner
+from nodeplug_volumes.loopfile import LoopFile, LoopFileConfig
+
+EVENTS = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "fcntl.ioctl", "subprocess.Popen"}
+PATH = "/exec/nodeplug~loopfile/loopfile"
+
+
+class Changes:
+    def __init__(self, fatal: int) -> None:
+        self.left = fatal
+
+    def count(self) -> None:
+        self.left -= 1
+        if self.left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+            signal.pause()
+
+    def audit(self, event: str, _: Any) -> None:
+        if event in EVENTS:
+            self.count()
+
+
+class Libc:
+    """libc whose mount and umount2 count as changes."""
+
+    def __init__(self, real: Any, changes: Changes) -> None:
+        self._real, self._changes = real, changes
+
+    def mount(self, *arguments: Any) -> Any:
+        self._changes.count()
+        return self._real.mount(*arguments)
+
+    def umount2(self, *arguments: Any) -> Any:
+        self._changes.count()
+        return self._real.umount2(*arguments)
+
+
+def service(area: Path) -> FlexService:
+    log = logging.LoggerAdapter(logging.getLogger("plugin"))
+    nothing: Any = None
+    host = Host("loopfile", "node", "boot", log, Journal(area / "j"), area / "state", area / "state", nothing, nothing)
+    plugin = LoopFile(LoopFileConfig(directory=area / "images"), host)
+    plugin.start()
+    registry, runner = Registry(), Runner()
+    registry.load("loopfile", plugin, "tests")
+    return FlexService(registry, runner, Staging.at(runner, Journal(area / "journal"), area / "staging"))
+
+
+def main(area: Path, fatal: int, argv: tuple[str, ...]) -> None:
+    async def once() -> bytes:
+        front = service(area)
+        changes = Changes(fatal)
+        sys.addaudithook(changes.audit)
+        names = vars(sys.modules["nodeplug.mounts"])
+        names["_LIBC"] = Libc(names["_LIBC"], changes)
+        return (await front.handle(Frame("flex", PATH, argv), ())).stdout
+
+    sys.stdout.write(json.dumps(json.loads(asyncio.run(once()))))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), tuple(sys.argv[3:]))
