@@ -1,0 +1,150 @@
+"""Which CNI call goes first, and how many at once."""
+
+import asyncio
+
+import pytest
+
+from nodeplug import TryAgain
+from nodeplug.cni.admission import Admission
+
+
+class Calls:
+    """Calls that stay inside until they are let go, in the order in which they came in."""
+
+    def __init__(self, room: Admission) -> None:
+        self.room = room
+        self.inside: list[str] = []
+        self.tasks: dict[str, asyncio.Task[None]] = {}
+        self.leave: dict[str, asyncio.Event] = {}
+
+    async def come(self, name: str, verb: str = "ADD", network: str = "net") -> None:
+        self.leave[name] = asyncio.Event()
+        self.tasks[name] = asyncio.create_task(self._hold(name, verb, network))
+        await self.settle()
+
+    async def go(self, name: str) -> None:
+        self.leave[name].set()
+        await self.settle()
+
+    async def settle(self) -> None:
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+    async def _hold(self, name: str, verb: str, network: str) -> None:
+        async with self.room.enter(verb, network):
+            self.inside.append(name)
+            await self.leave[name].wait()
+
+
+def test_no_more_run_than_there_is_room_for() -> None:
+    async def story() -> None:
+        calls = Calls(Admission(concurrency=2))
+        for name in "abc":
+            await calls.come(name)
+        assert calls.inside == ["a", "b"]
+        assert (calls.room.running, calls.room.queued) == (2, 1)
+        await calls.go("a")
+        assert calls.inside == ["a", "b", "c"]
+        for name in "bc":
+            await calls.go(name)
+        assert (calls.room.running, calls.room.queued) == (0, 0)
+
+    asyncio.run(story())
+
+
+def test_del_goes_before_add_when_both_wait() -> None:
+    async def story() -> None:
+        calls = Calls(Admission(concurrency=1))
+        await calls.come("first")
+        await calls.come("add", "ADD")
+        await calls.come("del", "DEL")
+        for name in ("first", "del", "add"):
+            await calls.go(name)
+        assert calls.inside == ["first", "del", "add"]
+
+    asyncio.run(story())
+
+
+def test_gc_runs_alone_in_its_network() -> None:
+    async def story() -> None:
+        calls = Calls(Admission())
+        await calls.come("add")
+        await calls.come("gc", "GC")
+        await calls.come("other", "ADD", "other-net")
+        assert calls.inside == ["add", "other"]
+        await calls.go("add")
+        await calls.come("late", "DEL")
+        assert calls.inside == ["add", "other", "gc"]
+        await calls.go("gc")
+        assert calls.inside == ["add", "other", "gc", "late"]
+        for name in ("other", "late"):
+            await calls.go(name)
+
+    asyncio.run(story())
+
+
+def test_a_waiting_gc_is_not_overtaken_by_later_adds() -> None:
+    async def story() -> None:
+        calls = Calls(Admission())
+        await calls.come("one")
+        await calls.come("gc", "GC")
+        await calls.come("two")
+        await calls.go("one")
+        assert calls.inside == ["one", "gc"]
+        for name in ("gc", "two"):
+            await calls.go(name)
+        assert calls.inside == ["one", "gc", "two"]
+
+    asyncio.run(story())
+
+
+def test_too_many_waiting_are_refused_at_once() -> None:
+    async def story() -> None:
+        calls = Calls(Admission(concurrency=1, waiting=1))
+        await calls.come("a")
+        await calls.come("b")
+        await calls.come("c")
+        with pytest.raises(TryAgain, match="1 CNI calls run and 1 wait already"):
+            await calls.tasks["c"]
+        for name in "ab":
+            await calls.go(name)
+
+    asyncio.run(story())
+
+
+def test_patience_ends_and_the_place_in_the_queue_with_it() -> None:
+    async def story() -> None:
+        calls = Calls(Admission(concurrency=1, patience=0.01))
+        await calls.come("a")
+        await calls.come("b")
+        with pytest.raises(TryAgain, match=r"no place for this ADD within 0\.01 s"):
+            await calls.tasks["b"]
+        assert calls.room.queued == 0
+        await calls.go("a")
+
+    asyncio.run(story())
+
+
+def test_a_cancelled_call_gives_its_place_back() -> None:
+    async def story() -> None:
+        calls = Calls(Admission(concurrency=1))
+        for name in "abc":
+            await calls.come(name)
+        calls.tasks["b"].cancel()
+        calls.tasks["a"].cancel()
+        await calls.settle()
+        assert calls.inside == ["a", "c"]
+        await calls.go("c")
+
+    asyncio.run(story())
+
+
+def test_an_error_inside_gives_the_place_back() -> None:
+    async def story() -> None:
+        room = Admission(concurrency=1)
+        with pytest.raises(ValueError, match="oops"):
+            async with room.enter("ADD", "net"):
+                raise ValueError("oops")
+        assert room.running == 0
+
+    asyncio.run(story())
