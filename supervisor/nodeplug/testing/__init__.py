@@ -3,6 +3,7 @@
 from nodeplug.testing.cni_runtime import CniError, CniRuntime, Execution
 from nodeplug.testing.devices import DeviceHost, serve_devices
 from nodeplug.testing.exec_road import Ended, ExecRoad
+from nodeplug.testing.flex_caller import FlexCaller, FlexFailure, FlexNotSupported, FlexVolume
 from nodeplug.testing.kubelet import AdmissionError, Kubelet
 from nodeplug.testing.sandbox import Sandbox
 from nodeplug.testing.scratch_node import ScratchNode
@@ -15,6 +16,10 @@ __all__ = [
     "Ended",
     "ExecRoad",
     "Execution",
+    "FlexCaller",
+    "FlexFailure",
+    "FlexNotSupported",
+    "FlexVolume",
     "Kubelet",
     "Sandbox",
     "ScratchNode",
