@@ -73,7 +73,11 @@ class Staging:
         goes. What no pod uses is unstaged. Problems are logged and left to the next call or start.
         """
         settled = _Scan()
-        await self.workshop.host(settled.read, self.ledger)
+        try:
+            await self.workshop.host(settled.read, self.ledger)
+        except PluginError as error:
+            LOG.error("volumes stay as they are, for their records cannot be used: %s", error.message)
+            return
         for target in settled.half_made:
             LOG.warning("%s was half mounted for %s when the daemon ended", target.path, target.volume.driver)
             await self._try(registry, target.volume, _unmounting(target))

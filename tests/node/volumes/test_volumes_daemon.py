@@ -1,0 +1,105 @@
+"""Volumes through the whole road: kubelet's stand-in, the installed scripts, the socket, the daemon, the plugins."""
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodeplug import Pod, mounted_at, mounts, unmount
+from nodeplug.testing import FlexCaller, FlexFailure, FlexVolume, ScratchNode
+
+pytestmark = pytest.mark.node
+PLUGINS = """
+[plugins.tmpfs]
+[plugins.loopfile]
+[plugins.loopfile.config]
+directory = "{root}/images"
+[plugins.hostdir]
+[plugins.hostdir.config.roots.main]
+path = "{root}/shared"
+"""
+POD, OTHER = Pod(name="web", uid="uid-1"), Pod(name="job", uid="uid-2")
+DATA = FlexVolume("data", {"name": "data", "size": "16Mi"})
+CACHE = FlexVolume("cache", {"size": "1Mi"}, secrets={"token": b"correct-horse"})
+
+
+@pytest.fixture
+def node() -> Iterator[ScratchNode]:
+    root = Path(tempfile.mkdtemp(prefix="np-", dir="/tmp")).resolve()
+    (root / "shared").mkdir()
+    scratch = ScratchNode(root, PLUGINS.format(root=root))
+    try:
+        with scratch:
+            installed = scratch.run("install")
+            assert installed.returncode == 0, installed.stderr
+            yield scratch
+    finally:
+        for target in reversed([mount.target for mount in mounts() if Path(mount.target).is_relative_to(root)]):
+            unmount(target, lazy=True)
+        shutil.rmtree(root)
+
+
+@pytest.fixture
+def caller(node: ScratchNode) -> Any:
+    return lambda driver: FlexCaller(node.paths.flexvolume, node.root / "kubelet", f"nodeplug/{driver}", timeout=60)
+
+
+def mounted(node: ScratchNode) -> list[str]:
+    return [mount.target for mount in mounts() if Path(mount.target).is_relative_to(node.root)]
+
+
+@pytest.mark.parametrize(
+    ("driver", "volume"),
+    [("tmpfs", CACHE), ("loopfile", DATA), ("hostdir", FlexVolume("shared", {"root": "main"}))],
+)
+def test_a_pods_volume_comes_and_goes(node: ScratchNode, caller: Any, driver: str, volume: FlexVolume) -> None:
+    kubelet = caller(driver)
+    target = kubelet.mount(POD, volume)
+    assert mounted_at(str(target)) is not None
+    kubelet.unmount(POD, volume.name)
+    assert mounted(node) == []
+
+
+def test_init_says_that_no_attach_is_needed(caller: Any) -> None:
+    assert caller("loopfile").capabilities["attach"] is False
+
+
+def test_a_volume_outlives_a_killed_daemon_and_is_unmounted_by_the_next(node: ScratchNode, caller: Any) -> None:
+    kubelet = caller("loopfile")
+    target = kubelet.mount(POD, DATA)
+    node.kill()
+    (target / "x").write_text("written while no daemon runs")
+    with pytest.raises(FlexFailure, match="not running"):
+        kubelet.unmount(POD, "data")
+    node.start()
+    kubelet.unmount(POD, "data")
+    assert mounted(node) == []
+    assert (kubelet.mount(OTHER, DATA) / "x").exists()
+
+
+def test_many_pods_at_once_get_their_volumes(node: ScratchNode, caller: Any) -> None:
+    kubelet = caller("loopfile")
+    kubelet.probe()
+    pods = [Pod(uid=f"uid-{number}") for number in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        targets = list(pool.map(lambda pod: kubelet.mount(pod, DATA), pods))
+        assert all(mounted_at(str(target)) for target in targets)
+        list(pool.map(lambda pod: kubelet.unmount(pod, "data"), pods))
+    assert mounted(node) == []
+
+
+def test_no_secret_reaches_the_daemons_log_or_state(node: ScratchNode, caller: Any) -> None:
+    kubelet = caller("tmpfs")
+    kubelet.mount(POD, CACHE)
+    with pytest.raises(FlexFailure):
+        kubelet.mount(OTHER, FlexVolume("cache", {"size": "none"}, secrets=CACHE.secrets))
+    written = [path for path in node.root.rglob("*") if path.is_file()]
+    assert node.log_path in written
+    for path in written:
+        content = path.read_bytes()
+        assert b"correct-horse" not in content
+        assert b"Y29ycmVjdC1ob3JzZQ==" not in content
