@@ -2,7 +2,9 @@
 
 import os
 import re
-from collections.abc import Generator
+import shutil
+import tempfile
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -33,3 +35,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("node") or {"node", "real"} & set(item.path.parts):
             item.add_marker(root)
+
+
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """A folder with a short name: sockets below it have at most 107 bytes in their path."""
+    path = Path(tempfile.mkdtemp(prefix="np-", dir="/tmp"))
+    yield path
+    shutil.rmtree(path)

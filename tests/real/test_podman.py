@@ -100,17 +100,17 @@ def publish(source: Path, target: Path, addresses: Path) -> str:
 
 
 @pytest.fixture
-def podman(node: ScratchNode, folder: Path, consumer_netns: Path) -> Iterator[Podman]:
+def podman(node: ScratchNode, short_path: Path, consumer_netns: Path) -> Iterator[Podman]:
     for package, binary in (("podman", "podman"), ("runc", "runc"), ("busybox-static", "busybox")):
         if shutil.which(binary) is None:
             pytest.skip(f"{package} is missing: apt-get install {package}")
-    home = folder / "podman"
+    home = short_path / "podman"
     home.mkdir()
-    network = publish(PUBLISHED, home / "net.d", folder / "addresses")
+    network = publish(PUBLISHED, home / "net.d", short_path / "addresses")
     (home / "containers.conf").write_text(CONTAINERS_CONF.format(bin=node.paths.cni_bin, folder=home))
     (home / "storage.conf").write_text(STORAGE_CONF.format(folder=home))
-    podman = Podman(home, consumer_netns, folder / "addresses", network)
-    podman("import", "--quiet", str(make_image(folder)), IMAGE)
+    podman = Podman(home, consumer_netns, short_path / "addresses", network)
+    podman("import", "--quiet", str(make_image(short_path)), IMAGE)
     yield podman
     podman("rm", "--all", "--force", "--time", "0")
     podman("rmi", "--force", IMAGE)

@@ -38,6 +38,7 @@ class Resources:
     mode: Mode
     poll_interval: float
     _tasks: dict[ResourceName, tuple[ResourceTask, asyncio.Task[None]]] = field(default_factory=dict)
+    _refused: dict[ResourceName, tuple[str, str]] = field(default_factory=dict)
 
     def serve(self, routes: Iterable[Route]) -> None:
         """Begin to list and register the resources of a plugin."""
@@ -46,6 +47,7 @@ class Resources:
                 task = ResourceTask(route, self.runner, self.paths, mode=self.mode, poll_interval=self.poll_interval)
             except PluginError as error:
                 LOG.error("%s of plugin %s cannot be served: %s", route.claim.name, route.plugin, error)
+                self._refused[ResourceName(route.claim.name)] = (route.plugin, str(error))
                 continue
             running = self.group.create_task(task.run(), name=f"resource {route.claim.name}")
             self._tasks[task.resource] = (task, running)
@@ -53,6 +55,8 @@ class Resources:
     async def end(self, plugin: str) -> None:
         """Take a plugin's resources off kubelet; returns when their streams and sockets are gone."""
         names = [name for name, (task, _) in self._tasks.items() if task.status().plugin == plugin]
+        for refused in [name for name, (owner, _) in self._refused.items() if owner == plugin]:
+            del self._refused[refused]
         ending = [self._tasks.pop(name)[1] for name in names]
         for running in ending:
             running.cancel()
@@ -64,5 +68,24 @@ class Resources:
             self._tasks[resource][0].refresh()
 
     def status(self) -> list[ResourceStatus]:
-        """Tell how each resource is, by name."""
-        return [task.status() for _, (task, _) in sorted(self._tasks.items())]
+        """Tell how each resource is, by name; one that cannot be served says why."""
+        refused = [_refused(name, plugin, error) for name, (plugin, error) in self._refused.items()]
+        return sorted(
+            [*refused, *(task.status() for task, _ in self._tasks.values())], key=lambda status: status.resource
+        )
+
+
+def _refused(resource: ResourceName, plugin: str, error: str) -> ResourceStatus:
+    return ResourceStatus(
+        resource=resource,
+        plugin=plugin,
+        registered=False,
+        healthy=0,
+        total=0,
+        listed=False,
+        streams=0,
+        registrations=0,
+        socket=None,
+        error=error,
+        devices=(),
+    )
