@@ -231,7 +231,7 @@ def test_a_size_that_is_no_size_is_refused(node: Any, target: Path, size: str, d
 
 
 def test_an_unknown_option_is_refused_by_name(node: Any, target: Path) -> None:
-    assert "no option 'siez'" in node.mount(DRIVER, target, {"name": "data", "siez": "1Gi"})["message"]
+    assert "no option 'capacity'" in node.mount(DRIVER, target, {"name": "data", "capacity": "1Gi"})["message"]
 
 
 def test_a_size_over_the_nodes_limit_is_refused(make_node: Any, make_plugin: Any) -> None:
