@@ -319,11 +319,13 @@ class Registry:
 
     def _rebuild(self) -> None:
         """Renew all callers in place: a plugin that came or went may have brought or taken wrappers."""
-        self._routes = {}
+        # Delegation reads the table from the threads of calls, so it is swapped whole.
+        routes: dict[tuple[ClaimKind, str], Route] = {}
         for loaded in self.plugins.values():
             loaded.callers.update(self._callers(loaded.plugin, loaded.hooks))
             for claim in loaded.claims:
-                self._routes[claim.kind, claim.name] = Route(loaded.name, loaded.hooks, loaded.callers, claim)
+                routes[claim.kind, claim.name] = Route(loaded.name, loaded.hooks, loaded.callers, claim)
+        self._routes = routes
 
 
 def _refuse_async(who: str, plugin: object) -> None:
