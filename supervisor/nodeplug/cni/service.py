@@ -60,6 +60,7 @@ class CniService:
     attachments: Attachments
     spool: Spool
     admission: Admission = field(default_factory=Admission)
+    _unready: dict[str, str] = field(default_factory=dict)
 
     async def handle(self, frame: Frame, namespaces: tuple[Netns, ...]) -> Reply:
         """Answer one call; takes over the namespaces. Never raises but for cancellation."""
@@ -69,7 +70,7 @@ class CniService:
             return Reply(0, await self._answer(frame, owned, call), bytes(call.stderr))
         except PluginError as error:
             failure = error
-            LOG.warning("%s of %s failed (request %s): %s", call.verb, call.claim, call.id, error)
+            self._log_failure(call, error)
         except Exception as error:
             LOG.exception("%s of %s failed in the daemon (request %s)", call.verb, call.claim, call.id)
             text = f"nodeplug failed: {type(error).__name__} (request {call.id}; the daemon's log has the traceback)"
@@ -77,6 +78,14 @@ class CniService:
         finally:
             owned.close()
         return Reply(1, codec.encode_error(failure, codec.version_of(frame.stdin)), bytes(call.stderr))
+
+    def _log_failure(self, call: Call, error: PluginError) -> None:
+        # Runtimes ask for STATUS every few seconds: a reason that stays the same is said once.
+        repeated = call.verb == "STATUS" and self._unready.get(call.claim) == str(error)
+        if call.verb == "STATUS":
+            self._unready[call.claim] = str(error)
+        level = logging.DEBUG if repeated else logging.WARNING
+        LOG.log(level, "%s of %s failed (request %s): %s", call.verb, call.claim, call.id, error)
 
     async def replay(self, frame: Frame) -> Reply:
         """Answer one spooled DEL, in the daemon's own network namespace."""
@@ -111,6 +120,7 @@ class CniService:
                 await self.runner.call(route, "health", call, {})
         except TryAgain as error:
             raise NotReady(error.message, details=error.details) from None
+        self._unready.pop(call.claim, None)
         return b""
 
     async def _run(self, route: Route, request: CniRequest, owned: _Owned, call: Call) -> bytes:

@@ -42,7 +42,8 @@ def converse(road: ExecRoad, data: bytes, fds: tuple[int, ...] = ()) -> Reply:
         peer.settimeout(30)
         peer.connect(str(road.socket))
         sent = socket.send_fds(peer, [data[:65536]], fds)
-        peer.sendall(data[sent:])
+        if sent < len(data):
+            peer.sendall(data[sent:])
         peer.shutdown(socket.SHUT_WR)
         answer = b""
         while part := peer.recv(1 << 16):
