@@ -1,0 +1,224 @@
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from ipaddress import ip_interface
+from typing import Any
+
+import pytest
+
+from nodeplug import CniStatus, Netns, PluginError
+from nodeplug.testing.scratch_cni import ScratchCni, run_in
+from nodeplug_net.bridge import Bridge
+from nodeplug_net.links import Links
+from nodeplug_net.masquerade import Masquerade
+from nodeplug_net.netlink import Netlink
+from nodeplug_net.nftmessages import TABLE
+
+Make = Callable[..., dict[str, Any]]
+NETFILTER = 12
+OUTSIDE = {4: ("192.0.2.1/24", "192.0.2.2/24"), 6: ("2001:db8::1/64", "2001:db8::2/64")}
+
+
+@pytest.fixture
+def outside(scratch: ScratchCni) -> Netns:
+    """A namespace behind the host, which knows no way back to containers."""
+    netns = scratch.container()
+
+    def connect() -> None:
+        from pyroute2 import IPRoute  # noqa: PLC0415  only these tests build a second network
+
+        with IPRoute() as route:
+            route.link("add", ifname="up0", kind="veth", peer={"ifname": "down0", "net_ns_fd": netns.fd})
+        configure("up0", 0)
+
+    def configure(name: str, side: int) -> None:
+        with Netlink() as netlink:
+            links = Links(netlink)
+            link = links.get(name)
+            assert link is not None
+            links.set_up(link)
+            for pair in OUTSIDE.values():
+                links.add_address(link, ip_interface(pair[side]))
+
+    scratch.on_host(connect)
+    run_in(netns, lambda: configure("down0", 1))
+    return netns
+
+
+@pytest.fixture
+def server(outside: Netns) -> Iterator[Callable[[int], list[str]]]:
+    """Answer every datagram on port 9 outside; the fixture gives the senders seen, by IP version."""
+    senders: dict[int, list[str]] = {4: [], 6: []}
+    stopping = threading.Event()
+
+    def serve(version: int, listener: socket.socket) -> None:
+        while not stopping.is_set():
+            try:
+                _, sender = listener.recvfrom(100)
+            except TimeoutError:
+                continue
+            senders[version].append(sender[0])
+            listener.sendto(b"pong", sender)
+
+    def listen(family: socket.AddressFamily, address: str) -> socket.socket:
+        listener = socket.socket(family, socket.SOCK_DGRAM)
+        listener.settimeout(0.05)
+        listener.bind((address.partition("/")[0], 9))
+        return listener
+
+    listeners = {
+        4: run_in(outside, lambda: listen(socket.AF_INET, OUTSIDE[4][1])),
+        6: run_in(outside, lambda: listen(socket.AF_INET6, OUTSIDE[6][1])),
+    }
+    threads = [threading.Thread(target=serve, args=pair) for pair in listeners.items()]
+    for thread in threads:
+        thread.start()
+    yield lambda version: senders[version]
+    stopping.set()
+    for thread in threads:
+        thread.join()
+    for listener in listeners.values():
+        listener.close()
+
+
+def ask(netns: Netns, version: int) -> bytes:
+    """Send a datagram to the server outside and wait for the answer; nothing when none comes."""
+
+    def send() -> bytes:
+        with socket.socket(socket.AF_INET if version == 4 else socket.AF_INET6, socket.SOCK_DGRAM) as client:
+            client.settimeout(3)
+            client.sendto(b"ping", (OUTSIDE[version][1].partition("/")[0], 9))
+            try:
+                return client.recv(100)
+            except TimeoutError:
+                return b""
+
+    return run_in(netns, send)
+
+
+def entries(scratch: ScratchCni) -> set[tuple[str, str]]:
+    def read() -> set[tuple[str, str]]:
+        with Netlink(NETFILTER) as netlink:
+            return {(str(entry.address), entry.label) for entry in Masquerade(netlink).entries("")}
+
+    return scratch.on_host(read)
+
+
+@pytest.mark.parametrize("version", [4, 6])
+def test_a_packet_leaves_the_subnet_with_the_hosts_address(
+    scratch: ScratchCni, bridge: Bridge, config: Make, server: Callable[[int], list[str]], version: int
+) -> None:
+    netns = scratch.container()
+    scratch.add(bridge, config(ipMasq=True), "c1", netns)
+    assert ask(netns, version) == b"pong"
+    assert server(version) == [OUTSIDE[version][0].partition("/")[0]]
+
+
+def test_without_ip_masq_a_packet_keeps_its_address(
+    scratch: ScratchCni, bridge: Bridge, config: Make, outside: Netns
+) -> None:
+    netns = scratch.container()
+    scratch.add(bridge, config(), "c1", netns)
+    with run_in(outside, lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as listener:
+        listener.bind(("192.0.2.2", 9))
+        listener.settimeout(3)
+
+        def send() -> None:
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
+                client.sendto(b"ping", ("192.0.2.2", 9))
+
+        run_in(netns, send)
+        assert listener.recvfrom(100)[1][0] == "10.88.0.2"
+
+
+def test_inside_the_subnet_a_packet_keeps_its_address(scratch: ScratchCni, bridge: Bridge, config: Make) -> None:
+    one, other = scratch.container(), scratch.container()
+    scratch.add(bridge, config(ipMasq=True), "c1", one)
+    scratch.add(bridge, config(ipMasq=True), "c2", other)
+    with run_in(other, lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as listener:
+        listener.bind(("10.88.0.3", 9))
+        listener.settimeout(3)
+
+        def send() -> None:
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
+                client.sendto(b"ping", ("10.88.0.3", 9))
+
+        run_in(one, send)
+        assert listener.recvfrom(100)[1][0] == "10.88.0.2"
+
+
+def test_entries_carry_their_attachment_and_go_with_it(scratch: ScratchCni, bridge: Bridge, config: Make) -> None:
+    scratch.add(bridge, config(ipMasq=True), "c1", scratch.container())
+    scratch.add(bridge, config(ipMasq=True), "c2", scratch.container())
+    label = "nodeplug net {} eth0"
+    second = {("10.88.0.3", label.format("c2")), ("fd00:88::3", label.format("c2"))}
+    assert entries(scratch) == {("10.88.0.2", label.format("c1")), ("fd00:88::2", label.format("c1"))} | second
+    scratch.delete(bridge, config(ipMasq=True), "c1", None)
+    assert entries(scratch) == second
+
+
+def test_del_removes_entries_although_the_network_no_longer_masquerades(
+    scratch: ScratchCni, bridge: Bridge, config: Make
+) -> None:
+    scratch.add(bridge, config(ipMasq=True), "c1", scratch.container())
+    scratch.delete(bridge, config(ipMasq=False), "c1", None)
+    assert entries(scratch) == set()
+
+
+def test_a_late_del_keeps_the_entry_of_the_next_holder_of_the_address(
+    scratch: ScratchCni, bridge: Bridge, config: Make
+) -> None:
+    network = config("10.88.0.0/24", ipMasq=True)
+    scratch.add(bridge, network, "a", scratch.container(), args={"IP": "10.88.0.50"})
+    (scratch.folder / "networks" / "net" / "10.88.0.50").unlink()
+    scratch.add(bridge, network, "b", scratch.container(), args={"IP": "10.88.0.50"})
+    scratch.delete(bridge, network, "a", None)
+    assert entries(scratch) == {("10.88.0.50", "nodeplug net b eth0")}
+    assert (scratch.folder / "networks" / "net" / "10.88.0.50").exists()
+
+
+def test_a_flushed_ruleset_heals_with_the_next_add(scratch: ScratchCni, bridge: Bridge, config: Make) -> None:
+    netns = scratch.container()
+    first = scratch.add(bridge, config(ipMasq=True), "c1", netns)
+
+    def flush() -> None:
+        from pyroute2.netlink.nfnetlink import nftsocket  # noqa: PLC0415  as the plugin imports it: late
+        from pyroute2.nftables.main import NFTables  # noqa: PLC0415
+
+        with NFTables(nfgen_family=1) as nft:
+            nft.begin()
+            nft.table("del", name=TABLE)
+            nft.commit()
+        assert nftsocket is not None
+
+    scratch.on_host(flush)
+    assert entries(scratch) == set()
+    with pytest.raises(PluginError, match="not masqueraded"):
+        scratch.check(bridge, config(ipMasq=True), "c1", netns, first)
+    assert scratch.add(bridge, config(ipMasq=True), "c1", netns) == first
+    scratch.check(bridge, config(ipMasq=True), "c1", netns, first)
+    assert len(entries(scratch)) == 2
+
+
+def test_parallel_first_adds_build_the_table_once(scratch: ScratchCni, bridge: Bridge, config: Make) -> None:
+    containers = [scratch.container() for _ in range(8)]
+    failures: list[BaseException] = []
+
+    def add(index: int) -> None:
+        try:
+            scratch.add(bridge, config(ipMasq=True), f"c{index}", containers[index])
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=add, args=(index,)) for index in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert len(entries(scratch)) == 16
+
+
+def test_status_does_not_need_the_table(scratch: ScratchCni, bridge: Bridge, config: Make) -> None:
+    request = scratch.request(CniStatus, config(ipMasq=True))
+    scratch.on_host(lambda: bridge.cni_status(request=request))

@@ -1,0 +1,143 @@
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from nodeplug import CniAdd, InvalidEnvironment, InvalidRequest, Netns
+from nodeplug_net.attachment import LABEL_LIMIT, Attachment, network_label
+from nodeplug_net.bridge_config import BridgeConfig, parse_bridge
+
+
+@pytest.fixture
+def here() -> Iterator[Netns]:
+    netns = Netns.current()
+    yield netns
+    netns.close()
+
+
+def parse(here: Netns, cni_args: dict[str, str] | None = None, /, **config: Any) -> BridgeConfig:
+    return parse_bridge(
+        CniAdd(
+            claim="x",
+            network="net",
+            version="1.0.0",
+            config=config,
+            host_netns=here,
+            netns=here,
+            container_id="c",
+            ifname="eth0",
+            args=cni_args or {},
+        )
+    )
+
+
+def test_the_defaults_are_those_of_the_reference(here: Netns) -> None:
+    assert parse(here) == BridgeConfig(bridge="cni0")
+
+
+def test_a_default_gateway_is_a_gateway(here: Netns) -> None:
+    assert parse(here, isDefaultGateway=True).is_gateway
+
+
+def test_keys_match_without_regard_to_case(here: Netns) -> None:
+    config = parse(here, Bridge="br7", IPMASQ=True, MTU=1400, hairpinmode=True, Ipam={"Type": "host-local"})
+    assert (config.bridge, config.ip_masq, config.mtu, config.hairpin, config.ipam) == (
+        "br7",
+        True,
+        1400,
+        True,
+        "host-local",
+    )
+
+
+def test_hairpin_and_promiscuous_mode_exclude_each_other(here: Netns) -> None:
+    with pytest.raises(InvalidRequest, match="hairpin mode and promiscuous mode"):
+        parse(here, hairpinMode=True, promiscMode=True)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("vlan", 100),
+        ("vlanTrunk", [{"id": 5}]),
+        ("macspoofchk", True),
+        ("portIsolation", True),
+        ("preserveDefaultVlan", False),
+        ("disableContainerInterface", True),
+        ("enabledad", True),
+        ("ipMasqBackend", "iptables"),
+    ],
+)
+def test_a_key_that_is_not_served_is_refused_with_its_value(here: Netns, key: str, value: Any) -> None:
+    with pytest.raises(InvalidRequest) as refusal:
+        parse(here, **{key: value})
+    assert repr(key) in refusal.value.message
+    assert repr(value) in refusal.value.message
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("vlan", 0),
+        ("vlanTrunk", []),
+        ("macspoofchk", False),
+        ("preserveDefaultVlan", True),
+        ("ipMasqBackend", "nftables"),
+        ("enabledad", None),
+        ("somethingElse", 5),
+    ],
+)
+def test_a_value_that_asks_for_nothing_is_accepted(here: Netns, key: str, value: Any) -> None:
+    assert parse(here, **{key: value}) == BridgeConfig()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("isGateway", "yes"),
+        ("mtu", -1),
+        ("mtu", True),
+        ("mtu", "1500"),
+        ("bridge", "x" * 16),
+        ("bridge", "a/b"),
+        ("ipam", []),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_refused_with_its_key(here: Netns, key: str, value: Any) -> None:
+    with pytest.raises(InvalidRequest, match=key):
+        parse(here, **{key: value})
+
+
+def test_the_runtime_wins_over_args_which_win_over_cni_args(here: Netns) -> None:
+    one, two, three = "02:00:00:00:00:01", "02:00:00:00:00:02", "02-00-00-00-00-0A"
+    assert parse(here, {"MAC": one}).mac == one
+    assert parse(here, {"MAC": one}, args={"cni": {"mac": two}}).mac == two
+    config = parse(here, {"MAC": one}, args={"cni": {"mac": two}}, runtimeConfig={"mac": three})
+    assert config.mac == "02:00:00:00:00:0a"
+
+
+def test_a_bad_mac_is_refused_where_it_stands(here: Netns) -> None:
+    with pytest.raises(InvalidEnvironment, match="MAC"):
+        parse(here, {"MAC": "02:00"})
+    with pytest.raises(InvalidRequest, match="mac"):
+        parse(here, runtimeConfig={"mac": "02:00"})
+
+
+def test_empty_dns_does_not_override_that_of_ipam(here: Netns) -> None:
+    assert parse(here, dns={}).dns is None
+    assert parse(here, dns={"nameservers": ["192.0.2.1"]}).dns is not None
+
+
+def test_a_host_veth_has_a_name_that_follows_from_its_attachment_alone() -> None:
+    attachment = Attachment("net", "c1", "eth0")
+    assert attachment.host_veth == Attachment("net", "c1", "eth0").host_veth
+    others = {Attachment("net", "c1", "eth1"), Attachment("net", "c2", "eth0"), Attachment("nets", "c1", "eth0")}
+    assert attachment.host_veth not in {other.host_veth for other in others}
+
+
+@pytest.mark.parametrize("length", [1, 36, 37, 200])
+def test_a_label_is_short_and_tells_networks_apart(length: int) -> None:
+    one, other = Attachment("n" * length, "c" * 100, "eth0"), Attachment("n" * (length + 1), "c" * 100, "eth0")
+    assert len(one.label) <= LABEL_LIMIT
+    assert one.label.startswith(network_label(one.network))
+    assert not other.label.startswith(network_label(one.network))

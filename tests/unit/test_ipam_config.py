@@ -1,0 +1,138 @@
+import ipaddress
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodeplug import CniAdd, CniDns, IncompatibleVersion, InvalidEnvironment, InvalidRequest, Netns
+from nodeplug_net.ipam_config import IpamConfig, folder_of, parse_config, parse_resolv_conf
+
+DATA = Path("/var/lib/cni/networks")
+
+
+@pytest.fixture
+def here() -> Iterator[Netns]:
+    netns = Netns.current()
+    yield netns
+    netns.close()
+
+
+def request(here: Netns, ipam: Mapping[str, Any], **more: Any) -> CniAdd:
+    version, args = more.pop("version", "1.0.0"), more.pop("cni_args", {})
+    return CniAdd(
+        claim="x",
+        network="net",
+        version=version,
+        config={"name": "net", "ipam": ipam, **more},
+        host_netns=here,
+        netns=here,
+        container_id="c",
+        ifname="eth0",
+        args=args,
+    )
+
+
+def sets(config: IpamConfig) -> list[str]:
+    return [str(one) for one in config.ranges]
+
+
+def test_the_old_style_subnet_comes_before_the_new_style_ranges(here: Netns) -> None:
+    ipam = {"subnet": "10.0.0.0/24", "rangeStart": "10.0.0.9", "ranges": [[{"subnet": "10.1.0.0/24"}]]}
+    assert sets(parse_config(request(here, ipam), DATA)) == ["10.0.0.9-10.0.0.254", "10.1.0.1-10.1.0.254"]
+
+
+def test_ranges_of_the_runtime_come_first(here: Netns) -> None:
+    runtime = {"ipRanges": [[{"subnet": "10.9.0.0/24"}]]}
+    config = parse_config(request(here, {"ranges": [[{"subnet": "10.1.0.0/24"}]]}, runtimeConfig=runtime), DATA)
+    assert sets(config) == ["10.9.0.1-10.9.0.254", "10.1.0.1-10.1.0.254"]
+
+
+def test_keys_match_without_regard_to_case(here: Netns) -> None:
+    ipam = {"Ranges": [[{"Subnet": "10.1.0.0/24", "RANGESTART": "10.1.0.7"}]], "DataDir": "/data"}
+    config = parse_config(request(here, ipam), DATA)
+    assert sets(config) == ["10.1.0.7-10.1.0.254"]
+    assert config.folder == Path("/data/net")
+
+
+def test_addresses_are_asked_for_in_three_places_with_and_without_prefix(here: Netns) -> None:
+    config = parse_config(
+        request(
+            here,
+            {"subnet": "10.0.0.0/24"},
+            cni_args={"IP": "10.0.0.5/24"},
+            args={"cni": {"ips": ["10.0.0.6", "10.0.0.5"]}},
+            runtimeConfig={"ips": ["fd00::7/64"]},
+        ),
+        DATA,
+    )
+    assert [str(one) for one in config.requested] == ["10.0.0.5", "10.0.0.6", "fd00::7"]
+
+
+def test_a_bad_address_in_cni_args_is_an_error_of_the_environment(here: Netns) -> None:
+    with pytest.raises(InvalidEnvironment, match="IP='bad'"):
+        parse_config(request(here, {"subnet": "10.0.0.0/24"}, cni_args={"IP": "bad"}), DATA)
+
+
+def test_a_bad_address_of_the_runtime_is_refused(here: Netns) -> None:
+    with pytest.raises(InvalidRequest, match="'bad' in key 'ips'"):
+        parse_config(request(here, {"subnet": "10.0.0.0/24"}, runtimeConfig={"ips": ["bad"]}), DATA)
+
+
+def test_routes_carry_the_numbers_of_specification_1_1(here: Netns) -> None:
+    ipam = {
+        "subnet": "10.0.0.0/24",
+        "routes": [{"dst": "0.0.0.0/0"}, {"dst": "10.2.0.0/16", "gw": "10.0.0.9", "mtu": 1400}],
+    }
+    first, second = parse_config(request(here, ipam), DATA).routes
+    assert (str(first.dst), first.gw, first.mtu) == ("0.0.0.0/0", None, None)
+    assert (str(second.dst), str(second.gw), second.mtu) == ("10.2.0.0/16", "10.0.0.9", 1400)
+
+
+@pytest.mark.parametrize(
+    "route", [{"gw": "10.0.0.1"}, {"dst": "nowhere"}, "10.0.0.0/8", {"dst": "10.0.0.0/8", "mtu": "x"}]
+)
+def test_a_wrong_route_is_refused(here: Netns, route: Any) -> None:
+    with pytest.raises(InvalidRequest, match="invalid route"):
+        parse_config(request(here, {"subnet": "10.0.0.0/24", "routes": [route]}), DATA)
+
+
+def test_a_missing_ipam_key_is_refused(here: Netns) -> None:
+    with pytest.raises(InvalidRequest, match="IPAM config missing 'ipam' key"):
+        parse_config(request(here, {}), DATA)
+
+
+def test_no_ranges_are_refused(here: Netns) -> None:
+    with pytest.raises(InvalidRequest, match="no IP ranges specified"):
+        parse_config(request(here, {"type": "host-local"}), DATA)
+
+
+def test_an_old_version_carries_one_address_of_each_family(here: Netns) -> None:
+    v4, v6 = [{"subnet": "10.0.0.0/24"}], [{"subnet": "fd00::/64"}]
+    assert len(parse_config(request(here, {"ranges": [v4, v6]}, version="0.2.0"), DATA).ranges) == 2
+    two = [v4, [{"subnet": "10.1.0.0/24"}]]
+    with pytest.raises(IncompatibleVersion, match="more than 1 address per family"):
+        parse_config(request(here, {"ranges": two}, version="0.2.0"), DATA)
+
+
+@pytest.mark.parametrize("folder", [5, "relative/path"])
+def test_a_wrong_folder_is_refused(here: Netns, folder: Any) -> None:
+    with pytest.raises(InvalidRequest, match=r"ipam\.dataDir"):
+        folder_of(request(here, {"dataDir": folder}), DATA)
+
+
+def test_resolv_conf_is_read_like_the_resolver_reads_it() -> None:
+    servers = "nameserver 192.0.2.1\nnameserver 192.0.2.2\n"
+    text = f"# a comment\n; another\n{servers}domain a\ndomain b\nsearch c d\noptions x:1\n"
+    assert parse_resolv_conf(text) == CniDns(("192.0.2.1", "192.0.2.2"), "b", ("c", "d"), ("x:1",))
+
+
+def test_a_missing_resolv_conf_is_refused(here: Netns, tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match=r"ipam\.resolvConf"):
+        parse_config(request(here, {"subnet": "10.0.0.0/24", "resolvConf": str(tmp_path / "none")}), DATA)
+
+
+def test_the_addresses_of_a_result_are_a_family_each(here: Netns) -> None:
+    config = parse_config(request(here, {"ranges": [[{"subnet": "10.0.0.0/24"}], [{"subnet": "fd00::/64"}]]}), DATA)
+    assert [one.version for one in config.ranges] == [4, 6]
+    assert ipaddress.ip_address("fd00::9") in config.ranges[1]
