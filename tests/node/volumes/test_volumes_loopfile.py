@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from nodeplug import InvalidRequest, VolumeId, VolumeStatsRequest, mount, mounted_at, unmount
-from nodeplug_volumes import loopdev
+from nodeplug_volumes import filesystem, loopdev
 from nodeplug_volumes.loopfile import LoopFile, LoopFileConfig
 
 pytestmark = pytest.mark.node
@@ -293,6 +293,24 @@ def test_an_image_is_found_behind_its_loop_device_by_inode(node: Any, target: Pa
     (other / "data.img").write_bytes(b"")
     assert len(loopdev.find(image)) == 1
     assert loopdev.find(other / "data.img") == []
+
+
+def test_a_loop_device_ends_by_itself_when_nothing_was_mounted(directory: Path, loops: Any) -> None:
+    directory.mkdir()
+    image = directory / "data.img"
+    image.write_bytes(bytes(MIB))
+    with loopdev.attached(image):
+        assert len(loops()) == 1
+    assert loops() == {}
+
+
+def test_a_tool_of_a_killed_daemon_keeps_its_image_from_being_mounted(node: Any, target: Path, directory: Path) -> None:
+    node.mount(DRIVER, target, OPTIONS)
+    node.unmount(DRIVER, target)
+    with filesystem.locked(directory / "data.img"):
+        answer = node.mount(DRIVER, target, OPTIONS)
+    assert "for an earlier call" in answer["message"]
+    assert succeeded(node.mount(DRIVER, target, OPTIONS))
 
 
 def test_a_busy_volume_is_kept_and_unmounted_later(node: Any, target: Path, loops: Any) -> None:

@@ -393,13 +393,17 @@ def test_a_half_made_staging_is_made_anew(node: Any, stager: Stager) -> None:
 
 
 def test_a_half_made_mount_at_the_target_is_replaced(node: Any) -> None:
-    target = node.target("a")
+    target, other = node.target("a"), node.target("b")
+    node.mount(DRIVER, other, OPTIONS)
+    (other / "x").write_text("kept")
     node.mount(DRIVER, target, OPTIONS)
-    (target / "x").write_text("kept")
-    record = next(entry for entry in node.journal.entries() if entry.key.startswith("target "))
+    record = next(entry for entry in node.journal.entries() if entry.data.get("path") == str(target))
     node.journal.write(record.key, phase="publishing", data=record.data)
+    unmount(str(target))
+    mount("tmpfs", str(target), "tmpfs")
     assert succeeded(node.mount(DRIVER, target, OPTIONS))
-    assert len(node.mounted) == 2
+    assert (target / "x").read_text() == "kept"
+    assert len(node.mounted) == 3
 
 
 def test_recover_removes_a_half_made_mount_that_is_not_read_only_yet(node: Any) -> None:
