@@ -135,6 +135,20 @@ def test_a_foreign_delegate_runs_in_the_callers_host_namespace(road: ExecRoad, e
     assert (tmp_path / "ns").read_text().strip() == os.readlink("/proc/self/ns/net")
 
 
+def test_a_delegate_runs_there_even_if_the_plugin_has_moved_meanwhile(road: ExecRoad, env: Env, tmp_path: Path) -> None:
+    class Moved(Delegator):
+        @hookimpl
+        def cni_add(self, request: CniAdd) -> CniResult:
+            with request.netns.entered():
+                return cast("CniResult", self.pass_on(request))
+
+    road.load("moved", Moved(road))
+    road.start()
+    foreign(road, f"readlink /proc/self/ns/net > {tmp_path}/ns; echo '{ANSWER}'")
+    assert road.call("test", env("ADD"), CONFIG).status == 0
+    assert (tmp_path / "ns").read_text().strip() == os.readlink("/proc/self/ns/net")
+
+
 def test_a_namespace_that_has_no_path_here_reaches_the_delegate_by_descriptor(
     road: ExecRoad, env: Env, tmp_path: Path, netns: Path
 ) -> None:
