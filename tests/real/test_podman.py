@@ -134,7 +134,7 @@ def serve(podman: Podman, name: str, *options: str) -> str:
 def fetch(podman: Podman, address: str) -> str:
     return podman(
         *("run", "--rm", "--network", podman.network, IMAGE),
-        *("/bin/wget", "-q", "-O", "-", "-T", "5", f"http://{address}:8080/hello"),
+        *("/bin/wget", "-q", "-O", "-", f"http://{address}:8080/hello"),
     )
 
 
