@@ -7,7 +7,8 @@ import asyncio
 import fcntl
 import json
 import os
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,17 @@ from typing import Any, cast
 
 import pytest
 
+from nodeplug import (
+    Claim,
+    PluginError,
+    VolumeId,
+    VolumePublish,
+    VolumeStage,
+    VolumeUnpublish,
+    VolumeUnstage,
+    hookimpl,
+    mount,
+)
 from nodeplug.flex.service import FlexService
 from nodeplug.flex.staging import Staging
 from nodeplug.frame import Frame
@@ -170,3 +182,89 @@ def make_host(area: Path) -> Any:
 @pytest.fixture
 def loops(area: Path) -> Any:
     return lambda: loops_below(area)
+
+
+class Stager:
+    """Stages a tmpfs and leaves everything else to the host's defaults."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.fail = ""
+        self.pause = 0.0
+
+    @hookimpl
+    def claims(self) -> Sequence[Claim]:
+        return [Claim("volume", "acme/disk")]
+
+    @hookimpl
+    def volume_stage(self, request: VolumeStage) -> None:
+        self.calls.append("stage")
+        time.sleep(self.pause)
+        mount("tmpfs", request.staging_path, "tmpfs", options=("size=1M",))
+        if self.fail == "stage":
+            raise PluginError("the disk is on fire")
+
+    @hookimpl
+    def volume_unstage(self, request: VolumeUnstage) -> None:
+        self.calls.append("unstage")
+
+
+class Publisher:
+    """Publishes a tmpfs for each pod, without staging."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.act: Callable[[VolumePublish], None] = lambda _: None
+        self.mounts = True
+
+    @hookimpl
+    def claims(self) -> Sequence[Claim]:
+        return [Claim("volume", "acme/disk")]
+
+    @hookimpl
+    def volume_id(self, options: dict[str, str]) -> VolumeId:
+        return VolumeId(options["name"])
+
+    @hookimpl
+    def volume_publish(self, request: VolumePublish) -> None:
+        self.calls.append(f"publish {request.volume_id}")
+        if self.mounts:
+            mount("tmpfs", request.target_path, "tmpfs", read_only=request.read_only)
+        self.act(request)
+
+    @hookimpl
+    def volume_unpublish(self, request: VolumeUnpublish) -> None:
+        self.calls.append(f"unpublish {request.volume_id}")
+
+
+class Attacher(Stager):
+    """A driver with attach: kubelet stages in its own directory."""
+
+    @hookimpl
+    def volume_attach(self, request: Any) -> str:
+        return f"/dev/disk/{request.options['name']}"
+
+    @hookimpl
+    def volume_detach(self, request: Any) -> None:
+        self.calls.append(f"detach {request.volume_id} {request.node}")
+
+
+@pytest.fixture
+def stager() -> Stager:
+    return Stager()
+
+
+@pytest.fixture
+def publisher() -> Publisher:
+    return Publisher()
+
+
+@pytest.fixture
+def attacher() -> Attacher:
+    return Attacher()
+
+
+@pytest.fixture
+def node(make_node: Any, stager: Stager) -> Any:
+    """A node whose only driver is the stager; test files of real drivers have their own."""
+    return make_node(disk=stager)
