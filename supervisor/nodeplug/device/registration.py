@@ -9,25 +9,23 @@ registered with, so a lost or doubled event costs one poll at most.
 """
 
 import asyncio
-import hashlib
 import logging
-import os
-import socket
 import stat
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Coroutine
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal, Protocol
+from typing import Any, Final, Literal, Protocol
 
 import grpc
 import grpc.aio
-from asyncinotify import Inotify, Mask
 
 from nodeplug.device.codec import encode_options
-from nodeplug.device.server import API_VERSION, ResourceServer, check_socket_path
+from nodeplug.device.folder_watch import FolderWatch
+from nodeplug.device.server import API_VERSION, ResourceServer
 from nodeplug.device.snapshots import Snapshots
+from nodeplug.device.sockets import check_socket_path, remove_dead_sockets, socket_path
 from nodeplug.errors import PluginError, TryAgain
 from nodeplug.pb import deviceplugin_v1beta1_pb2 as pb
 from nodeplug.pb import deviceplugin_v1beta1_pb2_grpc as pb_grpc
@@ -43,9 +41,6 @@ REGISTER_DEADLINE: Final = 15.0
 """Seconds. Kubelet dials back inside the call and gives that 10 s: a shorter deadline would hide its reason."""
 _FIRST_PAUSE: Final = 0.05
 _LONGEST_PAUSE: Final = 30.0
-_NOTEWORTHY: Final = (
-    Mask.CREATE | Mask.MOVED_TO | Mask.MOVED_FROM | Mask.DELETE | Mask.DELETE_SELF | Mask.MOVE_SELF | Mask.ONLYDIR
-)
 # Own subchannels: gRPC shares them by address, and a new kubelet would inherit the back-off of the dead one.
 _CHANNEL_OPTIONS: Final = (
     ("grpc.use_local_subchannel_pool", 1),
@@ -140,42 +135,6 @@ class PluginWatcherFolder:
         """Do nothing: the bound socket is the announcement."""
 
 
-class FolderWatch:
-    """Wakes its owner when anything comes into a folder or goes; without inotify the owner's polls must do."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._inotify: Inotify | None = None
-        try:
-            self._inotify = Inotify()
-        except OSError as error:
-            LOG.warning("no inotify for %s: %s; changes are seen by polling", folder, error.strerror)
-
-    def arm(self) -> None:
-        """Watch the folder that is there now; repeating it is free, and needed when the folder was made anew."""
-        if self._inotify is not None:
-            with suppress(OSError):
-                self._inotify.add_watch(self._folder, _NOTEWORTHY)
-
-    @asynccontextmanager
-    async def waking(self, event: asyncio.Event) -> AsyncIterator[None]:
-        """Set `event` at each change, for as long as the context lasts."""
-        self.arm()
-        task = asyncio.create_task(self._wake(event), name=f"watch {self._folder}")
-        try:
-            yield
-        finally:
-            task.cancel()
-            await asyncio.wait([task])
-            if self._inotify is not None:
-                self._inotify.close()
-
-    async def _wake(self, event: asyncio.Event) -> None:
-        if self._inotify is not None:
-            async for _ in self._inotify:
-                event.set()
-
-
 @dataclass(slots=True)
 class Retry:
     """The pause before the next attempt: doubles from 50 ms to 30 s, begins anew after success."""
@@ -260,8 +219,8 @@ class Registration:
             self.route, self.runner, self.snapshots, path, changed=self._look.set, watched=watched
         )
         try:
-            await server.start()
-            await self._target.announce(server, self.route)
+            await _to_the_end(server.start())
+            await self._announce(server, identity)
             return await self._hold(server, identity)
         except PluginError as error:
             self._say(error.message)
@@ -269,7 +228,28 @@ class Registration:
         finally:
             self.registered = False
             self.server = None
-            await server.stop()
+            await _to_the_end(server.stop())
+
+    async def _announce(self, server: ResourceServer, identity: Identity) -> None:
+        """Announce the server; give up as soon as that became pointless.
+
+        Kubelet blocks for 10 s in its dial back when our socket has vanished since.
+
+        Raises:
+            TryAgain: kubelet refused, or the registration was lost before it was made.
+        """
+        announcing = asyncio.create_task(self._target.announce(server, self.route), name=f"announce {server.path.name}")
+        announcing.add_done_callback(lambda _: self._look.set())
+        try:
+            while not announcing.done():
+                loss = self._loss(server, identity, 0.0)
+                if loss is not None:
+                    raise TryAgain(f"{loss.reason}; registering again")
+                await self._wait(self.poll)
+            await announcing
+        finally:
+            announcing.cancel()
+            await asyncio.wait([announcing])
 
     async def _hold(self, server: ResourceServer, identity: Identity) -> bool:
         """Wait until the registration is lost; True when kubelet is a new one, which is no reason to be slow."""
@@ -347,32 +327,11 @@ class Registration:
         self._look.clear()
 
 
-_last_number = 0
-
-
-def socket_path(folder: Path, resource: str) -> Path:
-    """Return a socket path that this resource never had since boot.
-
-    `nodeplug-<8 hex of the resource>-<milliseconds since boot, or one more than the last>.sock`: kubelet must not take
-    a new server for an old one (kubernetes#121994), also across restarts of the daemon.
-    """
-    global _last_number  # noqa: PLW0603 - one counter for the process: two registrations within a millisecond
-    _last_number = max(_last_number + 1, time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000)
-    return folder / f"{_stem(resource)}{_last_number}.sock"
-
-
-def _stem(resource: str) -> str:
-    return f"nodeplug-{hashlib.sha256(resource.encode()).hexdigest()[:8]}-"
-
-
-def remove_dead_sockets(folder: Path, resource: str) -> None:
-    """Remove the sockets that a killed daemon left for this resource; one that somebody listens on stays."""
-    for path in sorted(folder.glob(f"{_stem(resource)}*.sock")):
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
-            try:
-                probe.connect(os.fspath(path))
-            except ConnectionRefusedError:
-                path.unlink(missing_ok=True)
-                LOG.info("removed the dead socket %s", path)
-            except OSError as error:
-                LOG.debug("left %s alone: %s", path, error.strerror)
+async def _to_the_end(work: Coroutine[Any, Any, None]) -> None:
+    """Wait for work that must not stop half-way, also when the waiter is cancelled: the cancellation comes after it."""
+    task = asyncio.create_task(work)
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise

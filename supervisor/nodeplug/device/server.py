@@ -9,10 +9,7 @@ must not hold up the others (the runner's quarantine bounds how many may hang).
 """
 
 import asyncio
-import ctypes
 import logging
-import os
-import threading
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -25,7 +22,8 @@ import grpc.aio
 from nodeplug.call import Call
 from nodeplug.device import codec
 from nodeplug.device.snapshots import Snapshots
-from nodeplug.errors import InvalidRequest, PluginError, wire
+from nodeplug.device.sockets import bind_private, check_socket_path
+from nodeplug.errors import PluginError, wire
 from nodeplug.pb import deviceplugin_v1beta1_pb2 as pb
 from nodeplug.pb import deviceplugin_v1beta1_pb2_grpc as pb_grpc
 from nodeplug.pb import pluginregistration_v1_pb2 as watcher_pb
@@ -35,30 +33,12 @@ from nodeplug.runner import Runner
 from nodeplug.values import Grant, ResourceName
 
 LOG: Final = logging.getLogger(__name__)
-PATH_LIMIT: Final = 107
-"""Bytes of a unix socket's path (unix(7): sun_path holds 108 with the final NUL)."""
 API_VERSION: Final = "v1beta1"
-_SOCKET_UMASK: Final = 0o177
-_CLONE_FS: Final = 0x200  # sched.h; Python 3.11 has no os.unshare
 _STOP_GRACE: Final = 1.0
 """Seconds that calls in progress get when a server ends."""
 # Kubelet's preferred-allocation request names every free id and may exceed gRPC's 4 MiB default.
 _OPTIONS: Final = (("grpc.max_receive_message_length", -1), ("grpc.so_reuseport", 0))
-_LIBC: Final = ctypes.CDLL(None, use_errno=True)
 _Answer = TypeVar("_Answer")
-
-
-def check_socket_path(path: Path) -> None:
-    """Refuse a path that no socket can have.
-
-    Raises:
-        InvalidRequest: it has more than PATH_LIMIT bytes.
-    """
-    size = len(os.fsencode(path))
-    if size > PATH_LIMIT:
-        raise InvalidRequest(
-            f"the socket path {path} has {size} bytes, the kernel takes {PATH_LIMIT}; shorten the folder"
-        )
 
 
 @dataclass(slots=True)
@@ -137,7 +117,7 @@ class ResourceServer:
             PluginError: the path cannot be bound: the folder is missing, not writable, or something is in the way.
         """
         try:
-            _bind(self._server, self.path)
+            bind_private(self._server, self.path)
         except (RuntimeError, OSError) as error:
             raise PluginError(f"cannot listen on {self.path}: {error}; is the folder there and writable?") from error
         await self._server.start()
@@ -152,8 +132,10 @@ class ResourceServer:
         with suppress(TimeoutError):  # a peer that does not read keeps its stream: the server cancels it
             async with asyncio.timeout(_STOP_GRACE):
                 await self.streams.idle.wait()
-        await self._server.stop(_STOP_GRACE)
-        self.path.unlink(missing_ok=True)
+        try:
+            await self._server.stop(_STOP_GRACE)
+        finally:
+            self.path.unlink(missing_ok=True)
 
     @property
     def ending(self) -> bool:
@@ -164,31 +146,6 @@ class ResourceServer:
         """Take kubelet's verdict on a registration through the plugin watcher."""
         self.verdict = verdict
         self._changed()
-
-
-def _bind(server: grpc.aio.Server, path: Path) -> None:
-    """Bind in a short-lived thread with an umask of its own.
-
-    The umask belongs to the process: were it changed here, a plugin's mkdir at the same moment would make a folder
-    that nobody can enter. unshare(CLONE_FS) gives one thread a private umask (unshare(2)).
-    """
-    failures: list[BaseException] = []
-
-    def bind() -> None:
-        try:
-            if _LIBC.unshare(_CLONE_FS) != 0:
-                code = ctypes.get_errno()
-                raise OSError(code, os.strerror(code))
-            os.umask(_SOCKET_UMASK)
-            server.add_insecure_port(f"unix:{path}")
-        except BaseException as error:  # handed to the caller, whatever it is
-            failures.append(error)
-
-    thread = threading.Thread(target=bind, name=f"bind {path.name}", daemon=True)
-    thread.start()
-    thread.join()
-    if failures:
-        raise failures[0]
 
 
 class _DevicePlugin(pb_grpc.DevicePluginServicer):

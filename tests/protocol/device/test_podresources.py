@@ -67,6 +67,7 @@ def test_release_during_a_pause_of_the_daemon_is_told_after_it(full: "Full", roo
             assert full.releases() == []
             async with serve_devices(full, kubelet, root):
                 await kubelet.until(lambda: bool(full.releases()))
+                await two_looks()
             async with serve_devices(full, kubelet, root):
                 await two_looks()
             assert [release.pod for release in full.releases()] == ["pod"]

@@ -1,6 +1,7 @@
 """Every way in which a registration is made, lost and made again, against the kubelet stand-in."""
 
 import asyncio
+import gc
 import logging
 import os
 import socket
@@ -14,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nodeplug import InvalidRequest
-from nodeplug.device.registration import DevicePaths, KubeletSocket, remove_dead_sockets, socket_path
+from nodeplug.device.registration import DevicePaths, KubeletSocket
 from nodeplug.device.resource import ResourceTask
-from nodeplug.device.server import PATH_LIMIT, check_socket_path
+from nodeplug.device.sockets import PATH_LIMIT, check_socket_path, remove_dead_sockets, socket_path
 from nodeplug.registry import Registry
 from nodeplug.runner import Runner
 from nodeplug.testing.devices import serve_devices
@@ -289,6 +290,40 @@ def test_cancelled_task_leaves_no_socket_and_no_stream(minimal: "Minimal", root:
             assert own_sockets(kubelet.device_plugins) == []
             await kubelet.until(lambda: kubelet.streams(RESOURCE) == 0)
             assert kubelet.resources[RESOURCE].reason == "the plugin ended the stream"
+
+    run(story())
+
+
+def test_task_cancelled_in_the_middle_of_a_registration_leaves_nothing(
+    minimal: "Minimal", root: Path, run: Run
+) -> None:
+    async def story() -> None:
+        async with Kubelet(root) as kubelet:
+            for number in range(40):
+                async with serve_devices(minimal, kubelet, root):
+                    if number % 2:
+                        await kubelet.until_allocatable(RESOURCE, 4)
+                        await kubelet.recreate_socket()
+                    for _ in range(number):
+                        await asyncio.sleep(0)
+                assert own_sockets(kubelet.device_plugins) == []
+            await kubelet.until(lambda: kubelet.streams(RESOURCE) == 0)
+
+    run(story())
+    gc.collect()  # a server that was not stopped complains here
+
+
+def test_socket_that_vanishes_during_register_is_not_waited_for(minimal: "Minimal", root: Path, run: Run) -> None:
+    async def story() -> None:
+        async with Kubelet(root, dial_timeout=3600) as kubelet, serve_devices(minimal, kubelet, root) as host:
+            await kubelet.until_allocatable(RESOURCE, 4)
+            kubelet.hold_dial = True
+            await kubelet.recreate_socket()
+            await kubelet.until(lambda: len(kubelet.registrations) == 2)
+            kubelet.hold_dial = False
+            own_sockets(kubelet.device_plugins)[0].unlink()
+            await kubelet.until(lambda: host.tasks[RESOURCE].status().registrations == 2)
+            await kubelet.until_allocatable(RESOURCE, 4)
 
     run(story())
 

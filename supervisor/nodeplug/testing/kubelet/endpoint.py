@@ -6,8 +6,8 @@ Refuses: redialling: a stream that ended stays ended (kubernetes#131013).
 
 import asyncio
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -17,7 +17,7 @@ import grpc.aio
 
 from nodeplug.pb import deviceplugin_v1beta1_pb2 as pb
 from nodeplug.pb import deviceplugin_v1beta1_pb2_grpc as pb_grpc
-from nodeplug.testing.kubelet.allocation import DeviceTable
+from nodeplug.testing.kubelet.allocation import AdmissionError, DeviceTable
 
 RECEIVE_LIMIT: Final = 4_194_304
 """Bytes: grpc-go's default, which kubelet keeps."""
@@ -63,13 +63,14 @@ class Endpoint:
         self.stub = pb_grpc.DevicePluginStub(self._channel)
         self._watch: asyncio.Task[None] | None = None
 
-    async def dial(self, timeout: float) -> None:  # noqa: ASYNC109 - kubelet's own dial timeout, scaled in tests
-        """Connect, blocking as kubelet does.
+    @property
+    def listening(self) -> bool:
+        """Whether the stream is open."""
+        return self._watch is not None and not self.stopped
 
-        Raises:
-            TimeoutError: nobody listens on the socket.
-        """
-        await asyncio.wait_for(self._channel.channel_ready(), timeout)
+    async def dial(self) -> None:
+        """Connect; keeps trying while nobody listens on the socket."""
+        await self._channel.channel_ready()
 
     async def ask_options(self) -> None:
         """Call GetDevicePluginOptions, without a deadline of its own."""
@@ -136,3 +137,13 @@ class Resource:
             self.table = DeviceTable({}, {**self.table.healthy, **self.table.unhealthy})
         self.stopped_at = time.monotonic()
         self.reason = reason
+
+
+@asynccontextmanager
+async def as_rejection(prefix: str) -> AsyncIterator[None]:
+    """Turn a plugin's gRPC error into kubelet's sentence about it."""
+    try:
+        yield
+    except grpc.aio.AioRpcError as error:
+        code = "".join(word.capitalize() for word in error.code().name.split("_"))
+        raise AdmissionError(f"{prefix}rpc error: code = {code} desc = {error.details()}") from error

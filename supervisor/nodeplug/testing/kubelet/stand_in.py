@@ -7,8 +7,8 @@ Refuses: containers: an admitted pod is an entry in the ledger and nothing runs.
 import asyncio
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 from types import TracebackType
@@ -21,7 +21,7 @@ from nodeplug.pb import deviceplugin_v1beta1_pb2 as pb
 from nodeplug.pb import deviceplugin_v1beta1_pb2_grpc as pb_grpc
 from nodeplug.pb import podresources_v1_pb2_grpc as podresources_grpc
 from nodeplug.testing.kubelet.allocation import AdmissionError, Prefer, Want, pick
-from nodeplug.testing.kubelet.endpoint import Endpoint, Resource
+from nodeplug.testing.kubelet.endpoint import Endpoint, Resource, as_rejection
 from nodeplug.testing.kubelet.ledger import CHECKPOINT, ContainerKey, Entry, Ledger
 from nodeplug.testing.kubelet.podresources import PodResourcesLister
 from nodeplug.testing.kubelet.registration import Refused, Registrar, Watcher
@@ -45,6 +45,7 @@ class Kubelet:
     Attributes:
         registrations: every request that passed kubelet's checks, in order.
         refuse: a sentence with which every registration is refused, or empty.
+        hold_dial: True keeps every dial back from succeeding until its timeout.
         pods_known: False as long as kubelet has not heard of its pods from the API server.
         limited: True makes podresources refuse every call by its rate limit.
     """
@@ -65,6 +66,7 @@ class Kubelet:
         self.podresources_socket = root / "pod-resources" / "kubelet.sock"
         self.registrations: list[pb.RegisterRequest] = []
         self.refuse = ""
+        self.hold_dial = False
         self.pods_known = True
         self.limited = False
         self.resources: dict[str, Resource] = {}
@@ -177,22 +179,29 @@ class Kubelet:
             self._adopt(endpoint)
             return
         try:
-            await endpoint.dial(self._dial_timeout)
+            await self._dial(endpoint)
+        except BaseException:
+            await self._drop(endpoint)
+            raise
+        self._adopt(endpoint)
+
+    async def _dial(self, endpoint: Endpoint) -> None:
+        try:
+            async with asyncio.timeout(self._dial_timeout):
+                if self.hold_dial:
+                    await asyncio.Event().wait()
+                await endpoint.dial()
             await endpoint.ask_options()
         except TimeoutError:
-            await self._drop(endpoint)
             raise Refused("failed to dial device plugin: context deadline exceeded") from None
         except grpc.aio.AioRpcError as error:
-            await self._drop(endpoint)
             raise Refused(f"failed to get device plugin options: {error.details()}") from None
-        self._adopt(endpoint)
 
     async def _accept_watched(self, resource: str, path: Path) -> None:
         if self.refuse:
             raise Refused(self.refuse)
         endpoint = self._endpoint(resource, path)
-        await endpoint.dial(self._dial_timeout)
-        await endpoint.ask_options()
+        await self._dial(endpoint)
         self.registrations.append(
             pb.RegisterRequest(version="v1beta1", endpoint=path.name, resource_name=resource, options=endpoint.options)
         )
@@ -253,7 +262,7 @@ class Kubelet:
 
     def streams(self, resource: str) -> int:
         """Return how many ListAndWatch streams are open for a resource."""
-        return sum(known.resource == resource and not known.stopped for known in self._endpoints)
+        return sum(known.resource == resource and known.listening for known in self._endpoints)
 
     async def until(self, condition: Callable[[], bool], seconds: float = 20.0) -> None:
         """Wait until a condition on this object holds.
@@ -339,7 +348,7 @@ class Kubelet:
             request = pb.AllocateRequest(
                 container_requests=[pb.ContainerAllocateRequest(devices_ids=self._random.sample(sorted(ids), len(ids)))]
             )
-            async with _as_rejection(""):
+            async with as_rejection(""):
                 response = await endpoint.stub.Allocate(request)
             if not response.container_responses:
                 raise AdmissionError("no containers return in allocation response")
@@ -356,7 +365,7 @@ class Kubelet:
                 available_deviceIDs=sorted(available), must_include_deviceIDs=sorted(must), allocation_size=size
             )
             request = pb.PreferredAllocationRequest(container_requests=[container])
-            async with _as_rejection("device plugin GetPreferredAllocation rpc failed with err: "):
+            async with as_rejection("device plugin GetPreferredAllocation rpc failed with err: "):
                 response = await endpoint.stub.GetPreferredAllocation(request)
             return response.container_responses[0].deviceIDs if response.container_responses else ()
 
@@ -376,7 +385,7 @@ class Kubelet:
                 continue
             if endpoint.stopped:
                 raise AdmissionError(f"endpoint {endpoint.path} has been stopped")
-            async with _as_rejection("device plugin PreStartContainer rpc failed with err: "):
+            async with as_rejection("device plugin PreStartContainer rpc failed with err: "):
                 request = pb.PreStartContainerRequest(devices_ids=sorted(entry.ids))
                 await endpoint.stub.PreStartContainer(request, timeout=30)
 
@@ -385,13 +394,3 @@ class Kubelet:
         self._pods = {key: init for key, init in self._pods.items() if (key.namespace, key.pod) != (namespace, pod)}
         self.ledger.remove_pod(namespace, pod)
         self._checkpoint()
-
-
-@asynccontextmanager
-async def _as_rejection(prefix: str) -> AsyncIterator[None]:
-    """Turn a plugin's gRPC error into kubelet's sentence about it."""
-    try:
-        yield
-    except grpc.aio.AioRpcError as error:
-        code = "".join(word.capitalize() for word in error.code().name.split("_"))
-        raise AdmissionError(f"{prefix}rpc error: code = {code} desc = {error.details()}") from error
