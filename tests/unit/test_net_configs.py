@@ -1,0 +1,44 @@
+"""The configuration files that are shipped for the CNI family."""
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from nodeplug_net.bridge import BridgeConfig
+from nodeplug_net.host_local import HostLocalConfig
+from nodeplug_net.loopback import LoopbackConfig
+from nodeplug_net.ranges import parse_range_sets
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+MODELS: dict[str, type[BaseModel]] = {
+    "bridge": BridgeConfig,
+    "host-local": HostLocalConfig,
+    "loopback": LoopbackConfig,
+}
+
+
+@pytest.mark.parametrize("plugin", list(MODELS))
+def test_the_shipped_file_shows_every_key_with_its_default(plugin: str) -> None:
+    tables = tomllib.loads((CONFIGS / "plugins.d" / "net.toml").read_text())["plugins"]
+    model = MODELS[plugin]
+    shown: dict[str, Any] = tables[plugin]["config"]
+    assert set(shown) == set(model.model_fields)
+    assert model.model_validate(shown) == model()
+
+
+@pytest.mark.parametrize("plugin", list(MODELS))
+def test_an_unknown_key_is_refused(plugin: str) -> None:
+    with pytest.raises(ValidationError, match="Extra inputs are not permitted"):
+        MODELS[plugin].model_validate({"name": "x"})
+
+
+def test_the_shipped_network_is_dual_stack_and_loads_on_old_runtimes() -> None:
+    network = json.loads((CONFIGS / "cni" / "10-nodeplug.conflist").read_text())
+    assert network["cniVersion"] == "1.0.0"  # containerd 1.6 loads a 1.1.0 list and then fails every ADD
+    plugin = network["plugins"][0]
+    assert plugin["type"] in BridgeConfig().names
+    assert [ranges.version for ranges in parse_range_sets(plugin["ipam"]["ranges"])] == [4, 6]
