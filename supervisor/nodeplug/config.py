@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from nodeplug.errors import PluginError
 from nodeplug.hookspecs import ANSWERS
@@ -51,6 +51,25 @@ Seconds = Annotated[float, BeforeValidator(parse_duration), Field(gt=0, le=86400
 """A duration in seconds, written as `"10s"` in the file."""
 
 
+def parse_address(address: str) -> tuple[str, int]:
+    """Split `host:port` or `[v6]:port`.
+
+    Raises:
+        ValueError: it has another form; pydantic adds the key.
+    """
+    host, colon, port = address.rpartition(":")
+    bare = host.removeprefix("[").removesuffix("]")
+    if not colon or not port.isdecimal() or int(port) > 65535 or (":" in host and host != f"[{bare}]"):
+        raise ValueError(f"{address!r} is no address; write host:port, such as 127.0.0.1:9808 or [::1]:9808")
+    return bare, int(port)
+
+
+def _check_address(address: str) -> str:
+    if address:
+        parse_address(address)
+    return address
+
+
 class _Model(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -83,7 +102,7 @@ class Supervisor(_Model):
     device_poll: Seconds = Field(10.0, description="How often every device list is read again.")
     podresources_poll: Seconds = Field(10.0, description="How often kubelet is asked who holds which device.")
     install: bool = Field(False, description="Install the entrypoint scripts of all claims at start and reload.")
-    listen: str = Field(
+    listen: Annotated[str, AfterValidator(_check_address)] = Field(
         "127.0.0.1:9808", description="Address of /healthz, /readyz and /metrics; empty switches them off."
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="What the log shows.")

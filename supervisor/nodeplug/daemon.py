@@ -38,6 +38,7 @@ from nodeplug.flex.service import FlexService
 from nodeplug.flex.staging import Staging
 from nodeplug.frame import Frame, Reply
 from nodeplug.host import Host
+from nodeplug.install import reprobe
 from nodeplug.journal import Journal, file_name, read_boot_id
 from nodeplug.lifecycle import Lifecycle
 from nodeplug.netns import Netns
@@ -51,7 +52,7 @@ from nodeplug.values import ResourceName
 
 LOG: Final = logging.getLogger(__name__)
 START_PATIENCE: Final = 5.0
-"""Seconds that plugins get to start before the exec socket opens without the slow ones."""
+"""Seconds that plugins get to start, and spooled DELs to be replayed, before callers are served without them."""
 HEALTH_INTERVAL: Final = 10.0
 RETRY_INTERVAL: Final = 0.5
 SAMPLE_INTERVAL: Final = 1.0
@@ -155,7 +156,7 @@ class Daemon:
         self._compose_devices(group)
         started = group.create_task(self._start_plugins(), name="start plugins")
         await asyncio.wait({started}, timeout=START_PATIENCE)
-        await self._recover()
+        await self._recover(group)
         background = [started, *self._background(group, server, started)]
         await self._sample()
         self._ready()
@@ -195,12 +196,16 @@ class Daemon:
     async def _start_plugins(self) -> None:
         await self._lifecycle.apply(self._configuration.plugins)
 
-    async def _recover(self) -> None:
+    async def _recover(self, group: asyncio.TaskGroup) -> None:
         """Finish what a killed predecessor began, before anybody can ask for more."""
         await self._staging.recover(self._registry)
-        await self._spool.replay(self._cni.replay)
+        # A DEL that hangs must not hold up the others: an ADD settles its own pending DELs in any case.
+        replay = group.create_task(self._spool.replay(self._cni.replay), name="first replay")
+        await asyncio.wait({replay}, timeout=START_PATIENCE)
         if self._configuration.supervisor.install:
             await self._install()
+        drivers = [route.claim.name for route in self._registry.routes("volume")]
+        await asyncio.to_thread(reprobe, self._paths.flexvolume, drivers)
 
     def _ready(self) -> None:
         # What start made lives as long as the daemon; and a shorter switch interval lets a call's thread hand its
@@ -228,6 +233,7 @@ class Daemon:
             if str(error) != self._config_error:
                 LOG.error("the running configuration stays, the new one cannot be used:\n%s", error)
             self._config_error = str(error)
+            self._observer.metrics.reload("refused")
             return
         self._config_error = ""
         if configuration == self._configuration:
@@ -240,6 +246,7 @@ class Daemon:
         if self._configuration.supervisor.install:
             await self._install()
         LOG.info("configuration reloaded: %s", changes)
+        self._observer.metrics.reload("applied")
         notify.ready()
 
     async def _install(self) -> None:

@@ -8,8 +8,9 @@ from http.client import HTTPConnection, HTTPResponse
 
 import pytest
 
-from nodeplug import InvalidRequest, PluginError
-from nodeplug.observe.http import Endpoints, parse_address
+from nodeplug import PluginError
+from nodeplug.config import parse_address
+from nodeplug.observe.http import Endpoints
 from nodeplug.observe.metrics import Metrics
 
 
@@ -141,5 +142,5 @@ def test_addresses_are_split(text: str, parsed: tuple[str, int]) -> None:
 
 @pytest.mark.parametrize("text", ["9808", "127.0.0.1", "::1:80", "h:port", "h:70000", "h:", "[::1]"])
 def test_other_texts_are_refused_with_an_example(text: str) -> None:
-    with pytest.raises(InvalidRequest, match=r"such as 127\.0\.0\.1:9808"):
+    with pytest.raises(ValueError, match=r"such as 127\.0\.0\.1:9808"):
         parse_address(text)

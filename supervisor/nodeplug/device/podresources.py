@@ -193,7 +193,9 @@ class PodResources:
             await asyncio.sleep(min(self.interval * 2.0 ** min(self._failures, 10), max(_LONGEST_PAUSE, self.interval)))
 
     async def look(self) -> None:
-        """Ask once, remember, and tell plugins what was released."""
+        """Ask once, remember, and tell plugins what was released. Without a resource there is nothing to ask."""
+        if not self.routes() and not self._seen:
+            return
         try:
             answer = await ask(self.socket)
         except TryAgain as error:

@@ -19,6 +19,7 @@ from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
 
+from nodeplug.config import parse_address
 from nodeplug.errors import InvalidRequest, PluginError
 
 Readiness = Callable[[], tuple[bool, Mapping[str, str]]]
@@ -30,21 +31,6 @@ _TURN: Final = 0.2
 """Seconds that closing may take: how often the listening thread looks up."""
 _TEXT: Final = "text/plain; charset=utf-8"
 _JSON: Final = "application/json"
-
-
-def parse_address(address: str) -> tuple[str, int]:
-    """Split `host:port` or `[v6]:port`.
-
-    Raises:
-        InvalidRequest: it has another form.
-    """
-    host, colon, port = address.rpartition(":")
-    bare = host.removeprefix("[").removesuffix("]")
-    if not colon or not port.isdecimal() or int(port) > 65535 or (":" in host and host != f"[{bare}]"):
-        raise InvalidRequest(
-            f"listen = {address!r} is no address; write host:port, such as 127.0.0.1:9808 or [::1]:9808"
-        )
-    return bare, int(port)
 
 
 class _Quiet(WSGIRequestHandler):
