@@ -67,9 +67,9 @@ class Group(_Model):
 class HostMount(_Model):
     """A host path that every container of the resource gets."""
 
-    host_path: AbsolutePath
-    container_path: AbsolutePath
-    read_only: bool = True
+    host_path: AbsolutePath = Field(description="An existing path of the host.")
+    container_path: AbsolutePath = Field(description="Where the container finds it.")
+    read_only: bool = Field(True, description="The container cannot write to it.")
 
 
 class Resource(_Model):
@@ -77,14 +77,14 @@ class Resource(_Model):
 
     resource: str = Field(description="Such as example.com/fuse.")
     groups: tuple[Group, ...] = Field(min_length=1, description="A path in two groups belongs to the first.")
-    mounts: tuple[HostMount, ...] = ()
-    env: dict[str, str] = Field(default_factory=dict)
+    mounts: tuple[HostMount, ...] = Field((), description="Host paths that each container of the resource gets.")
+    env: dict[str, str] = Field(default_factory=dict, description="Variables that each container of the resource gets.")
 
 
 class HostDevConfig(_Model):
     """`[plugins.hostdev.config]`."""
 
-    resources: tuple[Resource, ...] = Field(min_length=1)
+    resources: tuple[Resource, ...] = Field(min_length=1, description="One entry per extended resource.")
     watch: bool = Field(True, description="Learn of new nodes by inotify; without it by the daemon's poll alone.")
 
     @model_validator(mode="after")

@@ -7,7 +7,7 @@ Refuses: work. ADD is in `bridge_add`, DEL and GC in `bridge_del`, CHECK and STA
 from collections.abc import Sequence
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from nodeplug import Claim, CniAdd, CniCheck, CniDel, CniGc, CniResult, CniStatus, Host, hookimpl
 from nodeplug_net import bridge_add, bridge_check, bridge_del
@@ -21,17 +21,17 @@ from nodeplug_net.warm import warm_up
 
 
 class BridgeConfig(BaseModel):
-    """`[plugins.bridge.config]`.
-
-    Attributes:
-        names: the executables on CNI_PATH that this plugin answers for; add "bridge" to take the reference over.
-        data_dir: where IPAM type host-local reserves addresses unless a network's `ipam.dataDir` says otherwise.
-    """
+    """`[plugins.bridge.config]`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    names: tuple[str, ...] = ("nodeplug-bridge",)
-    data_dir: Path = Path("/var/lib/cni/networks")
+    names: tuple[str, ...] = Field(
+        ("nodeplug-bridge",), description="executables on CNI_PATH; add 'bridge' to take the reference plugin over"
+    )
+    data_dir: Path = Field(
+        Path("/var/lib/cni/networks"),
+        description="where IPAM type host-local reserves addresses unless a network's ipam.dataDir says otherwise",
+    )
 
 
 class Bridge:

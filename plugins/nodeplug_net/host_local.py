@@ -7,24 +7,25 @@ Refuses: interfaces. The result of an IPAM plugin has addresses, routes and dns 
 from collections.abc import Sequence
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from nodeplug import Claim, CniAdd, CniCheck, CniDel, CniGc, CniResult, CniStatus, Host, hookimpl
 from nodeplug_net.ipam import Ipam
 
 
 class HostLocalConfig(BaseModel):
-    """`[plugins.host-local.config]`.
-
-    Attributes:
-        names: the executables on CNI_PATH that this plugin answers for; add "host-local" to take the reference over.
-        data_dir: where addresses are reserved unless a network's `ipam.dataDir` says otherwise.
-    """
+    """`[plugins.host-local.config]`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    names: tuple[str, ...] = ("nodeplug-host-local",)
-    data_dir: Path = Path("/var/lib/cni/networks")
+    names: tuple[str, ...] = Field(
+        ("nodeplug-host-local",),
+        description="executables on CNI_PATH; add 'host-local' to take the reference plugin over",
+    )
+    data_dir: Path = Field(
+        Path("/var/lib/cni/networks"),
+        description="where addresses are reserved unless a network's ipam.dataDir says otherwise",
+    )
 
 
 class HostLocal:

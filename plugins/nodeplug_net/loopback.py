@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from nodeplug import (
     Claim,
@@ -32,15 +32,13 @@ _MAC: Final = "00:00:00:00:00:00"
 
 
 class LoopbackConfig(BaseModel):
-    """`[plugins.loopback.config]`.
-
-    Attributes:
-        names: the executables on CNI_PATH that this plugin answers for; add "loopback" to take the reference over.
-    """
+    """`[plugins.loopback.config]`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    names: tuple[str, ...] = ("nodeplug-loopback",)
+    names: tuple[str, ...] = Field(
+        ("nodeplug-loopback",), description="executables on CNI_PATH; add 'loopback' to take the reference plugin over"
+    )
 
 
 class Loopback:
