@@ -10,7 +10,6 @@ import struct
 from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import IPv4Interface, IPv4Network, IPv6Interface, IPv6Network
-from pathlib import Path
 from typing import Final
 
 from nodeplug import CniRoute
@@ -283,6 +282,10 @@ def set_sysctl(path: str, value: str) -> None:
 def get_sysctl(path: str) -> str | None:
     """Read `/proc/sys/net/<path>` of the calling thread's namespace; None when this kernel has no such setting."""
     try:
-        return Path(f"/proc/sys/net/{path}").read_text(encoding="ascii").strip()
+        descriptor = os.open(f"/proc/sys/net/{path}", os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
+    try:
+        return os.read(descriptor, 256).decode("ascii").strip()
+    finally:
+        os.close(descriptor)
