@@ -60,6 +60,27 @@ async def serve_devices(
         watchdog: seconds without a stream before registering again.
         unsynced_grace: seconds for which an answer of podresources without any pod is not believed.
     """
+    host = _compose(plugin, kubelet, state, mode, deadlines, poll, watchdog, unsynced_grace)
+    running = [asyncio.create_task(task.run(), name=name) for name, task in host.tasks.items()]
+    running.append(asyncio.create_task(host.podresources.run(), name="podresources"))
+    try:
+        yield host
+    finally:
+        for task in running:
+            task.cancel()
+        await asyncio.wait(running)
+
+
+def _compose(
+    plugin: object,
+    kubelet: Kubelet,
+    state: Path,
+    mode: Mode,
+    deadlines: Mapping[str, float],
+    poll: float,
+    watchdog: float,
+    unsynced_grace: float,
+) -> DeviceHost:
     registry = Registry()
     loaded = registry.load("plugin", plugin, "the test")
     runner = Runner({loaded.name: deadlines})
@@ -78,11 +99,4 @@ async def serve_devices(
         interval=poll,
         unsynced_grace=unsynced_grace,
     )
-    running = [asyncio.create_task(task.run(), name=name) for name, task in tasks.items()]
-    running.append(asyncio.create_task(podresources.run(), name="podresources"))
-    try:
-        yield DeviceHost(tasks, runner, podresources)
-    finally:
-        for task in running:
-            task.cancel()
-        await asyncio.wait(running)
+    return DeviceHost(tasks, runner, podresources)
