@@ -65,8 +65,8 @@ def test_a_plugin_defined_twice_names_both_files(tmp_path: Path) -> None:
 
 
 def test_a_wrong_key_in_a_drop_in_names_the_drop_in(tmp_path: Path) -> None:
-    text = problems(write(tmp_path, "version = 1", b="[plugins.x]\nconfg = {}"))
-    assert f"{tmp_path / 'plugins.d' / 'b.toml'}: plugins.x.confg: unknown key; allowed: uses" in text
+    text = problems(write(tmp_path, "version = 1", b="[plugins.x]\ncolour = {}"))
+    assert f"{tmp_path / 'plugins.d' / 'b.toml'}: plugins.x.colour: unknown key; allowed: uses" in text
 
 
 def test_a_deadline_for_no_hook_is_refused(tmp_path: Path) -> None:

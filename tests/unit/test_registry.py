@@ -106,9 +106,9 @@ def test_a_misnamed_hook_is_refused_and_nothing_stays() -> None:
 def test_a_wrong_argument_name_is_refused() -> None:
     class Wrong(Net):
         @hookimpl
-        def cni_check(self, requst: Any) -> None: ...
+        def cni_check(self, wanted: Any) -> None: ...
 
-    with pytest.raises(PluginRefused, match="requst"):
+    with pytest.raises(PluginRefused, match="wanted"):
         Registry().load("w", Wrong(), "d")
 
 
@@ -122,7 +122,7 @@ def test_a_plugin_without_claims_is_refused() -> None:
 
 
 def test_a_claim_without_its_required_hook_is_refused() -> None:
-    class NoDel:
+    class WithoutDel:
         @hookimpl
         def claims(self) -> list[Claim]:
             return [Claim("cni", "x")]
@@ -132,7 +132,7 @@ def test_a_claim_without_its_required_hook_is_refused() -> None:
             return CniResult()
 
     with pytest.raises(PluginRefused, match="claims cni:x but has no cni_del"):
-        Registry().load("n", NoDel(), "d")
+        Registry().load("n", WithoutDel(), "d")
 
 
 def test_claims_that_raise_are_refused_with_the_reason() -> None:
