@@ -39,6 +39,13 @@ class Addressing:
     ipam: Ipam
     host: Host
 
+    def recover(self) -> None:
+        """Release addresses that an earlier boot left, and forget what foreign plugins answered then."""
+        self.ipam.recover()
+        for entry in self.host.journal.entries():
+            if entry.phase == "ipam" and self.host.journal.is_stale(entry):
+                self.host.journal.remove(entry.key)
+
     def add(self, request: CniAdd, plugin_type: str, undo: Undo) -> CniResult:
         """Get addresses; `undo` gives back what this call took.
 

@@ -54,7 +54,7 @@ class Bridge:
     def start(self) -> None:
         """Encode the messages that every ADD needs, and release addresses that an earlier boot left."""
         warm_up()
-        self._plane.addressing.ipam.recover()
+        self._plane.addressing.recover()
 
     @hookimpl
     def stop(self) -> None:

@@ -35,6 +35,7 @@ from nodeplug_net.links import (
     Links,
     address_request,
     get_request,
+    links_in,
     parse_link,
     route_request,
     set_sysctl,
@@ -140,7 +141,7 @@ class Attaching:
         """
         request, name = self.request, self.attachment.host_veth
         outside = self.links.get(name)
-        with container_links(request) as links:
+        with links_in(request.netns) as links:
             inside = links.get(request.ifname)
         if outside is None:
             raise InvalidRequest(
@@ -224,22 +225,6 @@ def attach(request: CniAdd, plane: Dataplane) -> CniResult:
     with Netlink() as netlink, Undo(plane.log) as undo:
         attaching = Attaching(request, config, Attachment.of(request), Links(netlink), plane, undo)
         return attaching.run()
-
-
-class container_links:  # noqa: N801  a context manager, used like a function
-    """Open the links of a request's container."""
-
-    __slots__ = ("_netlink",)
-
-    def __init__(self, request: CniAdd) -> None:
-        with request.netns.entered():
-            self._netlink = Netlink()
-
-    def __enter__(self) -> Links:
-        return Links(self._netlink)
-
-    def __exit__(self, *_: object) -> None:
-        self._netlink.close()
 
 
 def plan_addresses(config: BridgeConfig, found: CniResult) -> CniResult:

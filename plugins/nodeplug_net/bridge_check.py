@@ -14,7 +14,7 @@ from nodeplug_net.bridge_config import BridgeConfig, bridge_name, parse_bridge
 from nodeplug_net.bridge_host import gateway_addresses
 from nodeplug_net.dataplane import Dataplane
 from nodeplug_net.ipam_config import parse_config
-from nodeplug_net.links import Link, Links
+from nodeplug_net.links import Link, Links, links_in
 from nodeplug_net.netlink import Netlink
 
 
@@ -28,10 +28,8 @@ def check(request: CniCheck, plane: Dataplane) -> None:
     config = parse_bridge(request)
     with Netlink() as netlink:
         links = Links(netlink)
-        with request.netns.entered():
-            inner = Netlink()
-        with inner:
-            found = list(_differences(request, config, links, Links(inner), plane))
+        with links_in(request.netns) as inner:
+            found = list(_differences(request, config, links, inner, plane))
     if found:
         raise PluginError(
             f"attachment {request.ifname} of container {request.container_id} differs from its result: "

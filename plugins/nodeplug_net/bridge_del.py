@@ -11,7 +11,7 @@ from nodeplug_net.addressing import IN_PROCESS
 from nodeplug_net.attachment import HOST_VETH, Attachment, network_label
 from nodeplug_net.bridge_config import bridge_name, ipam_type
 from nodeplug_net.dataplane import Dataplane
-from nodeplug_net.links import Link, Links
+from nodeplug_net.links import Link, Links, links_in
 from nodeplug_net.netlink import Netlink
 from nodeplug_net.undo import Errors
 
@@ -54,10 +54,8 @@ def find_host_end(links: Links, request: CniDel, attachment: Attachment) -> Link
         return link
     if request.netns is None:
         return None
-    with request.netns.entered():
-        netlink = Netlink()
-    with netlink:
-        inside = Links(netlink).get(request.ifname)
+    with links_in(request.netns) as inner:
+        inside = inner.get(request.ifname)
     if inside is None or inside.kind != "veth":
         return None
     outside, bridge = links.at(inside.peer), links.get(bridge_name(request))

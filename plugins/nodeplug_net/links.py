@@ -7,12 +7,13 @@ Refuses: dumps where a single question will do, and caches: the kernel is asked 
 import ipaddress
 import os
 import struct
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from ipaddress import IPv4Interface, IPv4Network, IPv6Interface, IPv6Network
 from typing import Final
 
-from nodeplug import CniRoute
+from nodeplug import CniRoute, Netns
 from nodeplug_net import messages
 from nodeplug_net.messages import IFF_PROMISC, IFF_UP, mac_bytes, u32
 from nodeplug_net.netlink import EEXIST, ENODEV, Netlink, Request, attributes, text
@@ -251,6 +252,15 @@ class Links:
         ]
         answers = [message for request in requests for message in self.netlink.ask(request)[0].messages]
         return [parse_route(message) for message in answers]
+
+
+@contextmanager
+def links_in(netns: Netns) -> Iterator[Links]:
+    """Open the links of a namespace; the calling thread stays where it is."""
+    with netns.entered():
+        netlink = Netlink()
+    with netlink:
+        yield Links(netlink)
 
 
 def _index_of(message: bytes) -> int:

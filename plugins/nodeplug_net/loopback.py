@@ -23,8 +23,7 @@ from nodeplug import (
     PluginError,
     hookimpl,
 )
-from nodeplug_net.links import Link, Links
-from nodeplug_net.netlink import Netlink
+from nodeplug_net.links import Link, Links, links_in
 from nodeplug_net.undo import kernel_errors
 
 _NAME: Final = "lo"
@@ -86,10 +85,7 @@ class Loopback:
 
 @contextmanager
 def _lo(netns: Netns) -> Iterator[tuple[Links, Link]]:
-    with netns.entered():
-        netlink = Netlink()
-    with netlink:
-        links = Links(netlink)
+    with links_in(netns) as links:
         lo = links.get(_NAME)
         if lo is None:  # every namespace is born with one, and the kernel does not delete it
             raise PluginError(f"there is no interface lo in {netns.path}")

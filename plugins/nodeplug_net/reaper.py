@@ -86,8 +86,12 @@ class Reaper:
             self._queue.append(job)
             start = self._running < LIMIT
             self._running += start
-        if start:
+        if not start:
+            return
+        try:
             threading.Thread(target=self._run, name="link-reaper", daemon=True).start()
+        except RuntimeError:  # the process has as many threads as it may: slow is better than never
+            self._run()
 
     def _run(self) -> None:
         while True:

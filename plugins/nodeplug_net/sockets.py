@@ -66,12 +66,11 @@ class NftSockets:
     def _close(self, identity: Identity, before: float) -> None:
         """Close what was not used since a moment; the list stays, as another thread may hold it."""
         idle = self._idle.get(identity, [])
-        while idle and idle[0][0] <= before:
-            try:
-                _, netlink = idle.pop(0)
-            except IndexError:  # another thread was faster
-                return
-            self.reaper.close(netlink)
+        try:
+            while idle[0][0] <= before:
+                self.reaper.close(idle.pop(0)[1])
+        except IndexError:  # none left, perhaps because another thread was faster
+            return
 
     def close(self) -> None:
         """Close every idle socket, in the calling thread."""

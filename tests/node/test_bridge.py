@@ -354,14 +354,6 @@ def test_del_removes_an_attachment_of_the_reference_plugin(scratch: ScratchCni, 
     assert link(scratch.host_netns, "veth12345678") is None
 
 
-def test_the_same_names_come_back_at_once_after_del(scratch: ScratchCni, bridge: Bridge, config: Make) -> None:
-    netns = scratch.container()
-    for _ in range(20):
-        scratch.add(bridge, config(), "c1", netns)
-        scratch.delete(bridge, config(), "c1", netns)
-    assert link(netns, "eth0") is None
-
-
 def test_host_work_happens_in_the_namespace_of_the_caller(scratch: ScratchCni, bridge: Bridge, config: Make) -> None:
     scratch.add(bridge, config(), "c1", scratch.container())
     assert link(scratch.host_netns, "br0") is not None

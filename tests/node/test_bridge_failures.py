@@ -1,5 +1,6 @@
 """ADD that fails, at every step, by real means; and what must not be there afterwards."""
 
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from ipaddress import ip_address, ip_interface
@@ -21,16 +22,19 @@ from nodeplug import (
     DelegateFailed,
     Exhausted,
     InvalidRequest,
+    Journal,
     Netns,
     PluginError,
     TryAgain,
 )
 from nodeplug.testing.scratch_cni import ScratchCni
+from nodeplug_net import messages
+from nodeplug_net import nftmessages as nft
 from nodeplug_net.attachment import Attachment
 from nodeplug_net.bridge import Bridge, BridgeConfig
 from nodeplug_net.links import Links
 from nodeplug_net.masquerade import Masquerade
-from nodeplug_net.netlink import Netlink
+from nodeplug_net.netlink import Netlink, Request
 
 Make = Callable[..., dict[str, Any]]
 Look = Callable[[Netns], Any]
@@ -194,8 +198,6 @@ def test_a_table_that_cannot_be_used_leaves_nothing(
     """A set of our name with another key type stands in the way of the transaction."""
     from pyroute2.netlink.nfnetlink.nftsocket import nft_set_msg  # noqa: PLC0415  only this test breaks the table
 
-    from nodeplug_net import nftmessages as nft  # noqa: PLC0415
-
     def obstruct() -> None:
         message = nft_set_msg()
         message["nfgen_family"] = 1
@@ -254,9 +256,6 @@ def test_a_host_name_of_another_attachment_is_refused_and_left_alone(
     name = Attachment("net", "c1", "eth0").host_veth
 
     def relabel() -> None:
-        from nodeplug_net import messages  # noqa: PLC0415
-        from nodeplug_net.netlink import Request  # noqa: PLC0415
-
         data = messages.mark_port(hairpin=False).fill(name=name.encode(), label=b"nodeplug net c9 eth0")
         with Netlink() as netlink:
             netlink.ask(Request(data, "relabel"))
@@ -290,19 +289,16 @@ def test_no_descriptor_is_left_open_by_success_or_failure(scratch: ScratchCni, b
         return {link.name for link in Path("/proc/self/fd").iterdir() if link.exists()}
 
     cycle()
-    _settle(bridge)
+    settle()
     before = descriptors()
     for _ in range(5):
         cycle()
-    _settle(bridge)
+    settle()
     assert descriptors() == before
 
 
-def _settle(bridge: Bridge) -> None:
+def settle() -> None:
     """Wait for the reapers: they own a socket each while the kernel works."""
-    import threading  # noqa: PLC0415
-
-    assert bridge is not None
     for thread in threading.enumerate():
         if thread.name == "link-reaper":
             thread.join()
@@ -336,6 +332,15 @@ def test_a_repeated_add_does_not_ask_a_foreign_ipam_plugin_again(
     restarted = Bridge(BridgeConfig(data_dir=scratch.folder / "networks"), scratch.host)
     assert scratch.add(restarted, network, "c1", netns) == first
     assert ipam.calls == ["other-ipam ADD"]
+
+
+def test_a_reboot_forgets_what_a_foreign_ipam_plugin_answered(
+    scratch: ScratchCni, bridge: Bridge, config: Make, ipam: ForeignIpam
+) -> None:
+    scratch.add(bridge, foreign(config), "c1", scratch.container())
+    host = replace(scratch.host, boot_id="boot-2", journal=Journal(scratch.folder / "journal", "boot-2"))
+    Bridge(BridgeConfig(data_dir=scratch.folder / "networks"), host).start()
+    assert host.journal.entries() == ()
 
 
 def test_a_failing_foreign_ipam_plugin_gets_its_del_and_leaves_nothing(
