@@ -6,6 +6,7 @@ Refuses: to do anything itself. What a command needs is imported inside it, so t
 
 import json
 import logging
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -82,6 +83,8 @@ def serve(config: Config = DEFAULT, root: Root = None) -> None:
 
     Example: `nodeplug serve --root /tmp/node --config ./nodeplug.toml`
     """
+    # gRPC's C core writes to stderr past our log, in a form of its own, what our log says already.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     from nodeplug.daemon import serve as run
 
     raise typer.Exit(run(config, root))

@@ -4,8 +4,7 @@ Owns: finding plugin classes (entry-point group `nodeplug`, or `module:Class`), 
 constructing them once, checking their hooks and claims, and routed hook callers.
 Refuses: to call any verb. Only constructors and `claims` run here, through the runner's rules for answers.
 
-A request is for exactly one plugin, so a route calls a `subset_hook_caller`: the owner of the claim plus every
-plugin's wrappers. With pluggy's broadcast, a DEL, which rightly answers None, would run in every plugin.
+A request is for exactly one plugin: a route leads to the owner of the claim and every plugin's wrappers (`dispatch`).
 """
 
 import importlib
@@ -19,13 +18,13 @@ from typing import Any, Final
 import pluggy
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from nodeplug.dispatch import Hooks, callers, hooks_of
 from nodeplug.errors import InvalidRequest, NotFound, PluginError, TryAgain
-from nodeplug.hookspecs import ANSWERS, Contract
+from nodeplug.hookspecs import ANSWERS
 from nodeplug.schema import allowed_keys
 from nodeplug.values import Claim, ClaimKind
 
 GROUP: Final = "nodeplug"
-_LIFE_CYCLE: Final = frozenset({"claims", "start", "stop", "health"})
 _REQUIRED: Final[Mapping[ClaimKind, tuple[str, ...]]] = {
     "cni": ("cni_add", "cni_del"),
     "device": ("device_list",),
@@ -75,6 +74,7 @@ class Loaded:
     plugin: object
     claims: tuple[Claim, ...]
     hooks: frozenset[str]
+    wrappers: frozenset[str]
     callers: dict[str, Callable[..., Any]]
 
     @property
@@ -188,12 +188,6 @@ def check_claim(claim: Claim) -> None:
         raise InvalidRequest(f"{claim.kind!r} is no kind of claim; known: cni, device, volume")
 
 
-def _new_manager() -> pluggy.PluginManager:
-    manager = pluggy.PluginManager("nodeplug")
-    manager.add_hookspecs(Contract)
-    return manager
-
-
 @dataclass(slots=True)
 class Registry:
     """The loaded plugins. Used from the event loop alone.
@@ -205,7 +199,6 @@ class Registry:
 
     plugins: dict[str, Loaded] = field(default_factory=dict)
     disabled: dict[str, str] = field(default_factory=dict)
-    _manager: pluggy.PluginManager = field(default_factory=_new_manager)
     _routes: dict[tuple[ClaimKind, str], Route] = field(default_factory=dict)
 
     def load(self, name: str, plugin: object, distribution: str) -> Loaded:
@@ -218,26 +211,22 @@ class Registry:
         who = f"plugin {name!r} of {distribution}"
         _refuse_async(who, plugin)
         try:
-            self._manager.register(plugin, name)
-            self._manager.check_pending()
+            hooks = hooks_of(name, plugin)
         except (pluggy.PluginValidationError, ValueError) as error:
-            self._forget(name)
             raise PluginRefused(f"{who} breaks the contract: {error}") from error
         try:
-            loaded = self._examine(name, plugin, distribution, who)
+            claims = self._examine(plugin, hooks, who)
+        except PluginRefused:
+            raise
         except Exception as error:
-            self._forget(name)
-            if isinstance(error, PluginRefused):
-                raise
             raise PluginRefused(f"{who} cannot be loaded: {type(error).__name__}: {error}") from error
-        self.plugins[name] = loaded
+        self.plugins[name] = Loaded(name, distribution, plugin, claims, hooks.own, hooks.wrappers, {})
         self._rebuild()
         return self.plugins[name]
 
     def unload(self, name: str) -> None:
         """Forget a plugin; succeed when it is not loaded."""
         self.plugins.pop(name, None)
-        self._forget(name)
         self._rebuild()
 
     def route(self, kind: ClaimKind, name: str) -> Route:
@@ -262,21 +251,15 @@ class Registry:
         """Return all routes of one kind."""
         return [route for (of, _), route in self._routes.items() if of == kind]
 
-    def _forget(self, name: str) -> None:
-        if self._manager.has_plugin(name):
-            self._manager.unregister(name=name)
-
-    def _examine(self, name: str, plugin: object, distribution: str, who: str) -> Loaded:
-        hooks = self._own_hooks(plugin)
-        if "claims" not in hooks:
+    def _examine(self, plugin: object, hooks: Hooks, who: str) -> tuple[Claim, ...]:
+        if "claims" not in hooks.own:
             raise PluginRefused(f"{who} has no claims(): it answers to nothing")
-        callers = self._callers(plugin, hooks)
-        claims = tuple(callers["claims"]())
+        claims = tuple(callers(plugin, hooks.own, ())["claims"]())
         for claim in claims:
             if not isinstance(claim, Claim):
                 raise PluginRefused(f"{who} claims {claim!r}, which is a {type(claim).__name__}, not a Claim")
             check_claim(claim)
-            self._check_hooks(who, claim, hooks)
+            self._check_hooks(who, claim, hooks.own)
             owner = self._routes.get((claim.kind, claim.name))
             if owner is not None:
                 other = self.plugins[owner.plugin]
@@ -286,7 +269,7 @@ class Registry:
                 )
         if len(set(claims)) != len(claims):
             raise PluginRefused(f"{who} claims one name twice: {', '.join(map(str, claims))}")
-        return Loaded(name, distribution, plugin, claims, hooks, callers)
+        return claims
 
     def _check_hooks(self, who: str, claim: Claim, hooks: frozenset[str]) -> None:
         missing = [hook for hook in _REQUIRED[claim.kind] if hook not in hooks]
@@ -295,34 +278,13 @@ class Registry:
         if claim.kind == "volume" and not any(hook in hooks for hook in _VOLUME_ENTRY):
             raise PluginRefused(f"{who} claims {claim} but has neither volume_stage nor volume_publish")
 
-    def _own_hooks(self, plugin: object) -> frozenset[str]:
-        callers = self._manager.get_hookcallers(plugin) or []
-        return frozenset(
-            caller.name
-            for caller in callers
-            if any(impl.plugin is plugin and not (impl.wrapper or impl.hookwrapper) for impl in caller.get_hookimpls())
-        )
-
-    def _callers(self, plugin: object, hooks: frozenset[str]) -> dict[str, Callable[..., Any]]:
-        return {hook: self._caller(plugin, hook) for hook in hooks}
-
-    def _caller(self, plugin: object, hook: str) -> Callable[..., Any]:
-        impls = getattr(self._manager.hook, hook).get_hookimpls()
-        # Life-cycle hooks have no wrappers across plugins: another plugin's audit must not run in this one's start.
-        others = [
-            impl.plugin
-            for impl in impls
-            if impl.plugin is not plugin and (hook in _LIFE_CYCLE or not (impl.wrapper or impl.hookwrapper))
-        ]
-        caller: Callable[..., Any] = self._manager.subset_hook_caller(hook, others)
-        return caller
-
     def _rebuild(self) -> None:
-        """Renew all callers in place: a plugin that came or went may have brought or taken wrappers."""
+        """Renew all callers: a plugin that came or went may have brought or taken wrappers."""
         # Delegation reads the table from the threads of calls, so it is swapped whole.
         routes: dict[tuple[ClaimKind, str], Route] = {}
         for loaded in self.plugins.values():
-            loaded.callers.update(self._callers(loaded.plugin, loaded.hooks))
+            others = [(other.plugin, other.wrappers) for other in self.plugins.values() if other is not loaded]
+            loaded.callers.update(callers(loaded.plugin, loaded.hooks, others))
             for claim in loaded.claims:
                 routes[claim.kind, claim.name] = Route(loaded.name, loaded.hooks, loaded.callers, claim)
         self._routes = routes

@@ -1,4 +1,5 @@
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -73,6 +74,42 @@ def test_two_owners_of_one_claim_are_both_named() -> None:
     with pytest.raises(PluginRefused, match=r"'second' of dist-b 2.0 claims cni:net, which plugin 'first' of dist-a"):
         registry.load("second", Net(), "dist-b 2.0")
     assert list(registry.plugins) == ["first"]
+
+
+def test_a_plugin_that_is_being_loaded_gets_no_call_of_another() -> None:
+    registry = Registry()
+    registry.load("first", Net(Claim("cni", "first")), "d")
+    first = registry.route("cni", "first").callers["cni_del"]
+    late: list[Net] = []
+
+    class Late(Net):
+        @hookimpl
+        def claims(self) -> Any:
+            first(request=None)  # as a call in another thread would, in the middle of this load
+            return [Claim("cni", "late")]
+
+    late.append(Late())
+    registry.load("late", late[0], "d")
+    assert late[0].deleted == 0
+
+
+def test_a_plugin_that_is_a_plain_dataclass_can_be_loaded() -> None:
+    @dataclass
+    class Plain:
+        name: str
+
+        @hookimpl
+        def claims(self) -> list[Claim]:
+            return [Claim("device", self.name)]
+
+        @hookimpl
+        def device_list(self) -> list[Device]:
+            return []
+
+    registry = Registry()
+    registry.load("one", Plain("a/one"), "d")
+    registry.load("two", Plain("a/two"), "d")
+    assert registry.route("device", "a/two").callers["device_list"](resource="a/two") == []
 
 
 def test_an_unknown_claim_lists_what_is_served() -> None:

@@ -1,0 +1,70 @@
+"""How a hook call reaches the plugin that owns a claim, and everyone's wrappers around it.
+
+Owns: one pluggy manager per plugin, which holds that plugin and the others' wrappers, so that a call can reach nobody
+else: not even a plugin that is being loaded at that moment.
+Refuses: claims and configuration (the registry's), threads (the runner's).
+
+A request is for exactly one plugin. With pluggy's broadcast a DEL, which rightly answers None, would run in every
+plugin; and pluggy's subset callers look at the shared table anew at each call.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, Final
+
+import pluggy
+
+from nodeplug.hookspecs import Contract
+
+LIFE_CYCLE: Final = frozenset({"claims", "start", "stop", "health"})
+"""Hooks that nobody else may wrap: another plugin's audit must not run in this one's start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """What a plugin implements: hooks of its own, and wrappers around others'."""
+
+    own: frozenset[str]
+    wrappers: frozenset[str]
+
+
+def _manager() -> pluggy.PluginManager:
+    manager = pluggy.PluginManager("nodeplug")
+    manager.add_hookspecs(Contract)
+    return manager
+
+
+def hooks_of(name: str, plugin: object) -> Hooks:
+    """Read a plugin's hooks.
+
+    Raises:
+        pluggy.PluginValidationError: a hook or an argument has a name that the contract does not know.
+        ValueError: the object cannot be a plugin.
+    """
+    manager = _manager()
+    manager.register(plugin, name)
+    manager.check_pending()  # register() takes a misnamed hook without a word
+    impls = [impl for caller in manager.get_hookcallers(plugin) or () for impl in caller.get_hookimpls()]
+    wrapping = frozenset(impl.function.__name__ for impl in impls if impl.wrapper or impl.hookwrapper)
+    return Hooks(frozenset(impl.function.__name__ for impl in impls) - wrapping, wrapping)
+
+
+def callers(
+    owner: object, own: Iterable[str], wrapping: Iterable[tuple[object, frozenset[str]]]
+) -> dict[str, Callable[..., Any]]:
+    """Build the callers of one plugin's hooks.
+
+    Args:
+        owner: the plugin.
+        own: its hooks.
+        wrapping: the other plugins, in load order, with the hooks that each wraps.
+
+    Returns:
+        By hook name. What they reach never changes: plugins that come or go need new callers.
+    """
+    manager = _manager()
+    for plugin, hooks in wrapping:
+        manager.register(SimpleNamespace(**{hook: getattr(plugin, hook) for hook in hooks - LIFE_CYCLE}))
+    manager.register(owner)
+    return {hook: getattr(manager.hook, hook) for hook in own}
