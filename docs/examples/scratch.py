@@ -1,0 +1,34 @@
+"""A small volume driver: memory that all pods of this node share which name the same volume."""
+
+from collections.abc import Mapping
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from nodeplug import Claim, Host, InvalidRequest, VolumeId, VolumeStage, hookimpl, mount
+
+
+class ScratchConfig(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    size: str = Field("16m", description="the size of every volume, as tmpfs(5) writes it")
+
+
+class Scratch:
+    Config = ScratchConfig
+
+    def __init__(self, config: ScratchConfig, host: Host) -> None:
+        self.size = config.size
+
+    @hookimpl
+    def claims(self) -> list[Claim]:
+        return [Claim("volume", "example/scratch")]
+
+    @hookimpl
+    def volume_id(self, options: Mapping[str, str]) -> VolumeId:
+        if not options.get("name"):
+            raise InvalidRequest("scratch needs the option name; pods that give the same name share the volume")
+        return VolumeId(options["name"])
+
+    @hookimpl
+    def volume_stage(self, request: VolumeStage) -> None:
+        mount("tmpfs", request.staging_path, "tmpfs", options=["nosuid", "nodev", "mode=1777", f"size={self.size}"])

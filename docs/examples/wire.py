@@ -1,0 +1,45 @@
+"""A small CNI plugin: a veth pair between container and host, with addresses from the network's IPAM plugin."""
+
+from hashlib import sha256
+
+from pyroute2 import IPRoute
+
+from nodeplug import Claim, CniAdd, CniDel, CniInterface, CniIp, CniResult, Host, hookimpl
+
+
+def host_end(request: CniAdd | CniDel) -> str:
+    """A computed name: a repeated ADD and a DEL without namespace or result find the same link."""
+    key = f"{request.network} {request.container_id} {request.ifname}"
+    return f"wire{sha256(key.encode()).hexdigest()[:8]}"
+
+
+class Wire:
+    def __init__(self, config: object, host: Host) -> None:
+        self.host = host
+
+    @hookimpl
+    def claims(self) -> list[Claim]:
+        return [Claim("cni", "example-wire")]
+
+    @hookimpl
+    def cni_add(self, request: CniAdd) -> CniResult:
+        addresses = self.host.delegate(request, request.config["ipam"]["type"])
+        with IPRoute() as outside:  # the thread starts in the caller's network namespace
+            if not outside.link_lookup(ifname=host_end(request)):
+                peer = {"ifname": request.ifname, "net_ns_fd": request.netns.fd}
+                outside.link("add", ifname=host_end(request), kind="veth", peer=peer)
+            outside.link("set", index=outside.link_lookup(ifname=host_end(request))[0], state="up")
+        with request.netns.entered(), IPRoute() as inside:  # and here it is in the container's
+            index = inside.link_lookup(ifname=request.ifname)[0]
+            for ip in addresses.ips:
+                inside.addr("replace", index=index, address=str(ip.address.ip), prefixlen=ip.address.network.prefixlen)
+            inside.link("set", index=index, state="up")
+        link = CniInterface(request.ifname, sandbox=request.netns.path)
+        return CniResult((link,), tuple(CniIp(ip.address, ip.gateway, 0) for ip in addresses.ips))
+
+    @hookimpl
+    def cni_del(self, request: CniDel) -> None:
+        with IPRoute() as outside:
+            for index in outside.link_lookup(ifname=host_end(request)):
+                outside.link("del", index=index)
+        self.host.delegate(request, request.config["ipam"]["type"])

@@ -1,0 +1,156 @@
+# ruff: noqa: INP001 - a script beside its outputs, not a package
+"""Write what the documentation repeats from the code: tables of keys, the error table, facts of hooks, examples.
+
+    python docs/generate.py            into the pages of this folder, where they are committed
+    python docs/generate.py FOLDER     into a copy of this folder, to compare
+
+A page says what it wants between `<!-- generated: KIND ARGUMENT -->` and `<!-- end -->`; the rest is written by hand.
+"""
+
+import inspect
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path, PurePath
+from types import NoneType, UnionType
+from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from nodeplug.config import PluginSection, Supervisor
+from nodeplug.errors import WIRES, DelegateFailed
+from nodeplug.hookspecs import ANSWERS
+from nodeplug.registry import find
+from nodeplug.runner import Runner
+
+HERE: Final = Path(__file__).resolve().parent
+_BLOCK: Final = re.compile(r"(<!-- generated: (\w+) ?(.*?) -->\n).*?(<!-- end -->)", re.DOTALL)
+_VALIDATED: Final = {"parse_duration": "duration", "_from_config": "size"}
+_WORDS: Final[Mapping[Any, str]] = {str: "text", bool: "true or false", int: "integer", float: "number", Any: "any"}
+
+
+def main(folder: Path) -> None:
+    """Bring every page of a folder up to date."""
+    for page in folder.rglob("*.md"):
+        text = page.read_text(encoding="utf-8")
+        fresh = _BLOCK.sub(lambda block: f"{block[1]}{_generate(block[2], block[3], folder)}\n{block[4]}", text)
+        if fresh != text:
+            page.write_text(fresh, encoding="utf-8")
+
+
+def _generate(kind: str, argument: str, folder: Path) -> str:
+    kinds: Mapping[str, Callable[[], str]] = {
+        "example": lambda: f"```python\n{(folder / 'examples' / argument).read_text(encoding='utf-8')}```",
+        "supervisor": lambda: _keys(Supervisor),
+        "section": lambda: _keys(PluginSection),
+        "plugin": lambda: _keys(find(argument).config_model),
+        "errors": _errors,
+        "hook": lambda: _hook(argument),
+    }
+    return kinds[kind]()
+
+
+# --- keys of the configuration
+
+
+def _keys(model: type[BaseModel]) -> str:
+    rows = [f"| `{key}` | {kind} | {default} | {text} |" for key, kind, default, text in _rows(model, "")]
+    return "\n".join(["| key | type | default | meaning |", "|---|---|---|---|", *rows])
+
+
+def _rows(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, str, str, str]]:
+    for name, field in model.model_fields.items():
+        text = (field.description or "").rstrip(".").replace("|", "\\|")
+        yield prefix + name, _type(field.annotation, field), _default(field), f"{text[:1].upper()}{text[1:]}."
+        inner, step = _inner(field.annotation)
+        if inner is not None:
+            yield from _rows(inner, f"{prefix}{name}{step}.")
+
+
+def _inner(annotation: Any) -> tuple[type[BaseModel] | None, str]:
+    """Return the model of a list's or a table's items, and how a path goes into it."""
+    arguments = get_args(annotation)
+    model = next((one for one in arguments if inspect.isclass(one) and issubclass(one, BaseModel)), None)
+    return model, ".<name>" if get_origin(annotation) not in {tuple, list} else "[]"
+
+
+def _type(annotation: Any, field: FieldInfo | None = None) -> str:
+    metadata = list(field.metadata) if field is not None else []
+    if get_origin(annotation) is Annotated:
+        annotation, *more = get_args(annotation)
+        metadata += more
+    for item in metadata:
+        word = _VALIDATED.get(getattr(getattr(item, "func", None), "__name__", ""))
+        if word is not None:
+            return word
+    return _composed(annotation) + _bounds(metadata)
+
+
+def _composed(annotation: Any) -> str:
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return " or ".join(f"`{json.dumps(value)}`" for value in arguments)
+    if origin in {Union, UnionType}:
+        return " or ".join(_type(one) for one in arguments if one is not NoneType)
+    if origin in {tuple, list}:
+        return f"list of {_plural(_type(arguments[0]))}"
+    if arguments:
+        return f"table of {_plural(_type(arguments[1]))}" if arguments[1] is not Any else "table"
+    if inspect.isclass(annotation) and issubclass(annotation, PurePath):
+        return "path"
+    if inspect.isclass(annotation) and issubclass(annotation, BaseModel):
+        return "table"
+    return _WORDS[annotation]
+
+
+def _plural(word: str) -> str:
+    return word if word in {"text", "any"} else f"{word}s"
+
+
+def _bounds(metadata: list[Any]) -> str:
+    least = next((item.ge for item in metadata if hasattr(item, "ge")), None)
+    most = next((item.le for item in metadata if hasattr(item, "le")), None)
+    if least is None and most is None:
+        return ""
+    return f", {least} to {most}" if most is not None else f", at least {least}"
+
+
+def _default(field: FieldInfo) -> str:
+    value = field.get_default(call_default_factory=True)
+    if field.is_required() or value is PydanticUndefined:
+        return "required"
+    if value is None:
+        return "none"
+    if _type(field.annotation, field) == "duration":
+        return f'`"{value:g}s"`'
+    value = str(value) if isinstance(value, PurePath) else value
+    return f"`{json.dumps(value)}`"
+
+
+# --- errors and hooks
+
+
+def _errors() -> str:
+    rows = ["| raise | CNI code | gRPC status | FlexVolume status | when |", "|---|---|---|---|---|"]
+    for error, wire in WIRES.items():
+        code = "the delegate's" if error is DelegateFailed else str(wire.cni)
+        when = " ".join(str(inspect.getdoc(error)).split("\n\n")[0].split())
+        rows.append(f"| `{error.__name__}` | {code} | `{wire.grpc}` | {wire.flex} | {when} |")
+    return "\n".join(rows)
+
+
+def _hook(name: str) -> str:
+    answer = ANSWERS[name]
+    words = " or ".join("nothing" if one is NoneType else f"`{one.__name__}`" for one in answer.types)
+    items = f" of `{answer.items.__name__}`" if answer.items is not None else ""
+    words = words.replace("`Sequence`", f"`Sequence`{items}")
+    # Names are read while plugins are loaded, before any thread of theirs.
+    limit = "No deadline: return at once." if name == "claims" else f"Deadline: {Runner().deadline('', name):g} s."
+    return f"Answers {words}. {limit}"
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else HERE)
