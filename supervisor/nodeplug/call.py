@@ -27,12 +27,14 @@ class Call:
         key: what the call is about; one call per key runs at a time.
         id: the request id.
         started: `time.monotonic()` at arrival.
+        whole: the front tells how the whole request ended, decoding and refusals included; the runner then does not.
         stderr: what foreign programs wrote to stderr, to be passed on to the caller of an exec protocol.
     """
 
     verb: str
     claim: str
     key: str = ""
+    whole: bool = False
     id: str = field(default_factory=new_request_id)
     started: float = field(default_factory=time.monotonic)
     stderr: bytearray = field(default_factory=bytearray)

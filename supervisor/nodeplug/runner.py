@@ -84,7 +84,8 @@ class Runner:
 
     Attributes:
         deadlines: seconds by plugin and hook, where they differ from the defaults.
-        finished: told of each call once, when its caller is answered, with its error if it has one.
+        finished: told of each call once, when its caller is answered, with its error if it has one. For requests of
+            the exec protocols their front does the telling: one request may take several hooks, or none.
         in_flight: calls whose hook runs, by request id.
         overdue: those of them that were answered without their hook.
     """
@@ -136,9 +137,11 @@ class Runner:
         try:
             answer = await self._call(route, hook, call, arguments, enter, done)
         except PluginError as error:
-            self.finished(call, error)
+            if not call.whole:
+                self.finished(call, error)
             raise
-        self.finished(call, None)
+        if not call.whole:
+            self.finished(call, None)
         return answer
 
     async def _call(

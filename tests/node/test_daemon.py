@@ -1,6 +1,7 @@
 """The daemon as a process: start, reload, crash, stop."""
 
 import socket
+import subprocess
 import time
 import urllib.error
 import urllib.request
@@ -243,3 +244,14 @@ def test_the_process_holds_no_descriptor_per_reload(node: Callable[..., ScratchN
         scratch.configure(section(f"b{number}"))
         until(lambda number=number: states(scratch) == {f"b{number}": "running"})  # type: ignore[misc]
     assert descriptors() <= before + 1
+
+
+def test_recent_calls_hold_one_record_per_request_refused_ones_included(node: Callable[..., ScratchNode]) -> None:
+    scratch = node(section("a"))
+    scratch.start()
+    assert scratch.run("install").returncode == 0
+    env = {"CNI_COMMAND": "ADD", "CNI_PATH": "/nowhere"}
+    refused = subprocess.run([scratch.paths.cni_bin / "a"], env=env, input=b"{", capture_output=True, check=False)
+    assert refused.returncode == 1
+    recent = [(call["verb"], call["outcome"]) for call in scratch.status()["recent"] if call["claim"] == "cni:a"]
+    assert recent == [("ADD", "InvalidEnvironment")]

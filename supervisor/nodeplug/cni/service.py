@@ -64,10 +64,12 @@ class CniService:
 
     async def handle(self, frame: Frame, namespaces: tuple[Netns, ...]) -> Reply:
         """Answer one call; takes over the namespaces. Never raises but for cancellation."""
-        call = Call(frame.env.get("CNI_COMMAND", ""), f"cni:{frame.name}")
+        call = Call(frame.env.get("CNI_COMMAND", ""), f"cni:{frame.name}", whole=True)
         owned = _Owned(namespaces)
         try:
-            return Reply(0, await self._answer(frame, owned, call), bytes(call.stderr))
+            stdout = await self._answer(frame, owned, call)
+            self.runner.finished(call, None)
+            return Reply(0, stdout, bytes(call.stderr))
         except PluginError as error:
             failure = error
             self._log_failure(call, error)
@@ -77,6 +79,7 @@ class CniService:
             failure = PluginError(text)
         finally:
             owned.close()
+        self.runner.finished(call, failure)
         return Reply(1, codec.encode_error(failure, codec.version_of(frame.stdin)), bytes(call.stderr))
 
     def _log_failure(self, call: Call, error: PluginError) -> None:

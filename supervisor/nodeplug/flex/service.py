@@ -79,7 +79,7 @@ class FlexService:
         """
         close_all(namespaces)
         verb = frame.argv[0] if frame.argv else "(no verb)"
-        call = Call(verb[:40], "volume:?", frame.path)
+        call = Call(verb[:40], "volume:?", frame.path, whole=True)
         secrets = Secrets()
         try:
             driver = driver_name(frame.path)
@@ -87,7 +87,9 @@ class FlexService:
             command = codec.decode(frame.argv)
             secrets = _secrets_of(command)
             route = self.registry.route("volume", driver)
-            return Reply(stdout=codec.encode(await self._answer(route, call, command)))
+            answer = await self._answer(route, call, command)
+            self.runner.finished(call, None)
+            return Reply(stdout=codec.encode(answer))
         except PluginError as error:
             return self._failed(call, error, secrets)
         except Exception as error:
@@ -105,6 +107,8 @@ class FlexService:
             LOG.log(level, "%s of %s failed (request %s): %s", call.verb, call.claim, call.id, text)
         if not lacking and call.id not in error.message:
             error.message = f"{error.message} (request {call.id})"
+        error.message = codec.redact(error.message, secrets)  # the flight recorder keeps it
+        self.runner.finished(call, error)
         return Reply(stdout=codec.encode_error(error, secrets=secrets))
 
     async def _answer(self, route: Route, call: Call, command: cmd.Command) -> Answer:

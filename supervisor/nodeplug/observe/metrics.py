@@ -13,6 +13,7 @@ from nodeplug.call import Call
 from nodeplug.errors import WIRES, PluginError
 
 OK: Final = "ok"
+_VERB_LIMIT: Final = 24
 BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 """Seconds: from a STATUS to the deadlines of mounts."""
 
@@ -71,8 +72,10 @@ class Metrics:
     def observe(self, call: Call, outcome: str) -> None:
         """Count a finished call; its duration is its age now."""
         style = call.claim.partition(":")[0]
-        self._calls.labels(style, call.verb, call.claim, outcome).inc()
-        self._seconds.labels(style, call.verb, call.claim).observe(call.age)
+        # Whatever a caller sends as a verb must not become a series of its own.
+        verb = call.verb if call.verb.isalpha() and len(call.verb) <= _VERB_LIMIT else "?"
+        self._calls.labels(style, verb, call.claim, outcome).inc()
+        self._seconds.labels(style, verb, call.claim).observe(call.age)
 
     def running(self, in_flight: int, overdue: int) -> None:
         """Tell how many hooks run, and how many of them beyond their deadline."""
