@@ -8,7 +8,6 @@ repeated ADD finds its host veth by its computed name and goes through the same 
 """
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from ipaddress import ip_address, ip_network
 from typing import Final
@@ -81,10 +80,11 @@ class Attaching:
         inside = self._configure_container(plan)
         if config.is_gateway:
             ensure_gateway(self.links, bridge, config, plan.ips)
-        if config.ip_masq and plan.ips:
-            self._masquerade(plan.ips)
         outside = self._wait_for_port()
         bridge = self.links.get(config.bridge) or bridge  # an unpinned MAC follows the ports
+        if config.ip_masq and plan.ips:  # last, and one transaction: whole or absent, so nothing to undo
+            with self.plane.masquerade(self.request) as masquerade:
+                masquerade.add([ip.address for ip in plan.ips], self.attachment.label)
         return replace(
             plan,
             interfaces=(
@@ -183,17 +183,6 @@ class Attaching:
             # IPv4 addresses come first so that arp_notify announces them; IPv6 addresses need an interface that is up.
             netlink.ask(*early, up_request(link.index, ifname), *late, *routes)
         return link
-
-    def _masquerade(self, ips: Sequence[CniIp]) -> None:
-        label = self.attachment.label
-
-        def release() -> None:
-            with self.plane.masquerade(self.request) as table:
-                table.remove(table.owned(label))
-
-        self.undo.push("end masquerading", release)
-        with self.plane.masquerade(self.request) as masquerade:
-            masquerade.add([ip.address for ip in ips], label)
 
     def _wait_for_port(self) -> Link:
         """Return the host end when packets pass.

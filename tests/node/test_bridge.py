@@ -247,7 +247,14 @@ def test_a_repeated_add_repairs_what_was_lost(scratch: ScratchCni, bridge: Bridg
             links.set_down(eth0)
             links.remove_address(eth0, ip_interface("10.88.0.2/24"))
 
+    def release_port() -> None:
+        from pyroute2 import IPRoute  # noqa: PLC0415  damage is done with other means than the plugin's own
+
+        with IPRoute() as route:
+            route.link("set", index=route.link_lookup(ifname=Attachment("net", "c1", "eth0").host_veth)[0], master=0)
+
     run_in(netns, damage)
+    scratch.on_host(release_port)
     assert scratch.add(bridge, config(), "c1", netns) == first
     assert ping(netns, "10.88.0.1")
 
@@ -261,6 +268,22 @@ def test_an_add_after_the_namespace_was_made_anew_moves_the_attachment_there(
     assert addresses(second) == addresses(first)
     assert link(old, "eth0") is None
     assert ping(new, "10.88.0.1")
+
+
+def test_one_of_two_v4_gateways_can_be_restored(scratch: ScratchCni, bridge: Bridge, config: Make, look: Look) -> None:
+    network = config("10.88.0.0/24", "10.99.0.0/24")
+    scratch.add(bridge, network, "c1", scratch.container())
+
+    def damage() -> None:
+        with Netlink() as netlink:
+            links = Links(netlink)
+            br0 = links.get("br0")
+            assert br0 is not None
+            links.remove_address(br0, ip_interface("10.99.0.1/24"))
+
+    scratch.on_host(damage)
+    scratch.add(bridge, network, "c2", scratch.container())
+    assert {"br0 10.88.0.1/24", "br0 10.99.0.1/24"} <= look(scratch.host_netns).addresses
 
 
 def test_two_interfaces_of_one_container_are_two_attachments(scratch: ScratchCni, bridge: Bridge, config: Make) -> None:

@@ -8,6 +8,7 @@ from nodeplug import Netns
 from nodeplug.testing.scratch_cni import ScratchCni
 from nodeplug_net.attachment import Attachment
 from nodeplug_net.bridge import Bridge
+from nodeplug_net.reaper import LIMIT
 
 Make = Callable[..., dict[str, Any]]
 Look = Callable[[Netns], Any]
@@ -45,6 +46,28 @@ def test_add_completes_the_pair_of_a_killed_add(scratch: ScratchCni, bridge: Bri
     result = scratch.add(bridge, config(), "c1", netns)
     scratch.check(bridge, config(), "c1", netns, result)
     assert ping(netns, "10.88.0.1")
+
+
+def test_del_answers_when_the_link_is_gone_and_not_before(
+    scratch: ScratchCni, bridge: Bridge, config: Make, look: Look
+) -> None:
+    netns = scratch.container()
+    scratch.add(bridge, config(), "c1", netns)
+    release, answered = threading.Event(), threading.Event()
+    for _ in range(LIMIT):  # every reaper is busy
+        bridge._plane.reaper._later(lambda: (release.wait(), None)[1])
+
+    def delete() -> None:
+        scratch.delete(bridge, config(), "c1", netns)
+        answered.set()
+
+    thread = threading.Thread(target=delete)
+    thread.start()
+    assert not answered.wait(0.2)
+    assert "eth0" in look(netns).links
+    release.set()
+    thread.join()
+    assert look(netns).links == {"lo"}
 
 
 def test_many_containers_at_once_neither_collide_nor_leave_anything(

@@ -120,6 +120,17 @@ def test_a_file_that_appears_unseen_is_not_given_out(scratch: ScratchCni, host_l
     assert add(scratch, host_local, network(), "c2") == ["10.1.2.4/24"]
 
 
+def test_a_late_del_keeps_an_address_that_changed_hands_unseen(
+    scratch: ScratchCni, host_local: HostLocal, folder: Path
+) -> None:
+    add(scratch, host_local, network(), "c1")
+    stamp = folder.stat().st_mtime_ns
+    (folder / "10.1.2.2").write_text("foreign\r\neth0")
+    os.utime(folder, ns=(stamp, stamp))
+    scratch.delete(host_local, network(), "c1")
+    assert (folder / "10.1.2.2").exists()
+
+
 def test_a_removed_folder_is_made_anew(scratch: ScratchCni, host_local: HostLocal, folder: Path) -> None:
     add(scratch, host_local, network(), "c1")
     for path in folder.iterdir():
