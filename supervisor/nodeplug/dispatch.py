@@ -10,7 +10,6 @@ plugin; and pluggy's subset callers look at the shared table anew at each call.
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any, Final
 
 import pluggy
@@ -27,6 +26,14 @@ class Hooks:
 
     own: frozenset[str]
     wrappers: frozenset[str]
+
+
+class _Wrappers:
+    """The wrappers of a plugin, without its other hooks."""
+
+    def __init__(self, plugin: object, hooks: Iterable[str]) -> None:
+        for hook in hooks:
+            setattr(self, hook, getattr(plugin, hook))
 
 
 def _manager() -> pluggy.PluginManager:
@@ -65,6 +72,7 @@ def callers(
     """
     manager = _manager()
     for plugin, hooks in wrapping:
-        manager.register(SimpleNamespace(**{hook: getattr(plugin, hook) for hook in hooks - LIFE_CYCLE}))
+        if hooks - LIFE_CYCLE:
+            manager.register(_Wrappers(plugin, hooks - LIFE_CYCLE))
     manager.register(owner)
     return {hook: getattr(manager.hook, hook) for hook in own}

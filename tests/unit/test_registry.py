@@ -76,6 +76,17 @@ def test_two_owners_of_one_claim_are_both_named() -> None:
     assert list(registry.plugins) == ["first"]
 
 
+def test_many_plugins_with_and_without_wrappers_are_loaded_side_by_side() -> None:
+    registry = Registry()
+    audits = [Audit(), Audit()]
+    for number in range(4):
+        registry.load(f"net{number}", Net(Claim("cni", f"net{number}")), "d")
+    for number, audit in enumerate(audits):
+        registry.load(f"audit{number}", audit, "d")
+    registry.route("cni", "net2").callers["cni_del"](request="r")
+    assert [audit.seen for audit in audits] == [["r"], ["r"]]
+
+
 def test_a_plugin_that_is_being_loaded_gets_no_call_of_another() -> None:
     registry = Registry()
     registry.load("first", Net(Claim("cni", "first")), "d")

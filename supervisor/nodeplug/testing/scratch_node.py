@@ -16,7 +16,7 @@ from typing import Any, Final, Self
 
 from nodeplug.config import Configuration, Paths, load
 from nodeplug.control import ask
-from nodeplug.errors import NotReady, TryAgain
+from nodeplug.errors import NotReady, PluginError
 
 _PATIENCE: Final = 20.0
 _LOG_TAIL: Final = 4000
@@ -113,7 +113,7 @@ class ScratchNode:
         while True:
             try:
                 self.status()
-            except (NotReady, TryAgain) as error:
+            except PluginError as error:
                 if self._process is not None and self._process.poll() is not None:
                     raise NotReady(
                         f"the daemon ended with {self._process.returncode}:\n{self.log[-_LOG_TAIL:]}"
