@@ -35,10 +35,15 @@ class PluginError(Exception):
     Never put a secret into it. `details` is extra text for CNI's `details` and for logs.
     """
 
+    # For a plugin's own subclass whose constructor does not call this one.
+    message: str = "no reason was given"
+    details: str = ""
+
     def __init__(self, message: str, *, details: str = "") -> None:
         super().__init__(message)
-        self.message = message
-        self.details = details
+        # Plugins pass on exceptions where a text is due, and three encoders rely on text.
+        self.message = str(message)
+        self.details = str(details)
 
     def __str__(self) -> str:
         return f"{self.message}; {self.details}" if self.details else self.message

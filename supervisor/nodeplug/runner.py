@@ -279,9 +279,17 @@ def invoke(route: PluginRoute, hook: str, arguments: Mapping[str, Any]) -> Any:
 def _stray(route: PluginRoute, hook: str, call: Call, error: BaseException) -> PluginError:
     LOG.error("%s of plugin %s raised %s", hook, route.plugin, type(error).__name__, exc_info=error)
     return PluginError(
-        f"{hook} of plugin {route.plugin!r} raised {type(error).__name__}: {error} "
+        f"{hook} of plugin {route.plugin!r} raised {type(error).__name__}: {_text(error)} "
         f"(request {call.id}; the daemon's log has the traceback)"
     )
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:
+        # The exception's own __str__ is plugin code too; raising here would leave the call unanswered for ever.
+        return "(its text cannot be read)"
 
 
 def close_all(namespaces: Iterable[Netns]) -> None:

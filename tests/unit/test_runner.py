@@ -234,3 +234,35 @@ def test_a_cancelled_caller_leaves_the_key_busy_until_the_hook_ends() -> None:
         assert await second == CniResult()
 
     run(scenario)
+
+
+class Unprintable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+def test_an_exception_without_a_readable_text_is_an_error_and_frees_its_key() -> None:
+    def crash(_: Any) -> CniResult:
+        raise Unprintable
+
+    async def scenario() -> None:
+        runner, route = Runner(), route_to(crash)
+        for _ in range(2):
+            with pytest.raises(PluginError, match="raised Unprintable"):
+                await add(runner, route)
+
+    run(scenario)
+
+
+class Careless(TryAgain):
+    def __init__(self) -> None:  # the parent's is forgotten
+        pass
+
+
+def test_an_error_whose_constructor_forgot_the_message_is_still_said() -> None:
+    assert str(Careless()) == "no reason was given"
+
+
+def test_an_exception_as_the_message_of_an_error_becomes_text() -> None:
+    error = PluginError(OSError("no card"))  # type: ignore[arg-type]  # the mistake under test
+    assert error.message == "no card"
