@@ -56,11 +56,18 @@ class TextFormatter(logging.Formatter):
     """`2026-01-02T03:04:05.678Z INFO nodeplug.runner [4f00aa01 bridge] message`."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Write one record; control characters of the message cannot begin a line of their own."""
+        """Write one record; no text in it can begin a line that looks like a record, a traceback's lines are indented."""
         where = " ".join(filter(None, (getattr(record, "request", ""), getattr(record, "plugin", ""))))
-        message = "".join(char if char.isprintable() else repr(char)[1:-1] for char in record.getMessage())
+        message = _printable(record.getMessage())
         line = f"{_time(record)} {record.levelname} {record.name}{f' [{where}]' if where else ''} {message}"
-        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+        if not record.exc_info:
+            return line
+        trace = self.formatException(record.exc_info).splitlines()
+        return "\n".join([line, *(f"  {_printable(part)}" for part in trace)])
+
+
+def _printable(text: str) -> str:
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
 class JsonFormatter(logging.Formatter):
