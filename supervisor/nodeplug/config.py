@@ -4,7 +4,7 @@ Owns: reading `nodeplug.toml` and its drop-in folder, validation with every prob
 follow from `root`.
 Refuses: defaults for a plugin's own section (its class validates that) and any look at the node.
 
-The drop-ins (`plugins.d/*.toml` beside the main file, by name) may hold `[plugins.*]` tables alone; a plugin that two
+The drop-ins (`plugins.d/*.toml` beside the main file unless `drop_in_dir` says otherwise, by name) may hold `[plugins.*]` tables alone; a plugin that two
 files define is an error that names both.
 """
 
@@ -78,6 +78,9 @@ class Supervisor(_Model):
     """`[supervisor]`: the daemon itself. Every path is taken below `root`."""
 
     root: Path = Field(Path("/"), description="Prefix of every path below; `--root` overrides it.")
+    drop_in_dir: str = Field(
+        "plugins.d", description="Folder of more [plugins.*] tables, relative to this file; empty: none."
+    )
     node_name: str = Field("", description="The node's name in the cluster; empty: the host name.")
     exec_socket: Path = Field(Path("/run/nodeplug/exec.sock"), description="Where the entrypoint scripts connect.")
     state_dir: Path = Field(Path("/var/lib/nodeplug"), description="Survives a reboot: journal, spool.")
@@ -102,6 +105,9 @@ class Supervisor(_Model):
     device_poll: Seconds = Field(10.0, description="How often every device list is read again.")
     podresources_poll: Seconds = Field(10.0, description="How often kubelet is asked who holds which device.")
     install: bool = Field(False, description="Install the entrypoint scripts of all claims at start and reload.")
+    native_entrypoints: bool = Field(
+        False, description="Compile the entrypoints with the host's C compiler; `install --native` does so once."
+    )
     listen: Annotated[str, AfterValidator(_check_address)] = Field(
         "127.0.0.1:9808", description="Address of /healthz, /readyz and /metrics; empty switches them off."
     )
@@ -182,7 +188,7 @@ def load(path: Path, root: Path | None = None) -> Configuration:
     problems: list[str] = []
     document = _read(path, problems)
     origins = dict.fromkeys(_tables(document), path)
-    for drop_in in sorted((path.parent / "plugins.d").glob("*.toml")):
+    for drop_in in _drop_ins(path, document):
         _merge(document, _read(drop_in, problems), drop_in, origins, problems)
     if root is not None and isinstance(document.setdefault("supervisor", {}), dict):
         document["supervisor"]["root"] = root
@@ -206,8 +212,9 @@ def origins(path: Path) -> Mapping[str, Path]:
     Raises:
         ConfigError: a file cannot be read.
     """
-    files = [path, *sorted((path.parent / "plugins.d").glob("*.toml"))]
-    return {name: file for file in reversed(files) for name in _tables(_read(file, []))}
+    document = _read(path, [])
+    files = [(path, document), *((file, _read(file, [])) for file in _drop_ins(path, document))]
+    return {name: file for file, tables in reversed(files) for name in _tables(tables)}
 
 
 def _read(path: Path, problems: list[str]) -> dict[str, Any]:
@@ -220,6 +227,12 @@ def _read(path: Path, problems: list[str]) -> dict[str, Any]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         problems.append(f"{path}: is not TOML: {error}")
     raise ConfigError(problems)
+
+
+def _drop_ins(path: Path, document: Mapping[str, Any]) -> list[Path]:
+    supervisor = document.get("supervisor")
+    folder = supervisor.get("drop_in_dir", "plugins.d") if isinstance(supervisor, dict) else "plugins.d"
+    return sorted((path.parent / folder).glob("*.toml")) if folder and isinstance(folder, str) else []
 
 
 def _tables(document: Mapping[str, Any]) -> Mapping[str, Any]:

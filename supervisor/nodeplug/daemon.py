@@ -178,7 +178,11 @@ class Daemon:
             "sample": _every(SAMPLE_INTERVAL, self._sample),
             "health": _every(HEALTH_INTERVAL, self._lifecycle.check_health),
             "configuration": self._reload_when_changed(started),
-            "watch the configuration": _watch(self._config_path, self._changed.set),
+            "watch the configuration": _watch(
+                self._config_path,
+                self._config_path.parent / self._configuration.supervisor.drop_in_dir,
+                self._changed.set,
+            ),
         }
         return [group.create_task(task, name=name) for name, task in tasks.items()]
 
@@ -252,7 +256,8 @@ class Daemon:
     async def _install(self) -> None:
         try:
             known = all(state.loaded is not None for state in self._lifecycle.states.values())
-            report = await asyncio.to_thread(deploy, self._registry, self._paths, prune=known)
+            native = self._configuration.supervisor.native_entrypoints
+            report = await asyncio.to_thread(deploy, self._registry, self._paths, native=native, prune=known)
         except PluginError as error:
             LOG.error("the entrypoint scripts cannot be installed: %s", error)
         else:
@@ -357,7 +362,7 @@ async def _every(seconds: float, step: Callable[[], Awaitable[object]]) -> None:
         await step()
 
 
-async def _watch(path: Path, changed: Callable[[], None]) -> None:
+async def _watch(path: Path, drop_ins: Path, changed: Callable[[], None]) -> None:
     """Tell of every change in the configuration's folder and in its drop-ins; reading them decides what it means.
 
     Folders, not files: editors and ConfigMaps replace files by rename.
@@ -366,6 +371,6 @@ async def _watch(path: Path, changed: Callable[[], None]) -> None:
     with Inotify() as inotify:
         inotify.add_watch(path.parent, mask)
         with suppress(OSError):
-            inotify.add_watch(path.parent / "plugins.d", mask | Mask.ONLYDIR)
+            inotify.add_watch(drop_ins, mask | Mask.ONLYDIR)
         async for _ in inotify:
             changed()

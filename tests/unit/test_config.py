@@ -54,6 +54,11 @@ def test_a_drop_in_adds_a_plugin(tmp_path: Path) -> None:
     assert configuration.plugins["bridge"].config == {"a": 1}
 
 
+def test_an_empty_drop_in_folder_switches_drop_ins_off(tmp_path: Path) -> None:
+    path = write(tmp_path, "version = 1\n[supervisor]\ndrop_in_dir = ''", net="[plugins.bridge]")
+    assert load(path).plugins == {}
+
+
 def test_a_drop_in_may_not_configure_the_daemon(tmp_path: Path) -> None:
     assert "a drop-in holds [plugins.*] tables alone" in problems(write(tmp_path, "version = 1", a="[supervisor]"))
 
