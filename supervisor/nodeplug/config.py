@@ -4,8 +4,8 @@ Owns: reading `nodeplug.toml` and its drop-in folder, validation with every prob
 follow from `root`.
 Refuses: defaults for a plugin's own section (its class validates that) and any look at the node.
 
-The drop-ins (`plugins.d/*.toml` beside the main file unless `drop_in_dir` says otherwise, by name) may hold `[plugins.*]` tables alone; a plugin that two
-files define is an error that names both.
+The drop-ins (`plugins.d/*.toml` beside the main file unless `drop_in_dir` says otherwise, by name) may hold
+`[plugins.*]` tables alone; a plugin that two files define is an error that names both.
 """
 
 import os

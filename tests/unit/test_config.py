@@ -36,7 +36,7 @@ def test_a_file_that_is_not_toml_says_where(tmp_path: Path) -> None:
 
 def test_an_unknown_key_is_named_with_the_allowed_ones(tmp_path: Path) -> None:
     text = problems(write(tmp_path, "version = 1\n[supervisor]\nexec_sock = '/x'"))
-    assert "supervisor.exec_sock: unknown key; allowed: root, node_name, exec_socket" in text
+    assert "supervisor.exec_sock: unknown key; allowed: root, drop_in_dir, node_name, exec_socket" in text
 
 
 def test_an_unknown_version_is_refused(tmp_path: Path) -> None:
