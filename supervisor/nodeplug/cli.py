@@ -175,6 +175,9 @@ def install(
         list[Path] | None,
         typer.Option("--conflist", metavar="FILE", help="Also install this network configuration; repeatable."),
     ] = None,
+    native: Annotated[
+        bool, typer.Option("--native", help="Compile the entrypoints with the C compiler of this host ($CC or cc).")
+    ] = False,
 ) -> None:
     """Install the entrypoints of every enabled plugin where the runtime and kubelet look for them.
 
@@ -194,7 +197,9 @@ def install(
         end = "nothing was installed: a plugin that cannot be loaded would lose its entrypoints"
         raise ConfigError([*problems, end])
     conflists = {path.name: _read(path) for path in conflist or ()}
-    report = deploy(inspected.registry, configuration.supervisor.paths, conflists=conflists)
+    supervisor = configuration.supervisor
+    native = native or supervisor.native_entrypoints
+    report = deploy(inspected.registry, supervisor.paths, native=native, conflists=conflists)
     _show_report(report.as_dict(), as_json=as_json)
 
 

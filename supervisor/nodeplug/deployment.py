@@ -19,6 +19,7 @@ from nodeplug.install import Report, drivers_in_use, install, uninstall
 from nodeplug.journal import Journal, file_name, read_boot_id
 from nodeplug.lifecycle import Lifecycle, PluginState
 from nodeplug.mounts import mounts
+from nodeplug.native import compile_scripts
 from nodeplug.ownership import Folders
 from nodeplug.registry import Registry
 from nodeplug.runner import Runner
@@ -69,26 +70,34 @@ def folders(paths: Paths) -> Folders:
 
 
 def deploy(
-    registry: Registry, paths: Paths, *, conflists: Mapping[str, bytes] | None = None, prune: bool = True
+    registry: Registry,
+    paths: Paths,
+    *,
+    native: bool = False,
+    conflists: Mapping[str, bytes] | None = None,
+    prune: bool = True,
 ) -> Report:
     """Install the scripts of every claim, and remove those of claims that are gone.
 
     Args:
         registry: the loaded plugins.
         paths: of the node.
+        native: compile the entrypoints instead of installing the scripts.
         conflists: by file name, network configurations to install as well.
         prune: False while a plugin is refused: its claims are unknown, and a runtime that finds no executable can
             never DEL its containers.
 
     Raises:
-        PluginError: see `nodeplug.install.install`.
+        PluginError: see `nodeplug.install.install` and `nodeplug.native.compile_scripts`; without a compiler nothing
+            was changed.
     """
+    render = compile_scripts if native else Scripts.render
     drivers = {route.claim.name: capabilities_file(route.claim, route.hooks) for route in registry.routes("volume")}
     return install(
         cni=[route.claim.name for route in registry.routes("cni")],
         drivers=drivers,
         folders=folders(paths),
-        scripts=Scripts.render(socket=paths.exec_socket, spool=paths.spool),
+        scripts=render(socket=paths.exec_socket, spool=paths.spool),
         conflists=conflists,
         prune=prune,
         in_use=drivers_in_use(mount.target for mount in mounts()),

@@ -21,6 +21,7 @@ from nodeplug.cni.service import CniService
 from nodeplug.cni.spool import Spool
 from nodeplug.entrypoints import Scripts
 from nodeplug.execserver import ExecServer, Handler
+from nodeplug.native import compile_one
 from nodeplug.registry import Registry
 from nodeplug.runner import Runner
 
@@ -52,14 +53,16 @@ class ExecRoad:
     Args:
         folder: an existing folder, with a short path: a socket's path has at most 107 bytes.
         silence: as `ExecServer` has it.
+        native: execute the compiled entrypoints; needs a C compiler.
 
     Attributes:
         service: what answers the style "cni".
         bin: the folder of the scripts, for CNI_PATH; each claim's script appears when the plugin is loaded.
         handlers: for other styles than "cni".
+        source: the folder of the entrypoints' sources; those of this project when None.
     """
 
-    def __init__(self, folder: Path, *, silence: float = 10.0) -> None:
+    def __init__(self, folder: Path, *, silence: float = 10.0, native: bool = False) -> None:
         self.socket = folder / "exec.sock"
         self.bin = folder / "bin"
         self.bin.mkdir(exist_ok=True)
@@ -71,7 +74,10 @@ class ExecRoad:
         self.service = CniService(self.registry, self.runner, self.attachments, self.spool, self.admission)
         self.delegation = Delegation(self.registry)
         self.handlers: dict[str, Handler] = {}
+        self.source: Path | None = None
         self._silence = silence
+        self._native = native
+        self._compiled: dict[bool, bytes] = {}
         self._serving: _Serving | None = None
 
     def load(self, name: str, plugin: object) -> None:
@@ -88,16 +94,25 @@ class ExecRoad:
         """Install the CNI script under a name and return its path."""
         path = self.bin / name
         if not path.exists():
-            path.write_bytes(Scripts.render(socket=self.socket, spool=self.spool.folder).cni)
+            path.write_bytes(self._entrypoint(flex=False))
             path.chmod(0o755)
         return path
 
     def flex_script(self, folder: Path, name: str) -> Path:
         """Install the FlexVolume script in a driver's folder and return its path."""
         path = folder / name
-        path.write_bytes(Scripts.render(socket=self.socket, spool=self.spool.folder).flex)
+        path.write_bytes(self._entrypoint(flex=True))
         path.chmod(0o755)
         return path
+
+    def _entrypoint(self, *, flex: bool) -> bytes:
+        socket, spool = self.socket, self.spool.folder
+        if not self._native:
+            scripts = Scripts.render(socket=socket, spool=spool, source=self.source)
+            return scripts.flex if flex else scripts.cni
+        if flex not in self._compiled:
+            self._compiled[flex] = compile_one(flex=flex, socket=socket, spool=spool, source=self.source)
+        return self._compiled[flex]
 
     def start(self, *, replay: bool = False) -> Self:
         """Serve; with `replay` the spool is worked off too.

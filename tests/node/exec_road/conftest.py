@@ -1,4 +1,4 @@
-"""A road in a folder, and network namespaces for its calls."""
+"""A road in a folder, once with the scripts and once with the compiled entrypoints, and namespaces for its calls."""
 
 import ctypes
 import os
@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from nodeplug import bind, unmount
+from nodeplug import NotFound, bind, unmount
+from nodeplug.native import compiler
 from nodeplug.testing import ExecRoad
 
 
@@ -46,8 +47,19 @@ def netns(make_netns: Callable[[str], Path]) -> Path:
 
 
 @pytest.fixture
-def road(tmp_path: Path) -> Iterator[ExecRoad]:
-    road = ExecRoad(tmp_path)
+def has_compiler() -> None:
+    try:
+        compiler()
+    except NotFound:
+        pytest.skip("needs a C compiler: apt-get install gcc libc6-dev")
+
+
+@pytest.fixture(params=["python", "native"])
+def road(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ExecRoad]:
+    native = request.param == "native"
+    if native:
+        request.getfixturevalue("has_compiler")
+    road = ExecRoad(tmp_path, native=native)
     yield road
     road.stop()
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 from nodeplug import Claim, CniAdd, CniDel, CniResult, PluginError, hookimpl
+from nodeplug.entrypoints import find_scripts
 from nodeplug.frame import Frame
 from nodeplug.testing import ExecRoad
 
@@ -44,15 +46,23 @@ class Plugin:
         self.order.append(f"DEL {request.container_id}")
 
 
-def impatient(road: ExecRoad, **constants: int) -> None:
-    """Shorten the waits of the script under the name `test`."""
-    path = road.script("test")
-    text = path.read_text()
-    line = next(line for line in text.splitlines() if line.startswith("PATIENCE, TIMEOUT, LIMIT = "))
-    values = {"PATIENCE": 10, "TIMEOUT": 150, **constants}
-    path.write_text(
-        text.replace(line, f"PATIENCE, TIMEOUT, LIMIT = {values['PATIENCE']}, {values['TIMEOUT']}, 4 << 20")
+def impatient(road: ExecRoad, *, patience: int = 10, timeout: int = 150) -> None:
+    """Change the waits of the CNI entrypoints, in seconds."""
+    road.source = road.bin.with_name("impatient")
+    shutil.copytree(find_scripts(), road.source)
+    edit(
+        road.source / "nodeplug-cni",
+        "PATIENCE, TIMEOUT, LIMIT = 10, 150,",
+        f"PATIENCE, TIMEOUT, LIMIT = {patience}, {timeout},",
     )
+    edit(road.source / "nodeplug-entrypoint.c", "#define PATIENCE 10 ", f"#define PATIENCE {patience} ")
+    edit(road.source / "nodeplug-entrypoint.c", "(FLEX ? 660 : 150)", f"(FLEX ? 660 : {timeout})")
+
+
+def edit(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert text.count(old) == 1
+    path.write_text(text.replace(old, new))
 
 
 @contextmanager
@@ -98,7 +108,7 @@ def test_without_any_cni_variable_it_says_what_it_is(road: ExecRoad) -> None:
 
 @pytest.mark.parametrize("verb", ["ADD", "CHECK", "GC", "FLY"])
 def test_a_call_waits_for_the_daemon_and_then_says_try_again(road: ExecRoad, env: Env, verb: str) -> None:
-    impatient(road, PATIENCE=0)
+    impatient(road, patience=0)
     done = road.call("test", env(verb), CONFIG)
     assert (done.status, done.document["code"], done.stderr) == (1, 11, b"")
 
@@ -120,7 +130,7 @@ def test_an_add_that_waits_is_served_by_the_daemon_that_comes_up(road: ExecRoad,
 
 
 def test_status_without_daemon_is_50_at_once(road: ExecRoad, env: Env) -> None:
-    impatient(road, PATIENCE=1000)
+    impatient(road, patience=1000)
     done = road.call("test", env("STATUS"), CONFIG)
     assert (done.status, done.document["code"]) == (1, 50)
 
@@ -185,7 +195,7 @@ def test_a_del_whose_answer_breaks_off_is_kept(road: ExecRoad, env: Env) -> None
 
 
 def test_a_frozen_daemon_hangs_nobody(road: ExecRoad, env: Env) -> None:
-    impatient(road, TIMEOUT=1)
+    impatient(road, timeout=1)
     thaw = threading.Event()
     with listener(road, lambda _: thaw.wait(30)):
         done = road.call("test", env("ADD"), CONFIG)

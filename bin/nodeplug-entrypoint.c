@@ -1,0 +1,336 @@
+/* The entrypoints nodeplug-cni and nodeplug-flex as one C program: the same wire and the same answers without the start
+ * of an interpreter. `nodeplug install --native` compiles it on the node, once for CNI and once with -DFLEX=1, with its
+ * own SOCKET and SPOOL. What differs from the scripts, that start included, is a defect of this file.
+ * Wire: supervisor/nodeplug/frame.py. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/auxv.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/time.h>
+#include <sys/un.h>
+#include <time.h>
+#include <unistd.h>
+
+#ifndef SOCKET
+#define SOCKET "/run/nodeplug/exec.sock"
+#endif
+#ifndef SPOOL
+#define SPOOL "/var/lib/nodeplug/spool"
+#endif
+#ifndef FLEX
+#define FLEX 0
+#endif
+#define PATIENCE 10                 /* seconds for the daemon to come up */
+#define TIMEOUT (FLEX ? 660 : 150)  /* seconds for it to answer */
+#define LIMIT ((size_t)4 << 20)     /* bytes of a request */
+#define CHUNK ((size_t)1 << 16)
+#define HEADER 16
+#define ANSWER 9
+#define VERSIONS(and) "0.1.0" and "0.2.0" and "0.3.0" and "0.3.1" and "0.4.0" and "1.0.0" and "1.1.0"
+
+_Static_assert(sizeof SOCKET <= sizeof((struct sockaddr_un *)0)->sun_path, "the socket's path has more than 107 bytes");
+
+__attribute__((used)) static const char marker[] = "# Installed by nodeplug; `nodeplug uninstall` removes it.";
+
+struct bytes {
+    char *data;
+    size_t size, room;
+};
+
+static int put(int fd, const char *data, size_t size) {
+    while (size) {
+        ssize_t done = write(fd, data, size);
+        if (done < 0 && errno == EINTR) continue;
+        if (done < 0) return -1;
+        data += done;
+        size -= (size_t)done;
+    }
+    return 0;
+}
+
+_Noreturn static void finish(int status, const char *out, size_t out_size, const char *err, size_t err_size) {
+    if (put(1, out, out_size) && !status) status = 1; /* the caller no longer listens */
+    put(2, err, err_size);
+    _exit(FLEX ? 0 : status);
+}
+
+/* Says an error in the form of the style; the text goes into JSON as it is, so it keeps harmless characters alone. */
+_Noreturn static void fail(int code, const char *text) {
+    char answer[8192];
+    int size = FLEX ? snprintf(answer, 64, "{\"status\":\"Failure\",\"message\":\"")
+                    : snprintf(answer, 64, "{\"code\":%d,\"msg\":\"", code);
+    for (; *text && size < (int)sizeof answer - 4; text++) {
+        unsigned char c = (unsigned char)*text;
+        if ((c & 0xc0) == 0x80) continue; /* one mark per character, not per byte of its UTF-8 */
+        answer[size++] = c == '"' ? '\'' : c >= ' ' && c <= '~' && c != '\\' ? (char)c : '?';
+    }
+    memcpy(answer + size, "\"}\n", 3);
+    finish(1, answer, (size_t)size + 3, "", 0);
+}
+
+static void make_room(struct bytes *to, size_t more) {
+    if (to->room - to->size >= more) return;
+    to->room = 2 * to->room + more;
+    to->data = realloc(to->data, to->room);
+    if (!to->data) fail(999, "the nodeplug entrypoint failed: out of memory");
+}
+
+static void append(struct bytes *to, const char *data, size_t size) {
+    make_room(to, size);
+    memcpy(to->data + to->size, data, size);
+    to->size += size;
+}
+
+static void put_number(char *to, size_t number) {
+    for (int i = 0; i < 4; i++) to[i] = (char)(number >> 8 * i & 0xff);
+}
+
+static size_t get_number(const char *from) {
+    size_t number = 0;
+    for (int i = 0; i < 4; i++) number |= (size_t)(unsigned char)from[i] << 8 * i;
+    return number;
+}
+
+static double now(void) {
+    struct timespec at;
+    clock_gettime(CLOCK_MONOTONIC, &at);
+    return (double)at.tv_sec + (double)at.tv_nsec / 1e9;
+}
+
+/* Returns a connected socket, or -1 with errno. EAGAIN: the daemon is there, with a full backlog. */
+static int connected(int patient) {
+    struct sockaddr_un address = {.sun_family = AF_UNIX, .sun_path = SOCKET};
+    struct timeval limit = {.tv_sec = TIMEOUT};
+    for (double end = now() + PATIENCE;;) {
+        int peer = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+        if (peer < 0) return -1;
+        if (!connect(peer, (struct sockaddr *)&address, sizeof address)) {
+            if (fcntl(peer, F_SETFL, 0) || setsockopt(peer, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit) ||
+                setsockopt(peer, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit))
+                return -1;
+            return peer;
+        }
+        int error = errno;
+        close(peer);
+        errno = error;
+        if (error != EAGAIN && !(patient && (error == ENOENT || error == ECONNREFUSED))) return -1;
+        if (now() > end) return -1;
+        nanosleep(&(struct timespec){.tv_nsec = 20000000}, NULL);
+    }
+}
+
+/* Opens our own network namespace, then CNI_NETNS: its path may mean nothing where the daemon runs. */
+static size_t namespaces(int fds[2]) {
+    const char *paths[2] = {"/proc/self/ns/net", getenv("CNI_NETNS")};
+    size_t count = 0;
+    while (count < 2 && paths[count]) {
+        int fd = open(paths[count], O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+        if (fd < 0) break;
+        fds[count++] = fd;
+    }
+    return count;
+}
+
+static int send_frame(int peer, const struct bytes *frame) {
+    int fds[2];
+    union {
+        struct cmsghdr header;
+        char space[CMSG_SPACE(sizeof fds)];
+    } control = {0};
+    size_t count = FLEX ? 0 : namespaces(fds);
+    struct iovec rest = {frame->data, frame->size};
+    struct msghdr message = {.msg_iov = &rest, .msg_iovlen = 1};
+    if (count) {
+        message.msg_control = &control;
+        message.msg_controllen = CMSG_SPACE(count * sizeof *fds);
+        control.header = (struct cmsghdr){CMSG_LEN(count * sizeof *fds), SOL_SOCKET, SCM_RIGHTS};
+        memcpy(CMSG_DATA(&control.header), fds, count * sizeof *fds);
+    }
+    while (rest.iov_len) {
+        ssize_t sent = sendmsg(peer, &message, 0);
+        if (sent < 0 && errno == EINTR) continue;
+        if (sent < 0) return -1;
+        rest.iov_base = (char *)rest.iov_base + sent;
+        rest.iov_len -= (size_t)sent;
+        message.msg_control = NULL; /* descriptors travel with the first bytes alone */
+        message.msg_controllen = 0;
+    }
+    return 0;
+}
+
+/* Receives until the answer is whole; -1 with errno if the daemon was silent too long or the connection broke. */
+static int receive(int peer, struct bytes *answer, size_t *out, size_t *err) {
+    uint64_t due = ANSWER;
+    while (answer->size < due) {
+        make_room(answer, CHUNK);
+        ssize_t got = recv(peer, answer->data + answer->size, CHUNK, 0);
+        if (got < 0 && errno == EINTR) continue;
+        if (got < 0) return -1;
+        if (!got) break;
+        answer->size += (size_t)got;
+        if (answer->size >= ANSWER) {
+            *out = get_number(answer->data + 1);
+            *err = get_number(answer->data + 5);
+            due = (uint64_t)ANSWER + *out + *err;
+        }
+    }
+    return 0;
+}
+
+/* Returns why there is no answer; does not return when there is one. */
+static const char *ask(const struct bytes *frame, int patient) {
+    struct bytes answer = {0};
+    size_t out = 0, err = 0;
+    int peer = connected(patient);
+    if (peer < 0) return FLEX ? "nodeplug daemon is not running" : strerror(errno);
+    if (send_frame(peer, frame) || receive(peer, &answer, &out, &err)) {
+        if (FLEX) return "nodeplug daemon ended or hung before it answered";
+        return errno == EAGAIN ? "timed out" : strerror(errno);
+    }
+    if (answer.size < ANSWER || answer.size - ANSWER < (uint64_t)out + (FLEX ? 0 : err) || (FLEX && !out))
+        return FLEX ? "nodeplug daemon ended or hung before it answered" : "the daemon ended before it answered";
+    finish(answer.data[0] & 0xff, answer.data + ANSWER, out, answer.data + ANSWER + out, FLEX ? 0 : err);
+}
+
+/* Keeps a DEL for the daemon that comes back; -1 with errno. */
+static int spool(const struct bytes *frame) {
+    char name[sizeof SPOOL + 64], last[sizeof SPOOL + 64];
+    struct timespec at;
+    clock_gettime(CLOCK_REALTIME, &at);
+    mkdir(SPOOL, 0700); /* it exists, or the next line says what is wrong */
+    int size = snprintf(name, sizeof name, "%s/%011lld%09ld-%d.tmp", SPOOL, (long long)at.tv_sec, at.tv_nsec, getpid());
+    snprintf(last, sizeof last, "%.*s.frame", size - 4, name);
+    int fd = open(name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    if (fd < 0) return -1;
+    if (put(fd, frame->data, frame->size) || fsync(fd) || rename(name, last)) {
+        int error = errno;
+        unlink(name);
+        errno = error;
+        return -1;
+    }
+    int folder = open(SPOOL, O_RDONLY | O_CLOEXEC);
+    return folder < 0 ? -1 : fsync(folder);
+}
+
+/* Whether a variable goes to the daemon; the first of two with one name counts, as for getenv. */
+static int is_sent(const char *pair) {
+    size_t name = strcspn(pair, "=") + 1;
+    int wanted = !strncmp(pair, "CNI_", 4) || !strncmp(pair, "TRACEPARENT=", 12) || !strncmp(pair, "TRACESTATE=", 11) ||
+                 !strncmp(pair, "BAGGAGE=", 8);
+    if (!wanted || !pair[name - 1]) return 0;
+    for (char **other = environ; *other != pair; other++)
+        if (!strncmp(*other, pair, name)) return 0;
+    return 1;
+}
+
+/* Writes all but stdin and returns the size of the arguments; without any CNI_ variable it says what it is instead. */
+static size_t begin_frame(struct bytes *frame, const char *path) {
+    const char *about = "CNI plugin served by the nodeplug daemon\n"
+                        "CNI protocol versions supported: " VERSIONS(", ") "\n";
+    int called = 0;
+    append(frame, "NPX1\0\0\0\0\0\0\0\0\0\0\0\0cni", HEADER + 4);
+    append(frame, path, strlen(path) + 1);
+    size_t args = frame->size - HEADER;
+    for (char **pair = environ; *pair; pair++) {
+        if (!is_sent(*pair)) continue;
+        append(frame, *pair, strlen(*pair) + 1);
+        called |= !strncmp(*pair, "CNI_", 4);
+    }
+    if (!called) finish(0, "", 0, about, strlen(about));
+    return args;
+}
+
+static void read_stdin(struct bytes *frame) {
+    char text[256];
+    for (size_t head = frame->size; frame->size - head <= LIMIT;) {
+        make_room(frame, CHUNK);
+        ssize_t got = read(0, frame->data + frame->size, CHUNK);
+        if (!got) break;
+        if (got > 0)
+            frame->size += (size_t)got;
+        else if (errno != EINTR) {
+            snprintf(text, sizeof text, "error reading from stdin: %s", strerror(errno));
+            fail(5, text);
+        }
+    }
+    if (frame->size - HEADER > LIMIT) {
+        snprintf(text, sizeof text, "the network configuration is too large: a request has at most %zu bytes", LIMIT);
+        fail(7, text);
+    }
+}
+
+_Noreturn static void end_alone(const struct bytes *frame, const char *verb, const char *why) {
+    char text[sizeof SOCKET + 2 * sizeof SPOOL + 512];
+    const char *away = "the nodeplug daemon does not answer at " SOCKET;
+    if (strcmp(verb, "DEL")) {
+        snprintf(text, sizeof text, "%s: %s; start it, or see its log", away, why);
+        fail(strcmp(verb, "STATUS") ? 11 : 50, text);
+    }
+    if (spool(frame)) {
+        snprintf(text, sizeof text, "%s: %s; and DEL cannot be kept in %s: %s", away, why, SPOOL, strerror(errno));
+        fail(11, text);
+    }
+    int size = snprintf(text, sizeof text, "%s: %s; DEL is kept in %s and done when it is back\n", away, why, SPOOL);
+    finish(0, "", 0, text, (size_t)size);
+}
+
+_Noreturn static void cni(const char *path) {
+    const char *version = "{\"cniVersion\":\"1.1.0\",\"supportedVersions\":[\"" VERSIONS("\",\"") "\"]}\n";
+    const char *verb = getenv("CNI_COMMAND");
+    if (!verb) verb = "";
+    /* On hot paths of runtimes: without stdin, without the daemon. */
+    if (!strcmp(verb, "VERSION")) finish(0, version, strlen(version), "", 0);
+    struct bytes frame = {0};
+    size_t args = begin_frame(&frame, path), head = frame.size;
+    read_stdin(&frame);
+    put_number(frame.data + 4, args);
+    put_number(frame.data + 8, head - HEADER - args);
+    put_number(frame.data + 12, frame.size - head);
+    end_alone(&frame, verb, ask(&frame, strcmp(verb, "DEL") && strcmp(verb, "STATUS")));
+}
+
+/* kubelet probes `init` once: a daemon that is away now would hide the driver, so a file answers. */
+_Noreturn static void init(const char *path) {
+    const char *slash = strrchr(path, '/');
+    struct bytes file = {0};
+    append(&file, path, slash ? (size_t)(slash - path) : 0);
+    append(&file, "/capabilities.json", 19);
+    int fd = open(file.data, O_RDONLY | O_CLOEXEC);
+    make_room(&file, CHUNK);
+    ssize_t size = fd < 0 ? -1 : read(fd, file.data, CHUNK);
+    if (size <= 0) fail(1, "capabilities.json is missing beside the driver: install it again");
+    finish(0, file.data, (size_t)size, "", 0);
+}
+
+_Noreturn static void flex(const char *path, int argc, char **argv) {
+    /* kubelet reads stdout and stderr as one text, so stderr is silent, and the exit status always 0. */
+    int null = open("/dev/null", O_RDWR | O_CLOEXEC);
+    if (null < 0 || dup2(null, 2) < 0) close(2);
+    if (argc > 1 && !strcmp(argv[1], "init")) init(path);
+    struct bytes frame = {0};
+    append(&frame, "NPX1\0\0\0\0\0\0\0\0\0\0\0\0flex", HEADER + 5);
+    append(&frame, path, strlen(path) + 1);
+    for (int i = 1; i < argc; i++) append(&frame, argv[i], strlen(argv[i]) + 1);
+    if (frame.size - HEADER > LIMIT) fail(1, "the arguments are too large for nodeplug");
+    put_number(frame.data + 4, frame.size - HEADER);
+    fail(1, ask(&frame, 0));
+}
+
+int main(int argc, char **argv) {
+    /* A closed standard stream stays unusable, and no socket takes its number. */
+    for (int fd = 0; fd < 3; fd++)
+        if (fcntl(fd, F_GETFD) < 0) open("/dev/null", fd ? O_RDONLY : O_WRONLY);
+    signal(SIGPIPE, SIG_IGN);
+    signal(SIGXFSZ, SIG_IGN);
+    const char *path = (const char *)getauxval(AT_EXECFN); /* what was executed, whatever argv[0] says */
+    if (!path) path = argc ? argv[0] : "";
+    if (FLEX) flex(path, argc, argv);
+    cni(path);
+}
