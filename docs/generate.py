@@ -27,7 +27,7 @@ from nodeplug.registry import find
 from nodeplug.runner import Runner
 
 HERE: Final = Path(__file__).resolve().parent
-_BLOCK: Final = re.compile(r"(<!-- generated: (\w+) ?(.*?) -->\n).*?(<!-- end -->)", re.DOTALL)
+_BLOCK: Final = re.compile(r"(<!-- generated: (\w+)(?: ([\w.-]+))? -->\n).*?(<!-- end -->)", re.DOTALL)
 _VALIDATED: Final = {"parse_duration": "duration", "_from_config": "size"}
 _WORDS: Final[Mapping[Any, str]] = {str: "text", bool: "true or false", int: "integer", float: "number", Any: "any"}
 

@@ -1,0 +1,138 @@
+"""Configurations on pages are accepted, and the texts of failures on them are the plugins' own."""
+
+import ast
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodeplug import CniRequest, Netns
+from nodeplug.cni import codec
+from nodeplug.config import Configuration, load
+from nodeplug.deployment import inspect
+from nodeplug.frame import Frame
+from nodeplug.ownership import marked_conflist
+from nodeplug.registry import find, validate_config
+from nodeplug_net.bridge_config import parse_bridge
+from nodeplug_net.ipam_config import parse_config
+from nodeplug_volumes.hostdir import HostDir
+from nodeplug_volumes.loopfile import LoopFile
+from nodeplug_volumes.tmpfs import Tmpfs
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+VOLUMES = ROOT / "docs" / "plugins" / "volumes.md"
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", page.read_text(), flags=re.DOTALL)
+
+
+TABLES = [pytest.param(text, id=page.name) for page in PAGES for text in blocks(page, "toml") if "[plugins." in text]
+CONFLISTS = [pytest.param(text, id=page.name) for page in PAGES for text in blocks(page, "json") if '"plugins"' in text]
+
+
+def accepted(text: str, folder: Path) -> tuple[Configuration, dict[str, Any]]:
+    """Load a configuration, or a drop-in, and validate each plugin's own table."""
+    head = "" if re.search(r"^version = ", text, re.MULTILINE) else "version = 1\n"
+    file = folder / "nodeplug.toml"
+    file.write_text(head + text)
+    configuration = load(file)
+    sections = configuration.plugins.items()
+    return configuration, {name: validate_config(name, find(one.uses or name), one.config) for name, one in sections}
+
+
+@pytest.mark.parametrize("text", TABLES)
+def test_every_configuration_on_a_page_is_accepted(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "docs" / "examples"))
+    configuration, configs = accepted(text, tmp_path)
+    assert set(configs) == set(configuration.plugins) != set()
+
+
+def requests(text: str) -> Iterator[CniRequest]:
+    """Decode a DEL of each plugin of a list, as the runtime would send it."""
+    document = json.loads(text)
+    env = {"CNI_COMMAND": "DEL", "CNI_CONTAINERID": "c1", "CNI_IFNAME": "eth0", "CNI_PATH": "/opt/cni/bin"}
+    for plugin in document["plugins"]:
+        config = {**plugin, "name": document["name"], "cniVersion": document["cniVersion"]}
+        host = Netns.current()
+        try:
+            yield codec.decode(Frame("cni", plugin["type"], env=env, stdin=json.dumps(config).encode()), (host,))
+        finally:
+            host.close()
+
+
+@pytest.mark.parametrize("text", CONFLISTS)
+def test_every_network_on_a_page_can_be_installed_and_read(text: str, tmp_path: Path) -> None:
+    assert marked_conflist("10-page.conflist", text.encode())
+    for request in requests(text):
+        assert parse_config(request, tmp_path).ranges
+        if request.claim == "nodeplug-bridge":
+            assert parse_bridge(request).is_default_gateway
+
+
+def test_the_network_of_the_bridge_page_is_the_shipped_one(tmp_path: Path) -> None:
+    shipped = (ROOT / "configs" / "cni" / "10-nodeplug.conflist").read_text()
+    page = blocks(ROOT / "docs" / "plugins" / "bridge.md", "json")[0]
+    (own,), (documented,) = list(requests(shipped)), list(requests(page))
+    assert parse_bridge(own) == parse_bridge(documented)
+    assert parse_config(own, tmp_path).ranges == parse_config(documented, tmp_path).ranges
+
+
+def flex_volumes() -> dict[str, dict[str, str]]:
+    """Read `flexVolume` blocks: by driver, its options."""
+    found = {}
+    for text in blocks(VOLUMES, "yaml"):
+        driver = re.search(r"driver: (\S+)", text)
+        options = dict(re.findall(r"^    (\w+): (\S+)$", text.partition("options:")[2], re.MULTILINE))
+        assert driver is not None
+        found[driver[1]] = options
+    return found
+
+
+def test_every_volume_on_the_page_is_one_that_its_driver_takes(tmp_path: Path) -> None:
+    configuration, _ = accepted(blocks(VOLUMES, "toml")[0], tmp_path)
+    plugins = {name: loaded.plugin for name, loaded in inspect(configuration).registry.plugins.items()}
+    volumes = flex_volumes()
+    loopfile, hostdir, tmpfs = (plugins[name] for name in ("loopfile", "hostdir", "tmpfs"))
+    assert isinstance(loopfile, LoopFile)
+    assert isinstance(hostdir, HostDir)
+    assert isinstance(tmpfs, Tmpfs)
+    assert loopfile.volume_id(volumes["nodeplug/loopfile"]) == "orders"
+    assert hostdir.volume_id(volumes["nodeplug/hostdir"]) == "models/llama/7b"
+    assert "size=67108864" in tmpfs._mount_options(volumes["nodeplug/tmpfs"], None)
+    assert len(volumes) == 3
+
+
+# --- texts of failures
+
+
+def texts(source: Path) -> Iterator[str]:
+    """Every string of a module; what is filled in stands as NUL."""
+    for node in ast.walk(ast.parse(source.read_text())):
+        if isinstance(node, ast.JoinedStr):
+            yield "".join(str(part.value) if isinstance(part, ast.Constant) else "\0" for part in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+SAID = [text for root in ("plugins", "supervisor") for path in (ROOT / root).rglob("*.py") for text in texts(path)]
+
+
+def failures() -> list[str]:
+    found = []
+    for page in sorted((ROOT / "docs" / "plugins").glob("*.md")):
+        table = page.read_text().partition("## Failure texts")[2]
+        found += re.findall(r"^\| `(.*?)`", table, re.MULTILINE)
+    return found
+
+
+@pytest.mark.parametrize("text", failures())
+def test_every_text_of_a_failure_is_one_that_a_plugin_says(text: str) -> None:
+    # A value stands between quotes where the code writes its repr.
+    pieces = [re.escape(piece.strip()) for piece in text.replace("'...'", "...").split("...")]
+    pattern = re.compile(".*".join(pieces), re.DOTALL)
+    assert any(pattern.search(said) for said in SAID)

@@ -1,0 +1,116 @@
+"""What pages repeat from the code is what the code says."""
+
+import inspect
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from nodeplug import errors
+from nodeplug.config import Configuration
+from nodeplug.errors import WIRES
+from nodeplug.hookspecs import ANSWERS, Contract
+from nodeplug.observe.metrics import Metrics
+from nodeplug.registry import find, installed
+from nodeplug.runner import DEFAULT_DEADLINES
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+OURS = sorted(name for name, point in installed().items() if point.dist is not None and point.dist.name == "nodeplug")
+
+
+def test_generated_parts_of_the_pages_are_fresh(tmp_path: Path) -> None:
+    copy = tmp_path / "docs"
+    shutil.copytree(DOCS, copy)
+    subprocess.run([sys.executable, "-B", ROOT / "docs" / "generate.py", copy], check=True)
+    pages = [page.relative_to(copy) for page in copy.rglob("*.md")]
+    stale = [str(page) for page in pages if (copy / page).read_text() != (DOCS / page).read_text()]
+    assert stale == [], "run `python docs/generate.py` and commit the result"
+
+
+def signatures() -> list[str]:
+    hooks = {name: inspect.signature(getattr(Contract, name)) for name in ANSWERS}
+    return [f"{name}({', '.join(list(found.parameters)[1:])})" for name, found in hooks.items()]
+
+
+def test_every_hook_has_a_heading_with_its_signature_in_the_order_of_the_contract() -> None:
+    headings = re.findall(r"^### `(.*)`$", (DOCS / "hooks.md").read_text(), flags=re.MULTILINE)
+    assert headings == signatures()
+
+
+def test_every_hook_that_has_a_deadline_of_its_own_shows_it() -> None:
+    sections = re.split(r"^### ", (DOCS / "hooks.md").read_text(), flags=re.MULTILINE)[1:]
+    texts = {section.lstrip("`").partition("(")[0]: section for section in sections}
+    timed = {name: seconds for name, seconds in DEFAULT_DEADLINES.items() if name != "claims"}
+    assert [name for name, seconds in timed.items() if f"Deadline: {seconds:g} s." not in texts[name]] == []
+
+
+@pytest.mark.parametrize("hook", ANSWERS)
+def test_every_hook_is_in_a_test(hook: str) -> None:
+    use = re.compile(rf"""(def |\.|["']){hook}\b""")
+    files = [path for path in (ROOT / "tests").rglob("*.py") if path.parent.name != "meta"]
+    assert any(use.search(path.read_text()) for path in files)
+
+
+def table_of_errors() -> dict[str, tuple[str, ...]]:
+    rows = re.findall(r"^\| `(\w+)` \| (.*?) \| `(\w+)` \| (.*?) \|", (DOCS / "errors.md").read_text(), re.MULTILINE)
+    return {name: tuple(cells) for name, *cells in rows}
+
+
+def test_the_error_table_is_the_one_of_the_code() -> None:
+    wires = {error.__name__: (str(wire.cni), wire.grpc, wire.flex) for error, wire in WIRES.items()}
+    wires["DelegateFailed"] = ("the delegate's", *wires["DelegateFailed"][1:])
+    assert table_of_errors() == wires
+
+
+def test_every_error_class_has_a_row() -> None:
+    classes = inspect.getmembers(errors, inspect.isclass)
+    assert {name for name, cls in classes if issubclass(cls, errors.PluginError)} == set(table_of_errors())
+
+
+def keys_of(model: type[BaseModel]) -> Iterator[str]:
+    schema: dict[str, Any] = model.model_json_schema()
+    for one in [schema, *schema.get("$defs", {}).values()]:
+        yield from one.get("properties", {})
+
+
+def is_documented(key: str, text: str) -> bool:
+    return re.search(rf"`(?:[\w.<>\[\]]+\.)?{key}`", text) is not None
+
+
+def test_every_key_of_the_daemon_is_documented() -> None:
+    text = (DOCS / "configuration.md").read_text()
+    whole = {"supervisor", "plugins"}  # tables with headings of their own
+    assert [key for key in keys_of(Configuration) if key not in whole and not is_documented(key, text)] == []
+
+
+@pytest.mark.parametrize("plugin", OURS)
+def test_every_key_of_a_bundled_plugin_is_documented_in_its_section(plugin: str) -> None:
+    text = (DOCS / "configuration.md").read_text()
+    section = re.search(rf"^### `{plugin}`$(.*?)(?=^##|\Z)", text, re.MULTILINE | re.DOTALL)
+    assert section is not None
+    assert [key for key in keys_of(find(plugin).config_model) if not is_documented(key, section[1])] == []
+
+
+def descriptions(model: type[BaseModel]) -> Iterator[tuple[str, str]]:
+    schema: dict[str, Any] = model.model_json_schema()
+    for one in [schema, *schema.get("$defs", {}).values()]:
+        for key, field in one.get("properties", {}).items():
+            yield key, field.get("description", "")
+
+
+@pytest.mark.parametrize("plugin", OURS)
+def test_every_key_of_a_bundled_plugin_says_what_it_means(plugin: str) -> None:
+    assert [key for key, text in descriptions(find(plugin).config_model) if not text] == []
+
+
+def test_every_metric_is_documented_and_the_other_way_round() -> None:
+    told = set(re.findall(r"`(nodeplug_[a-z_]+)`", (DOCS / "operating.md").read_text()))
+    families = {family.name for family in Metrics().registry.collect()}
+    assert told == {name for name in families if name.startswith("nodeplug_")}
