@@ -155,7 +155,7 @@ def test_mistakes_of_the_main_tables_are_all_told(node: Node) -> None:
     done = node.run("check-config")
     assert done.returncode == 1
     assert f"error: {node.config}: supervisor.log_level: Input should be 'debug'" in done.stderr
-    assert f"error: {node.config}: supervisor.socket: unknown key; allowed: root, node_name" in done.stderr
+    assert f"error: {node.config}: supervisor.socket: unknown key; allowed: root, drop_in_dir, node_name" in done.stderr
 
 
 def test_missing_file_is_one_sentence(node: Node) -> None:
