@@ -1,6 +1,7 @@
 """What pages repeat from the code is what the code says."""
 
 import inspect
+import json
 import re
 import shutil
 import subprocess
@@ -114,3 +115,21 @@ def test_every_metric_is_documented_and_the_other_way_round() -> None:
     told = set(re.findall(r"`(nodeplug_[a-z_]+)`", (DOCS / "operating.md").read_text()))
     families = {family.name for family in Metrics().registry.collect()}
     assert told == {name for name in families if name.startswith("nodeplug_")}
+
+
+def figures_on_the_page() -> list[str]:
+    rows = re.findall(r"^\| (`.*?) \|", (DOCS / "performance.md").read_text(), re.MULTILINE)
+    return [name for row in rows for name in re.findall(r"`(\w+)`", row)]
+
+
+def test_every_figure_of_the_benchmark_is_explained() -> None:
+    figures = json.loads((ROOT / "bench" / "results" / "latest.json").read_text())
+    explained = {name for told in figures_on_the_page() for name in figures if f"{name}_".startswith(f"{told}_")}
+    assert sorted(name for name in figures.keys() - explained if "ratio" not in name) == []
+
+
+def test_every_figure_on_the_page_is_one_of_the_benchmark() -> None:
+    measured = json.loads((ROOT / "bench" / "results" / "latest.json").read_text())
+    # A machine without the reference plugins has no figures of theirs.
+    named = [name for name in figures_on_the_page() if "reference" not in name]
+    assert [told for told in named if not any(f"{name}_".startswith(f"{told}_") for name in measured)] == []
