@@ -165,14 +165,14 @@ def compiled_ahead(script: bytes) -> bytes:
     The code is for interpreters of this process's bytecode; for any other the script does the same, only slower.
     A script that cannot stand in a raw string, for the sake of an odd path, is returned as it is.
     """
-    text = script.decode()
+    text = os.fsdecode(script)
     shebang, marker, source = text.split("\n", 2)
     if _QUOTE in text or "\r" in text:
         return script
     code = compile(source, "nodeplug", "exec", dont_inherit=True, optimize=2)
     # Hexadecimal digits are the quickest to read back: half as long as the escapes of a bytes literal.
     digits = marshal.dumps(code, _MARSHAL_VERSION).hex()
-    return _AHEAD.format(head=f"{shebang}\n{marker}", source=source, magic=MAGIC_NUMBER, code=digits).encode()
+    return os.fsencode(_AHEAD.format(head=f"{shebang}\n{marker}", source=source, magic=MAGIC_NUMBER, code=digits))
 
 
 def is_ours(data: bytes) -> bool:

@@ -7,6 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from nodeplug.entrypoints import MARKER, Scripts
+from nodeplug.errors import NotFound
+from nodeplug.native import SOURCE, compiler
+
 BIN = Path(__file__).parents[2] / "bin"
 SCRIPTS = ("nodeplug-cni", "nodeplug-flex")
 INTERPRETER = "/usr/bin/python3"
@@ -69,3 +73,63 @@ def test_a_script_stays_small_and_ascii(script: str) -> None:
 def test_both_scripts_speak_the_frame_of_the_daemon() -> None:
     for script in SCRIPTS:
         assert b'b"NPX1"' in (BIN / script).read_bytes()
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Path:
+    path = tmp_path / "installed"
+    path.write_bytes(Scripts.render(socket="/s", spool="/p").cni)
+    path.chmod(0o755)
+    return path
+
+
+def test_an_installed_script_loads_no_module_from_a_file(installed: Path) -> None:
+    done = subprocess.run([INTERPRETER, "-ISv", str(installed)], capture_output=True, env={}, check=False)
+    opened = re.findall(r"^# code object from '(.*)'", done.stderr.decode(), re.MULTILINE)
+    assert [path for path in opened if "/encodings/" not in path] == []
+
+
+def test_an_installed_script_runs_under_an_interpreter_of_another_bytecode(installed: Path) -> None:
+    text = installed.read_text()
+    foreign = re.sub(r"MAGIC_NUMBER == b'.*?'", "MAGIC_NUMBER == b'\\\\x00\\\\x00\\\\x00\\\\x00'", text)
+    foreign = re.sub(r"fromhex\('.*?'\)", "fromhex('ff')", foreign)
+    assert foreign != text
+    installed.write_text(foreign)
+    done = subprocess.run([installed], capture_output=True, env={"CNI_COMMAND": "VERSION"}, check=True)
+    assert done.stdout.startswith(b'{"cniVersion":')
+
+
+# --- the twin in C ----------------------------------------------------------------------------------------------
+
+
+def constant(text: str, name: str) -> str:
+    (found,) = re.findall(rf'^(?:#define )?{name}(?: = | )(".*")$', text, re.MULTILINE)
+    return str(found)
+
+
+@pytest.mark.parametrize("name", ["SOCKET", "SPOOL"])
+def test_the_twin_has_the_constants_of_the_script(name: str) -> None:
+    assert constant((BIN / SOURCE).read_text(), name) == constant((BIN / "nodeplug-cni").read_text(), name)
+
+
+def test_the_twin_bears_the_marker() -> None:
+    assert MARKER in (BIN / SOURCE).read_bytes()
+
+
+def test_the_twin_stays_small_and_ascii() -> None:
+    text = (BIN / SOURCE).read_text()
+    assert text.isascii()
+    assert len(text.splitlines()) <= 350
+    assert max(map(len, text.splitlines())) <= 120
+
+
+@pytest.mark.parametrize("flex", [0, 1])
+def test_the_twin_compiles_without_a_warning(flex: int, tmp_path: Path) -> None:
+    try:
+        command = compiler()
+    except NotFound:
+        pytest.skip("needs a C compiler: apt-get install gcc libc6-dev")
+    options = ["-std=c11", "-O2", "-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Wconversion", "-Werror"]
+    target = [f"-DFLEX={flex}", "-o", str(tmp_path / "twin"), str(BIN / SOURCE)]
+    done = subprocess.run([*command, *options, *target], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

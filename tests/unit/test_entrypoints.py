@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeplug.entrypoints import MARKER, Scripts, default_interpreter, find_scripts, is_ours, render
+from nodeplug.entrypoints import MARKER, Scripts, compiled_ahead, default_interpreter, find_scripts, is_ours, render
 from nodeplug.errors import InvalidRequest, NotFound
 
 SCRIPT = (
@@ -71,6 +71,11 @@ def test_rendered_script_is_recognised_as_ours() -> None:
     assert is_ours(rendered().encode())
 
 
+def test_compiled_program_is_recognised_by_the_marker_in_it() -> None:
+    assert is_ours(b"\x7fELF\0\0" + MARKER + b"\0")
+    assert not is_ours(b"\x7fELF\0\0")
+
+
 @pytest.mark.parametrize("data", [b"", b"#!/bin/sh", SCRIPT.encode(), b"#!/bin/sh\necho\n" + MARKER])
 def test_other_files_are_not_recognised_as_ours(data: bytes) -> None:
     assert not is_ours(data)
@@ -92,3 +97,30 @@ def test_scripts_of_the_checkout_are_found_and_render() -> None:
     assert b"/elsewhere.sock" in scripts.flex
     compile(scripts.cni, "nodeplug-cni", "exec")
     compile(scripts.flex, "nodeplug-flex", "exec")
+
+
+def test_script_that_is_compiled_ahead_keeps_its_head_and_its_source() -> None:
+    plain = rendered()
+    ahead = compiled_ahead(plain.encode()).decode()
+    assert ahead.splitlines()[:2] == plain.splitlines()[:2]
+    assert plain.split("\n", 2)[2] in ahead
+    assert is_ours(ahead.encode())
+
+
+def test_script_is_compiled_to_the_same_bytes_each_time() -> None:
+    assert Scripts.render(socket="/s", spool="/p") == Scripts.render(socket="/s", spool="/p")
+
+
+@pytest.mark.parametrize("path", ["/three ''' quotes", "/back\\slash", "/grüße"])
+def test_any_path_survives_the_compilation(path: str) -> None:
+    # Both halves of the script, as an interpreter of this and of another bytecode runs them.
+    script = compiled_ahead(rendered(socket=path).replace("import posix", "").encode()).decode()
+    for text in (script, script.replace("MAGIC_NUMBER == ", "MAGIC_NUMBER != ")):
+        seen: dict[str, object] = {"rest": lambda: None}
+        exec(text, seen)
+        assert seen["SOCKET"] == path
+
+
+def test_interpreter_whose_path_is_not_utf8_is_kept() -> None:
+    script = render(SCRIPT, interpreter=Path("/py\udcff"), socket="/s", spool="/p")
+    assert compiled_ahead(script).startswith(b"#!/py\xff -IS\n")
