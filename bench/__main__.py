@@ -6,6 +6,7 @@ containernetworking-plugins and is left out, with a word, where they are missing
 
 import argparse
 import asyncio
+import itertools
 import json
 import os
 import platform
@@ -25,6 +26,8 @@ from nodeplug.testing import Kubelet, ScratchNode
 
 RESULTS = Path(__file__).parent / "results" / "latest.json"
 INSIDE = "NODEPLUG_BENCH_INSIDE"
+ENTRYPOINTS = {"ours": "", "native": "_native"}
+"""Our engines, and what their names add to a key."""
 Figures = dict[str, float]
 Tell = Callable[[str], None]
 
@@ -58,6 +61,8 @@ def _inside(*, quick: bool) -> int:
     console.print(_table(figures))
     if "cni_add_p50_ratio" not in figures:
         console.print("no comparison: install containernetworking-plugins for the reference executables")
+    if "shim_native_p50_ms" not in figures:
+        console.print("no compiled entrypoint: install gcc and libc6-dev")
     return 0
 
 
@@ -83,16 +88,11 @@ async def _measure(folder: Path, *, quick: bool, tell: Tell) -> Figures:
 
 
 def _measure_cni(folder: Path, node: ScratchNode, *, quick: bool, tell: Tell) -> Figures:
-    installed = node.run("install")
-    if installed.returncode:
-        raise RuntimeError(installed.stderr)
-    ours = cni.Engine("ours", node.paths.cni_bin, "nodeplug-bridge", "host-local", "10.91.0.0/16", folder / "ours")
-    engines = [ours]
-    if (cni.REFERENCE / "bridge").exists():
-        folders = cni.REFERENCE, folder / "reference"
-        engines.append(cni.Engine("reference", folders[0], "bridge", "host-local", "10.92.0.0/16", folders[1]))
+    engines = cni.engines(folder, node)
     tell("shim")
-    figures = _flat("shim", cni.shim(ours, 20 if quick else 300))
+    figures: Figures = {}
+    for name, summary in cni.shim([one for one in engines if one.name in ENTRYPOINTS], 20 if quick else 300).items():
+        figures |= _flat(f"shim{ENTRYPOINTS[name]}", summary)
     with cni.namespaces(folder, 8 if quick else 100) as paths:
         for name, of in cni.interleaved(engines, paths, tell).items():
             for verb, seconds in (("add", of.add), ("check", of.check), ("del", of.delete)):
@@ -109,16 +109,19 @@ def _flat(name: str, summary: Summary) -> Figures:
 
 
 def _ratios(figures: Figures) -> Figures:
-    """Ours over the reference, within this run; empty without the reference."""
+    """Each of ours over the reference, within this run; empty without the reference."""
     if "cni_add_reference_p50_ms" not in figures:
         return {}
-    ratios = {
-        f"cni_{verb}_{rank}_ratio": figures[f"cni_{verb}_ours_{rank}_ms"] / figures[f"cni_{verb}_reference_{rank}_ms"]
-        for verb in ("add", "check", "del")
-        for rank in ("p50", "p99")
-    }
-    for key in ("cni_add_16", "cni_del_16"):
-        ratios[f"{key}_throughput_ratio"] = figures[f"{key}_ours_per_s"] / figures[f"{key}_reference_per_s"]
+    ratios: Figures = {}
+    for name, infix in ENTRYPOINTS.items():
+        if f"cni_add_{name}_p50_ms" not in figures:
+            continue
+        for verb, rank in itertools.product(("add", "check", "del"), ("p50", "p99")):
+            ours, reference = (figures[f"cni_{verb}_{engine}_{rank}_ms"] for engine in (name, "reference"))
+            ratios[f"cni_{verb}{infix}_{rank}_ratio"] = ours / reference
+        for key in ("cni_add_16", "cni_del_16"):
+            ours, reference = (figures[f"{key}_{engine}_per_s"] for engine in (name, "reference"))
+            ratios[f"{key}{infix}_throughput_ratio"] = ours / reference
     return ratios
 
 

@@ -1,6 +1,7 @@
 """CNI in one interleaved run: our bridge + host-local against Debian's reference executables, and the shim alone.
 
-Owns: the namespaces, configurations and the order of calls.
+Ours is measured twice, with the script and with the compiled entrypoint; both lead to the same daemon.
+Owns: the engines, namespaces, configurations and the order of calls.
 Refuses: to run outside a network and mount namespace of its own (`bench.__main__` makes one).
 """
 
@@ -15,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.measure import Execution, Summary, execute
-from nodeplug.testing import Sandbox
+from nodeplug.errors import NotFound
+from nodeplug.native import compile_one
+from nodeplug.testing import Sandbox, ScratchNode
 
 REFERENCE = Path("/usr/lib/cni")
 IDLE_AFTER_DEL = 0.05
@@ -60,6 +63,31 @@ class Engine:
         }
         what = f"{verb} of {self.name}"
         return execute(str(self.folder / self.bridge_type), env, json.dumps(config).encode()).checked(what)
+
+
+def engines(folder: Path, node: ScratchNode) -> list[Engine]:
+    """Install ours and return what this machine can compare: ours, native, reference.
+
+    Raises:
+        RuntimeError: the installation failed.
+    """
+    installed = node.run("install")
+    if installed.returncode:
+        raise RuntimeError(installed.stderr)
+    found = [Engine("ours", node.paths.cni_bin, "nodeplug-bridge", "host-local", "10.91.0.0/16", folder / "ours")]
+    try:
+        program = compile_one(flex=False, socket=node.paths.exec_socket, spool=node.paths.spool)
+    except NotFound:  # no compiler
+        pass
+    else:
+        bin_folder = folder / "native-bin"
+        bin_folder.mkdir()
+        (bin_folder / "nodeplug-bridge").write_bytes(program)
+        (bin_folder / "nodeplug-bridge").chmod(0o755)
+        found.append(Engine("native", bin_folder, "nodeplug-bridge", "host-local", "10.93.0.0/16", folder / "native"))
+    if (REFERENCE / "bridge").exists():
+        found.append(Engine("reference", REFERENCE, "bridge", "host-local", "10.92.0.0/16", folder / "reference"))
+    return found
 
 
 @dataclass(slots=True)
@@ -122,9 +150,13 @@ def throughput(engines: list[Engine], paths: list[Path], rounds: int) -> Mapping
     return {name: (calls / add, calls / delete) for name, (add, delete) in spent.items()}
 
 
-def shim(engine: Engine, count: int) -> Summary:
-    """Time STATUS through shim and daemon: the road alone, with next to no work at its end."""
-    config = json.dumps(engine.config() | {"cniVersion": "1.1.0"}).encode()
-    env = {"CNI_COMMAND": "STATUS", "CNI_PATH": str(engine.folder), "PATH": os.defpath}
-    path = str(engine.folder / engine.bridge_type)
-    return Summary.of([execute(path, env, config).checked("STATUS").seconds for _ in range(count)])
+def shim(engines: list[Engine], count: int) -> Mapping[str, Summary]:
+    """Time STATUS through shim and daemon, in turns: the road alone, with next to no work at its end."""
+    seconds: dict[str, list[float]] = {engine.name: [] for engine in engines}
+    for _ in range(count):
+        for engine in engines:
+            config = json.dumps(engine.config() | {"cniVersion": "1.1.0"}).encode()
+            env = {"CNI_COMMAND": "STATUS", "CNI_PATH": str(engine.folder), "PATH": os.defpath}
+            done = execute(str(engine.folder / engine.bridge_type), env, config)
+            seconds[engine.name].append(done.checked("STATUS").seconds)
+    return {name: Summary.of(series) for name, series in seconds.items()}
