@@ -172,6 +172,8 @@ class Daemon:
     ) -> list[asyncio.Task[None]]:
         tasks = {
             "exec socket": server.serve(),
+            "keep the exec socket": server.keep_listening(),
+            "keep the folders": _every(SAMPLE_INTERVAL, self._keep_folders),
             "spool": self._cni.run_spool(),
             "podresources": self._podresources.run(),
             "start failed plugins": _every(RETRY_INTERVAL, self._lifecycle.retry_failed),
@@ -269,7 +271,7 @@ class Daemon:
         return Journal(self._paths.journal / file_name(name), self._boot_id)
 
     def _make_host(self, name: str) -> Host:
-        state, run = (folder / "plugins" / file_name(name) for folder in (self._paths.state, self._paths.run))
+        state, run = self._folders(name)
         _make_folder(state)
         _make_folder(run)
         log = logging.LoggerAdapter(logging.getLogger(f"nodeplug.plugin.{name}"), {"plugin": name})
@@ -284,6 +286,17 @@ class Daemon:
             _refresh=self._refresh,
             _delegate=self._delegation,
         )
+
+    def _folders(self, name: str) -> tuple[Path, Path]:
+        state, run = (folder / "plugins" / file_name(name) for folder in (self._paths.state, self._paths.run))
+        return state, run
+
+    async def _keep_folders(self) -> None:
+        """Make the plugins' folders again when somebody has removed them: they were promised to exist."""
+        for name in self._lifecycle.states:
+            for folder in self._folders(name):
+                with suppress(PluginError):  # a plugin that writes there gets the error, and says it better
+                    _make_folder(folder)
 
     def _refresh(self, resource: ResourceName) -> None:
         """Pass a request for a new listing from a plugin's thread to the loop."""

@@ -32,6 +32,8 @@ BACKLOG: Final = 1024
 """Connections that the kernel keeps until they are accepted (and at most net.core.somaxconn)."""
 CONNECTIONS: Final = 1024
 """Connections that are served at once; the next ones stay in the backlog."""
+_LOOK: Final = 0.5
+"""Seconds between two looks at whether the socket is still at its path: one stat(2)."""
 _SILENCE: Final = 10.0
 _GRACE: Final = 2.0
 _DESCRIPTORS: Final = 2
@@ -74,7 +76,13 @@ class ExecServer:
         Raises:
             PluginError: another daemon listens there, or the path cannot be used.
         """
-        self.path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        self._listener = self._listen()
+
+    def _listen(self) -> socket.socket:
+        try:
+            self.path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        except OSError as error:
+            raise PluginError(f"cannot make the folder {self.path.parent}: {error.strerror}") from error
         _clear_stale(self.path)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         # The mode is right from the first instant: a chmod after bind would leave a gap for others to connect.
@@ -82,14 +90,52 @@ class ExecServer:
         try:
             listener.bind(str(self.path))
             listener.listen(BACKLOG)
+            status = self.path.stat()
         except OSError as error:
             listener.close()
             raise PluginError(f"cannot listen on {self.path}: {error.strerror or error}") from error
         finally:
             os.umask(before)
-        status = self.path.stat()
         self._identity = status.st_dev, status.st_ino
-        self._listener = listener
+        return listener
+
+    async def keep_listening(self) -> None:
+        """Listen anew when the socket is gone from its path: a task of the daemon, ended by cancelling it.
+
+        Without it callers would fail until the next restart, because somebody tidied up a folder.
+        """
+        told = ""
+        while True:
+            await asyncio.sleep(_LOOK)
+            if self._listener is None or self._is_in_place():
+                continue
+            try:
+                self._replace_listener(self._listen())
+            except (PluginError, OSError) as error:
+                if told != str(error):
+                    LOG.error("the socket at %s is gone, and cannot be made anew: %s", self.path, error)
+                told = str(error)
+            else:
+                LOG.warning("the socket at %s was gone; it is made anew", self.path)
+                told = ""
+
+    def _is_in_place(self) -> bool:
+        try:
+            status = self.path.stat()
+        except OSError:
+            return False
+        return (status.st_dev, status.st_ino) == self._identity
+
+    def _replace_listener(self, listener: socket.socket) -> None:
+        former, self._listener = self._listener, listener
+        if former is not None:
+            self._close(former)
+
+    def _close(self, listener: socket.socket) -> None:
+        asyncio.get_running_loop().remove_reader(listener)
+        listener.close()
+        if self._idle is not None and not self._idle.done():
+            self._idle.set_result(None)
 
     async def serve(self) -> None:
         """Accept until cancelled, or until `stop`."""
@@ -123,14 +169,10 @@ class ExecServer:
         listener, self._listener = self._listener, None
         if listener is None:
             return
-        with suppress(OSError):
-            status = self.path.stat()
-            if (status.st_dev, status.st_ino) == self._identity:
+        if self._is_in_place():
+            with suppress(OSError):
                 self.path.unlink()
-        asyncio.get_running_loop().remove_reader(listener)
-        listener.close()
-        if self._idle is not None and not self._idle.done():
-            self._idle.set_result(None)
+        self._close(listener)
         if self._connections:
             _, late = await asyncio.wait(self._connections, timeout=grace)
             for task in late:
@@ -159,7 +201,7 @@ class ExecServer:
                 return
             reply = await self._answer(frame, arrival)
         except TimeoutError:
-            LOG.warning("dropped a caller that sent no whole request within %g s", self._silence)
+            LOG.warning("request %s: no whole request came within %g s", new_request_id(), self._silence)
             return
         except PluginError as error:
             await self._refuse(arrival, error, quiet=uid in self._refused)
@@ -170,7 +212,12 @@ class ExecServer:
 
     def _stranger(self, uid: int) -> PluginError:
         if uid not in self._refused:
-            LOG.warning("refused user %d on %s; further tries of this user are not logged", uid, self.path)
+            LOG.warning(
+                "refused request %s of user %d on %s; further tries of this user are not logged",
+                new_request_id(),
+                uid,
+                self.path,
+            )
         self._refused.add(uid)
         return PluginError(f"only root may call nodeplug; the caller has user id {uid}")
 
