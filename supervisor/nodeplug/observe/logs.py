@@ -56,7 +56,7 @@ class TextFormatter(logging.Formatter):
     """`2026-01-02T03:04:05.678Z INFO nodeplug.runner [4f00aa01 bridge] message`."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Write one record; no text in it can begin a line that looks like a record, a traceback's lines are indented."""
+        """Write one record; no text in it, a traceback included, can begin a line that looks like a record."""
         where = " ".join(filter(None, (getattr(record, "request", ""), getattr(record, "plugin", ""))))
         message = _printable(record.getMessage())
         line = f"{_time(record)} {record.levelname} {record.name}{f' [{where}]' if where else ''} {message}"
