@@ -113,8 +113,11 @@ class CniService:
             return await self._run(route, request, owned, call)
 
     async def _status(self, request: CniStatus, owned: _Owned, call: Call) -> bytes:
-        """STATUS waits for nobody, and says every passing condition as 50: runtimes know no other code here."""
-        call.key = f"STATUS {call.id}"
+        """STATUS waits for other STATUS alone, and says every passing condition as 50: runtimes know no other code.
+
+        Runtimes ask every few seconds: were each to hang in a thread of its own, they would quarantine the plugin.
+        """
+        call.key = f"STATUS of {call.claim}"
         try:
             route = self.registry.route("cni", request.claim)
             if "cni_status" in route.hooks:
