@@ -19,8 +19,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
-from asyncinotify import Inotify, Mask
-
 from nodeplug import status
 from nodeplug.cni.admission import Admission
 from nodeplug.cni.attachments import Attachments
@@ -28,6 +26,7 @@ from nodeplug.cni.delegate import Delegation
 from nodeplug.cni.service import CniService
 from nodeplug.cni.spool import Spool
 from nodeplug.config import ConfigError, Configuration, load, node_name
+from nodeplug.config_watch import watch
 from nodeplug.deployment import deploy
 from nodeplug.device.podresources import PodResources
 from nodeplug.device.registration import DevicePaths
@@ -180,7 +179,7 @@ class Daemon:
             "sample": _every(SAMPLE_INTERVAL, self._sample),
             "health": _every(HEALTH_INTERVAL, self._lifecycle.check_health),
             "configuration": self._reload_when_changed(started),
-            "watch the configuration": _watch(
+            "watch the configuration": watch(
                 self._config_path,
                 self._config_path.parent / self._configuration.supervisor.drop_in_dir,
                 self._changed.set,
@@ -373,17 +372,3 @@ async def _every(seconds: float, step: Callable[[], Awaitable[object]]) -> None:
     while True:
         await asyncio.sleep(seconds)
         await step()
-
-
-async def _watch(path: Path, drop_ins: Path, changed: Callable[[], None]) -> None:
-    """Tell of every change in the configuration's folder and in its drop-ins; reading them decides what it means.
-
-    Folders, not files: editors and ConfigMaps replace files by rename.
-    """
-    mask = Mask.CLOSE_WRITE | Mask.MOVED_TO | Mask.MOVED_FROM | Mask.DELETE | Mask.CREATE
-    with Inotify() as inotify:
-        inotify.add_watch(path.parent, mask)
-        with suppress(OSError):
-            inotify.add_watch(drop_ins, mask | Mask.ONLYDIR)
-        async for _ in inotify:
-            changed()
