@@ -25,12 +25,14 @@ def ask(path: Path, *argv: str, timeout: float = TIMEOUT) -> dict[str, Any]:
 
     Raises:
         NotReady: no daemon listens there.
-        PluginError: the daemon refused, or answered something else than JSON.
+        PluginError: only root may ask, the daemon refused, or it answered something else than JSON.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
         peer.settimeout(timeout)
         try:
             peer.connect(str(path))
+        except PermissionError as error:
+            raise PluginError(f"only root may ask the daemon at {path}; run this as root") from error
         except OSError as error:
             raise NotReady(
                 f"the daemon does not listen at {path}: {error.strerror}; is `nodeplug serve` running?"
@@ -41,6 +43,8 @@ def ask(path: Path, *argv: str, timeout: float = TIMEOUT) -> dict[str, Any]:
         except OSError as error:
             raise PluginError(f"the daemon at {path} did not answer: {error}") from error
     reply = Reply.decode(data)
+    if reply.exit and not reply.stdout:
+        raise PluginError(f"the daemon at {path} refused: {reply.stderr.decode(errors='replace').strip()}")
     try:
         answer = json.loads(reply.stdout)
     except ValueError as error:
