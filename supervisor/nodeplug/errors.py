@@ -158,3 +158,11 @@ def wire(error: PluginError) -> Wire:
     if isinstance(error, DelegateFailed):
         return Wire(error.code, row.grpc, row.flex)
     return row
+
+
+def text_of(error: BaseException) -> str:
+    """Return the text of any exception, also of one whose own `__str__` raises."""
+    try:
+        return str(error)
+    except Exception:
+        return "(its text cannot be read)"

@@ -8,21 +8,23 @@ raises disables this plugin alone and is tried again, each time later.
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from nodeplug.call import Call
 from nodeplug.config import PluginSection
-from nodeplug.errors import PluginError
+from nodeplug.errors import PluginError, TryAgain, text_of
 from nodeplug.host import Host
-from nodeplug.registry import Loaded, PluginRefused, Registry, find, validate_config
+from nodeplug.registry import Loaded, PluginRefused, Registry, examine, find, validate_config
 from nodeplug.runner import Runner
 
 LOG: Final = logging.getLogger(__name__)
 State = Literal["starting", "running", "failed", "refused"]
 FIRST_RETRY: Final = 1.0
 LAST_RETRY: Final = 60.0
+LOAD_PATIENCE: Final = 3.0
+"""Seconds after which plugins start without waiting for one that still loads."""
 
 
 @dataclass(slots=True)
@@ -32,7 +34,7 @@ class PluginState:
     Attributes:
         name: the section's name.
         section: the configuration that led here.
-        state: "refused" never loaded; "failed" loaded, but its start raised; "starting"; "running".
+        state: "refused" cannot be loaded; "failed" its start raised or its loading hangs; "starting"; "running".
         reason: why it is refused, failed or not healthy; empty when all is well.
         retry_at: `time.monotonic()` of the next start, when failed.
         retry_after: seconds of the present backoff.
@@ -101,9 +103,13 @@ class Lifecycle:
     states: dict[str, PluginState] = field(default_factory=dict)
 
     def load_all(self, sections: Mapping[str, PluginSection]) -> None:
-        """Load sections that are not loaded yet, without starting them."""
+        """Load sections in the calling thread, without starting them: to look at a configuration, not to serve it."""
         for name, section in sections.items():
-            self.states[name] = self._load(name, section)
+            state = self.states[name] = PluginState(name, section)
+            try:
+                self._take_in(state, self._prepare(state))
+            except PluginError as error:
+                self._refuse(state, error)
 
     async def apply(self, sections: Mapping[str, PluginSection]) -> Difference:
         """Make the loaded plugins match the sections; unchanged ones are not touched.
@@ -117,8 +123,7 @@ class Lifecycle:
         await asyncio.gather(*(self._end(name) for name in (*changes.removed, *changes.changed)))
         # What was refused is loaded again too: the owner of a doubly claimed name may be gone now.
         refused = [name for name, state in self.states.items() if state.state == "refused"]
-        self.load_all({name: wanted[name] for name in (*refused, *changes.changed, *changes.added)})
-        await asyncio.gather(*(self._start(state) for state in self.states.values() if state.state == "starting"))
+        await self._bring_up([PluginState(name, wanted[name]) for name in (*refused, *changes.changed, *changes.added)])
         return changes
 
     async def retry_failed(self) -> None:
@@ -126,7 +131,10 @@ class Lifecycle:
         due = [
             state for state in self.states.values() if state.state == "failed" and state.retry_at <= time.monotonic()
         ]
-        await asyncio.gather(*(self._start(state) for state in due))
+        await asyncio.gather(
+            self._bring_up([state for state in due if state.loaded is None]),
+            *(self._start(state) for state in due if state.loaded is not None),
+        )
 
     async def check_health(self) -> Mapping[str, str]:
         """Ask every running plugin for its health.
@@ -145,21 +153,62 @@ class Lifecycle:
         """Stop every plugin; one that hangs is left behind at its deadline."""
         await asyncio.gather(*(self._end(name) for name in list(self.states)))
 
-    def _load(self, name: str, section: PluginSection) -> PluginState:
-        state = PluginState(name, section)
+    async def _bring_up(self, states: Sequence[PluginState]) -> None:
+        """Load and start, each plugin in its own time.
+
+        Those that load promptly are taken in by their order in the configuration, so that of two owners of one claim
+        it is always the same that serves.
+        """
+        for state in states:
+            state.state = "starting"
+            self.states[state.name] = state
+        loads = [(state, asyncio.create_task(self._load(state), name=f"load {state.name}")) for state in states]
+        if loads:
+            await asyncio.wait([load for _, load in loads], timeout=LOAD_PATIENCE)
+        prompt = [(state, load) for state, load in loads if load.done()]
+        for state, load in prompt:
+            self._settle(state, load)
+        late = [(state, load) for state, load in loads if (state, load) not in prompt]
+        await asyncio.gather(
+            *(self._start(state) for state, _ in prompt), *(self._start_late(state, load) for state, load in late)
+        )
+
+    async def _start_late(self, state: PluginState, load: "asyncio.Task[Loaded]") -> None:
+        await asyncio.wait({load})
+        self._settle(state, load)
+        await self._start(state)
+
+    async def _load(self, state: PluginState) -> Loaded:
+        candidate: Loaded = await self.runner.load(state.name, lambda: self._prepare(state))
+        return candidate
+
+    def _prepare(self, state: PluginState) -> Loaded:
+        """Import, configure, construct and examine a plugin: its own code, in a thread with a deadline."""
+        found = find(state.uses)
+        state.distribution = found.distribution
+        config = validate_config(state.name, found, state.section.config)
+        plugin = _construct(state.name, found.cls, config, self.make_host(state.name))
+        return examine(state.name, plugin, found.distribution)
+
+    def _settle(self, state: PluginState, load: "asyncio.Task[Loaded]") -> None:
+        """Take a plugin in whose loading has ended."""
+        if self.states.get(state.name) is not state:
+            return  # removed or changed meanwhile
         try:
-            found = find(state.uses)
-            state.distribution = found.distribution
-            config = validate_config(name, found, section.config)
-            plugin = _construct(name, found.cls, config, self.make_host(name))
-            state.loaded = self.registry.load(name, plugin, found.distribution)
+            self._take_in(state, load.result())
+        except TryAgain as error:  # it hangs, or an earlier attempt still does
+            self._postpone(state, error)
         except PluginError as error:
-            state.reason = str(error)
-            LOG.error("plugin %s is refused: %s", name, str(error).replace("\n", "; "))
-            return state
+            self._refuse(state, error)
+
+    def _take_in(self, state: PluginState, candidate: Loaded) -> None:
+        state.loaded = self.registry.adopt(candidate)
         state.state = "starting"
-        self.registry.disabled[name] = "it is starting"
-        return state
+        self.registry.disabled[state.name] = "it is starting"
+
+    def _refuse(self, state: PluginState, error: PluginError) -> None:
+        state.state, state.reason = "refused", str(error)
+        LOG.error("plugin %s is refused: %s", state.name, str(error).replace("\n", "; "))
 
     async def _start(self, state: PluginState) -> None:
         loaded = state.loaded
@@ -225,6 +274,7 @@ def _construct(name: str, cls: Callable[..., object], config: object, host: Host
         return cls(config, host)
     except PluginError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         LOG.error("plugin %s cannot be constructed", name, exc_info=error)
-        raise PluginRefused(f"plugin {name!r} cannot be constructed: {type(error).__name__}: {error}") from error
+        text = f"plugin {name!r} cannot be constructed: {type(error).__name__}: {text_of(error)}"
+        raise PluginRefused(text) from error

@@ -18,8 +18,8 @@ from typing import Any, Final
 import pluggy
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from nodeplug.dispatch import Hooks, callers, hooks_of
-from nodeplug.errors import InvalidRequest, NotFound, PluginError, TryAgain
+from nodeplug.dispatch import callers, hooks_of
+from nodeplug.errors import InvalidRequest, NotFound, PluginError, TryAgain, text_of
 from nodeplug.hookspecs import ANSWERS
 from nodeplug.schema import allowed_keys
 from nodeplug.values import Claim, ClaimKind
@@ -78,6 +78,11 @@ class Loaded:
     callers: dict[str, Callable[..., Any]]
 
     @property
+    def who(self) -> str:
+        """The plugin by section and distribution, for messages."""
+        return f"plugin {self.name!r} of {self.distribution}"
+
+    @property
     def route(self) -> PluginRoute:
         """The way to the plugin itself."""
         return PluginRoute(self.name, self.hooks, self.callers)
@@ -121,9 +126,9 @@ def find(uses: str) -> Found:
     try:
         importlib.invalidate_caches()
         cls = point.load()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise PluginRefused(
-            f"plugin {uses!r} of {origin} cannot be imported: {type(error).__name__}: {error}"
+            f"plugin {uses!r} of {origin} cannot be imported: {type(error).__name__}: {text_of(error)}"
         ) from error
     if not inspect.isclass(cls):
         raise PluginRefused(f"plugin {uses!r} of {origin} is a {type(cls).__name__}, not a class")
@@ -202,27 +207,29 @@ class Registry:
     _routes: dict[tuple[ClaimKind, str], Route] = field(default_factory=dict)
 
     def load(self, name: str, plugin: object, distribution: str) -> Loaded:
-        """Check a constructed plugin and take it in; nothing stays registered when it is refused.
+        """Examine a constructed plugin and take it in; nothing stays registered when it is refused.
 
         Raises:
-            PluginRefused: a misnamed hook or argument, an `async def` hook, a missing hook, a claim that is malformed
-                or has an owner already.
+            PluginRefused: see `examine` and `adopt`.
         """
-        who = f"plugin {name!r} of {distribution}"
-        _refuse_async(who, plugin)
-        try:
-            hooks = hooks_of(name, plugin)
-        except (pluggy.PluginValidationError, ValueError) as error:
-            raise PluginRefused(f"{who} breaks the contract: {error}") from error
-        try:
-            claims = self._examine(plugin, hooks, who)
-        except PluginRefused:
-            raise
-        except Exception as error:
-            raise PluginRefused(f"{who} cannot be loaded: {type(error).__name__}: {error}") from error
-        self.plugins[name] = Loaded(name, distribution, plugin, claims, hooks.own, hooks.wrappers, {})
+        return self.adopt(examine(name, plugin, distribution))
+
+    def adopt(self, candidate: Loaded) -> Loaded:
+        """Take in an examined plugin.
+
+        Raises:
+            PluginRefused: one of its claims has an owner already; both are named.
+        """
+        for claim in candidate.claims:
+            route = self._routes.get((claim.kind, claim.name))
+            if route is not None:
+                owner = self.plugins[route.plugin].who
+                raise PluginRefused(
+                    f"{candidate.who} claims {claim}, which {owner} owns already; disable one of the two"
+                )
+        self.plugins[candidate.name] = candidate
         self._rebuild()
-        return self.plugins[name]
+        return candidate
 
     def unload(self, name: str) -> None:
         """Forget a plugin; succeed when it is not loaded."""
@@ -251,33 +258,6 @@ class Registry:
         """Return all routes of one kind."""
         return [route for (of, _), route in self._routes.items() if of == kind]
 
-    def _examine(self, plugin: object, hooks: Hooks, who: str) -> tuple[Claim, ...]:
-        if "claims" not in hooks.own:
-            raise PluginRefused(f"{who} has no claims(): it answers to nothing")
-        claims = tuple(callers(plugin, hooks.own, ())["claims"]())
-        for claim in claims:
-            if not isinstance(claim, Claim):
-                raise PluginRefused(f"{who} claims {claim!r}, which is a {type(claim).__name__}, not a Claim")
-            check_claim(claim)
-            self._check_hooks(who, claim, hooks.own)
-            owner = self._routes.get((claim.kind, claim.name))
-            if owner is not None:
-                other = self.plugins[owner.plugin]
-                raise PluginRefused(
-                    f"{who} claims {claim}, which plugin {other.name!r} of {other.distribution} owns already; "
-                    "disable one of the two"
-                )
-        if len(set(claims)) != len(claims):
-            raise PluginRefused(f"{who} claims one name twice: {', '.join(map(str, claims))}")
-        return claims
-
-    def _check_hooks(self, who: str, claim: Claim, hooks: frozenset[str]) -> None:
-        missing = [hook for hook in _REQUIRED[claim.kind] if hook not in hooks]
-        if missing:
-            raise PluginRefused(f"{who} claims {claim} but has no {' and no '.join(missing)}")
-        if claim.kind == "volume" and not any(hook in hooks for hook in _VOLUME_ENTRY):
-            raise PluginRefused(f"{who} claims {claim} but has neither volume_stage nor volume_publish")
-
     def _rebuild(self) -> None:
         """Renew all callers: a plugin that came or went may have brought or taken wrappers."""
         # Delegation reads the table from the threads of calls, so it is swapped whole.
@@ -288,6 +268,44 @@ class Registry:
             for claim in loaded.claims:
                 routes[claim.kind, claim.name] = Route(loaded.name, loaded.hooks, loaded.callers, claim)
         self._routes = routes
+
+
+def examine(name: str, plugin: object, distribution: str) -> Loaded:
+    """Check a constructed plugin against the contract. Calls its `claims`, so it belongs into a thread.
+
+    Raises:
+        PluginRefused: a misnamed hook or argument, an `async def` hook, a missing hook, or a claim that is malformed.
+    """
+    who = f"plugin {name!r} of {distribution}"
+    _refuse_async(who, plugin)
+    try:
+        hooks = hooks_of(name, plugin)
+    except (pluggy.PluginValidationError, ValueError) as error:
+        raise PluginRefused(f"{who} breaks the contract: {error}") from error
+    if "claims" not in hooks.own:
+        raise PluginRefused(f"{who} has no claims(): it answers to nothing")
+    try:
+        claims = tuple(callers(plugin, hooks.own, ())["claims"]())
+        for claim in claims:
+            _check_claimed(who, claim, hooks.own)
+    except PluginRefused:
+        raise
+    except (Exception, SystemExit) as error:
+        raise PluginRefused(f"{who} cannot be loaded: {type(error).__name__}: {text_of(error)}") from error
+    if len(set(claims)) != len(claims):
+        raise PluginRefused(f"{who} claims one name twice: {', '.join(map(str, claims))}")
+    return Loaded(name, distribution, plugin, claims, hooks.own, hooks.wrappers, {})
+
+
+def _check_claimed(who: str, claim: object, hooks: frozenset[str]) -> None:
+    if not isinstance(claim, Claim):
+        raise PluginRefused(f"{who} claims {claim!r}, which is a {type(claim).__name__}, not a Claim")
+    check_claim(claim)
+    missing = [hook for hook in _REQUIRED[claim.kind] if hook not in hooks]
+    if missing:
+        raise PluginRefused(f"{who} claims {claim} but has no {' and no '.join(missing)}")
+    if claim.kind == "volume" and not any(hook in hooks for hook in _VOLUME_ENTRY):
+        raise PluginRefused(f"{who} claims {claim} but has neither volume_stage nor volume_publish")
 
 
 def _refuse_async(who: str, plugin: object) -> None:

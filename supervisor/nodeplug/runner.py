@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from nodeplug.call import CURRENT, Call
-from nodeplug.errors import DeadlineExceeded, PluginError, TryAgain
+from nodeplug.errors import DeadlineExceeded, PluginError, TryAgain, text_of
 from nodeplug.hookspecs import ANSWERS
 from nodeplug.netns import Netns
 from nodeplug.registry import PluginRoute
@@ -28,7 +28,7 @@ LOG: Final = logging.getLogger(__name__)
 OVERDUE_LIMIT: Final = 4
 """How many overdue calls quarantine a plugin; the first that returns sets it free."""
 DEFAULT_DEADLINES: Final[Mapping[str, float]] = {
-    "claims": 5,
+    "claims": 60,  # loading as a whole: the import, the constructor and claims()
     "start": 60,
     "stop": 10,
     "health": 5,
@@ -144,6 +144,19 @@ class Runner:
             self.finished(call, None)
         return answer
 
+    async def load(self, plugin: str, work: Callable[[], Any]) -> Any:
+        """Run the code of a plugin that is not loaded yet: its module, its constructor, its claims.
+
+        Raises:
+            DeadlineExceeded: it did not end in time; it is still running.
+            TryAgain: an earlier load of the same plugin is still running.
+            PluginError: what it raised, or a wrapping of anything else that it raised.
+        """
+        call = Call("load", f"plugin:{plugin}", key=f"life cycle of {plugin}")
+        seconds = self.deadline(plugin, "claims")
+        await self._wait_for_key(plugin, call.key, seconds)
+        return await self._run(_CallThread(plugin, "load", call, work, lambda: None), seconds)
+
     async def _call(
         self,
         route: PluginRoute,
@@ -160,7 +173,13 @@ class Runner:
         except BaseException:
             done()
             raise
-        return await self._run(_HookThread(route, hook, call, arguments, enter, done), seconds)
+
+        def work() -> Any:
+            if enter is not None:
+                enter.enter()
+            return invoke(route, hook, arguments)
+
+        return await self._run(_CallThread(route.plugin, hook, call, work, done), seconds)
 
     async def _wait_for_key(self, plugin: str, key: str, seconds: float) -> None:
         try:
@@ -179,7 +198,7 @@ class Runner:
                 "see `nodeplug status` for the calls, and restart the daemon if they never end"
             )
 
-    async def _run(self, thread: "_HookThread", seconds: float) -> Any:
+    async def _run(self, thread: "_CallThread", seconds: float) -> Any:
         self.in_flight[thread.call.id] = thread.call
         self._busy[thread.key] = thread.outcome
         thread.outcome.add_done_callback(lambda _: self._ended(thread))
@@ -190,50 +209,41 @@ class Runner:
         except TimeoutError:
             self._leave_behind(thread)
             raise DeadlineExceeded(
-                f"{thread.hook} of plugin {thread.route.plugin!r} did not end within {seconds:g} s "
+                f"{thread.hook} of plugin {thread.plugin!r} did not end within {seconds:g} s "
                 f"(request {thread.call.id}); it is still running"
             ) from None
         except asyncio.CancelledError:
             self._leave_behind(thread)
             raise
 
-    def _leave_behind(self, thread: "_HookThread") -> None:
+    def _leave_behind(self, thread: "_CallThread") -> None:
         if not thread.outcome.done():
-            plugin = thread.route.plugin
+            plugin = thread.plugin
             self.overdue[thread.call.id] = Overdue(thread.call, plugin, thread.hook, thread.name)
             LOG.warning("%s of plugin %s is overdue in thread %s", thread.hook, plugin, thread.name)
 
-    def _ended(self, thread: "_HookThread") -> None:
+    def _ended(self, thread: "_CallThread") -> None:
         call = thread.call
         self.in_flight.pop(call.id, None)
         del self._busy[thread.key]
         if self.overdue.pop(call.id, None) is not None:
-            LOG.warning("the overdue %s of plugin %s ended after %.1f s", thread.hook, thread.route.plugin, call.age)
+            LOG.warning("the overdue %s of plugin %s ended after %.1f s", thread.hook, thread.plugin, call.age)
         if not thread.outcome.cancelled():
             thread.outcome.exception()  # seen: an overdue call's error has nobody left to tell but the log
 
 
-class _HookThread(threading.Thread):
+class _CallThread(threading.Thread):
     """One call. Daemonic: a hung hook never keeps the process alive."""
 
-    def __init__(
-        self,
-        route: PluginRoute,
-        hook: str,
-        call: Call,
-        arguments: Mapping[str, Any],
-        enter: Netns | None,
-        done: Callable[[], None],
-    ) -> None:
-        super().__init__(name=f"{route.plugin}:{hook}:{call.key}"[:120], daemon=True)
-        self.route = route
+    def __init__(self, plugin: str, hook: str, call: Call, work: Callable[[], Any], done: Callable[[], None]) -> None:
+        super().__init__(name=f"{plugin}:{hook}:{call.key}"[:120], daemon=True)
+        self.plugin = plugin
         self.hook = hook
         self.call = call
-        self.key = (route.plugin, call.key)
+        self.key = (plugin, call.key)
         self._loop = asyncio.get_running_loop()
         self.outcome: asyncio.Future[Any] = self._loop.create_future()
-        self._arguments = arguments
-        self._enter = enter
+        self._work = work
         self._done = done
         self._context = copy_context()
 
@@ -246,15 +256,13 @@ class _HookThread(threading.Thread):
         error: PluginError | None = None
         try:
             try:
-                if self._enter is not None:
-                    self._enter.enter()
-                answer = invoke(self.route, self.hook, self._arguments)
+                answer = self._work()
             finally:
                 self._done()
         except PluginError as raised:
             error = raised
         except BaseException as raised:
-            error = _stray(self.route, self.hook, self.call, raised)
+            error = _stray(self.plugin, self.hook, self.call, raised)
         try:
             self._loop.call_soon_threadsafe(self._resolve, answer, error)
         except RuntimeError:  # the loop is closed: the daemon is ending and nobody waits
@@ -276,20 +284,12 @@ def invoke(route: PluginRoute, hook: str, arguments: Mapping[str, Any]) -> Any:
     return check_answer(route, hook, route.callers[hook](**arguments))
 
 
-def _stray(route: PluginRoute, hook: str, call: Call, error: BaseException) -> PluginError:
-    LOG.error("%s of plugin %s raised %s", hook, route.plugin, type(error).__name__, exc_info=error)
+def _stray(plugin: str, hook: str, call: Call, error: BaseException) -> PluginError:
+    LOG.error("%s of plugin %s raised %s", hook, plugin, type(error).__name__, exc_info=error)
     return PluginError(
-        f"{hook} of plugin {route.plugin!r} raised {type(error).__name__}: {_text(error)} "
+        f"{hook} of plugin {plugin!r} raised {type(error).__name__}: {text_of(error)} "
         f"(request {call.id}; the daemon's log has the traceback)"
     )
-
-
-def _text(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception:
-        # The exception's own __str__ is plugin code too; raising here would leave the call unanswered for ever.
-        return "(its text cannot be read)"
 
 
 def close_all(namespaces: Iterable[Netns]) -> None:
