@@ -148,7 +148,9 @@ def _hook(name: str) -> str:
     items = f" of `{answer.items.__name__}`" if answer.items is not None else ""
     words = words.replace("`Sequence`", f"`Sequence`{items}")
     # Names are read while plugins are loaded, before any thread of theirs.
-    limit = "No deadline: return at once." if name == "claims" else f"Deadline: {Runner().deadline('', name):g} s."
+    limit = (
+        f"Deadline: {Runner().deadline('', name):g} s{', import and constructor included' if name == 'claims' else ''}."
+    )
     return f"Answers {words}. {limit}"
 
 
