@@ -4,11 +4,12 @@ Owns: which nodes are devices of which resource, the shares of each, and what a 
 Refuses: to count who holds what (kubelet does), and to forget a node that vanished while a container may still hold it.
 
 A node that was listed and vanished stays listed as unhealthy until it comes back, until kubelet reports that a
-container released it, or until the daemon restarts: kubelet shows a device that is no longer listed as healthy in the
-status of the pod that holds it. A node that was never there is not listed.
+container released it, until thousands vanished after it, or until the daemon restarts: kubelet shows a device that is no longer
+listed as healthy in the status of the pod that holds it. A node that was never there is not listed.
 """
 
 import threading
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import PurePosixPath
@@ -33,6 +34,12 @@ from nodeplug_hostdev import nodes, watch
 from nodeplug_hostdev.config import Group, HostDevConfig, Node, Resource
 
 _SHARE: Final = "::"
+_REMEMBERED: Final = 4096
+"""Vanished devices that stay listed, per resource; at most a third of the bytes that a list may have.
+
+Nodes that get a new name at each plugging, as those of USB, would otherwise fill the list, and an overfull list is not
+sent at all.
+"""
 _Listed = dict[DeviceId, tuple[Device, str]]
 """By id, a device and the path of its node."""
 
@@ -89,8 +96,9 @@ class HostDev:
             for path in paths:
                 present.update(_shares(entry, group, path))
         with self._lock:
-            before = self._present[resource] | self._gone[resource]
-            gone = {name: before[name] for name in sorted(before.keys() - present.keys())}
+            before = self._gone[resource] | self._present[resource]  # the oldest losses first
+            gone = {name: known for name, known in before.items() if name not in present}
+            gone = dict(list(gone.items())[-_REMEMBERED:])
             self._present[resource], self._gone[resource] = present, gone
         return [*(device for device, _ in present.values()), *(_unlisted(*one) for one in gone.values())]
 
@@ -115,15 +123,20 @@ class HostDev:
     @hookimpl
     def device_prefer(self, request: DevicePrefer) -> Sequence[DeviceId]:
         """Spread: different nodes for one container, and of those the ones with the most free shares."""
-        chosen = list(request.must_include)
-        rest = [name for name in request.available if name not in request.must_include]
-        while rest and len(chosen) < request.size:
-            used = [_node(name) for name in chosen]
-            free = [_node(name) for name in rest]
-            best = min(rest, key=lambda name: (used.count(_node(name)), -free.count(_node(name)), rest.index(name)))
-            rest.remove(best)
-            chosen.append(best)
-        return chosen
+        chosen = dict.fromkeys(request.must_include)
+        used = Counter(map(_node, chosen))
+        free: dict[str, deque[DeviceId]] = {}
+        for name in request.available:
+            if name not in chosen:
+                free.setdefault(_node(name), deque()).append(name)
+        while free and len(chosen) < request.size:
+            # One look per node, not per share: a few nodes may have tens of thousands of shares.
+            best = min(free, key=lambda node: (used[node], -len(free[node])))
+            chosen[free[best].popleft()] = None
+            used[best] += 1
+            if not free[best]:
+                del free[best]
+        return list(chosen)
 
     @hookimpl
     def device_released(self, request: DeviceReleased) -> None:

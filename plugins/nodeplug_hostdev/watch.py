@@ -89,6 +89,8 @@ class Watcher:
                 if event is None:
                     continue
                 concerned = self._concerned(event)
+                if not concerned:  # most of what happens in /dev: a storm there must not cost a look at every folder
+                    continue
                 self._watch()  # the event may have made or removed a folder on the way
                 for resource in sorted(concerned):
                     self._refresh(resource)

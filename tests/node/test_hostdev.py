@@ -1,5 +1,6 @@
 """hostdev over real device nodes, made by mknod in a folder of the test."""
 
+import asyncio
 import errno
 import logging
 import os
@@ -24,7 +25,10 @@ from nodeplug import (
     Journal,
     ResourceName,
 )
+from nodeplug.call import Call
+from nodeplug.device.codec import encode_list
 from nodeplug.registry import Registry
+from nodeplug.runner import Runner
 from nodeplug_hostdev import HostDev
 from nodeplug_hostdev.nodes import device_id, fault, matches, numa_nodes, refusal
 
@@ -257,6 +261,19 @@ def test_vanished_node_stays_listed_as_unhealthy(plugins: Plugins, dev: Path) ->
     assert "was there and is gone" in plugin.device_list(NAME)[1].reason
 
 
+def test_nodes_that_never_have_the_same_name_twice_do_not_fill_the_list(plugins: Plugins, dev: Path) -> None:
+    plugin = plugins(group(dev / "a*", count=1000))
+    for number in range(40):
+        mknod(dev / f"a{number}")
+        plugin.device_list(NAME)
+        (dev / f"a{number}").unlink()
+    mknod(dev / "a99")
+    devices = plugin.device_list(NAME)
+    encode_list(NAME, devices)  # refuses what exceeds the limit of a list
+    assert health(devices)["a99"] is True
+    assert health(devices)["a39"] is False
+
+
 def test_node_that_comes_back_is_healthy_again(plugins: Plugins, dev: Path) -> None:
     mknod(dev / "a")
     plugin = plugins(group(dev / "a"))
@@ -354,6 +371,22 @@ def test_devices_that_must_be_included_count(plugins: Plugins, dev: Path) -> Non
 
 def test_size_beyond_what_is_available_gives_what_there_is(plugins: Plugins, dev: Path) -> None:
     assert prefer(plugins(group(dev / "a")), ["a"], 3) == ["a"]
+
+
+def test_choosing_among_tens_of_thousands_of_shares_keeps_the_deadline(plugins: Plugins, dev: Path) -> None:
+    plugin = plugins(group(dev / "a"))
+    registry = Registry()
+    registry.load("hostdev", plugin, "tests")
+    shares = tuple(DeviceId(f"a{node}::{share}") for node in range(16) for share in range(1000))
+    request = DevicePrefer(NAME, shares, (), 64)
+
+    async def ask() -> Any:
+        route = registry.route("device", NAME)
+        return await Runner().call(
+            route, "device_prefer", Call("GetPreferredAllocation", "", NAME), {"request": request}
+        )
+
+    assert len(set(asyncio.run(ask()))) == 64
 
 
 def test_new_node_asks_for_a_listing(plugins: Plugins, dev: Path, refreshed: Refreshed) -> None:
