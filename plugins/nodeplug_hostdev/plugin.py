@@ -4,8 +4,8 @@ Owns: which nodes are devices of which resource, the shares of each, and what a 
 Refuses: to count who holds what (kubelet does), and to forget a node that vanished while a container may still hold it.
 
 A node that was listed and vanished stays listed as unhealthy until it comes back, until kubelet reports that a
-container released it, until thousands vanished after it, or until the daemon restarts: kubelet shows a device that is no longer
-listed as healthy in the status of the pod that holds it. A node that was never there is not listed.
+container released it, until thousands vanished after it, or until the daemon restarts: kubelet shows a device that is
+no longer listed as healthy in the status of the pod that holds it. A node that was never there is not listed.
 """
 
 import threading

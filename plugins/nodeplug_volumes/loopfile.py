@@ -27,10 +27,12 @@ from nodeplug import (
     PluginError,
     VolumeExpandFs,
     VolumeId,
+    VolumePublish,
     VolumeStage,
     VolumeStats,
     VolumeStatsRequest,
     VolumeUnstage,
+    bind,
     hookimpl,
     mount,
     mounted_at,
@@ -130,6 +132,16 @@ class LoopFile:
         self._grow_mounted(image, wish, request.staging_path)
 
     @hookimpl
+    def volume_publish(self, request: VolumePublish) -> None:
+        """Bind the staged volume; a pod that joins others is held to what is there, and may ask for more room."""
+        wish = self._wish(request.options, request.fs_type)
+        image = self._image(wish.name)
+        self._held(image, wish)
+        if wish.size is not None and wish.size > image.stat().st_size:
+            self._grow_mounted(image, wish, request.staging_path)
+        bind(request.staging_path, request.target_path, read_only=request.read_only)
+
+    @hookimpl
     def volume_unstage(self, request: VolumeUnstage) -> None:
         """Unmount; autoclear ends the loop device, and one that a predecessor left is released."""
         unmount(request.staging_path)
@@ -181,8 +193,7 @@ class LoopFile:
 
     def _wished_size(self, name: str, options: Mapping[str, str]) -> int | None:
         text = options.get("size", "")
-        size = parse(text) if text else self._config.default_size
-        return None if size is None else self._allowed(name, size)
+        return self._allowed(name, parse(text)) if text else None
 
     def _allowed(self, name: str, size: int) -> int:
         if size < _SMALLEST:
@@ -223,14 +234,15 @@ class LoopFile:
         return held
 
     def _make(self, image: Path, wish: Wish) -> None:
-        if wish.size is None:
+        size = wish.size or self._config.default_size
+        if size is None:
             raise InvalidRequest(f"volume {wish.name!r} is new and asks for no size; set the option size, such as 64Mi")
         if not self._directory.is_dir():
             raise NotReady(f"the image folder {self._directory} is missing; is its disk mounted?")
         fresh = self._directory / f".{image.name}.new"
         try:
             fresh.unlink(missing_ok=True)
-            self._allocate(fresh, wish.size, create=True)
+            self._allocate(fresh, self._allowed(wish.name, size), create=True)
             filesystem.make(fresh, wish.fs_type or self._config.fs_type)
             _sync(fresh)
             fresh.rename(image)

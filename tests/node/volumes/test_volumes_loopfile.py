@@ -146,10 +146,37 @@ def test_a_smaller_size_leaves_the_volume_as_it_is(node: Any, target: Path, dire
     assert (directory / "data.img").stat().st_size == 16 * MIB
 
 
-def test_a_second_pod_with_a_larger_size_shares_the_volume(node: Any, target: Path, loops: Any) -> None:
+def test_a_second_pod_with_a_larger_size_grows_the_image_while_it_is_mounted(
+    node: Any, target: Path, directory: Path, loops: Any
+) -> None:
     node.mount(DRIVER, target, OPTIONS)
+    (target / "x").write_text("kept")
     assert succeeded(node.mount(DRIVER, node.target("b"), OPTIONS | {"size": "48Mi"}))
+    assert ((directory / "data.img").stat().st_size, len(loops())) == (48 * MIB, 1)
+    assert (target / "x").read_text() == "kept"
+
+
+def test_a_second_pod_that_asks_for_another_filesystem_is_refused(node: Any, target: Path, loops: Any) -> None:
+    node.mount(DRIVER, target, OPTIONS)
+    answer = node.mount(DRIVER, node.target("b"), OPTIONS | {"kubernetes.io/fsType": "xfs"})
+    assert "its image holds ext4 already" in answer["message"]
+    assert "pods/b" not in node.mounted
     assert len(loops()) == 1
+
+
+def test_the_default_size_is_for_new_volumes_alone(make_node: Any, make_plugin: Any, directory: Path) -> None:
+    node = make_node(loopfile=make_plugin(default_size="48Mi"))
+    target = node.target("a")
+    node.mount(DRIVER, target, OPTIONS)
+    node.unmount(DRIVER, target)
+    assert succeeded(node.mount(DRIVER, target, {"name": "data"}))
+    assert (directory / "data.img").stat().st_size == 16 * MIB
+
+
+def test_a_new_volume_without_a_size_gets_the_default(make_node: Any, make_plugin: Any, directory: Path) -> None:
+    node = make_node(loopfile=make_plugin(default_size="48Mi"))
+    assert succeeded(node.mount(DRIVER, node.target("a"), {"name": "data"}))
+    assert (directory / "data.img").stat().st_size == 48 * MIB
 
 
 def test_a_filesystem_that_loopfile_does_not_make_is_refused(node: Any, target: Path) -> None:
