@@ -5,7 +5,7 @@ RUN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 BENCH_QUICK ?=
 
-.PHONY: help demo test lint unit node real meta proto bench setup clean
+.PHONY: docs help demo test lint unit node real meta proto bench setup clean
 
 help: ## Show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | expand -t 12
@@ -40,6 +40,9 @@ real: $(STAMP) ## Run the tests against real consumers
 
 meta: $(STAMP)
 	$(RUN)/pytest tests/meta
+
+docs: $(STAMP) ## Fill the generated parts of the pages from the code
+	$(RUN)/python docs/generate.py
 
 proto: $(STAMP) ## Generate supervisor/nodeplug/pb from proto/
 	$(RUN)/python proto/generate.py
