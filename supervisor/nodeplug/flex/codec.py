@@ -266,7 +266,8 @@ def redact(text: str, secrets: Secrets) -> str:
     for value in sorted(secrets.values(), key=len, reverse=True):
         if len(value) < _REDACT_FROM:  # masking every "a" of a sentence would tell the secret
             continue
-        forms = {value.decode("utf-8", "replace"), repr(value)[2:-1], base64.b64encode(value).decode()}
+        plain = value.decode("utf-8", "replace")
+        forms = {plain, repr(plain)[1:-1], repr(value)[2:-1], base64.b64encode(value).decode()}
         forms |= {form.strip() for form in forms}  # a secret made from a file often ends with a newline
         for form in sorted(forms, key=len, reverse=True):
             text = text.replace(form, _REDACTED) if form else text

@@ -12,6 +12,7 @@ up a shared pool, nor keep the process alive.
 import asyncio
 import logging
 import threading
+import traceback
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from contextvars import copy_context
@@ -20,8 +21,10 @@ from typing import Any, Final, TypeVar
 
 from nodeplug.call import Call
 from nodeplug.errors import DeadlineExceeded, InvalidRequest, NotSupported, PluginError, TryAgain
+from nodeplug.flex.codec import redact
 from nodeplug.registry import Route
 from nodeplug.runner import Runner
+from nodeplug.values import Secrets
 
 LOG: Final = logging.getLogger(__name__)
 HOST_DEADLINE: Final = 120.0
@@ -50,6 +53,19 @@ def _caught(function: Callable[[], Any]) -> _Outcome:
         return _Outcome(function())
     except BaseException as error:
         return _Outcome(error=error)
+
+
+def _masked(hook: str, plugin: str, error: BaseException, secrets: Secrets) -> PluginError:
+    """Turn a stray exception into an error without secrets, logged with its traceback.
+
+    Many an exception carries what it was about: a failed subprocess.run, its whole argv. Where it came from is told by
+    lines of code alone, and what led to it (`__cause__`) is left out: it would bring its text along.
+    """
+    text = redact("".join(traceback.format_exception_only(error)).strip(), secrets)
+    masked = PluginError(f"{hook} of plugin {plugin!r} raised {text}; the daemon's log has the traceback")
+    place = (PluginError, masked, error.__traceback__)
+    LOG.error("%s of plugin %s raised %s", hook, plugin, type(error).__name__, exc_info=place)
+    return masked
 
 
 def _tell(loop: asyncio.AbstractEventLoop, future: "asyncio.Future[_Outcome]", outcome: _Outcome) -> None:
@@ -100,9 +116,12 @@ class Work:
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[_Outcome] = loop.create_future()
         own = self.route.callers[name]
+        secrets: Secrets = getattr(arguments.get("request"), "secrets", Secrets())
 
         def observed(**values: Any) -> Any:
             outcome = _caught(lambda: own(**values))
+            if secrets and outcome.error is not None and not isinstance(outcome.error, PluginError):
+                outcome = _Outcome(error=_masked(name, self.route.plugin, outcome.error, secrets))
             _tell(loop, ended, outcome)
             if outcome.error is not None:
                 raise outcome.error

@@ -4,6 +4,7 @@ import asyncio
 import base64
 import json
 import logging
+import subprocess
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -101,6 +102,23 @@ def test_a_secret_in_a_plugins_error_reaches_neither_kubelet_nor_the_log(
     answer = leaky.mount(DRIVER, leaky.target("a"), options)
     assert "login with *** was refused" in answer["message"]
     assert SECRET.decode() not in caplog.text
+
+
+def test_a_secret_in_the_argv_of_a_failed_tool_reaches_neither_kubelet_nor_the_log(
+    make_node: Any, publisher: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    def mount_with_a_tool(request: VolumePublish) -> None:
+        subprocess.run(["false", "-o", f"password={request.secrets['password'].decode()}"], check=True)
+
+    publisher.act = mount_with_a_tool
+    node = make_node(disk=publisher)
+    secret = 'it\'s "quoted" and \u00fcber'
+    options = OPTIONS | {"kubernetes.io/secret/password": base64.b64encode(secret.encode()).decode()}
+    with caplog.at_level(logging.DEBUG):
+        answer = node.mount(DRIVER, node.target("a"), options)
+    assert "password=***" in answer["message"]
+    assert "in mount_with_a_tool" in caplog.text  # the traceback is there all the same
+    assert not any("quoted" in text for text in (answer["message"], caplog.text))
 
 
 def test_each_failure_is_logged_once_with_its_request_id(leaky: Any, caplog: pytest.LogCaptureFixture) -> None:
