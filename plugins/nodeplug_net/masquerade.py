@@ -20,6 +20,8 @@ from nodeplug_net.links import Interface
 from nodeplug_net.netlink import ENOENT, Answer, Netlink, Request, attributes, failure, text
 
 _ATTEMPTS: Final = 5
+_READS: Final = 50
+_GENERATION: Final = slice(18, 20)  # nfgenmsg.res_id
 _SET_NAME: Final = 2  # NFTA_SET_NAME
 _LIST_ELEMENTS: Final = 3  # NFTA_SET_ELEM_LIST_ELEMENTS
 _ELEM_KEY: Final = 1  # NFTA_SET_ELEM_KEY
@@ -104,10 +106,26 @@ class Masquerade:
             network = nft.network_of(name)
             if network is None:
                 continue
-            request = Request(nft.dump_elements(name), f"list set {name} of table {nft.TABLE}", ENOENT)
-            for message in self._netlink.ask(request)[0].messages:
+            for message in self._dump(name):
                 found += [Entry(network, key, label) for key, label in _parse_elements(message, needle)]
         return found
+
+    def _dump(self, name: str) -> list[bytes]:
+        """List the elements of a set, all of one generation.
+
+        A long list comes in parts, and each part begins behind as many elements as were sent before it: when some of
+        those are removed meanwhile, as many others are left out, and a DEL would leave its own behind. The kernel does
+        not mark such a list (NLM_F_DUMP_INTR), but each message carries the generation of the rule set.
+
+        Raises:
+            OSError: EAGAIN, the set keeps changing.
+        """
+        what = f"list set {name} of table {nft.TABLE}"
+        for _ in range(_READS):
+            messages = self._netlink.ask(Request(nft.dump_elements(name), what, ENOENT))[0].messages
+            if len({message[_GENERATION] for message in messages}) <= 1:
+                return messages
+        raise failure(what, Answer(errno.EAGAIN))
 
     def remove(self, entries: Sequence[Entry]) -> None:
         """Remove entries in one transaction; those that are gone are removed already.

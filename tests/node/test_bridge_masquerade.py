@@ -10,8 +10,8 @@ from nodeplug import CniStatus, Netns, PluginError
 from nodeplug.testing.scratch_cni import ScratchCni, run_in
 from nodeplug_net.bridge import Bridge
 from nodeplug_net.links import Links
-from nodeplug_net.masquerade import Masquerade
-from nodeplug_net.netlink import Netlink
+from nodeplug_net.masquerade import Entry, Masquerade
+from nodeplug_net.netlink import Answer, Netlink
 from nodeplug_net.nftmessages import TABLE
 
 Make = Callable[..., dict[str, Any]]
@@ -217,6 +217,41 @@ def test_parallel_first_adds_build_the_table_once(scratch: ScratchCni, bridge: B
         thread.join()
     assert failures == []
     assert len(entries(scratch)) == 16
+
+
+class Overtaken(Netlink):
+    """A socket on which the beginning of a list is removed when its first part has been read."""
+
+    def __init__(self) -> None:
+        super().__init__(NETFILTER)
+        self.victims: list[Entry] = []
+        self.parts = 0
+
+    def _receive(self, answers: list[Answer], first: int) -> None:
+        super()._receive(answers, first)
+        self.parts += any(len(answer.messages) > 0 and not answer.complete for answer in answers)
+        if self.victims and self.parts == 2:  # the first was the list of sets
+            victims, self.victims = self.victims, []
+            with Netlink(NETFILTER) as other:
+                Masquerade(other).remove(victims)
+
+
+def test_a_list_that_changes_while_it_is_read_is_complete(scratch: ScratchCni) -> None:
+    labels = [f"nodeplug net {'c' * 60}{number:04d} eth0" for number in range(600)]
+
+    def read() -> tuple[list[str], list[str]]:
+        with Overtaken() as netlink:
+            masquerade = Masquerade(netlink)
+            for number, label in enumerate(labels):
+                masquerade.add([ip_interface(f"10.88.{number // 250}.{number % 250 + 1}/16")], label)
+            before = masquerade.entries("")
+            netlink.parts, netlink.victims = 0, before[:60]
+            after = masquerade.entries("")
+            assert netlink.victims == []
+        return sorted(entry.label for entry in before[60:]), sorted(entry.label for entry in after)
+
+    expected, found = scratch.on_host(read)
+    assert found == expected
 
 
 def test_status_does_not_need_the_table(scratch: ScratchCni, bridge: Bridge, config: Make) -> None:
