@@ -36,8 +36,10 @@ _IFA_ADDRESS: Final = 1
 _IFA_LOCAL: Final = 2
 _RTA_DST: Final = 1
 _RTA_GATEWAY: Final = 5
+_RTA_MULTIPATH: Final = 9
 _RTA_TABLE: Final = 15
 _U32: Final = struct.Struct("=I")
+_HOP: Final = struct.Struct("=HBBi")
 
 
 @dataclass(slots=True)
@@ -128,14 +130,35 @@ class Route:
     table: int
 
 
-def parse_route(message: bytes) -> Route:
-    """Read an RTM_NEWROUTE message (struct rtmsg behind the header, attributes from byte 28)."""
+def parse_routes(message: bytes, index: int) -> Iterator[Route]:
+    """Read an RTM_NEWROUTE message (struct rtmsg behind the header, attributes from byte 28).
+
+    Args:
+        message: as the kernel sent it.
+        index: of the interface whose hops count. Two interfaces with the same IPv6 route share one message: the kernel
+            merges them into a route with several hops.
+    """
     version = 4 if message[16] == 2 else 6
     found = {kind: message[start:end] for kind, start, end in attributes(message, 28)}
     dst = ipaddress.ip_network((found.get(_RTA_DST) or bytes(4 if version == 4 else 16), message[17]))
-    gateway = found.get(_RTA_GATEWAY)
     table = _U32.unpack(found[_RTA_TABLE])[0] if _RTA_TABLE in found else message[20]
-    return Route(dst, ipaddress.ip_address(gateway) if gateway else None, table)
+    hops = [found] if _RTA_MULTIPATH not in found else _parse_hops(found[_RTA_MULTIPATH], index)
+    for hop in hops:
+        gateway = hop.get(_RTA_GATEWAY)
+        yield Route(dst, ipaddress.ip_address(gateway) if gateway else None, table)
+
+
+def _parse_hops(hops: bytes, index: int) -> Iterator[dict[int, bytes]]:
+    """Walk the struct rtnexthop items of RTA_MULTIPATH: length, flags, weight, interface, attributes."""
+    start = 0
+    while start + _HOP.size <= len(hops):
+        length, _, _, interface = _HOP.unpack_from(hops, start)
+        if length < _HOP.size:
+            return
+        if interface == index:
+            inner = attributes(hops, start + _HOP.size, start + length)
+            yield {kind: hops[first:last] for kind, first, last in inner}
+        start += (length + 3) & ~3
 
 
 def get_request(name: str) -> Request:
@@ -251,7 +274,7 @@ class Links:
             for version in (4, 6)
         ]
         answers = [message for request in requests for message in self.netlink.ask(request)[0].messages]
-        return [parse_route(message) for message in answers]
+        return [route for message in answers for route in parse_routes(message, link.index)]
 
 
 @contextmanager

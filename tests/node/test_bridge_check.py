@@ -119,6 +119,21 @@ def test_check_names_a_drift(scratch: ScratchCni, bridge: Bridge, config: Make, 
     assert message in refusal.value.message
 
 
+def test_check_knows_its_hop_of_a_route_that_two_interfaces_share(
+    scratch: ScratchCni, bridge: Bridge, config: Make
+) -> None:
+    netns = scratch.container()
+    one, other = config(), config("10.89.0.0/24", "fd00:89::/64", name="other", bridge="br1")
+    first = scratch.add(bridge, one, "c1", netns, "eth0")
+    second = scratch.add(bridge, other, "c1", netns, "eth1")
+    scratch.check(bridge, one, "c1", netns, first, "eth0")
+    scratch.check(bridge, other, "c1", netns, second, "eth1")
+    pyroute(netns, lambda route: route.route("del", dst="::/0", gateway="fd00:89::1"))
+    scratch.check(bridge, one, "c1", netns, first, "eth0")
+    with pytest.raises(PluginError, match="route ::/0 via fd00:89::1 is missing"):
+        scratch.check(bridge, other, "c1", netns, second, "eth1")
+
+
 def test_check_misses_an_interface_that_is_gone(scratch: ScratchCni, bridge: Bridge, config: Make) -> None:
     netns = scratch.container()
     result = scratch.add(bridge, config(), "c1", netns)
