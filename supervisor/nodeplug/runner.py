@@ -202,7 +202,7 @@ class Runner:
         self.in_flight[thread.call.id] = thread.call
         self._busy[thread.key] = thread.outcome
         thread.outcome.add_done_callback(lambda _: self._ended(thread))
-        thread.start()
+        thread.begin()
         # shield: neither the deadline nor a cancelled caller may mark the hook as ended while its thread runs.
         try:
             return await asyncio.wait_for(asyncio.shield(thread.outcome), seconds)
@@ -246,6 +246,15 @@ class _CallThread(threading.Thread):
         self._work = work
         self._done = done
         self._context = copy_context()
+
+    def begin(self) -> None:
+        """Start; where no further thread can be had, the call ends here and its key is free again."""
+        try:
+            self.start()
+        except RuntimeError as error:
+            self._done()
+            text = f"the daemon cannot start another thread ({error}); raise its limit of tasks, or call less at once"
+            self._resolve(None, TryAgain(text))
 
     def run(self) -> None:
         self._context.run(self._run)

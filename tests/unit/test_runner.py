@@ -216,6 +216,24 @@ def test_what_a_refused_call_owns_is_closed_at_once() -> None:
     run(scenario)
 
 
+def test_a_call_that_gets_no_thread_is_refused_and_frees_its_key() -> None:
+    closed: list[str] = []
+
+    async def scenario() -> None:
+        runner, route = Runner(), route_to(lambda _: CniResult())
+        usual = threading.stack_size(1 << 46)  # no machine has room for such a stack
+        try:
+            with pytest.raises(TryAgain, match="cannot start another thread"):
+                await add(runner, route, done=lambda: closed.append("k"))
+        finally:
+            threading.stack_size(usual)
+        assert closed == ["k"]
+        assert runner.in_flight == {}
+        assert await add(runner, route) == CniResult()
+
+    run(scenario)
+
+
 def test_a_cancelled_caller_leaves_the_key_busy_until_the_hook_ends() -> None:
     release = threading.Event()
 
