@@ -94,9 +94,9 @@ def volumes(staged: Iterable[Staged], targets: Iterable[Target]) -> list[dict[st
             "volume_id": volume.volume_id,
             "phase": phase,
             "staging_path": volume.staging_path,
-            "targets": [target.path for target in published if target.volume.volume_id == volume.volume_id],
+            "targets": [target.path for target in published if (target.volume.driver, target.volume.volume_id) == key],
         }
-        for volume, phase in phases.values()
+        for key, (volume, phase) in phases.items()
     ]
 
 

@@ -11,12 +11,15 @@ from typing import Any
 
 import pytest
 
-from nodeplug import Exhausted, NotFound, PluginError
+from nodeplug import Exhausted, NotFound, PluginError, TryAgain, VolumeId
 from nodeplug.call import CURRENT, Call
+from nodeplug.flex.ledger import Target, Volume
 from nodeplug.observe import notify
 from nodeplug.observe.logs import configure
 from nodeplug.observe.metrics import Metrics, outcome_of
+from nodeplug.observe.observer import Observer
 from nodeplug.observe.recorder import Recorder
+from nodeplug.status import volumes
 
 
 def call(**changes: Any) -> Call:
@@ -79,6 +82,21 @@ def test_what_is_gone_has_no_series() -> None:
     metrics.forget_resource("example.com/a")
     assert value(metrics, "nodeplug_plugin_running", plugin="gpu") is None
     assert value(metrics, "nodeplug_devices", resource="example.com/a") is None
+
+
+def test_tries_to_register_are_counted_by_resource_and_outcome() -> None:
+    observer = Observer(Metrics())
+    observer.finished(call(verb="Register", claim="device:example.com/a"), None)
+    observer.finished(call(verb="Register", claim="device:example.com/a"), TryAgain("kubelet refused"))
+    for outcome in ("ok", "TryAgain"):
+        labels = {"resource": "example.com/a", "outcome": outcome}
+        assert value(observer.metrics, "nodeplug_registrations_total", **labels) == 1
+
+
+def test_targets_of_a_volume_are_those_of_its_driver() -> None:
+    published = [Target(f"/pods/{driver}", Volume(f"acme/{driver}", VolumeId("data"))) for driver in ("a", "b")]
+    shown = {entry["driver"]: entry["targets"] for entry in volumes((), published)}
+    assert shown == {"acme/a": ["/pods/a"], "acme/b": ["/pods/b"]}
 
 
 def test_forgetting_the_unknown_succeeds() -> None:

@@ -21,6 +21,7 @@ from typing import Any, Final, Literal, Protocol
 import grpc
 import grpc.aio
 
+from nodeplug.call import Call
 from nodeplug.device.codec import encode_options
 from nodeplug.device.folder_watch import FolderWatch
 from nodeplug.device.server import API_VERSION, ResourceServer
@@ -195,7 +196,8 @@ class Registration:
     async def run(self) -> None:
         """Register, and again whenever that is lost; ends by cancellation, with server and socket gone."""
         await self.snapshots.after(0, lambda: False)
-        remove_dead_sockets(self._target.folder, self.route.claim.name)
+        for folder in (self.paths.device_plugins, self.paths.plugins_registry):  # the mode may have changed, too
+            remove_dead_sockets(folder)
         self._watch = FolderWatch(self._target.folder)
         async with self._watch.waking(self._look):
             while True:
@@ -238,6 +240,7 @@ class Registration:
         Raises:
             TryAgain: kubelet refused, or the registration was lost before it was made.
         """
+        call = self._call(server)
         announcing = asyncio.create_task(self._target.announce(server, self.route), name=f"announce {server.path.name}")
         announcing.add_done_callback(lambda _: self._look.set())
         try:
@@ -247,9 +250,17 @@ class Registration:
                     raise TryAgain(f"{loss.reason}; registering again")
                 await self._wait(self.poll)
             await announcing
+        except PluginError as error:
+            self.runner.finished(call, error)
+            raise
         finally:
             announcing.cancel()
             await asyncio.wait([announcing])
+        if self.mode == "register":  # the plugin watcher has not answered yet
+            self.runner.finished(call, None)
+
+    def _call(self, server: ResourceServer) -> Call:
+        return Call("Register", str(self.route.claim), server.path.name)
 
     async def _hold(self, server: ResourceServer, identity: Identity) -> bool:
         """Wait until the registration is lost; True when kubelet is a new one, which is no reason to be slow."""
@@ -291,9 +302,11 @@ class Registration:
             return
         if verdict.plugin_registered:
             self._accepted(server)
+            self.runner.finished(self._call(server), None)
         else:
             self.registered = False
             self._say(f"kubelet's plugin watcher refused it: {verdict.error}")
+            self.runner.finished(self._call(server), TryAgain(self.error))
 
     def _accepted(self, server: ResourceServer) -> None:
         self.registered = True

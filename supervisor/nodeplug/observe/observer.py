@@ -15,6 +15,7 @@ from nodeplug.observe.recorder import Recorder
 
 _ROUTINE: Final = frozenset({"health", "ListDevices"})
 """Verbs of our own timers: counted, and remembered only when they fail."""
+_REGISTER: Final = "Register"
 
 
 @dataclass(slots=True)
@@ -30,6 +31,8 @@ class Observer:
         """Take note of a finished call."""
         outcome = outcome_of(error)
         self.metrics.observe(call, outcome)
+        if call.verb == _REGISTER:
+            self.metrics.registration(call.claim.partition(":")[2], outcome)
         if error is not None or call.verb not in _ROUTINE:
             self.recorder.add(call, outcome, error.message if error is not None else "")
 
