@@ -85,9 +85,12 @@ def _stem(resource: str) -> str:
     return f"nodeplug-{hashlib.sha256(resource.encode()).hexdigest()[:8]}-"
 
 
-def remove_dead_sockets(folder: Path, resource: str) -> None:
-    """Remove the sockets that a killed daemon left for this resource; one that somebody listens on stays."""
-    for path in sorted(folder.glob(f"{_stem(resource)}*.sock")):
+def remove_dead_sockets(folder: Path) -> None:
+    """Remove the sockets that a killed daemon left; one that somebody listens on stays.
+
+    Those of every resource: the killed daemon may have offered others, and nobody else would remove them.
+    """
+    for path in sorted(folder.glob("nodeplug-*.sock")):
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
             try:
                 probe.connect(os.fspath(path))

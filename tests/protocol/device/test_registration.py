@@ -333,7 +333,7 @@ def test_sockets_of_a_killed_daemon_are_removed(minimal: "Minimal", root: Path, 
         kubelet = Kubelet(root)
         kubelet.device_plugins.mkdir()
         stale = socket_path(kubelet.device_plugins, RESOURCE)
-        foreign = socket_path(kubelet.device_plugins, "example.com/other")
+        foreign = kubelet.device_plugins / "nvidia-gpu.sock"
         for path in (stale, foreign):
             with socket.socket(socket.AF_UNIX) as dead:
                 dead.bind(str(path))
@@ -349,7 +349,7 @@ def test_socket_on_which_somebody_listens_is_left_alone(root: Path) -> None:
     with socket.socket(socket.AF_UNIX) as living:
         living.bind(str(path))
         living.listen()
-        remove_dead_sockets(root, RESOURCE)
+        remove_dead_sockets(root)
         assert path.exists()
 
 

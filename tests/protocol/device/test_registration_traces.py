@@ -1,0 +1,75 @@
+"""What a registration leaves to be seen: outcomes in the metrics, and nothing on the disk."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from nodeplug.device.registration import DevicePaths, Mode
+from nodeplug.device.resource import ResourceTask
+from nodeplug.device.sockets import socket_path
+from nodeplug.registry import Registry
+from nodeplug.runner import Runner
+from nodeplug.testing.kubelet import Kubelet
+
+if TYPE_CHECKING:
+    from tests.protocol.device.conftest import Minimal
+
+Run = Callable[[Coroutine[Any, Any, None]], None]
+RESOURCE = "example.com/thing"
+
+
+@asynccontextmanager
+async def serve(plugin: object, kubelet: Kubelet, runner: Runner, mode: Mode = "register") -> AsyncIterator[None]:
+    """Serve the plugin's resource with a runner of the test's own."""
+    registry = Registry()
+    registry.load("thing", plugin, "tests")
+    paths = DevicePaths(kubelet.device_plugins, kubelet.plugins_registry)
+    task = ResourceTask(registry.route("device", RESOURCE), runner, paths, mode=mode, watch_interval=0.05)
+    running = asyncio.create_task(task.run())
+    try:
+        yield
+    finally:
+        running.cancel()
+        await asyncio.wait([running])
+
+
+@pytest.mark.parametrize("mode", ["register", "watcher"])
+def test_each_try_to_register_is_told_with_its_outcome(minimal: "Minimal", root: Path, run: Run, mode: Mode) -> None:
+    seen: list[tuple[str, str, bool]] = []
+
+    async def story() -> None:
+        kubelet = Kubelet(root, watch_plugins=mode == "watcher")
+        kubelet.refuse = "not today"
+        runner = Runner(finished=lambda call, error: seen.append((call.verb, call.claim, error is None)))
+        async with kubelet, serve(minimal, kubelet, runner, mode):
+            await kubelet.until(lambda: ("Register", f"device:{RESOURCE}", False) in seen)
+            kubelet.refuse = ""
+            if mode == "watcher":
+                kubelet.watcher.known.clear()  # kubelet tries again by itself
+            await kubelet.until(lambda: ("Register", f"device:{RESOURCE}", True) in seen)
+
+    run(story())
+
+
+def test_dead_sockets_of_other_resources_and_of_the_other_mode_are_removed(
+    minimal: "Minimal", root: Path, run: Run
+) -> None:
+    """A killed daemon may be followed by one that offers something else, or registers another way."""
+
+    async def story() -> None:
+        async with Kubelet(root) as kubelet:
+            folders = kubelet.device_plugins, kubelet.plugins_registry
+            left = [socket_path(folder, name) for folder in folders for name in (RESOURCE, "example.com/former")]
+            for path in left:
+                with socket.socket(socket.AF_UNIX) as dead:
+                    dead.bind(str(path))
+            async with serve(minimal, kubelet, Runner()):
+                await kubelet.until_allocatable(RESOURCE, 4)
+                assert [path for path in left if path.exists()] == []
+
+    run(story())
