@@ -167,12 +167,20 @@ def _key(request: CniAttachmentRequest) -> Key:
 
 
 def _own_namespaces(frame: Frame) -> tuple[Netns, ...]:
-    """Open the daemon's namespace and CNI_NETNS by path: for a frame without descriptors, such as a spooled DEL."""
+    """Open the daemon's namespace and CNI_NETNS by path: for a frame without descriptors, such as a spooled DEL.
+
+    A path that leads elsewhere by now counts as gone: the process of `/proc/<pid>/ns/net` may be another's, and the
+    daemon's own namespace would be refused again and again.
+    """
     host = Netns.current()
     path = frame.env.get("CNI_NETNS", "")
     try:
         # O_NONBLOCK: a FIFO at that path must not stop the event loop.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        return host, Netns.adopt(fd, path)
+        netns = Netns.adopt(fd, path)
     except (OSError, ValueError, InvalidNetns):
         return (host,)
+    if path.startswith("/proc/") or netns.identity == host.identity:
+        netns.close()
+        return (host,)
+    return host, netns

@@ -10,6 +10,7 @@ attachment.
 """
 
 import asyncio
+import errno
 import logging
 import time
 from collections.abc import Awaitable, Callable
@@ -27,6 +28,8 @@ LOG: Final = logging.getLogger(__name__)
 _FIRST_RETRY: Final = 2.0
 _LAST_RETRY: Final = 300.0
 _LEFTOVER_AGE: Final = 600.0
+_PASSING: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+"""Reasons not to read a file that have nothing to do with the file."""
 Serve = Callable[[Frame], Awaitable[Reply]]
 
 
@@ -76,9 +79,11 @@ class Spool:
         """Replay the pending DELs of one attachment now.
 
         Raises:
-            TryAgain: one of them fails; an ADD must not go before it.
+            TryAgain: one of them fails, or they cannot be read; an ADD must not go before them.
         """
-        self._scan()
+        unread = self._scan()
+        if unread:
+            raise TryAgain(f"cannot tell whether a DEL of {key} is pending: {self.folder}: {unread}")
         for pending in [item for item in self._pending.values() if item.key == key]:
             failure = await self._replay(pending, serve)
             if failure:
@@ -121,22 +126,31 @@ class Spool:
         LOG.warning("the spooled DEL of %s failed; next try in %g s", pending.key, delay)
         return reply.stdout.decode(errors="replace").strip()
 
-    def _scan(self) -> None:
-        """Learn what is in the folder. An empty one costs one readdir, so an ADD can afford it."""
+    def _scan(self) -> str:
+        """Learn what is in the folder. An empty one costs one readdir, so an ADD can afford it.
+
+        Returns:
+            Why it could not be read this time, or nothing; what is known of it stays known.
+        """
         try:
             found = {path.name: path for path in self.folder.iterdir() if path.suffix == ".frame"}
-        except OSError:
-            found = {}
-        for gone in self._pending.keys() - found.keys():
-            del self._pending[gone]
-        for name in sorted(found.keys() - self._pending.keys()):
-            self._take(found[name])
+            for gone in self._pending.keys() - found.keys():
+                del self._pending[gone]
+            for name in sorted(found.keys() - self._pending.keys()):
+                self._take(found[name])
+        except (FileNotFoundError, NotADirectoryError):
+            self._pending.clear()
+        except OSError as error:
+            return error.strerror or str(error)
+        return ""
 
     def _take(self, path: Path) -> None:
         try:
             frame = Frame.decode(path.read_bytes())
             self._pending[path.name] = _Pending(path, frame, _key(frame))
         except OSError as error:
+            if error.errno in _PASSING:
+                raise
             LOG.warning("cannot read the spooled %s: %s", path, error.strerror)
         except PluginError as error:
             LOG.error("set the spooled %s aside: %s", path, error)

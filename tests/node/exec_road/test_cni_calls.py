@@ -320,6 +320,24 @@ def test_status_says_what_health_says(road: ExecRoad, netns: Path) -> None:
     assert caught.value.code == 50
 
 
+def test_a_status_that_hangs_does_not_quarantine_the_plugin(road: ExecRoad, env: Env) -> None:
+    release = threading.Event()
+
+    class Hung(Plugin):
+        @hookimpl
+        def cni_status(self) -> None:
+            release.wait(30)
+
+    road.runner.deadlines = {"tested": {"cni_status": 0.1}}
+    serve(road, Hung())
+    try:
+        for _ in range(6):
+            assert road.call("test", env("STATUS"), {**CONFIG, "cniVersion": "1.1.0"}).document["code"] == 50
+        assert road.call("test", env("ADD"), CONFIG).status == 0
+    finally:
+        release.set()
+
+
 def test_a_passing_condition_is_50_for_status(road: ExecRoad, netns: Path) -> None:
     class Busy(Plugin):
         @hookimpl

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -15,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from nodeplug import Claim, CniAdd, CniDel, CniResult, PluginError, hookimpl
+from nodeplug import Claim, CniAdd, CniDel, CniResult, Netns, PluginError, TryAgain, hookimpl
+from nodeplug.cni.attachments import Key
 from nodeplug.entrypoints import find_scripts
 from nodeplug.frame import Frame
 from nodeplug.testing import ExecRoad
@@ -28,6 +30,7 @@ VERSIONS = ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"]
 class Plugin:
     def __init__(self) -> None:
         self.order: list[str] = []
+        self.namespaces: list[Netns | None] = []
         self.broken = False
 
     @hookimpl
@@ -44,6 +47,7 @@ class Plugin:
         if self.broken:
             raise PluginError("the bridge is on fire")
         self.order.append(f"DEL {request.container_id}")
+        self.namespaces.append(request.netns)
 
 
 def impatient(road: ExecRoad, *, patience: int = 10, timeout: int = 150) -> None:
@@ -269,6 +273,46 @@ def test_an_add_does_not_pass_a_kept_del_that_fails(road: ExecRoad, env: Env) ->
     assert (done.status, done.document["code"]) == (1, 11)
     assert "on fire" in done.document["msg"]
     assert road.spool.count() == 1
+
+
+@pytest.mark.parametrize("path", ["process", "/proc/self/ns/net", "own"])
+def test_a_kept_del_does_not_enter_a_namespace_that_is_another_by_now(
+    road: ExecRoad, env: Env, netns: Path, tmp_path: Path, path: str
+) -> None:
+    with subprocess.Popen(["/usr/bin/nsenter", f"--net={netns}", "sleep", "60"]) as process:
+        if path == "process":
+            path = f"/proc/{process.pid}/ns/net"
+        elif path == "own":
+            path = str(tmp_path / "own")
+            Path(path).symlink_to("/proc/self/ns/net")
+        road.call("test", env("DEL", CNI_NETNS=path), CONFIG)
+        plugin = Plugin()
+        road.load("tested", plugin)
+        road.start()
+        road.wait_for(road.spool.replay(road.service.replay))
+        process.kill()
+    assert (plugin.order, plugin.namespaces) == (["DEL c1"], [None])
+    assert spooled(road) == []
+
+
+def test_an_add_does_not_pass_kept_dels_that_cannot_be_read(road: ExecRoad, env: Env) -> None:
+    road.call("test", env("DEL"), CONFIG)
+    road.start()
+
+    async def settle_without_descriptors() -> str:
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        lowest = os.dup(0)
+        os.close(lowest)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, limits[1]))
+        try:
+            await road.spool.settle(Key("test", "net", "c1", "eth0"), road.service.replay)
+        except TryAgain as refusal:
+            return str(refusal)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        return ""
+
+    assert "Too many open files" in road.wait_for(settle_without_descriptors())
 
 
 def test_a_replay_that_fails_stays_and_waits(road: ExecRoad, env: Env) -> None:
