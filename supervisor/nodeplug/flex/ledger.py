@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote
 
-from nodeplug.errors import PluginError
+from nodeplug.errors import InvalidRequest, PluginError
 from nodeplug.journal import Entry, Journal, file_name
 from nodeplug.mounts import Mount, mounted_at, mounts
 from nodeplug.values import VolumeId
@@ -224,6 +224,16 @@ def make_directory(path: str) -> None:
             Path(path).mkdir(mode=0o700)
     except OSError as error:
         raise PluginError(f"cannot make the directory {path}: {error.strerror}") from error
+
+
+def check_target(path: str) -> None:
+    """Check that a mount would be made at the path itself, where it is looked for afterwards.
+
+    Raises:
+        InvalidRequest: the path is a symlink: mount(2) follows it, and the mount behind it would be found by nobody.
+    """
+    if Path(path).is_symlink():
+        raise InvalidRequest(f"{path!r} is a symlink; a volume is mounted on a directory alone: remove the link")
 
 
 def check_published(target: Target, plugin: str) -> None:

@@ -110,6 +110,7 @@ class Steps:
     async def _bring_up(self, wanted: Target, command: Mount) -> None:
         await self.work.host(self.ledger.write_target, wanted)
         await self._clear(wanted)
+        await self.work.host(led.check_target, wanted.path)
         if self.work.has("volume_stage") and self.ledger.owns(wanted.volume):
             # Staged writable whatever this pod asked for: the next pod shares it. Read-only is the publish's.
             await self._stage(wanted.volume, command.options, device=command.device, read_only=False)

@@ -40,6 +40,13 @@ def test_unmount_of_the_last_pod_leaves_no_mount_no_record_and_no_folder(node: A
     assert stager.calls == ["stage", "unstage"]
 
 
+def test_a_target_that_is_a_symlink_is_refused_and_nothing_is_mounted_behind_it(node: Any) -> None:
+    elsewhere, target = node.target("elsewhere"), node.area / "pods" / "a"
+    target.symlink_to(elsewhere)
+    assert "is a symlink" in node.mount(DRIVER, target, OPTIONS)["message"]
+    assert (node.mounted, node.records) == ([], [])
+
+
 def test_two_pods_of_one_volume_share_one_staging(node: Any, stager: Any) -> None:
     one, two = node.target("a"), node.target("b")
     node.mount(DRIVER, one, OPTIONS)
