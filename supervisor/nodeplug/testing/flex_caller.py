@@ -207,14 +207,15 @@ class FlexCaller:
             FlexFailure: as kubelet reports it, also when the directory cannot be removed afterwards.
         """
         target = self.target(pod, name)
-        if not target.exists():
+        if mounted_at(str(target)) is None and not target.exists():  # a dead mount is there, though nobody can stat it
             return
         try:
             self.call(cmd.Unmount(str(target)))
         except FlexNotSupported:
             unmount(str(target))
         try:
-            target.rmdir()
+            with suppress(FileNotFoundError):  # a driver may remove the directory itself (flexvolume/unmounter.go)
+                target.rmdir()
         except OSError as error:
             raise FlexFailure(f"unmount: cannot remove {target}: {error.strerror}") from error
 

@@ -1,11 +1,12 @@
 """The kubelet stand-in for FlexVolume judges drivers as kubelet does; the drivers here are shell scripts."""
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nodeplug import Pod, mounted_at
+from nodeplug import Pod, mount, mounted_at
 from nodeplug.flex.commands import Init
 from nodeplug.testing import FlexCaller, FlexFailure, FlexNotSupported, FlexVolume
 
@@ -110,6 +111,26 @@ def test_an_unmount_that_leaves_the_mount_is_a_failure(make: Any) -> None:
     caller.mount(POD, VOLUME)
     with pytest.raises(FlexFailure, match="cannot remove"):
         caller.unmount(POD, "data")
+
+
+def test_a_driver_may_remove_the_directory_itself(make: Any) -> None:
+    caller = make(f"""{MOUNTS}\nunmount) umount "$2" && rmdir "$2" && echo '{{"status": "Success"}}';;""")
+    target = caller.mount(POD, VOLUME)
+    caller.unmount(POD, "data")
+    assert not target.exists()
+
+
+def test_a_mount_whose_server_died_is_unmounted(make: Any) -> None:
+    caller = make(UNMOUNTS)
+    target = caller.target(POD, "data")
+    target.mkdir(parents=True)
+    server = os.open("/dev/fuse", os.O_RDWR)
+    mount("dead", str(target), "fuse", options=[f"fd={server}", "rootmode=40000", "user_id=0", "group_id=0"])
+    os.close(server)
+    with pytest.raises(OSError, match="not connected"):
+        target.stat()
+    caller.unmount(POD, "data")
+    assert not target.exists()
 
 
 def test_unmount_of_a_missing_target_makes_no_call(make: Any) -> None:
