@@ -10,6 +10,7 @@ Kubelet frees ids lazily and a poll comes later still, so a release may be told 
 import asyncio
 import json
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -157,8 +158,9 @@ class PodResources:
         routes: the device routes as they are now; holders of other resources are only remembered.
         runner: calls `device_released`.
         interval: seconds between two looks.
-        unsynced_grace: seconds for which an answer that names no pod at all is not believed. A kubelet that just
-            started knows no pods yet, and would seem to have released everything.
+        unsynced_grace: seconds for which an answer that names no pod at all, or comes from a kubelet that was
+            restarted, is not believed. A kubelet that just started knows no pods yet, or those of its manifest folder
+            alone while the API server is away, and would seem to have released everything else.
         present: the holdings of the last answer.
         error: why there is no answer at present; empty when there is.
     """
@@ -173,6 +175,8 @@ class PodResources:
     error: str = ""
     _seen: Holdings = field(default_factory=dict)
     _missing_since: dict[DeviceReleased, float] = field(default_factory=dict)
+    _kubelet: tuple[int, ...] | None = None
+    _restarted: float = -math.inf
     _failures: int = 0
 
     def holders(self) -> Mapping[ResourceName, Mapping[DeviceId, Holder]]:
@@ -202,6 +206,7 @@ class PodResources:
             self._failed(error.message)
             return
         self._failures, self.error = 0, ""
+        self._notice_restart()
         self.present = answer.holdings
         served = {route.claim.name: route for route in self.routes()}
         wanted = {key: ids for key, ids in answer.holdings.items() if key[0] in served}
@@ -215,6 +220,14 @@ class PodResources:
             LOG.warning("who holds devices is unknown at present: %s", reason)
         self.error = reason
 
+    def _notice_restart(self) -> None:
+        with suppress(OSError):
+            found = self.socket.stat()
+            identity = (found.st_dev, found.st_ino, found.st_ctime_ns)
+            if self._kubelet not in {None, identity}:
+                self._restarted = time.monotonic()
+            self._kubelet = identity
+
     def _believed(self, answer: Answer) -> Sequence[DeviceReleased]:
         """Return what is missing in this answer and was in the one before.
 
@@ -223,7 +236,8 @@ class PodResources:
         now = time.monotonic()
         missing = released(self._seen, answer.holdings)
         self._missing_since = {value: self._missing_since.get(value, now) for value in missing}
-        grace = 0.0 if answer.pods else self.unsynced_grace
+        unsynced = not answer.pods or now - self._restarted < self.unsynced_grace
+        grace = self.unsynced_grace if unsynced else 0.0
         return [value for value in missing if self._missing_since[value] < now - grace]
 
     async def _tell(self, values: Sequence[DeviceReleased], served: Mapping[str, Route]) -> Sequence[DeviceReleased]:

@@ -112,6 +112,27 @@ def test_kubelet_that_knows_no_pods_yet_releases_nothing(full: "Full", root: Pat
     run(story())
 
 
+def test_restarted_kubelet_that_knows_its_static_pods_alone_releases_nothing(
+    full: "Full", root: Path, run: Run
+) -> None:
+    async def story() -> None:
+        async with Kubelet(root) as kubelet, serve_devices(full, kubelet, root) as host:
+            await kubelet.until_allocatable(RESOURCE, 4)
+            await kubelet.admit("proxy", {})
+            await kubelet.admit("pod", {RESOURCE: 1})
+            await kubelet.until(lambda: bool(host.podresources.present))
+            kubelet.static_pods = {"proxy"}
+            kubelet.pods_known = False
+            await kubelet.restart()
+            await kubelet.until(lambda: not host.podresources.present)
+            await two_looks()
+            kubelet.pods_known = True
+            await kubelet.until(lambda: bool(host.podresources.present))
+            assert full.releases() == []
+
+    run(story())
+
+
 def test_last_pod_of_a_node_is_released_after_the_grace(full: "Full", root: Path, run: Run) -> None:
     async def story() -> None:
         async with Kubelet(root) as kubelet, serve_devices(full, kubelet, root, unsynced_grace=0.2) as host:

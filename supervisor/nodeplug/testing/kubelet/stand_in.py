@@ -47,6 +47,7 @@ class Kubelet:
         refuse: a sentence with which every registration is refused, or empty.
         hold_dial: True keeps every dial back from succeeding until its timeout.
         pods_known: False as long as kubelet has not heard of its pods from the API server.
+        static_pods: names of pods that kubelet knows without it, from its manifest folder.
         limited: True makes podresources refuse every call by its rate limit.
     """
 
@@ -68,6 +69,7 @@ class Kubelet:
         self.refuse = ""
         self.hold_dial = False
         self.pods_known = True
+        self.static_pods: set[str] = set()
         self.limited = False
         self.resources: dict[str, Resource] = {}
         self.ledger = Ledger()
@@ -113,9 +115,7 @@ class Kubelet:
         self._clean(wipe)
         await self._listen()
         self._lister = grpc.aio.server()
-        lister = PodResourcesLister(
-            lambda: self._pods if self.pods_known else (), lambda: self.ledger, self._healthy, lambda: self.limited
-        )
+        lister = PodResourcesLister(self._known_pods, lambda: self.ledger, self._healthy, lambda: self.limited)
         podresources_grpc.add_PodResourcesListerServicer_to_server(lister, self._lister)
         self._lister.add_insecure_port(f"unix:{self.podresources_socket}")
         await self._lister.start()
@@ -280,6 +280,9 @@ class Kubelet:
     async def until_allocatable(self, resource: str, count: int, seconds: float = 20.0) -> None:
         """Wait until a resource has exactly so many healthy devices."""
         await self.until(lambda: self.allocatable(resource) == count, seconds)
+
+    def _known_pods(self) -> Collection[ContainerKey]:
+        return [key for key in self._pods if self.pods_known or key.pod in self.static_pods]
 
     def _healthy(self) -> Mapping[str, Collection[str]]:
         return {
