@@ -20,6 +20,8 @@ from nodeplug_net.links import Interface
 from nodeplug_net.netlink import ENOENT, Answer, Netlink, Request, attributes, failure, text
 
 _ATTEMPTS: Final = 5
+_ABSENT: Final = ENOENT | {errno.EINVAL}
+"""No table, or (EINVAL) a kernel without nf_tables, where a DEL has nothing to remove."""
 _READS: Final = 50
 _GENERATION: Final = slice(18, 20)  # nfgenmsg.res_id
 _SET_NAME: Final = 2  # NFTA_SET_NAME
@@ -144,7 +146,7 @@ class Masquerade:
 
     def _sets(self) -> set[str] | None:
         """Name the sets of the table; None without a table."""
-        answer = self._netlink.ask(Request(nft.dump_sets(), f"list the sets of table {nft.TABLE}", ENOENT))[0]
+        answer = self._netlink.ask(Request(nft.dump_sets(), f"list the sets of table {nft.TABLE}", _ABSENT))[0]
         if answer.error:
             return None
         return {

@@ -1,6 +1,6 @@
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from ipaddress import ip_interface
 from typing import Any
 
@@ -252,6 +252,26 @@ def test_a_list_that_changes_while_it_is_read_is_complete(scratch: ScratchCni) -
 
     expected, found = scratch.on_host(read)
     assert found == expected
+
+
+class WithoutTables(Netlink):
+    """A socket whose messages go to a subsystem of nfnetlink that no kernel has, as those of a lean kernel do."""
+
+    def __init__(self) -> None:
+        super().__init__(NETFILTER)
+
+    def exchange(self, messages: Sequence[tuple[bytearray, bool]]) -> list[Answer]:
+        for data, _ in messages:
+            data[5] = 0x7F
+        return super().exchange(messages)
+
+
+def test_a_kernel_without_tables_has_nothing_for_del_to_remove(scratch: ScratchCni) -> None:
+    def look() -> list[Entry]:
+        with WithoutTables() as netlink:
+            return Masquerade(netlink).owned("nodeplug net c1 eth0")
+
+    assert scratch.on_host(look) == []
 
 
 def test_status_does_not_need_the_table(scratch: ScratchCni, bridge: Bridge, config: Make) -> None:
