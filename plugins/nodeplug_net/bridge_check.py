@@ -13,7 +13,7 @@ from nodeplug_net.bridge_add import routed
 from nodeplug_net.bridge_config import BridgeConfig, bridge_name, parse_bridge
 from nodeplug_net.bridge_host import gateway_addresses
 from nodeplug_net.dataplane import Dataplane
-from nodeplug_net.ipam_config import parse_config
+from nodeplug_net.ipam_config import has_ranges, parse_config
 from nodeplug_net.links import Link, Links, links_in
 from nodeplug_net.netlink import Netlink
 
@@ -145,13 +145,13 @@ def _check_bridge(request: CniStatus, plane: Dataplane, links: Links, bridge: Li
     config = parse_bridge(request)
     if bridge.kind != "bridge":
         raise LimitedConnectivity(f"interface {bridge.name} is not a bridge; remove it or choose another name")
+    label = network_label(request.network)
+    if not any(port.alias.startswith(label) for port in links.ports(bridge)):
+        return  # the first ADD sets the bridge up and gives it its addresses
     if not bridge.is_up:
         raise LimitedConnectivity(f"bridge {bridge.name} is down; set it up")
-    label = network_label(request.network)
-    if not config.is_gateway or config.ipam not in IN_PROCESS:
+    if not config.is_gateway or config.ipam not in IN_PROCESS or not has_ranges(request):
         return
-    if not any(port.alias.startswith(label) for port in links.ports(bridge)):
-        return  # the first ADD gives the bridge its addresses
     present = {address.ip for address in links.addresses(bridge)}
     for ranges in parse_config(request, plane.addressing.ipam.data_dir).ranges:
         gateways = [one.address(one.gateway) for one in ranges.ranges]

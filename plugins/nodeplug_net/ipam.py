@@ -28,7 +28,7 @@ from nodeplug import (
     NotReady,
     PluginError,
 )
-from nodeplug_net.ipam_config import IpamConfig, folder_of, parse_config
+from nodeplug_net.ipam_config import IpamConfig, folder_of, has_ranges, parse_config
 from nodeplug_net.ranges import Address, RangeSet
 from nodeplug_net.store import Owner, Store
 
@@ -143,6 +143,8 @@ class Ipam:
         Raises:
             NotReady: a range set is used up; the message has the counts.
         """
+        if not has_ranges(request):
+            return
         config = parse_config(request, self.data_dir)
         store = self._store(config.folder)
         with store.locked(create=False) as exists:

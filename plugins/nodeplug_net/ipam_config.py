@@ -117,6 +117,13 @@ def parse_config(request: CniRequest, data_dir: Path) -> IpamConfig:
     )
 
 
+def has_ranges(request: CniRequest) -> bool:
+    """Whether the configuration says the ranges, or leaves them to `runtimeConfig.ipRanges`, which STATUS lacks."""
+    ipam = section(request.config, "ipam")
+    offered = section(request.config, "capabilities").get("ipranges") is True
+    return bool(ipam.get("subnet") or ipam.get("ranges")) or not offered
+
+
 def _check_version(version: str, ranges: tuple[RangeSet, ...]) -> None:
     families = [one.version for one in ranges]
     if version in _SINGLE_ADDRESS_VERSIONS and max(families.count(4), families.count(6)) > 1:

@@ -240,6 +240,27 @@ def test_status_is_limited_when_the_bridge_is_down(scratch: ScratchCni, bridge: 
         scratch.status(bridge, config())
 
 
+def test_status_is_ready_when_a_bridge_without_containers_is_down(
+    scratch: ScratchCni, bridge: Bridge, config: Make
+) -> None:
+    netns = scratch.container()
+    scratch.add(bridge, config(), "c1", netns)
+    scratch.delete(bridge, config(), "c1", netns)
+    change(scratch.host_netns, "br0", Links.set_down)
+    scratch.status(bridge, config())
+    scratch.add(bridge, config(), "c2", netns)
+
+
+def test_status_is_ready_when_the_runtime_brings_the_ranges(scratch: ScratchCni, bridge: Bridge, config: Make) -> None:
+    network = config(ipam={"type": "host-local"}, capabilities={"ipRanges": True})
+    scratch.status(bridge, network)
+    ranges = {"runtimeConfig": {"ipRanges": [[{"subnet": "10.88.0.0/24"}]]}}
+    scratch.add(bridge, network | ranges, "c1", scratch.container())
+    scratch.status(bridge, network)
+    with pytest.raises(PluginError, match="no IP ranges specified"):
+        scratch.status(bridge, config(ipam={"type": "host-local"}))
+
+
 def test_status_is_limited_when_the_bridge_lost_its_address(scratch: ScratchCni, bridge: Bridge, config: Make) -> None:
     scratch.add(bridge, config(), "c1", scratch.container())
     scratch.status(bridge, config())
