@@ -4,7 +4,7 @@ Owns: `<dataDir>/<network>/`: one file per address (mode 0600, created with O_EX
 versions the id alone), `last_reserved_ip.<n>`, and flock(2) on `lock`, which lets this daemon and the reference's
 executable work on one folder at a time.
 Refuses: to decide which address is next (see `ranges`), and to trust its memory: what it remembers of the folder holds
-as long as the folder's modification time is the one that it left behind, a reservation succeeds only through O_EXCL,
+as long as the folder's modification time is the one that it set itself, a reservation succeeds only through O_EXCL,
 and a file is read again before it is taken for somebody's.
 
 Remembering matters: the reference reads every file of the folder for each ADD and DEL.
@@ -13,6 +13,7 @@ Remembering matters: the reference reads every file of the folder for each ADD a
 import fcntl
 import ipaddress
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -26,6 +27,8 @@ Owner = tuple[str, str]
 """Container id and interface name; the name is empty in files of old versions."""
 _LAST: Final = "last_reserved_ip."
 _FILE_LIMIT: Final = 4096
+_READ: Final = (0, 0, 0)
+"""The stamp of what has just been read: it equals no folder's."""
 
 
 def _read(path: str) -> str | None:
@@ -88,7 +91,7 @@ class Store:
             self._refresh()
             yield True
         finally:
-            self._stamp = self._look() if self._stamp is not None else None
+            self._stamp = self._seal() if self._stamp is not None else None
             os.close(descriptor)
 
     def _open_lock(self, *, create: bool) -> int | None:
@@ -113,8 +116,28 @@ class Store:
             return None
         return status.st_dev, status.st_ino, status.st_mtime_ns
 
+    def _seal(self) -> tuple[int, int, int] | None:
+        """Give a changed folder a modification time that nobody else gives it.
+
+        The kernel's own are ticks of some milliseconds on most filesystems: another program's change in the tick of
+        ours would leave the same time. Where a time does not hold (seconds only, read-only), nothing is remembered.
+        """
+        found = self._look()
+        if found is None or found == self._stamp:
+            return found
+        now = time.time_ns()
+        try:
+            os.utime(self.folder, ns=(now, now))
+        except OSError:
+            return None
+        found = self._look()
+        return found if found is not None and found[2] == now else None
+
     def _refresh(self) -> None:
-        """Read the folder again if anybody else changed it."""
+        """Read the folder again if anybody else changed it.
+
+        An empty file was left by a program that was killed between creating and writing it, with the lock in its hand.
+        """
         stamp = self._look()
         if stamp is not None and stamp == self._stamp:
             return
@@ -125,10 +148,13 @@ class Store:
             address = _parse_address(name)
             if address is None:
                 continue
-            content = _read(f"{self.folder}/{name}")
-            if content is not None:
+            path = f"{self.folder}/{name}"
+            content = _read(path)
+            if content == "":
+                os.unlink(path)  # noqa: PTH108  a plain string, see above
+            elif content is not None:
                 self._remember(address, _parse_owner(content))
-        self._stamp = stamp
+        self._stamp = _READ if stamp is not None else None
 
     def _remember(self, address: Address, owner: Owner) -> None:
         self.taken[address.version].add(int(address))
@@ -169,6 +195,7 @@ class Store:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         except FileExistsError:
             self.taken[address.version].add(int(address))
+            self._stamp = None  # there is more than is remembered, so the next call reads
             return False
         except OSError as error:
             raise PluginError(f"cannot reserve {address}: {path}: {error.strerror}") from error

@@ -9,7 +9,17 @@ from typing import Any
 
 import pytest
 
-from nodeplug import CniIp, CniResult, Exhausted, InvalidRequest, Journal, NotReady, PluginError
+from nodeplug import (
+    CniIp,
+    CniResult,
+    Exhausted,
+    InvalidRequest,
+    Journal,
+    NotReady,
+    PluginError,
+    mount,
+    unmount,
+)
 from nodeplug.testing.scratch_cni import ScratchCni
 from nodeplug_net.host_local import HostLocal, HostLocalConfig
 from nodeplug_net.ipam import Ipam
@@ -118,6 +128,30 @@ def test_a_file_that_appears_unseen_is_not_given_out(scratch: ScratchCni, host_l
     (folder / "10.1.2.3").write_text("foreign\r\neth0")
     os.utime(folder, ns=(stamp, stamp))
     assert add(scratch, host_local, network(), "c2") == ["10.1.2.4/24"]
+
+
+def test_an_address_of_a_program_that_was_killed_while_it_reserved_is_free(
+    scratch: ScratchCni, host_local: HostLocal, folder: Path
+) -> None:
+    folder.mkdir(parents=True)
+    (folder / "10.1.2.2").touch()
+    assert add(scratch, host_local, network("10.1.2.0/30"), "c1") == ["10.1.2.2/30"]
+
+
+def test_changes_of_another_program_within_one_tick_of_the_clock_are_seen(scratch: ScratchCni, tmp_path: Path) -> None:
+    slow_clock = tmp_path / "ramfs"  # its times are ticks, as ext4's are before Linux 6.13
+    slow_clock.mkdir()
+    mount("ramfs", str(slow_clock), "ramfs")
+    try:
+        one, other = (HostLocal(HostLocalConfig(data_dir=slow_clock), scratch.host) for _ in range(2))
+        for number in range(50):
+            add(scratch, one, network(), f"a{number}")
+            add(scratch, other, network(), f"b{number}")
+            scratch.delete(one, network(), f"b{number}", None)
+            scratch.delete(other, network(), f"a{number}", None)
+        assert [path.name for path in (slow_clock / "net").iterdir() if path.name[0] == "1"] == []
+    finally:
+        unmount(str(slow_clock))
 
 
 def test_a_late_del_keeps_an_address_that_changed_hands_unseen(
