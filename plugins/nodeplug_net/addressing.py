@@ -24,7 +24,7 @@ from nodeplug import (
     Host,
     InvalidRequest,
 )
-from nodeplug_net.attachment import Attachment
+from nodeplug_net.attachment import Attachment, network_label
 from nodeplug_net.ipam import Ipam
 from nodeplug_net.undo import Undo
 
@@ -88,7 +88,17 @@ class Addressing:
         if plugin_type in IN_PROCESS:
             self.ipam.collect(request)
         elif plugin_type:
+            self._forget_invalid(request)
             self.host.delegate(request, plugin_type)
+
+    def _forget_invalid(self, request: CniGc) -> None:
+        """Forget what was answered for attachments that are gone: their addresses may be others' by tomorrow."""
+        if request.valid is None:
+            return
+        kept = {f"ipam {Attachment(request.network, one.container_id, one.ifname).label}" for one in request.valid}
+        for entry in self.host.journal.entries():
+            if entry.key.startswith(f"ipam {network_label(request.network)}") and entry.key not in kept:
+                self.host.journal.remove(entry.key)
 
     def status(self, request: CniStatus, plugin_type: str) -> None:
         """Be not ready when there is no free address."""

@@ -25,22 +25,32 @@ def detach(request: CniDel, plane: Dataplane) -> None:
     """
     attachment, plugin_type = Attachment.of(request), ipam_type(request)
     errors, gone = Errors(), False
-    if plugin_type not in IN_PROCESS:
-        with errors.kept():  # first, as a dhcp lease is returned through the interface
+    foreign = plugin_type not in IN_PROCESS
+    if foreign:  # before the link goes, as a dhcp lease is returned through the interface
+        with errors.kept():
+            _end_masquerade(request, attachment, plane)
+        with errors.kept():
             plane.addressing.delete(request, plugin_type)
     with errors.kept(), Netlink() as netlink:
         links = Links(netlink)
         link = find_host_end(links, request, attachment)
         deletion = None if link is None else plane.reaper.delete(link)
-        with errors.kept(), plane.masquerade(request) as masquerade:  # while the kernel deletes the link
-            masquerade.remove(masquerade.owned(attachment.label))
+        if not foreign:
+            with errors.kept():  # while the kernel deletes the link
+                _end_masquerade(request, attachment, plane)
         if deletion is not None:
             deletion.wait(links)
         gone = True
-    if plugin_type in IN_PROCESS and gone:
+    if not foreign and gone:
         with errors.kept():
             plane.addressing.delete(request, plugin_type)
     errors.raise_all()
+
+
+def _end_masquerade(request: CniDel, attachment: Attachment, plane: Dataplane) -> None:
+    """End it while the address is the attachment's: later the next holder could come between look and removal."""
+    with plane.masquerade(request) as masquerade:
+        masquerade.remove(masquerade.owned(attachment.label))
 
 
 def find_host_end(links: Links, request: CniDel, attachment: Attachment) -> Link | None:

@@ -343,6 +343,39 @@ def test_a_reboot_forgets_what_a_foreign_ipam_plugin_answered(
     assert host.journal.entries() == ()
 
 
+def test_gc_forgets_what_a_foreign_ipam_plugin_answered(
+    scratch: ScratchCni, bridge: Bridge, config: Make, ipam: ForeignIpam
+) -> None:
+    network = config(ipam={"type": "other"})
+    scratch.add(bridge, network, "c1", scratch.container())
+    scratch.add(bridge, network, "c2", scratch.container())
+    scratch.gc(bridge, network, None)
+    assert len(scratch.host.journal.entries()) == 2
+    scratch.gc(bridge, network, [("c2", "eth0")])
+    assert [entry.key for entry in scratch.host.journal.entries()] == ["ipam nodeplug net c2 eth0"]
+    ipam.holder.clear()
+    ipam.result = replace(ipam.result, ips=(CniIp(ip_interface("10.77.0.10/24"), ip_address("10.77.0.1")),))
+    again = scratch.add(bridge, network, "c1", scratch.container())
+    assert str(again.ips[0].address) == "10.77.0.10/24"
+
+
+def test_masquerading_ends_before_a_foreign_ipam_plugin_frees_the_address(
+    scratch: ScratchCni, bridge: Bridge, config: Make, ipam: ForeignIpam
+) -> None:
+    network = config(ipam={"type": "other"}, ipMasq=True)
+    seen: list[tuple[object, list[Any]]] = []
+    scratch.add(bridge, network, "c1", scratch.container())
+
+    class Looking(set[str]):
+        def discard(self, element: object) -> None:
+            with Netlink(12) as netlink:
+                seen.append((element, Masquerade(netlink).entries("nodeplug net ")))
+
+    ipam.holder = Looking()
+    scratch.delete(bridge, network, "c1", None)
+    assert seen == [("c1", [])]
+
+
 def test_a_failing_foreign_ipam_plugin_gets_its_del_and_leaves_nothing(
     scratch: ScratchCni, bridge: Bridge, config: Make, ipam: ForeignIpam, clean: Clean
 ) -> None:
