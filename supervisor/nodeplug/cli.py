@@ -4,10 +4,12 @@ Owns: commands, options, help texts, exit statuses: 0 done, 1 an error told in a
 Refuses: to do anything itself. What a command needs is imported inside it, so that `--help` and `version` are quick.
 """
 
+import io
 import json
 import logging
 import os
 import sys
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -53,6 +55,9 @@ DEFAULT: Final = Path("/etc/nodeplug/nodeplug.toml")
 
 def main() -> None:
     """Run the command line of this process."""
+    # Names from the kernel and from callers are bytes; one that is no UTF-8 is shown escaped, in JSON as JSON has it.
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
     app(prog_name="nodeplug")
 
 
@@ -87,7 +92,19 @@ def serve(config: Config = DEFAULT, root: Root = None) -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     from nodeplug.daemon import serve as run
 
-    raise typer.Exit(run(config, root))
+    status = run(config, root)
+    _leave_threads_behind(status)
+    raise typer.Exit(status)
+
+
+def _leave_threads_behind(status: int) -> None:
+    """End the process here if a plugin left a thread running that the interpreter would wait for, for ever."""
+    main = threading.main_thread()
+    left = [thread.name for thread in threading.enumerate() if not thread.daemon and thread is not main]
+    if left:
+        logging.getLogger("nodeplug").warning("ending with threads that plugins left running: %s", ", ".join(left))
+        sys.stdout.flush()
+        os._exit(status)  # noqa: TID251 - sys.exit would join those threads
 
 
 @app.command(name="check-config")
