@@ -1,0 +1,181 @@
+"""The real daemon, a plugin that misbehaves on demand, and the callers' real executables."""
+
+import json
+import re
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodeplug.testing import Sandbox, ScratchNode
+
+HERE = Path(__file__).parent
+CONFIG = {"cniVersion": "1.0.0", "name": "net"}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """How one execution ended."""
+
+    status: int
+    stdout: bytes
+    stderr: bytes
+
+    @property
+    def document(self) -> dict[str, Any]:
+        return dict(json.loads(self.stdout))
+
+    @property
+    def code(self) -> int:
+        return int(self.document["code"])
+
+    @property
+    def text(self) -> str:
+        """Everything that the error says, whatever the protocol calls it."""
+        told = self.document
+        return " ".join(str(told[key]) for key in ("msg", "details", "message") if key in told)
+
+
+@dataclass
+class Node:
+    """A scratch node, a container's namespace, and what was logged since a mark."""
+
+    scratch: ScratchNode
+    netns: Path
+    _seen: int = 0
+
+    def env(self, verb: str = "ADD", container: str = "c1", **changes: str | None) -> dict[str, str]:
+        values: dict[str, str | None] = {
+            "CNI_COMMAND": verb,
+            "CNI_CONTAINERID": container,
+            "CNI_NETNS": str(self.netns),
+            "CNI_IFNAME": "eth0",
+            "CNI_PATH": str(self.scratch.paths.cni_bin),
+            **changes,
+        }
+        return {name: value for name, value in values.items() if value is not None}
+
+    def execute(
+        self, path: Path, *argv: str | bytes, env: Mapping[str, str] | None = None, stdin: bytes = b""
+    ) -> Answer:
+        command = [str(path), *argv]
+        done = subprocess.run(command, input=stdin, env=env, capture_output=True, timeout=60, check=False)
+        return Answer(done.returncode, done.stdout, done.stderr)
+
+    def cni(
+        self, verb: str = "ADD", container: str = "c1", *, claim: str = "faulty", stdin: Any = None, **more: Any
+    ) -> Answer:
+        """Execute a CNI script: `more` in capitals are variables, the rest are keys of the configuration."""
+        env = {name: value for name, value in more.items() if name.isupper()}
+        keys = {name: value for name, value in more.items() if not name.isupper()}
+        config = stdin if stdin is not None else json.dumps({**CONFIG, "type": claim, **keys}).encode()
+        return self.execute(self.scratch.paths.cni_bin / claim, env=self.env(verb, container, **env), stdin=config)
+
+    def flex(self, *argv: str | bytes, driver: str = "drive") -> Answer:
+        return self.execute(self.scratch.paths.flexvolume / f"scratch~{driver}" / driver, *argv)
+
+    def mark(self) -> None:
+        """What is logged from here on is `fresh`."""
+        self._seen = len(self.scratch.log)
+
+    @property
+    def fresh(self) -> list[str]:
+        return self.scratch.log[self._seen :].splitlines()
+
+    def failure(self) -> str:
+        """The one fresh line about a failure; it must name its request."""
+        found = [line for line in self.fresh if re.match(r"\S+ (WARNING|ERROR) ", line)]
+        assert len(found) == 1, found
+        assert re.search(r"request [0-9a-f]{8}\b", found[0]), found
+        return found[0]
+
+    def attachments(self) -> set[str]:
+        return {entry["container_id"] for entry in self.scratch.status()["attachments"]}
+
+    def plugin(self, name: str) -> dict[str, Any]:
+        plugins: list[dict[str, Any]] = self.scratch.status()["plugins"]
+        return next(plugin for plugin in plugins if plugin["name"] == name)
+
+    def notes(self, plugin: str = "faulty") -> Path:
+        """The run folder of a plugin, where it leaves its notes."""
+        return self.scratch.paths.run / "plugins" / plugin
+
+    def until(self, condition: Callable[[], bool], seconds: float = 20.0) -> None:
+        end = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < end, f"it did not come to pass:\n{self.scratch.log[-3000:]}"
+            time.sleep(0.02)
+
+    def descriptors(self) -> int:
+        return len(list(Path(f"/proc/{self.scratch.pid}/fd").iterdir()))
+
+    def proc(self, key: str) -> int:
+        """A number of /proc/PID/status, such as Threads or VmRSS (in KiB)."""
+        text = Path(f"/proc/{self.scratch.pid}/status").read_text()
+        return int(re.findall(rf"^{key}:\s+(\d+)", text, re.MULTILINE)[0])
+
+    def configure(self, **sections: Mapping[str, Any]) -> None:
+        self.scratch.configure(toml(sections))
+
+    def install(self) -> None:
+        done = self.scratch.run("install")
+        assert done.returncode == 0, done.stderr
+
+
+def toml(sections: Mapping[str, Mapping[str, Any]]) -> str:
+    """Write one `[plugins.*]` table per section: its configuration, beside `cls` and `deadline`."""
+    lines = []
+    for name, keys in sections.items():
+        config = dict(keys)
+        lines += [f"[plugins.{name}]", f'uses = "misbehaving:{config.pop("cls", "Plugin")}"']
+        lines += [f'deadline.{hook} = "{value}"' for hook, value in config.pop("deadline", {}).items()]
+        lines += [f"[plugins.{name}.config]", *(f"{key} = {json.dumps(value)}" for key, value in config.items())]
+    return "\n".join(lines) + "\n"
+
+
+@pytest.fixture(scope="session")
+def netns() -> Iterator[Path]:
+    """A container's network namespace."""
+    folder = Path(tempfile.mkdtemp(prefix="np-", dir="/tmp"))
+    with Sandbox(folder / "netns") as made:
+        yield made.path
+    shutil.rmtree(folder)
+
+
+def _nodes(folder: Path, netns: Path) -> Iterator[Callable[..., Node]]:
+    made: list[ScratchNode] = []
+    (folder / "n").mkdir()
+
+    def make(*, run: bool = True, supervisor: str = 'listen = ""', **sections: Mapping[str, Any]) -> Node:
+        plugins = toml(sections or {"faulty": {}})
+        env = {"PYTHONPATH": str(HERE), "PYTHONDONTWRITEBYTECODE": "1"}
+        node = Node(ScratchNode(folder / "n", plugins, supervisor=supervisor, env=env), netns)
+        made.append(node.scratch)
+        if run:
+            node.scratch.start()
+            node.install()
+        return node
+
+    yield make
+    for scratch in made:
+        scratch.stop()
+
+
+@pytest.fixture
+def make_node(short_path: Path, netns: Path) -> Iterator[Callable[..., Node]]:
+    """Make a daemon of the test's own, one section per keyword; it ends with the test."""
+    yield from _nodes(short_path, netns)
+
+
+@pytest.fixture(scope="module")
+def make_shared_node(netns: Path) -> Iterator[Callable[..., Node]]:
+    """Make a daemon for all tests of a module."""
+    folder = Path(tempfile.mkdtemp(prefix="np-", dir="/tmp"))
+    yield from _nodes(folder, netns)
+    shutil.rmtree(folder)
