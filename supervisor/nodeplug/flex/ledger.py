@@ -53,10 +53,11 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """A volume and how far its staging got."""
+    """A volume and how far its staging got; `fs_type` is what its first pod asked for, or empty."""
 
     volume: Volume
     phase: str
+    fs_type: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +126,10 @@ class Ledger:
         """Return the record of the volume that is staged at a path."""
         return next((staged for staged in self.all_staged() if staged.volume.staging_path == path), None)
 
-    def write_staged(self, volume: Volume, phase: str) -> None:
+    def write_staged(self, volume: Volume, phase: str, fs_type: str = "") -> None:
         """Write an intent, or an outcome, durably."""
-        self.journal.write(f"volume {volume.driver} {volume.volume_id}", phase=phase, data=_volume_data(volume))
+        data = _volume_data(volume) | {"fs_type": fs_type}
+        self.journal.write(f"volume {volume.driver} {volume.volume_id}", phase=phase, data=data)
 
     def forget_staged(self, volume: Volume) -> None:
         """Remove the record and nodeplug's own staging directory; succeed when there is none.
@@ -139,11 +141,20 @@ class Ledger:
                 Path(volume.staging_path).rmdir()
         self.journal.remove(f"volume {volume.driver} {volume.volume_id}")
 
-    def is_staged(self, volume: Volume) -> bool:
-        """Whether the volume is wholly staged: mounted, and said so by its record or by the pods that use it."""
+    def is_staged(self, volume: Volume, fs_type: str) -> bool:
+        """Whether the volume is wholly staged: mounted, and said so by its record or by the pods that use it.
+
+        Raises:
+            InvalidRequest: it is staged for a pod that asked for another filesystem.
+        """
         if mounted_at(volume.staging_path) is None:
             return False
         record = self.staged(volume.driver, volume.volume_id)
+        if record is not None and fs_type and record.fs_type not in {"", fs_type}:
+            raise InvalidRequest(
+                f"volume {volume.volume_id!r} of {volume.driver} is staged on this node as {record.fs_type!r}; "
+                f"a pod asks for fsType {fs_type[:40]!r}: give all its pods the same"
+            )
         return (record is not None and record.phase == STAGED) or bool(self.users(volume))
 
     def users(self, volume: Volume, *, besides: str = "") -> set[str]:
@@ -199,7 +210,7 @@ class Ledger:
         if entry is None or not entry.key.startswith("volume ") or self.journal.is_stale(entry):
             return None
         volume = _as_volume(entry.data)
-        return None if volume is None else Staged(volume, entry.phase)
+        return None if volume is None else Staged(volume, entry.phase, str(entry.data.get("fs_type", "")))
 
     def _mounted_volumes(self, driver: str) -> list[Volume]:
         recorded = [staged.volume for staged in self.all_staged() if staged.volume.driver == driver]

@@ -124,11 +124,13 @@ class Steps:
             await self._unpublish(wanted)
 
     async def _stage(self, volume: Volume, options: VolumeOptions, *, device: str, read_only: bool) -> None:
-        if await self.work.host(self.ledger.is_staged, volume):
+        # In a directory of kubelet's own it is one volume for one PersistentVolume: nothing to agree upon.
+        fs_type = options.fs_type if self.ledger.owns(volume) else ""
+        if await self.work.host(self.ledger.is_staged, volume, fs_type):
             return
         if await self.work.host(self._was_begun, volume):
             await self.unstage(volume)
-        await self.work.host(self.ledger.write_staged, volume, led.STAGING)
+        await self.work.host(self.ledger.write_staged, volume, led.STAGING, fs_type)
         if self.ledger.owns(volume):
             await self.work.host(led.make_directory, volume.staging_path)
         request = VolumeStage(
@@ -143,7 +145,7 @@ class Steps:
         )
         await self.work.hook("volume_stage", request=request)
         await self.work.host(led.check_staged, volume, self.work.route.plugin)
-        await self.work.host(self.ledger.write_staged, volume, led.STAGED)
+        await self.work.host(self.ledger.write_staged, volume, led.STAGED, fs_type)
 
     def _was_begun(self, volume: Volume) -> bool:
         known = self.ledger.staged(volume.driver, volume.volume_id) is not None

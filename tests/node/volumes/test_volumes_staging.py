@@ -56,6 +56,16 @@ def test_two_pods_of_one_volume_share_one_staging(node: Any, stager: Any) -> Non
     assert stager.calls == ["stage"]
 
 
+def test_a_second_pod_that_asks_for_another_filesystem_is_refused(node: Any, stager: Any) -> None:
+    ext4, xfs, any_ = (OPTIONS | {"kubernetes.io/fsType": name} for name in ("ext4", "xfs", ""))
+    assert succeeded(node.mount(DRIVER, node.target("a"), ext4))
+    assert "is staged on this node as 'ext4'" in node.mount(DRIVER, node.target("b"), xfs)["message"]
+    assert succeeded(node.mount(DRIVER, node.target("c"), ext4))
+    assert succeeded(node.mount(DRIVER, node.target("d"), any_))
+    assert [name for name in node.mounted if name.startswith("pods")] == ["pods/a", "pods/c", "pods/d"]
+    assert stager.calls == ["stage"]
+
+
 def test_two_pods_that_mount_at_once_stage_once(node: Any, stager: Any) -> None:
     stager.pause = 0.2
     targets = [node.target(name) for name in "abcd"]
