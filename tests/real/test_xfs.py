@@ -2,6 +2,7 @@
 
 import logging
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -24,6 +25,12 @@ from nodeplug_volumes.loopfile import LoopFile, LoopFileConfig
 pytestmark = pytest.mark.real
 DRIVER, VOLUME = "nodeplug/loopfile", VolumeId("data")
 MIB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def xfsprogs() -> None:
+    if shutil.which("mkfs.xfs", path="/usr/sbin:/sbin:/usr/bin:/bin") is None:
+        pytest.skip("xfsprogs is missing: apt-get install xfsprogs")
 
 
 @pytest.fixture
