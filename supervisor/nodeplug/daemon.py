@@ -134,6 +134,7 @@ class Daemon:
         self._loop.add_signal_handler(signal.SIGHUP, self._changed.set)
         _make_folder(self._paths.run)
         _make_folder(self._paths.state)
+        _make_folder(self._paths.spool)
         self._spool.prepare()
         handlers = {"cni": self._cni.handle, "flex": self._flex.handle, "control": self._control}
         server = ExecServer(self._paths.exec_socket, handlers)

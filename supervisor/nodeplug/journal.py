@@ -180,6 +180,7 @@ class Journal:
                 dict(document["request"]),
                 dict(document["data"]),
             )
-        except (ValueError, KeyError, TypeError):
-            path.rename(path.with_suffix(".damaged"))
+        except (ValueError, KeyError, TypeError, RecursionError):
+            with suppress(OSError):  # on a read-only disk it counts as none where it is
+                path.rename(path.with_suffix(".damaged"))
             return None
