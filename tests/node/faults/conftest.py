@@ -16,6 +16,7 @@ import pytest
 from nodeplug.testing import Sandbox, ScratchNode
 
 HERE = Path(__file__).parent
+INSTALLING = 'listen = ""\ninstall = true'
 CONFIG = {"cniVersion": "1.0.0", "name": "net"}
 
 
@@ -123,10 +124,6 @@ class Node:
     def configure(self, **sections: Mapping[str, Any]) -> None:
         self.scratch.configure(toml(sections))
 
-    def install(self) -> None:
-        done = self.scratch.run("install")
-        assert done.returncode == 0, done.stderr
-
 
 def toml(sections: Mapping[str, Mapping[str, Any]]) -> str:
     """Write one `[plugins.*]` table per section: its configuration, beside `cls` and `deadline`."""
@@ -152,14 +149,13 @@ def _nodes(folder: Path, netns: Path) -> Iterator[Callable[..., Node]]:
     made: list[ScratchNode] = []
     (folder / "n").mkdir()
 
-    def make(*, run: bool = True, supervisor: str = 'listen = ""', **sections: Mapping[str, Any]) -> Node:
+    def make(*, run: bool = True, supervisor: str = INSTALLING, **sections: Mapping[str, Any]) -> Node:
         plugins = toml(sections or {"faulty": {}})
         env = {"PYTHONPATH": str(HERE), "PYTHONDONTWRITEBYTECODE": "1"}
         node = Node(ScratchNode(folder / "n", plugins, supervisor=supervisor, env=env), netns)
         made.append(node.scratch)
         if run:
             node.scratch.start()
-            node.install()
         return node
 
     yield make

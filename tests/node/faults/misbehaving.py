@@ -21,7 +21,7 @@ class Misbehaviour(BaseModel, extra="forbid"):
 
     claim: str = ""
     kind: str = "cni"
-    construct: str = ""
+    made: str = ""
     claims: str = ""
     health: str = ""
     stop: str = ""
@@ -44,7 +44,7 @@ class Plugin:
 
     def __init__(self, config: Misbehaviour, host: Host) -> None:
         self.config, self.host = config, host
-        self.do(config.construct)
+        self.do(config.made)
 
     def wait_for(self, name: str) -> None:
         while not (self.host.run_dir / name).exists():

@@ -10,8 +10,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import pytest
-
 from nodeplug.frame import Frame, Reply
 
 Make = Callable[..., Any]
@@ -111,43 +109,37 @@ def test_a_thread_that_a_plugin_left_running_does_not_keep_the_process(make_node
     assert "left running" in node.scratch.log
 
 
-def test_sigterm_while_a_plugin_is_being_constructed_ends_it(make_node: Make) -> None:
-    node = make_node(run=False, faulty={"construct": "block"}, other={})
-    node.scratch.start()
-    assert node.scratch.stop() == 0
-
-
 # --- a plugin's life --------------------------------------------------------------------------------------------
 
 
-def test_plugins_that_block_while_they_are_loaded_hold_up_nobody(make_node: Make) -> None:
-    node = make_node(run=False, faulty={"construct": "block"}, mute={"claims": "block"}, other={})
-    node.scratch.start()
+def test_plugins_that_block_while_they_are_loaded_hold_up_neither_the_others_nor_the_end(make_node: Make) -> None:
+    node = make_node(faulty={"made": "block"}, mute={"claims": "block"}, other={})
     node.until(lambda: node.plugin("other")["state"] == "running")
     assert [node.plugin(name)["state"] for name in ("faulty", "mute")] == ["starting", "starting"]
+    assert node.scratch.stop() == 0
 
 
-@pytest.mark.parametrize("where", ["construct", "claims"])
-@pytest.mark.parametrize("fault", ["raise", "exit", "unprintable", "mute"])
-def test_a_plugin_that_fails_while_it_is_loaded_is_refused_alone(make_node: Make, where: str, fault: str) -> None:
-    node = make_node(run=False, faulty={where: fault}, other={})
-    node.scratch.start()
-    assert node.plugin("faulty")["state"] == "refused"
-    assert node.plugin("faulty")["reason"]
+def test_plugins_that_fail_while_they_are_loaded_are_refused_alone(make_node: Make) -> None:
+    faults = {
+        f"{where}-{fault}": {where: fault}
+        for where in ("made", "claims")
+        for fault in ("raise", "exit", "unprintable", "mute")
+    }
+    node = make_node(**faults, other={})
+    assert {name: node.plugin(name)["state"] for name in faults} == dict.fromkeys(faults, "refused")
+    assert all(node.plugin(name)["reason"] for name in faults)
     assert node.plugin("other")["state"] == "running"
 
 
 def test_an_async_hook_is_refused_at_load_and_named(make_node: Make) -> None:
-    node = make_node(run=False, faulty={"cls": "Asynchronous"}, other={})
-    node.scratch.start()
+    node = make_node(faulty={"cls": "Asynchronous"}, other={})
     assert "cni_add is `async def`" in node.plugin("faulty")["reason"]
     assert node.plugin("other")["state"] == "running"
     assert node.scratch.log.count("is `async def`") == 1
 
 
 def test_the_second_owner_of_a_claim_is_refused_naming_both(make_node: Make) -> None:
-    node = make_node(run=False, first={"claim": "same"}, second={"claim": "same"})
-    node.scratch.start()
+    node = make_node(first={"claim": "same"}, second={"claim": "same"})
     reason = node.plugin("second")["reason"]
     assert "'first'" in reason
     assert "'second'" in reason

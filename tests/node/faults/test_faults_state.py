@@ -1,0 +1,132 @@
+"""Disks that are full or read-only: what cannot be kept is an error, and nothing that was kept is lost."""
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodeplug import mounted_at, unmount
+
+Make = Callable[..., Any]
+
+
+@pytest.fixture
+def disk() -> Iterator[Callable[..., None]]:
+    """Mount a filesystem of 64 KiB, or change its options."""
+    with ExitStack() as undo:
+
+        def mount(path: Path, options: str = "size=64k,mode=700") -> None:
+            path.mkdir(parents=True, exist_ok=True)
+            if mounted_at(str(path)) is None:
+                undo.callback(unmount, str(path), lazy=True)
+                subprocess.run(["mount", "-t", "tmpfs", "-o", options, "scratch", str(path)], check=True)
+            else:
+                subprocess.run(["mount", "-o", f"remount,{options}", str(path)], check=True)
+
+        yield mount
+
+
+def fill(folder: Path) -> Path:
+    file = folder / "filler"
+    size = os.statvfs(folder)
+    file.write_bytes(b"x" * size.f_bavail * size.f_frsize)
+    assert os.statvfs(folder).f_bavail == 0
+    return file
+
+
+@pytest.fixture
+def node(make_node: Make, disk: Any) -> Any:
+    """A daemon whose state is on a disk of its own, with one attachment."""
+    made = make_node(run=False)
+    disk(made.scratch.paths.state)
+    made.scratch.start()
+    assert made.cni(container="kept").status == 0
+    made.mark()
+    return made
+
+
+def test_an_add_on_a_full_disk_is_code_11_and_says_where(node: Any) -> None:
+    filler = fill(node.scratch.paths.state)
+    answer = node.cni()
+    assert (answer.status, answer.code) == (1, 11)
+    assert f"cannot write {node.scratch.paths.journal}" in answer.text
+    assert "No space left on device" in node.failure()
+    filler.unlink()
+    assert node.cni().status == 0
+
+
+def test_a_del_on_a_full_disk_succeeds(node: Any) -> None:
+    fill(node.scratch.paths.state)
+    assert node.cni("DEL", container="kept").status == 0
+    assert (node.notes() / "deleted").read_text() == "kept done\n"
+
+
+def test_a_daemon_starts_with_a_full_disk_and_knows_what_was_kept(node: Any) -> None:
+    fill(node.scratch.paths.state)
+    node.scratch.kill()
+    node.scratch.start()
+    assert node.plugin("faulty")["state"] == "running"
+    assert node.attachments() == {"kept"}
+    assert node.cni("DEL", container="kept").status == 0
+
+
+def test_a_del_without_daemon_on_a_full_disk_is_an_error(node: Any) -> None:
+    fill(node.scratch.paths.state)
+    node.scratch.stop()
+    answer = node.cni("DEL", container="kept")
+    assert (answer.status, answer.code) == (1, 11)
+    assert "DEL cannot be kept" in answer.text
+    assert list(node.scratch.paths.spool.iterdir()) == []
+
+
+def test_an_add_on_a_read_only_disk_is_an_error_that_says_so(node: Any, disk: Any) -> None:
+    disk(node.scratch.paths.state, "ro")
+    answer = node.cni()
+    assert (answer.status, answer.code) == (1, 999)
+    assert "Read-only file system" in answer.text
+    node.failure()
+    disk(node.scratch.paths.state, "rw")
+    assert node.cni().status == 0
+
+
+def test_a_daemon_starts_with_a_read_only_disk_that_has_its_folders(node: Any, disk: Any) -> None:
+    node.scratch.kill()
+    disk(node.scratch.paths.state, "ro")
+    node.scratch.start()
+    assert node.plugin("faulty")["state"] == "running"
+    assert node.attachments() == {"kept"}
+
+
+def test_a_daemon_that_cannot_make_its_folders_ends_with_one_sentence(make_node: Make, disk: Any) -> None:
+    node = make_node(run=False)
+    disk(node.scratch.paths.state)
+    disk(node.scratch.paths.state, "ro")
+    done = node.scratch.run("serve")
+    assert done.returncode == 1
+    assert "Read-only file system" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_damaged_journal_file_on_a_read_only_disk_counts_as_none(node: Any, disk: Any) -> None:
+    record = node.scratch.paths.journal / "faulty" / "kept.json"
+    record.write_bytes(record.read_bytes()[:20])
+    disk(node.scratch.paths.state, "ro")
+    answer = node.cni("DEL", container="kept")
+    assert (node.notes() / "deleted").read_text() == "kept unknown\n"
+    assert "Read-only file system" in answer.text  # the record itself cannot be removed: the DEL must come again
+    disk(node.scratch.paths.state, "rw")
+    assert node.cni("DEL", container="kept").status == 0
+
+
+def test_a_full_run_folder_fails_no_call(make_node: Make, disk: Any) -> None:
+    node = make_node(run=False)
+    disk(node.scratch.paths.run)
+    node.scratch.start()
+    fill(node.scratch.paths.run)
+    node.mark()
+    assert node.cni().status == 0
+    assert sum("cannot record attachment" in line for line in node.fresh) == 1
