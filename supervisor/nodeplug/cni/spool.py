@@ -57,6 +57,7 @@ class Spool:
     folder: Path
     poll: float = 2.0
     _pending: dict[str, _Pending] = field(default_factory=dict)
+    _done: set[str] = field(default_factory=set)
 
     def prepare(self) -> None:
         """Make the folder, so that a script finds it even when the daemon is away; remove what killed scripts left.
@@ -115,16 +116,26 @@ class Spool:
         finally:
             pending.replay = None
         if reply.exit == 0:
-            with suppress(OSError):
-                pending.path.unlink()
             self._pending.pop(pending.path.name, None)
             LOG.info("replayed the spooled DEL of %s", pending.key)
+            self._remove(pending.path)
             return ""
         pending.failures += 1
         delay = min(_FIRST_RETRY * 2 ** (pending.failures - 1), _LAST_RETRY)
         pending.due = time.monotonic() + delay
         LOG.warning("the spooled DEL of %s failed; next try in %g s", pending.key, delay)
         return reply.stdout.decode(errors="replace").strip()
+
+    def _remove(self, path: Path) -> None:
+        """Remove a file whose DEL is done. One that stays must not be replayed: its container may be back by then."""
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            if path.name not in self._done:
+                LOG.warning("cannot remove %s, whose DEL is done: %s", path, error.strerror)
+            self._done.add(path.name)
+        else:
+            self._done.discard(path.name)
 
     def _scan(self) -> str:
         """Learn what is in the folder. An empty one costs one readdir, so an ADD can afford it.
@@ -136,6 +147,8 @@ class Spool:
             found = {path.name: path for path in self.folder.iterdir() if path.suffix == ".frame"}
             for gone in self._pending.keys() - found.keys():
                 del self._pending[gone]
+            for name in sorted(found.keys() & self._done):
+                self._remove(found.pop(name))
             for name in sorted(found.keys() - self._pending.keys()):
                 self._take(found[name])
         except (FileNotFoundError, NotADirectoryError):

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from nodeplug import Claim, CniAdd, CniDel, CniResult, Netns, PluginError, TryAgain, hookimpl
+from nodeplug import Claim, CniAdd, CniDel, CniResult, Netns, PluginError, TryAgain, bind, hookimpl, unmount
 from nodeplug.cni.attachments import Key
 from nodeplug.entrypoints import find_scripts
 from nodeplug.frame import Frame
@@ -313,6 +313,23 @@ def test_an_add_does_not_pass_kept_dels_that_cannot_be_read(road: ExecRoad, env:
         return ""
 
     assert "Too many open files" in road.wait_for(settle_without_descriptors())
+
+
+def test_a_kept_del_that_cannot_be_removed_is_replayed_once(road: ExecRoad, env: Env) -> None:
+    road.call("test", env("DEL"), CONFIG)
+    plugin = Plugin()
+    road.load("tested", plugin)
+    road.start()
+    bind(str(road.spool.folder), str(road.spool.folder), read_only=True)
+    try:
+        assert road.call("test", env("ADD"), CONFIG).status == 0
+        road.wait_for(road.spool.replay(road.service.replay))
+        assert len(spooled(road)) == 1
+    finally:
+        unmount(str(road.spool.folder))
+    road.wait_for(road.spool.replay(road.service.replay))
+    assert plugin.order == ["DEL c1", "ADD c1"]
+    assert spooled(road) == []
 
 
 def test_a_replay_that_fails_stays_and_waits(road: ExecRoad, env: Env) -> None:
