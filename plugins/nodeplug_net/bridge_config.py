@@ -15,6 +15,7 @@ from nodeplug_net.ipam_config import parse_dns, section
 
 DEFAULT_BRIDGE: Final = "cni0"
 _NAME_LIMIT: Final = 15
+_BRIDGE: Final = re.compile(r"(?!\.{1,2}$)[^/:%\s\ud800-\udfff]+")
 _MAC: Final = re.compile(r"[0-9A-Fa-f]{2}([:-][0-9A-Fa-f]{2}){5}")
 _REFUSED: Final[Mapping[str, tuple[str, tuple[Any, ...]]]] = {
     "vlan": ("vlan", (0,)),
@@ -96,7 +97,8 @@ def bridge_name(request: CniRequest) -> str:
         InvalidRequest: it cannot be the name of an interface.
     """
     name = next((value for key, value in request.config.items() if key.lower() == "bridge"), None) or DEFAULT_BRIDGE
-    if not isinstance(name, str) or len(name) > _NAME_LIMIT or re.search(r"[/:\s]", name) or name in {".", ".."}:
+    # The kernel takes a % for a pattern: each ADD would make one more bridge.
+    if not isinstance(name, str) or not _BRIDGE.fullmatch(name) or len(name.encode()) > _NAME_LIMIT:
         raise InvalidRequest(f"key 'bridge' must be an interface name of at most 15 characters, found {name!r}")
     return name
 

@@ -100,6 +100,10 @@ def test_a_value_that_asks_for_nothing_is_accepted(here: Netns, key: str, value:
         ("mtu", "1500"),
         ("bridge", "x" * 16),
         ("bridge", "a/b"),
+        ("bridge", ".."),
+        ("bridge", "br%d"),
+        ("bridge", "brücke-überall1"),
+        ("bridge", "br\ud800"),
         ("ipam", []),
     ],
 )
