@@ -1,5 +1,6 @@
-"""A node in a folder, and a network namespace for the real consumer to run in."""
+"""A node in a folder, and namespaces for the real consumer to run in."""
 
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from nodeplug.testing import Sandbox, ScratchNode
+from nodeplug.testing.consumers import PrivateNode
 
 
 @pytest.fixture
@@ -27,3 +29,16 @@ def node(short_path: Path) -> Iterator[ScratchNode]:
         assert installed.returncode == 0, installed.stderr
         yield scratch
     sys.stdout.write(scratch.log)  # shown when the test fails
+
+
+@pytest.fixture
+def private_node(short_path: Path) -> Iterator[PrivateNode]:
+    """A node in namespaces of its own, for containerd and kubelet; its folder is the root of the daemon's paths."""
+    needed = {"containerd": "containerd", "runc": "runc", "ip": "iproute2", "busybox": "busybox-static"}
+    for binary, package in needed.items():
+        if shutil.which(binary) is None:
+            pytest.skip(f"{package} is missing: apt-get install {package}")
+    root = short_path / "n"
+    root.mkdir()
+    with PrivateNode(root) as node:
+        yield node

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -31,6 +31,8 @@ class ScratchNode:
         supervisor: the keys of `[supervisor]`, in TOML; by default no HTTP address, so that nodes do not collide.
         whole: `plugins` is a whole configuration file instead.
         env: more environment for the daemon.
+        within: a command that executes the daemon and every nodeplug command in other namespaces, such as
+            `PrivateNode.command()`; it must not fork.
     """
 
     def __init__(
@@ -41,10 +43,12 @@ class ScratchNode:
         supervisor: str = 'listen = ""',
         whole: bool = False,
         env: Mapping[str, str] | None = None,
+        within: Sequence[str] = (),
     ) -> None:
         self.root = root
         self.config_path = root / "etc" / "nodeplug" / "nodeplug.toml"
         self.log_path = root / "daemon.log"
+        self._within = list(within)
         self._env = {**os.environ, **(env or {})}
         self._process: subprocess.Popen[bytes] | None = None
         self._paths: Paths | None = None
@@ -85,7 +89,7 @@ class ScratchNode:
     def command(self, *arguments: str) -> list[str]:
         """Return the argument list of a nodeplug command for this node."""
         location = ["--config", str(self.config_path), "--root", str(self.root)]
-        return [sys.executable, "-m", "nodeplug", arguments[0], *location, *arguments[1:]]
+        return [*self._within, sys.executable, "-m", "nodeplug", arguments[0], *location, *arguments[1:]]
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run a nodeplug command for this node and return what it printed; never raises for its exit status."""

@@ -1,0 +1,174 @@
+"""A node of its own on this machine: network, mount and host name namespaces for real consumers.
+
+Owns: the namespaces, what is mounted in them, every process and cgroup that a consumer leaves behind, and the inventory
+as seen from inside.
+Refuses: to start the daemon or a consumer by itself: they take `command` as their prefix.
+
+Inside, `/run` is an empty tmpfs, so namespaces and sockets that consumers put there never reach the machine, and the
+folders that kubelet and libcni hard-wire lie below the node's own folder.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from nodeplug.errors import PluginError
+from nodeplug.netns import Netns
+from nodeplug.testing.inventory import Inventory
+
+ADDRESS: Final = "10.230.0.2"
+"""The node's own address, on a link without peers."""
+ENV: Final = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
+_HARD_WIRED: Final = ("/var/lib/kubelet", "/var/lib/cni", "/var/log/pods", "/var/log/containers")
+_UNSHARE: Final = ("unshare", "--mount", "--uts", "--net", "--propagation", "private")
+_CGROUPS: Final = Path("/sys/fs/cgroup")
+# A bind mount that stays in its parent's peer group shows each volume twice, and kubelet then never unmounts one.
+_SETUP: Final = """
+root=$1 name=$2 address=$3; shift 3
+mount --make-rshared /
+mount -t tmpfs tmpfs /run
+for path in "$@"; do
+    mount --bind "$root$path" "$path"; mount --make-private "$path"; mount --make-shared "$path"
+done
+hostname "$name"
+ip link set lo up
+ip link add uplink0 type bridge
+ip address add "$address/24" dev uplink0
+ip link set uplink0 up
+ip route add default via "${address%.*}.1"
+echo ready
+exec sleep infinity
+"""
+_LOOK: Final = """
+import json, pathlib, sys
+from nodeplug.testing.inventory import Inventory
+print(json.dumps(sorted(Inventory.take(*map(pathlib.Path, sys.argv[1:])).entries)))
+"""
+
+
+class PrivateNode:
+    """Namespaces that live until they are closed.
+
+    Args:
+        folder: an existing folder with a short path; `/var/lib/kubelet` and its like lie below it.
+        cgroup: the name that every consumer's cgroups begin with, directly below a hierarchy's root.
+        name: the host name inside.
+
+    Raises:
+        PluginError: the kernel or a missing tool refused; the message carries what was printed.
+    """
+
+    def __init__(self, folder: Path, cgroup: str = "nodeplug-test", name: str = "private-node") -> None:
+        self.folder, self.cgroup, self.name = folder, cgroup, name
+        self._made = [path for path in map(Path, _HARD_WIRED) if not path.exists()]
+        for path in _HARD_WIRED:
+            Path(path).mkdir(parents=True, exist_ok=True)
+            (folder / path.lstrip("/")).mkdir(parents=True, exist_ok=True)
+        self._holder = subprocess.Popen(
+            [*_UNSHARE, "sh", "-ec", _SETUP, "sh", str(folder), name, ADDRESS, *_HARD_WIRED],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=ENV,
+            cwd="/",
+        )
+        assert self._holder.stdout is not None
+        if (said := self._holder.stdout.readline()) != b"ready\n":
+            rest = self._holder.stdout.read()
+            self._reap()
+            raise PluginError(f"cannot make a private node: {(said + rest).decode(errors='replace').strip()}")
+        self.netns = Netns.open(f"/proc/{self._holder.pid}/ns/net")
+        self._inherited = frozenset(self._look())
+
+    def command(self, *arguments: str) -> list[str]:
+        """Return the argument list that executes a program inside, in the process that is started with it."""
+        return ["nsenter", "-t", str(self._holder.pid), "-m", "-n", "-u", "--", *arguments]
+
+    def run(self, *arguments: str) -> str:
+        """Run a program inside and return what it printed.
+
+        Raises:
+            PluginError: it failed.
+        """
+        done = subprocess.run(
+            self.command(*arguments), env=ENV, cwd="/", capture_output=True, text=True, timeout=60, check=False
+        )
+        if done.returncode != 0:
+            raise PluginError(f"{' '.join(arguments)} ended with {done.returncode}: {done.stderr}{done.stdout}")
+        return done.stdout
+
+    def inventory(self, *folders: Path) -> Inventory:
+        """Take an inventory from inside, the cgroups of consumers included.
+
+        What the machine had mounted when the node was made is left out, and so are loop devices on other folders.
+        """
+        cgroups = [f"cgroup {path}" for path in self._cgroups()]
+        return Inventory(frozenset([*self._look(*folders), *cgroups]) - self._inherited)
+
+    def _look(self, *folders: Path) -> list[str]:
+        entries: list[str] = json.loads(self.run(sys.executable, "-c", _LOOK, *map(str, folders)))
+        return [entry for entry in entries if not entry.startswith("loop ") or str(self.folder) in entry]
+
+    def inventory_since(self, before: Inventory, *folders: Path, patience: float = 20.0) -> list[str]:
+        """Return what came and went since `before`, after waiting for consumers to finish their clean-up."""
+        end = time.monotonic() + patience
+        while (difference := self.inventory(*folders).since(before)) and time.monotonic() < end:
+            time.sleep(0.25)
+        return difference
+
+    def close(self) -> None:
+        """End every process inside and in its cgroups, and drop the namespaces; the machine is as before."""
+        end = time.monotonic() + 10
+        while (left := set(self._inside()) | set(self._in_cgroups())) and time.monotonic() < end:
+            for pid in left:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.05)
+        self.netns.close()
+        self._reap()
+        for path in self._cgroups():
+            with suppress(OSError):  # a hierarchy that is mounted twice shows it twice
+                path.rmdir()
+
+    def _reap(self) -> None:
+        self._holder.kill()
+        self._holder.wait()
+        if self._holder.stdout is not None:
+            self._holder.stdout.close()
+        for path in self._made:
+            with suppress(OSError):
+                path.rmdir()
+
+    def _inside(self) -> Iterator[int]:
+        wanted = Path(f"/proc/{self._holder.pid}/ns/mnt").stat().st_ino
+        for pid in (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()):
+            with suppress(OSError):
+                if pid != self._holder.pid and Path(f"/proc/{pid}/ns/mnt").stat().st_ino == wanted:
+                    yield pid
+
+    def _in_cgroups(self) -> Iterator[int]:
+        for path in self._cgroups():
+            with suppress(OSError):
+                yield from map(int, (path / "cgroup.procs").read_text(encoding="utf-8").split())
+
+    def _cgroups(self) -> list[Path]:
+        """Every cgroup of consumers, the deepest first; version 1 has one tree per controller."""
+        tops: Iterable[Path] = (*_CGROUPS.glob(self.cgroup + "*"), *_CGROUPS.glob(f"*/{self.cgroup}*"))
+        found = {path for top in tops if top.is_dir() for path in (top, *top.rglob("*")) if path.is_dir()}
+        return sorted(found, key=lambda path: len(path.parts), reverse=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
