@@ -6,6 +6,9 @@ alone (kubelet, flexvolume/unmounter.go), so the record tells which volume it is
 that shows the directory of a staged volume belongs to that volume.
 """
 
+import hashlib
+import hmac
+import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -14,9 +17,9 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 from nodeplug.errors import InvalidRequest, PluginError
-from nodeplug.journal import Entry, Journal, file_name
+from nodeplug.journal import Entry, Journal, file_name, write_durably
 from nodeplug.mounts import Mount, mounted_at, mounts
-from nodeplug.values import VolumeId
+from nodeplug.values import Secrets, VolumeId
 
 PUBLISHING: Final = "publishing"
 PUBLISHED: Final = "published"
@@ -24,6 +27,8 @@ UNPUBLISHING: Final = "unpublishing"
 STAGING: Final = "staging"
 STAGED: Final = "staged"
 UNSTAGING: Final = "unstaging"
+_KEY_FILE: Final = "secret-mark.key"
+_KEY_SIZE: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +76,29 @@ class Ledger:
 
     journal: Journal
     folder: Path
+
+    def secret_mark(self, secrets: Secrets) -> str:
+        """Return 16 hexadecimal digits that differ for different secrets and tell nothing about them.
+
+        Keyed with random bytes of this node: a plain digest of a weak password could be guessed from a path.
+
+        Raises:
+            PluginError: the key cannot be read or written.
+        """
+        digest = hmac.new(self._mark_key(), digestmod=hashlib.sha256)
+        for name in sorted(secrets):
+            for part in (name.encode("utf-8", "surrogateescape"), secrets[name]):
+                digest.update(len(part).to_bytes(8, "big") + part)
+        return digest.hexdigest()[:16]
+
+    def _mark_key(self) -> bytes:
+        path = self.journal.folder / _KEY_FILE
+        try:
+            return path.read_bytes()
+        except FileNotFoundError:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_durably(path, os.urandom(_KEY_SIZE))
+            return path.read_bytes()
 
     # --- targets
 

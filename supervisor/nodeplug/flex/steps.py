@@ -20,6 +20,8 @@ from nodeplug.mounts import bind, mounted_at, unmount
 from nodeplug.values import VolumeId, VolumePublish, VolumeRequest, VolumeStage, VolumeUnpublish, VolumeUnstage
 
 LOG: Final = logging.getLogger(__name__)
+_MARK: Final = "+"
+"""Between the digest of the options and the mark of the secrets, in an id that the host made."""
 
 
 @dataclass(slots=True)
@@ -42,13 +44,23 @@ class Steps:
             PluginError: the plugin's name for it cannot be written down.
         """
         if not self.work.has("volume_id"):
-            return default_volume_id(own.own)
+            return VolumeId(default_volume_id(own.own) + await self._secret_mark(own))
         name = await self.work.hook("volume_id", driver=self.driver, options=own.own)
         if not name or "\0" in name or name != name.encode("utf-8", "replace").decode():
             raise PluginError(
                 f"plugin {self.work.route.plugin!r} named a volume {name!r}; a volume id is non-empty text"
             )
         return VolumeId(name)
+
+    async def _secret_mark(self, own: VolumeOptions) -> str:
+        """Keep pods with different secrets apart: a stage that one pod's credentials made is not for another's.
+
+        Drivers that do not stage share nothing, and of those with attach kubelet sends secrets with mount alone.
+        """
+        if not own.secrets or not self.work.has("volume_stage") or self.work.has("volume_attach"):
+            return ""
+        mark: str = await self.work.host(self.ledger.secret_mark, own.secrets)
+        return f"{_MARK}{mark}"
 
     async def on_volume(self, hook: str, request: VolumeRequest) -> Any:
         """Call a hook about one volume while nothing else works on that volume."""
@@ -100,12 +112,16 @@ class Steps:
                 self.ledger.write_target(led.with_phase(wanted, led.PUBLISHED))
                 return True
             return False
-        if (record.volume.driver, record.volume.volume_id) != (wanted.volume.driver, wanted.volume.volume_id):
+        if (record.volume.driver, self._unmarked(record.volume)) != (self.driver, self._unmarked(wanted.volume)):
             raise InvalidRequest(
                 f"{wanted.path!r} holds volume {record.volume.volume_id!r} of {record.volume.driver}; "
                 f"unmount it before volume {wanted.volume.volume_id!r} of {wanted.volume.driver} is mounted there"
             )
         return record.phase == led.PUBLISHED
+
+    def _unmarked(self, volume: Volume) -> str:
+        """The id without secrets: a pod whose Secret was rotated keeps the mount that it has."""
+        return volume.volume_id if self.work.has("volume_id") else volume.volume_id.partition(_MARK)[0]
 
     async def _bring_up(self, wanted: Target, command: Mount) -> None:
         await self.work.host(self.ledger.write_target, wanted)

@@ -1,6 +1,8 @@
 """Stage and publish, unpublish and unstage: real mounts, through the service as the scripts call it."""
 
 import asyncio
+import base64
+import hashlib
 import json
 import os
 from typing import Any
@@ -207,3 +209,46 @@ def test_a_busy_unmount_fails_says_so_and_succeeds_later(node: Any) -> None:
     assert "in use" in answer["message"]
     assert succeeded(node.unmount(DRIVER, target))
     assert (node.mounted, node.records) == ([], [])
+
+
+def with_secret(value: bytes) -> dict[str, str]:
+    return OPTIONS | {"kubernetes.io/secret/password": base64.b64encode(value).decode()}
+
+
+def test_pods_with_different_secrets_share_nothing(node: Any, stager: Any) -> None:
+    one, two = node.target("a"), node.target("b")
+    assert succeeded(node.mount(DRIVER, one, with_secret(b"mine")))
+    assert succeeded(node.mount(DRIVER, two, with_secret(b"yours")))
+    (one / "x").write_text("private")
+    assert not (two / "x").exists()
+    assert stager.calls == ["stage", "stage"]
+
+
+def test_a_pod_without_the_secret_does_not_get_the_volume_of_one_that_has_it(node: Any) -> None:
+    one, two = node.target("a"), node.target("b")
+    assert succeeded(node.mount(DRIVER, one, with_secret(b"mine")))
+    (one / "x").write_text("private")
+    assert succeeded(node.mount(DRIVER, two, OPTIONS))
+    assert not (two / "x").exists()
+
+
+def test_pods_with_the_same_secret_share_one_staging(node: Any, stager: Any) -> None:
+    for name in "ab":
+        assert succeeded(node.mount(DRIVER, node.target(name), with_secret(b"ours")))
+    assert stager.calls == ["stage"]
+
+
+def test_a_repeated_mount_after_the_secret_was_rotated_keeps_what_is_mounted(node: Any, stager: Any) -> None:
+    target = node.target("a")
+    assert succeeded(node.mount(DRIVER, target, with_secret(b"old")))
+    assert succeeded(node.mount(DRIVER, target, with_secret(b"new")))
+    assert stager.calls == ["stage"]
+    assert succeeded(node.unmount(DRIVER, target))
+    assert (node.mounted, node.records) == ([], [])
+
+
+def test_no_record_or_path_holds_a_plain_digest_of_a_secret(node: Any) -> None:
+    assert succeeded(node.mount(DRIVER, node.target("a"), with_secret(b"mine")))
+    plain = {hashlib.new(name, b"mine").hexdigest()[:16] for name in ("md5", "sha1", "sha256", "sha512")}
+    texts = [str(path) for path in node.staging_folder.rglob("*")] + [str(record) for record in node.records]
+    assert not any(digest in text for digest in plain for text in texts)
