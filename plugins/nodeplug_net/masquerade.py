@@ -22,6 +22,8 @@ from nodeplug_net.netlink import ENOENT, Answer, Netlink, Request, attributes, f
 _ATTEMPTS: Final = 5
 _ABSENT: Final = ENOENT | {errno.EINVAL}
 """No table, or (EINVAL) a kernel without nf_tables, where a DEL has nothing to remove."""
+_TOGETHER: Final = 100
+"""Entries of one transaction: a socket has room for some three hundred acknowledgements."""
 _READS: Final = 50
 _GENERATION: Final = slice(18, 20)  # nfgenmsg.res_id
 _SET_NAME: Final = 2  # NFTA_SET_NAME
@@ -130,17 +132,20 @@ class Masquerade:
         raise failure(what, Answer(errno.EAGAIN))
 
     def remove(self, entries: Sequence[Entry]) -> None:
-        """Remove entries in one transaction; those that are gone are removed already.
+        """Remove entries; those that are gone are removed already.
 
         Raises:
             OSError: the kernel refuses.
         """
-        if not entries:
-            return
+        for start in range(0, len(entries), _TOGETHER):
+            self._remove(entries[start : start + _TOGETHER])
+
+    def _remove(self, entries: Sequence[Entry]) -> None:
+        """Remove entries in one transaction, and one by one if some are gone."""
         refusal = self._commit([nft.delete_element(entry.network, entry.key) for entry in entries])
         if refusal is not None and refusal.error == errno.ENOENT and len(entries) > 1:
             for entry in entries:
-                self.remove([entry])
+                self._remove([entry])
         elif refusal is not None and refusal.error != errno.ENOENT:
             raise failure(f"end masquerading {', '.join(str(entry.address) for entry in entries)}", refusal)
 

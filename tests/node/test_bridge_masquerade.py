@@ -254,6 +254,19 @@ def test_a_list_that_changes_while_it_is_read_is_complete(scratch: ScratchCni) -
     assert found == expected
 
 
+def test_many_entries_go_at_once(scratch: ScratchCni) -> None:
+    def fill_and_empty() -> list[Entry]:
+        with Netlink(NETFILTER) as netlink:
+            masquerade = Masquerade(netlink)
+            for number in range(600):
+                label = f"nodeplug net c{number} eth0"
+                masquerade.add([ip_interface(f"10.88.{number // 250}.{number % 250 + 1}/16")], label)
+            masquerade.remove(masquerade.entries(""))
+            return masquerade.entries("")
+
+    assert scratch.on_host(fill_and_empty) == []
+
+
 class WithoutTables(Netlink):
     """A socket whose messages go to a subsystem of nfnetlink that no kernel has, as those of a lean kernel do."""
 
