@@ -331,11 +331,13 @@ class Daemon:
     def _vital(self) -> dict[str, Any]:
         """Return the part of the status that needs no disk."""
         statuses = self._resources.status() if self._resources is not None else []
-        reasons = self._unready()
+        reasons = status.unready(self._lifecycle.states.values(), statuses)
+        if self._config_error:
+            reasons["configuration"] = self._config_error
         return {
             "ready": not reasons,
             "reasons": reasons,
-            "plugins": status.plugins(self._lifecycle.states.values(), self._runner),
+            "plugins": status.plugins(self._lifecycle.states.values(), self._runner, reasons),
             "resources": status.resources(statuses, self._podresources.holders()),
             "calls": status.calls(self._runner),
             "spool": self._spool.count(),
@@ -350,16 +352,6 @@ class Daemon:
     def _liveness(self) -> str:
         silent = time.monotonic() - self._beat
         return f"the event loop has not moved for {silent:.0f} s" if silent > LIVELINESS else ""
-
-    def _unready(self) -> dict[str, str]:
-        reasons = {
-            name: state.reason or f"it is {state.state}"
-            for name, state in self._lifecycle.states.items()
-            if state.state != "running" or state.reason
-        }
-        if self._config_error:
-            reasons["configuration"] = self._config_error
-        return reasons
 
 
 def _make_folder(folder: Path) -> None:

@@ -44,5 +44,5 @@ def effective(configuration: Configuration) -> dict[str, Any]:
 
 def rows_of(inspected: Inspected) -> list[dict[str, Any]]:
     """Describe the plugins in the shape of the daemon's status; what could start is told as stopped."""
-    rows = status.plugins(inspected.states.values(), Runner())
+    rows = status.plugins(inspected.states.values(), Runner(), {})
     return [{**row, "state": row["state"] if row["state"] == "refused" else "stopped"} for row in rows]

@@ -16,15 +16,31 @@ from nodeplug.runner import Runner
 from nodeplug.values import DeviceId, ResourceName
 
 
-def plugins(states: Iterable[PluginState], runner: Runner) -> list[dict[str, Any]]:
-    """Describe every configured plugin: what it answers to, and how it is or why it is not."""
+def unready(states: Iterable[PluginState], resources: Iterable[ResourceStatus]) -> dict[str, str]:
+    """Return why plugins do not serve, by section name: one that is not running or not well, or lists no devices.
+
+    A kubelet that is away is no reason: it comes back, and nobody on the node could do anything about it here.
+    """
+    reasons = {
+        state.name: state.reason or f"it is {state.state}"
+        for state in states
+        if state.state != "running" or state.reason
+    }
+    for resource in resources:
+        if resource.error and not resource.listed:
+            reasons.setdefault(resource.plugin, f"{resource.resource}: {resource.error}")
+    return reasons
+
+
+def plugins(states: Iterable[PluginState], runner: Runner, reasons: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Describe every configured plugin: what it answers to, and how it is or why it is not (see `unready`)."""
     return [
         {
             "name": state.name,
             "uses": state.uses,
             "distribution": state.distribution,
             "state": state.state,
-            "reason": state.reason,
+            "reason": state.reason or (reasons.get(state.name, "") if state.state == "running" else ""),
             "claims": [str(claim) for claim in state.loaded.claims] if state.loaded else [],
             "hooks": sorted(state.loaded.hooks) if state.loaded else [],
             "quarantined": runner.quarantined(state.name),

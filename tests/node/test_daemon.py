@@ -255,3 +255,29 @@ def test_recent_calls_hold_one_record_per_request_refused_ones_included(node: Ca
     assert refused.returncode == 1
     recent = [(call["verb"], call["outcome"]) for call in scratch.status()["recent"] if call["claim"] == "cni:a"]
     assert recent == [("ADD", "InvalidEnvironment")]
+
+
+LISTLESS = """
+from nodeplug import Claim, hookimpl
+
+class Plugin:
+    def __init__(self, config, host): ...
+
+    @hookimpl
+    def claims(self):
+        return [Claim("device", "example.com/listless")]
+
+    @hookimpl
+    def device_list(self):
+        return (device for device in [])
+"""
+
+
+def test_a_plugin_whose_devices_cannot_be_listed_is_not_ready_and_says_why(tmp_path: Path, short_path: Path) -> None:
+    (tmp_path / "listless.py").write_text(LISTLESS)
+    scratch = ScratchNode(short_path, '[plugins.listless]\nuses = "listless:Plugin"', env={"PYTHONPATH": str(tmp_path)})
+    with scratch:
+        until(lambda: not scratch.status()["ready"])
+        reason = "example.com/listless: plugin 'listless' returned generator from device_list; Sequence is due"
+        assert scratch.status()["reasons"]["listless"].startswith(reason)
+        assert scratch.status()["plugins"][0]["reason"].startswith(reason)
