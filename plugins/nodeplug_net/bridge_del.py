@@ -13,6 +13,7 @@ from nodeplug_net.bridge_config import bridge_name, ipam_type
 from nodeplug_net.dataplane import Dataplane
 from nodeplug_net.links import Link, Links, links_in
 from nodeplug_net.netlink import Netlink
+from nodeplug_net.reaper import LIMIT
 from nodeplug_net.undo import Errors
 
 
@@ -109,5 +110,6 @@ def _collect_links(request: CniGc, labels: frozenset[str], plane: Dataplane) -> 
             and port.alias.startswith(network_label(request.network))
             and port.alias not in labels
         ]
-        for deletion in [plane.reaper.delete(port) for port in lost]:
-            deletion.wait(links)
+        for start in range(0, len(lost), LIMIT):  # each deletion has a socket of its own
+            for deletion in [plane.reaper.delete(port) for port in lost[start : start + LIMIT]]:
+                deletion.wait(links)

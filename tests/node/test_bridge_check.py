@@ -1,5 +1,7 @@
 """CHECK finds each kind of drift, GC what is lost, STATUS what will fail."""
 
+import os
+import resource
 from collections.abc import Callable
 from dataclasses import replace
 from ipaddress import ip_interface
@@ -208,6 +210,22 @@ def test_gc_tells_two_interfaces_of_one_container_apart(
     scratch.add(bridge, config(), "c1", netns, ifname="net1")
     scratch.gc(bridge, config(), [("c1", "net1")])
     assert look(netns).links == {"lo", "net1"}
+
+
+def test_gc_of_many_needs_few_descriptors(scratch: ScratchCni, bridge: Bridge, config: Make, look: Look) -> None:
+    netns, network = scratch.container(), config("10.88.0.0/24")
+    for number in range(160):
+        scratch.add(bridge, network, f"c{number}", netns, f"eth{number}")
+    room = [os.dup(0) for _ in range(80)]
+    for descriptor in room:
+        os.close(descriptor)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(room) + 1, limits[1]))
+    try:
+        scratch.gc(bridge, network, [])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert look(scratch.host_netns).links == {"lo", "br0"}
 
 
 def test_gc_without_a_bridge_still_frees_addresses(scratch: ScratchCni, bridge: Bridge, config: Make) -> None:
