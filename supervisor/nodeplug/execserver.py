@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from nodeplug.call import new_request_id
-from nodeplug.errors import InvalidNetns, NotSupported, PluginError, Undecodable, wire
+from nodeplug.errors import InvalidNetns, NotSupported, PluginError, TryAgain, Undecodable, wire
 from nodeplug.frame import HEADER, LIMIT, Frame, Reply, body_size
 from nodeplug.netns import Netns
 
@@ -315,8 +315,8 @@ class _Arrival:
     async def _more(self) -> bool:
         while True:
             try:
-                # Truncated to as many descriptors as there is room for; the kernel drops the rest.
-                data, fds, _, _ = socket.recv_fds(self.peer, _CHUNK, _DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
+                # Of more descriptors than there is room for, the kernel drops the rest.
+                data, fds, flags, _ = socket.recv_fds(self.peer, _CHUNK, _DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
             except (BlockingIOError, InterruptedError):
                 await _readable(self.peer)
                 continue
@@ -327,6 +327,9 @@ class _Arrival:
             for fd in fds[room:]:
                 os.close(fd)
             self._data += data
+            if flags & socket.MSG_CTRUNC and len(fds) < _DESCRIPTORS:
+                # The call would be served in the daemon's own namespace, or as if the container's were gone.
+                raise TryAgain("the daemon has no file descriptor left for this call; raise its limit (LimitNOFILE)")
             return bool(data)
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -112,6 +113,26 @@ def test_more_descriptors_than_two_are_dropped(server: ExecRoad) -> None:
         for fd in fds:
             os.close(fd)
     assert len(json.loads(reply.stdout)["namespaces"]) <= 2
+
+
+@pytest.mark.parametrize("received", [0, 1])
+@pytest.mark.usefixtures("no_leak")
+def test_a_call_whose_descriptors_are_lost_for_want_of_room_is_told_to_try_again(
+    server: ExecRoad, netns: Path, received: int
+) -> None:
+    fds = (os.open("/proc/self/ns/net", os.O_RDONLY), os.open(netns, os.O_RDONLY))
+    room = [os.dup(0) for _ in range(2 + received)]  # the two ends of the connection come first
+    for fd in room:
+        os.close(fd)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(room) + 1, limits[1]))
+    try:
+        reply = converse(server, Frame("cni", "x", env={"CNI_COMMAND": "VERSION"}).encode(), fds)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        for fd in fds:
+            os.close(fd)
+    assert (reply.exit, json.loads(reply.stdout)["code"]) == (1, 11)
 
 
 @pytest.mark.usefixtures("no_leak")
