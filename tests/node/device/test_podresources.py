@@ -11,7 +11,7 @@ from nodeplug import DeviceReleased, PluginError, ResourceName
 from nodeplug.testing import Kubelet, serve_devices
 
 if TYPE_CHECKING:
-    from tests.protocol.device.conftest import Full, Minimal
+    from tests.node.device.conftest import Full, Minimal
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
 RESOURCE = "example.com/thing"

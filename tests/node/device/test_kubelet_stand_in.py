@@ -19,7 +19,7 @@ from nodeplug.pb import podresources_v1_pb2_grpc as podresources_grpc
 from nodeplug.testing import AdmissionError, Kubelet, serve_devices
 
 if TYPE_CHECKING:
-    from tests.protocol.device.conftest import Full, Minimal
+    from tests.node.device.conftest import Full, Minimal
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
 RESOURCE = "example.com/thing"

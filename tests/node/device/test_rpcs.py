@@ -28,7 +28,7 @@ from nodeplug.pb import deviceplugin_v1beta1_pb2_grpc as pb_grpc
 from nodeplug.testing import AdmissionError, DeviceHost, Kubelet, serve_devices
 
 if TYPE_CHECKING:
-    from tests.protocol.device.conftest import Full, Minimal
+    from tests.node.device.conftest import Full, Minimal
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
 RESOURCE = "example.com/thing"

@@ -24,7 +24,7 @@ from nodeplug.testing.devices import serve_devices
 from nodeplug.testing.kubelet import Kubelet
 
 if TYPE_CHECKING:
-    from tests.protocol.device.conftest import Full, Minimal
+    from tests.node.device.conftest import Full, Minimal
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
 RESOURCE = "example.com/thing"

@@ -17,7 +17,7 @@ from nodeplug.runner import Runner
 from nodeplug.testing.kubelet import Kubelet
 
 if TYPE_CHECKING:
-    from tests.protocol.device.conftest import Minimal
+    from tests.node.device.conftest import Minimal
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
 RESOURCE = "example.com/thing"
