@@ -10,6 +10,7 @@ import gc
 import json
 import logging
 import os
+import resource
 import signal
 import sys
 import time
@@ -27,7 +28,7 @@ from nodeplug.cni.service import CniService
 from nodeplug.cni.spool import Spool
 from nodeplug.config import ConfigError, Configuration, load, node_name
 from nodeplug.config_watch import watch
-from nodeplug.deployment import deploy
+from nodeplug.install.deployment import deploy
 from nodeplug.device.podresources import PodResources
 from nodeplug.device.registration import DevicePaths
 from nodeplug.device.resources import Resources
@@ -37,7 +38,7 @@ from nodeplug.flex.service import FlexService
 from nodeplug.flex.staging import Staging
 from nodeplug.frame import Frame, Reply
 from nodeplug.host import Host
-from nodeplug.install import reprobe
+from nodeplug.install.files import reprobe
 from nodeplug.journal import Journal, file_name, read_boot_id
 from nodeplug.lifecycle import Lifecycle
 from nodeplug.netns import Netns
@@ -61,6 +62,7 @@ _SETTLE: Final = 0.2
 """Seconds of quiet before a changed configuration is read: editors and ConfigMaps write in several steps."""
 _SWITCH_INTERVAL: Final = 0.0005
 _PRIVATE: Final = 0o700
+_DESCRIPTORS: Final = 65536
 
 
 def serve(config_path: Path, root: Path | None = None) -> int:
@@ -75,7 +77,16 @@ def serve(config_path: Path, root: Path | None = None) -> int:
     """
     configuration = load(config_path, root)
     logs.configure(configuration.supervisor.log_level, configuration.supervisor.log_format)
+    _allow_descriptors()
     return asyncio.run(Daemon(config_path, root, configuration).run())
+
+
+def _allow_descriptors() -> None:
+    """Raise the soft limit of descriptors: systemd's 1024 is for users of select(2), and each call brings three."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 class Daemon:

@@ -1,5 +1,6 @@
 """The daemon as a process: start, reload, crash, stop."""
 
+import resource
 import socket
 import subprocess
 import time
@@ -96,6 +97,17 @@ def test_sigterm_ends_it_with_status_0_and_without_a_traceback(node: Callable[..
     assert scratch.stop() == 0
     assert "Traceback" not in scratch.log
     assert not scratch.paths.exec_socket.exists()
+
+
+def test_it_takes_more_descriptors_than_the_soft_limit_of_a_service(node: Callable[..., ScratchNode]) -> None:
+    scratch = node()
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, limits[1]))
+    try:
+        scratch.start()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert resource.prlimit(scratch.pid, resource.RLIMIT_NOFILE)[0] == min(limits[1], 65536)
 
 
 def test_a_second_daemon_for_the_same_socket_is_refused(node: Callable[..., ScratchNode]) -> None:
