@@ -17,7 +17,7 @@ from typing import Any
 
 from bench.measure import Execution, Summary, execute
 from nodeplug.errors import NotFound
-from nodeplug.native import compile_one
+from nodeplug.install.native import compile_one
 from nodeplug.testing import Sandbox, ScratchNode
 
 REFERENCE = Path("/usr/lib/cni")

@@ -116,8 +116,8 @@ def check_config(config: Config = DEFAULT, root: Root = None, as_json: Json = Fa
     Example: `nodeplug check-config --config ./nodeplug.toml`
     """
     from nodeplug.config import load
-    from nodeplug.deployment import inspect
     from nodeplug.effective import effective, refusals
+    from nodeplug.install.deployment import inspect
 
     configuration = load(config, root)
     problems = refusals(inspect(configuration), config)
@@ -144,8 +144,8 @@ def plugins(config: Config = DEFAULT, root: Root = None, as_json: Json = False) 
     from nodeplug import tables
     from nodeplug.config import load
     from nodeplug.control import ask
-    from nodeplug.deployment import inspect
     from nodeplug.effective import rows_of
+    from nodeplug.install.deployment import inspect
     from nodeplug.registry import installed
 
     configuration = load(config, root)
@@ -204,8 +204,8 @@ def install(
     Example: `nodeplug install --conflist configs/cni/10-nodeplug.conflist`
     """
     from nodeplug.config import ConfigError, load
-    from nodeplug.deployment import deploy, inspect
     from nodeplug.effective import refusals
+    from nodeplug.install.deployment import deploy, inspect
 
     configuration = load(config, root)
     inspected = inspect(configuration)
@@ -229,7 +229,7 @@ def uninstall(config: Config = DEFAULT, root: Root = None, as_json: Json = False
     Example: `nodeplug uninstall --json`
     """
     from nodeplug.config import load
-    from nodeplug.deployment import withdraw
+    from nodeplug.install.deployment import withdraw
 
     _show_report(withdraw(load(config, root).supervisor.paths).as_dict(), as_json=as_json)
 

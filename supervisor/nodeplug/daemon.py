@@ -28,7 +28,6 @@ from nodeplug.cni.service import CniService
 from nodeplug.cni.spool import Spool
 from nodeplug.config import ConfigError, Configuration, load, node_name
 from nodeplug.config_watch import watch
-from nodeplug.install.deployment import deploy
 from nodeplug.device.podresources import PodResources
 from nodeplug.device.registration import DevicePaths
 from nodeplug.device.resources import Resources
@@ -38,6 +37,7 @@ from nodeplug.flex.service import FlexService
 from nodeplug.flex.staging import Staging
 from nodeplug.frame import Frame, Reply
 from nodeplug.host import Host
+from nodeplug.install.deployment import deploy
 from nodeplug.install.files import reprobe
 from nodeplug.journal import Journal, file_name, read_boot_id
 from nodeplug.lifecycle import Lifecycle

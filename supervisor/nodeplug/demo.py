@@ -25,8 +25,8 @@ from typing import Final
 from rich.console import Console
 
 from nodeplug import tables
-from nodeplug.entrypoints import find_scripts
 from nodeplug.errors import NotReady, PluginError
+from nodeplug.install.scripts import find_scripts
 from nodeplug.mounts import mounted_at
 from nodeplug.testing import CniRuntime, FlexCaller, FlexVolume, Kubelet, Sandbox, ScratchNode
 from nodeplug.testing.inventory import Inventory

@@ -10,8 +10,8 @@ from typing import Any
 
 from nodeplug import status
 from nodeplug.config import Configuration, origins
-from nodeplug.deployment import Inspected
 from nodeplug.errors import PluginError
+from nodeplug.install.deployment import Inspected
 from nodeplug.registry import find, validate_config
 from nodeplug.runner import Runner
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from nodeplug.entrypoints import MARKER, Scripts
 from nodeplug.errors import NotFound
-from nodeplug.native import SOURCE, compiler
+from nodeplug.install.native import SOURCE, compiler
+from nodeplug.install.scripts import MARKER, Scripts
 
 BIN = Path(__file__).parents[2] / "bin"
 SCRIPTS = ("nodeplug-cni", "nodeplug-flex")

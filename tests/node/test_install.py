@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from nodeplug import PluginError, mount, unmount
-from nodeplug.entrypoints import MARKER, Scripts
 from nodeplug.errors import InvalidRequest
-from nodeplug.install import Report, drivers_in_use, install, reprobe, uninstall
-from nodeplug.ownership import Folders, ForeignFile
+from nodeplug.install.files import Report, drivers_in_use, install, reprobe, uninstall
+from nodeplug.install.ownership import Folders, ForeignFile
+from nodeplug.install.scripts import MARKER, Scripts
 
 ANSWER = b'{"status":"Success","capabilities":{"attach":false}}'
 CONFLIST = b'{"cniVersion":"1.0.0","name":"pods","plugins":[{"type":"nodeplug-bridge"}]}'

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from nodeplug.entrypoints import is_ours
 from nodeplug.errors import NotFound, PluginError
-from nodeplug.native import compile_one, compiler
+from nodeplug.install.native import compile_one, compiler
+from nodeplug.install.scripts import is_ours
 from nodeplug.testing.scratch_node import ScratchNode
 
 PLUGINS = "[plugins.bridge]\n[plugins.tmpfs]\n"

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from nodeplug.entrypoints import MARKER, Scripts, compiled_ahead, default_interpreter, find_scripts, is_ours, render
 from nodeplug.errors import InvalidRequest, NotFound
+from nodeplug.install.scripts import MARKER, Scripts, compiled_ahead, default_interpreter, find_scripts, is_ours, render
 
 SCRIPT = (
     '#!/usr/bin/python3 -IS\n"""Docstring."""\nimport posix\nSOCKET = "/run/a.sock"\nSPOOL = "/var/spool"\nrest()\n'

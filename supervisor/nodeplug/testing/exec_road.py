@@ -19,9 +19,9 @@ from nodeplug.cni.attachments import Attachments
 from nodeplug.cni.delegate import Delegation
 from nodeplug.cni.service import CniService
 from nodeplug.cni.spool import Spool
-from nodeplug.entrypoints import Scripts
 from nodeplug.execserver import ExecServer, Handler
-from nodeplug.native import compile_one
+from nodeplug.install.native import compile_one
+from nodeplug.install.scripts import Scripts
 from nodeplug.registry import Registry
 from nodeplug.runner import Runner
 

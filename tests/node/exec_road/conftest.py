@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nodeplug import NotFound, bind, unmount
-from nodeplug.native import compiler
+from nodeplug.install.native import compiler
 from nodeplug.testing import ExecRoad
 
 

@@ -18,8 +18,8 @@ import pytest
 
 from nodeplug import Claim, CniAdd, CniDel, CniResult, Netns, PluginError, TryAgain, bind, hookimpl, unmount
 from nodeplug.cni.attachments import Key
-from nodeplug.entrypoints import find_scripts
 from nodeplug.frame import Frame
+from nodeplug.install.scripts import find_scripts
 from nodeplug.testing import ExecRoad
 
 Env = Callable[..., dict[str, str]]

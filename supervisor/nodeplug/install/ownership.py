@@ -2,7 +2,7 @@
 
 Owns: the marks of what is ours (the second line of a script, the target of a symlink, one key of a conflist) and the
 search for them in the runtime's and kubelet's folders.
-Refuses: to change anything; `nodeplug.install` does that with the answers from here.
+Refuses: to change anything; `nodeplug.install.files` does that with the answers from here.
 """
 
 import json
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from nodeplug.entrypoints import CNI_SCRIPT, is_ours
 from nodeplug.errors import InvalidRequest, PluginError
+from nodeplug.install.scripts import CNI_SCRIPT, is_ours
 
 CAPABILITIES: Final = "capabilities.json"
 CONFLIST_KEY: Final = "installedBy"

@@ -21,11 +21,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final
 
-from nodeplug.entrypoints import CNI_SCRIPT, Scripts
 from nodeplug.errors import Exhausted, PluginError
-from nodeplug.journal import sync_folder
-from nodeplug.mounts import mounts
-from nodeplug.ownership import (
+from nodeplug.install.ownership import (
     CAPABILITIES,
     TEMPORARY,
     Folders,
@@ -39,6 +36,9 @@ from nodeplug.ownership import (
     our_drivers,
     refuse_foreign,
 )
+from nodeplug.install.scripts import CNI_SCRIPT, Scripts
+from nodeplug.journal import sync_folder
+from nodeplug.mounts import mounts
 
 _LEFTOVER_AGE: Final = 60.0
 _POD_VOLUME: Final = re.compile(r"/pods/[^/]+/volumes/([^/]+)/[^/]+$")

@@ -2,7 +2,7 @@
 
 Owns: which names a set of loaded plugins needs installed, and loading a configuration without starting anything, which
 is all that `install`, `plugins` and `check-config` need.
-Refuses: to touch files itself (see `nodeplug.install`).
+Refuses: to touch files itself (see `nodeplug.install.files`).
 """
 
 import logging
@@ -11,16 +11,16 @@ from dataclasses import dataclass
 from typing import Any, Never
 
 from nodeplug.config import Configuration, Paths, node_name
-from nodeplug.entrypoints import Scripts
 from nodeplug.errors import NotSupported
 from nodeplug.flex.codec import capabilities_file
 from nodeplug.host import Host
-from nodeplug.install import Report, drivers_in_use, install, uninstall
+from nodeplug.install.files import Report, drivers_in_use, install, uninstall
+from nodeplug.install.native import compile_scripts
+from nodeplug.install.ownership import Folders
+from nodeplug.install.scripts import Scripts
 from nodeplug.journal import Journal, file_name, read_boot_id
 from nodeplug.lifecycle import Lifecycle, PluginState
 from nodeplug.mounts import mounts
-from nodeplug.native import compile_scripts
-from nodeplug.ownership import Folders
 from nodeplug.registry import Registry
 from nodeplug.runner import Runner
 
@@ -88,7 +88,7 @@ def deploy(
             never DEL its containers.
 
     Raises:
-        PluginError: see `nodeplug.install.install` and `nodeplug.native.compile_scripts`; without a compiler nothing
+        PluginError: see `install.files.install` and `install.native.compile_scripts`; without a compiler nothing
             was changed.
     """
     render = compile_scripts if native else Scripts.render
@@ -108,6 +108,6 @@ def withdraw(paths: Paths) -> Report:
     """Remove everything that `deploy` installed, except drivers that still have mounts.
 
     Raises:
-        PluginError: see `nodeplug.install.uninstall`.
+        PluginError: see `install.files.uninstall`.
     """
     return uninstall(folders=folders(paths), in_use=drivers_in_use(mount.target for mount in mounts()))

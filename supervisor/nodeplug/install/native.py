@@ -1,7 +1,7 @@
 """The entrypoints as compiled programs, for nodes where the start of an interpreter is too slow.
 
 Owns: the host's C compiler, called once per style on `bin/nodeplug-entrypoint.c` with this node's paths in it.
-Refuses: to write outside a temporary folder (see `nodeplug.install`), and to ship anything compiled.
+Refuses: to write outside a temporary folder (see `nodeplug.install.files`), and to ship anything compiled.
 """
 
 import os
@@ -13,8 +13,8 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-from nodeplug.entrypoints import Scripts, find_scripts
 from nodeplug.errors import NotFound, PluginError
+from nodeplug.install.scripts import Scripts, find_scripts
 
 SOURCE: Final = "nodeplug-entrypoint.c"
 _OPTIONS: Final = ("-std=c11", "-O2", "-Wall", "-Wextra", "-s")

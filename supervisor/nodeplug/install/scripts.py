@@ -2,8 +2,8 @@
 
 Owns: where the scripts of `bin/` lie in a checkout and in an installation, the lines of them that differ from node to
 node (the interpreter, the daemon's socket, the spool), and the code that is compiled ahead for their interpreter.
-Refuses: to write anything (see `nodeplug.install`), and knowledge of what the scripts do. For their twin in C see
-`nodeplug.native`.
+Refuses: to write anything (see `nodeplug.install.files`), and knowledge of what the scripts do. For their twin in C see
+`nodeplug.install.native`.
 """
 
 import json
@@ -104,7 +104,7 @@ def find_scripts() -> Path:
 
 
 def _candidates() -> Iterator[Path]:
-    source_root = Path(__file__).resolve().parents[1]
+    source_root = Path(__file__).resolve().parents[2]
     if source_root.name == "supervisor":
         yield source_root.parent / "bin"
     try:
