@@ -5,13 +5,14 @@ Refuses: repair, and complaints about what a later plugin of the list may add: e
 """
 
 from collections.abc import Iterator
+from ipaddress import ip_interface
 
-from nodeplug import CniCheck, CniInterface, CniStatus, LimitedConnectivity, PluginError
+from nodeplug import CniCheck, CniInterface, CniIp, CniStatus, InvalidRequest, LimitedConnectivity, PluginError
 from nodeplug_net.addressing import IN_PROCESS
 from nodeplug_net.attachment import Attachment, network_label
 from nodeplug_net.bridge_add import routed
 from nodeplug_net.bridge_config import BridgeConfig, bridge_name, parse_bridge
-from nodeplug_net.bridge_host import gateway_addresses
+from nodeplug_net.bridge_host import ensure_gateway, gateway_addresses
 from nodeplug_net.dataplane import Dataplane
 from nodeplug_net.ipam_config import has_ranges, parse_config
 from nodeplug_net.links import Link, Links, links_in
@@ -125,10 +126,12 @@ def _masquerade_differences(request: CniCheck, plane: Dataplane) -> Iterator[str
 
 
 def status(request: CniStatus, plane: Dataplane) -> None:
-    """Serve STATUS.
+    """Serve STATUS; what an ADD would mend is mended now.
+
+    Runtimes hold pods back while STATUS fails, so a failure that the next ADD would end would never end.
 
     Raises:
-        LimitedConnectivity: containers are attached and the bridge is down or lost its address.
+        LimitedConnectivity: containers are attached, and the bridge cannot be mended.
         NotReady: IPAM has no address.
         OSError: the kernel refuses.
     """
@@ -137,26 +140,35 @@ def status(request: CniStatus, plane: Dataplane) -> None:
         links = Links(netlink)
         bridge = links.get(bridge_name(request))
         if bridge is not None:
-            _check_bridge(request, plane, links, bridge)
+            _mend_bridge(request, plane, links, bridge)
     plane.addressing.status(request, config.ipam)
 
 
-def _check_bridge(request: CniStatus, plane: Dataplane, links: Links, bridge: Link) -> None:
-    config = parse_bridge(request)
+def _mend_bridge(request: CniStatus, plane: Dataplane, links: Links, bridge: Link) -> None:
     if bridge.kind != "bridge":
         raise LimitedConnectivity(f"interface {bridge.name} is not a bridge; remove it or choose another name")
     label = network_label(request.network)
     if not any(port.alias.startswith(label) for port in links.ports(bridge)):
         return  # the first ADD sets the bridge up and gives it its addresses
-    if not bridge.is_up:
-        raise LimitedConnectivity(f"bridge {bridge.name} is down; set it up")
-    if not config.is_gateway or config.ipam not in IN_PROCESS or not has_ranges(request):
-        return
+    config = parse_bridge(request)
+    try:
+        if not bridge.is_up:
+            plane.log.warning("bridge %s was down with containers attached; it is set up again", bridge.name)
+            links.set_up(bridge)
+        if config.is_gateway and config.ipam in IN_PROCESS and has_ranges(request):
+            _mend_gateways(request, config, plane, links, bridge)
+    except (OSError, InvalidRequest) as error:
+        raise LimitedConnectivity(f"bridge {bridge.name} cannot be mended: {error}") from error
+
+
+def _mend_gateways(request: CniStatus, config: BridgeConfig, plane: Dataplane, links: Links, bridge: Link) -> None:
     present = {address.ip for address in links.addresses(bridge)}
+    lost = []
     for ranges in parse_config(request, plane.addressing.ipam.data_dir).ranges:
         gateways = [one.address(one.gateway) for one in ranges.ranges]
         if not present.intersection(gateways):
-            raise LimitedConnectivity(
-                f"bridge {bridge.name} lost its address {gateways[0]}, the gateway of its containers; "
-                "the next ADD restores it"
-            )
+            lost.append(CniIp(ip_interface((gateways[0], ranges.ranges[0].network.prefixlen)), gateways[0]))
+    if lost:
+        text = ", ".join(str(ip.gateway) for ip in lost)
+        plane.log.warning("bridge %s lost %s, the gateway of its containers; it gets it again", bridge.name, text)
+        ensure_gateway(links, bridge, config, lost)
