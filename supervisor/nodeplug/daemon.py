@@ -248,12 +248,13 @@ class Daemon:
             configuration = load(self._config_path, self._root)
         except ConfigError as error:
             if str(error) != self._config_error:
-                LOG.error("the running configuration stays, the new one cannot be used:\n%s", error)
+                LOG.error("the running configuration stays, the new one cannot be used: %s", "; ".join(error.problems))
             self._config_error = str(error)
             self._observer.metrics.reload("refused")
             return
         self._config_error = ""
-        if configuration == self._configuration:
+        # What was refused is tried again even when the file is the same: its package may be installed by now.
+        if configuration == self._configuration and not self._lifecycle.refused:
             return
         notify.reloading()
         if configuration.supervisor != self._configuration.supervisor:

@@ -101,6 +101,7 @@ class Lifecycle:
     running: Callable[[Loaded], None] = lambda _: None
     ending: Callable[[str], Awaitable[None]] = _nothing
     states: dict[str, PluginState] = field(default_factory=dict)
+    _retries: set["asyncio.Task[None]"] = field(default_factory=set)
 
     def load_all(self, sections: Mapping[str, PluginSection]) -> None:
         """Load sections in the calling thread, without starting them: to look at a configuration, not to serve it."""
@@ -122,19 +123,24 @@ class Lifecycle:
         changes = difference({name: state.section for name, state in self.states.items()}, wanted)
         await asyncio.gather(*(self._end(name) for name in (*changes.removed, *changes.changed)))
         # What was refused is loaded again too: the owner of a doubly claimed name may be gone now.
-        refused = [name for name, state in self.states.items() if state.state == "refused"]
+        refused = self.refused
         await self._bring_up([PluginState(name, wanted[name]) for name in (*refused, *changes.changed, *changes.added)])
         return changes
 
     async def retry_failed(self) -> None:
-        """Start again every failed plugin whose time has come."""
-        due = [
-            state for state in self.states.values() if state.state == "failed" and state.retry_at <= time.monotonic()
-        ]
-        await asyncio.gather(
-            self._bring_up([state for state in due if state.loaded is None]),
-            *(self._start(state) for state in due if state.loaded is not None),
-        )
+        """Begin to start again every failed plugin whose time has come; one that hangs holds up no other."""
+        for state in list(self.states.values()):
+            if state.state == "failed" and state.retry_at <= time.monotonic():
+                state.state = "starting"
+                again = self._bring_up([state]) if state.loaded is None else self._start(state)
+                retry = asyncio.create_task(again, name=f"retry {state.name}")
+                self._retries.add(retry)
+                retry.add_done_callback(self._retries.discard)
+
+    @property
+    def refused(self) -> list[str]:
+        """The sections whose plugins cannot be loaded as things are."""
+        return [name for name, state in self.states.items() if state.state == "refused"]
 
     async def check_health(self) -> Mapping[str, str]:
         """Ask every running plugin for its health.

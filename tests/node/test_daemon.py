@@ -144,6 +144,17 @@ def test_a_changed_file_reloads_and_touches_only_what_changed(node: Callable[...
     assert started(scratch, "kept") == kept
 
 
+def test_sighup_loads_a_refused_plugin_again_when_its_module_is_there_now(
+    node: Callable[..., ScratchNode], tmp_path: Path
+) -> None:
+    scratch = node('[plugins.late]\nuses = "late:Plugin"\n[plugins.late.config]\nclaim = "late"')
+    scratch.start()
+    assert states(scratch) == {"late": "refused"}
+    (tmp_path / "late.py").write_text(PLUGIN)
+    scratch.reload()
+    until(lambda: states(scratch) == {"late": "running"})
+
+
 def test_sighup_reloads(node: Callable[..., ScratchNode]) -> None:
     scratch = node(section("a"))
     scratch.start()

@@ -88,6 +88,14 @@ def run(scenario: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(main())
 
 
+async def retry(lifecycle: Lifecycle, name: str) -> None:
+    """Let the time of the next start come, and wait for what comes of it."""
+    lifecycle.states[name].retry_at = 0
+    await lifecycle.retry_failed()
+    while lifecycle.states[name].state == "starting":
+        await asyncio.sleep(0.001)
+
+
 def test_a_section_that_did_not_change_is_not_touched(lifecycle: Lifecycle) -> None:
     async def scenario() -> None:
         await lifecycle.apply({"a": section(claim="a"), "b": section(claim="b")})
@@ -135,8 +143,7 @@ def test_a_start_that_raises_disables_that_plugin_alone(lifecycle: Lifecycle) ->
 def test_a_failed_start_is_tried_again_and_then_serves(lifecycle: Lifecycle) -> None:
     async def scenario() -> None:
         await lifecycle.apply({"a": section(failing_starts=1)})
-        lifecycle.states["a"].retry_at = 0
-        await lifecycle.retry_failed()
+        await retry(lifecycle, "a")
         assert lifecycle.registry.route("cni", "recorded").plugin == "a"
 
     run(scenario)
@@ -148,8 +155,7 @@ def test_each_failure_postpones_the_next_start_further(lifecycle: Lifecycle) -> 
         waits = []
         for _ in range(3):
             waits.append(lifecycle.states["a"].retry_after)
-            lifecycle.states["a"].retry_at = 0
-            await lifecycle.retry_failed()
+            await retry(lifecycle, "a")
         assert waits == [2.0, 4.0, 8.0]
 
     run(scenario)
