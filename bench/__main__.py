@@ -126,7 +126,7 @@ def _ratios(figures: Figures) -> Figures:
 
 
 def _machine() -> str:
-    return f"{os.cpu_count()} CPUs, Linux {platform.release()}, Python {platform.python_version()}"
+    return f"{os.cpu_count()} CPUs, Linux {platform.release().partition("-")[0]}, Python {platform.python_version()}"
 
 
 def _table(figures: Figures) -> Table:
