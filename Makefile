@@ -5,7 +5,7 @@ RUN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 BENCH_QUICK ?=
 
-.PHONY: docs help demo test lint unit node real meta proto bench setup clean
+.PHONY: docs help demo test lint unit node real kubelet meta proto bench setup clean
 
 help: ## Show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | expand -t 12
@@ -37,6 +37,9 @@ node: $(STAMP) ## Run the tests that need root: namespaces, mounts, sockets
 
 real: $(STAMP) ## Run the tests against real consumers
 	$(RUN)/pytest tests/real
+
+kubelet: ## Build the kubelet for tests/real from Debian's source package, once (5 minutes, 2.5 GB meanwhile)
+	.ci/build-kubelet
 
 meta: $(STAMP)
 	$(RUN)/pytest tests/meta

@@ -126,7 +126,8 @@ def _ratios(figures: Figures) -> Figures:
 
 
 def _machine() -> str:
-    return f"{os.cpu_count()} CPUs, Linux {platform.release().partition("-")[0]}, Python {platform.python_version()}"
+    kernel = platform.release().partition("-")[0]  # a build's suffix says nothing to a reader
+    return f"{os.cpu_count()} CPUs, Linux {kernel}, Python {platform.python_version()}"
 
 
 def _table(figures: Figures) -> Table:

@@ -1,8 +1,9 @@
 """A node in a folder, and namespaces for the real consumer to run in."""
 
+import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -31,14 +32,29 @@ def node(short_path: Path) -> Iterator[ScratchNode]:
     sys.stdout.write(scratch.log)  # shown when the test fails
 
 
-@pytest.fixture
-def private_node(short_path: Path) -> Iterator[PrivateNode]:
-    """A node in namespaces of its own, for containerd and kubelet; its folder is the root of the daemon's paths."""
-    needed = {"containerd": "containerd", "runc": "runc", "ip": "iproute2", "busybox": "busybox-static"}
-    for binary, package in needed.items():
+def need(**packages: str) -> None:
+    """Skip where an executable is missing; Debian's package of each is named by its executable."""
+    for binary, package in packages.items():
         if shutil.which(binary) is None:
             pytest.skip(f"{package} is missing: apt-get install {package}")
-    root = short_path / "n"
-    root.mkdir()
-    with PrivateNode(root) as node:
+
+
+@pytest.fixture(scope="session")
+def make_private_node() -> Callable[..., PrivateNode]:
+    """Make nodes in namespaces of their own, for containerd and kubelet; the folder is the daemon's root."""
+    need(containerd="containerd", runc="runc", ip="iproute2", busybox="busybox-static")
+    if not any(os.access(f"/sys/fs/cgroup/{tree}", os.W_OK) for tree in ("", "memory")):
+        pytest.skip("needs control groups that can be written")
+
+    def make(folder: Path, **options: str) -> PrivateNode:
+        folder.mkdir()
+        return PrivateNode(folder, **options)
+
+    return make
+
+
+@pytest.fixture
+def private_node(make_private_node: Callable[..., PrivateNode], short_path: Path) -> Iterator[PrivateNode]:
+    """One of them, for one test."""
+    with make_private_node(short_path / "n") as node:
         yield node

@@ -108,9 +108,10 @@ class PrivateNode:
     def inventory(self, *folders: Path) -> Inventory:
         """Take an inventory from inside, the cgroups of consumers included.
 
-        What the machine had mounted when the node was made is left out, and so are loop devices on other folders.
+        What the machine had mounted when the node was made is left out, and so are loop devices on other folders, and
+        the version 2 tree beside version 1 trees, in which runc makes folders that kubelet 1.20 does not know of.
         """
-        cgroups = [f"cgroup {path}" for path in self._cgroups()]
+        cgroups = [f"cgroup {path}" for path in self._cgroups() if not path.is_relative_to(_CGROUPS / "unified")]
         return Inventory(frozenset([*self._look(*folders), *cgroups]) - self._inherited)
 
     def _look(self, *folders: Path) -> list[str]:
