@@ -1,0 +1,274 @@
+"""A real kubelet without an API server, on a private node with its containerd.
+
+Owns: its configuration, its process, the pods of its manifest folder, and looking at them.
+Refuses: to build it (see `make kubelet`), and what needs an API server: Secrets, claims, node status.
+"""
+
+import http.client
+import json
+import subprocess
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+from nodeplug.errors import PluginError
+from nodeplug.testing.consumers.containerd import BUSYBOX, PAUSE, Containerd
+from nodeplug.testing.consumers.private_node import ADDRESS, ENV, PrivateNode
+
+_PATIENCE: Final = 60.0
+_READ_ONLY_PORT: Final = 10255
+_RELIST: Final = 2.0
+"""Seconds within which kubelet sees what its runtime runs; it loses sight of a pod that is removed sooner."""
+_CONFIG: Final = """apiVersion: kubelet.config.k8s.io/v1beta1
+kind: KubeletConfiguration
+staticPodPath: {folder}/manifests
+volumePluginDir: {flex}
+enableControllerAttachDetach: false
+fileCheckFrequency: 1s
+syncFrequency: 5s
+cgroupDriver: cgroupfs
+enforceNodeAllocatable: []
+failSwapOn: false
+oomScoreAdj: 0
+makeIPTablesUtilChains: false
+address: 127.0.0.1
+readOnlyPort: 10255
+healthzPort: 10248
+authentication: {{anonymous: {{enabled: true}}, webhook: {{enabled: false}}}}
+authorization: {{mode: AlwaysAllow}}
+resolvConf: /dev/null
+evictionHard: {{memory.available: "10Mi"}}
+imageGCHighThresholdPercent: 100
+imageGCLowThresholdPercent: 99
+"""
+
+
+def pod(
+    name: str,
+    script: str,
+    *,
+    limits: Mapping[str, int] | None = None,
+    volumes: Mapping[str, Mapping[str, Any]] | None = None,
+    fs_group: int | None = None,
+) -> dict[str, Any]:
+    """Return a static pod of one container that runs `script` and then waits.
+
+    Args:
+        name: use each name once: kubelet takes the same manifest for the same pod, whose devices are allocated already.
+        script: for sh; the container ends, and is started again, when a line of it fails.
+        limits: extended resources.
+        volumes: by mount path, a volume source such as `{"flexVolume": {...}}`.
+        fs_group: the pod's fsGroup.
+    """
+    sources = {f"v{number}": (path, source) for number, (path, source) in enumerate((volumes or {}).items())}
+    container = {
+        "name": "main",
+        "image": BUSYBOX,
+        "imagePullPolicy": "IfNotPresent",
+        "command": ["/bin/sh", "-ec", f'trap "exit 0" TERM\n{script}\nwhile :; do sleep 3600 & wait $!; done'],
+        "resources": {"limits": {key: str(value) for key, value in (limits or {}).items()}},
+        "volumeMounts": [{"name": key, "mountPath": path} for key, (path, _) in sources.items()],
+    }
+    spec: dict[str, Any] = {
+        "terminationGracePeriodSeconds": 1,
+        "containers": [container],
+        "volumes": [{"name": key, **source} for key, (_, source) in sources.items()],
+    }
+    if fs_group is not None:
+        spec["securityContext"] = {"fsGroup": fs_group}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": "default"}, "spec": spec}
+
+
+class KubeletProcess:
+    """kubelet on a private node.
+
+    Args:
+        node: where it runs; `/var/lib/kubelet` is the node's own.
+        folder: an existing folder of its own.
+        program: the executable.
+        containerd: its runtime, running.
+        flexvolume_dir: where FlexVolume drivers are installed.
+    """
+
+    def __init__(
+        self, node: PrivateNode, folder: Path, program: Path, containerd: Containerd, flexvolume_dir: Path
+    ) -> None:
+        self.node, self.folder, self.program, self.containerd = node, folder, program, containerd
+        self.log_path = folder / "kubelet.log"
+        self._manifests = folder / "manifests"
+        self._manifests.mkdir()
+        config = _CONFIG.format(folder=folder, flex=flexvolume_dir)
+        (folder / "kubelet.yaml").write_text(config, encoding="utf-8")
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it and wait until it is healthy.
+
+        Raises:
+            PluginError: it ended or did not become healthy in time; the message carries the end of its log.
+        """
+        flags = [
+            *(f"--config={self.folder}/kubelet.yaml", "--root-dir=/var/lib/kubelet", "--container-runtime=remote"),
+            f"--container-runtime-endpoint=unix://{self.containerd.socket}",
+            f"--pod-infra-container-image={PAUSE}",
+            *(f"--hostname-override={self.node.name}", f"--node-ip={ADDRESS}", "--v=4"),
+        ]
+        with self.log_path.open("ab") as log:
+            self._process = subprocess.Popen(
+                self.node.command(str(self.program), *flags),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**ENV, "HOME": str(self.folder)},
+                cwd="/",
+            )
+        self.wait_for("kubelet's health", self._healthy)
+
+    def _healthy(self) -> bool:
+        if self._process is None or self._process.poll() is not None:
+            raise PluginError(f"kubelet ended:\n{self.log[-4000:]}")
+        try:
+            return self._get("/healthz", 10248) == "ok"
+        except OSError:
+            return False
+
+    def _get(self, path: str, port: int) -> str:
+        with self.node.netns.entered():  # the connection stays in the namespace that it was opened in
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+            connection.connect()
+        try:
+            connection.request("GET", path)
+            return connection.getresponse().read().decode()
+        finally:
+            connection.close()
+
+    @property
+    def log(self) -> str:
+        """What it logged so far, earlier processes included."""
+        return self.log_path.read_text(encoding="utf-8", errors="replace") if self.log_path.exists() else ""
+
+    def wait_for(self, what: str, holds: Callable[[], Any], patience: float = _PATIENCE) -> Any:
+        """Return the first true answer of `holds`.
+
+        Raises:
+            PluginError: there was none in time; the message carries the end of kubelet's log.
+        """
+        end = time.monotonic() + patience
+        while not (answer := holds()):
+            if time.monotonic() > end:
+                raise PluginError(f"{what} did not come true within {patience:g} s; kubelet's log:\n{self.log[-6000:]}")
+            time.sleep(0.1)
+        return answer
+
+    def put(self, manifest: Mapping[str, Any]) -> None:
+        """Write a pod's manifest in one step."""
+        name = manifest["metadata"]["name"]
+        temporary = self.folder / f"{name}.new"
+        temporary.write_text(json.dumps(manifest), encoding="utf-8")
+        temporary.rename(self._manifests / f"{name}.json")
+
+    def drop(self, name: str) -> None:
+        """Remove a pod's manifest and wait until nothing of the pod is mounted or kept.
+
+        Raises:
+            PluginError: that took too long.
+        """
+        time.sleep(_RELIST)
+        found = self.find(name)
+        (self._manifests / f"{name}.json").unlink()
+        folder = self.node.folder / "var/lib/kubelet/pods" / str(found and self.uid(found))
+        self.wait_for(f"the end of pod {name}", lambda: not self.find(name) and not folder.exists())
+
+    def pods(self) -> list[dict[str, Any]]:
+        """Return every pod as kubelet tells it."""
+        return list(json.loads(self._get("/pods", _READ_ONLY_PORT)).get("items") or [])
+
+    def find(self, name: str) -> dict[str, Any] | None:
+        """Return one pod, or None."""
+        full = f"{name}-{self.node.name}"
+        return next((pod for pod in self.pods() if pod["metadata"]["name"] == full), None)
+
+    @staticmethod
+    def uid(found: Mapping[str, Any]) -> str:
+        """Return the name of a pod's folder."""
+        return str(found["metadata"]["uid"])
+
+    def running(self, name: str) -> dict[str, Any]:
+        """Wait until a pod's container runs, and return the pod.
+
+        Raises:
+            PluginError: that took too long.
+        """
+
+        def ready() -> dict[str, Any] | None:
+            found = self.find(name)
+            status = found["status"] if found else {}
+            states = [entry["state"] for entry in status.get("containerStatuses") or []]
+            return found if status.get("phase") == "Running" and states and "running" in states[0] else None
+
+        return dict(self.wait_for(f"a running pod {name}", ready))
+
+    def failed(self, name: str) -> str:
+        """Wait until a pod is refused, and return reason and message.
+
+        Raises:
+            PluginError: that took too long.
+        """
+
+        def refused() -> dict[str, Any] | None:
+            found = self.find(name)
+            return found["status"] if found and found["status"].get("phase") == "Failed" else None
+
+        status = self.wait_for(f"a refused pod {name}", refused)
+        return f"{status.get('reason')}: {status.get('message')}"
+
+    def container(self, name: str) -> str:
+        """Return the id of a pod's container."""
+        found = self.running(name)
+        return str(found["status"]["containerStatuses"][0]["containerID"]).removeprefix("containerd://")
+
+    def execute(self, name: str, *command: str) -> str:
+        """Run a command in a pod's container and return what it printed.
+
+        Raises:
+            PluginError: it failed.
+        """
+        return self.containerd.ctr("tasks", "exec", "--exec-id", uuid.uuid4().hex, self.container(name), *command)
+
+    def clear(self) -> None:
+        """Remove every manifest and wait until nothing of the pods is left.
+
+        Raises:
+            PluginError: that took too long.
+        """
+        manifests = list(self._manifests.glob("*.json"))
+        if manifests:
+            time.sleep(_RELIST)
+        for path in manifests:
+            path.unlink()
+        pods = self.node.folder / "var/lib/kubelet/pods"
+        self.wait_for("the end of all pods", lambda: not any(pods.iterdir()))
+
+    def stop(self) -> None:
+        """End it; its pods go on."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.terminate()
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
