@@ -82,6 +82,20 @@ def pod(
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": "default"}, "spec": spec}
 
 
+KERNEL_SETTINGS: Final = tuple(
+    Path("/proc/sys") / name
+    for name in (
+        "vm/overcommit_memory",
+        "vm/panic_on_oom",
+        "kernel/panic",
+        "kernel/panic_on_oops",
+        "kernel/keys/root_maxkeys",
+        "kernel/keys/root_maxbytes",
+    )
+)
+"""What kubelet sets at its start (its container manager, setupKernelTunables); no namespace keeps them apart."""
+
+
 class KubeletProcess:
     """kubelet on a private node.
 
@@ -103,6 +117,7 @@ class KubeletProcess:
         config = _CONFIG.format(folder=folder, flex=flexvolume_dir)
         (folder / "kubelet.yaml").write_text(config, encoding="utf-8")
         self._process: subprocess.Popen[bytes] | None = None
+        self._sysctls = {path: path.read_text(encoding="ascii") for path in KERNEL_SETTINGS}
 
     def start(self) -> None:
         """Start it and wait until it is healthy.
@@ -253,10 +268,12 @@ class KubeletProcess:
         self.wait_for("the end of all pods", lambda: not any(pods.iterdir()))
 
     def stop(self) -> None:
-        """End it; its pods go on."""
+        """End it; its pods go on. The settings of the kernel that it changed for the whole machine are put back."""
         process, self._process = self._process, None
         if process is None:
             return
+        for path, value in self._sysctls.items():
+            path.write_text(value, encoding="ascii")
         process.terminate()
         try:
             process.wait(20)
