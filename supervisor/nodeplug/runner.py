@@ -204,8 +204,10 @@ class Runner:
         thread.outcome.add_done_callback(lambda _: self._ended(thread))
         thread.begin()
         # shield: neither the deadline nor a cancelled caller may mark the hook as ended while its thread runs.
+        # Not wait_for: before Python 3.12 it swallows a cancellation that comes together with the answer.
         try:
-            return await asyncio.wait_for(asyncio.shield(thread.outcome), seconds)
+            async with asyncio.timeout(seconds):
+                return await asyncio.shield(thread.outcome)
         except TimeoutError:
             self._leave_behind(thread)
             raise DeadlineExceeded(
@@ -254,7 +256,7 @@ class _CallThread(threading.Thread):
         except RuntimeError as error:
             self._done()
             text = f"the daemon cannot start another thread ({error}); raise its limit of tasks, or call less at once"
-            self._resolve(None, TryAgain(text))
+            self._loop.call_soon(self._resolve, None, TryAgain(text))
 
     def run(self) -> None:
         self._context.run(self._run)

@@ -238,6 +238,21 @@ def test_a_call_that_gets_no_thread_is_refused_and_frees_its_key() -> None:
     run(scenario)
 
 
+def test_a_cancellation_that_comes_together_with_the_answer_is_not_swallowed() -> None:
+    async def scenario() -> None:
+        runner = Runner()
+        ended = threading.Event()
+        caller = asyncio.create_task(add(runner, route_to(lambda _: CniResult()), done=ended.set))
+        await asyncio.sleep(0)
+        ended.wait(10)
+        time.sleep(0.05)  # noqa: ASYNC251 - the answer waits in the queue of the loop, which must not turn yet
+        asyncio.get_running_loop().call_soon(caller.cancel)
+        with pytest.raises(asyncio.CancelledError):
+            await caller
+
+    run(scenario)
+
+
 def test_a_cancelled_caller_leaves_the_key_busy_until_the_hook_ends() -> None:
     release = threading.Event()
 

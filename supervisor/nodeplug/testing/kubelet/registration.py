@@ -97,7 +97,8 @@ class Watcher:
     async def _greet(self, path: Path) -> None:
         options = (("grpc.use_local_subchannel_pool", 1), ("grpc.default_authority", "localhost"))
         async with grpc.aio.insecure_channel(f"unix:{path}", options) as channel:
-            await asyncio.wait_for(channel.channel_ready(), 10)
+            async with asyncio.timeout(10):
+                await channel.channel_ready()
             stub = watcher_grpc.RegistrationStub(channel)
             info = await stub.GetInfo(watcher_pb.InfoRequest(), timeout=1)
             self.known[path] = info.name
