@@ -3,8 +3,11 @@
 import os
 import re
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Generator, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -43,3 +46,29 @@ def short_path() -> Iterator[Path]:
     path = Path(tempfile.mkdtemp(prefix="np-", dir="/tmp"))
     yield path
     shutil.rmtree(path)
+
+
+@dataclass(frozen=True)
+class OtherUser:
+    """An ordinary user, and a Python with nodeplug that this user may run."""
+
+    prefix: tuple[str, ...]
+    python: str
+    env: dict[str, str]
+
+
+@pytest.fixture(scope="session")
+def other_user() -> OtherUser:
+    """The interpreter of the tests may lie in a folder of root's alone; then Debian's runs what is installed here."""
+    prefix = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--")
+    root = Path(__file__).parents[1]
+    installed = [path for path in sys.path if path.endswith("site-packages")]
+    search = os.pathsep.join([str(root / "supervisor"), str(root / "plugins"), *installed])
+    probe = "import decimal, grpc, pydantic_core, nodeplug.cli"
+    for python, more in ((sys.executable, {}), ("/usr/bin/python3", {"PYTHONPATH": search})):
+        env = {"PATH": os.environ["PATH"], "HOME": "/tmp", "LANG": "C.UTF-8", **more}
+        # Through a shell: the very first program still runs with what is left of root's capabilities.
+        command = [*prefix, "/bin/sh", "-c", 'exec "$0" -c "$1"', python, probe]
+        if subprocess.run(command, env=env, cwd="/", capture_output=True, check=False).returncode == 0:
+            return OtherUser(prefix, python, env)
+    pytest.skip("needs a checkout that other users may read")

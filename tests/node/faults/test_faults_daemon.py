@@ -5,7 +5,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -224,16 +223,12 @@ def test_a_peer_that_is_not_root_is_refused_and_logged_once(make_node: Make) -> 
     assert "user 65534" in node.failure()
 
 
-def test_status_for_a_user_who_is_not_root_says_so(make_node: Make) -> None:
+def test_status_for_a_user_who_is_not_root_says_so(make_node: Make, other_user: Any) -> None:
     node = make_node()
     open_to_all(node)
     node.scratch.config_path.chmod(0o644)
-    script = (
-        "import os, sys; from nodeplug.cli import main; os.setgid(65534); os.setuid(65534);"
-        "sys.argv = ['nodeplug', *sys.argv[1:]]; main()"
-    )
-    command = [sys.executable, "-c", script, *node.scratch.command("status")[3:]]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    command = [*other_user.prefix, other_user.python, *node.scratch.command("status")[1:]]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=other_user.env, cwd="/")
     assert done.returncode == 1
     assert "only root may ask the daemon" in done.stderr
     assert "Traceback" not in done.stderr
