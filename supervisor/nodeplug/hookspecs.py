@@ -94,7 +94,7 @@ class Contract:
 
     @hookspec(firstresult=True)
     def volume_id(self, driver: str, options: Mapping[str, str]) -> v.VolumeId:
-        """Name the volume that the options mean. Default: a digest of the options."""
+        """Name the volume that the options mean. Default: a digest of them, and if staged a mark of secrets."""
         raise NotImplementedError
 
     @hookspec(firstresult=True)
