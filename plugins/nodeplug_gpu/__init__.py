@@ -1,0 +1,1 @@
+"""A shared GPU for Kubernetes pods; see docs/gpu.md."""

@@ -1,0 +1,145 @@
+"""What a driver knows: cards, their parts, how they are, and who uses them.
+
+Owns: the values between a driver and the rest of the plugin. Sizes are bytes, times are seconds of the monotonic clock.
+Refuses: how they are read (a driver does that), what they mean for sharing or health, JSON and NVML.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Literal, NewType
+
+Uuid = NewType("Uuid", str)
+"""`GPU-…` of a card or `MIG-…` of an instance, as NVML and NVIDIA_VISIBLE_DEVICES have it."""
+
+DriverState = Literal["absent", "starting", "running", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class MigInstance:
+    """One MIG compute instance of a card.
+
+    Attributes:
+        uuid: `MIG-…`.
+        profile: such as `1g.10gb`, as nvidia-smi names it.
+        memory: bytes of the GPU instance.
+        gpu_instance, compute_instance: NVML's ids; they name the capability nodes of /dev/nvidia-caps.
+    """
+
+    uuid: Uuid
+    profile: str
+    memory: int
+    gpu_instance: int
+    compute_instance: int
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """One GPU.
+
+    Attributes:
+        uuid: stable for the life of the hardware.
+        index: NVML's index: by PCI address, changes when a card vanishes.
+        minor: N of /dev/nvidiaN; not the index.
+        model: product name, such as `NVIDIA H100 80GB HBM3`.
+        memory: bytes in total.
+        pci: `0000:3b:00.0`, lower case, the domain in four digits as sysfs has it.
+        numa_node: None when the machine has no opinion.
+        compute_capability: major and minor; MPS differs below 7.0.
+        mig: MIG mode is on; the card then is sold by its instances alone.
+        instances: the MIG instances, in NVML's order.
+    """
+
+    uuid: Uuid
+    index: int
+    minor: int
+    model: str
+    memory: int
+    pci: str = ""
+    numa_node: int | None = None
+    compute_capability: tuple[int, int] = (0, 0)
+    mig: bool = False
+    instances: tuple[MigInstance, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Vitals:
+    """What one poll found out about a card's condition; None where the card or the driver does not tell.
+
+    Attributes:
+        error: the live probe (a read of the memory info) failed with this NVML error; empty when it went well.
+        error_code: NVML's number for it, such as 15 (GPU is lost); 0 when it went well.
+        recovery_action: field 230: 0 none, 1 GPU reset, 2 node reboot, 3 drain peer-to-peer, 4 drain and reset, …
+        uncorrected_ecc: volatile uncorrected errors since the driver loaded the card.
+        used: bytes in use on the card.
+    """
+
+    error: str = ""
+    error_code: int = 0
+    recovery_action: int | None = None
+    uncorrected_ecc: int | None = None
+    used: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GpuProcess:
+    """A process that holds memory of a card.
+
+    Attributes:
+        pid: in the driver's pid namespace, that of the host.
+        card: the card's uuid.
+        instance: the MIG instance's uuid, or None.
+        used: bytes; None where the driver does not tell.
+    """
+
+    pid: int
+    card: Uuid
+    used: int | None = None
+    instance: Uuid | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """One look at the machine.
+
+    Attributes:
+        state: `absent` without a driver, `starting` before the first look, `running`, `failed` while the driver hangs
+            or answers nonsense.
+        reason: what is wrong, for people; empty while running.
+        driver_version: of the kernel driver; empty unless running.
+        cards: in NVML's order. While `failed`, those of the last good look.
+        vitals: by card.
+        processes: of all cards.
+        taken: when, on the monotonic clock.
+        generation: counts the starts of the driver process: another one means that the driver was loaded anew.
+    """
+
+    state: DriverState = "starting"
+    reason: str = ""
+    driver_version: str = ""
+    cards: tuple[Card, ...] = ()
+    vitals: Mapping[Uuid, Vitals] = field(default_factory=lambda: MappingProxyType({}))
+    processes: tuple[GpuProcess, ...] = ()
+    taken: float = 0.0
+    generation: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class GpuEvent:
+    """Something that the driver reported between two looks.
+
+    Attributes:
+        kind: `xid` (code = the XID), `ecc` (uncorrected), `recovery` (code = the action), `mig` (the mode changed),
+            `unavailable`, `retirement`.
+        card: None when the event names a card that no look has shown, or none at all.
+        code: its number.
+        gpu_instance, compute_instance: where the event is about a MIG instance.
+        time: when it was read, on the monotonic clock.
+    """
+
+    kind: Literal["xid", "ecc", "recovery", "mig", "unavailable", "retirement"]
+    card: Uuid | None
+    code: int = 0
+    gpu_instance: int | None = None
+    compute_instance: int | None = None
+    time: float = 0.0
