@@ -113,7 +113,7 @@ class Supervisor(_Model):
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="What the log shows.")
     log_format: Literal["text", "json"] = Field("text", description="One line per record, for people or machines.")
-    cni_concurrency: int = Field(16, ge=1, le=1024, description="CNI calls that run at once; DEL goes before ADD.")
+    cni_concurrency: int = Field(16, ge=1, le=1024, description="CNI calls that run at once; DEL goes before ADD, and one network never takes all.")
     cni_waiting: int = Field(512, ge=1, description="CNI calls that may wait; one more is told to try again.")
 
     def below_root(self, path: Path) -> Path:

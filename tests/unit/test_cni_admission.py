@@ -17,10 +17,21 @@ class Calls:
         self.tasks: dict[str, asyncio.Task[None]] = {}
         self.leave: dict[str, asyncio.Event] = {}
 
-    async def come(self, name: str, verb: str = "ADD", network: str = "net") -> None:
+    async def come(self, name: str, verb: str = "ADD", network: str = "net", claim: str = "bridge") -> None:
         self.leave[name] = asyncio.Event()
-        self.tasks[name] = asyncio.create_task(self._hold(name, verb, network))
+        self.tasks[name] = asyncio.create_task(self._hold(name, verb, network, claim))
         await self.settle()
+
+    async def crowd(self, name: str, count: int, verb: str = "ADD", network: str = "net", claim: str = "bridge") -> int:
+        """Let many come that hang; returns how many of them are inside."""
+        for number in range(count):
+            await self.come(f"{name}{number}", verb, network, claim)
+        return sum(inside.startswith(name) for inside in self.inside)
+
+    async def end(self) -> None:
+        for leave in self.leave.values():
+            leave.set()
+        await asyncio.gather(*self.tasks.values(), return_exceptions=True)
 
     async def go(self, name: str) -> None:
         self.leave[name].set()
@@ -30,8 +41,8 @@ class Calls:
         for _ in range(5):
             await asyncio.sleep(0)
 
-    async def _hold(self, name: str, verb: str, network: str) -> None:
-        async with self.room.enter(verb, network):
+    async def _hold(self, name: str, verb: str, network: str, claim: str) -> None:
+        async with self.room.enter(verb, network, claim):
             self.inside.append(name)
             await self.leave[name].wait()
 
@@ -146,5 +157,62 @@ def test_an_error_inside_gives_the_place_back() -> None:
             async with room.enter("ADD", "net"):
                 raise ValueError("oops")
         assert room.running == 0
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(("network", "claim"), [("net", "other"), ("other", "bridge")])
+def test_a_plugin_that_hangs_leaves_places_for_another_network(network: str, claim: str) -> None:
+    async def story() -> None:
+        calls = Calls(Admission())
+        assert await calls.crowd("hung", 40) == 11
+        assert await calls.crowd("well", 2, "ADD", network, claim) == 2
+        await calls.end()
+
+    asyncio.run(story())
+
+
+def test_adds_that_hang_leave_places_for_dels_of_the_same_network() -> None:
+    async def story() -> None:
+        calls = Calls(Admission())
+        await calls.crowd("add", 40)
+        assert await calls.crowd("del", 3, "DEL") == 3
+        await calls.end()
+
+    asyncio.run(story())
+
+
+def test_two_networks_that_hang_leave_places_for_a_third() -> None:
+    async def story() -> None:
+        calls = Calls(Admission())
+        held = [await calls.crowd(name, 20, "ADD", name) for name in ("one-", "two-")]
+        assert sum(held) < 16
+        assert await calls.crowd("third-", 1, "ADD", "third-") == 1
+        await calls.end()
+
+    asyncio.run(story())
+
+
+def test_a_flow_gets_its_share_back_as_places_become_free() -> None:
+    async def story() -> None:
+        calls = Calls(Admission(concurrency=4))
+        assert await calls.crowd("a", 6) == 3
+        await calls.go("a0")
+        assert calls.inside == ["a0", "a1", "a2", "a3"]
+        await calls.end()
+        assert len(calls.inside) == 6
+
+    asyncio.run(story())
+
+
+def test_a_long_queue_of_one_network_leaves_room_to_wait_for_another() -> None:
+    async def story() -> None:
+        calls = Calls(Admission(concurrency=1, waiting=6))
+        await calls.crowd("hung", 12)
+        assert calls.room.queued == 4
+        await calls.come("well", "ADD", "other")
+        assert not calls.tasks["well"].done()
+        await calls.end()
+        assert "well" in calls.inside
 
     asyncio.run(story())

@@ -1,23 +1,42 @@
 """How many CNI calls run at once, and which goes first.
 
-Owns: a bounded room and its bounded queue: DEL before every other verb (it frees what an ADD may be waiting for), and
-GC of a network alone, without an ADD, CHECK or DEL of that network (SPEC 1.1.0, "GC").
+Owns: a bounded room and its bounded queue: DEL before every other verb (it frees what an ADD may be waiting for), a
+fair share for every flow, and GC of a network alone, without an ADD, CHECK or DEL of that network (SPEC 1.1.0, "GC").
 Refuses: threads: state is touched on the event loop only.
+
+A flow is what one network of one plugin asks for, its DELs apart from the rest. It gets a place only while it holds
+fewer than twice as many as are free, so a plugin that hangs fills two thirds of the room at most, two that hang fill
+four fifths, and its own DELs still come in. The queue is shared out by the same rule.
 """
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Final
 
 from nodeplug.errors import TryAgain
+
+_PER_FREE: Final = 2
+"""Places that one flow may hold for each that is free."""
 
 
 @dataclass(slots=True, eq=False)
 class _Ticket:
     verb: str
     network: str
+    claim: str
     turn: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+    @property
+    def flow(self) -> tuple[str, str, bool]:
+        """What shares its places with this call."""
+        return self.claim, self.network, self.verb == "DEL"
+
+
+def _has_share(ticket: _Ticket, among: list[_Ticket], places: int) -> bool:
+    held = sum(other.flow == ticket.flow for other in among)
+    return held < _PER_FREE * (places - len(among))
 
 
 @dataclass(slots=True)
@@ -47,14 +66,19 @@ class Admission:
         return len(self._queue)
 
     @asynccontextmanager
-    async def enter(self, verb: str, network: str) -> AsyncIterator[None]:
+    async def enter(self, verb: str, network: str, claim: str = "") -> AsyncIterator[None]:
         """Wait for a place, hold it, and give it back.
+
+        Args:
+            verb: CNI_COMMAND.
+            network: the name of the network.
+            claim: the plugin's, as it is executed.
 
         Raises:
             TryAgain: too many wait already, or the wait took too long.
         """
-        ticket = _Ticket(verb, network)
-        self._refuse_crowd()
+        ticket = _Ticket(verb, network, claim)
+        self._refuse_crowd(ticket)
         self._queue.append(ticket)
         self._admit()
         try:
@@ -66,11 +90,11 @@ class Admission:
                     place.remove(ticket)
             self._admit()
 
-    def _refuse_crowd(self) -> None:
-        if len(self._queue) >= self.waiting:
+    def _refuse_crowd(self, ticket: _Ticket) -> None:
+        if not _has_share(ticket, self._queue, self.waiting):
             raise TryAgain(
-                f"{len(self._inside)} CNI calls run and {len(self._queue)} wait already; "
-                "raise cni_concurrency or cni_waiting if that is normal on this node"
+                f"{len(self._inside)} CNI calls run and {len(self._queue)} wait already, too many of them for network "
+                f"{ticket.network!r}; raise cni_concurrency or cni_waiting if that is normal on this node"
             )
 
     async def _wait(self, ticket: _Ticket) -> None:
@@ -79,7 +103,8 @@ class Admission:
                 await ticket.turn
         except TimeoutError:
             raise TryAgain(
-                f"no place for this {ticket.verb} within {self.patience:g} s: {len(self._inside)} CNI calls run; "
+                f"no place for this {ticket.verb} within {self.patience:g} s: {len(self._inside)} CNI calls run, "
+                f"{sum(other.flow == ticket.flow for other in self._inside)} of them for network {ticket.network!r}; "
                 "see `nodeplug status` for the slow ones"
             ) from None
 
@@ -88,6 +113,8 @@ class Admission:
         for ticket in sorted(self._queue, key=lambda waiting: waiting.verb != "DEL"):
             if len(self._inside) >= self.concurrency:
                 return
+            if not _has_share(ticket, self._inside, self.concurrency):
+                continue
             if ticket.network in held_back or not self._fits(ticket):
                 # A waiting GC is not overtaken by later calls of its network: it would never have its turn.
                 if ticket.verb == "GC":

@@ -109,7 +109,7 @@ class CniService:
         route = self.registry.route("cni", frame.name)
         if isinstance(request, CniAdd):
             await self.spool.settle(_key(request), self.replay)
-        async with self.admission.enter(call.verb, request.network):
+        async with self.admission.enter(call.verb, request.network, request.claim):
             return await self._run(route, request, owned, call)
 
     async def _status(self, request: CniStatus, owned: _Owned, call: Call) -> bytes:
