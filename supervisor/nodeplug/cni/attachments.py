@@ -46,12 +46,14 @@ class Attachment:
         netns: CNI_NETNS as the caller spelled it.
         result: what ADD answered.
         time: seconds since the epoch.
+        host: the caller's host namespace, as device and inode; (0, 0) when that is not known.
     """
 
     key: Key
     netns: str
     result: CniResult
     time: float = field(default_factory=time.time)
+    host: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,7 @@ class Attachments:
             "ifname": key.ifname,
             "netns": attachment.netns,
             "time": attachment.time,
+            "host": list(attachment.host),
             "result": results.encode(attachment.result, VERSIONS[-1]),
         }
         path = self._path(key)
@@ -119,6 +122,7 @@ def _load(path: Path) -> Attachment | None:
         document: Any = json.loads(path.read_bytes())
         key = Key(*(str(document[name]) for name in ("claim", "network", "container_id", "ifname")))
         result = results.decode(document["result"], VERSIONS[-1])
-        return Attachment(key, str(document["netns"]), result, float(document["time"]))
+        device, inode = document.get("host", (0, 0))  # earlier versions did not write it
+        return Attachment(key, str(document["netns"]), result, float(document["time"]), (int(device), int(inode)))
     except (OSError, ValueError, KeyError, TypeError, RecursionError, PluginError):
         return None

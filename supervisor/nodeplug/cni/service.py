@@ -7,7 +7,6 @@ Nothing but one JSON document ever reaches stdout.
 """
 
 import logging
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -17,8 +16,9 @@ from nodeplug.cni import codec
 from nodeplug.cni.admission import Admission
 from nodeplug.cni.attachments import Attachment, Attachments, Key
 from nodeplug.cni.delegate import HOOK_OF, VERB_OF
+from nodeplug.cni.namespaces import UNKNOWN, Identity, reopen
 from nodeplug.cni.spool import Spool
-from nodeplug.errors import InvalidNetns, NotReady, PluginError, TryAgain
+from nodeplug.errors import NotReady, PluginError, TryAgain
 from nodeplug.frame import Frame, Reply
 from nodeplug.netns import Netns
 from nodeplug.registry import Registry, Route
@@ -91,7 +91,7 @@ class CniService:
         LOG.log(level, "%s of %s failed (request %s): %s", call.verb, call.claim, call.id, error)
 
     async def replay(self, frame: Frame) -> Reply:
-        """Answer one spooled DEL, in the daemon's own network namespace."""
+        """Answer one spooled DEL, in the host namespace of its ADD where that is known and alive (see `namespaces`)."""
         return await self.handle(frame, ())
 
     async def run_spool(self) -> None:
@@ -102,7 +102,7 @@ class CniService:
         if call.verb == "VERSION":
             return codec.encode_versions()
         if not owned.namespaces:
-            owned.namespaces = _own_namespaces(frame)
+            owned.namespaces = reopen(frame, self._host_of(frame))
         request = codec.decode(frame, owned.namespaces)
         if isinstance(request, CniStatus):
             return await self._status(request, owned, call)
@@ -111,6 +111,14 @@ class CniService:
             await self.spool.settle(_key(request), self.replay)
         async with self.admission.enter(call.verb, request.network, request.claim):
             return await self._run(route, request, owned, call)
+
+    def _host_of(self, frame: Frame) -> Identity:
+        """Return the host namespace in which ADD made the attachment that a frame without descriptors is about."""
+        try:
+            recorded = self.attachments.find(Key(frame.name, *codec.attachment_of(frame)))
+        except (KeyError, PluginError):  # `decode` says it better
+            return UNKNOWN
+        return UNKNOWN if recorded is None else recorded.host
 
     async def _status(self, request: CniStatus, owned: _Owned, call: Call) -> bytes:
         """STATUS waits for other STATUS alone, and says every passing condition as 50: runtimes know no other code.
@@ -135,9 +143,10 @@ class CniService:
         if isinstance(request, CniDel) and request.prev_result is None:
             recorded = self.attachments.find(_key(request))
             request = request if recorded is None else replace(request, prev_result=recorded.result)
+        host = request.host_netns.identity  # the descriptor is closed when the hook has ended
         result = await self._hook(route, hook, request, owned, call) if hook in route.hooks else None
         if isinstance(request, CniAdd):
-            return self._added(request, result)
+            return self._added(request, result, host)
         if isinstance(request, CniDel):
             self.attachments.forget(_key(request))
         if isinstance(request, CniGc) and request.valid is not None:
@@ -150,7 +159,7 @@ class CniService:
             route, hook, call, {"request": request}, enter=request.host_netns, done=taken.close
         )
 
-    def _added(self, request: CniAdd, result: Any) -> bytes:
+    def _added(self, request: CniAdd, result: Any, host: Identity) -> bytes:
         try:
             stdout = codec.encode_result(result, request.version)
         except (AttributeError, TypeError, ValueError) as error:
@@ -158,29 +167,9 @@ class CniService:
                 f"plugin {request.claim!r} returned a CniResult that is no CNI result: {error}; "
                 "its addresses must be ipaddress values and its numbers int"
             ) from error
-        self.attachments.record(Attachment(_key(request), request.netns.path, result))
+        self.attachments.record(Attachment(_key(request), request.netns.path, result, host=host))
         return stdout
 
 
 def _key(request: CniAttachmentRequest) -> Key:
     return Key(request.claim, request.network, request.container_id, request.ifname)
-
-
-def _own_namespaces(frame: Frame) -> tuple[Netns, ...]:
-    """Open the daemon's namespace and CNI_NETNS by path: for a frame without descriptors, such as a spooled DEL.
-
-    A path that leads elsewhere by now counts as gone: the process of `/proc/<pid>/ns/net` may be another's, and the
-    daemon's own namespace would be refused again and again.
-    """
-    host = Netns.current()
-    path = frame.env.get("CNI_NETNS", "")
-    try:
-        # O_NONBLOCK: a FIFO at that path must not stop the event loop.
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        netns = Netns.adopt(fd, path)
-    except (OSError, ValueError, InvalidNetns):
-        return (host,)
-    if path.startswith("/proc/") or netns.identity == host.identity:
-        netns.close()
-        return (host,)
-    return host, netns

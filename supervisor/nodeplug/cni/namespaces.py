@@ -1,0 +1,84 @@
+"""The namespaces of a call that came without descriptors: a DEL from the spool.
+
+Owns: the rule where such a DEL runs. The entrypoint passes its own network namespace as a descriptor, which no file can
+keep, so ADD's is recorded with the attachment, as device and inode, and looked for again: among the processes and the
+mounts of this node. When nobody has it any more the kernel has destroyed it and every link in it; the DEL then runs in
+the daemon's own namespace, where addresses and records are given back and nothing else of that attachment exists.
+Refuses: to fail a DEL, and to believe a path of `/proc`: its process may be another's by now.
+"""
+
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from nodeplug.errors import InvalidNetns
+from nodeplug.frame import Frame
+from nodeplug.mounts import mounts
+from nodeplug.netns import Netns
+
+LOG: Final = logging.getLogger(__name__)
+Identity = tuple[int, int]
+"""Device and inode of a namespace."""
+UNKNOWN: Final[Identity] = (0, 0)
+
+
+def reopen(frame: Frame, host: Identity = UNKNOWN) -> tuple[Netns, ...]:
+    """Open the host namespace, and CNI_NETNS by its path.
+
+    A path that leads elsewhere by now counts as gone: the process of `/proc/<pid>/ns/net` may be another's, and the
+    host namespace would be refused again and again.
+
+    Args:
+        frame: the call.
+        host: the host namespace of its ADD.
+
+    Returns:
+        The host namespace, and the container's if it is still there.
+    """
+    outside = _host(host)
+    path = frame.env.get("CNI_NETNS", "")
+    inside = _open(path)
+    if inside is None:
+        return (outside,)
+    if path.startswith("/proc/") or inside.identity == outside.identity:
+        inside.close()
+        return (outside,)
+    return outside, inside
+
+
+def _host(wanted: Identity) -> Netns:
+    own = Netns.current()
+    if wanted in {UNKNOWN, own.identity}:
+        return own
+    for path in _candidates(wanted[1]):
+        found = _open(path)
+        if found is not None and found.identity == wanted:
+            own.close()
+            return found
+        if found is not None:
+            found.close()
+    LOG.info("a DEL runs in the daemon's network namespace: that of its ADD, inode %d, is gone", wanted[1])
+    return own
+
+
+def _candidates(inode: int) -> Iterator[str]:
+    """Name the places where a namespace may be open: mounts (`ip netns`), then processes (namespaces(7))."""
+    name = f"net:[{inode}]"
+    yield from (mount.target for mount in mounts() if mount.fs_type == "nsfs" and mount.root == name)
+    for entry in Path("/proc").iterdir():
+        path = f"{entry}/ns/net"
+        try:
+            if entry.name.isdecimal() and os.readlink(path) == name:
+                yield path
+        except OSError:  # it has ended, or is a zombie
+            continue
+
+
+def _open(path: str) -> Netns | None:
+    try:
+        # O_NONBLOCK: a FIFO at that path must not stop the event loop.
+        return Netns.adopt(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), path)
+    except (OSError, ValueError, InvalidNetns):
+        return None
