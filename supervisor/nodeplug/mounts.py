@@ -13,10 +13,73 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from nodeplug.errors import PluginError, TryAgain
+from nodeplug.errors import InvalidRequest, PluginError, TryAgain
 
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
-_FLAGS: Final = {"ro": 1, "nosuid": 2, "nodev": 4, "noexec": 8, "sync": 16, "noatime": 1024, "relatime": 1 << 21}
+_FLAGS: Final = {
+    "ro": 1,
+    "nosuid": 2,
+    "nodev": 4,
+    "noexec": 8,
+    "sync": 16,
+    "mand": 64,
+    "dirsync": 128,
+    "nosymfollow": 256,
+    "noatime": 1024,
+    "nodiratime": 2048,
+    "silent": 1 << 15,
+    "relatime": 1 << 21,
+    "iversion": 1 << 23,
+    "strictatime": 1 << 24,
+    "lazytime": 1 << 25,
+}
+"""The words of mount(8) that are flags of mount(2) (linux/mount.h, MS_*)."""
+_CLEARS: Final = {
+    "rw": 1,
+    "suid": 2,
+    "dev": 4,
+    "exec": 8,
+    "async": 16,
+    "nomand": 64,
+    "symfollow": 256,
+    "atime": 1024,
+    "diratime": 2048,
+    "loud": 1 << 15,
+    "norelatime": 1 << 21,
+    "noiversion": 1 << 23,
+    "nostrictatime": 1 << 24,
+    "nolazytime": 1 << 25,
+    "defaults": 0,
+}
+"""Their opposites: each takes a flag back that an earlier option set."""
+_ELSEWHERE: Final = frozenset(
+    [
+        "auto",
+        "noauto",
+        "user",
+        "nouser",
+        "users",
+        "owner",
+        "group",
+        "nofail",
+        "_netdev",
+        "loop",
+        "bind",
+        "rbind",
+        "move",
+        "remount",
+        "shared",
+        "rshared",
+        "slave",
+        "rslave",
+        "private",
+        "rprivate",
+        "unbindable",
+        "runbindable",
+    ]
+)
+"""Words that mount(8) or fstab(5) act upon themselves, or that are another operation of mount(2)."""
+_PER_MOUNT: Final = ("nosuid", "nodev", "noexec", "noatime", "nodiratime", "relatime", "nosymfollow")
 _REMOUNT: Final = 32
 _BIND: Final = 4096
 _DETACH: Final = 2
@@ -77,12 +140,36 @@ def mounted_at(path: str) -> Mount | None:
     return next((mount for mount in reversed(mounts()) if mount.target == resolved), None)
 
 
-def _call_mount(source: str, target: str, fs_type: str, flags: int, data: str) -> None:
+def _call_mount(source: str, target: str, fs_type: str, flags: int, own: Sequence[str] = ()) -> None:
     arguments = [os.fsencode(text) for text in (source, target, fs_type)]
-    if _LIBC.mount(*arguments, ctypes.c_ulong(flags), os.fsencode(data) or None) != 0:
+    if _LIBC.mount(*arguments, ctypes.c_ulong(flags), os.fsencode(",".join(own)) or None) != 0:
         code = ctypes.get_errno()
         what = fs_type or ("remount" if flags & _REMOUNT else "bind")
+        if own and code == errno.EINVAL:  # the names alone: a value may be a password
+            names = ", ".join(option.partition("=")[0] for option in own)
+            what += f", which may not know one of its options {names}"
         raise PluginError(f"cannot mount {source!r} on {target!r} ({what}): {os.strerror(code)}")
+
+
+def _sort_options(options: Sequence[str], *, read_only: bool) -> tuple[int, list[str]]:
+    """Tell the flags of mount(2) from what is the filesystem's.
+
+    Raises:
+        InvalidRequest: an option is nobody's here.
+    """
+    flags, own = 0, []
+    for option in options:
+        if not option or option in _ELSEWHERE or option.startswith(("x-", "X-", "comment=")):
+            raise InvalidRequest(
+                f"mount option {option!r} means nothing to mount(2): it is for mount(8) or fstab(5); leave it out"
+            )
+        if option in _FLAGS:
+            flags |= _FLAGS[option]
+        elif option in _CLEARS:
+            flags &= ~_CLEARS[option]
+        else:
+            own.append(option)
+    return flags | read_only, own
 
 
 def mount(source: str, target: str, fs_type: str, *, options: Sequence[str] = (), read_only: bool = False) -> None:
@@ -92,16 +179,17 @@ def mount(source: str, target: str, fs_type: str, *, options: Sequence[str] = ()
         source: a device path or the filesystem's own word.
         target: an existing directory.
         fs_type: such as "ext4".
-        options: flag names (`nosuid`, `noatime` ...) are turned into flags, the rest goes to the filesystem.
-        read_only: mount without write access.
+        options: one word each. The flags of mount(8) (`nosuid`, `noatime` ...) and their opposites (`suid`, `atime`
+            ...) become flags of mount(2), a later one wins; what mount(8) or fstab(5) act upon themselves (`nofail`,
+            `loop`, `bind`, `x-...`) is refused; the rest is the filesystem's, which refuses what it does not know.
+        read_only: mount without write access, whatever the options say.
 
     Raises:
+        InvalidRequest: an option is for mount(8), not for the kernel.
         PluginError: the kernel refused; the message carries its reason.
     """
-    flags = 1 if read_only else 0
-    for option in options:
-        flags |= _FLAGS.get(option, 0)
-    _call_mount(source, target, fs_type, flags, ",".join(option for option in options if option not in _FLAGS))
+    flags, own = _sort_options(options, read_only=read_only)
+    _call_mount(source, target, fs_type, flags, own)
 
 
 def bind(source: str, target: str, *, read_only: bool = False) -> None:
@@ -112,14 +200,14 @@ def bind(source: str, target: str, *, read_only: bool = False) -> None:
     Raises:
         PluginError: the kernel refused.
     """
-    _call_mount(source, target, "", _BIND, "")
+    _call_mount(source, target, "", _BIND)
     if not read_only:
         return
     try:
         # The flags that the mount has already must be repeated, or an unprivileged namespace refuses (EPERM).
         found = mounted_at(target)
-        kept = sum(_FLAGS[option] for option in set(found.options if found else ()) & (_FLAGS.keys() - {"ro", "sync"}))
-        _call_mount("", target, "", _BIND | _REMOUNT | 1 | kept, "")
+        kept = sum(_FLAGS[option] for option in set(found.options if found else ()) & set(_PER_MOUNT))
+        _call_mount("", target, "", _BIND | _REMOUNT | 1 | kept)
     except PluginError:
         unmount(target)
         raise

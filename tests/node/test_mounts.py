@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeplug import PluginError, TryAgain, bind, mount, mounted_at, unmount
+from nodeplug import InvalidRequest, PluginError, TryAgain, bind, mount, mounted_at, unmount
 
 
 @pytest.fixture
@@ -98,3 +98,38 @@ def test_a_file_can_be_bound_on_a_file(tmp_path: Path) -> None:
     finally:
         unmount(str(target))
     assert target.stat().st_size == len("outside")
+
+
+@pytest.mark.parametrize("word", ["nofail", "_netdev", "bind", "remount", "user", "x-systemd.automount", ""])
+def test_an_option_for_mount_8_is_refused_with_its_name(target: Path, word: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"mount option '{word}' means nothing to mount"):
+        mount("none", str(target), "tmpfs", options=[word])
+    assert mounted_at(str(target)) is None
+
+
+@pytest.mark.parametrize("word", ["nodiratime", "nosymfollow", "dirsync", "lazytime"])
+def test_every_flag_word_reaches_the_kernel_as_a_flag(target: Path, word: str) -> None:
+    mount("none", str(target), "tmpfs", options=[word])
+    found = mounted_at(str(target))
+    assert found is not None
+    assert word in found.options
+
+
+def test_a_later_option_takes_an_earlier_flag_back(target: Path) -> None:
+    mount("none", str(target), "tmpfs", options=["nosuid", "noexec", "defaults", "exec", "rw"])
+    found = mounted_at(str(target))
+    assert found is not None
+    assert {"nosuid", "noexec", "rw"} & set(found.options) == {"nosuid", "rw"}
+
+
+def test_read_only_wins_over_an_option(target: Path) -> None:
+    mount("none", str(target), "tmpfs", options=["rw"], read_only=True)
+    found = mounted_at(str(target))
+    assert found is not None
+    assert found.read_only
+
+
+def test_an_option_that_the_filesystem_does_not_know_is_named_without_its_value(target: Path) -> None:
+    with pytest.raises(PluginError, match="may not know one of its options size, password") as caught:
+        mount("none", str(target), "tmpfs", options=["size=64k", "password=s3cr3t"])
+    assert "s3cr3t" not in str(caught.value)
