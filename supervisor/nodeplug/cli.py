@@ -4,27 +4,33 @@ Owns: commands, options, help texts, exit statuses: 0 done, 1 an error told in a
 Refuses: to do anything itself. What a command needs is imported inside it, so that `--help` and `version` are quick.
 """
 
-import io
-import json
 import logging
 import os
 import sys
 import threading
 from collections.abc import Mapping
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 import typer
-from rich.console import Console, RenderableType
 from typer.core import TyperGroup
 
+from nodeplug.commands import DEFAULT, GROUP, Config, Json, Root, print_json, show, show_names_as_they_are
 from nodeplug.errors import NotReady, PluginError
-
-_PIPE_WIDTH: Final = 240
 
 
 class _Commands(TyperGroup):
-    """Turns an error that is already a sentence into that sentence and exit status 1."""
+    """Adds the commands of plugins, and turns an error that is a sentence into that sentence and exit status 1."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        own = super().list_commands(ctx)
+        return [*own, *sorted(point.name for point in entry_points(group=GROUP) if point.name not in own)]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        own = super().get_command(ctx, cmd_name)
+        found = next(iter(entry_points(group=GROUP, name=cmd_name)), None)
+        return own if own is not None or found is None else _brought(found)
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -44,30 +50,27 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="One daemon per Kubernetes node that hosts Python plugins: devices, CNI networks, FlexVolume drivers.",
 )
-Config = Annotated[Path, typer.Option("--config", metavar="FILE", help="The main configuration file.")]
-Root = Annotated[
-    Path | None,
-    typer.Option("--root", metavar="DIR", help="Put every path of the configuration below DIR.", show_default=False),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
-DEFAULT: Final = Path("/etc/nodeplug/nodeplug.toml")
 
 
 def main() -> None:
     """Run the command line of this process."""
-    # Names from the kernel and from callers are bytes; one that is no UTF-8 is shown escaped, in JSON as JSON has it.
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")
+    show_names_as_they_are()
     app(prog_name="nodeplug")
 
 
-def _show(renderable: RenderableType) -> None:
-    # A pipe has no width; rich would take 80 columns and fold what `grep` looks for.
-    Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH).print(renderable)
+def _brought(point: EntryPoint) -> Any:
+    """Load a command that a plugin brings; one that cannot be loaded says so when it is called, not in every help."""
+    try:
+        return typer.main.get_command(point.load())
+    except Exception as error:
+        reason = f"the command {point.name!r} ({point.value}) cannot be loaded: {type(error).__name__}: {error}"
+        broken = typer.Typer(add_completion=False)
 
+        @broken.command(point.name, help=f"Unusable: {reason}")
+        def refuse() -> None:
+            raise PluginError(reason)
 
-def _print_json(value: object) -> None:
-    print(json.dumps(value, indent=2, ensure_ascii=False))
+        return typer.main.get_command(broken)
 
 
 def _say(text: str) -> None:
@@ -123,7 +126,7 @@ def check_config(config: Config = DEFAULT, root: Root = None, as_json: Json = Fa
     problems = refusals(inspect(configuration), config)
     document = effective(configuration)
     if as_json:
-        _print_json({"configuration": document, "problems": problems})
+        print_json({"configuration": document, "problems": problems})
     elif not problems:
         from nodeplug.tables import toml
 
@@ -158,10 +161,10 @@ def plugins(config: Config = DEFAULT, root: Root = None, as_json: Json = False) 
         rows = rows_of(inspect(configuration))
     names = sorted(installed().keys() - {row["uses"] for row in rows})
     if as_json:
-        _print_json({"source": source, "plugins": rows, "available": names})
+        print_json({"source": source, "plugins": rows, "available": names})
         return
-    _show(tables.plugins(rows))
-    _show(tables.available(names))
+    show(tables.plugins(rows))
+    show(tables.available(names))
 
 
 @app.command()
@@ -178,9 +181,26 @@ def status(config: Config = DEFAULT, root: Root = None, as_json: Json = False) -
 
     answer = ask(load(config, root).supervisor.paths.exec_socket, "status")
     if as_json:
-        _print_json(answer)
+        print_json(answer)
     else:
-        _show(tables.status(answer))
+        show(tables.status(answer))
+
+
+@app.command()
+def inspect(
+    plugin: Annotated[str, typer.Argument(metavar="NAME", help="A section's name, or the plugin that sections use.")],
+    config: Config = DEFAULT,
+    root: Root = None,
+) -> None:
+    """Print what a plugin tells about itself, as JSON by section name.
+
+    Plugins that have more to show bring a command of their own.
+
+    Example: `nodeplug inspect gpu | jq '.[].cards'`
+    """
+    from nodeplug.commands import inspect as ask_plugin
+
+    print_json(ask_plugin(plugin, config, root))
 
 
 @app.command()
@@ -267,6 +287,6 @@ def _show_report(report: Mapping[str, list[str]], *, as_json: bool) -> None:
     from nodeplug import tables
 
     if as_json:
-        _print_json(report)
+        print_json(report)
     else:
-        _show(tables.report(report))
+        show(tables.report(report))

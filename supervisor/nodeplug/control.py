@@ -49,6 +49,8 @@ def ask(path: Path, *argv: str, timeout: float = TIMEOUT) -> dict[str, Any]:
         answer = json.loads(reply.stdout)
     except ValueError as error:
         raise PluginError(f"the daemon at {path} answered no JSON: {reply.stdout[:200]!r}") from error
+    if reply.exit and isinstance(answer, dict) and isinstance(answer.get("error"), str):
+        raise PluginError(answer["error"])
     if reply.exit or not isinstance(answer, dict):
         raise PluginError(f"the daemon at {path} refused {' '.join(argv)!r}: {answer}")
     return answer

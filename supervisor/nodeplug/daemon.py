@@ -31,7 +31,7 @@ from nodeplug.config_watch import watch
 from nodeplug.device.podresources import PodResources
 from nodeplug.device.registration import DevicePaths
 from nodeplug.device.resources import Resources
-from nodeplug.errors import PluginError
+from nodeplug.errors import InvalidRequest, PluginError
 from nodeplug.execserver import ExecServer
 from nodeplug.flex.service import FlexService
 from nodeplug.flex.staging import Staging
@@ -46,7 +46,9 @@ from nodeplug.observe import logs, notify
 from nodeplug.observe.http import Endpoints
 from nodeplug.observe.metrics import Metrics
 from nodeplug.observe.observer import Observer
+from nodeplug.observe.plugin_metrics import PluginMetrics
 from nodeplug.registry import Loaded, Registry, Route
+from nodeplug.reports import Reports
 from nodeplug.runner import Runner, close_all
 from nodeplug.values import ResourceName
 
@@ -54,6 +56,7 @@ LOG: Final = logging.getLogger(__name__)
 START_PATIENCE: Final = 5.0
 """Seconds that plugins get to start, and spooled DELs to be replayed, before callers are served without them."""
 HEALTH_INTERVAL: Final = 10.0
+METRICS_INTERVAL: Final = 5.0
 RETRY_INTERVAL: Final = 0.5
 SAMPLE_INTERVAL: Final = 1.0
 LIVELINESS: Final = 30.0
@@ -124,6 +127,8 @@ class Daemon:
         )
         self._observer = Observer(Metrics(version("nodeplug")))
         self._runner.finished = self._observer.finished
+        exported = PluginMetrics(self._observer.metrics.registry)
+        self._reports = Reports(self._lifecycle.states, self._runner, exported.take)
         self._readiness: tuple[bool, Mapping[str, str]] = (False, {"daemon": "it is starting"})
         self._beat = self._started
         self._stop = asyncio.Event()
@@ -190,6 +195,7 @@ class Daemon:
             "start failed plugins": _every(RETRY_INTERVAL, self._lifecycle.retry_failed),
             "sample": _every(SAMPLE_INTERVAL, self._sample),
             "health": _every(HEALTH_INTERVAL, self._lifecycle.check_health),
+            "metrics": _every(METRICS_INTERVAL, self._reports.measure),
             "configuration": self._reload_when_changed(started),
             "watch the configuration": watch(
                 self._config_path,
@@ -297,6 +303,7 @@ class Daemon:
             run_dir=run,
             _refresh=self._refresh,
             _delegate=self._delegation,
+            _holders=self._podresources.holdings,
         )
 
     def _folders(self, name: str) -> tuple[Path, Path]:
@@ -320,10 +327,19 @@ class Daemon:
 
     async def _control(self, frame: Frame, namespaces: tuple[Netns, ...]) -> Reply:
         close_all(namespaces)
-        if frame.argv != ("status",):
-            text = f"unknown control request {' '.join(frame.argv)!r}; known: status"
-            return Reply(1, json.dumps({"error": text}).encode())
-        return Reply(0, json.dumps(await self.status()).encode())
+        try:
+            match frame.argv:
+                case ("status",):
+                    answer = await self.status()
+                case ("inspect", name):
+                    answer = await self._reports.inspect(name)
+                case _:
+                    raise InvalidRequest(
+                        f"unknown control request {' '.join(frame.argv)!r}; known: status, inspect PLUGIN"
+                    )
+        except PluginError as error:
+            return Reply(1, json.dumps({"error": str(error)}).encode())
+        return Reply(0, json.dumps(answer).encode())
 
     async def status(self) -> dict[str, Any]:
         """Describe the daemon; see `nodeplug.status` for the shape."""

@@ -44,6 +44,16 @@ class Contract:
     def health(self) -> None:
         """Raise NotReady with the reason when the plugin cannot serve. Default: healthy once started."""
 
+    @hookspec(firstresult=True)
+    def inspect(self) -> Mapping[str, Any]:
+        """Tell what the plugin knows, for `nodeplug inspect` and the plugin's own command; JSON, no secrets."""
+        raise NotImplementedError
+
+    @hookspec(firstresult=True)
+    def metrics(self) -> Sequence[v.Metric]:
+        """Measure, for Prometheus. Called on a timer, not by the scrape."""
+        raise NotImplementedError
+
     # --- devices (kubelet device plugin v1beta1) ----------------------------------------------------------------
 
     @hookspec(firstresult=True)
@@ -168,6 +178,8 @@ ANSWERS: Final[Mapping[str, Answer]] = MappingProxyType(
         "start": _NONE,
         "stop": _NONE,
         "health": _NONE,
+        "inspect": Answer((Mapping,)),
+        "metrics": Answer((Sequence,), v.Metric),
         "device_list": Answer((Sequence,), v.Device),
         "device_allocate": Answer((v.Grant, type(None))),
         "device_prefer": Answer((Sequence, type(None)), str),

@@ -5,13 +5,14 @@ Refuses: the daemon's internals. Every member may be used from any thread of the
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast, overload
 
+from nodeplug.errors import NotReady
 from nodeplug.journal import Journal
-from nodeplug.values import CniAdd, CniCheck, CniDel, CniGc, CniRequest, CniResult, CniStatus, ResourceName
+from nodeplug.values import CniAdd, CniCheck, CniDel, CniGc, CniRequest, CniResult, CniStatus, Holding, ResourceName
 
 
 class Delegate(Protocol):
@@ -19,6 +20,10 @@ class Delegate(Protocol):
 
     def __call__(self, request: CniRequest, plugin_type: str, config: Mapping[str, Any]) -> CniResult | None:
         """Answer the delegate's result for ADD, None otherwise."""
+
+
+def _unknown(resource: ResourceName) -> Sequence[Holding]:
+    raise NotReady(f"who holds {resource} is unknown here: nobody asks kubelet")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +49,22 @@ class Host:
     run_dir: Path
     _refresh: Callable[[ResourceName], None]
     _delegate: Delegate
+    _holders: Callable[[ResourceName], Sequence[Holding]] = _unknown
 
     def refresh(self, resource: str) -> None:
         """Ask for a new `device_list` of one resource, now. Returns at once; many requests become one listing."""
         self._refresh(ResourceName(resource))
+
+    def holders(self, resource: str) -> Sequence[Holding]:
+        """Return who holds devices of a resource, as kubelet last told (podresources List). Returns at once.
+
+        One value per container, in the order of their names. Kubelet tells it some seconds after a container got its
+        devices, and after it was gone: decide about free devices by what kubelet offers, never by this.
+
+        Raises:
+            NotReady: kubelet has not told since the daemon started, or no longer does; the message says why.
+        """
+        return self._holders(ResourceName(resource))
 
     @overload
     def delegate(self, request: CniAdd, plugin_type: str, config: Mapping[str, Any] | None = None) -> CniResult: ...

@@ -32,6 +32,8 @@ DEFAULT_DEADLINES: Final[Mapping[str, float]] = {
     "start": 60,
     "stop": 10,
     "health": 5,
+    "inspect": 5,
+    "metrics": 5,
     "device_list": 30,
     "device_allocate": 10,
     "device_prefer": 5,

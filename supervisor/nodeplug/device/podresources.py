@@ -22,13 +22,13 @@ import grpc
 import grpc.aio
 
 from nodeplug.call import Call
-from nodeplug.errors import PluginError, TryAgain
+from nodeplug.errors import NotReady, PluginError, TryAgain
 from nodeplug.journal import write_durably
 from nodeplug.pb import podresources_v1_pb2 as pb
 from nodeplug.pb import podresources_v1_pb2_grpc as pb_grpc
 from nodeplug.registry import Route
 from nodeplug.runner import Runner
-from nodeplug.values import DeviceId, DeviceReleased, ResourceName
+from nodeplug.values import DeviceId, DeviceReleased, Holding, ResourceName
 
 LOG: Final = logging.getLogger(__name__)
 _VERSION: Final = 1
@@ -178,6 +178,7 @@ class PodResources:
     _kubelet: tuple[int, ...] | None = None
     _restarted: float = -math.inf
     _failures: int = 0
+    _answered: bool = False
 
     def holders(self) -> Mapping[ResourceName, Mapping[DeviceId, Holder]]:
         """Return who holds each id, as of the last answer."""
@@ -185,6 +186,20 @@ class PodResources:
         for (resource, holder), ids in self.present.items():
             table.setdefault(resource, {}).update(dict.fromkeys(ids, holder))
         return table
+
+    def holdings(self, resource: ResourceName) -> Sequence[Holding]:
+        """Return who holds devices of a resource, as of the last answer. May be called from any thread.
+
+        Raises:
+            NotReady: there is no answer at present.
+        """
+        if self.error or not self._answered:
+            raise NotReady(f"who holds {resource} is unknown at present: {self.error or 'kubelet was not asked yet'}")
+        return [
+            Holding(resource, tuple(sorted(ids)), holder.namespace, holder.pod, holder.container)
+            for (name, holder), ids in sorted(self.present.items())
+            if name == resource
+        ]
 
     async def run(self) -> None:
         """Look until cancelled. Never fails by itself."""
@@ -205,9 +220,10 @@ class PodResources:
         except TryAgain as error:
             self._failed(error.message)
             return
-        self._failures, self.error = 0, ""
+        self._failures = 0
         self._notice_restart()
         self.present = answer.holdings
+        self._answered, self.error = True, ""
         served = {route.claim.name: route for route in self.routes()}
         wanted = {key: ids for key, ids in answer.holdings.items() if key[0] in served}
         await self._remember(joined(self._seen, wanted))

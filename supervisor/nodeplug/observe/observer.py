@@ -13,7 +13,7 @@ from nodeplug.errors import PluginError
 from nodeplug.observe.metrics import Metrics, outcome_of
 from nodeplug.observe.recorder import Recorder
 
-_ROUTINE: Final = frozenset({"health", "ListDevices"})
+_ROUTINE: Final = frozenset({"health", "inspect", "metrics", "ListDevices"})
 """Verbs of our own timers: counted, and remembered only when they fail."""
 _REGISTER: Final = "Register"
 

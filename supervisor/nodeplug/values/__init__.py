@@ -36,8 +36,10 @@ from nodeplug.values.devices import (
     DevicePrestart,
     DeviceReleased,
     Grant,
+    Holding,
     ResourceName,
 )
+from nodeplug.values.reports import Metric, Sample
 from nodeplug.values.volumes import (
     Pod,
     Secrets,
@@ -81,8 +83,11 @@ __all__ = [
     "DevicePrestart",
     "DeviceReleased",
     "Grant",
+    "Holding",
+    "Metric",
     "Pod",
     "ResourceName",
+    "Sample",
     "Secrets",
     "ValidAttachment",
     "VolumeAttach",

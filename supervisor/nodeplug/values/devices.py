@@ -119,3 +119,14 @@ class DeviceReleased:
     namespace: str
     pod: str
     container: str
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """The devices of one resource that a container holds, as kubelet tells in podresources (which has no pod UID)."""
+
+    resource: ResourceName
+    ids: tuple[DeviceId, ...]
+    namespace: str
+    pod: str
+    container: str

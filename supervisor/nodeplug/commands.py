@@ -1,0 +1,66 @@
+"""For commands that plugins bring: an entry point in the group `nodeplug.commands` becomes `nodeplug NAME`.
+
+    [project.entry-points."nodeplug.commands"]
+    fuse = "nodeplug_fuse.command:app"          # a typer.Typer
+
+Owns: the options that every command of a node shares, asking the running daemon, printing for people and programs.
+Refuses: the commands themselves.
+"""
+
+import io
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+from rich.console import Console, RenderableType
+
+GROUP: Final = "nodeplug.commands"
+DEFAULT: Final = Path("/etc/nodeplug/nodeplug.toml")
+_PIPE_WIDTH: Final = 240
+
+Config = Annotated[Path, typer.Option("--config", metavar="FILE", help="The main configuration file.")]
+Root = Annotated[
+    Path | None,
+    typer.Option("--root", metavar="DIR", help="Put every path of the configuration below DIR.", show_default=False),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+
+
+def inspect(plugin: str, config: Path = DEFAULT, root: Path | None = None) -> Mapping[str, Any]:
+    """Ask the running daemon what a plugin tells about itself (its hook `inspect`).
+
+    Args:
+        plugin: a section's name, or the name of a plugin that sections use.
+        config: the main configuration file.
+        root: what `--root` said.
+
+    Returns:
+        The answer of each section that the name means, by section name.
+
+    Raises:
+        NotReady: no daemon runs.
+        PluginError: the plugin is not enabled, does not run, has nothing to tell, or failed; the message says which.
+    """
+    from nodeplug.config import load
+    from nodeplug.control import ask
+
+    return ask(load(config, root).supervisor.paths.exec_socket, "inspect", plugin)
+
+
+def show(renderable: RenderableType) -> None:
+    """Print for people; a pipe has no width, and rich would fold at 80 columns what `grep` looks for."""
+    Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH).print(renderable)
+
+
+def print_json(value: object) -> None:
+    """Print for programs."""
+    print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def show_names_as_they_are() -> None:
+    """Let names of the kernel and of callers be printed that are bytes and no UTF-8: escaped, in JSON as JSON does."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")

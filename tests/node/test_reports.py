@@ -1,0 +1,108 @@
+"""What plugins tell about themselves: `inspect`, metrics, and who holds their devices."""
+
+import json
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from nodeplug.testing import ScratchNode
+
+PLUGIN = """
+from nodeplug import Claim, Device, Metric, NotReady, Sample, hookimpl
+from pydantic import BaseModel
+
+class Plugin:
+    class Config(BaseModel, extra="forbid"):
+        tells: str = "well"
+
+    def __init__(self, config, host):
+        self.tells, self.host = config.tells, host
+
+    @hookimpl
+    def claims(self):
+        return [Claim("device", f"example.com/{self.host.plugin}")]
+
+    @hookimpl
+    def device_list(self):
+        return [Device("d0")]
+
+    @hookimpl
+    def inspect(self):
+        if self.tells == "nothing that is JSON":
+            return {"card": object()}
+        if self.tells == "an error":
+            raise NotReady("the card is being reset")
+        if self.tells == "holders":
+            return {"holders": [str(one) for one in self.host.holders("example.com/one")]}
+        return {"cards": [1, 2]}
+
+    @hookimpl
+    def metrics(self):
+        return [Metric("cards", "Cards.", [Sample(2.0, {"model": "x"})])]
+"""
+
+
+def section(name: str, tells: str = "well") -> str:
+    return f'[plugins.{name}]\nuses = "telling:Plugin"\nconfig.tells = "{tells}"\n'
+
+
+@pytest.fixture
+def node(short_path: Path, tmp_path: Path) -> Iterator[Callable[..., ScratchNode]]:
+    (tmp_path / "telling.py").write_text(PLUGIN)
+    nodes: list[ScratchNode] = []
+
+    def start(plugins: str, supervisor: str = 'listen = ""') -> ScratchNode:
+        nodes.append(ScratchNode(short_path, plugins, supervisor=supervisor, env={"PYTHONPATH": str(tmp_path)}))
+        nodes[-1].start()
+        return nodes[-1]
+
+    yield start
+    for one in nodes:
+        one.stop()
+
+
+def test_a_section_is_inspected_by_its_name(node: Callable[..., ScratchNode]) -> None:
+    ended = node(section("one") + section("two")).run("inspect", "two")
+    assert json.loads(ended.stdout) == {"two": {"cards": [1, 2]}}
+
+
+def test_every_section_is_inspected_that_uses_the_plugin(node: Callable[..., ScratchNode]) -> None:
+    ended = node(section("one") + section("two")).run("inspect", "telling:Plugin")
+    assert list(json.loads(ended.stdout)) == ["one", "two"]
+
+
+def test_a_name_that_nobody_has_is_told_with_those_that_exist(node: Callable[..., ScratchNode]) -> None:
+    ended = node(section("one")).run("inspect", "gpu")
+    assert ended.returncode == 1
+    assert "no plugin 'gpu' is enabled" in ended.stderr
+    assert ended.stderr.rstrip().endswith("one")
+
+
+@pytest.mark.parametrize(
+    ("tells", "said"), [("nothing that is JSON", "is no JSON"), ("an error", "the card is being reset")]
+)
+def test_an_inspection_that_fails_is_told_in_a_sentence(
+    node: Callable[..., ScratchNode], tells: str, said: str
+) -> None:
+    ended = node(section("one", tells)).run("inspect", "one")
+    assert ended.returncode == 1
+    assert said in ended.stderr
+
+
+def test_holders_are_unknown_while_kubelet_does_not_tell(node: Callable[..., ScratchNode]) -> None:
+    ended = node(section("one", "holders")).run("inspect", "one")
+    assert ended.returncode == 1
+    assert "who holds example.com/one is unknown at present" in ended.stderr
+
+
+def test_metrics_of_a_plugin_are_on_the_page_of_the_daemon(node: Callable[..., ScratchNode]) -> None:
+    address = "127.0.0.1:29117"
+    node(section("one"), f'listen = "{address}"')
+    wanted = 'nodeplug_cards{model="x",plugin="one"} 2.0'
+    end = time.monotonic() + 20
+    while wanted not in (page := urllib.request.urlopen(f"http://{address}/metrics").read().decode()):
+        assert time.monotonic() < end, page
+        time.sleep(0.1)
