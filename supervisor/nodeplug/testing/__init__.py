@@ -4,19 +4,23 @@ from nodeplug.testing.cni_runtime import CniError, CniRuntime, Execution
 from nodeplug.testing.devices import DeviceHost, serve_devices
 from nodeplug.testing.exec_road import Ended, ExecRoad
 from nodeplug.testing.flex_caller import FlexCaller, FlexFailure, FlexNotSupported, FlexVolume
-from nodeplug.testing.kubelet import AdmissionError, Kubelet
+from nodeplug.testing.kubelet import AdmissionError, BlockingKubelet, Kubelet
 from nodeplug.testing.sandbox import Sandbox
 from nodeplug.testing.scratch_node import ScratchNode
+from nodeplug.testing.stage import CniRuntimeFactory, FlexCallerFactory
 
 __all__ = [
     "AdmissionError",
+    "BlockingKubelet",
     "CniError",
     "CniRuntime",
+    "CniRuntimeFactory",
     "DeviceHost",
     "Ended",
     "ExecRoad",
     "Execution",
     "FlexCaller",
+    "FlexCallerFactory",
     "FlexFailure",
     "FlexNotSupported",
     "FlexVolume",

@@ -180,6 +180,15 @@ class CniRuntime:
             self._execute(plugin, "DEL", self._config(plugin, previous, target.capability_args), target)
         self._cache.pop((container_id, ifname), None)
 
+    def delete_all(self) -> None:
+        """Detach every cached attachment from its container, as at the end of all pods.
+
+        Raises:
+            CniError: of the first plugin that fails.
+        """
+        for (container_id, ifname), cached in reversed(list(self._cache.items())):
+            self.delete(container_id, cached.netns, ifname)
+
     def check(self, container_id: str, ifname: str = "eth0") -> None:
         """Check a cached attachment: CHECK of each plugin in order, with the final result.
 

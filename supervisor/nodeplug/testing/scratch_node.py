@@ -82,6 +82,11 @@ class ScratchNode:
         return self._process.pid
 
     @property
+    def running(self) -> bool:
+        """Whether the daemon was started and has not ended."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
     def log(self) -> str:
         """What the daemon logged so far."""
         return self.log_path.read_text(encoding="utf-8", errors="replace") if self.log_path.exists() else ""

@@ -1,0 +1,92 @@
+"""The fixtures that pytest finds wherever nodeplug is installed.
+
+Owns: their names, what each needs, and when it is skipped.
+Refuses: imports of nodeplug at the top: pytest loads this module in every run of its environment, whatever is tested
+there. What a fixture needs is imported inside it.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from nodeplug.testing import BlockingKubelet, CniRuntimeFactory, FlexCallerFactory, ScratchNode
+
+_KEY = "nodeplug_config"
+_NO_CONFIG = (
+    "scratch_node does not know which plugins its node has; set in pyproject.toml, below [tool.pytest.ini_options], "
+    'nodeplug_config = "FILE" (it has [plugins.*] tables), or write a fixture nodeplug_config that returns such text'
+)
+_NEEDS_ROOT = "needs root; an ordinary user can run: unshare --map-root-user --net --mount -- pytest"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let a project name the configuration of its node once."""
+    parser.addini(_KEY, "file with the [plugins.*] tables of scratch_node's node, relative to the ini-file", default="")
+
+
+@pytest.fixture
+def nodeplug_config(pytestconfig: pytest.Config) -> str:
+    """The `[plugins.*]` tables of the node, in TOML: by default the file that the ini key `nodeplug_config` names."""
+    name = str(pytestconfig.getini(_KEY))
+    if not name:
+        pytest.fail(_NO_CONFIG, pytrace=False)
+    base = pytestconfig.inipath.parent if pytestconfig.inipath is not None else pytestconfig.rootpath
+    return (base / name).read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def nodeplug_may_stay() -> Sequence[str]:
+    """What may be left at the end, as regular expressions of whole lines such as `link br0`: by default nothing."""
+    return ()
+
+
+@pytest.fixture
+def scratch_node(nodeplug_config: str, nodeplug_may_stay: Sequence[str]) -> Iterator[ScratchNode]:
+    """A running daemon with the plugins of `nodeplug_config`, its entrypoints installed, all paths in one folder."""
+    from nodeplug.testing import stage  # noqa: PLC0415 - see the module's first lines
+
+    with stage.scratch_node(nodeplug_config, may_stay=nodeplug_may_stay) as node:
+        yield node
+
+
+@pytest.fixture
+def kubelet(scratch_node: ScratchNode) -> Iterator[BlockingKubelet]:
+    """Kubelet's device manager, to which the node's plugins register themselves."""
+    from nodeplug.testing import BlockingKubelet  # noqa: PLC0415 - see the module's first lines
+
+    with BlockingKubelet(scratch_node.root / "var" / "lib" / "kubelet") as made:
+        yield made
+
+
+@pytest.fixture
+def _namespaces() -> None:
+    if os.geteuid() != 0:
+        pytest.skip(_NEEDS_ROOT)
+
+
+@pytest.fixture
+def cni_runtime(_namespaces: None, scratch_node: ScratchNode) -> Iterator[CniRuntimeFactory]:
+    """A container runtime on the node: `cni_runtime(conflist)`, and pods' namespaces: `cni_runtime.sandbox(name)`."""
+    from nodeplug.testing import stage  # noqa: PLC0415 - see the module's first lines
+
+    made = stage.CniRuntimeFactory(scratch_node)
+    yield made
+    stage.ensure_running(scratch_node)
+    made.close()
+
+
+@pytest.fixture
+def flex_caller(_namespaces: None, scratch_node: ScratchNode) -> Iterator[FlexCallerFactory]:
+    """Kubelet's FlexVolume side on the node: `flex_caller("vendor/driver")`."""
+    from nodeplug.testing import stage  # noqa: PLC0415 - see the module's first lines
+
+    made = stage.FlexCallers(scratch_node)
+    yield made
+    stage.ensure_running(scratch_node)
+    made.close()
