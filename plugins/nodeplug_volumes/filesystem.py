@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Final, Literal
 
 from nodeplug import Exhausted, InvalidRequest, PluginError, TryAgain
-from nodeplug_volumes.quantity import show
+from nodeplug.fields import show_quantity as show
 
 FsType = Literal["ext4", "xfs"]
 FS_TYPES: Final[tuple[FsType, ...]] = ("ext4", "xfs")

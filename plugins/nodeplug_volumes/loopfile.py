@@ -38,9 +38,10 @@ from nodeplug import (
     mounted_at,
     unmount,
 )
+from nodeplug.fields import Quantity, parse_quantity
+from nodeplug.fields import show_quantity as show
 from nodeplug_volumes import filesystem, loopdev
 from nodeplug_volumes.filesystem import FS_TYPES, FsType
-from nodeplug_volumes.quantity import Quantity, parse, show
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _SMALLEST: Final = 1 << 20
@@ -193,7 +194,7 @@ class LoopFile:
 
     def _wished_size(self, name: str, options: Mapping[str, str]) -> int | None:
         text = options.get("size", "")
-        return self._allowed(name, parse(text)) if text else None
+        return self._allowed(name, parse_quantity(text)) if text else None
 
     def _allowed(self, name: str, size: int) -> int:
         if size < _SMALLEST:

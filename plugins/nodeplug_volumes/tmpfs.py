@@ -23,7 +23,8 @@ from nodeplug import (
     mount,
     mounted_at,
 )
-from nodeplug_volumes.quantity import Quantity, parse, show
+from nodeplug.fields import Quantity, parse_quantity
+from nodeplug.fields import show_quantity as show
 
 _MODE: Final = re.compile(r"0?[0-7]{3,4}")
 _PAGE: Final = 4096
@@ -79,7 +80,7 @@ class Tmpfs:
 
     def _size(self, options: Mapping[str, str]) -> int:
         text = options.get("size", "")
-        size = parse(text) if text else self._config.default_size
+        size = parse_quantity(text) if text else self._config.default_size
         if size is None:
             raise InvalidRequest("a tmpfs needs a size; set the option size, such as 64Mi")
         if size < _PAGE:  # the kernel takes size=0 for "no limit"

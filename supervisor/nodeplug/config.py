@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from nodeplug.errors import PluginError
+from nodeplug.fields import Seconds
 from nodeplug.hookspecs import ANSWERS
 
 DEFAULT_PATH: Final = Path("/etc/nodeplug/nodeplug.toml")
-_UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 class ConfigError(PluginError):
@@ -30,25 +30,6 @@ class ConfigError(PluginError):
     def __init__(self, problems: list[str]) -> None:
         super().__init__("\n".join(problems))
         self.problems = tuple(problems)
-
-
-def parse_duration(value: object) -> object:
-    """Turn `"250ms"`, `"10s"`, `"5m"` or `"1h"` into seconds; numbers are seconds already.
-
-    Raises:
-        ValueError: any other text; pydantic adds the key.
-    """
-    if not isinstance(value, str):
-        return value
-    for unit in ("ms", "s", "m", "h"):
-        number = value.removesuffix(unit)
-        if number != value and number.replace(".", "", 1).isdecimal():
-            return float(number) * _UNITS[unit]
-    raise ValueError(f"{value!r} is no duration; write a number with ms, s, m or h, such as '10s'")
-
-
-Seconds = Annotated[float, BeforeValidator(parse_duration), Field(gt=0, le=86400)]
-"""A duration in seconds, written as `"10s"` in the file."""
 
 
 def parse_address(address: str) -> tuple[str, int]:
@@ -113,7 +94,12 @@ class Supervisor(_Model):
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="What the log shows.")
     log_format: Literal["text", "json"] = Field("text", description="One line per record, for people or machines.")
-    cni_concurrency: int = Field(16, ge=1, le=1024, description="CNI calls that run at once; DEL goes before ADD, and one network never takes all.")
+    cni_concurrency: int = Field(
+        16,
+        ge=1,
+        le=1024,
+        description="CNI calls that run at once; DEL goes before ADD, and one network never takes all.",
+    )
     cni_waiting: int = Field(512, ge=1, description="CNI calls that may wait; one more is told to try again.")
 
     def below_root(self, path: Path) -> Path:

@@ -2,7 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from nodeplug.config import ConfigError, load, parse_duration
+from nodeplug.config import ConfigError, load
+from nodeplug.fields import parse_duration
 
 
 def write(folder: Path, text: str, **drop_ins: str) -> Path:

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
 from nodeplug import InvalidRequest
+from nodeplug.fields import parse_quantity, show_quantity
 from nodeplug_volumes.hostdir import HostDirConfig, Root
 from nodeplug_volumes.loopfile import LoopFileConfig
-from nodeplug_volumes.quantity import parse, show
 from nodeplug_volumes.tmpfs import TmpfsConfig
 
 EXAMPLE = Path(__file__).parents[2] / "configs" / "plugins.d" / "volumes.toml"
@@ -42,7 +42,7 @@ def documented() -> dict[str, Any]:
     ],
 )
 def test_a_quantity_means_its_bytes(text: str, size: int) -> None:
-    assert parse(text) == size
+    assert parse_quantity(text) == size
 
 
 @pytest.mark.parametrize(
@@ -50,13 +50,13 @@ def test_a_quantity_means_its_bytes(text: str, size: int) -> None:
 )
 def test_what_is_no_quantity_of_bytes_is_refused(text: str) -> None:
     with pytest.raises(InvalidRequest):
-        parse(text)
+        parse_quantity(text)
 
 
 @given(st.text())
 def test_any_text_is_a_size_or_refused(text: str) -> None:
     try:
-        assert 0 <= parse(text) < 1 << 63
+        assert 0 <= parse_quantity(text) < 1 << 63
     except InvalidRequest:
         return
 
@@ -65,7 +65,7 @@ def test_any_text_is_a_size_or_refused(text: str) -> None:
     ("size", "text"), [(1000, "1000 bytes"), (64 << 20, "64Mi"), (3 << 29, "1.5Gi"), (5000, "4.9Ki")]
 )
 def test_a_size_is_shown_in_its_largest_unit(size: int, text: str) -> None:
-    assert show(size) == text
+    assert show_quantity(size) == text
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -1,6 +1,11 @@
-"""Sizes as Kubernetes writes them: `64Mi`, `1.5G`, `1e9`.
+"""Field types for the configuration of plugins: durations, and sizes as Kubernetes writes them.
 
-Owns: resource quantities of bytes (kubernetes, apimachinery/pkg/api/resource/quantity.go) in both directions.
+    class Config(BaseModel, extra="forbid"):
+        poll: Seconds = 10.0            # poll = "10s"
+        size: Quantity = 64 << 20       # size = "64Mi"
+
+Owns: durations in seconds; resource quantities of bytes (kubernetes, apimachinery/pkg/api/resource/quantity.go) in both
+directions.
 Refuses: negative sizes, and fractions of a byte.
 """
 
@@ -8,9 +13,9 @@ import re
 from decimal import Decimal
 from typing import Annotated, Final
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field
 
-from nodeplug import InvalidRequest
+from nodeplug.errors import InvalidRequest
 
 _QUANTITY: Final = re.compile(
     r"([0-9]{1,19}(?:\.[0-9]{0,9})?|\.[0-9]{1,9})(Ki|Mi|Gi|Ti|Pi|Ei|k|M|G|T|P|E|[eE][0-9]{1,2})?"
@@ -18,9 +23,29 @@ _QUANTITY: Final = re.compile(
 _LIMIT: Final = (1 << 63) - 1
 _BINARY: Final = {"Ki": 1, "Mi": 2, "Gi": 3, "Ti": 4, "Pi": 5, "Ei": 6}
 _DECIMAL: Final = {"k": 1, "M": 2, "G": 3, "T": 4, "P": 5, "E": 6}
+_UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
-def parse(text: str) -> int:
+def parse_duration(value: object) -> object:
+    """Turn `"250ms"`, `"10s"`, `"5m"` or `"1h"` into seconds; numbers are seconds already.
+
+    Raises:
+        ValueError: any other text; pydantic adds the key.
+    """
+    if not isinstance(value, str):
+        return value
+    for unit in ("ms", "s", "m", "h"):
+        number = value.removesuffix(unit)
+        if number != value and number.replace(".", "", 1).isdecimal():
+            return float(number) * _UNITS[unit]
+    raise ValueError(f"{value!r} is no duration; write a number with ms, s, m or h, such as '10s'")
+
+
+Seconds = Annotated[float, BeforeValidator(parse_duration), Field(gt=0, le=86400)]
+"""A duration in seconds, written as `"10s"` in the file."""
+
+
+def parse_quantity(text: str) -> int:
     """Return the bytes that a quantity means; a fraction of a byte is rounded up, as Kubernetes does.
 
     Raises:
@@ -42,7 +67,7 @@ def parse(text: str) -> int:
     return whole if whole == number else whole + 1
 
 
-def show(size: int) -> str:
+def show_quantity(size: int) -> str:
     """Write bytes for people: the largest binary unit that divides them, or one decimal."""
     for unit in ("Ei", "Pi", "Ti", "Gi", "Mi", "Ki"):
         factor = 1024 ** _BINARY[unit]
@@ -54,7 +79,7 @@ def show(size: int) -> str:
 def _from_config(value: object) -> object:
     if isinstance(value, str):
         try:
-            return parse(value)
+            return parse_quantity(value)
         except InvalidRequest as error:
             raise ValueError(error.message) from None
     return value
