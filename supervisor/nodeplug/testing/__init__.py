@@ -1,6 +1,7 @@
 """For plugin authors and our own tests: the callers of node plugins, acted out on real sockets and processes."""
 
 from nodeplug.testing.cni_runtime import CniError, CniRuntime, Execution
+from nodeplug.testing.conformance import Finding, Report, conformance
 from nodeplug.testing.devices import DeviceHost, serve_devices
 from nodeplug.testing.exec_road import Ended, ExecRoad
 from nodeplug.testing.flex_caller import FlexCaller, FlexFailure, FlexNotSupported, FlexVolume
@@ -19,13 +20,16 @@ __all__ = [
     "Ended",
     "ExecRoad",
     "Execution",
+    "Finding",
     "FlexCaller",
     "FlexCallerFactory",
     "FlexFailure",
     "FlexNotSupported",
     "FlexVolume",
     "Kubelet",
+    "Report",
     "Sandbox",
     "ScratchNode",
+    "conformance",
     "serve_devices",
 ]

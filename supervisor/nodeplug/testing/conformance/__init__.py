@@ -1,0 +1,102 @@
+"""Does a plugin keep the rules that its callers rely on?
+
+    report = conformance(Fuse)
+    report.check()
+
+Owns: running rules one by one against a plugin and putting the findings together.
+Refuses: the rules themselves: `contract`, `device`, `cni` and `volume` have them.
+
+The plugin runs in the real daemon, a process of its own in a scratch folder, and is called through real sockets and
+executables, in network namespaces of the run. What belongs to the machine is not touched, as long as the plugin's
+configuration stays below `{scratch}`.
+"""
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from nodeplug.testing.conformance import cni as _cni
+from nodeplug.testing.conformance import contract as _contract
+from nodeplug.testing.conformance import device as _device
+from nodeplug.testing.conformance import volume as _volume
+from nodeplug.testing.conformance.report import Finding, Outcome, Report
+from nodeplug.testing.conformance.rules import RULES, Broken, NotApplicable, Rule, choose, require
+from nodeplug.testing.conformance.stage import Stage
+from nodeplug.testing.conformance.subject import describe
+
+_ROOMS = (_contract, _device, _cni, _volume)
+"""Importing a room registers its rules."""
+
+__all__ = ["RULES", "Finding", "Outcome", "Report", "Rule", "conformance"]
+
+
+def conformance(
+    plugin: type[Any] | str,
+    config: Mapping[str, Any] | None = None,
+    *,
+    cni: Mapping[str, Any] | None = None,
+    volume_options: Mapping[str, str] | None = None,
+    secrets: Mapping[str, bytes] | None = None,
+    keeps_data: bool | None = None,
+    beside: Mapping[str, Mapping[str, Any]] | None = None,
+    rules: Sequence[str] | None = None,
+    patience: float = 10.0,
+    progress: Callable[[Finding], None] = lambda _: None,
+) -> Report:
+    """Run every rule that applies to a plugin.
+
+    What is left out is taken from the class's own attribute `example`, a mapping with the same keys. `{scratch}` in any
+    text stands for an empty folder of the run.
+
+    Args:
+        plugin: a class at the top level of a module, an entry-point name, or `module:Class`.
+        config: its `[plugins.<name>.config]`.
+        cni: a network list or one network configuration to attach containers to; without it, the claim alone.
+        volume_options: the options of a FlexVolume to mount.
+        secrets: of the FlexVolume's Secret.
+        keeps_data: whether data of a volume must be there after its last pod has gone.
+        beside: more `[plugins.<name>]` sections by name, such as `{"host-local": {"config": {...}}}`.
+        rules: the names of the rules to run; all by default.
+        patience: seconds for whatever should be quick: a constructor, a registration.
+        progress: called with each finding as it is made.
+
+    Returns:
+        One finding per rule.
+
+    Raises:
+        PluginError: the plugin cannot be found, or there is no such rule.
+    """
+    given = {
+        "config": config,
+        "cni": cni,
+        "volume_options": volume_options,
+        "secrets": secrets,
+        "keeps_data": keeps_data,
+        "beside": beside,
+    }
+    subject = describe(plugin, given)
+    chosen = choose(None if rules is None else tuple(rules))
+    findings = []
+    with (
+        tempfile.TemporaryDirectory(prefix="np-", dir="/tmp") as folder,
+        Stage(subject, Path(folder), patience) as stage,
+    ):
+        for one in chosen:
+            findings.append(_find(one, stage))
+            progress(findings[-1])
+    return Report(subject.uses, tuple(findings))
+
+
+def _find(one: Rule, stage: Stage) -> Finding:
+    try:
+        stage.require_loaded(one)
+        require(one, stage.claims, stage.hooks)
+        return Finding(one.name, one.style, "passed", one.expected, one.source, one.judge(stage))
+    except NotApplicable as reason:
+        return Finding(one.name, one.style, "not-applicable", one.expected, one.source, str(reason))
+    except Exception as error:
+        # What a broken plugin left on the stage must not reach the next rule.
+        stage.renew()
+        seen = str(error) if isinstance(error, Broken) else f"{type(error).__name__}: {error}"
+        return Finding(one.name, one.style, "failed", one.expected, one.source, seen, one.advice)

@@ -1,0 +1,351 @@
+"""The child process of a rehearsal: it constructs the plugin and calls its hooks with nobody around it.
+
+Owns: the order of the acts, a thread and a time limit for each, and what it leaves behind: threads, descriptors, files.
+Refuses: to judge. It writes what it saw as JSON into the file `seen.json` of its folder; rules read that.
+"""
+
+import gc
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+from nodeplug.device.codec import encode_list, worst_case_size
+from nodeplug.errors import NotFound, PluginError, text_of
+from nodeplug.hookspecs import ANSWERS
+from nodeplug.host import Host
+from nodeplug.journal import Journal
+from nodeplug.registry import Found, Loaded, Registry, find
+from nodeplug.runner import check_answer
+from nodeplug.values import (
+    CniRequest,
+    CniResult,
+    Device,
+    DeviceId,
+    DevicePrefer,
+    DeviceReleased,
+    ResourceName,
+    VolumeId,
+    VolumeUnpublish,
+    VolumeUnstage,
+)
+
+UNKNOWN_KEY: Final = "conformance-unknown-key"
+_BOOT: Final = "conformance"
+
+
+class _Hung(Exception):
+    """An act did not end: nothing after it can be trusted."""
+
+
+class _Acts:
+    """What was tried, in order."""
+
+    def __init__(self, patience: float) -> None:
+        self.patience = patience
+        self.seen: dict[str, dict[str, Any]] = {}
+
+    def play(self, name: str, work: Callable[[], Any], show: Callable[[Any], Any] = lambda _: None) -> Any:
+        """Run one act in a thread of its own, as the daemon runs hooks; its answer, or None when it failed."""
+        outcome: dict[str, Any] = {}
+
+        def run() -> None:
+            try:
+                outcome["answer"] = work()
+            except BaseException as error:
+                outcome["error"] = error
+
+        thread = threading.Thread(target=run, name=f"act {name}", daemon=True)
+        started = time.perf_counter()
+        thread.start()
+        thread.join(self.patience)
+        error = outcome.get("error")
+        self.seen[name] = {
+            "seconds": time.perf_counter() - started,
+            "hung": thread.is_alive(),
+            "error": None if error is None else f"{type(error).__name__}: {text_of(error)}",
+            "stray": error is not None and not isinstance(error, PluginError),
+            "answer": show(outcome["answer"]) if "answer" in outcome else None,
+        }
+        if thread.is_alive():
+            raise _Hung(name)
+        return outcome.get("answer")
+
+
+class Probe:
+    """One process's view of the plugin.
+
+    Args:
+        order: `uses`, `config`, `options`, `folder` and `patience`.
+    """
+
+    def __init__(self, order: Mapping[str, Any]) -> None:
+        self.order = order
+        self.folder = Path(order["folder"])
+        self.acts = _Acts(float(order["patience"]))
+        self.document: dict[str, Any] = {"acts": self.acts.seen, "mistyped": []}
+        self._kept: list[object] = []
+        self._found: Found | None = None
+
+    def run(self, script: str) -> None:
+        """Play a script and write down what was seen."""
+        with suppress(_Hung):
+            {"life": self._life, "kill": self._kill, "again": self._again}[script]()
+        self._write()
+
+    def _write(self) -> None:
+        (self.folder / "seen.json").write_text(json.dumps(self.document, default=str), encoding="utf-8")
+
+    # --- scripts
+
+    def _life(self) -> None:
+        if not self._import():
+            return
+        threads, descriptors = _threads(), _descriptors()
+        first = self._construct("construct")
+        self.document["constructor_threads"] = sorted(thread.name for thread in _threads() - threads)
+        self.document["constructor_descriptors"] = _new(descriptors, _descriptors())
+        self.document["constructor_files"] = sorted(str(path) for path in self.folder.rglob("*"))
+        if first is None:
+            return
+        loaded = self._examine("examine", first)
+        if loaded is None:
+            return
+        self._describe(loaded, first)
+        self._more_claims(loaded)
+        self._folders()
+        self._devices(loaded, self._cycle(loaded, "", threads))
+        self._volumes(loaded)
+        self._end(loaded, "", threads)
+        self._second_cycle(threads)
+
+    def _kill(self) -> None:
+        loaded = self._fresh("")
+        if loaded is not None:
+            self._hook(loaded, "start", "start")
+            for claim in loaded.claims:
+                if claim.kind == "device":
+                    self._hook(loaded, f"list {claim.name}", "device_list", resource=claim.name)
+        self._write()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def _again(self) -> None:
+        loaded = self._fresh("")
+        if loaded is not None:
+            self._hook(loaded, "start", "start")
+            self._hook(loaded, "health", "health")
+            self._hook(loaded, "stop", "stop")
+
+    def _second_cycle(self, threads: set[threading.Thread]) -> None:
+        """Live once more: what grows from one life to the next is a leak, what is loaded once is not."""
+        gc.collect()
+        before = _descriptors()
+        loaded = self._fresh(" again")
+        if loaded is None:
+            return
+        self._cycle(loaded, " again", threads)
+        for claim in loaded.claims:
+            if claim.kind == "device":
+                self._hook(loaded, f"list {claim.name} again", "device_list", resource=claim.name)
+        self._end(loaded, " again", threads)
+        gc.collect()
+        self.document["left_descriptors"] = _new(before, _descriptors())
+
+    def _cycle(self, loaded: Loaded, suffix: str, _threads_before: set[threading.Thread]) -> bool:
+        self._hook(loaded, f"start{suffix}", "start")
+        self._hook(loaded, f"health{suffix}", "health")
+        return self.acts.seen.get(f"start{suffix}", {}).get("error") is None
+
+    def _end(self, loaded: Loaded, suffix: str, threads: set[threading.Thread]) -> None:
+        self._hook(loaded, f"stop{suffix}", "stop")
+        if not suffix:
+            self._hook(loaded, "second stop", "stop")
+        deadline = time.monotonic() + min(self.acts.patience, 2.0)
+        while (left := _threads() - threads) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        self.document["left_threads"] = sorted(thread.name for thread in left)
+
+    # --- acts
+
+    def _import(self) -> bool:
+        self._found = found = self.acts.play("import", lambda: find(self.order["uses"]))
+        if found is None:
+            return False
+        model, config = found.config_model, dict(self.order["config"])
+        self.acts.play("unknown key", lambda: model.model_validate({**config, UNKNOWN_KEY: 1}))
+        return True
+
+    def _fresh(self, suffix: str) -> Loaded | None:
+        if self._found is None:
+            self._found = find(self.order["uses"])
+        self._folders()
+        plugin = self._construct(f"construct{suffix}")
+        return None if plugin is None else self._examine(f"examine{suffix}", plugin)
+
+    def _construct(self, name: str) -> object | None:
+        found = self._found
+        assert found is not None
+
+        def construct() -> object:
+            return found.cls(found.config_model.model_validate(dict(self.order["config"])), self._host())
+
+        plugin: object | None = self.acts.play(name, construct)
+        if plugin is not None:
+            self._kept.append(plugin)  # what stop leaves open must not be closed by the garbage collector
+        return plugin
+
+    def _examine(self, name: str, plugin: object) -> Loaded | None:
+        loaded: Loaded | None = self.acts.play(name, lambda: Registry().load("plugin", plugin, self.order["uses"]))
+        return loaded
+
+    def _describe(self, loaded: Loaded, plugin: object) -> None:
+        marked = loaded.hooks | loaded.wrappers
+        self.document["hooks"] = sorted(loaded.hooks)
+        self.document["claims"] = [[claim.kind, claim.name] for claim in loaded.claims]
+        self.document["unmarked"] = sorted(
+            name for name in ANSWERS.keys() - marked if callable(getattr(type(plugin), name, None))
+        )
+
+    def _more_claims(self, loaded: Loaded) -> None:
+        self.acts.play("claims again", lambda: [str(claim) for claim in loaded.callers["claims"]()], list)
+        second = self._fresh(" second")
+        if second is not None:
+            self.document["second_claims"] = [str(claim) for claim in second.claims]
+            self._hook(second, "stop before start", "stop")
+
+    def _hook(
+        self, loaded: Loaded, name: str, hook: str, show: Callable[[Any], Any] = lambda _: None, **more: Any
+    ) -> Any:
+        """Call a hook if the plugin has it, and note an answer that the contract does not allow."""
+        if hook not in loaded.hooks:
+            return None
+        answer = self.acts.play(name, lambda: loaded.callers[hook](**more), show)
+        if self.acts.seen[name]["error"] is None:
+            try:
+                check_answer(loaded.route, hook, answer)
+            except PluginError as error:
+                self.document["mistyped"].append(str(error))
+        return answer
+
+    def _devices(self, loaded: Loaded, started: bool) -> None:
+        self.document["devices"] = {}
+        for claim in loaded.claims if started else ():
+            if claim.kind == "device":
+                self._resource(loaded, ResourceName(claim.name))
+
+    def _resource(self, loaded: Loaded, resource: ResourceName) -> None:
+        lists = [
+            self._hook(loaded, f"list {resource} {turn}", "device_list", _ids, resource=resource) for turn in (1, 2)
+        ]
+        devices = [device for device in lists[0] or () if isinstance(device, Device)]
+        about: dict[str, Any] = {"size": 0, "refused": None}
+        self.document["devices"][resource] = about
+        try:
+            encode_list(resource, devices)
+            about["size"] = worst_case_size(devices)
+        except PluginError as error:
+            about["refused"] = str(error)
+        ids = tuple(device.id for device in devices if device.healthy)
+        if ids:
+            self._preferences(loaded, resource, ids)
+            released = DeviceReleased(resource, ids[:1], "default", "conformance", "main")
+            for turn in ("", " again"):
+                self._hook(loaded, f"release {resource}{turn}", "device_released", request=released)
+
+    def _preferences(self, loaded: Loaded, resource: ResourceName, ids: tuple[DeviceId, ...]) -> None:
+        few = ids[:8]
+        for name, available, must, size in (
+            ("one", few, (), 1),
+            ("with", few, few[-1:], min(2, len(few))),
+            ("all", few, (), len(few)),
+            ("short", few, (), len(few) + 1),
+        ):
+            request = DevicePrefer(resource, available, must, size)
+            self._hook(loaded, f"prefer {name} {resource}", "device_prefer", _texts, request=request)
+            self.acts.seen.get(f"prefer {name} {resource}", {})["asked"] = [list(available), list(must), size]
+
+    def _volumes(self, loaded: Loaded) -> None:
+        options = dict(self.order["options"])
+        backwards = dict(reversed(options.items()))
+        for claim in loaded.claims:
+            if claim.kind != "volume":
+                continue
+            path, volume = str(self.folder / "never"), VolumeId("conformance-never")
+            gone = VolumeUnpublish(driver=claim.name, volume_id=volume, target_path=path)
+            self._hook(loaded, f"unpublish {claim.name}", "volume_unpublish", request=gone)
+            unstaged = VolumeUnstage(driver=claim.name, volume_id=volume, staging_path=path)
+            self._hook(loaded, f"unstage {claim.name}", "volume_unstage", request=unstaged)
+            for turn, said in (("1", options), ("2", backwards)):
+                self._hook(loaded, f"name {claim.name} {turn}", "volume_id", str, driver=claim.name, options=said)
+
+    # --- what a plugin is given
+
+    def _folders(self) -> None:
+        for name in ("state", "run"):
+            (self.folder / name).mkdir(exist_ok=True)
+
+    def _host(self) -> Host:
+        return Host(
+            plugin="plugin",
+            node_name="node-1",
+            boot_id=_BOOT,
+            log=logging.LoggerAdapter(logging.getLogger("nodeplug.conformance"), {}),
+            journal=Journal(self.folder / "state" / "journal", _BOOT),
+            state_dir=self.folder / "state",
+            run_dir=self.folder / "run",
+            _refresh=lambda _: None,
+            _delegate=_no_delegate,
+        )
+
+
+def _no_delegate(request: CniRequest, plugin_type: str, config: Mapping[str, Any]) -> CniResult | None:
+    raise NotFound(f"there is no plugin {plugin_type!r} for {request.claim} ({config.get('name')}) in a rehearsal")
+
+
+def _ids(devices: Any) -> list[str]:
+    return [str(getattr(device, "id", device)) for device in devices or ()]
+
+
+def _texts(answer: Any) -> list[str] | None:
+    return None if answer is None else [str(one) for one in answer]
+
+
+def _threads() -> set[threading.Thread]:
+    return set(threading.enumerate())
+
+
+def _descriptors() -> list[str]:
+    """Name what each open descriptor shows, the numbers of sockets and pipes left out."""
+    found = []
+    for entry in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            found.append(os.readlink(entry).partition(":[")[0])
+    return [name for name in found if not name.endswith("/fd")]
+
+
+def _new(before: list[str], after: list[str]) -> list[str]:
+    rest = list(after)
+    for name in before:
+        if name in rest:
+            rest.remove(name)
+    return sorted(rest)
+
+
+def main() -> None:
+    """Read the order from stdin, play the script of the first argument."""
+    logging.getLogger().addHandler(logging.NullHandler())
+    probe = Probe(json.load(sys.stdin))
+    probe.run(sys.argv[1])
+    sys.stdout.flush()
+    os._exit(0)  # noqa: TID251 - a plugin's own threads must not keep the rehearsal from ending
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""What a run of the rules found: one finding per rule, and how it is shown.
+
+Owns: findings, the report, its text for people and its JSON for programs.
+Refuses: to judge: rules do that.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Final, Literal
+
+Style = Literal["contract", "device", "cni", "volume"]
+Outcome = Literal["passed", "failed", "not-applicable"]
+_MARK: Final[Mapping[str, str]] = {"passed": "ok", "failed": "FAILED", "not-applicable": "-"}
+STYLES: Final[tuple[Style, ...]] = ("contract", "device", "cni", "volume")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What came of one rule.
+
+    Attributes:
+        rule: its name, such as `second-del-succeeds`.
+        style: "contract", "device", "cni" or "volume".
+        outcome: "passed", "failed" or "not-applicable".
+        expected: the rule as a sentence.
+        source: who demands it, such as a section of the CNI specification.
+        seen: what happened; for "not-applicable" why the rule does not apply.
+        advice: what to do; empty unless it failed.
+    """
+
+    rule: str
+    style: Style
+    outcome: Outcome
+    expected: str
+    source: str
+    seen: str
+    advice: str = ""
+
+    def __str__(self) -> str:
+        line = f"{_MARK[self.outcome]:6} {self.rule}"
+        if self.outcome != "failed":
+            return f"{line}: {self.seen}" if self.seen else line
+        seen = self.seen.replace("\n", "\n                 ")
+        parts = ("expected", self.expected), ("demanded by", self.source), ("seen", seen), ("to do", self.advice)
+        return "\n".join([line, *(f"    {word + ':':12} {text}" for word, text in parts if text)])
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Every finding about one plugin, in the order of the rules.
+
+    Attributes:
+        plugin: what was examined.
+        findings: one per rule that was asked for.
+    """
+
+    plugin: str
+    findings: tuple[Finding, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether no rule failed."""
+        return not self.failed
+
+    @property
+    def failed(self) -> tuple[Finding, ...]:
+        """The findings of the rules that failed."""
+        return tuple(finding for finding in self.findings if finding.outcome == "failed")
+
+    def check(self) -> None:
+        """Assert that no rule failed.
+
+        Raises:
+            AssertionError: with what was expected and seen, per rule that failed.
+        """
+        if self.failed:
+            raise AssertionError("\n".join([self.summary, *map(str, self.failed)]))
+
+    @property
+    def summary(self) -> str:
+        """One line: how many rules passed, failed, and did not apply."""
+        counts = {outcome: sum(one.outcome == outcome for one in self.findings) for outcome in _MARK}
+        return (
+            f"{self.plugin}: {counts['passed']} rules passed, {counts['failed']} failed, "
+            f"{counts['not-applicable']} did not apply"
+        )
+
+    def __iter__(self) -> Iterator[Finding]:
+        return iter(self.findings)
+
+    def __len__(self) -> int:
+        return len(self.findings)
+
+    def __getitem__(self, rule: str) -> Finding:
+        """Return the finding of a rule.
+
+        Raises:
+            KeyError: the rule was not among those that ran.
+        """
+        for finding in self.findings:
+            if finding.rule == rule:
+                return finding
+        raise KeyError(rule)
+
+    def __str__(self) -> str:
+        lines = []
+        for style in STYLES:
+            found = [finding for finding in self.findings if finding.style == style]
+            lines += [f"{style}:", *(f"  {line}" for one in found for line in str(one).splitlines())] if found else []
+        return "\n".join([*lines, self.summary])
+
+    def as_json(self) -> str:
+        """Return one JSON object: `plugin`, `passed` and `findings`, each with the fields of `Finding`."""
+        document: dict[str, Any] = {
+            "plugin": self.plugin,
+            "passed": self.passed,
+            "findings": [asdict(finding) for finding in self.findings],
+        }
+        return json.dumps(document, indent=2, ensure_ascii=False)

@@ -1,0 +1,261 @@
+"""The stage on which rules run: a scratch folder, a host namespace, the real daemon, and kubelet's stand-in.
+
+Owns: making each of them when a rule asks for it, and taking all of them away, mounts and loop devices included.
+Refuses: to judge. Nothing of the machine is used but its kernel: every path lies below the scratch folder.
+"""
+
+import asyncio
+import fcntl
+import os
+import threading
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+
+from nodeplug.errors import PluginError
+from nodeplug.mounts import mounts, unmount
+from nodeplug.netns import Netns
+from nodeplug.tables import toml
+from nodeplug.testing.conformance.rehearsal import Rehearsal, rehearse
+from nodeplug.testing.conformance.rules import Broken, NotApplicable, Rule
+from nodeplug.testing.conformance.subject import Subject
+from nodeplug.testing.inventory import Inventory
+from nodeplug.testing.kubelet import Kubelet
+from nodeplug.testing.scratch_cni import new_netns, run_in
+from nodeplug.testing.scratch_node import ScratchNode
+
+SECTION: Final = "subject"
+"""The section of the examined plugin in the configuration of the node."""
+_SUPERVISOR: Final = """
+listen = ""
+install = true
+node_name = "node-1"
+device_poll = "200ms"
+podresources_poll = "200ms"
+"""
+_LOOP_CLR_FD: Final = 0x4C01  # linux/loop.h
+T = TypeVar("T")
+
+
+class Stage:
+    """What rules use.
+
+    Args:
+        subject: the plugin.
+        folder: an existing empty folder with a short path.
+        patience: seconds for whatever should be quick.
+    """
+
+    def __init__(self, subject: Subject, folder: Path, patience: float) -> None:
+        self._told = subject
+        self.patience = patience
+        self._folder = folder
+        self._turn = 0
+        self._rehearsals: dict[str, Rehearsal] = {}
+        self._begin()
+
+    def _begin(self) -> None:
+        self._turn += 1
+        self.folder = self._folder / str(self._turn)
+        self.scratch = self.folder / "scratch"
+        self.scratch.mkdir(parents=True)
+        self.subject = self._told.within(self.scratch)
+        self._netns: Netns | None = None
+        self._node: ScratchNode | None = None
+        self._kubelet: KubeletThread | None = None
+        self.memory: dict[str, Any] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def renew(self) -> None:
+        """Take everything away, so that the next rule finds an untouched stage."""
+        self.close()
+        self._begin()
+
+    def close(self) -> None:
+        """End every process and thread, and take away every namespace, mount and loop device below the folder."""
+        for closing in self.memory.values():
+            with suppress(Exception):
+                closing.close()
+        if self._kubelet is not None:
+            self._kubelet.close()
+        if self._node is not None:
+            self._node.stop()
+        for mount in reversed(mounts()):
+            if Path(mount.target).is_relative_to(self.folder):
+                with suppress(PluginError):
+                    unmount(mount.target, lazy=True)
+        _detach_loops(self.folder)
+        if self._netns is not None:
+            self._netns.close()
+
+    # --- the plugin alone
+
+    def rehearsal(self) -> Rehearsal:
+        """Return what was seen of the plugin's life without a daemon, from construction to stop."""
+        return self._rehearse("life")
+
+    def after_kill(self) -> Rehearsal:
+        """Return what was seen when the plugin started after its process had been killed."""
+        if "again" not in self._rehearsals:
+            self._rehearse("kill", folder="killed")
+            self._rehearse("again", folder="killed")
+        return self._rehearsals["again"]
+
+    def _rehearse(self, script: Any, folder: str = "alone") -> Rehearsal:
+        if script not in self._rehearsals:
+            # A folder of its own, outside of what `renew` takes away: it is looked at once.
+            place, scratch = self._folder / folder, self._folder / f"{folder}-scratch"
+            place.mkdir(exist_ok=True)
+            scratch.mkdir(exist_ok=True)
+            subject = self._told.within(scratch)
+            self._rehearsals[script] = rehearse(subject, place, script, self.patience, self.on_host, self.env)
+        return self._rehearsals[script]
+
+    @property
+    def hooks(self) -> frozenset[str]:
+        """The hooks of the plugin."""
+        return frozenset(self.rehearsal().document.get("hooks", ()))
+
+    @property
+    def claims(self) -> Mapping[str, tuple[str, ...]]:
+        """The names that the plugin claims, by kind."""
+        found: dict[str, tuple[str, ...]] = {}
+        for kind, name in self.rehearsal().document.get("claims", ()):
+            found[kind] = (*found.get(kind, ()), name)
+        return found
+
+    def require_loaded(self, one: Rule) -> None:
+        """Refuse rules about what a plugin does when it cannot even be loaded; the contract's rules tell why.
+
+        Raises:
+            NotApplicable: it cannot be loaded.
+        """
+        if one.style != "contract" and "claims" not in self.rehearsal().document:
+            raise NotApplicable(f"the plugin cannot be loaded: {self.rehearsal().why_short}")
+
+    @property
+    def env(self) -> Mapping[str, str]:
+        """The environment of every process that loads the plugin."""
+        return {**os.environ, "PYTHONPATH": os.pathsep.join(self.subject.python_path)}
+
+    # --- the node
+
+    @property
+    def netns(self) -> Netns | None:
+        """The network namespace that stands for the host's; None without root."""
+        if self._netns is None and os.geteuid() == 0:
+            self._netns = new_netns()
+        return self._netns
+
+    def on_host(self, work: Callable[[], T]) -> T:
+        """Run a function in the host's namespace; processes that it starts are there too."""
+        return run_in(self.netns, work)
+
+    @property
+    def node(self) -> ScratchNode:
+        """The daemon with the plugin, running.
+
+        Raises:
+            Broken: the daemon or the plugin does not come up.
+        """
+        if self._node is None:
+            root = self.folder / "n"
+            root.mkdir()
+            sections = {SECTION: {"uses": self.subject.uses, "config": self.subject.config}, **self.subject.beside}
+            self._node = ScratchNode(
+                root, toml({"plugins": sections}), supervisor=_SUPERVISOR, env={"PYTHONPATH": self.env["PYTHONPATH"]}
+            )
+            self.start()
+        return self._node
+
+    def start(self) -> None:
+        """Start the daemon and wait until the plugin runs.
+
+        Raises:
+            Broken: it does not.
+        """
+        node = self.node
+        try:
+            self.on_host(node.start)
+        except PluginError as error:
+            raise Broken(str(error)) from None
+        end = time.monotonic() + self.patience
+        while (found := self._state(node))["state"] != "running":
+            if time.monotonic() > end or found["state"] == "refused":
+                raise Broken(f"in the daemon the plugin is {found['state']}: {found['reason']}")
+            time.sleep(0.05)
+
+    @staticmethod
+    def _state(node: ScratchNode) -> Mapping[str, Any]:
+        found: Mapping[str, Any] = next(row for row in node.status()["plugins"] if row["name"] == SECTION)
+        return found
+
+    def restart_after_kill(self) -> None:
+        """Kill the daemon and start it again."""
+        self.node.kill()
+        self.start()
+
+    @property
+    def kubelet(self) -> "KubeletThread":
+        """Kubelet's stand-in, running, on the node's folders."""
+        if self._kubelet is None:
+            self._kubelet = KubeletThread(self.node.root / "var" / "lib" / "kubelet")
+        return self._kubelet
+
+    def inventory(self) -> Inventory:
+        """Look at what the host's namespace and the scratch folder hold."""
+        node, own = self.node, str(self.folder)
+        seen = self.on_host(lambda: Inventory.take(self.scratch, node.paths.attachments, node.paths.spool))
+        return Inventory(frozenset(one for one in seen.entries if own in one or one.startswith(("link ", "nft "))))
+
+    def left_since(self, before: Inventory) -> list[str]:
+        """Return what differs from before, once it has had time to go: the kernel ends namespaces behind our back."""
+        end = time.monotonic() + min(self.patience, 5.0)
+        while (difference := self.inventory().since(before)) and time.monotonic() < end:
+            time.sleep(0.05)
+        return difference
+
+
+class KubeletThread:
+    """The stand-in on a loop of its own."""
+
+    def __init__(self, root: Path) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="conformance kubelet", daemon=True)
+        self._thread.start()
+        self.kubelet = self.wait_for(_started(root))
+
+    def wait_for(self, work: Coroutine[Any, Any, T]) -> T:
+        """Await something on the stand-in's loop."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def close(self) -> None:
+        """End."""
+        self.wait_for(self.kubelet.stop())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+async def _started(root: Path) -> Kubelet:
+    kubelet = Kubelet(root)
+    await kubelet.start()
+    return kubelet
+
+
+def _detach_loops(folder: Path) -> None:
+    for backing in Path("/sys/block").glob("loop*/loop/backing_file"):
+        with suppress(OSError):
+            if Path(backing.read_text(encoding="utf-8").strip()).is_relative_to(folder):
+                with open(f"/dev/{backing.parts[3]}", "rb") as device:  # noqa: PTH123 - a device, for its descriptor
+                    fcntl.ioctl(device, _LOOP_CLR_FD)

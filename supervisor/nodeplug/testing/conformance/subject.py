@@ -1,0 +1,123 @@
+"""What is examined: a plugin, its configuration, and what callers would ask of it.
+
+Owns: finding the class again in other processes, the plugin's own example, and the place holder `{scratch}`.
+Refuses: to run anything of the plugin but the import of its module.
+"""
+
+import importlib.util
+import inspect
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from nodeplug.errors import PluginError
+from nodeplug.registry import find
+
+SCRATCH: Final = "{scratch}"
+"""In any text of a configuration: an existing empty folder of the run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A plugin and how to exercise it.
+
+    Attributes:
+        uses: an entry-point name or `module:Class`, as every process can load it.
+        python_path: folders that must be importable for that.
+        config: `[plugins.<name>.config]`.
+        cni: a network list, or one network configuration; None: nothing but the claim as `type`.
+        options: options of a FlexVolume.
+        secrets: of the FlexVolume's Secret.
+        keeps_data: whether data of a volume must be there after its last pod has gone; None: nobody said.
+        beside: more `[plugins.*]` tables that run on the same node, such as an IPAM plugin.
+    """
+
+    uses: str
+    python_path: tuple[str, ...] = ()
+    config: Mapping[str, Any] = field(default_factory=dict)
+    cni: Mapping[str, Any] | None = None
+    options: Mapping[str, str] = field(default_factory=dict)
+    secrets: Mapping[str, bytes] = field(default_factory=dict)
+    keeps_data: bool | None = None
+    beside: Mapping[str, Any] = field(default_factory=dict)
+
+    def within(self, scratch: Path) -> "Subject":
+        """Return the same with the scratch folder's path in every place that holds `{scratch}`."""
+
+        def fill(value: Any) -> Any:
+            if isinstance(value, str):
+                return value.replace(SCRATCH, str(scratch))
+            if isinstance(value, Mapping):
+                return {key: fill(item) for key, item in value.items()}
+            return [fill(item) for item in value] if isinstance(value, list | tuple) else value
+
+        return Subject(
+            self.uses,
+            self.python_path,
+            _plain(fill(self.config)),
+            fill(self.cni),
+            fill(self.options),
+            self.secrets,
+            self.keeps_data,
+            _plain(fill(self.beside)),
+        )
+
+
+_ASKED: Final = ("config", "cni", "volume_options", "secrets", "keeps_data", "beside")
+
+
+def describe(plugin: type[Any] | str, given: Mapping[str, Any]) -> Subject:
+    """Say what is to be examined.
+
+    Args:
+        plugin: a class at the top level of a module, an entry-point name, or `module:Class`.
+        given: the arguments of `conformance` that are not None; the rest is taken from the class's own attribute
+            `example`, a mapping with the same keys.
+
+    Raises:
+        PluginError: no other process could import the class, or its example has an unknown key.
+    """
+    uses, paths = (plugin, _paths()) if isinstance(plugin, str) else _where(plugin)
+    cls = plugin if not isinstance(plugin, str) else find(plugin).cls
+    example = getattr(cls, "example", None) or {}
+    unknown = sorted(set(example) - set(_ASKED))
+    if unknown:
+        raise PluginError(f"the example of {uses} has the key {unknown[0]!r}; known: {', '.join(_ASKED)}")
+    asked = {**example, **{key: value for key, value in given.items() if value is not None}}
+    return Subject(
+        uses,
+        paths,
+        asked.get("config", {}),
+        asked.get("cni"),
+        asked.get("volume_options", {}),
+        asked.get("secrets", {}),
+        asked.get("keeps_data"),
+        asked.get("beside", {}),
+    )
+
+
+def _paths() -> tuple[str, ...]:
+    return tuple(path or "." for path in sys.path)
+
+
+def _where(cls: type[Any]) -> tuple[str, tuple[str, ...]]:
+    """Return `module:Class` and the import path with which a new process finds the same file."""
+    if "<locals>" in cls.__qualname__:
+        raise PluginError(f"{cls.__qualname__} is made inside a function; put the class at the top level of a module")
+    file = Path(inspect.getfile(cls)).resolve()
+    try:
+        spec = importlib.util.find_spec(cls.__module__)
+    except (ImportError, ValueError):
+        spec = None
+    if spec is not None and spec.origin and Path(spec.origin).resolve() == file and cls.__module__ != "__main__":
+        return f"{cls.__module__}:{cls.__qualname__}", _paths()
+    # Run as a script, or imported by pytest under a name of its own: its file is importable from its folder.
+    return f"{file.stem}:{cls.__qualname__}", (str(file.parent), *_paths())
+
+
+def _plain(value: Any) -> Any:
+    """Return the same with JSON's types alone, as TOML has them too."""
+    return json.loads(json.dumps(value, default=str))
