@@ -245,11 +245,12 @@ class Probe:
             self._hook(loaded, f"list {resource} {turn}", "device_list", _ids, resource=resource) for turn in (1, 2)
         ]
         devices = [device for device in lists[0] or () if isinstance(device, Device)]
-        about: dict[str, Any] = {"size": 0, "refused": None}
+        about: dict[str, Any] = {"ids": [device.id for device in devices], "size": 0, "refused": None}
         self.document["devices"][resource] = about
+        with suppress(TypeError, ValueError, AttributeError):
+            about["size"] = worst_case_size(devices)
         try:
             encode_list(resource, devices)
-            about["size"] = worst_case_size(devices)
         except PluginError as error:
             about["refused"] = str(error)
         ids = tuple(device.id for device in devices if device.healthy)

@@ -4,12 +4,10 @@ Owns: making each of them when a rule asks for it, and taking all of them away, 
 Refuses: to judge. Nothing of the machine is used but its kernel: every path lies below the scratch folder.
 """
 
-import asyncio
 import fcntl
 import os
-import threading
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -23,7 +21,7 @@ from nodeplug.testing.conformance.rehearsal import Rehearsal, rehearse
 from nodeplug.testing.conformance.rules import Broken, NotApplicable, Rule
 from nodeplug.testing.conformance.subject import Subject
 from nodeplug.testing.inventory import Inventory
-from nodeplug.testing.kubelet import Kubelet
+from nodeplug.testing.kubelet import BlockingKubelet
 from nodeplug.testing.scratch_cni import new_netns, run_in
 from nodeplug.testing.scratch_node import ScratchNode
 
@@ -65,7 +63,7 @@ class Stage:
         self.subject = self._told.within(self.scratch)
         self._netns: Netns | None = None
         self._node: ScratchNode | None = None
-        self._kubelet: KubeletThread | None = None
+        self._kubelet: BlockingKubelet | None = None
         self.memory: dict[str, Any] = {}
 
     def __enter__(self) -> Self:
@@ -206,10 +204,11 @@ class Stage:
         self.start()
 
     @property
-    def kubelet(self) -> "KubeletThread":
+    def kubelet(self) -> BlockingKubelet:
         """Kubelet's stand-in, running, on the node's folders."""
         if self._kubelet is None:
-            self._kubelet = KubeletThread(self.node.root / "var" / "lib" / "kubelet")
+            self._kubelet = BlockingKubelet(self.node.root / "var" / "lib" / "kubelet")
+            self._kubelet.start()
         return self._kubelet
 
     def inventory(self) -> Inventory:
@@ -224,33 +223,6 @@ class Stage:
         while (difference := self.inventory().since(before)) and time.monotonic() < end:
             time.sleep(0.05)
         return difference
-
-
-class KubeletThread:
-    """The stand-in on a loop of its own."""
-
-    def __init__(self, root: Path) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="conformance kubelet", daemon=True)
-        self._thread.start()
-        self.kubelet = self.wait_for(_started(root))
-
-    def wait_for(self, work: Coroutine[Any, Any, T]) -> T:
-        """Await something on the stand-in's loop."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
-
-    def close(self) -> None:
-        """End."""
-        self.wait_for(self.kubelet.stop())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-
-async def _started(root: Path) -> Kubelet:
-    kubelet = Kubelet(root)
-    await kubelet.start()
-    return kubelet
 
 
 def _detach_loops(folder: Path) -> None:
