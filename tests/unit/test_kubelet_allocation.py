@@ -27,7 +27,7 @@ def want(
     numa: Collection[int] | None = None,
 ) -> Want:
     hint = None if numa is None else frozenset(numa)
-    return Want("example.com/thing", required, frozenset(held), frozenset(reusable), frozenset(in_use), hint)
+    return Want("example.com/thing", required, frozenset(held), frozenset(reusable), set(in_use), hint)
 
 
 def choose(wanted: Want, devices: DeviceTable | None, prefer: Prefer | None = None, seed: int = 0) -> frozenset[str]:

@@ -483,7 +483,9 @@ def test_watcher_that_refuses_is_quoted(minimal: "Minimal", root: Path, run: Run
         async with Kubelet(root, watch_plugins=True) as kubelet:
             kubelet.refuse = "no room"
             async with serve_devices(minimal, kubelet, root, mode="watcher") as host:
-                await kubelet.until(lambda: "refused it: no room" in host.tasks[RESOURCE].status().error)
+                await kubelet.until(
+                    lambda: "registration failed with err: no room" in host.tasks[RESOURCE].status().error
+                )
                 assert not host.tasks[RESOURCE].status().registered
 
     run(story())

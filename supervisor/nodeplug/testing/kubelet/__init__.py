@@ -12,6 +12,7 @@ Register, receives 4 MiB at most, never redials, and allocates with the device m
 from nodeplug.testing.kubelet.allocation import AdmissionError
 from nodeplug.testing.kubelet.blocking import BlockingKubelet
 from nodeplug.testing.kubelet.ledger import ContainerKey
-from nodeplug.testing.kubelet.stand_in import Kubelet
+from nodeplug.testing.kubelet.stand_in import Kubelet, UnknownResourceError
+from nodeplug.testing.kubelet.timeouts import Timeouts
 
-__all__ = ["AdmissionError", "BlockingKubelet", "ContainerKey", "Kubelet"]
+__all__ = ["AdmissionError", "BlockingKubelet", "ContainerKey", "Kubelet", "Timeouts", "UnknownResourceError"]

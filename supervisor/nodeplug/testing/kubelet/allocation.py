@@ -1,10 +1,11 @@
-"""How kubelet picks device ids for a container (its device manager, about release 1.35).
+"""How kubelet picks device ids for a container (its device manager, about release 1.35, and 1.20).
 
-Owns: reuse, NUMA alignment in its simple form, the preferred-allocation calls, and the random fill.
+Owns: kubelet's checks and their sentences, reuse, NUMA alignment, the preferred-allocation calls, the random fill.
 Refuses: the ledger and Allocate itself. The owner seeds the random source, so that a failing run can be repeated.
 """
 
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from random import Random
 
@@ -24,6 +25,11 @@ class DeviceTable:
     healthy: Mapping[str, frozenset[int]] = field(default_factory=dict)
     unhealthy: Mapping[str, frozenset[int]] = field(default_factory=dict)
 
+    @property
+    def aligned(self) -> bool:
+        """Whether any device, healthy or not, has a NUMA node (deviceHasTopologyAlignment)."""
+        return any(self.healthy.values()) or any(self.unhealthy.values())
+
 
 @dataclass(frozen=True, slots=True)
 class Want:
@@ -34,16 +40,34 @@ class Want:
         required: units in total.
         held: what the container has already.
         reusable: what the pod's init containers leave to it.
-        in_use: what any container holds.
+        in_use: what any container holds; ids join it as they are picked, and stay there when the pick fails.
         numa: the nodes that the topology manager settled on, or None without a hint.
+        owner: the container, as kubelet names it in a sentence.
+        old_style: as kubelet 1.20, which has fewer checks.
+        taken: the ids that are picked so far.
     """
 
     resource: str
     required: int
-    held: frozenset[str]
-    reusable: frozenset[str]
-    in_use: frozenset[str]
+    held: AbstractSet[str]
+    reusable: AbstractSet[str]
+    in_use: set[str]
     numa: frozenset[int] | None = None
+    owner: str = "container"
+    old_style: bool = False
+    taken: set[str] = field(default_factory=set)
+
+    @property
+    def left(self) -> int:
+        """How many units are still to be picked."""
+        return self.required - len(self.held) - len(self.taken)
+
+    def take(self, names: Collection[str], random: Random) -> None:
+        """Pick among `names` at random, as many as are left."""
+        count = min(self.left, len(names))
+        if count > 0:
+            self.taken.update(random.sample(sorted(names), count))
+            self.in_use.update(self.taken)
 
 
 async def pick(want: Want, table: DeviceTable | None, prefer: Prefer | None, random: Random) -> frozenset[str]:
@@ -51,7 +75,7 @@ async def pick(want: Want, table: DeviceTable | None, prefer: Prefer | None, ran
 
     Args:
         want: what is wanted.
-        table: the resource's devices; None when kubelet knows the resource but nobody has registered it.
+        table: the resource's devices; None when kubelet knows the resource from its pods alone.
         prefer: the plugin's GetPreferredAllocation if it offers that.
         random: order of everything that kubelet leaves to chance.
 
@@ -61,26 +85,32 @@ async def pick(want: Want, table: DeviceTable | None, prefer: Prefer | None, ran
     Raises:
         AdmissionError: with kubelet's text.
     """
-    needed = want.required - len(want.held)
-    if want.held and needed != 0:
-        raise AdmissionError(f"container changed request for resource {want.resource!r}")
-    table = _refuse_unhealthy(want, table)
-    if needed == 0:
+    if want.held and want.left != 0:
+        raise AdmissionError(
+            f'{want.owner} changed request for resource "{want.resource}" from {len(want.held)} to {want.required}'
+        )
+    known = _check_old(want, table) if want.old_style else _check(want, table)
+    if want.left == 0:
         return frozenset()
-    taken = set(_sample(want.reusable & table.healthy.keys(), needed, random))
-    needed -= len(taken)
-    if needed == 0:
-        return frozenset(taken)
-    available = set(table.healthy) - want.in_use - taken
-    if len(available) < needed:
+    want.take(want.reusable, random)  # healthy or not
+    if want.left == 0:
+        return frozenset(want.taken)
+    available = known.healthy.keys() - want.in_use
+    if len(available) < want.left:
         raise AdmissionError(
             f"requested number of devices unavailable for {want.resource}. "
-            f"Requested: {needed}, Available: {len(available)}"
+            f"Requested: {want.left}, Available: {len(available)}"
         )
-    return await _fill(want, table, taken, available, prefer, random)
+    await _fill(want, known, available, prefer, random)
+    if want.left:
+        raise AdmissionError(
+            "unexpectedly allocated less resources than required. "
+            f"Requested: {want.required}, Got: {want.required - want.left}"
+        )
+    return frozenset(want.taken)
 
 
-def _refuse_unhealthy(want: Want, table: DeviceTable | None) -> DeviceTable:
+def _check(want: Want, table: DeviceTable | None) -> DeviceTable:
     if table is None:
         raise AdmissionError(f"cannot allocate unregistered device {want.resource}")
     if not table.healthy:
@@ -92,38 +122,37 @@ def _refuse_unhealthy(want: Want, table: DeviceTable | None) -> DeviceTable:
     return table
 
 
-async def _fill(
-    want: Want, table: DeviceTable, taken: set[str], available: set[str], prefer: Prefer | None, random: Random
-) -> frozenset[str]:
-    """Fill up `taken` from the aligned ids, then the plugin's choice, then at random."""
+def _check_old(want: Want, table: DeviceTable | None) -> DeviceTable:
+    """Kubelet 1.20 has no question when nothing is needed, and none about health."""
+    if want.left and table is None:
+        raise AdmissionError(f"can't allocate unregistered device {want.resource}")
+    return table or DeviceTable()
 
-    def left() -> int:
-        return want.required - len(taken)
 
+async def _fill(want: Want, table: DeviceTable, available: set[str], prefer: Prefer | None, random: Random) -> None:
+    """Fill up from the aligned ids, then the plugin's choice, then at random.
+
+    While the plugin is asked, another container may take ids: those are left out afterwards.
+    """
     aligned, unaligned, free = _split(table, available, want.numa)
-    if left() < len(aligned):
+    if want.left < len(aligned):
         if prefer is not None:
-            preferred = await prefer(aligned | taken, frozenset(taken), want.required)
-            taken.update(_sample(set(preferred) & aligned, left(), random))
-        taken.update(_sample(aligned - taken, left(), random))
-        return frozenset(taken)
-    taken.update(aligned)
-    if left() and prefer is not None:
-        preferred = await prefer(available | taken, frozenset(taken), want.required)
-        taken.update(_sample((set(preferred) & available) - taken, left(), random))
+            preferred = await prefer(aligned | want.taken, frozenset(want.taken), want.required)
+            want.take((aligned & set(preferred)) - want.in_use, random)
+        want.take(aligned - want.in_use, random)
+        return
+    want.take(aligned, random)
+    if want.left and prefer is not None:
+        preferred = await prefer(available | want.taken, frozenset(want.taken), want.required)
+        want.take((available & set(preferred)) - want.in_use, random)
     for rest in (unaligned, free):
-        taken.update(_sample(rest - taken, left(), random))
-    return frozenset(taken)
+        want.take(rest - want.in_use, random)
 
 
 def _split(table: DeviceTable, available: set[str], numa: frozenset[int] | None) -> tuple[set[str], set[str], set[str]]:
     """Split into aligned, unaligned and without affinity; without a hint or any topology all are the last."""
-    if numa is None or not any(table.healthy.values()):
+    if numa is None or not table.aligned:
         return set(), set(), available
     aligned = {name for name in available if table.healthy[name] & numa}
     free = {name for name in available if not table.healthy[name]}
     return aligned, available - aligned - free, free
-
-
-def _sample(names: Collection[str], count: int, random: Random) -> list[str]:
-    return random.sample(sorted(names), min(count, len(names)))

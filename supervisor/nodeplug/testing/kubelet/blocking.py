@@ -43,12 +43,27 @@ class BlockingKubelet:
 
         Returns:
             Its value; an exception is raised here.
+
+        Raises:
+            RuntimeError: called in the condition of `until`, which is asked on the loop and must not wait.
         """
+        if threading.current_thread() is self._thread:
+            raise RuntimeError("a condition of until() only looks: allocatable, capacity, registrations")
 
         async def run() -> _Value:
             return await step()
 
         return asyncio.run_coroutine_threadsafe(run(), self._loop).result()
+
+    def _look(self, step: Callable[[], _Value]) -> _Value:
+        """Run something that does not wait, where the stand-in's state may be touched: on its loop."""
+        if threading.current_thread() is self._thread:
+            return step()
+
+        async def run() -> _Value:
+            return step()
+
+        return self.call(run)
 
     # --- life
 
@@ -91,15 +106,15 @@ class BlockingKubelet:
     @property
     def registrations(self) -> Sequence[pb.RegisterRequest]:
         """Every registration that kubelet took, in order."""
-        return tuple(self.stand_in.registrations)
+        return self._look(lambda: tuple(self.stand_in.registrations))
 
     def allocatable(self, resource: str) -> int:
         """Return how many healthy devices a resource has."""
-        return self.stand_in.allocatable(resource)
+        return self._look(lambda: self.stand_in.allocatable(resource))
 
     def capacity(self, resource: str) -> int:
         """Return how many devices a resource has, unhealthy ones included."""
-        return self.call(lambda: _answered(lambda: self.stand_in.capacity(resource)))
+        return self._look(lambda: self.stand_in.capacity(resource))
 
     def until(self, condition: Callable[[], bool], seconds: float = 20.0) -> None:
         """Wait until a condition holds; it is asked often, on the loop of the stand-in.
@@ -158,12 +173,8 @@ class BlockingKubelet:
 
     def remove_pod(self, pod: str, namespace: str = "default") -> None:
         """Forget a pod and free its devices."""
-        self.call(lambda: _answered(lambda: self.stand_in.remove_pod(pod, namespace)))
+        self._look(lambda: self.stand_in.remove_pod(pod, namespace))
 
 
 async def _made(root: Path, options: Mapping[str, Any]) -> Kubelet:
     return Kubelet(root, **options)
-
-
-async def _answered(step: Callable[[], _Value]) -> _Value:
-    return step()

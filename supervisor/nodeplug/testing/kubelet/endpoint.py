@@ -1,12 +1,12 @@
 """One plugin as kubelet knows it: the connection, its ListAndWatch stream, and the resource behind it.
 
-Owns: dialling a plugin's socket and reading its stream, with kubelet's limits.
+Owns: dialling a plugin's socket and reading its stream, with kubelet's limits; kubelet's words for a plugin's errors.
 Refuses: redialling: a stream that ended stays ended (kubernetes#131013).
 """
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +21,7 @@ from nodeplug.testing.kubelet.allocation import AdmissionError, DeviceTable
 
 RECEIVE_LIMIT: Final = 4_194_304
 """Bytes: grpc-go's default, which kubelet keeps."""
-_OPTIONS: Final = (
+CHANNEL_OPTIONS: Final = (
     ("grpc.max_receive_message_length", RECEIVE_LIMIT),
     ("grpc.default_authority", "localhost"),
     ("grpc.use_local_subchannel_pool", 1),
@@ -59,7 +59,7 @@ class Endpoint:
         self.stopped = False
         self._on_list = on_list
         self._on_end = on_end
-        self._channel = grpc.aio.insecure_channel(f"unix:{path}", _OPTIONS)
+        self._channel = grpc.aio.insecure_channel(f"unix:{path}", CHANNEL_OPTIONS)
         self.stub = pb_grpc.DevicePluginStub(self._channel)
         self._watch: asyncio.Task[None] | None = None
 
@@ -91,6 +91,12 @@ class Endpoint:
         finally:
             self.stopped = True
             self._on_end(self, reason)
+        await self._channel.close()
+
+    def refuse_stopped(self) -> None:
+        """Raise kubelet's sentence when the stream has ended: no call is made any more."""
+        if self.stopped:
+            raise AdmissionError(f"endpoint {self.path} has been stopped")
 
     async def close(self) -> None:
         """End the stream and the connection."""
@@ -112,6 +118,8 @@ class Resource:
         stopped_at: when the stream ended (`time.monotonic()`), or None while it is open.
         reason: why the stream ended.
         lists: how many lists arrived.
+        reported: the health of each device of the last list, which the end of the stream does not change.
+        empty_topology: whether a device of the last list has a topology without nodes.
     """
 
     endpoint: Endpoint | None = None
@@ -119,6 +127,8 @@ class Resource:
     stopped_at: float | None = field(default=None)
     reason: str = ""
     lists: int = 0
+    reported: Mapping[str, bool] = field(default_factory=dict)
+    empty_topology: bool = False
 
     def take(self, response: pb.ListAndWatchResponse) -> None:
         """Replace the devices: each list is the full one, and any health word but Healthy is unhealthy."""
@@ -128,7 +138,10 @@ class Resource:
             nodes = frozenset(node.ID for node in device.topology.nodes)
             (healthy if device.health == "Healthy" else unhealthy)[device.ID] = nodes
         self.table = DeviceTable(healthy, unhealthy)
-        self.stopped_at = None
+        self.reported = {**dict.fromkeys(healthy, True), **dict.fromkeys(unhealthy, False)}
+        self.empty_topology = any(
+            device.HasField("topology") and not device.topology.nodes for device in response.devices
+        )
         self.lists += 1
 
     def end(self, reason: str) -> None:
@@ -139,11 +152,17 @@ class Resource:
         self.reason = reason
 
 
+def in_go(error: grpc.aio.AioRpcError) -> str:
+    """Return the text that grpc-go makes of an error."""
+    code = "".join(word.capitalize() for word in error.code().name.split("_")).replace("Cancelled", "Canceled")
+    details = "context deadline exceeded" if error.details() == "Deadline Exceeded" else error.details()
+    return f"rpc error: code = {code} desc = {details}"
+
+
 @asynccontextmanager
 async def as_rejection(prefix: str) -> AsyncIterator[None]:
     """Turn a plugin's gRPC error into kubelet's sentence about it."""
     try:
         yield
     except grpc.aio.AioRpcError as error:
-        code = "".join(word.capitalize() for word in error.code().name.split("_"))
-        raise AdmissionError(f"{prefix}rpc error: code = {code} desc = {error.details()}") from error
+        raise AdmissionError(f"{prefix}{in_go(error)}") from error

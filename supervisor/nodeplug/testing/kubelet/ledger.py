@@ -1,21 +1,21 @@
-"""Which container holds which devices: the stand-in's ledger and its checkpoint file.
+"""Which container holds which devices: the stand-in's ledger.
 
-Owns: entries, the ids in use, and the JSON that kubelet keeps as `kubelet_internal_checkpoint`.
-Refuses: RPCs. The checksum of the real file hashes a Go structure; here it is a CRC of the data.
+Owns: entries, the ids in use, what init containers leave to later ones, and when finished pods are forgotten.
+Refuses: RPCs, and the file that it is kept in.
 """
 
-import base64
-import json
 import uuid
-import zlib
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Final
+from typing import Final, Literal
 
 from nodeplug.pb import deviceplugin_v1beta1_pb2 as pb
 
-CHECKPOINT: Final = "kubelet_internal_checkpoint"
+NO_NODE: Final = -1
+"""Stands for "no NUMA node" among the nodes of an entry."""
+Kind = Literal["app", "init", "sidecar"]
+"""Of a container: app, regular init container, or restartable init container."""
 _NAMESPACE: Final = uuid.UUID("6ba7b810-9dad-11d1-80b4-00c04fd430c8")
 
 
@@ -38,87 +38,95 @@ class Entry:
     """What a container holds of one resource.
 
     Attributes:
-        ids: the devices.
+        nodes: the devices by NUMA node; one with several nodes is below each of them.
         response: what the plugin answered to Allocate.
-        init: a regular init container: its ids are reusable in the pod, and podresources does not list it.
     """
 
-    ids: frozenset[str]
+    nodes: Mapping[int, frozenset[str]]
     response: pb.ContainerAllocateResponse
-    init: bool = False
+
+    @property
+    def ids(self) -> frozenset[str]:
+        """The devices."""
+        return frozenset(name for names in self.nodes.values() for name in names)
 
 
 @dataclass(slots=True)
 class Ledger:
-    """All entries, by container and resource."""
+    """All entries.
+
+    Attributes:
+        entries: by container and resource.
+        orphans: entries of a checkpoint whose pod kubelet has not met yet, by pod UID, container and resource.
+        kinds: of the containers that kubelet met.
+        in_use: ids by resource. Kubelet makes it anew from the entries only when an Allocate failed or a pod is
+            forgotten: ids that were picked for nothing stay in use until then.
+    """
 
     entries: dict[tuple[ContainerKey, str], Entry] = field(default_factory=dict)
+    orphans: dict[tuple[str, str, str], Entry] = field(default_factory=dict)
+    kinds: dict[ContainerKey, Kind] = field(default_factory=dict)
+    in_use: dict[str, set[str]] = field(default_factory=dict)
+    _in_flight: list[tuple[str, set[str]]] = field(default_factory=list)
+
+    def reset(self) -> None:
+        """Know nothing but the containers, as after a start."""
+        self.entries, self.orphans = {}, {}
+        self.rebuild()
+
+    def meet(self, container: ContainerKey, kind: Kind) -> None:
+        """Get to know a container; what a checkpoint holds for it becomes its own."""
+        self.kinds[container] = kind
+        place = (container.pod_uid, container.container)
+        for uid, name, resource in [key for key in self.orphans if key[:2] == place]:
+            self.entries[container, resource] = self.orphans.pop((uid, name, resource))
 
     def held(self, container: ContainerKey, resource: str) -> frozenset[str]:
         """Return the ids that a container holds."""
         entry = self.entries.get((container, resource))
         return entry.ids if entry is not None else frozenset()
 
-    def in_use(self, resource: str) -> frozenset[str]:
-        """Return the ids that any container holds."""
-        return frozenset(name for (_, of), entry in self.entries.items() if of == resource for name in entry.ids)
+    def of(self, container: ContainerKey) -> dict[str, Entry]:
+        """Return what a container holds, by resource."""
+        return {resource: entry for (owner, resource), entry in self.entries.items() if owner == container}
 
     def reusable(self, container: ContainerKey, resource: str) -> frozenset[str]:
-        """Return what the pod's init containers hold and none of its app containers has taken over."""
+        """Return what the pod's regular init containers hold and no other container of it has taken over."""
         init: set[str] = set()
         taken: set[str] = set()
         for (key, of), entry in self.entries.items():
             if of == resource and (key.namespace, key.pod) == (container.namespace, container.pod):
-                (init if entry.init else taken).update(entry.ids)
+                (init if self.kinds.get(key) == "init" else taken).update(entry.ids)
         return frozenset(init - taken)
 
-    def remove_pod(self, namespace: str, pod: str) -> None:
-        """Free what a pod holds."""
-        self.entries = {
-            key: entry for key, entry in self.entries.items() if (key[0].namespace, key[0].pod) != (namespace, pod)
-        }
+    @contextmanager
+    def picking(self, resource: str, taken: set[str]) -> Iterator[None]:
+        """Keep ids that are being picked in use even when the set is made anew meanwhile."""
+        mark = (resource, taken)
+        self._in_flight.append(mark)
+        try:
+            yield
+        finally:
+            self._in_flight = [other for other in self._in_flight if other[1] is not taken]
 
-    def write(self, folder: Path, registered: Mapping[str, frozenset[str]]) -> None:
-        """Write the checkpoint; `registered` holds the healthy ids of each resource."""
-        data = {
-            "PodDeviceEntries": [
-                {
-                    "PodUID": key.pod_uid,
-                    "ContainerName": key.container,
-                    "ResourceName": resource,
-                    "DeviceIDs": {"-1": sorted(entry.ids)},
-                    "AllocResp": base64.b64encode(entry.response.SerializeToString()).decode(),
-                }
-                for (key, resource), entry in sorted(self.entries.items(), key=lambda item: item[0])
-            ],
-            "RegisteredDevices": {resource: sorted(ids) for resource, ids in registered.items()},
-        }
-        text = json.dumps({"Data": data, "Checksum": zlib.crc32(json.dumps(data).encode())})
-        (folder / CHECKPOINT).write_text(text)
+    def forget_finished(self, active: Collection[ContainerKey]) -> None:
+        """Free what pods held that are no longer active (kubelet's UpdateAllocatedDevices)."""
+        uids = {key.pod_uid for key in active}
+        self.kinds = {key: kind for key, kind in self.kinds.items() if key.pod_uid in uids}
+        entries = {place: entry for place, entry in self.entries.items() if place[0].pod_uid in uids}
+        orphans = {place: entry for place, entry in self.orphans.items() if place[0] in uids}
+        if (len(entries), len(orphans)) != (len(self.entries), len(self.orphans)):
+            self.entries, self.orphans = entries, orphans
+            self.rebuild()
 
-    def restore(self, folder: Path, init: frozenset[ContainerKey]) -> frozenset[str]:
-        """Read the checkpoint after a restart; pods are matched by UID.
-
-        Args:
-            folder: where the checkpoint lies.
-            init: the containers that are init containers (the API server knows; the file does not).
-
-        Returns:
-            The resources that kubelet remembers: each comes back with no device until it registers.
-        """
-        path = folder / CHECKPOINT
-        if not path.exists():
-            self.entries = {}
-            return frozenset()
-        data: dict[str, Any] = json.loads(path.read_text())["Data"]
-        known = {(key.pod_uid, key.container): key for key, _ in self.entries}
-        self.entries = {}
-        for item in data["PodDeviceEntries"]:
-            key = known.get((item["PodUID"], item["ContainerName"]))
-            if key is None:
-                continue
-            response = pb.ContainerAllocateResponse.FromString(base64.b64decode(item["AllocResp"]))
-            ids = frozenset(name for names in item["DeviceIDs"].values() for name in names)
-            self.entries[key, item["ResourceName"]] = Entry(ids, response, key in init)
-        held = {item["ResourceName"] for item in data["PodDeviceEntries"]}
-        return frozenset(data["RegisteredDevices"]) | held
+    def rebuild(self) -> None:
+        """Make the ids in use anew from the entries."""
+        fresh: dict[str, set[str]] = {}
+        held = [(resource, entry.ids) for (_, resource), entry in self.entries.items()]
+        held += [(resource, entry.ids) for (_, _, resource), entry in self.orphans.items()]
+        for resource, ids in [*held, *self._in_flight]:
+            fresh.setdefault(resource, set()).update(ids)
+        for resource in self.in_use.keys() | fresh.keys():
+            names = self.in_use.setdefault(resource, set())  # the same set: who is picking looks at it
+            names.clear()
+            names.update(fresh.get(resource, ()))

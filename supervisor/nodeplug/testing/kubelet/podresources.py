@@ -1,17 +1,41 @@
-"""The stand-in's podresources API: List and GetAllocatableResources from the ledger.
+"""The stand-in's podresources API: List, Get and GetAllocatableResources.
 
-Owns: kubelet's peculiarities: one entry per device id, no regular init containers, no pod UID, a rate limit.
+Owns: kubelet's peculiarities: one entry per device id and NUMA node, no regular init containers, no pod UID, the limit.
+Refuses: to know pods and tables: it is given them at each call.
 """
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
-from typing import Any
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 import grpc
 
 from nodeplug.pb import podresources_v1_pb2 as pb
 from nodeplug.pb import podresources_v1_pb2_grpc as pb_grpc
-from nodeplug.testing.kubelet.ledger import ContainerKey, Ledger
+from nodeplug.testing.kubelet.ledger import NO_NODE, ContainerKey, Entry
+
+QPS: Final = 100.0
+"""Calls per second that kubelet allows to all clients together."""
+BURST: Final = 10
+
+
+@dataclass(slots=True)
+class RateLimit:
+    """A bucket of BURST calls that fills with QPS."""
+
+    _left: float = BURST
+    _at: float = field(default_factory=time.monotonic)
+
+    def allows(self) -> bool:
+        """Take one call out of the bucket, if there is one."""
+        now = time.monotonic()
+        self._left = min(BURST, self._left + (now - self._at) * QPS)
+        self._at = now
+        if self._left < 1:
+            return False
+        self._left -= 1
+        return True
 
 
 @dataclass(slots=True)
@@ -19,56 +43,68 @@ class PodResourcesLister(pb_grpc.PodResourcesListerServicer):
     """Serves `v1.PodResourcesLister`.
 
     Attributes:
-        pods: the containers that kubelet knows; empty while it has not heard from the API server.
-        ledger: who holds what, as it is now.
-        allocatable: the healthy ids of each resource.
+        pods: the containers to list, as kubelet knows them now, with what each holds by resource.
+        healthy: the healthy ids of each resource, with their NUMA nodes.
         limited: whether the rate limit refuses every call at present.
+        old_style: as kubelet 1.20: no rate limit, and List alone.
     """
 
-    pods: Callable[[], Collection[ContainerKey]]
-    ledger: Callable[[], Ledger]
-    allocatable: Callable[[], Mapping[str, Collection[str]]]
+    pods: Callable[[], Sequence[tuple[ContainerKey, Mapping[str, Entry]]]]
+    healthy: Callable[[], Mapping[str, Mapping[str, frozenset[int]]]]
     limited: Callable[[], bool]
+    old_style: bool = False
+    _limit: RateLimit = field(default_factory=RateLimit)
+
+    async def _admit(self, context: Any, method: str) -> None:
+        if self.old_style and method != "List":
+            text = f"unknown method {method} for service v1.PodResourcesLister"
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, text)
+        if self.limited() or not (self.old_style or self._limit.allows()):
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit")
+
+    def _pods(self) -> list[pb.PodResources]:
+        by_pod: dict[tuple[str, str], pb.PodResources] = {}
+        for key, held in self.pods():
+            place = (key.namespace, key.pod)
+            pod = by_pod.setdefault(place, pb.PodResources(name=key.pod, namespace=key.namespace))
+            container = pod.containers.add(name=key.container)
+            for resource, entry in sorted(held.items()):
+                for node, names in sorted(entry.nodes.items()):
+                    for name in sorted(names):
+                        container.devices.append(_devices(resource, name, node))
+        return list(by_pod.values())
 
     async def List(self, request: pb.ListPodResourcesRequest, context: Any) -> pb.ListPodResourcesResponse:  # noqa: N802 - the RPC's name
         """Answer every pod with the devices of its containers."""
         del request
-        if self.limited():
-            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "rejected by rate limit")
-        response = pb.ListPodResourcesResponse()
-        by_pod: dict[tuple[str, str], pb.PodResources] = {}
-        for key in sorted(self.pods()):
-            place = (key.namespace, key.pod)
-            if place not in by_pod:
-                by_pod[place] = response.pod_resources.add(name=key.pod, namespace=key.namespace)
-            self._add_container(by_pod[place], key)
-        return response
-
-    def _add_container(self, pod: pb.PodResources, key: ContainerKey) -> None:
-        held = {of: entry for (owner, of), entry in self.ledger().entries.items() if owner == key}
-        if any(entry.init for entry in held.values()):
-            return
-        container = pod.containers.add(name=key.container)
-        for resource, entry in sorted(held.items()):
-            for name in sorted(entry.ids):
-                container.devices.add(resource_name=resource, device_ids=[name])
+        await self._admit(context, "List")
+        return pb.ListPodResourcesResponse(pod_resources=self._pods())
 
     async def GetAllocatableResources(  # noqa: N802 - the RPC's name
         self, request: pb.AllocatableResourcesRequest, context: Any
     ) -> pb.AllocatableResourcesResponse:
-        """Answer the healthy ids of every resource."""
-        del request, context
+        """Answer the healthy ids of every resource, in use or not."""
+        del request
+        await self._admit(context, "GetAllocatableResources")
         response = pb.AllocatableResourcesResponse()
-        for resource, ids in sorted(self.allocatable().items()):
-            for name in sorted(ids):
-                response.devices.add(resource_name=resource, device_ids=[name])
+        for resource, ids in sorted(self.healthy().items()):
+            for name, nodes in sorted(ids.items()):
+                response.devices.extend(_devices(resource, name, node) for node in sorted(nodes) or [NO_NODE])
         return response
 
     async def Get(self, request: pb.GetPodResourcesRequest, context: Any) -> pb.GetPodResourcesResponse:  # noqa: N802 - the RPC's name
-        """Answer one pod."""
-        listed = await self.List(pb.ListPodResourcesRequest(), context)
-        for pod in listed.pod_resources:
+        """Answer one pod; that there is none is UNKNOWN, as grpc-go makes of a plain error."""
+        await self._admit(context, "Get")
+        for pod in self._pods():
             if (pod.name, pod.namespace) == (request.pod_name, request.pod_namespace):
                 return pb.GetPodResourcesResponse(pod_resources=pod)
-        await context.abort(grpc.StatusCode.NOT_FOUND, f"pod {request.pod_namespace}/{request.pod_name} not found")
+        text = f"pod {request.pod_name} in namespace {request.pod_namespace} not found"
+        await context.abort(grpc.StatusCode.UNKNOWN, text)
         raise AssertionError  # abort raises: this line tells the type checker so
+
+
+def _devices(resource: str, name: str, node: int) -> pb.ContainerDevices:
+    entry = pb.ContainerDevices(resource_name=resource, device_ids=[name])
+    if node != NO_NODE:
+        entry.topology.nodes.add(ID=node)
+    return entry
