@@ -37,7 +37,7 @@ from nodeplug.flex.service import FlexService
 from nodeplug.flex.staging import Staging
 from nodeplug.frame import Frame, Reply
 from nodeplug.host import Host
-from nodeplug.install.deployment import deploy
+from nodeplug.install.deployment import deploy, installed
 from nodeplug.install.files import reprobe
 from nodeplug.journal import Journal, file_name, read_boot_id
 from nodeplug.lifecycle import Lifecycle
@@ -47,7 +47,7 @@ from nodeplug.observe.http import Endpoints
 from nodeplug.observe.metrics import Metrics
 from nodeplug.observe.observer import Observer
 from nodeplug.observe.plugin_metrics import PluginMetrics
-from nodeplug.registry import Loaded, Registry, Route
+from nodeplug.registry import Registry
 from nodeplug.reports import Reports
 from nodeplug.runner import Runner, close_all
 from nodeplug.values import ResourceName
@@ -108,7 +108,7 @@ class Daemon:
         self._lifecycle = Lifecycle(self._registry, self._runner, self._make_host)
         self._attachments = Attachments(self._paths.attachments)
         self._spool = Spool(self._paths.spool)
-        self._delegation = Delegation(self._registry)
+        self._delegation = Delegation(self._registry, visiting=self._runner.visiting)
         self._cni = CniService(
             self._registry,
             self._runner,
@@ -131,6 +131,7 @@ class Daemon:
         self._reports = Reports(self._lifecycle.states, self._runner, exported.take)
         self._readiness: tuple[bool, Mapping[str, str]] = (False, {"daemon": "it is starting"})
         self._beat = self._started
+        self._entrypoints = ""
         self._stop = asyncio.Event()
         self._changed = asyncio.Event()
         self._resources: Resources | None = None
@@ -208,13 +209,14 @@ class Daemon:
     def _compose_devices(self, group: asyncio.TaskGroup) -> None:
         supervisor = self._configuration.supervisor
         paths = DevicePaths(self._paths.device_plugins, self._paths.plugins_registry)
-        resources = Resources(self._runner, paths, group, supervisor.device_registration, supervisor.device_poll)
-        self._resources = resources
-        self._lifecycle.running = lambda loaded: resources.serve(self._device_routes(loaded))
-        self._lifecycle.ending = resources.end
-
-    def _device_routes(self, loaded: Loaded) -> list[Route]:
-        return [route for route in self._registry.routes("device") if route.plugin == loaded.name]
+        self._resources = self._lifecycle.devices = Resources(
+            self._runner,
+            paths,
+            group,
+            lambda: self._registry.routes("device"),
+            supervisor.device_registration,
+            supervisor.device_poll,
+        )
 
     async def _start_plugins(self) -> None:
         await self._lifecycle.apply(self._configuration.plugins)
@@ -277,11 +279,12 @@ class Daemon:
         try:
             known = all(state.loaded is not None for state in self._lifecycle.states.values())
             native = self._configuration.supervisor.native_entrypoints
-            report = await asyncio.to_thread(deploy, self._registry, self._paths, native=native, prune=known)
+            done = await asyncio.to_thread(deploy, self._registry, self._paths, native=native, prune=known)
         except PluginError as error:
-            LOG.error("the entrypoint scripts cannot be installed: %s", error)
-        else:
-            LOG.info("entrypoint scripts: %s", report)
+            LOG.error("the entrypoints cannot be installed: %s", error)
+            return
+        self._entrypoints = done.entrypoints.reason
+        done.tell(LOG)
 
     # --- what plugins are given ---------------------------------------------------------------------------------
 
@@ -346,6 +349,7 @@ class Daemon:
         ledger = self._staging.ledger
         records = await asyncio.to_thread(self._attachments.list)
         staged, targets = await asyncio.to_thread(lambda: (ledger.all_staged(), ledger.targets()))
+        kind = await asyncio.to_thread(installed, self._paths)
         return self._vital() | {
             "version": version("nodeplug"),
             "node": node_name(self._configuration.supervisor),
@@ -354,6 +358,7 @@ class Daemon:
             "attachments": status.attachments(records),
             "volumes": status.volumes(staged, targets),
             "recent": self._observer.recorder.as_dicts(),
+            "entrypoints": {"kind": kind, "reason": self._entrypoints},
         }
 
     def _vital(self) -> dict[str, Any]:

@@ -1,28 +1,73 @@
 """From claims to entrypoint scripts on the node.
 
-Owns: which names a set of loaded plugins needs installed, and loading a configuration without starting anything, which
-is all that `install`, `plugins` and `check-config` need.
+Owns: which names a set of loaded plugins needs installed, whether their entrypoints are compiled, and loading a
+configuration without starting anything, which is all that `install`, `plugins` and `check-config` need.
 Refuses: to touch files itself (see `nodeplug.install.files`).
 """
 
+import asyncio
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Never
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final, Literal, Never
 
 from nodeplug.config import Configuration, Paths, node_name
-from nodeplug.errors import NotSupported
+from nodeplug.errors import NotFound, NotSupported, PluginError
 from nodeplug.flex.codec import capabilities_file
 from nodeplug.host import Host
 from nodeplug.install.files import Report, drivers_in_use, install, uninstall
-from nodeplug.install.native import compile_scripts
-from nodeplug.install.ownership import Folders
-from nodeplug.install.scripts import Scripts
+from nodeplug.install.native import compile_one, compiler
+from nodeplug.install.ownership import Folders, folder_name, installed_kind
+from nodeplug.install.scripts import PROGRAM, Scripts, led_by
 from nodeplug.journal import Journal, file_name, read_boot_id
 from nodeplug.lifecycle import Lifecycle, PluginState
 from nodeplug.mounts import mounts
 from nodeplug.registry import Registry
 from nodeplug.runner import Runner
+
+Native = bool | Literal["auto"]
+"""Whether to compile the entrypoints: always, never, or if the node can."""
+_INSTEAD: Final = "with native_entrypoints = false, or --script, the Python scripts do the same job"
+
+
+@dataclass(frozen=True, slots=True)
+class Entrypoints:
+    """What is installed, and why that.
+
+    Attributes:
+        kind: "native" or "script".
+        reason: in words, for people.
+        warning: the reason is a failure that somebody should look at.
+    """
+
+    kind: Literal["native", "script"]
+    reason: str
+    warning: bool = False
+
+    def as_dict(self) -> dict[str, str]:
+        """Return kind and reason for JSON."""
+        return {"kind": self.kind, "reason": self.reason}
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """What `deploy` did."""
+
+    report: Report
+    entrypoints: Entrypoints
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the report and the kind of the entrypoints for JSON."""
+        return self.report.as_dict() | {"entrypoints": self.entrypoints.as_dict()}
+
+    def tell(self, log: logging.Logger) -> None:
+        """Log it."""
+        chosen = self.entrypoints
+        if chosen.warning:
+            log.warning("scripts are installed, not compiled entrypoints: %s", chosen.reason)
+        log.info("entrypoints: %s (%s): %s", chosen.kind, chosen.reason, self.report)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +101,8 @@ def inspect(configuration: Configuration) -> Inspected:
         )
 
     lifecycle = Lifecycle(Registry(), Runner(), make_host)
-    lifecycle.load_all({name: section for name, section in configuration.plugins.items() if section.enabled})
+    enabled = {name: section for name, section in configuration.plugins.items() if section.enabled}
+    asyncio.run(lifecycle.load_all(enabled))  # in threads with deadlines: a constructor may block
     return Inspected(lifecycle.registry, lifecycle.states)
 
 
@@ -73,35 +119,80 @@ def deploy(
     registry: Registry,
     paths: Paths,
     *,
-    native: bool = False,
+    native: Native = "auto",
     conflists: Mapping[str, bytes] | None = None,
     prune: bool = True,
-) -> Report:
-    """Install the scripts of every claim, and remove those of claims that are gone.
+) -> Deployment:
+    """Install the entrypoints of every claim, and remove those of claims that are gone.
 
     Args:
         registry: the loaded plugins.
         paths: of the node.
-        native: compile the entrypoints instead of installing the scripts.
+        native: whether to compile the entrypoints.
         conflists: by file name, network configurations to install as well.
         prune: False while a plugin is refused: its claims are unknown, and a runtime that finds no executable can
             never DEL its containers.
 
     Raises:
-        PluginError: see `install.files.install` and `install.native.compile_scripts`; without a compiler nothing
-            was changed.
+        PluginError: see `install.files.install` and `entrypoints`; if they cannot be compiled, nothing was changed.
     """
-    render = compile_scripts if native else Scripts.render
     drivers = {route.claim.name: capabilities_file(route.claim, route.hooks) for route in registry.routes("volume")}
-    return install(
+    places = [paths.cni_bin, *(paths.flexvolume / folder_name(driver) for driver in drivers)]
+    scripts, chosen = entrypoints(paths, native, places)
+    report = install(
         cni=[route.claim.name for route in registry.routes("cni")],
         drivers=drivers,
         folders=folders(paths),
-        scripts=render(socket=paths.exec_socket, spool=paths.spool),
+        scripts=scripts,
         conflists=conflists,
         prune=prune,
         in_use=drivers_in_use(mount.target for mount in mounts()),
     )
+    return Deployment(report, chosen)
+
+
+def entrypoints(paths: Paths, native: Native, places: Iterable[Path] = ()) -> tuple[Scripts, Entrypoints]:
+    """Make what will be installed, compiled or not.
+
+    Args:
+        paths: of the node.
+        native: whether to compile.
+        places: the folders of the scripts; a compiled program is named by its path, which has to fit.
+
+    Raises:
+        NotFound: `native` is True and there is no compiler; or the sources are missing.
+        PluginError: `native` is True, and the compiler failed or a folder's path cannot stand in a script's first line.
+    """
+    scripts = Scripts.render(socket=paths.exec_socket, spool=paths.spool)
+    if native is False:
+        return scripts, Entrypoints("script", "compiled ones are not wanted")
+    try:
+        for folder in places:
+            led_by(b"", folder / f"{PROGRAM}{'0' * 12}")
+        compiled = _compiled(scripts, paths)
+    except PluginError as error:
+        if native is True:
+            raise type(error)(f"{error}; {_INSTEAD}") from error
+        return scripts, Entrypoints("script", str(error), warning=not isinstance(error, NotFound))
+    return compiled, Entrypoints("native", f"compiled with {compiler()[0]}")
+
+
+def _compiled(scripts: Scripts, paths: Paths) -> Scripts:
+    cni, flex = (
+        compile_one(flex=flex, socket=paths.exec_socket, spool=paths.spool, cache=compiled_cache(paths))
+        for flex in (False, True)
+    )
+    return replace(scripts, cni_program=cni, flex_program=flex)
+
+
+def installed(paths: Paths) -> str:
+    """Return the kind of the entrypoints that are on the node; see `install.ownership.installed_kind`."""
+    return installed_kind(folders(paths))
+
+
+def compiled_cache(paths: Paths) -> Path:
+    """Return the folder that keeps what was compiled."""
+    return paths.state / "compiled"
 
 
 def withdraw(paths: Paths) -> Report:
@@ -110,4 +201,6 @@ def withdraw(paths: Paths) -> Report:
     Raises:
         PluginError: see `install.files.uninstall`.
     """
-    return uninstall(folders=folders(paths), in_use=drivers_in_use(mount.target for mount in mounts()))
+    report = uninstall(folders=folders(paths), in_use=drivers_in_use(mount.target for mount in mounts()))
+    shutil.rmtree(compiled_cache(paths), ignore_errors=True)
+    return report
