@@ -3,14 +3,19 @@
 Owns: one `PluginState` per `[plugins.<name>]` section, and the steps that lead from one state to the next.
 Refuses: to touch a plugin whose section did not change, and to let one plugin's failure reach another. A start that
 raises disables this plugin alone and is tried again, each time later.
+
+A plugin whose section changed is exchanged: the new instance is constructed beside the one that runs. If that fails,
+nothing else happens. Otherwise, in one step on the loop, every claim leads to its new owner and calls for it wait;
+the calls that are inside the former instance end, then it is stopped, then the new one starts and the calls go on. If
+its start fails, an instance with the former section is started instead.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Any, Final, Literal, Protocol
 
 from nodeplug.call import Call
 from nodeplug.config import PluginSection
@@ -25,9 +30,11 @@ FIRST_RETRY: Final = 1.0
 LAST_RETRY: Final = 60.0
 LOAD_PATIENCE: Final = 3.0
 """Seconds after which plugins start without waiting for one that still loads."""
+CALL_PATIENCE: Final = 30.0
+"""Seconds that calls inside a plugin get to end before it is stopped by a reload; those for its successor wait."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class PluginState:
     """Where one section stands.
 
@@ -35,7 +42,8 @@ class PluginState:
         name: the section's name.
         section: the configuration that led here.
         state: "refused" cannot be loaded; "failed" its start raised or its loading hangs; "starting"; "running".
-        reason: why it is refused, failed or not healthy; empty when all is well.
+        fault: why it is refused, failed or not healthy; empty when all is well.
+        rejected: why a newer section is not in force, and this one still is; empty when there is none.
         retry_at: `time.monotonic()` of the next start, when failed.
         retry_after: seconds of the present backoff.
     """
@@ -44,7 +52,8 @@ class PluginState:
     section: PluginSection
     distribution: str = ""
     state: State = "refused"
-    reason: str = ""
+    fault: str = ""
+    rejected: str = ""
     loaded: Loaded | None = None
     retry_at: float = 0.0
     retry_after: float = FIRST_RETRY
@@ -53,6 +62,11 @@ class PluginState:
     def uses(self) -> str:
         """The entry-point name or `module:Class` of the plugin."""
         return self.section.uses or self.name
+
+    @property
+    def reason(self) -> str:
+        """Everything that is wrong with it; empty when all is well."""
+        return "; ".join(filter(None, (self.fault, self.rejected)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +96,36 @@ def difference(now: Mapping[str, PluginSection], wanted: Mapping[str, PluginSect
     )
 
 
-async def _nothing(_: str) -> None:
-    return
+class Devices(Protocol):
+    """What serves the resources of plugins, and must know how these are."""
+
+    def serve(self, plugin: str) -> None:
+        """Serve what a plugin that runs now claims; what is served already stays so."""
+
+    def hold(self, plugin: str) -> None:
+        """Keep what is served, and ask nothing of the plugin until the next `serve`."""
+
+    def withdraw(self, plugin: str, reason: str) -> None:
+        """Tell that no instance of the plugin could be started."""
+
+    async def end(self, plugin: str) -> None:
+        """End what is served and no other plugin claims; awaited before the plugin is stopped."""
+
+
+class NoDevices:
+    """Serves nothing: for a life cycle without a kubelet."""
+
+    def serve(self, plugin: str) -> None:
+        """Do nothing."""
+
+    def hold(self, plugin: str) -> None:
+        """Do nothing."""
+
+    def withdraw(self, plugin: str, reason: str) -> None:
+        """Do nothing."""
+
+    async def end(self, plugin: str) -> None:
+        """Do nothing."""
 
 
 @dataclass(slots=True)
@@ -91,24 +133,32 @@ class Lifecycle:
     """All configured plugins. Used from the event loop alone.
 
     Attributes:
-        running: called with a plugin that has just started, to serve its devices.
-        ending: called with the name of a plugin that is about to stop; awaited before its `stop`.
+        devices: what serves the plugins' resources.
     """
 
     registry: Registry
     runner: Runner
     make_host: Callable[[str], Host]
-    running: Callable[[Loaded], None] = lambda _: None
-    ending: Callable[[str], Awaitable[None]] = _nothing
+    devices: Devices = field(default_factory=NoDevices)
     states: dict[str, PluginState] = field(default_factory=dict)
     _retries: set["asyncio.Task[None]"] = field(default_factory=set)
 
-    def load_all(self, sections: Mapping[str, PluginSection]) -> None:
-        """Load sections in the calling thread, without starting them: to look at a configuration, not to serve it."""
-        for name, section in sections.items():
-            state = self.states[name] = PluginState(name, section)
+    def __post_init__(self) -> None:
+        self.runner.renew = self.registry.renewed
+
+    async def load_all(self, sections: Mapping[str, PluginSection]) -> None:
+        """Load sections without starting them: to look at a configuration, not to serve it."""
+        self.runner.deadlines = {name: section.deadline for name, section in sections.items()}
+        self.states.update({name: PluginState(name, section) for name, section in sections.items()})
+        loads = [asyncio.create_task(self._load(state)) for state in self.states.values()]
+        for state, result in zip(
+            self.states.values(), await asyncio.gather(*loads, return_exceptions=True), strict=True
+        ):
             try:
-                self._take_in(state, self._prepare(state))
+                if isinstance(result, BaseException):
+                    raise result
+                state.loaded = self.registry.adopt(result)
+                state.state = "starting"
             except PluginError as error:
                 self._refuse(state, error)
 
@@ -121,10 +171,12 @@ class Lifecycle:
         wanted = {name: section for name, section in sections.items() if section.enabled}
         self.runner.deadlines = {name: section.deadline for name, section in wanted.items()}
         changes = difference({name: state.section for name, state in self.states.items()}, wanted)
-        await asyncio.gather(*(self._end(name) for name in (*changes.removed, *changes.changed)))
-        # What was refused is loaded again too: the owner of a doubly claimed name may be gone now.
-        refused = self.refused
-        await self._bring_up([PluginState(name, wanted[name]) for name in (*refused, *changes.changed, *changes.added)])
+        renewed = {*changes.added, *changes.changed}
+        for name in wanted.keys() & self.states.keys() - renewed:
+            self.states[name].rejected = ""  # the section is the one that is in force, again
+            if self.states[name].state == "refused":
+                renewed.add(name)  # the owner of a doubly claimed name may be gone now
+        await self._bring_up([PluginState(name, wanted[name]) for name in wanted if name in renewed], changes.removed)
         return changes
 
     async def retry_failed(self) -> None:
@@ -139,8 +191,8 @@ class Lifecycle:
 
     @property
     def refused(self) -> list[str]:
-        """The sections whose plugins cannot be loaded as things are."""
-        return [name for name, state in self.states.items() if state.state == "refused"]
+        """The sections that are not in force, since their plugins cannot be loaded or started as things are."""
+        return [name for name, state in self.states.items() if state.state == "refused" or state.rejected]
 
     async def check_health(self) -> Mapping[str, str]:
         """Ask every running plugin for its health.
@@ -159,7 +211,7 @@ class Lifecycle:
         """Stop every plugin; one that hangs is left behind at its deadline."""
         await asyncio.gather(*(self._end(name) for name in list(self.states)))
 
-    async def _bring_up(self, states: Sequence[PluginState]) -> None:
+    async def _bring_up(self, states: Sequence[PluginState], leaving: Collection[str] = ()) -> None:
         """Load and start, each plugin in its own time.
 
         Those that load promptly are taken in by their order in the configuration, so that of two owners of one claim
@@ -167,22 +219,136 @@ class Lifecycle:
         """
         for state in states:
             state.state = "starting"
-            self.states[state.name] = state
-        loads = [(state, asyncio.create_task(self._load(state), name=f"load {state.name}")) for state in states]
+            if self._former(state) is None:
+                self.states[state.name] = state
+        loads = [
+            _Load(state, self._former(state), asyncio.create_task(self._load(state), name=f"load {state.name}"))
+            for state in states
+        ]
         if loads:
-            await asyncio.wait([load for _, load in loads], timeout=LOAD_PATIENCE)
-        prompt = [(state, load) for state, load in loads if load.done()]
-        for state, load in prompt:
-            self._settle(state, load)
-        late = [(state, load) for state, load in loads if (state, load) not in prompt]
-        await asyncio.gather(
-            *(self._start(state) for state, _ in prompt), *(self._start_late(state, load) for state, load in late)
-        )
+            await asyncio.wait([load.task for load in loads], timeout=LOAD_PATIENCE)
+        prompt = [load for load in loads if load.task.done()]
+        late = [load for load in loads if load not in prompt]
+        await asyncio.gather(self._exchange(prompt, leaving), *(self._bring_up_late(load) for load in late))
 
-    async def _start_late(self, state: PluginState, load: "asyncio.Task[Loaded]") -> None:
-        await asyncio.wait({load})
-        self._settle(state, load)
-        await self._start(state)
+    async def _bring_up_late(self, load: "_Load") -> None:
+        await asyncio.wait({load.task})
+        await self._exchange([load], ())
+
+    def _former(self, state: PluginState) -> PluginState | None:
+        """Return the state that this one is to replace, if there is a plugin behind it."""
+        present = self.states.get(state.name)
+        return None if present is state or present is None or present.loaded is None else present
+
+    async def _exchange(self, loads: Iterable["_Load"], leaving: Collection[str]) -> None:
+        """Let loaded plugins take the places of their predecessors, and others go."""
+        # One that was removed meanwhile is left alone.
+        known = [load for load in loads if self.states.get(load.state.name) in {load.state, load.former}]
+        candidates = self._candidates(known)
+        accepted, refusals = self.registry.admissible([loaded for _, loaded in candidates.values()], leaving)
+        for name, error in refusals.items():
+            self._refuse(candidates[name][0], error)
+        entering = {loaded.name: candidates[loaded.name][0] for loaded in accepted}
+        donors = {loaded.name: self._donors(loaded) for loaded in accepted}
+        old = {name: self.states.pop(name) for name in leaving if name in self.states}
+        old |= {name: former for name, state in entering.items() if (former := self._former(state)) is not None}
+        inside = {name: self.runner.working(name) for name in old}
+        for name in old:
+            self.devices.hold(name)
+        # From here to the end of the loop nothing is awaited: no call sees half of it.
+        self.registry.exchange(leaving, accepted)
+        for name in leaving:
+            self.registry.disabled.pop(name, None)
+        for name, state in entering.items():
+            self.states[name], state.loaded = state, candidates[name][1]
+            self._close(name, hold=any(donor in old and old[donor].state == "running" for donor in donors[name]))
+        retiring = {
+            name: asyncio.create_task(self._retire(state, inside[name], leaving), name=f"retire {name}")
+            for name, state in old.items()
+        }
+        taking_over = (
+            self._take_over(state, old.get(name), [retiring[donor] for donor in donors[name] if donor in retiring])
+            for name, state in entering.items()
+        )
+        await asyncio.gather(*retiring.values(), *taking_over)
+
+    def _candidates(self, loads: Iterable["_Load"]) -> dict[str, tuple[PluginState, Loaded]]:
+        candidates = {}
+        for load in loads:
+            try:
+                candidates[load.state.name] = load.state, load.task.result()
+            except TryAgain as error:  # it hangs, or an earlier attempt still does
+                self._postpone(load.state, error)
+            except PluginError as error:
+                self._refuse(load.state, error)
+        return candidates
+
+    def _donors(self, loaded: Loaded) -> set[str]:
+        """Return the plugins that must have stopped before one starts: its predecessor, and owners of its claims."""
+        return {
+            name
+            for name, other in self.registry.plugins.items()
+            if name == loaded.name or set(other.claims) & set(loaded.claims)
+        }
+
+    def _close(self, name: str, *, hold: bool) -> None:
+        """Keep calls off a plugin that does not run yet: they wait if they were served before, or are refused."""
+        if hold:
+            self.runner.hold(name)
+            self.registry.disabled.pop(name, None)
+        else:
+            self.registry.disabled[name] = "it is starting"
+
+    async def _retire(self, old: PluginState, inside: "set[asyncio.Future[Any]]", leaving: Collection[str]) -> None:
+        """Stop an instance once the calls inside it have ended."""
+        if old.name in leaving:
+            await self.devices.end(old.name)
+        if inside:
+            _, late = await asyncio.wait(inside, timeout=CALL_PATIENCE)
+            if late:
+                LOG.warning("plugin %s is stopped with %d calls inside it", old.name, len(late))
+        await self._stop(old)
+        LOG.info("plugin %s is unloaded", old.name)
+
+    async def _take_over(
+        self, state: PluginState, former: PluginState | None, retiring: Sequence["asyncio.Task[None]"]
+    ) -> None:
+        try:
+            if retiring:
+                await asyncio.wait(retiring)
+            error = await self._begin(state)
+            if error is not None and former is not None and former.state == "running":
+                state, error = await self._fall_back(state, former, error)
+            self._begun(state, error)
+        finally:
+            self.runner.release(state.name)
+
+    async def _fall_back(
+        self, state: PluginState, former: PluginState, error: PluginError
+    ) -> tuple[PluginState, PluginError | None]:
+        """Start the former configuration in a new instance: a stopped one is never started again.
+
+        Returns:
+            The state that holds now, and why it does not run.
+        """
+        LOG.error("plugin %s does not start with its new configuration: %s", state.name, error)
+        again = PluginState(former.name, former.section)
+        again.rejected = f"its new configuration does not start, the former one serves: {error}"
+        try:
+            candidate = await self._load(again)
+            if self.states.get(state.name) is not state:
+                return state, error  # removed meanwhile
+            again.loaded = self.registry.adopt(candidate)
+        except PluginError as failure:
+            LOG.error("plugin %s cannot go back to its former configuration: %s", state.name, failure)
+            return state, error
+        self.states[state.name] = again
+        failed = await self._begin(again)
+        if failed is None or self.states.get(state.name) is not again or state.loaded is None:
+            return again, failed
+        self.registry.adopt(state.loaded)
+        self.states[state.name] = state
+        return state, error
 
     async def _load(self, state: PluginState) -> Loaded:
         candidate: Loaded = await self.runner.load(state.name, lambda: self._prepare(state))
@@ -196,52 +362,56 @@ class Lifecycle:
         plugin = _construct(state.name, found.cls, config, self.make_host(state.name))
         return examine(state.name, plugin, found.distribution)
 
-    def _settle(self, state: PluginState, load: "asyncio.Task[Loaded]") -> None:
-        """Take a plugin in whose loading has ended."""
-        if self.states.get(state.name) is not state:
-            return  # removed or changed meanwhile
-        try:
-            self._take_in(state, load.result())
-        except TryAgain as error:  # it hangs, or an earlier attempt still does
-            self._postpone(state, error)
-        except PluginError as error:
-            self._refuse(state, error)
-
-    def _take_in(self, state: PluginState, candidate: Loaded) -> None:
-        state.loaded = self.registry.adopt(candidate)
-        state.state = "starting"
-        self.registry.disabled[state.name] = "it is starting"
-
     def _refuse(self, state: PluginState, error: PluginError) -> None:
-        state.state, state.reason = "refused", str(error)
         LOG.error("plugin %s is refused: %s", state.name, str(error).replace("\n", "; "))
+        if not self._kept(state, error):
+            state.state, state.fault = "refused", str(error)
+
+    def _kept(self, state: PluginState, error: PluginError) -> bool:
+        """Stay with the former section, if there is a plugin behind it, when the new one cannot be loaded."""
+        former = self._former(state)
+        if former is None:
+            return False
+        former.rejected = f"its new configuration cannot be loaded, the former one serves: {error}"
+        return True
 
     async def _start(self, state: PluginState) -> None:
-        loaded = state.loaded
-        if loaded is None:
-            return
+        self._begun(state, await self._begin(state))
+
+    async def _begin(self, state: PluginState) -> PluginError | None:
+        """Call `start`; return its error."""
         state.state = "starting"
-        try:
-            if "start" in loaded.hooks:
-                call = Call("start", f"plugin:{state.name}", key=f"life cycle of {state.name}")
+        loaded = state.loaded
+        if loaded is not None and "start" in loaded.hooks:
+            call = Call("start", f"plugin:{state.name}", key=f"life cycle of {state.name}")
+            try:
                 await self.runner.call(loaded.route, "start", call, {})
-        except PluginError as error:
+            except PluginError as error:
+                return error
+        return None
+
+    def _begun(self, state: PluginState, error: PluginError | None) -> None:
+        """Serve a plugin whose start has ended, or try again later."""
+        if self.states.get(state.name) is not state or state.loaded is None:
+            return  # removed or changed meanwhile
+        if error is not None:
             self._postpone(state, error)
             return
-        if self.states.get(state.name) is not state:
-            return  # removed or changed meanwhile
-        state.state, state.reason, state.retry_after = "running", "", FIRST_RETRY
+        state.state, state.fault, state.retry_after = "running", "", FIRST_RETRY
         self.registry.disabled.pop(state.name, None)
-        LOG.info("plugin %s runs: %s", state.name, ", ".join(map(str, loaded.claims)) or "no claims")
-        self.running(loaded)
+        LOG.info("plugin %s runs: %s", state.name, ", ".join(map(str, state.loaded.claims)) or "no claims")
+        self.devices.serve(state.name)
 
     def _postpone(self, state: PluginState, error: PluginError) -> None:
-        if state.reason != str(error):
+        if state.fault != str(error):
             LOG.error("plugin %s does not start: %s", state.name, error)
-        state.state, state.reason = "failed", str(error)
+        if self._kept(state, error):
+            return
+        state.state, state.fault = "failed", str(error)
         state.retry_at = time.monotonic() + state.retry_after
         state.retry_after = min(state.retry_after * 2, LAST_RETRY)
         self.registry.disabled[state.name] = f"its start failed: {error}"
+        self.devices.withdraw(state.name, str(error))
 
     async def _check(self, state: PluginState) -> None:
         loaded = state.loaded
@@ -252,27 +422,37 @@ class Lifecycle:
                 loaded.route, "health", Call("health", f"plugin:{state.name}", f"health of {state.name}"), {}
             )
         except PluginError as error:
-            if state.reason != str(error):
+            if state.fault != str(error):
                 LOG.warning("plugin %s is not well: %s", state.name, error)
-            state.reason = str(error)
+            state.fault = str(error)
         else:
-            state.reason = ""
+            state.fault = ""
 
     async def _end(self, name: str) -> None:
         state = self.states.pop(name)
-        await self.ending(name)
-        loaded = state.loaded
-        if loaded is None:
-            return
-        if "stop" in loaded.hooks and state.state == "running":
-            call = Call("stop", f"plugin:{name}", key=f"life cycle of {name}")
-            try:
-                await self.runner.call(loaded.route, "stop", call, {})
-            except PluginError as error:
-                LOG.error("plugin %s did not stop: %s", name, error)
+        await self.devices.end(name)
+        await self._stop(state)
         self.registry.unload(name)
         self.registry.disabled.pop(name, None)
         LOG.info("plugin %s is unloaded", name)
+
+    async def _stop(self, state: PluginState) -> None:
+        loaded = state.loaded
+        if loaded is not None and "stop" in loaded.hooks and state.state == "running":
+            call = Call("stop", f"plugin:{state.name}", key=f"life cycle of {state.name}")
+            try:
+                await self.runner.call(loaded.route, "stop", call, {})
+            except PluginError as error:
+                LOG.error("plugin %s did not stop: %s", state.name, error)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Load:
+    """The loading of one plugin, and what it is to replace."""
+
+    state: PluginState
+    former: PluginState | None
+    task: "asyncio.Task[Loaded]"
 
 
 def _construct(name: str, cls: Callable[..., object], config: object, host: Host) -> object:

@@ -10,7 +10,7 @@ A request is for exactly one plugin: a route leads to the owner of the claim and
 import importlib
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Final
@@ -215,26 +215,49 @@ class Registry:
         return self.adopt(examine(name, plugin, distribution))
 
     def adopt(self, candidate: Loaded) -> Loaded:
-        """Take in an examined plugin.
+        """Take in an examined plugin, in the place of one that has its name.
 
         Raises:
-            PluginRefused: one of its claims has an owner already; both are named.
+            PluginRefused: one of its claims has another owner; both are named.
         """
-        for claim in candidate.claims:
-            route = self._routes.get((claim.kind, claim.name))
-            if route is not None:
-                owner = self.plugins[route.plugin].who
-                raise PluginRefused(
-                    f"{candidate.who} claims {claim}, which {owner} owns already; disable one of the two"
-                )
-        self.plugins[candidate.name] = candidate
-        self._rebuild()
+        _, refusals = self.admissible([candidate])
+        if candidate.name in refusals:
+            raise refusals[candidate.name]
+        self.exchange((), [candidate])
         return candidate
+
+    def admissible(
+        self, candidates: Iterable[Loaded], leaving: Collection[str] = ()
+    ) -> tuple[list[Loaded], dict[str, PluginRefused]]:
+        """Tell which candidates can be taken in together, once the plugins `leaving` are gone.
+
+        The first of two candidates for a claim gets it. A refused one's predecessor keeps its own claims, which may
+        refuse others in turn.
+
+        Returns:
+            The candidates without conflict, and why the others are refused, by section name.
+        """
+        chosen = {candidate.name: candidate for candidate in candidates}
+        refusals: dict[str, PluginRefused] = {}
+        while True:
+            staying = [other for name, other in self.plugins.items() if name not in chosen and name not in leaving]
+            refused = _first_conflict(staying, chosen.values())
+            if refused is None:
+                return list(chosen.values()), refusals
+            name, refusals[name] = refused
+            del chosen[name]
+
+    def exchange(self, leaving: Iterable[str], entering: Iterable[Loaded]) -> None:
+        """Let plugins go and others take their places, in one step: each claim leads to its new owner from now on."""
+        for name in leaving:
+            self.plugins.pop(name, None)
+        for candidate in entering:
+            self.plugins[candidate.name] = candidate
+        self._rebuild()
 
     def unload(self, name: str) -> None:
         """Forget a plugin; succeed when it is not loaded."""
-        self.plugins.pop(name, None)
-        self._rebuild()
+        self.exchange([name], ())
 
     def route(self, kind: ClaimKind, name: str) -> Route:
         """Return the way to a claim.
@@ -254,6 +277,14 @@ class Registry:
             raise TryAgain(f"plugin {route.plugin!r} is not running: {self.disabled[route.plugin]}")
         return route
 
+    def renewed(self, route: PluginRoute) -> PluginRoute:
+        """Return the way as it is now: the claim may have got another owner, or its owner another instance.
+
+        Raises:
+            NotFound, TryAgain: see `route`. The way to a plugin itself leads to one instance and stays as it is.
+        """
+        return self.route(route.claim.kind, route.claim.name) if isinstance(route, Route) else route
+
     def routes(self, kind: ClaimKind) -> Sequence[Route]:
         """Return all routes of one kind."""
         return [route for (of, _), route in self._routes.items() if of == kind]
@@ -270,6 +301,17 @@ class Registry:
         self._routes = routes
 
 
+def _first_conflict(staying: Iterable[Loaded], entering: Iterable[Loaded]) -> tuple[str, PluginRefused] | None:
+    owners = {claim: other for other in staying for claim in other.claims}
+    for candidate in entering:
+        for claim in candidate.claims:
+            if claim in owners:
+                text = f"{candidate.who} claims {claim}, which {owners[claim].who} owns already; disable one of the two"
+                return candidate.name, PluginRefused(text)
+        owners.update(dict.fromkeys(candidate.claims, candidate))
+    return None
+
+
 def examine(name: str, plugin: object, distribution: str) -> Loaded:
     """Check a constructed plugin against the contract. Calls its `claims`, so it belongs into a thread.
 
@@ -282,6 +324,7 @@ def examine(name: str, plugin: object, distribution: str) -> Loaded:
         hooks = hooks_of(name, plugin)
     except (pluggy.PluginValidationError, ValueError) as error:
         raise PluginRefused(f"{who} breaks the contract: {error}") from error
+    _refuse_generators(who, plugin, hooks.own)
     if "claims" not in hooks.own:
         raise PluginRefused(f"{who} has no claims(): it answers to nothing")
     try:
@@ -313,3 +356,12 @@ def _refuse_async(who: str, plugin: object) -> None:
         method = getattr(plugin, hook, None)
         if inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method):
             raise PluginRefused(f"{who}: {hook} is `async def`; hooks are synchronous, each call has its own thread")
+
+
+def _refuse_generators(who: str, plugin: object, own: Iterable[str]) -> None:
+    for hook in sorted(own):
+        if inspect.isgeneratorfunction(getattr(plugin, hook)):
+            raise PluginRefused(
+                f"{who}: {hook} contains `yield`, so that a call of it does nothing; return a list or tuple, "
+                "or mark it `@hookimpl(wrapper=True)` if it shall wrap the hook of other plugins"
+            )

@@ -1,7 +1,8 @@
 """The only caller of plugin code.
 
-Owns: one fresh daemon thread per call, the deadline, one call at a time per key, quarantine of a plugin whose calls do
-not come back, the check of what a hook returns, and the turn of every stray exception into a PluginError.
+Owns: one fresh daemon thread per call, the deadline, one call at a time per key, the wait while a plugin is being
+exchanged, quarantine of a plugin whose calls do not come back, the check of what a hook returns, and the turn of every
+stray exception into a PluginError.
 Refuses: pools (a thread in D state or in a foreign namespace must never be reused), plugin code on the event loop,
 wire formats.
 
@@ -13,16 +14,17 @@ stays busy and its descriptors stay open until it really ends, so their numbers 
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from contextvars import copy_context
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from nodeplug.call import CURRENT, Call
 from nodeplug.errors import DeadlineExceeded, PluginError, TryAgain, text_of
 from nodeplug.hookspecs import ANSWERS
 from nodeplug.netns import Netns
-from nodeplug.registry import PluginRoute
+from nodeplug.registry import PluginRoute, Route
 
 LOG: Final = logging.getLogger(__name__)
 OVERDUE_LIMIT: Final = 4
@@ -48,6 +50,7 @@ DEFAULT_DEADLINES: Final[Mapping[str, float]] = {
 }
 """Seconds per hook; every other hook has 120. A plugin's section may say otherwise."""
 _OTHER_DEADLINE: Final = 120.0
+Hook = Callable[..., Any]
 
 
 def check_answer(route: PluginRoute, hook: str, answer: Any) -> Any:
@@ -90,13 +93,17 @@ class Runner:
             the exec protocols their front does the telling: one request may take several hooks, or none.
         in_flight: calls whose hook runs, by request id.
         overdue: those of them that were answered without their hook.
+        renew: the way to a claim as it is now; a route that somebody holds may be older than a reload.
     """
 
     deadlines: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     finished: Callable[[Call, PluginError | None], None] = lambda _call, _error: None
     in_flight: dict[str, Call] = field(default_factory=dict)
     overdue: dict[str, Overdue] = field(default_factory=dict)
+    renew: Callable[[PluginRoute], PluginRoute] = lambda route: route
     _busy: dict[tuple[str, str], asyncio.Future[Any]] = field(default_factory=dict)
+    _held: dict[str, asyncio.Future[None]] = field(default_factory=dict)
+    _visits: dict[str, set[asyncio.Future[None]]] = field(default_factory=dict)
 
     def deadline(self, plugin: str, hook: str) -> float:
         """Return how many seconds a hook of a plugin may take."""
@@ -107,6 +114,59 @@ class Runner:
         """Whether so many calls of a plugin hang that new ones are refused."""
         return sum(entry.plugin == plugin for entry in self.overdue.values()) >= OVERDUE_LIMIT
 
+    def hold(self, plugin: str) -> None:
+        """Let calls of a plugin's claims wait, within their deadlines, until `release`."""
+        self._held.setdefault(plugin, asyncio.get_running_loop().create_future())
+
+    def release(self, plugin: str) -> None:
+        """Let the calls that wait for a plugin go on; succeed when it is not held."""
+        held = self._held.pop(plugin, None)
+        if held is not None and not held.done():
+            held.set_result(None)
+
+    def working(self, plugin: str) -> set["asyncio.Future[Any]"]:
+        """Return the calls that are inside a plugin now and may still end in time; each is done when it has ended."""
+        lost = {(entry.plugin, entry.call.key) for entry in self.overdue.values()}
+        calls = {done for key, done in self._busy.items() if key[0] == plugin and key not in lost}
+        return calls | self._visits.get(plugin, set())
+
+    @contextmanager
+    def visiting(self, route: Route) -> Iterator[Route]:
+        """Enter another plugin in the thread of a call, as delegation does; waits while that plugin is being exchanged.
+
+        The plugin is not stopped for an exchange before the `with` block ends. A plugin that the thread is in already
+        is entered at once, and in the same instance: its exchange waits for this very call.
+
+        Raises:
+            TryAgain: the plugin is not ready within the deadline of the call.
+            NotFound: nobody has the claim any more.
+        """
+        thread = threading.current_thread()
+        if not isinstance(thread, _CallThread):
+            yield route
+            return
+        known = thread.inside.get(route.plugin)
+        if known is not None:
+            yield replace(route, hooks=known.hooks, callers=known.callers)
+            return
+        arrival = self._arrive(route, self.deadline(thread.plugin, thread.hook))
+        entered, left = asyncio.run_coroutine_threadsafe(arrival, thread.loop).result()
+        thread.inside[entered.plugin] = entered
+        try:
+            yield entered
+        finally:
+            del thread.inside[entered.plugin]
+            with suppress(RuntimeError):  # the loop is closed: the daemon is ending
+                thread.loop.call_soon_threadsafe(left.set_result, None)
+
+    async def _arrive(self, route: Route, seconds: float) -> "tuple[Route, asyncio.Future[None]]":
+        entered = await self._admitted(route, None, seconds)
+        left: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        visits = self._visits.setdefault(entered.plugin, set())
+        visits.add(left)
+        left.add_done_callback(visits.discard)
+        return replace(route, plugin=entered.plugin, hooks=entered.hooks, callers=entered.callers), left
+
     async def call(
         self,
         route: PluginRoute,
@@ -116,28 +176,37 @@ class Runner:
         *,
         enter: Netns | None = None,
         done: Callable[[], None] = lambda: None,
+        around: Callable[[Hook], Hook] = lambda hook: hook,
     ) -> Any:
         """Call one hook in a thread of its own and wait for its answer.
 
         Args:
-            route: the plugin that owns the claim.
+            route: the plugin that owns the claim; after a reload the call goes to the one that owns it then.
             hook: a hook that `route.hooks` names.
             call: the request that is being served; `call.key` serialises calls of one plugin.
             arguments: the hook's arguments by name.
             enter: the network namespace in which the thread starts.
             done: called once, in the thread, when the hook has really ended (closes what the call owns); also called
                 when the hook is never reached.
+            around: what is called instead of the hook, made from the hook of the instance that gets the call.
 
         Returns:
             What the hook returned, checked against the contract.
 
         Raises:
             DeadlineExceeded: the hook did not end in time; it is still running.
-            TryAgain: the plugin is quarantined, or an earlier call for the key is still running at the deadline.
+            TryAgain: the plugin is quarantined, or at the deadline an earlier call for the key is still running or the
+                plugin still being exchanged.
             PluginError: what the plugin raised, or a wrapping of anything else that it raised.
         """
+
+        def work(route: PluginRoute) -> Any:
+            if enter is not None:
+                enter.enter()
+            return check_answer(route, hook, around(route.callers[hook])(**arguments))
+
         try:
-            answer = await self._call(route, hook, call, arguments, enter, done)
+            answer = await self._call(route, hook, call, work, done)
         except PluginError as error:
             if not call.whole:
                 self.finished(call, error)
@@ -156,42 +225,46 @@ class Runner:
         """
         call = Call("load", f"plugin:{plugin}", key=f"life cycle of {plugin}")
         seconds = self.deadline(plugin, "claims")
-        await self._wait_for_key(plugin, call.key, seconds)
-        return await self._run(_CallThread(plugin, "load", call, work, lambda: None), seconds)
+        itself = PluginRoute(plugin, frozenset(), {})
+        await self._admitted(itself, call.key, seconds)
+        return await self._run(_CallThread(itself, "load", call, work, lambda: None), seconds)
 
     async def _call(
-        self,
-        route: PluginRoute,
-        hook: str,
-        call: Call,
-        arguments: Mapping[str, Any],
-        enter: Netns | None,
-        done: Callable[[], None],
+        self, route: PluginRoute, hook: str, call: Call, work: Callable[[PluginRoute], Any], done: Callable[[], None]
     ) -> Any:
-        seconds = self.deadline(route.plugin, hook)
         try:
             self._refuse_quarantined(route.plugin)
-            await self._wait_for_key(route.plugin, call.key, seconds)
+            admitted = await self._admitted(route, call.key, self.deadline(route.plugin, hook))
+            if hook not in admitted.hooks:
+                raise TryAgain(f"plugin {admitted.plugin!r} has no {hook} since it was reloaded; ask again")
         except BaseException:
             done()
             raise
+        thread = _CallThread(admitted, hook, call, lambda: work(admitted), done)
+        return await self._run(thread, self.deadline(admitted.plugin, hook))
 
-        def work() -> Any:
-            if enter is not None:
-                enter.enter()
-            return invoke(route, hook, arguments)
+    async def _admitted(self, route: PluginRoute, key: str | None, seconds: float) -> PluginRoute:
+        """Wait until the plugin is not held and nobody else works on the key; return the way as it is then.
 
-        return await self._run(_CallThread(route.plugin, hook, call, work, done), seconds)
-
-    async def _wait_for_key(self, plugin: str, key: str, seconds: float) -> None:
+        The caller must not wait before it uses the answer: what was looked at last holds until then.
+        """
+        what = ""
         try:
             async with asyncio.timeout(seconds):
-                while (earlier := self._busy.get((plugin, key))) is not None:
-                    await asyncio.wait([earlier])
+                while True:
+                    route = self.renew(route)
+                    held = self._held.get(route.plugin) if isinstance(route, Route) else None
+                    earlier = self._busy.get((route.plugin, key)) if key is not None else None
+                    if held is not None:
+                        what = f"plugin {route.plugin!r} is being reloaded and does not run"
+                        await asyncio.wait([held])
+                    elif earlier is not None:
+                        what = f"an earlier call for {key!r} of plugin {route.plugin!r} is still running"
+                        await asyncio.wait([earlier])
+                    else:
+                        return route
         except TimeoutError:
-            raise TryAgain(
-                f"an earlier call for {key!r} of plugin {plugin!r} is still running after {seconds:g} s"
-            ) from None
+            raise TryAgain(f"{what} after {seconds:g} s") from None
 
     def _refuse_quarantined(self, plugin: str) -> None:
         if self.quarantined(plugin):
@@ -239,14 +312,17 @@ class Runner:
 class _CallThread(threading.Thread):
     """One call. Daemonic: a hung hook never keeps the process alive."""
 
-    def __init__(self, plugin: str, hook: str, call: Call, work: Callable[[], Any], done: Callable[[], None]) -> None:
-        super().__init__(name=f"{plugin}:{hook}:{call.key}"[:120], daemon=True)
-        self.plugin = plugin
+    def __init__(
+        self, route: PluginRoute, hook: str, call: Call, work: Callable[[], Any], done: Callable[[], None]
+    ) -> None:
+        super().__init__(name=f"{route.plugin}:{hook}:{call.key}"[:120], daemon=True)
+        self.plugin = route.plugin
         self.hook = hook
         self.call = call
-        self.key = (plugin, call.key)
-        self._loop = asyncio.get_running_loop()
-        self.outcome: asyncio.Future[Any] = self._loop.create_future()
+        self.key = (route.plugin, call.key)
+        self.inside = {route.plugin: route}
+        self.loop = asyncio.get_running_loop()
+        self.outcome: asyncio.Future[Any] = self.loop.create_future()
         self._work = work
         self._done = done
         self._context = copy_context()
@@ -258,7 +334,7 @@ class _CallThread(threading.Thread):
         except RuntimeError as error:
             self._done()
             text = f"the daemon cannot start another thread ({error}); raise its limit of tasks, or call less at once"
-            self._loop.call_soon(self._resolve, None, TryAgain(text))
+            self.loop.call_soon(self._resolve, None, TryAgain(text))
 
     def run(self) -> None:
         self._context.run(self._run)
@@ -277,7 +353,7 @@ class _CallThread(threading.Thread):
         except BaseException as raised:
             error = _stray(self.plugin, self.hook, self.call, raised)
         try:
-            self._loop.call_soon_threadsafe(self._resolve, answer, error)
+            self.loop.call_soon_threadsafe(self._resolve, answer, error)
         except RuntimeError:  # the loop is closed: the daemon is ending and nobody waits
             return
 

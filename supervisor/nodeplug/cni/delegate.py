@@ -13,8 +13,8 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -72,10 +72,12 @@ class Delegation:
     Attributes:
         registry: who serves which claim.
         timeout: seconds that a foreign plugin may take; less than the deadline of the hook that calls it.
+        visiting: entered around a call of a claim of this daemon, with its route: see `Runner.visiting`.
     """
 
     registry: Registry
     timeout: float = 50.0
+    visiting: Callable[[Route], AbstractContextManager[Route]] = nullcontext
 
     def __call__(self, request: CniRequest, plugin_type: str, config: Mapping[str, Any]) -> CniResult | None:
         """Run one delegate.
@@ -99,7 +101,8 @@ class Delegation:
         # Host-side work belongs to the caller's namespace, wherever the plugin has moved its thread meanwhile.
         with request.host_netns.entered():
             if any(route.claim.name == plugin_type for route in self.registry.routes("cni")):
-                return self._inside(self.registry.route("cni", plugin_type), request, config)
+                with self.visiting(self.registry.route("cni", plugin_type)) as route:
+                    return self._inside(route, request, config)
             return self._outside(find_plugin(plugin_type, request.path), request, config)
 
     def _inside(self, route: Route, request: CniRequest, config: Mapping[str, Any]) -> CniResult | None:

@@ -22,6 +22,7 @@ import grpc
 import grpc.aio
 
 from nodeplug.call import Call
+from nodeplug.device.binding import Binding
 from nodeplug.device.codec import encode_options
 from nodeplug.device.folder_watch import FolderWatch
 from nodeplug.device.server import API_VERSION, ResourceServer
@@ -154,10 +155,10 @@ class Retry:
 
 @dataclass(frozen=True, slots=True)
 class _Loss:
-    """Why a registration does not hold any more."""
+    """Why a registration does not hold any more; `at_once`: there is no reason to go slow."""
 
     reason: str
-    new_kubelet: bool = False
+    at_once: bool = False
 
 
 @dataclass(slots=True)
@@ -171,7 +172,7 @@ class Registration:
         registrations: how many times kubelet accepted.
     """
 
-    route: Route
+    binding: Binding
     runner: Runner
     snapshots: Snapshots
     paths: DevicePaths
@@ -187,11 +188,16 @@ class Registration:
     _said: str = ""
     _target: Target = field(init=False)
     _watch: FolderWatch | None = None
+    _options: pb.DevicePluginOptions = field(default_factory=pb.DevicePluginOptions)
 
     def __post_init__(self) -> None:
         folder = self.paths.folder(self.mode)
         self._target = KubeletSocket(folder) if self.mode == "register" else PluginWatcherFolder(folder)
-        check_socket_path(socket_path(folder, self.route.claim.name))
+        check_socket_path(socket_path(folder, self.binding.route.claim.name))
+
+    def look(self) -> None:
+        """Look again at once whether the registration still holds."""
+        self._look.set()
 
     async def run(self) -> None:
         """Register, and again whenever that is lost; ends by cancellation, with server and socket gone."""
@@ -215,10 +221,11 @@ class Registration:
         Returns:
             Whether to go on at once.
         """
-        path = socket_path(self._target.folder, self.route.claim.name)
+        path = socket_path(self._target.folder, self.binding.route.claim.name)
         watched = self.mode == "watcher"
+        self._options = encode_options(self.binding.route.hooks)
         self.server = server = ResourceServer(
-            self.route, self.runner, self.snapshots, path, changed=self._look.set, watched=watched
+            self.binding, self.runner, self.snapshots, path, changed=self._look.set, watched=watched
         )
         try:
             await _to_the_end(server.start())
@@ -241,7 +248,9 @@ class Registration:
             TryAgain: kubelet refused, or the registration was lost before it was made.
         """
         call = self._call(server)
-        announcing = asyncio.create_task(self._target.announce(server, self.route), name=f"announce {server.path.name}")
+        announcing = asyncio.create_task(
+            self._target.announce(server, self.binding.route), name=f"announce {server.path.name}"
+        )
         announcing.add_done_callback(lambda _: self._look.set())
         try:
             while not announcing.done():
@@ -260,10 +269,10 @@ class Registration:
             self.runner.finished(call, None)
 
     def _call(self, server: ResourceServer) -> Call:
-        return Call("Register", str(self.route.claim), server.path.name)
+        return Call("Register", str(self.binding.route.claim), server.path.name)
 
     async def _hold(self, server: ResourceServer, identity: Identity) -> bool:
-        """Wait until the registration is lost; True when kubelet is a new one, which is no reason to be slow."""
+        """Wait until the registration is lost; True when there is no reason to go slow."""
         if self.mode == "register":
             self._accepted(server)
         idle_since = streaming_since = time.monotonic()
@@ -280,18 +289,23 @@ class Registration:
             loss = self._loss(server, identity, now - idle_since)
             if loss is not None:
                 self._say(f"{loss.reason}; registering again")
-                if loss.new_kubelet:
+                if loss.at_once:
                     self._retry.succeeded()
-                return loss.new_kubelet
+                return loss.at_once
             await self._wait(min(self.poll, self.watchdog))
 
     def _loss(self, server: ResourceServer, identity: Identity, idle: float) -> _Loss | None:
         """Tell whether and why the registration does not hold any more."""
         present = self._target.identity()
         if present is not None and present != identity:
-            return _Loss("kubelet's socket is a new one", new_kubelet=True)
+            return _Loss("kubelet's socket is a new one", at_once=True)
         if not server.path.exists():
             return _Loss("our socket was removed")
+        # Kubelet asks for the options when a plugin registers and never again, so that these alone cost a stream: a
+        # second server beside this one would not save it, since some kubelets take the late end of the old stream for
+        # the end of the resource.
+        if encode_options(self.binding.route.hooks) != self._options:
+            return _Loss("its plugin has other hooks since it was reloaded", at_once=True)
         if self.registered and present is not None and idle >= self.watchdog:
             return _Loss(f"kubelet has not listened for {self.watchdog:g} s")
         return None
@@ -312,14 +326,14 @@ class Registration:
         self.registered = True
         self.registrations += 1
         self.error = self._said = ""
-        LOG.info("%s is registered with kubelet on %s", self.route.claim.name, server.path.name)
+        LOG.info("%s is registered with kubelet on %s", self.binding.route.claim.name, server.path.name)
 
     def _say(self, what: str) -> None:
         """Log a state once, however many attempts it lasts."""
         self.error = what
         if what != self._said:
             self._said = what
-            LOG.warning("%s: %s", self.route.claim.name, what)
+            LOG.warning("%s: %s", self.binding.route.claim.name, what)
 
     async def _pause(self, identity: Identity) -> None:
         """Wait before the next attempt; a new kubelet cuts it short."""

@@ -7,11 +7,12 @@ Refuses: gRPC and kubelet's folders (registration and server know those).
 import asyncio
 import logging
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from nodeplug.call import Call
+from nodeplug.device.binding import Binding
 from nodeplug.device.registration import DevicePaths, Mode, Registration
 from nodeplug.device.snapshots import Snapshots
 from nodeplug.errors import PluginError
@@ -81,12 +82,12 @@ class ResourceTask:
         watchdog: float = 10.0,
     ) -> None:
         self.resource = ResourceName(route.claim.name)
-        self._route = route
+        self._binding = Binding(route)
         self._runner = runner
         self._poll_interval = poll_interval
         self._snapshots = Snapshots(self.resource)
         self._registration = Registration(
-            route, runner, self._snapshots, paths, mode=mode, poll=watch_interval, watchdog=watchdog
+            self._binding, runner, self._snapshots, paths, mode=mode, poll=watch_interval, watchdog=watchdog
         )
         self._asked = asyncio.Event()
         self._list_error = ""
@@ -102,6 +103,28 @@ class ResourceTask:
         """Ask for a new listing, now. On the loop's thread only; many requests become one listing."""
         self._asked.set()
 
+    @property
+    def plugin(self) -> str:
+        """The section name of the plugin that answers for the resource."""
+        return self._binding.route.plugin
+
+    def hold(self) -> None:
+        """Begin an exchange of the plugin: the streams and the last list stay, requests wait for `take_over`."""
+        self._binding.hold()
+
+    def take_over(self, route: Route) -> None:
+        """Go on with another instance, or another plugin: list at once, and register anew only if it must be."""
+        self._binding.take_over(route)
+        self._failures = 0
+        self._asked.set()
+        self._registration.look()
+
+    def withdraw(self, reason: str) -> None:
+        """List every device as unhealthy until `take_over`: no instance of the plugin could be started."""
+        self._binding.hold()
+        self._binding.why = reason
+        self._asked.set()
+
     def status(self) -> ResourceStatus:
         """Tell how the resource is."""
         current = self._snapshots.current
@@ -109,7 +132,7 @@ class ResourceTask:
         server = self._registration.server
         return ResourceStatus(
             resource=self.resource,
-            plugin=self._route.plugin,
+            plugin=self.plugin,
             registered=self._registration.registered,
             healthy=current.healthy if current is not None else 0,
             total=len(devices),
@@ -117,18 +140,28 @@ class ResourceTask:
             streams=server.streams.open if server is not None else 0,
             registrations=self._registration.registrations,
             socket=server.path if server is not None else None,
-            error=self._list_error or self._registration.error,
+            error=self._binding.why or self._list_error or self._registration.error,
             devices=devices,
         )
 
     async def _keep_listed(self) -> None:
         while True:
             self._asked.clear()
-            await self._list_once()
+            if not self._binding.held:
+                await self._list_once()
+            elif self._binding.why:
+                await self._list_unhealthy(self._binding.why)
             await asyncio.sleep(_SETTLE)
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._next_listing()):
                     await self._asked.wait()
+
+    async def _list_unhealthy(self, reason: str) -> None:
+        current = self._snapshots.current
+        if current is not None:
+            await self._snapshots.publish(
+                [replace(device, healthy=False, reason=reason) for device in current.devices.values()]
+            )
 
     def _next_listing(self) -> float:
         if not self._failures:
@@ -136,9 +169,10 @@ class ResourceTask:
         return min(_FIRST_RETRY * 2.0 ** (self._failures - 1), self._poll_interval)
 
     async def _list_once(self) -> None:
-        call = Call("ListDevices", str(self._route.claim), key=self.resource)
+        route = self._binding.route
+        call = Call("ListDevices", str(route.claim), key=self.resource)
         try:
-            devices = await self._runner.call(self._route, "device_list", call, {"resource": self.resource})
+            devices = await self._runner.call(route, "device_list", call, {"resource": self.resource})
             await self._snapshots.publish(tuple(devices))
         except PluginError as error:
             self._list_failed(str(error), call)
@@ -149,6 +183,7 @@ class ResourceTask:
             if self._list_error:
                 LOG.info("%s: its devices are listed again", self.resource)
             self._list_error, self._failures = "", 0
+        self._binding.listed(route)
 
     def _list_failed(self, reason: str, call: Call) -> None:
         """Keep the last list: devices do not become unhealthy because a question failed."""

@@ -6,7 +6,7 @@ Refuses: lists, sockets, registration (the task's), and plugins' lives.
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -28,6 +28,7 @@ class Resources:
         runner: calls hooks.
         paths: kubelet's folders.
         group: the daemon's task group.
+        routes: the way to every resource that a loaded plugin claims.
         mode: how resources register.
         poll_interval: seconds between two listings.
     """
@@ -35,32 +36,65 @@ class Resources:
     runner: Runner
     paths: DevicePaths
     group: asyncio.TaskGroup
+    routes: Callable[[], Sequence[Route]]
     mode: Mode
     poll_interval: float
     _tasks: dict[ResourceName, tuple[ResourceTask, asyncio.Task[None]]] = field(default_factory=dict)
     _refused: dict[ResourceName, tuple[str, str]] = field(default_factory=dict)
 
-    def serve(self, routes: Iterable[Route]) -> None:
-        """Begin to list and register the resources of a plugin."""
-        for route in routes:
-            try:
-                task = ResourceTask(route, self.runner, self.paths, mode=self.mode, poll_interval=self.poll_interval)
-            except PluginError as error:
-                LOG.error("%s of plugin %s cannot be served: %s", route.claim.name, route.plugin, error)
-                self._refused[ResourceName(route.claim.name)] = (route.plugin, str(error))
+    def serve(self, plugin: str) -> None:
+        """Begin to list and register the resources of a plugin that runs; those that are served already stay so."""
+        claimed = {ResourceName(route.claim.name): route for route in self.routes()}
+        self._forget_refused(plugin)
+        for name, route in claimed.items():
+            if route.plugin != plugin:
                 continue
-            running = self.group.create_task(task.run(), name=f"resource {route.claim.name}")
-            self._tasks[task.resource] = (task, running)
+            if name in self._tasks:
+                self._tasks[name][0].take_over(route)
+            else:
+                self._begin(name, route)
+        for name in self._of(plugin):
+            if name not in claimed:
+                self._tasks.pop(name)[1].cancel()
+
+    def _begin(self, name: ResourceName, route: Route) -> None:
+        try:
+            task = ResourceTask(route, self.runner, self.paths, mode=self.mode, poll_interval=self.poll_interval)
+        except PluginError as error:
+            LOG.error("%s of plugin %s cannot be served: %s", name, route.plugin, error)
+            self._refused[name] = (route.plugin, str(error))
+            return
+        self._tasks[name] = task, self.group.create_task(task.run(), name=f"resource {name}")
+
+    def hold(self, plugin: str) -> None:
+        """Keep what is served of a plugin and ask nothing of it: it is about to be exchanged."""
+        for name in self._of(plugin):
+            self._tasks[name][0].hold()
+
+    def withdraw(self, plugin: str, reason: str) -> None:
+        """List every device of a plugin as unhealthy: it could not be started."""
+        for route in self.routes():
+            if route.plugin == plugin and route.claim.name in self._tasks:
+                self._tasks[ResourceName(route.claim.name)][0].withdraw(reason)
 
     async def end(self, plugin: str) -> None:
-        """Take a plugin's resources off kubelet; returns when their streams and sockets are gone."""
-        names = [name for name, (task, _) in self._tasks.items() if task.status().plugin == plugin]
-        for refused in [name for name, (owner, _) in self._refused.items() if owner == plugin]:
-            del self._refused[refused]
-        ending = [self._tasks.pop(name)[1] for name in names]
+        """Take a plugin's resources off kubelet, but for those that another plugin has taken over.
+
+        Returns when their streams and sockets are gone.
+        """
+        taken = {route.claim.name for route in self.routes() if route.plugin != plugin}
+        self._forget_refused(plugin)
+        ending = [self._tasks.pop(name)[1] for name in self._of(plugin) if name not in taken]
         for running in ending:
             running.cancel()
         await asyncio.gather(*ending, return_exceptions=True)
+
+    def _of(self, plugin: str) -> list[ResourceName]:
+        return [name for name, (task, _) in self._tasks.items() if task.plugin == plugin]
+
+    def _forget_refused(self, plugin: str) -> None:
+        for refused in [name for name, (owner, _) in self._refused.items() if owner == plugin]:
+            del self._refused[refused]
 
     def refresh(self, resource: ResourceName) -> None:
         """Ask for a new listing; an unknown name is ignored, since a plugin may ask before it runs."""

@@ -21,6 +21,7 @@ import grpc.aio
 
 from nodeplug.call import Call
 from nodeplug.device import codec
+from nodeplug.device.binding import Binding
 from nodeplug.device.snapshots import Snapshots
 from nodeplug.device.sockets import bind_private, check_socket_path
 from nodeplug.errors import PluginError, wire
@@ -79,7 +80,7 @@ class ResourceServer:
     """Serves one resource on one socket.
 
     Args:
-        route: the plugin that owns the resource.
+        binding: the plugin that owns the resource, now and after an exchange.
         runner: calls its hooks.
         snapshots: the resource's lists.
         path: a fresh socket name.
@@ -89,7 +90,7 @@ class ResourceServer:
 
     def __init__(
         self,
-        route: Route,
+        binding: Binding,
         runner: Runner,
         snapshots: Snapshots,
         path: Path,
@@ -101,12 +102,12 @@ class ResourceServer:
         self.path = path
         self.streams = Streams(changed)
         self.verdict: watcher_pb.RegistrationStatus | None = None
-        self._resource = ResourceName(route.claim.name)
+        self._resource = ResourceName(binding.route.claim.name)
         self._changed = changed
         self._snapshots = snapshots
         self._ending = False
         self._server = grpc.aio.server(options=_OPTIONS)
-        pb_grpc.add_DevicePluginServicer_to_server(_DevicePlugin(self, route, runner, snapshots), self._server)
+        pb_grpc.add_DevicePluginServicer_to_server(_DevicePlugin(self, binding, runner, snapshots), self._server)
         if watched:
             watcher_grpc.add_RegistrationServicer_to_server(_WatchedPlugin(self, self._resource), self._server)
 
@@ -151,16 +152,17 @@ class ResourceServer:
 class _DevicePlugin(pb_grpc.DevicePluginServicer):
     """The RPCs: decode, call the hook, encode."""
 
-    def __init__(self, server: ResourceServer, route: Route, runner: Runner, snapshots: Snapshots) -> None:
+    def __init__(self, server: ResourceServer, binding: Binding, runner: Runner, snapshots: Snapshots) -> None:
         self._server = server
-        self._route = route
+        self._binding = binding
         self._runner = runner
         self._snapshots = snapshots
-        self._resource = ResourceName(route.claim.name)
+        self._claim = binding.route.claim
+        self._resource = ResourceName(self._claim.name)
 
     async def GetDevicePluginOptions(self, request: pb.Empty, context: Any) -> pb.DevicePluginOptions:  # noqa: N802 - the RPC's name
         del request, context
-        return codec.encode_options(self._route.hooks)
+        return codec.encode_options(self._binding.route.hooks)
 
     # A coroutine that writes, not a generator: a cancelled one runs its `finally` at once.
     async def ListAndWatch(self, request: pb.Empty, context: Any) -> None:  # type: ignore[override] # noqa: N802 - grpc.aio allows both forms
@@ -181,17 +183,18 @@ class _DevicePlugin(pb_grpc.DevicePluginServicer):
         return await _answer(call, context, self._prefer(call, request))
 
     async def _prefer(self, call: Call, request: pb.PreferredAllocationRequest) -> pb.PreferredAllocationResponse:
+        route = await self._settled("device_prefer")
         answers = []
         for value in codec.decode_prefer(self._resource, request):
-            if "device_prefer" not in self._route.hooks:
+            if "device_prefer" not in route.hooks:
                 answers.append(codec.usable_preference(value, None).ids)
                 continue
-            answer = await self._runner.call(self._route, "device_prefer", call, {"request": value})
+            answer = await self._runner.call(route, "device_prefer", call, {"request": value})
             preference = codec.usable_preference(value, answer)
             if preference.complaint:
                 LOG.warning(
                     "device_prefer of plugin %s answered %s (request %s)",
-                    self._route.plugin,
+                    route.plugin,
                     preference.complaint,
                     call.id,
                 )
@@ -203,12 +206,13 @@ class _DevicePlugin(pb_grpc.DevicePluginServicer):
         return await _answer(call, context, self._allocate(call, request))
 
     async def _allocate(self, call: Call, request: pb.AllocateRequest) -> pb.AllocateResponse:
+        route = await self._settled("device_allocate")
         current = self._snapshots.current
         grants = []
         for value in codec.decode_allocate(self._resource, request, current.devices if current is not None else {}):
             grant: Grant | None = None
-            if "device_allocate" in self._route.hooks:
-                grant = await self._runner.call(self._route, "device_allocate", call, {"request": value})
+            if "device_allocate" in route.hooks:
+                grant = await self._runner.call(route, "device_allocate", call, {"request": value})
             if grant is None:
                 grant = Grant.merged([device.grant for device in value.devices])
             grants.append(grant)
@@ -221,13 +225,17 @@ class _DevicePlugin(pb_grpc.DevicePluginServicer):
         return await _answer(call, context, self._prestart(call, request))
 
     async def _prestart(self, call: Call, request: pb.PreStartContainerRequest) -> pb.PreStartContainerResponse:
+        route = await self._settled("device_prestart")
         value = codec.decode_prestart(self._resource, request)
-        if "device_prestart" in self._route.hooks:
-            await self._runner.call(self._route, "device_prestart", call, {"request": value})
+        if "device_prestart" in route.hooks:
+            await self._runner.call(route, "device_prestart", call, {"request": value})
         return pb.PreStartContainerResponse()
 
+    async def _settled(self, hook: str) -> Route:
+        return await self._binding.settled(self._runner.deadline(self._binding.route.plugin, hook))
+
     def _call(self, verb: str) -> Call:
-        call = Call(verb, str(self._route.claim))
+        call = Call(verb, str(self._claim))
         call.key = f"{self._resource}:{call.id}"
         return call
 

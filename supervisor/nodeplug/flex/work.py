@@ -16,7 +16,7 @@ import traceback
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from contextvars import copy_context
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from nodeplug.call import Call
@@ -115,21 +115,22 @@ class Work:
         """
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[_Outcome] = loop.create_future()
-        own = self.route.callers[name]
         secrets: Secrets = getattr(arguments.get("request"), "secrets", Secrets())
 
-        def observed(**values: Any) -> Any:
-            outcome = _caught(lambda: own(**values))
-            if secrets and outcome.error is not None and not isinstance(outcome.error, PluginError):
-                outcome = _Outcome(error=_masked(name, self.route.plugin, outcome.error, secrets))
-            _tell(loop, ended, outcome)
-            if outcome.error is not None:
-                raise outcome.error
-            return outcome.value
+        def observed(own: Callable[..., Any]) -> Callable[..., Any]:
+            def run(**values: Any) -> Any:
+                outcome = _caught(lambda: own(**values))
+                if secrets and outcome.error is not None and not isinstance(outcome.error, PluginError):
+                    outcome = _Outcome(error=_masked(name, self.route.plugin, outcome.error, secrets))
+                _tell(loop, ended, outcome)
+                if outcome.error is not None:
+                    raise outcome.error
+                return outcome.value
 
-        route = replace(self.route, callers={name: observed})
+            return run
+
         try:
-            return await self.runner.call(route, name, self.call, arguments)
+            return await self.runner.call(self.route, name, self.call, arguments, around=observed)
         except NotSupported as error:
             raise InvalidRequest(error.message, details=error.details) from error
         except DeadlineExceeded as error:
