@@ -20,24 +20,28 @@ if TYPE_CHECKING:
 _KEY = "nodeplug_config"
 _NO_CONFIG = (
     "scratch_node does not know which plugins its node has; set in pyproject.toml, below [tool.pytest.ini_options], "
-    'nodeplug_config = "FILE" (it has [plugins.*] tables), or write a fixture nodeplug_config that returns such text'
+    'nodeplug_config = ["FILE"] (it has [plugins.*] tables), or write a fixture nodeplug_config that returns such text'
 )
 _NEEDS_ROOT = "needs root; an ordinary user can run: unshare --map-root-user --net --mount -- pytest"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Let a project name the configuration of its node once."""
-    parser.addini(_KEY, "file with the [plugins.*] tables of scratch_node's node, relative to the ini-file", default="")
+    parser.addini(
+        _KEY, "files with the [plugins.*] tables of scratch_node's node, relative to the ini-file", type="paths"
+    )
 
 
 @pytest.fixture
 def nodeplug_config(pytestconfig: pytest.Config) -> str:
-    """The `[plugins.*]` tables of the node, in TOML: by default the file that the ini key `nodeplug_config` names."""
-    name = str(pytestconfig.getini(_KEY))
-    if not name:
+    """The `[plugins.*]` tables of the node, in TOML: by default the files that the ini key `nodeplug_config` names.
+
+    `{scratch}` in it stands for the node's folder.
+    """
+    files = pytestconfig.getini(_KEY)
+    if not files:
         pytest.fail(_NO_CONFIG, pytrace=False)
-    base = pytestconfig.inipath.parent if pytestconfig.inipath is not None else pytestconfig.rootpath
-    return (base / name).read_text(encoding="utf-8")
+    return "\n".join(file.read_text(encoding="utf-8") for file in files)
 
 
 @pytest.fixture

@@ -266,6 +266,32 @@ def demo() -> None:
 
 
 @app.command()
+def new(
+    style: Annotated[
+        str, typer.Argument(metavar="device|cni|volume", help="A device plugin, a CNI plugin or a volume driver.")
+    ],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="What it is about, such as `usb-camera`.")],
+    directory: Annotated[
+        Path | None,
+        typer.Option("--directory", metavar="DIR", help="The folder to make; `nodeplug-NAME` here by default."),
+    ] = None,
+) -> None:
+    """Write a plugin of your own: a package with plugin, tests and configuration that works at once.
+
+    The tutorials go on from there: docs/tutorial-device.md, docs/tutorial-cni.md and docs/tutorial-volume.md.
+
+    Example: `nodeplug new device usb-camera`
+    """
+    from nodeplug.scaffold import Names, next_steps, write
+
+    names = Names.of(name)
+    folder = directory or Path(names.distribution)
+    for path in write(style, names, folder):
+        print(folder / path)
+    print(next_steps(names, folder))
+
+
+@app.command()
 def version() -> None:
     """Print the version.
 

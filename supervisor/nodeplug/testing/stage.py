@@ -64,7 +64,7 @@ def scratch_node(plugins: str, *, may_stay: Sequence[str] = ()) -> Iterator[Scra
     What this process can import, the daemon can import as well.
 
     Args:
-        plugins: the `[plugins.*]` tables, in TOML.
+        plugins: the `[plugins.*]` tables, in TOML; `{scratch}` stands for the node's folder.
         may_stay: regular expressions; what one of them matches as a whole may be left at the end.
 
     Raises:
@@ -78,7 +78,9 @@ def scratch_node(plugins: str, *, may_stay: Sequence[str] = ()) -> Iterator[Scra
         private = stack.enter_context(own_network())
         before = _look(folder, private=private)
         stack.callback(_unmount_below, folder)
-        node = ScratchNode(folder, plugins, supervisor=_SUPERVISOR, env={"PYTHONPATH": search})
+        node = ScratchNode(
+            folder, plugins.replace("{scratch}", str(folder)), supervisor=_SUPERVISOR, env={"PYTHONPATH": search}
+        )
         stack.callback(node.stop)
         node.start()
         yield node
