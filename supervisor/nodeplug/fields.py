@@ -18,7 +18,7 @@ from pydantic import BeforeValidator, Field
 from nodeplug.errors import InvalidRequest
 
 _QUANTITY: Final = re.compile(
-    r"([0-9]{1,19}(?:\.[0-9]{0,9})?|\.[0-9]{1,9})(Ki|Mi|Gi|Ti|Pi|Ei|k|M|G|T|P|E|[eE][0-9]{1,2})?"
+    r"([0-9]{1,19}(?:\.[0-9]{0,9})?|\.[0-9]{1,9})([KMGTPE]iB?|k|M|G|T|P|E|[eE][0-9]{1,2})?"
 )
 _LIMIT: Final = (1 << 63) - 1
 _BINARY: Final = {"Ki": 1, "Mi": 2, "Gi": 3, "Ti": 4, "Pi": 5, "Ei": 6}
@@ -54,7 +54,7 @@ def parse_quantity(text: str) -> int:
     match = _QUANTITY.fullmatch(text)
     if match is None:
         raise InvalidRequest(f"{text[:40]!r} is no size; write bytes, or a number with Ki, Mi, Gi, Ti, k, M, G or T")
-    number, suffix = Decimal(match[1]), match[2] or ""
+    number, suffix = Decimal(match[1]), (match[2] or "").removesuffix("B")
     if suffix in _BINARY:
         number *= 1024 ** _BINARY[suffix]
     elif suffix in _DECIMAL:
