@@ -42,7 +42,7 @@ class Card:
         index: NVML's index: by PCI address, changes when a card vanishes.
         minor: N of /dev/nvidiaN; not the index.
         model: product name, such as `NVIDIA H100 80GB HBM3`.
-        memory: bytes in total.
+        memory: bytes in total; 0 for a card that has none of its own (it uses the machine's).
         pci: `0000:3b:00.0`, lower case, the domain in four digits as sysfs has it.
         numa_node: None when the machine has no opinion.
         compute_capability: major and minor; MPS differs below 7.0.
@@ -107,9 +107,11 @@ class View:
             or answers nonsense.
         reason: what is wrong, for people; empty while running.
         driver_version: of the kernel driver; empty unless running.
-        cards: in NVML's order. While `failed`, those of the last good look.
-        vitals: by card.
-        processes: of all cards.
+        cards: in NVML's order. While `failed`, and `absent` after it was there, those of the last good look.
+        vitals: by card; empty unless running.
+        processes: of all cards; empty unless running, because a pid of the past may be another process by now.
+        left_out: a sentence for each card that the driver counts and that could not be described, such as a card
+            that was lost before this driver process started, or one without a UUID.
         taken: when, on the monotonic clock.
         generation: counts the starts of the driver process: another one means that the driver was loaded anew.
     """
@@ -122,6 +124,7 @@ class View:
     processes: tuple[GpuProcess, ...] = ()
     taken: float = 0.0
     generation: int = 0
+    left_out: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,206 @@
+"""The driver process: `python -m nodeplug_gpu.driver.child SETTINGS`, SETTINGS being a JSON object.
+
+Owns: three threads. The main one beats and reads commands, one looks at the cards, one waits for events. A call that
+never returns stops its own thread alone: the beat goes on and says which call it is, and the daemon ends the process.
+Refuses: to outlive its parent: it ends when its stdin does, whatever its other threads hang in, and when the thread
+that started it ends (prctl(2), PR_SET_PDEATHSIG).
+
+stdin takes lines: `poll` asks for a look now. stdout carries frames (`nodeplug_gpu.driver.wire`). Whatever the
+library itself prints goes to stderr.
+"""
+
+import ctypes
+import json
+import os
+import resource
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NoReturn
+
+from nodeplug_gpu.driver import library
+from nodeplug_gpu.driver.calls import (
+    DRIVER_NOT_LOADED,
+    FUNCTION_NOT_FOUND,
+    LIB_RM_VERSION_MISMATCH,
+    NOT_SUPPORTED,
+    Calls,
+    NvmlFailure,
+)
+from nodeplug_gpu.driver.events import Listener
+from nodeplug_gpu.driver.nvml import Reader
+from nodeplug_gpu.driver.wire import Beat, Farewell, Frame, LogLine, Look, encode
+
+_PR_SET_PDEATHSIG: Final = 1
+_DATA_LIMIT: Final = 1 << 30
+"""Bytes of memory of its own: a count that the library made up must not eat the node's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the daemon says on the command line.
+
+    Attributes:
+        root: below which the driver is installed.
+        sysfs: where sysfs is mounted.
+        poll: seconds between two looks.
+        beat: seconds between two signs of life; also the longest wait for an event.
+    """
+
+    root: str = "/"
+    sysfs: str = "/sys"
+    poll: float = 5.0
+    beat: float = 1.0
+
+
+class DriverProcess:
+    """All that the three threads share."""
+
+    def __init__(self, settings: Settings, out: int) -> None:
+        self._settings = settings
+        self._out = out
+        self._lock = threading.Lock()
+        self._now = threading.Event()
+        self._open = threading.Event()
+        self._calls = Calls()
+        self._waits = Calls()
+        self._reader = Reader(self._calls, Path(settings.sysfs), self._warn)
+        self._listener = Listener(self._waits, self._reader, self._warn)
+
+    def run(self) -> NoReturn:
+        """Beat until stdin ends."""
+        for work in (self._look_forever, self._listen_forever):
+            threading.Thread(target=self._guarded, args=(work,), daemon=True).start()
+        while True:
+            self._send(Beat(tuple(call for calls in (self._calls, self._waits) if (call := calls.pending))))
+            if select.select([0], [], [], self._settings.beat)[0]:
+                commands = os.read(0, 4096)
+                if not commands:
+                    _end()
+                if b"poll" in commands:
+                    self._now.set()
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception as error:
+            self._leave(f"the driver process has a defect: {type(error).__name__}: {error}")
+
+    def _look_forever(self) -> None:
+        loaded = self._load()
+        while (failed := self._initialise()) is not None:
+            self._send(failed)
+            self._wait()
+            self._still(loaded)
+        bound = _bound(self._settings.sysfs)
+        self._open.set()
+        while True:
+            self._still(loaded)
+            if _bound(self._settings.sysfs) != bound:
+                # NVML lists the cards that were there when it was initialised, and no others.
+                self._leave("cards were bound to the driver or taken from it", planned=True)
+            try:
+                self._send(self._reader.look())
+            except NvmlFailure as error:
+                self._send(_failed(error))
+                self._leave(str(error))
+            self._wait()
+
+    def _load(self) -> library.Library:
+        while True:
+            try:
+                return library.load(Path(self._settings.root))
+            except FileNotFoundError as error:
+                self._send(Look("absent", str(error), taken=time.monotonic()))
+            except OSError as error:
+                self._send(Look("failed", str(error), taken=time.monotonic()))
+            self._wait()
+
+    def _initialise(self) -> Look | None:
+        try:
+            self._calls("nvmlInitWithFlags", 0)
+        except NvmlFailure as error:
+            if error.code == LIB_RM_VERSION_MISMATCH:
+                self._send(_failed(error))
+                self._leave(str(error))
+            return _failed(error)
+        return None
+
+    def _still(self, loaded: library.Library) -> None:
+        """End when the library on disk is another one: a loaded library cannot be replaced."""
+        if replaced := loaded.replaced:
+            self._leave(replaced, planned=True)
+
+    def _listen_forever(self) -> None:
+        self._open.wait()
+        told = set()
+        while True:
+            try:
+                event = self._listener.wait(self._settings.beat)
+            except NvmlFailure as error:
+                if error.code in {FUNCTION_NOT_FOUND, NOT_SUPPORTED}:
+                    self._warn(f"no events: {error}; the poll goes on")
+                    return
+                if error.code not in told:
+                    told.add(error.code)
+                    self._warn(f"waiting for events failed: {error}; it is begun anew")
+                self._now.set()  # what broke the waiting concerns the cards
+                time.sleep(self._settings.beat)
+                continue
+            if event is not None:
+                self._send(event)
+                self._now.set()
+
+    def _wait(self) -> None:
+        self._now.wait(self._settings.poll)
+        self._now.clear()
+
+    def _warn(self, message: str) -> None:
+        self._send(LogLine("warning", message))
+
+    def _leave(self, reason: str, *, planned: bool = False) -> NoReturn:
+        self._send(Farewell(reason, planned))
+        _end()
+
+    def _send(self, frame: Frame) -> None:
+        data = memoryview(encode(frame))
+        with self._lock:
+            while data:
+                data = data[os.write(self._out, data) :]
+
+
+def _failed(error: NvmlFailure) -> Look:
+    return Look("absent" if error.code == DRIVER_NOT_LOADED else "failed", str(error), taken=time.monotonic())
+
+
+def _bound(sysfs: str) -> frozenset[str]:
+    """Return the PCI addresses that the kernel module drives."""
+    try:
+        return frozenset(name for name in os.listdir(f"{sysfs}/bus/pci/drivers/nvidia") if ":" in name)  # noqa: PTH208 - names, not paths
+    except OSError:
+        return frozenset()
+
+
+def _end() -> NoReturn:
+    """End at once, whatever other threads hang in; an orderly exit would wait for them."""
+    while True:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def main() -> None:
+    """Read the settings and serve."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_DATA, (_DATA_LIMIT, _DATA_LIMIT))
+    out = os.dup(1)
+    os.dup2(2, 1)  # what the library prints is no frame
+    DriverProcess(Settings(**json.loads(sys.argv[1])), out).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""NVML's events as values.
+
+Owns: which events are asked for, which card is registered, and what an event means.
+Refuses: what an event means for a card's health.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Literal
+
+from nodeplug_gpu.cards import GpuEvent, Uuid
+from nodeplug_gpu.driver.calls import DRIVER_WIDE, MISSING, TIMEOUT, Calls, NvmlFailure
+from nodeplug_gpu.driver.nvml import Reader, address
+
+Kind = Literal["xid", "ecc", "recovery", "mig", "unavailable", "retirement"]
+_KINDS: Final[Mapping[int, Kind]] = {
+    0x2: "ecc",  # nvmlEventTypeDoubleBitEccError
+    0x8: "xid",  # nvmlEventTypeXidCriticalError
+    0x100: "mig",  # nvmlEventMigConfigChange
+    0x800: "retirement",  # nvmlEventTypeDramRetirementFailure
+    0x2000: "ecc",  # nvmlEventTypeFatalPoisonError
+    0x4000: "unavailable",  # nvmlEventTypeGpuUnavailableError
+    0x8000: "recovery",  # nvmlEventTypeGpuRecoveryAction
+}
+_WANTED: Final = sum(_KINDS)
+_WHOLE_CARD: Final = 0xFFFFFFFF
+
+
+class Listener:
+    """One event set, waited for by one thread."""
+
+    def __init__(self, calls: Calls, reader: Reader, warn: Callable[[str], None]) -> None:
+        self._calls = calls
+        self._reader = reader
+        self._warn = warn
+        self._set: Any = None
+        self._registered: dict[int, Uuid] = {}
+        self._refused: set[Uuid] = set()
+
+    def wait(self, seconds: float) -> GpuEvent | None:
+        """Wait for the next event of any card.
+
+        Returns:
+            None when none came in time. An event of a kind that was not asked for is None too.
+
+        Raises:
+            NvmlFailure: waiting is not possible; the set was given up, and the next call begins anew.
+        """
+        try:
+            if self._set is None:
+                self._set = self._calls("nvmlEventSetCreate")
+            self._register()
+            if not self._registered:
+                time.sleep(seconds)
+                return None
+            data = self._calls("nvmlEventSetWait_v2", self._set, int(seconds * 1000))
+        except NvmlFailure as error:
+            if error.code == TIMEOUT:
+                return None
+            self._give_up()
+            raise
+        return self._event(data)
+
+    def _register(self) -> None:
+        for uuid, handle in self._reader.handles:
+            place = address(handle)
+            if self._registered.get(place) == uuid or uuid in self._refused:
+                continue
+            self._calls.subject = uuid
+            try:
+                mask = self._calls("nvmlDeviceGetSupportedEventTypes", handle) & _WANTED
+                if mask:
+                    self._calls("nvmlDeviceRegisterEvents", handle, mask, self._set)
+                    self._registered[place] = uuid
+                else:
+                    self._refused.add(uuid)
+            except NvmlFailure as error:
+                if error.code in DRIVER_WIDE:
+                    raise
+                # Asked again when the card was away for a while, not in every turn.
+                self._refused.add(uuid)
+                if error.code not in MISSING:
+                    self._warn(f"{uuid} sends no events: {error}")
+            finally:
+                self._calls.subject = ""
+        self._refused &= {uuid for uuid, _ in self._reader.handles}
+
+    def _give_up(self) -> None:
+        events, self._set = self._set, None
+        self._registered.clear()
+        self._refused.clear()
+        if events is not None:
+            with contextlib.suppress(NvmlFailure):  # it is lost with this process at the latest
+                self._calls("nvmlEventSetFree", events)
+
+    def _event(self, data: Any) -> GpuEvent | None:
+        kind = _KINDS.get(int(data.eventType))
+        if kind is None:
+            return None
+        place = address(data.device)
+        instance, compute = int(data.gpuInstanceId), int(data.computeInstanceId)
+        return GpuEvent(
+            kind=kind,
+            card=self._registered.get(place),
+            code=int(data.eventData),
+            gpu_instance=None if instance == _WHOLE_CARD else instance,
+            compute_instance=None if compute == _WHOLE_CARD else compute,
+            time=time.monotonic(),
+        )

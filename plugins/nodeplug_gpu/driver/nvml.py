@@ -1,0 +1,308 @@
+"""NVML's answers as values: one look at all cards.
+
+Owns: what is asked of each card, and the check of every number. Runs in the driver process alone.
+Refuses: processes, pipes, and trust. What makes no sense is left out: an optional field becomes None, a card whose
+memory makes no sense carries an error, and a card that cannot be told from others is named in `left_out`.
+"""
+
+import ctypes
+import math
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+import pynvml
+
+from nodeplug_gpu.cards import Card, GpuProcess, MigInstance, Uuid, Vitals
+from nodeplug_gpu.driver import mig
+from nodeplug_gpu.driver.calls import (
+    DRIVER_WIDE,
+    GONE,
+    GPU_IS_LOST,
+    MISSING,
+    NOT_SUPPORTED,
+    RESET_REQUIRED,
+    UNKNOWN,
+    Calls,
+    NvmlFailure,
+)
+from nodeplug_gpu.driver.wire import Look
+
+_MOST_CARDS: Final = 256
+_MOST_INSTANCES: Final = 64
+_MEMORY: Final = range(1 << 20, (1 << 46) + 1)
+"""Plausible sizes of a card, in bytes: 1 MiB to 64 TiB."""
+_MOST_PID: Final = 1 << 22
+"""proc(5): the highest pid_max."""
+_RECOVERY_ACTION: Final = 230
+_ECC_UNCORRECTED: Final = 4
+"""NVML_FI_DEV_GET_GPU_RECOVERY_ACTION and NVML_FI_DEV_ECC_DBE_VOL_TOTAL."""
+_MEMBERS: Final = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
+"""By nvmlValueType_t, the member of nvmlValue_t that holds the value."""
+_UUID: Final = re.compile(r"(GPU|MIG)-[0-9A-Za-z/-]{4,90}")
+_BUS: Final = re.compile(r"([0-9A-Fa-f]{4,8}):([0-9A-Fa-f]{2}):([0-9A-Fa-f]{2})\.([0-7])")
+_MPS: Final = "nvmlDeviceGetMPSComputeRunningProcesses"
+_PROCESS_LISTS: Final = ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses", _MPS)
+
+Handle = Any
+"""nvmlDevice_t."""
+
+
+@dataclass(slots=True)
+class _Found:
+    """What a look has gathered so far."""
+
+    cards: list[Card] = field(default_factory=list)
+    vitals: dict[Uuid, Vitals] = field(default_factory=dict)
+    processes: list[GpuProcess] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+    handles: list[tuple[Uuid, Handle]] = field(default_factory=list)
+
+
+class Reader:
+    """Looks at the cards of an initialised library.
+
+    Attributes:
+        handles: of the cards that the last look could describe; replaced as a whole by each look.
+    """
+
+    def __init__(self, calls: Calls, sysfs: Path, warn: Callable[[str], None]) -> None:
+        """Make a reader.
+
+        Args:
+            calls: of the thread that looks.
+            sysfs: where sysfs is mounted.
+            warn: told once of each call that does not work although the card is fine.
+        """
+        self.handles: Sequence[tuple[Uuid, Handle]] = ()
+        self._calls = calls
+        self._sysfs = sysfs
+        self._warn = warn
+        self._told: set[tuple[str, int]] = set()
+        self._known: dict[Uuid, Card] = {}
+        self._at: dict[int, Uuid] = {}
+
+    def look(self) -> Look:
+        """Describe all cards.
+
+        Raises:
+            NvmlFailure: the driver as a whole does not answer.
+        """
+        found = _Found()
+        version = text(self._optional("", "nvmlSystemGetDriverVersion"))
+        count = self._count()
+        for index in range(count):
+            self._calls.subject = f"card {index}"
+            try:
+                self._see(index, found)
+            finally:
+                self._calls.subject = ""
+        self.handles = tuple(found.handles)
+        self._at = {card.index: card.uuid for card in found.cards}
+        self._known = {card.uuid: card for card in found.cards}
+        return Look(
+            "running",
+            driver_version=version,
+            cards=tuple(found.cards),
+            vitals=found.vitals,
+            processes=tuple(found.processes),
+            taken=time.monotonic(),
+            left_out=tuple(found.left_out),
+        )
+
+    def _count(self) -> int:
+        count: int = self._calls("nvmlDeviceGetCount_v2")
+        if count > _MOST_CARDS:
+            raise NvmlFailure(UNKNOWN, f"the driver counts {count} cards; at most {_MOST_CARDS} are plausible")
+        return count
+
+    def _see(self, index: int, found: _Found) -> None:
+        uuid = self._at.get(index)
+        try:
+            handle = self._calls("nvmlDeviceGetHandleByIndex_v2", index)
+            uuid = self._uuid(handle, "GPU")
+            if any(card.uuid == uuid for card in found.cards):
+                found.left_out.append(f"card {index} has the UUID of another card: {uuid}")
+                return
+            self._calls.subject = uuid
+            self._describe(index, uuid, handle, found)
+        except NvmlFailure as error:
+            if error.code in DRIVER_WIDE:
+                raise
+            self._hurt(index, uuid, error, found)
+
+    def _hurt(self, index: int, uuid: Uuid | None, error: NvmlFailure, found: _Found) -> None:
+        """Keep a known card that does not answer, and name an unknown one."""
+        known = self._known.get(uuid) if uuid else None
+        if known is None:
+            if error.code not in GONE:
+                found.left_out.append(f"card {index}{f' ({uuid})' if uuid else ''}: {error}")
+        elif error.code not in GONE and all(card.uuid != known.uuid for card in found.cards):
+            found.cards.append(replace(known, index=index))
+            found.vitals[known.uuid] = Vitals(str(error), error.code)
+
+    def _describe(self, index: int, uuid: Uuid, handle: Handle, found: _Found) -> None:
+        known = self._known.get(uuid)
+        memory, used = self._memory(handle)
+        card = replace(known, index=index, memory=memory) if known else self._identity(index, uuid, handle, memory)
+        mode = self._optional([0, 0], "nvmlDeviceGetMigMode", handle)
+        instances = self._instances(handle, card, found) if mode[0] == 1 else ()
+        card = replace(card, mig=mode[0] == 1, instances=instances)
+        recovery, ecc = self._fields(handle)
+        processes = self._processes(handle, card)
+        found.cards.append(card)
+        found.vitals[uuid] = Vitals(recovery_action=recovery, uncorrected_ecc=ecc, used=used)
+        found.processes += processes
+        found.handles.append((uuid, handle))
+
+    def _identity(self, index: int, uuid: Uuid, handle: Handle, memory: int) -> Card:
+        """Read what never changes while the driver is loaded."""
+        minor = self._optional(index, "nvmlDeviceGetMinorNumber", handle)
+        pci = self._pci(handle)
+        capability = self._optional((0, 0), "nvmlDeviceGetCudaComputeCapability", handle)
+        plausible = all(0 <= part < 1000 for part in capability)
+        return Card(
+            uuid=uuid,
+            index=index,
+            minor=minor if minor < 1 << 20 else index,
+            model=text(self._optional("", "nvmlDeviceGetName", handle)) or "unknown",
+            memory=memory,
+            pci=pci,
+            numa_node=numa_node(self._sysfs, pci),
+            compute_capability=(capability[0], capability[1]) if plausible else (0, 0),
+        )
+
+    def _uuid(self, handle: Handle, kind: str) -> Uuid:
+        uuid = text(self._calls("nvmlDeviceGetUUID", handle))
+        if not _UUID.fullmatch(uuid) or not uuid.startswith(kind):
+            raise NvmlFailure(UNKNOWN, f"nvmlDeviceGetUUID answered {uuid[:40]!r}, which is no {kind}-UUID")
+        return Uuid(uuid)
+
+    def _memory(self, handle: Handle) -> tuple[int, int | None]:
+        """Return the total and used bytes of a card; this call is the live probe."""
+        try:
+            try:
+                info = self._calls("nvmlDeviceGetMemoryInfo_v2", handle, pynvml.nvmlMemory_v2)
+            except NvmlFailure as error:
+                if error.code not in MISSING:
+                    raise
+                info = self._calls("nvmlDeviceGetMemoryInfo", handle)
+        except NvmlFailure as error:
+            if error.code != NOT_SUPPORTED:
+                raise
+            return 0, None  # a card without memory of its own
+        total, used = int(info.total), int(info.used)
+        if total not in _MEMORY or used > total:
+            raise NvmlFailure(UNKNOWN, f"the driver reports {used} bytes used of {total}, which cannot be")
+        return total, used
+
+    def _pci(self, handle: Handle) -> str:
+        info = self._optional(None, "nvmlDeviceGetPciInfo_v3", handle)
+        return "" if info is None else bus_address(text(info.busId))
+
+    def _fields(self, handle: Handle) -> tuple[int | None, int | None]:
+        """Return the recovery action and the uncorrected ECC errors."""
+        values = self._optional((), "nvmlDeviceGetFieldValues", handle, [_RECOVERY_ACTION, _ECC_UNCORRECTED])
+        numbers = {int(value.fieldId): number(value) for value in values if value.nvmlReturn == 0}
+        recovery = numbers.get(_RECOVERY_ACTION)
+        return (recovery if recovery is None or recovery < 256 else None), numbers.get(_ECC_UNCORRECTED)
+
+    def _instances(self, handle: Handle, card: Card, found: _Found) -> tuple[MigInstance, ...]:
+        instances = []
+        most = self._optional(0, "nvmlDeviceGetMaxMigDeviceCount", handle)
+        for index in range(min(most, _MOST_INSTANCES)):
+            try:
+                part = self._calls("nvmlDeviceGetMigDeviceHandleByIndex", handle, index)
+                instances.append(self._instance(part, card))
+            except NvmlFailure as error:
+                if error.code in DRIVER_WIDE or error.code in {GPU_IS_LOST, RESET_REQUIRED}:
+                    raise
+                if error.code not in GONE:
+                    found.left_out.append(f"MIG instance {index} of {card.uuid}: {error}")
+        return tuple(instances)
+
+    def _instance(self, part: Handle, card: Card) -> MigInstance:
+        uuid = self._uuid(part, "MIG")
+        attributes = self._optional(None, "nvmlDeviceGetAttributes_v2", part)
+        memory = self._memory(part)[0] if attributes is None else int(attributes.memorySizeMB) << 20
+        if memory not in _MEMORY:
+            raise NvmlFailure(UNKNOWN, f"the driver reports {memory} bytes for {uuid}, which cannot be")
+        name = mig.profile_in(text(self._optional("", "nvmlDeviceGetName", part)))
+        if not name and attributes is not None:
+            slices = int(attributes.gpuInstanceSliceCount), int(attributes.computeInstanceSliceCount)
+            name = mig.profile(*slices, memory, card.memory, ofa=attributes.sharedOfaCount > 0)
+        return MigInstance(
+            uuid=uuid,
+            profile=name or "unknown",
+            memory=memory,
+            gpu_instance=self._calls("nvmlDeviceGetGpuInstanceId", part),
+            compute_instance=self._calls("nvmlDeviceGetComputeInstanceId", part),
+        )
+
+    def _processes(self, handle: Handle, card: Card) -> list[GpuProcess]:
+        """Merge the lists of compute, graphics and MPS: a process with several kinds of contexts is in several."""
+        instances = {(one.gpu_instance, one.compute_instance): one.uuid for one in card.instances}
+        most: dict[tuple[int, Uuid | None], int | None] = {}
+        for name in _PROCESS_LISTS:
+            entries = self._optional(None, f"{name}_v3", handle)
+            if entries is None:
+                entries = self._optional((), f"{name}_v2", handle)
+            for entry in entries:
+                pid, used = int(entry.pid), entry.usedGpuMemory
+                if not 0 < pid <= _MOST_PID:
+                    continue  # of a pid namespace that the driver does not know, or garbage
+                key = pid, instances.get((entry.gpuInstanceId, entry.computeInstanceId))
+                plausible = int(used) if used is not None and 0 <= used <= max(card.memory, 1 << 40) else None
+                most[key] = max(most.get(key) or 0, plausible) if plausible is not None else most.get(key)
+        return [GpuProcess(pid, card.uuid, used, instance) for (pid, instance), used in most.items()]
+
+    def _optional(self, default: Any, symbol: str, *arguments: Any) -> Any:
+        """Ask for something that a card or driver may lack."""
+        try:
+            return self._calls(symbol, *arguments)
+        except NvmlFailure as error:
+            if error.code in DRIVER_WIDE or error.code in {GPU_IS_LOST, RESET_REQUIRED}:
+                raise
+            if error.code not in MISSING and (symbol, error.code) not in self._told:
+                self._told.add((symbol, error.code))
+                self._warn(str(error))
+            return default
+
+
+def text(answer: object) -> str:
+    """Return NVML's text, which some versions of pynvml leave as bytes, without anything that cannot be printed."""
+    plain = answer.decode(errors="replace") if isinstance(answer, bytes) else str(answer)
+    return "".join(letter for letter in plain if letter.isprintable()).strip()
+
+
+def bus_address(bus: str) -> str:
+    """Return a PCI address as sysfs has it: `00000000:3B:00.0` is `0000:3b:00.0`; ``""`` for what is none."""
+    match = _BUS.fullmatch(bus)
+    return f"{int(match[1], 16):04x}:{match[2]}:{match[3]}.{match[4]}".lower() if match else ""
+
+
+def numa_node(sysfs: Path, pci: str) -> int | None:
+    """Return the NUMA node of a PCI device; None where the kernel says -1 or nothing."""
+    try:
+        node = int((sysfs / "bus/pci/devices" / pci / "numa_node").read_text()) if pci else -1
+    except (OSError, ValueError):
+        return None
+    return node if node >= 0 else None
+
+
+def number(value: Any) -> int | None:
+    """Return the value of a nvmlFieldValue_t if it is a whole number from 0 up to 2^53."""
+    if not 0 <= value.valueType < len(_MEMBERS):
+        return None
+    found = getattr(value.value, _MEMBERS[value.valueType])
+    if not math.isfinite(found) or found != int(found) or not 0 <= found <= 1 << 53:
+        return None
+    return int(found)
+
+
+def address(handle: Handle) -> int:
+    """Return what tells a card's handle from another: an event carries the handle, not the UUID."""
+    return ctypes.cast(handle, ctypes.c_void_p).value or 0

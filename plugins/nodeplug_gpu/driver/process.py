@@ -1,0 +1,215 @@
+"""NVML in a process of its own, watched and replaced.
+
+Owns: one thread that starts the driver process, reads it, watches it, ends it and starts the next one.
+Refuses: to wait for the hardware, and to load a library of the driver into the daemon: what hangs or crashes in the
+driver, or is replaced on disk, costs a process and never the daemon.
+
+States:
+    absent   the library or the kernel module is not there; looked for at each poll
+    failed   it is there and does not work; the process is replaced, fast at first, then once per poll
+A process that ends to load a new library, or because cards were added, is replaced at once, and the view stays.
+"""
+
+import contextlib
+import os
+import selectors
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import Final
+
+from nodeplug_gpu.cards import GpuEvent, View
+from nodeplug_gpu.driver import Observer
+from nodeplug_gpu.driver.publish import Log, Publisher
+from nodeplug_gpu.driver.running import RunningProcess
+from nodeplug_gpu.driver.wire import Frame, Look
+
+_FIRST_PAUSE: Final = 0.05
+"""Seconds before a process that failed is replaced; doubled each time, up to one poll."""
+_MOST_LEFT_BEHIND: Final = 3
+"""Processes that SIGKILL did not end. With so many there is no point in one more."""
+_REAP: Final = 0.3
+"""Seconds that a killed process has to end before it is left behind."""
+
+
+class NvmlDriver:
+    """The cards that NVIDIA's driver shows."""
+
+    def __init__(self, root: Path, poll: float, hang_after: float, log: Log, *, sysfs: Path = Path("/sys")) -> None:
+        """Make a driver that does nothing yet.
+
+        Args:
+            root: below which the driver is installed; `/`, or such as `/run/nvidia/driver`.
+            poll: seconds between two looks.
+            hang_after: seconds after which a call that has not returned is taken for hanging. Attaching to a card may
+                take four times as long.
+            log: for what goes wrong.
+            sysfs: where sysfs is mounted.
+        """
+        self._poll = poll
+        self._hang_after = hang_after
+        self._log = log
+        beat = max(0.02, min(1.0, hang_after / 4))
+        self._settings = {"root": str(root), "sysfs": str(sysfs), "poll": poll, "beat": beat}
+        self._publisher = Publisher(log)
+        self._left_behind: list[RunningProcess] = []
+        self._failures = 0
+        self._generation = 0
+        self._pid = 0
+        self._stopping = threading.Event()
+        self._asked = threading.Event()
+        self._waker: socket.socket | None = None
+        self._thread: threading.Thread | None = None
+
+    @property
+    def view(self) -> View:
+        """The latest look."""
+        return self._publisher.view
+
+    @property
+    def pid(self) -> int:
+        """The driver process that runs now; 0 without one."""
+        return self._pid
+
+    @property
+    def left_behind(self) -> int:
+        """How many processes hang in the kernel so that not even SIGKILL ends them."""
+        return sum(not process.ended for process in self._left_behind)
+
+    def start(self, observer: Observer) -> None:
+        """Begin to look, in a thread of its own."""
+        if self._thread is None and not self._stopping.is_set():
+            self._publisher.observer = observer
+            wake, self._waker = socket.socketpair()
+            wake.setblocking(False)
+            self._waker.setblocking(False)
+            self._thread = threading.Thread(target=self._run, args=(wake,), name="nodeplug-gpu-driver", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        """End the process and the thread."""
+        self._stopping.set()
+        self._signal()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(2 * _REAP)
+        if self._waker is not None:
+            self._waker.close()
+
+    def poll(self) -> None:
+        """Ask for a look now."""
+        self._asked.set()
+        self._signal()
+
+    def _signal(self) -> None:
+        with contextlib.suppress(OSError):  # a full buffer wakes as well, and a closed one has nobody to wake
+            if self._waker is not None:
+                self._waker.send(b".")
+
+    def _run(self, wake: socket.socket) -> None:
+        with wake, selectors.DefaultSelector() as selector:
+            selector.register(wake, selectors.EVENT_READ)
+            while not self._stopping.is_set():
+                self._serve(selector)
+
+    def _serve(self, selector: selectors.BaseSelector) -> None:
+        """Live through one driver process, from before its start to after its end."""
+        if self.left_behind >= _MOST_LEFT_BEHIND:
+            self._fail(f"{self.left_behind} driver processes hang in the kernel; the node needs a reboot")
+            self._pause(selector, self._poll)
+            return
+        self._left_behind = [process for process in self._left_behind if not process.ended]
+        try:
+            process = RunningProcess(self._settings, self._hang_after, self._log)
+        except OSError as error:
+            self._fail(f"the driver process cannot be started: {error}")
+            self._pause(selector, self._poll)
+            return
+        self._generation += 1
+        self._pid = process.pid
+        began = time.monotonic()
+        self._attend(selector, process)
+        self._pid = 0
+        if not process.kill(_REAP):
+            self._left_behind.append(process)
+        self._after(selector, process, time.monotonic() - began)
+
+    def _attend(self, selector: selectors.BaseSelector, process: RunningProcess) -> None:
+        """Read a process until it is of no use any more."""
+        process.attach(selector)
+        wait = 0.0
+        while not process.died and not self._stopping.is_set():
+            ready = selector.select(wait)
+            for key, _ in ready:
+                if key.data is None:
+                    _drain(key)
+                else:
+                    for frame in process.read(key):
+                        self._take(frame)
+            if self._asked.is_set():
+                self._asked.clear()
+                process.poll()
+            # Silence is judged only when everything was read: the observer may have taken its time.
+            wait = 0.0 if ready else process.look_after()
+        process.detach(selector)
+
+    def _take(self, frame: Frame) -> None:
+        view = self.view
+        if isinstance(frame, GpuEvent):
+            self._publisher.publish(view, (frame,))
+        elif isinstance(frame, Look) and frame.state == "running":
+            if view.state != "running":
+                self._log.info("the driver %s shows %d cards", frame.driver_version, len(frame.cards))
+            self._publisher.publish(
+                View(
+                    "running",
+                    driver_version=frame.driver_version,
+                    cards=frame.cards,
+                    vitals=frame.vitals,
+                    processes=frame.processes,
+                    taken=frame.taken,
+                    generation=self._generation,
+                    left_out=frame.left_out,
+                )
+            )
+        elif isinstance(frame, Look):
+            self._fail(frame.reason, absent=frame.state == "absent")
+
+    def _fail(self, reason: str, *, absent: bool = False) -> None:
+        """Publish that there is nothing to see, with the cards that were seen last."""
+        view = self.view
+        if view.reason != reason:
+            self._log.warning("%s", reason)
+        self._publisher.publish(
+            View(
+                "absent" if absent else "failed",
+                reason,
+                cards=view.cards,
+                taken=time.monotonic(),
+                generation=self._generation,
+            )
+        )
+
+    def _after(self, selector: selectors.BaseSelector, process: RunningProcess, lived: float) -> None:
+        if self._stopping.is_set():
+            return
+        if process.planned:
+            self._log.info("%s; a new driver process is started", process.died)
+        elif self.view.reason != process.died:
+            self._fail(process.died)
+        self._failures = 0 if lived > max(self._poll, 4 * self._hang_after) else self._failures + 1
+        self._pause(selector, min(self._poll, _FIRST_PAUSE * 2 ** min(self._failures, 16)))
+
+    def _pause(self, selector: selectors.BaseSelector, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while not self._stopping.is_set() and (left := end - time.monotonic()) > 0:
+            for key, _ in selector.select(left):
+                _drain(key)
+            if self._asked.is_set():
+                self._asked.clear()
+                return
+
+
+def _drain(key: selectors.SelectorKey) -> None:
+    with contextlib.suppress(BlockingIOError):
+        os.read(key.fd, 4096)

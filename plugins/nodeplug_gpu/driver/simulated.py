@@ -1,0 +1,293 @@
+"""Cards that are not there: for the demo, tutorials and tests on machines without a GPU.
+
+Owns: simulated cards from the configuration, and the failures that a file injects while the driver runs.
+Refuses: NVML.
+
+The file of failures is JSON and read at each poll; what it says holds until it says something else. A file that is
+missing hurts nothing; one that cannot be read changes nothing and is logged. Its keys are those of `Faults`:
+
+    {"cards": {"0": {"lost": true}, "GPU-8a5e…": {"xid": 79, "ecc": 3, "recovery_action": 1}}}
+"""
+
+import re
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from nodeplug_gpu.cards import Card, GpuEvent, GpuProcess, MigInstance, Uuid, View, Vitals
+from nodeplug_gpu.driver import Observer
+from nodeplug_gpu.driver.publish import Log, Publisher
+
+_SIZE: Final = re.compile(r"(\d{1,8}(?:\.\d{1,3})?)\s*(|[KMGT]i?B?)")
+_PROFILE: Final = re.compile(r"(?:\dc\.)?(\d)g\.(\d{1,4})gb(?:[+-][a-z.]+)?")
+_UUID: Final = re.compile(r"GPU-[0-9A-Za-z-]{4,90}")
+_UNITS: Final = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
+_NAMESPACE: Final = uuid.UUID("6f1c6a4e-5e1e-5c53-9d0a-5a1b8f3c2d10")
+_LOST: Final = (15, "the GPU is lost: it fell off the bus or has become inaccessible (NVML error 15, simulated)")
+
+
+def _size(value: object) -> object:
+    """Read `80GiB`, `80Gi`, `81559MiB` or bytes; decimal units (`80GB`) are powers of 1000."""
+    if not isinstance(value, str):
+        return value
+    match = _SIZE.fullmatch(value.strip())
+    if match is None:
+        raise ValueError(f"{value[:40]!r} is no size; write it like 80GiB, 81559MiB, or bytes")
+    unit = match[2].removesuffix("B")
+    base = 1024 if unit.endswith("i") else 1000
+    return int(float(match[1]) * base ** _UNITS[unit[:1]])
+
+
+def _profile(value: str) -> str:
+    if not _PROFILE.fullmatch(value):
+        raise ValueError(f"{value[:40]!r} is no MIG profile; write it as nvidia-smi does, such as 1g.10gb")
+    return value
+
+
+Size = Annotated[int, BeforeValidator(_size)]
+Profile = Annotated[str, AfterValidator(_profile)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class SimulatedCard(_Strict):
+    """Equal cards of a simulated machine."""
+
+    model: str = Field("Simulated GPU", min_length=1, max_length=100, description="Product name.")
+    memory: Size = Field(16 << 30, ge=1 << 20, le=1 << 46, description='Memory of each card, such as "80GiB".')
+    count: int = Field(1, ge=1, le=64, description="How many such cards there are.")
+    numa_node: int | None = Field(None, ge=0, le=1023, description="NUMA node of the cards; none by default.")
+    uuid: str | None = Field(
+        None, pattern=f"^{_UUID.pattern}$", description="UUID of a single card; derived from node and index by default."
+    )
+    mig: tuple[Profile, ...] = Field((), max_length=32, description="MIG instances of each card; none: MIG is off.")
+    compute_capability: tuple[Annotated[int, Field(ge=0, le=99)], Annotated[int, Field(ge=0, le=99)]] = Field(
+        (9, 0), description="CUDA compute capability, major and minor."
+    )
+
+
+class SimulatedProcess(_Strict):
+    """A process that holds memory of a card."""
+
+    pid: int = Field(ge=1, le=1 << 22, description="Process id on the host.")
+    used: Size | None = Field(None, ge=0, description='Memory that it holds, such as "2GiB"; unknown by default.')
+    instance: str | None = Field(None, description="UUID of the MIG instance that it runs on.")
+
+
+class CardFaults(_Strict):
+    """What is wrong with one card."""
+
+    gone: bool = Field(False, description="The card is no longer there, as if it were unplugged.")
+    lost: bool = Field(False, description="The card is there and does not answer: NVML error 15.")
+    error: str = Field("", max_length=200, description="The probe fails with this text: NVML error 999.")
+    xid: int | tuple[int, ...] = Field((), description="XID events; sent once, and again when the file is written.")
+    ecc: int | None = Field(None, ge=0, description="Uncorrected ECC errors; more of them are an event.")
+    recovery_action: int | None = Field(
+        None, ge=0, le=255, description="NVML's recovery action; a new one is an event."
+    )
+    used: Size | None = Field(None, ge=0, description="Memory in use; the sum of the processes by default.")
+    processes: tuple[SimulatedProcess, ...] = Field((), description="Who uses the card.")
+    mig: tuple[Profile, ...] | None = Field(None, description="MIG instances from now on; [] switches MIG off.")
+
+
+class Faults(_Strict):
+    """The whole file."""
+
+    driver: Literal["running", "absent", "failed"] = Field("running", description="State of the driver as a whole.")
+    reason: str = Field("", max_length=200, description="Why, for people, unless it is running.")
+    driver_version: str = Field("simulated", max_length=80, description="Version that the driver reports.")
+    cards: dict[str, CardFaults] = Field(default_factory=dict, description="By index or UUID of the card.")
+
+
+def simulate(descriptions: Sequence[SimulatedCard], node: str = "") -> tuple[Card, ...]:
+    """Return the cards of a simulated machine.
+
+    Args:
+        descriptions: in the order of the indices.
+        node: the node's name; cards of different nodes have different UUIDs, and keep them over restarts.
+    """
+    cards: list[Card] = []
+    for entry in descriptions:
+        for _ in range(entry.count):
+            index = len(cards)
+            made = Uuid(f"GPU-{uuid.uuid5(_NAMESPACE, f'{node}/{index}')}")
+            card = Card(
+                uuid=Uuid(entry.uuid) if entry.uuid and entry.count == 1 else made,
+                index=index,
+                minor=index,
+                model=entry.model,
+                memory=entry.memory,
+                pci=f"0000:{index + 1:02x}:00.0",
+                numa_node=entry.numa_node,
+                compute_capability=entry.compute_capability,
+            )
+            cards.append(_with_mig(card, entry.mig))
+    return tuple(cards)
+
+
+def _with_mig(card: Card, profiles: Sequence[str]) -> Card:
+    """Return a card that is divided into instances, or whole without any."""
+    instances = tuple(
+        MigInstance(
+            uuid=Uuid(f"MIG-{uuid.uuid5(_NAMESPACE, f'{card.uuid}/{place}/{profile}')}"),
+            profile=profile,
+            memory=int(match[2]) << 30,
+            gpu_instance=place + 1,
+            compute_instance=0,
+        )
+        for place, profile in enumerate(profiles)
+        if (match := _PROFILE.fullmatch(profile)) is not None
+    )
+    return replace(card, mig=bool(instances), instances=instances)
+
+
+class SimulatedDriver:
+    """Simulated cards as a driver."""
+
+    def __init__(
+        self, cards: Sequence[SimulatedCard], poll: float, faults_file: Path, log: Log, *, node: str = ""
+    ) -> None:
+        """Make a driver that does nothing yet.
+
+        Args:
+            cards: what the machine has.
+            poll: seconds between two readings of the file.
+            faults_file: the file of failures; it need not exist.
+            log: told about a file that cannot be read.
+            node: the node's name.
+        """
+        self._cards = simulate(cards, node)
+        self._poll = poll
+        self._file = faults_file
+        self._log = log
+        self._publisher = Publisher(log)
+        self._faults = Faults()
+        self._written: tuple[int, int, int] | None = None
+        self._asked = threading.Event()
+        self._stopping = False
+        self._thread: threading.Thread | None = None
+
+    @property
+    def view(self) -> View:
+        """The latest look."""
+        return self._publisher.view
+
+    def start(self, observer: Observer) -> None:
+        """Begin to look, in a thread of its own."""
+        if self._thread is None and not self._stopping:
+            self._publisher.observer = observer
+            self._thread = threading.Thread(target=self._run, name="nodeplug-gpu-simulated", daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._stopping = True
+        self._asked.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(0.5)
+
+    def poll(self) -> None:
+        """Ask for a look now."""
+        self._asked.set()
+
+    def _run(self) -> None:
+        while not self._stopping:
+            events = tuple(self._read())
+            self._publisher.publish(self._look(), events)
+            self._asked.wait(self._poll)
+            self._asked.clear()
+
+    def _read(self) -> Iterator[GpuEvent]:
+        """Take in the file if it was written since, and return the events that this makes."""
+        try:
+            stat = self._file.stat()
+            written = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
+            if written == self._written:
+                return
+            self._written = written
+            faults = Faults.model_validate_json(self._file.read_bytes())
+        except FileNotFoundError:
+            self._written, faults = None, Faults()
+        except (OSError, ValidationError) as error:
+            self._log.warning("the file of failures %s is not taken in: %s", self._file, _sentence(error))
+            return
+        before, self._faults = self._faults, faults
+        for card in self._cards:
+            yield from _events(card.uuid, _of(before, card), _of(faults, card))
+
+    def _look(self) -> View:
+        now, faults = time.monotonic(), self._faults
+        cards = tuple(_divided(card, _of(faults, card)) for card in self._cards if not _of(faults, card).gone)
+        if faults.driver != "running":
+            reason = faults.reason or f"the simulated driver is {faults.driver}"
+            return View(faults.driver, reason, cards=self.view.cards, taken=now, generation=1)
+        vitals: dict[Uuid, Vitals] = {}
+        processes: list[GpuProcess] = []
+        for card in cards:
+            vitals[card.uuid], held = _condition(card, _of(faults, card))
+            processes += held
+        return View(
+            "running",
+            driver_version=faults.driver_version,
+            cards=cards,
+            vitals=vitals,
+            processes=tuple(processes),
+            taken=now,
+            generation=1,
+        )
+
+
+def _of(faults: Faults, card: Card) -> CardFaults:
+    return faults.cards.get(card.uuid) or faults.cards.get(str(card.index)) or _SOUND
+
+
+_SOUND: Final = CardFaults()
+
+
+def _divided(card: Card, faults: CardFaults) -> Card:
+    return card if faults.mig is None else _with_mig(card, faults.mig)
+
+
+def _condition(card: Card, faults: CardFaults) -> tuple[Vitals, list[GpuProcess]]:
+    if faults.lost:
+        return Vitals(_LOST[1], _LOST[0]), []
+    processes = [
+        GpuProcess(one.pid, card.uuid, one.used, Uuid(one.instance) if one.instance else None)
+        for one in faults.processes
+    ]
+    used = sum(one.used or 0 for one in processes) if faults.used is None else faults.used
+    return Vitals(
+        error=faults.error,
+        error_code=999 if faults.error else 0,
+        recovery_action=faults.recovery_action or 0,
+        uncorrected_ecc=faults.ecc or 0,
+        used=min(used, card.memory),
+    ), processes
+
+
+def _events(card: Uuid, before: CardFaults, after: CardFaults) -> Iterator[GpuEvent]:
+    if after.gone:
+        return
+    now = time.monotonic()
+    for xid in (after.xid,) if isinstance(after.xid, int) else after.xid:
+        yield GpuEvent("xid", card, xid, time=now)
+    if (after.ecc or 0) > (before.ecc or 0):
+        yield GpuEvent("ecc", card, after.ecc or 0, time=now)
+    if (after.recovery_action or 0) != (before.recovery_action or 0):
+        yield GpuEvent("recovery", card, after.recovery_action or 0, time=now)
+    if after.mig != before.mig:
+        yield GpuEvent("mig", card, int(bool(after.mig)), time=now)
+
+
+def _sentence(error: Exception) -> str:
+    if not isinstance(error, ValidationError):
+        return str(error)
+    return "; ".join(f"{'.'.join(map(str, one['loc'])) or 'the file'}: {one['msg']}" for one in error.errors()[:3])
