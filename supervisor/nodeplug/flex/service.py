@@ -10,12 +10,12 @@ import logging
 import os
 import traceback
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Final
 
 from nodeplug.call import Call
-from nodeplug.errors import InvalidRequest, NotSupported, PluginError
+from nodeplug.errors import InvalidRequest, NotSupported, PluginError, TryAgain
 from nodeplug.flex import codec
 from nodeplug.flex import commands as cmd
 from nodeplug.flex.codec import Answer
@@ -86,7 +86,7 @@ class FlexService:
             call.claim = f"volume:{driver}"
             command = codec.decode(frame.argv)
             secrets = _secrets_of(command)
-            route = self.registry.route("volume", driver)
+            route = self._route(driver, command)
             answer = await self._answer(route, call, command)
             self.runner.finished(call, None)
             return Reply(stdout=codec.encode(answer))
@@ -98,6 +98,25 @@ class FlexService:
                 "%s of %s failed (request %s): %s\n%s", call.verb, call.claim, call.id, type(error).__name__, where
             )
             return self._failed(call, PluginError(f"{type(error).__name__} in the daemon"), secrets, logged=True)
+
+    def _route(self, driver: str, command: cmd.Command) -> Route:
+        """Find the driver's plugin; one that does not run still ends what needs none of its hooks.
+
+        Kubelet repeats unmount until it succeeds and keeps the pod meanwhile. A route without callers tells the steps
+        that no hook can be called.
+
+        Raises:
+            NotFound: nobody claims the driver.
+            TryAgain: its plugin does not run, and the verb is the plugin's own.
+        """
+        try:
+            return self.registry.route("volume", driver)
+        except TryAgain:
+            own = _UNDOES.get(type(command))
+            at_rest = [route for route in self.registry.routes("volume") if route.claim.name == driver]
+            if own is None or not at_rest or own in at_rest[0].hooks:
+                raise
+            return replace(at_rest[0], callers={})
 
     def _failed(self, call: Call, error: PluginError, secrets: Secrets, *, logged: bool = False) -> Reply:
         lacking = isinstance(error, NotSupported)
@@ -120,6 +139,8 @@ class FlexService:
             answers.append(await handler(steps, command))
 
         await self.staging.run(route, call, steps)
+        if route.callers:
+            await self.staging.unstage_left(self.registry, route.claim.name)
         return answers[0]
 
 
@@ -128,6 +149,10 @@ def _secrets_of(command: cmd.Command) -> Secrets:
     return options.secrets if isinstance(options, cmd.VolumeOptions) else Secrets()
 
 
+_UNDOES: Final[Mapping[type[cmd.Command], str]] = MappingProxyType(
+    {cmd.Unmount: "volume_unpublish", cmd.UnmountDevice: "volume_unstage"}
+)
+"""The verbs that have a default, and the hook with which a plugin promises to do it itself."""
 _NEEDS: Final[Mapping[type[cmd.Command], tuple[str, ...]]] = MappingProxyType(
     {
         cmd.Attach: ("volume_attach",),
@@ -190,7 +215,7 @@ async def _detach(steps: Steps, command: cmd.Detach) -> Answer:
 async def _expand_volume(steps: Steps, command: cmd.ExpandVolume) -> Answer:
     request = VolumeExpand(
         driver=steps.driver,
-        volume_id=await steps.volume_id(command.options),
+        volume_id=await steps.volume_id_at(command.target, command.options),
         options=command.options.own,
         new_size=command.new_size,
         old_size=command.old_size,
@@ -201,7 +226,7 @@ async def _expand_volume(steps: Steps, command: cmd.ExpandVolume) -> Answer:
 async def _expand_fs(steps: Steps, command: cmd.ExpandFs) -> Answer:
     request = VolumeExpandFs(
         driver=steps.driver,
-        volume_id=await steps.volume_id(command.options),
+        volume_id=await steps.volume_id_at(command.target, command.options),
         options=command.options.own,
         mount_path=command.target,
         device=command.device,

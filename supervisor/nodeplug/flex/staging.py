@@ -84,6 +84,14 @@ class Staging:
         for volume in settled.volumes:
             await self._try(registry, volume, _unstaging(volume))
 
+    async def unstage_left(self, registry: Registry, driver: str) -> None:
+        """Unstage what stayed staged while the driver's plugin did not run. A restarted daemon finds it in `recover`.
+
+        Problems are logged and left to the next start.
+        """
+        for volume in self.workshop.left.pop(driver, ()):
+            await self._try(registry, volume, _unstaging(volume))
+
     async def _try(
         self, registry: Registry, volume: Volume, steps: Callable[[Steps], Coroutine[Any, Any, None]]
     ) -> None:

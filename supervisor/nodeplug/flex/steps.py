@@ -62,6 +62,22 @@ class Steps:
         mark: str = await self.work.host(self.ledger.secret_mark, own.secrets)
         return f"{_MARK}{mark}"
 
+    async def volume_id_at(self, path: str, own: VolumeOptions) -> VolumeId:
+        """Name the volume that is mounted at a path: kubelet sends secrets with mount alone, so expandfs lacks them.
+
+        Raises:
+            PluginError: the plugin's name for it cannot be written down.
+        """
+        computed = await self.volume_id(own)
+        if self.work.has("volume_id"):
+            return computed
+        recorded = await self.work.host(self._recorded_at, path)
+        return recorded if recorded is not None and recorded.partition(_MARK)[0] == computed else computed
+
+    def _recorded_at(self, path: str) -> VolumeId | None:
+        found = self.ledger.target(path) or self.ledger.staged_at(path)
+        return found.volume.volume_id if found is not None and found.volume.driver == self.driver else None
+
     async def on_volume(self, hook: str, request: VolumeRequest) -> Any:
         """Call a hook about one volume while nothing else works on that volume."""
         async with self.workshop.room("volume", request.driver, request.volume_id):
@@ -232,7 +248,7 @@ class Steps:
         await self._unpublish(target, forced=forced)
         volume = target.volume
         if self.ledger.owns(volume) and not await self.work.host(self.ledger.users, volume, besides=target.path):
-            await self.unstage(volume, forced=forced)
+            await self._unstage_or_leave(volume, forced=forced)
         await self.work.host(self.ledger.forget_target, target.path)
 
     async def _unpublish(self, target: Target, *, forced: bool = False) -> None:
@@ -241,6 +257,14 @@ class Steps:
             request = VolumeUnpublish(driver=volume.driver, volume_id=volume.volume_id, target_path=target.path)
             await self._undo("volume_unpublish", request, forced=forced)
         await self.work.host(unmount, target.path)
+
+    async def _unstage_or_leave(self, volume: Volume, *, forced: bool) -> None:
+        """Unstage; what a plugin promises to unstage itself waits until it runs (`Staging.unstage_left`)."""
+        if self.work.at_rest and self.work.has("volume_unstage"):
+            LOG.warning("volume %s of %s stays staged: its plugin does not run", volume.volume_id, volume.driver)
+            self.workshop.left.setdefault(volume.driver, set()).add(volume)
+            return
+        await self.unstage(volume, forced=forced)
 
     async def unstage(self, volume: Volume, *, forced: bool = False) -> None:
         """Undo the staging of a volume that no pod uses."""

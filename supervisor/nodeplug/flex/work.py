@@ -22,6 +22,7 @@ from typing import Any, Final, TypeVar
 from nodeplug.call import Call
 from nodeplug.errors import DeadlineExceeded, InvalidRequest, NotSupported, PluginError, TryAgain
 from nodeplug.flex.codec import redact
+from nodeplug.flex.ledger import Volume
 from nodeplug.registry import Route
 from nodeplug.runner import Runner
 from nodeplug.values import Secrets
@@ -105,6 +106,11 @@ class Work:
         """Whether the driver implements a hook."""
         return hook in self.route.hooks
 
+    @property
+    def at_rest(self) -> bool:
+        """Whether the driver's plugin does not run, so that none of its hooks can be called."""
+        return not self.route.callers
+
     async def hook(self, name: str, **arguments: Any) -> Any:
         """Call a hook to its real end; the caller is answered early when the deadline passes first.
 
@@ -162,9 +168,15 @@ class Work:
 
 @dataclass(slots=True)
 class Workshop:
-    """The work in progress. Used from the event loop alone, hence no locks."""
+    """The work in progress. Used from the event loop alone, hence no locks.
+
+    Attributes:
+        runner: calls the hooks.
+        left: by driver, the volumes that no pod uses and that could not be unstaged without their plugin.
+    """
 
     runner: Runner
+    left: dict[str, set[Volume]] = field(default_factory=dict)
     _tasks: "set[asyncio.Task[None]]" = field(default_factory=set)
     _rooms: "dict[tuple[str, ...], asyncio.Future[None]]" = field(default_factory=dict)
 
