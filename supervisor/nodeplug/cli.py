@@ -291,6 +291,30 @@ def new(
     print(next_steps(names, folder))
 
 
+@app.command(name="try")
+def try_(
+    files: Annotated[
+        list[Path],
+        typer.Argument(metavar="FILE...", help="Files with \[plugins.*] tables; the plugins of the first are tried."),
+    ],
+    network: Annotated[
+        Path | None, typer.Option("--network", metavar="CONFLIST", help="The network of a CNI plugin.")
+    ] = None,
+    option: Annotated[
+        list[str] | None, typer.Option("--option", metavar="KEY=VALUE", help="An option of a volume; repeatable.")
+    ] = None,
+) -> None:
+    """Serve a plugin to kubelet and container runtime, acted out in a temporary folder, and show what they get.
+
+    Nothing of this machine is touched. Without options, the plugin's own `example` says what is asked of it.
+
+    Example: `nodeplug try fuse.toml`
+    """
+    from nodeplug.trial import Trial, options_of
+
+    raise typer.Exit(Trial(files, network, options_of(option or ())).run())
+
+
 @app.command()
 def version() -> None:
     """Print the version.

@@ -1,0 +1,207 @@
+"""`nodeplug try`: one plugin, served to callers that are acted out, so that its author sees what they get.
+
+Owns: the steps per style and what is shown of each answer.
+Refuses: judgement of the plugin (`nodeplug verify` has the rules) and acting of its own: the node and the callers are
+those of `nodeplug.testing`.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console
+
+from nodeplug.errors import InvalidRequest, NotReady, PluginError
+from nodeplug.mounts import mounted_at
+from nodeplug.registry import find
+from nodeplug.tables import toml
+from nodeplug.testing import AdmissionError, BlockingKubelet, CniError, FlexFailure, FlexVolume, ScratchNode
+from nodeplug.testing.stage import CniRuntimeFactory, FlexCallers, LeftBehind, scratch_node
+from nodeplug.values import Pod
+
+_INSIDE: Final = "NODEPLUG_TRY_INSIDE"
+_FAILURES: Final = (AdmissionError, CniError, FlexFailure, LeftBehind, NotReady, TimeoutError)
+_POD: Final = Pod(name="pod", namespace="default", uid="0001")
+_LOG_LINES: Final = 5
+_PIPE_WIDTH: Final = 240
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What to serve, and to whom.
+
+    Attributes:
+        files: with `[plugins.*]` tables, in TOML. The plugins of the first are tried, the others run beside them.
+        network: a conflist; by default the plugin's own example.
+        options: of the volume; by default those of the plugin's own example.
+    """
+
+    files: Sequence[Path]
+    network: Path | None = None
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    def run(self) -> int:
+        """Serve, call, show, and take down.
+
+        Returns:
+            The exit status: 1 when a caller was refused or something is left.
+
+        Raises:
+            PluginError: a file cannot be read, or the plugin cannot be loaded.
+        """
+        if os.geteuid() != 0 and not os.environ.get(_INSIDE):
+            inside = _namespaces()
+            if inside:  # what a plugin mounts and links then ends with the command
+                return subprocess.run([*inside, *_again()], env={**os.environ, _INSIDE: "1"}, check=False).returncode
+        console = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH, highlight=False)
+        texts = [_read(path) for path in self.files]
+        tables = [_sections(path, text) for path, text in zip(self.files, texts, strict=True)]
+        asked = {name: self._asked(name, section) for name, section in tables[0].items()}
+        given = {name for table in tables for name in table}
+        named = {name: more for one in asked.values() for name, more in one.get("beside", {}).items()}
+        beside = {name: more for name, more in named.items() if name not in given}
+        if beside:
+            texts.append(toml({"plugins": beside}))
+        try:
+            with scratch_node("\n".join(texts)) as node:
+                for name, example in asked.items():
+                    _serve(console, node, name, example)
+        except _FAILURES as error:
+            _line(console, "red", "✗", str(error))
+            return 1
+        _line(console, "green", "✓", "nothing is left: no link, no mount, no nftables object")
+        return 0
+
+    def _asked(self, name: str, section: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the plugin's example, with what the command line says instead."""
+        asked = dict(getattr(find(section.get("uses") or name).cls, "example", None) or {})
+        if self.network is not None:
+            asked["cni"] = _network(self.network)
+        if self.options:
+            asked["volume_options"] = self.options
+        return asked
+
+
+def _serve(console: Console, node: ScratchNode, name: str, example: Mapping[str, Any]) -> None:
+    row = next(row for row in node.status()["plugins"] if row["name"] == name)
+    if row["state"] != "running":
+        raise NotReady(f"plugin {name} is {row['state']}: {row['reason']}")
+    styles: Mapping[str, Callable[[ScratchNode, str, Mapping[str, Any]], Iterator[tuple[str, str]]]]
+    styles = {"device": _device, "cni": _cni, "volume": _volume}
+    _line(console, "green", "serve", f"plugin {name} claims {', '.join(row['claims'])}")
+    for claim in row["claims"]:
+        kind, _, what = claim.partition(":")
+        try:
+            for act, told in styles[kind](node, what, example):
+                _line(console, "green", act, told)
+        except _FAILURES:
+            _line(console, "red", "log", "\n        ".join(node.log.splitlines()[-_LOG_LINES:]))
+            raise
+
+
+def _line(console: Console, colour: str, act: str, told: str) -> None:
+    console.print(f"[{colour}]{act:7}[/{colour}]", end=" ")
+    console.print(told, markup=False, soft_wrap=True)
+
+
+def _cni(node: ScratchNode, claim: str, example: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    document = example.get("cni") or {"type": claim}
+    plugins = document.get("plugins", [document])
+    version, name = document.get("cniVersion", "1.0.0"), document.get("name", "net")
+    with closing(CniRuntimeFactory(node)) as factory:
+        runtime = factory({"cniVersion": version, "name": name, "plugins": plugins})
+        sandbox = factory.sandbox("pod")
+        result = runtime.add("pod", sandbox.path)
+        yield "add", f"the runtime attaches a container to network {name} and is told"
+        yield "result", json.dumps(result)
+        yield "links", f"the container has {', '.join(sandbox.links())}"
+        runtime.delete("pod", sandbox.path)
+        yield "del", f"detached, it has {', '.join(sandbox.links())}"
+
+
+def _volume(node: ScratchNode, driver: str, example: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    options = dict(example.get("volume_options", {}))
+    with closing(FlexCallers(node)) as factory:
+        kubelet = factory(driver)
+        target = kubelet.mount(_POD, FlexVolume("data", options, example.get("secrets", {})))
+        found = mounted_at(str(target))
+        yield "mount", f"kubelet mounts {driver} for a pod, options: {json.dumps(options)}"
+        yield "target", f"{found.fs_type} ({','.join(found.options)})" if found else "nothing is mounted there"
+        names = sorted(entry.name for entry in target.iterdir())
+        yield "files", f"the pod sees {', '.join(names) or 'an empty folder'}"
+        kubelet.unmount(_POD, "data")
+        yield "unmount", "the pod is gone"
+
+
+def _device(node: ScratchNode, resource: str, _example: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    with BlockingKubelet(node.root / "var" / "lib" / "kubelet") as kubelet:
+        kubelet.until(lambda: kubelet.capacity(resource) > 0)
+        healthy, total = kubelet.allocatable(resource), kubelet.capacity(resource)
+        yield "list", f"kubelet has {total} devices of {resource}, {healthy} of them healthy"
+        answer = kubelet.admit("pod", {resource: 1})[resource]
+        yield "pod", f"a container asks for one {resource} and gets"
+        for spec in answer.devices:
+            yield "node", f"{spec.host_path} as {spec.container_path} ({spec.permissions})"
+        for mount in answer.mounts:
+            yield "mount", f"{mount.host_path} as {mount.container_path} ({'ro' if mount.read_only else 'rw'})"
+        for name, value in sorted(answer.envs.items()):
+            yield "env", f"{name}={value}"
+        for name, value in sorted(answer.annotations.items()):
+            yield "note", f"{name}={value}"
+        for device in answer.cdi_devices:
+            yield "cdi", device.name
+
+
+def _sections(path: Path, text: str) -> Mapping[str, Any]:
+    try:
+        found = tomllib.loads(text).get("plugins", {})
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidRequest(f"{path} is not TOML: {error}") from error
+    if not found:
+        raise InvalidRequest(f"{path} has no [plugins.NAME] table; give a file as in /etc/nodeplug/plugins.d")
+    return dict(found)
+
+
+def _network(path: Path) -> Mapping[str, Any]:
+    try:
+        return dict(json.loads(_read(path)))
+    except ValueError as error:
+        raise InvalidRequest(f"{path} is no network list: {error}") from error
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise PluginError(f"cannot read {path}: {error.strerror}") from error
+
+
+def _namespaces() -> list[str]:
+    """Return the command that gives an ordinary user namespaces, or nothing where that is not allowed."""
+    inside = ["unshare", "--map-root-user", "--net", "--mount", "--propagation", "private", "--"]
+    allowed = shutil.which("unshare") and subprocess.run([*inside, "true"], check=False, capture_output=True)
+    return inside if allowed and allowed.returncode == 0 else []
+
+
+def _again() -> list[str]:
+    return [sys.executable, "-m", "nodeplug", *sys.argv[1:]]
+
+
+def options_of(texts: Sequence[str]) -> Mapping[str, str]:
+    """Split `KEY=VALUE` texts.
+
+    Raises:
+        InvalidRequest: one has no `=`.
+    """
+    wrong = [text for text in texts if "=" not in text]
+    if wrong:
+        raise InvalidRequest(f"{wrong[0]!r} is no option of a volume; write KEY=VALUE, such as name=shared")
+    return {key: value for key, _, value in (text.partition("=") for text in texts)}
