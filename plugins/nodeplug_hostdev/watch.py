@@ -6,6 +6,8 @@ Refuses: to list. An event that is lost costs one poll of the daemon, so no even
 
 import glob
 import logging
+import os
+import select
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -15,8 +17,8 @@ from typing import Final
 from asyncinotify import Event, Inotify, Mask
 
 _MASK: Final = Mask.CREATE | Mask.DELETE | Mask.MOVED_FROM | Mask.MOVED_TO | Mask.ATTRIB | Mask.ONLYDIR
-_TURN: Final = 1.0
-"""Seconds after which the thread looks whether it is to end."""
+_END_PATIENCE: Final = 5.0
+"""Seconds that the thread gets to end; it may be looking through folders."""
 
 Interest = tuple[str, str]
 """A component of a glob, and the resource that it belongs to."""
@@ -63,16 +65,20 @@ class Watcher:
         self._refresh = refresh
         self._log = log
         self._closing = threading.Event()
-        self._inotify = Inotify(sync_timeout=_TURN)
+        self._inotify = Inotify(sync_timeout=0)  # never waits: the thread waits for this and for the wake-up
+        self._wake_up = os.eventfd(0)
         self._interests: dict[Path, set[Interest]] = {}
         self._watch()
         self._thread = threading.Thread(target=self._run, name="hostdev:inotify", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread; it closes the inotify descriptor."""
+        """End the thread at once; it closes the inotify descriptor. To be called once."""
         self._closing.set()
-        self._thread.join(timeout=5 * _TURN)
+        os.eventfd_write(self._wake_up, 1)
+        self._thread.join(timeout=_END_PATIENCE)
+        if not self._thread.is_alive():
+            os.close(self._wake_up)
 
     def _watch(self) -> None:
         self._interests = folders(self._patterns)
@@ -83,17 +89,24 @@ class Watcher:
                 self._log.warning("cannot watch %s: %s; the poll goes on", folder, error.strerror)
 
     def _run(self) -> None:
+        waiting = select.poll()
+        waiting.register(self._inotify.fd, select.POLLIN)
+        waiting.register(self._wake_up, select.POLLIN)
         with self._inotify:
             while not self._closing.is_set():
                 event = self._inotify.sync_get()
                 if event is None:
-                    continue
-                concerned = self._concerned(event)
-                if not concerned:  # most of what happens in /dev: a storm there must not cost a look at every folder
-                    continue
-                self._watch()  # the event may have made or removed a folder on the way
-                for resource in sorted(concerned):
-                    self._refresh(resource)
+                    waiting.poll()
+                else:
+                    self._take(event)
+
+    def _take(self, event: Event) -> None:
+        concerned = self._concerned(event)
+        if not concerned:  # most of what happens in /dev: a storm there must not cost a look at every folder
+            return
+        self._watch()  # the event may have made or removed a folder on the way
+        for resource in sorted(concerned):
+            self._refresh(resource)
 
     def _concerned(self, event: Event) -> set[str]:
         # Without a watch or a name the event is about a folder as a whole, or events were lost.
