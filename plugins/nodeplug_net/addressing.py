@@ -7,7 +7,7 @@ Refuses: to interpret addresses.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from ipaddress import ip_address, ip_interface, ip_network
+from ipaddress import IPv4Interface, IPv6Interface, ip_address, ip_interface, ip_network
 from typing import Any, Final
 
 from nodeplug import (
@@ -18,6 +18,7 @@ from nodeplug import (
     CniDns,
     CniGc,
     CniIp,
+    CniRequest,
     CniResult,
     CniRoute,
     CniStatus,
@@ -26,6 +27,7 @@ from nodeplug import (
 )
 from nodeplug_net.attachment import Attachment, network_label
 from nodeplug_net.ipam import Ipam
+from nodeplug_net.ipam_config import has_ranges
 from nodeplug_net.undo import Undo
 
 IN_PROCESS: Final = frozenset({"host-local", "nodeplug-host-local"})
@@ -99,6 +101,20 @@ class Addressing:
         for entry in self.host.journal.entries():
             if entry.key.startswith(f"ipam {network_label(request.network)}") and entry.key not in kept:
                 self.host.journal.remove(entry.key)
+
+    def leases(self, request: CniRequest, plugin_type: str) -> list[tuple[str, IPv4Interface | IPv6Interface]]:
+        """List the addresses of a network's attachments, by their labels, as far as they are known here."""
+        if plugin_type in IN_PROCESS:
+            found = self.ipam.leases(request) if has_ranges(request) else []
+            return [(Attachment(request.network, *owner).label, address) for owner, address in found]
+        prefix = f"ipam {network_label(request.network)}"
+        entries = [entry for entry in self.host.journal.entries() if entry.key.startswith(prefix)]
+        return [
+            (entry.key.removeprefix("ipam "), ip.address)
+            for entry in entries
+            if not self.host.journal.is_stale(entry)
+            for ip in _decode(entry.data).ips
+        ]
 
     def status(self, request: CniStatus, plugin_type: str) -> None:
         """Be not ready when there is no free address."""

@@ -55,6 +55,7 @@ class Bridge:
         """Encode the messages that every ADD needs, and release addresses that an earlier boot left."""
         warm_up()
         self._plane.addressing.recover()
+        self._plane.tidy()
 
     @hookimpl
     def stop(self) -> None:

@@ -40,6 +40,7 @@ from nodeplug_net.links import (
     set_sysctl,
     up_request,
 )
+from nodeplug_net.masquerade import Entry
 from nodeplug_net.messages import mac_bytes, u32
 from nodeplug_net.netlink import EEXIST, Netlink, Request
 from nodeplug_net.undo import Undo
@@ -84,7 +85,7 @@ class Attaching:
         bridge = self.links.get(config.bridge) or bridge  # an unpinned MAC follows the ports
         if config.ip_masq and plan.ips:  # last, and one transaction: whole or absent, so nothing to undo
             with self.plane.masquerade(self.request) as masquerade:
-                masquerade.add([ip.address for ip in plan.ips], self.attachment.label)
+                masquerade.add([ip.address for ip in plan.ips], self.attachment.label, self._others)
         return replace(
             plan,
             interfaces=(
@@ -93,6 +94,11 @@ class Attaching:
                 CniInterface(inside.name, inside.mac, self.request.netns.path, mtu=inside.mtu),
             ),
         )
+
+    def _others(self) -> list[Entry]:
+        """Who else of this network should be masqueraded: asked when an administrator has flushed the table."""
+        entries = self.plane.attached(self.request, self.config, self.links)
+        return [entry for entry in entries if entry.label != self.attachment.label]
 
     def _ensure_veth(self, bridge: Link) -> None:
         """Make the veth pair, or find the one that an earlier ADD of this attachment made."""

@@ -118,11 +118,15 @@ def _outside_differences(
 
 
 def _masquerade_differences(request: CniCheck, plane: Dataplane) -> Iterator[str]:
+    own = [ip.address for ip in request.prev_result.ips if _belongs(request, ip.interface)]
     with plane.masquerade(request) as masquerade:
         present = {entry.address for entry in masquerade.owned(Attachment.of(request).label)}
-    for ip in request.prev_result.ips:
-        if _belongs(request, ip.interface) and ip.address.ip not in present:
-            yield f"address {ip.address.ip} is not masqueraded"
+        without_rule = masquerade.lacking(address.network for address in own)
+    for address in own:
+        if address.ip not in present:
+            yield f"address {address.ip} is not masqueraded"
+    for network in without_rule:
+        yield f"subnet {network} has no rule that masquerades it; the next ADD, STATUS or GC of the network makes it"
 
 
 def status(request: CniStatus, plane: Dataplane) -> None:
@@ -157,8 +161,20 @@ def _mend_bridge(request: CniStatus, plane: Dataplane, links: Links, bridge: Lin
             links.set_up(bridge)
         if config.is_gateway and config.ipam in IN_PROCESS and has_ranges(request):
             _mend_gateways(request, config, plane, links, bridge)
+        if config.ip_masq:
+            _mend_masquerade(request, config, plane, links)
     except (OSError, InvalidRequest) as error:
         raise LimitedConnectivity(f"bridge {bridge.name} cannot be mended: {error}") from error
+
+
+def _mend_masquerade(request: CniStatus, config: BridgeConfig, plane: Dataplane, links: Links) -> None:
+    expected = plane.attached(request, config, links)
+    with plane.masquerade(request) as masquerade:
+        lost = masquerade.lacking(entry.network for entry in expected)
+        if lost:
+            text = ", ".join(map(str, lost))
+            plane.log.warning("subnet %s lost the rule that masquerades its containers; it gets it again", text)
+            masquerade.mend(expected)
 
 
 def _mend_gateways(request: CniStatus, config: BridgeConfig, plane: Dataplane, links: Links, bridge: Link) -> None:

@@ -9,7 +9,7 @@ the addresses' files do too: namespace, result and journal may all be gone.
 from nodeplug import CniDel, CniGc
 from nodeplug_net.addressing import IN_PROCESS
 from nodeplug_net.attachment import HOST_VETH, Attachment, network_label
-from nodeplug_net.bridge_config import bridge_name, ipam_type
+from nodeplug_net.bridge_config import bridge_name, ipam_type, parse_bridge
 from nodeplug_net.dataplane import Dataplane
 from nodeplug_net.links import Link, Links, links_in
 from nodeplug_net.netlink import Netlink
@@ -78,6 +78,8 @@ def find_host_end(links: Links, request: CniDel, attachment: Attachment) -> Link
 def collect(request: CniGc, plane: Dataplane) -> None:
     """Serve GC: remove links, masquerading and addresses of this network that belong to no valid attachment.
 
+    What valid ones have lost of their masquerading is made again.
+
     Raises:
         PluginError: with every failure; the rest is done.
         OSError: the kernel refuses.
@@ -93,7 +95,19 @@ def collect(request: CniGc, plane: Dataplane) -> None:
             masquerade.remove([entry for entry in entries if entry.label not in labels])
     with errors.kept():
         plane.addressing.collect(request, ipam_type(request))
+    with errors.kept():
+        _tidy_masquerade(request, plane)
     errors.raise_all()
+
+
+def _tidy_masquerade(request: CniGc, plane: Dataplane) -> None:
+    """Make again what others took out of the table, and remove the subnets that nobody uses."""
+    config = parse_bridge(request)
+    with plane.masquerade(request) as masquerade:
+        if config.ip_masq:
+            with Netlink() as netlink:
+                masquerade.mend(plane.attached(request, config, Links(netlink)))
+        masquerade.prune()
 
 
 def _collect_links(request: CniGc, labels: frozenset[str], plane: Dataplane) -> None:

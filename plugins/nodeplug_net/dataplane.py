@@ -11,9 +11,11 @@ from dataclasses import dataclass
 
 from nodeplug import CniRequest
 from nodeplug_net.addressing import Addressing
-from nodeplug_net.masquerade import Masquerade
+from nodeplug_net.bridge_config import BridgeConfig
+from nodeplug_net.links import Links
+from nodeplug_net.masquerade import Entry, Masquerade
 from nodeplug_net.reaper import Reaper
-from nodeplug_net.sockets import NftSockets
+from nodeplug_net.sockets import NftSockets, open_nft
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +27,31 @@ class Dataplane:
     nft: NftSockets
     log: logging.LoggerAdapter[logging.Logger]
 
+    def attached(self, request: CniRequest, config: BridgeConfig, links: Links) -> list[Entry]:
+        """List the addresses of a network that should be masqueraded: those of attachments whose port is there.
+
+        Args:
+            request: any of that network.
+            config: what it asks of the bridge.
+            links: of the host namespace.
+        """
+        bridge = links.get(config.bridge)
+        if bridge is None or not config.ipam:
+            return []
+        labels = {port.alias for port in links.ports(bridge)}
+        leases = self.addressing.leases(request, config.ipam)
+        return [Entry(address.network, address.packed, label) for label, address in leases if label in labels]
+
     @contextmanager
     def masquerade(self, request: CniRequest) -> Iterator[Masquerade]:
         """Open the masqueraded addresses of the request's host namespace, which the calling thread is in."""
         with self.nft.lent(request.host_netns) as netlink:
             yield Masquerade(netlink)
+
+    def tidy(self) -> None:
+        """Remove what is unused of the masquerading of this thread's namespace. It may stay: then it does no harm."""
+        try:
+            with open_nft() as netlink:
+                Masquerade(netlink).prune()
+        except OSError as error:
+            self.log.warning("the masquerading of unused subnets stays: %s", error)

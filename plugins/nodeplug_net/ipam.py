@@ -12,7 +12,7 @@ wrote since the boot stay. When the clock was wrong at boot, files may look youn
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from ipaddress import ip_interface
+from ipaddress import IPv4Interface, IPv6Interface, ip_interface
 from pathlib import Path
 
 from nodeplug import (
@@ -136,6 +136,19 @@ class Ipam:
                     freed = store.held(owner)
                     store.release(freed, owner)
                     self.host.log.info("released %s of %s in network %s", freed, owner[0], request.network)
+
+    def leases(self, request: CniRequest) -> list[tuple[Owner, IPv4Interface | IPv6Interface]]:
+        """List who holds which address of a network's ranges, each with the prefix of its range."""
+        config = parse_config(request, self.data_dir)
+        store = self._store(config.folder)
+        with store.locked(create=False) as exists:
+            held = [(owner, address) for owner in store.owners() for address in store.held(owner)] if exists else []
+        return [
+            (owner, _ip(ranges, address).address)
+            for owner, address in held
+            for ranges in config.ranges
+            if address in ranges
+        ]
 
     def status(self, request: CniRequest) -> None:
         """Confirm that the next ADD would get an address.

@@ -1,8 +1,9 @@
 """Masquerading of container addresses through nf_tables, without executing anything.
 
 Owns: the table `inet nodeplug_masquerade` of a network namespace: who is masqueraded, and on whose behalf.
-Refuses: iptables, and memory: the kernel is asked each time, so an administrator's `nft flush ruleset` heals with the
-next ADD. A table of our own name, because the reference plugins own `cni_plugins_masquerade` and its rules.
+Refuses: iptables, and memory: the kernel is asked each time, also whether the rules are there, so what an
+administrator's `nft flush ruleset` or `flush table` took is made again by the next ADD, STATUS or GC. A table of our
+own name, because the reference plugins own `cni_plugins_masquerade` and its rules.
 
 Each element carries the label of its attachment. An address can pass to a new container before the old one's DEL
 arrives: ADD takes the element over, and DEL removes only what still carries its own label.
@@ -10,7 +11,7 @@ arrives: ADD takes the element over, and DEL removes only what still carries its
 
 import errno
 import ipaddress
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -30,6 +31,7 @@ _SET_NAME: Final = 2  # NFTA_SET_NAME
 _LIST_ELEMENTS: Final = 3  # NFTA_SET_ELEM_LIST_ELEMENTS
 _ELEM_KEY: Final = 1  # NFTA_SET_ELEM_KEY
 _ELEM_USERDATA: Final = 6  # NFTA_SET_ELEM_USERDATA
+_GEN_ID: Final = 1  # NFTA_GEN_ID
 _BODY: Final = 20  # netlink header and struct nfgenmsg
 
 
@@ -59,8 +61,15 @@ class Masquerade:
     def __init__(self, netlink: Netlink) -> None:
         self._netlink = netlink
 
-    def add(self, addresses: Sequence[Interface], label: str) -> None:
+    def add(
+        self, addresses: Sequence[Interface], label: str, others: Callable[[], Sequence[Entry]] = lambda: ()
+    ) -> None:
         """Masquerade addresses on behalf of an attachment, in one transaction; take over what another had.
+
+        Args:
+            addresses: with the prefix of their subnet.
+            label: of the attachment.
+            others: tells who else should be masqueraded; asked when the rules of a subnet are missing.
 
         Raises:
             OSError: the kernel refuses, with its errno.
@@ -69,27 +78,96 @@ class Masquerade:
         wanted = [Entry(address.network, address.packed, label) for address in addresses]
         messages = [nft.new_element(one.network, one.key, label) for one in wanted]
         for _ in range(_ATTEMPTS):
+            if self.lacking(one.network for one in wanted):
+                self.mend(others(), [one.network for one in wanted])
             refusal = self._commit(messages)
             if refusal is None:
                 return
             if refusal.error not in {errno.EEXIST, errno.ENOENT}:
                 raise failure(f"masquerade {', '.join(map(str, addresses))} in table {nft.TABLE}", refusal)
             messages = self._replacement(wanted)
-        raise PluginError(f"table inet {nft.TABLE} keeps changing; is another program writing to it?")
+        raise _restless()
 
     def _replacement(self, wanted: list[Entry]) -> list[bytearray]:
-        """Compose the transaction anew from what exists now."""
-        sets = self._sets()
-        messages = [] if sets is not None else nft.table()
+        """Compose the transaction anew from the elements that exist now."""
         present = {(entry.network, entry.key) for entry in self.entries("")}
-        for network in dict.fromkeys(one.network for one in wanted):
-            if sets is None or nft.set_name(network) not in sets:
-                messages += nft.subnet(network)
+        messages = []
         for one in wanted:
             if (one.network, one.key) in present:
                 messages.append(nft.delete_element(one.network, one.key))
             messages.append(nft.new_element(one.network, one.key, one.label))
         return messages
+
+    def lacking(self, networks: Iterable[nft.Network]) -> list[nft.Network]:
+        """Return the subnets that have no rule; their addresses are not masqueraded, whatever their sets hold."""
+        answer = self._netlink.ask(Request(nft.dump_rules(), f"list the rules of table {nft.TABLE}", _ABSENT))[0]
+        rules = b"".join(answer.messages)
+        return [network for network in dict.fromkeys(networks) if nft.names_set(network) not in rules]
+
+    def mend(self, expected: Sequence[Entry], networks: Iterable[nft.Network] = ()) -> None:
+        """Make what is missing of the table: the rules of subnets, their sets, and the expected entries.
+
+        Args:
+            expected: what should be masqueraded; an address that another attachment has stays its.
+            networks: further subnets.
+
+        Raises:
+            OSError: the kernel refuses.
+            PluginError: others keep changing the table.
+        """
+        wanted = list(dict.fromkeys([*networks, *(one.network for one in expected)]))
+        for _ in range(_READS):
+            generation = self._generation()
+            if not self.lacking(wanted):
+                break
+            known = [network for network in map(nft.network_of, sorted(self._sets() or ())) if network]
+            refusal = self._commit(nft.rebuild(dict.fromkeys([*known, *wanted])), generation)
+            if refusal is None:
+                break
+            if refusal.error != errno.ERESTART:
+                raise failure(f"make the rules of table {nft.TABLE}", refusal)
+        else:
+            raise _restless()
+        for start in range(0, len(expected), _TOGETHER):
+            part = expected[start : start + _TOGETHER]
+            refusal = self._commit([nft.new_element(one.network, one.key, one.label, keep=True) for one in part])
+            if refusal is not None:
+                raise failure(f"masquerade {len(part)} addresses in table {nft.TABLE}", refusal)
+
+    def prune(self) -> None:
+        """Remove the set and the rule of each subnet without addresses, and the table when there is none left.
+
+        An ADD that comes between the look and the removal is not lost: it makes a new generation, and this gives up.
+
+        Raises:
+            OSError: the kernel refuses.
+        """
+        generation = self._generation()
+        names = self._sets()
+        if names is None:
+            return
+        known = [network for network in map(nft.network_of, sorted(names)) if network]
+        empty = [network for network in known if not any(_parse_elements(one, b"") for one in self._dump_of(network))]
+        kept = [network for network in known if network not in empty]
+        if kept and not empty:
+            return
+        messages = [*nft.rebuild(kept), *map(nft.delete_set, empty)] if kept else [nft.delete_table()]
+        refusal = self._commit(messages, generation)
+        if refusal is not None and refusal.error not in {errno.ERESTART, errno.ENOENT}:
+            raise failure(f"remove what is unused of table {nft.TABLE}", refusal)
+
+    def _dump_of(self, network: nft.Network) -> list[bytes]:
+        return self._dump(nft.set_name(network))
+
+    def _generation(self) -> int | None:
+        """Return the number of the rule set; None when the kernel does not tell."""
+        what = "read the generation of nf_tables"
+        messages = self._netlink.ask(Request(nft.get_generation(), what, _ABSENT))[0].messages
+        for message in messages:
+            for kind, start, end in attributes(message, _BODY):
+                if kind == _GEN_ID:
+                    return int.from_bytes(message[start:end], "big")
+        return None
 
     def owned(self, label: str) -> list[Entry]:
         """List what is masqueraded on behalf of one attachment."""
@@ -161,10 +239,15 @@ class Masquerade:
             if kind == _SET_NAME
         }
 
-    def _commit(self, messages: list[bytearray]) -> Answer | None:
+    def _commit(self, messages: list[bytearray], generation: int | None = None) -> Answer | None:
         """Send one transaction; None when the kernel took it, else its first refusal."""
-        answers = self._netlink.exchange([(nft.begin(), False), *((one, True) for one in messages), (nft.end(), False)])
+        begin = nft.begin(generation)
+        answers = self._netlink.exchange([(begin, False), *((one, True) for one in messages), (nft.end(), False)])
         return next((answer for answer in answers if answer.error), None)
+
+
+def _restless() -> PluginError:
+    return PluginError(f"table inet {nft.TABLE} keeps changing; is another program writing to it?")
 
 
 def _parse_elements(message: bytes, needle: bytes) -> list[tuple[bytes, str]]:

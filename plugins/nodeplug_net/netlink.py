@@ -136,7 +136,8 @@ class Netlink:
         self._sequence += len(messages)
         self._socket.send(b"".join(data for data, _ in messages))
         answers = [Answer(complete=not due) for _, due in messages]
-        while not all(answer.complete for answer in answers):
+        # A transaction that is refused at its beginning, for its generation, is not looked at any further.
+        while not all(answer.complete for answer in answers) and (messages[0][1] or not answers[0].error):
             self._receive(answers, first)
         return answers
 

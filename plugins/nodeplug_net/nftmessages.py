@@ -19,6 +19,7 @@ One set and one rule for each subnet: the cost of a packet does not grow with th
 """
 
 import struct
+from collections.abc import Iterable
 from functools import cache, lru_cache
 from importlib import import_module
 from ipaddress import IPv4Network, IPv6Network
@@ -32,13 +33,18 @@ CHAIN: Final = "postrouting"
 _SET_PREFIX: Final = "net_"
 
 NFT_MSG_NEWTABLE: Final = 0
+NFT_MSG_DELTABLE: Final = 2
 NFT_MSG_NEWCHAIN: Final = 3
 NFT_MSG_NEWRULE: Final = 6
+NFT_MSG_GETRULE: Final = 7
+NFT_MSG_DELRULE: Final = 8
 NFT_MSG_NEWSET: Final = 9
 NFT_MSG_GETSET: Final = 10
+NFT_MSG_DELSET: Final = 11
 NFT_MSG_NEWSETELEM: Final = 12
 NFT_MSG_GETSETELEM: Final = 13
 NFT_MSG_DELSETELEM: Final = 14
+NFT_MSG_GETGEN: Final = 16
 _SUBSYSTEM: Final = 10 << 8  # NFNL_SUBSYS_NFTABLES
 _BATCH_BEGIN: Final = 0x10
 _BATCH_END: Final = 0x11
@@ -48,6 +54,7 @@ _NFPROTO_IPV6: Final = 10
 
 _REQUEST: Final = 0x1
 _ASK: Final = 0x5  # NLM_F_REQUEST | NLM_F_ACK
+_ENSURE: Final = 0x405  # NLM_F_CREATE: what is there already stays as it is
 _CREATE: Final = 0x605  # NLM_F_CREATE | NLM_F_EXCL
 _APPEND: Final = 0xC05  # NLM_F_CREATE | NLM_F_APPEND
 _DUMP: Final = 0x301  # NLM_F_REQUEST | NLM_F_DUMP
@@ -100,9 +107,18 @@ def _htons(number: int) -> int:
     return int.from_bytes(number.to_bytes(2, "big"), "little" if struct.pack("=H", 1)[0] else "big")
 
 
-def begin() -> bytearray:
-    """Begin a transaction."""
-    return batch(_BATCH_BEGIN)
+def begin(generation: int | None = None) -> bytearray:
+    """Begin a transaction; with a generation it is refused (ERESTART) when anybody has changed a table since."""
+    data = batch(_BATCH_BEGIN)
+    if generation is not None:
+        data += struct.pack("=HH", 8, 1) + generation.to_bytes(4, "big")  # NFNL_BATCH_GENID
+        struct.pack_into("=I", data, 0, len(data))
+    return data
+
+
+def get_generation() -> bytearray:
+    """Ask for the number of transactions so far."""
+    return bytearray(struct.pack("=IHHIIBBH", 20, NFT_MSG_GETGEN | _SUBSYSTEM, _ASK, 0, 0, 0, 0, 0))
 
 
 def end() -> bytearray:
@@ -123,18 +139,14 @@ def _table() -> tuple[bytes, ...]:
     verdict = _nest(("NFTA_DATA_VERDICT", _nest(("NFTA_VERDICT_CODE", -5))))  # NFT_RETURN
     leave = _expression("immediate", ("NFTA_IMMEDIATE_DREG", 0), ("NFTA_IMMEDIATE_DATA", verdict))
     return (
-        _encode("nft_table_msg", NFT_MSG_NEWTABLE, _CREATE, [("NFTA_TABLE_NAME", TABLE)]),
-        _encode("nft_chain_msg", NFT_MSG_NEWCHAIN, _CREATE, chain),
+        _encode("nft_table_msg", NFT_MSG_NEWTABLE, _ENSURE, [("NFTA_TABLE_NAME", TABLE)]),
+        _encode("nft_chain_msg", NFT_MSG_NEWCHAIN, _ENSURE, chain),
+        _encode("nft_rule_msg", NFT_MSG_DELRULE, _ASK, [("NFTA_RULE_TABLE", TABLE), ("NFTA_RULE_CHAIN", CHAIN)]),
         *(
             _rule([*_destination(IPv4Network(multicast) if "." in multicast else IPv6Network(multicast), 0), leave])
             for multicast in ("224.0.0.0/4", "ff00::/8")
         ),
     )
-
-
-def table() -> list[bytearray]:
-    """Create the table, its chain, and the exception for multicast."""
-    return [bytearray(message) for message in _table()]
 
 
 @lru_cache(maxsize=64)
@@ -149,12 +161,43 @@ def _subnet(network: Network) -> tuple[bytes, ...]:
     ]
     lookup = _expression("lookup", ("NFTA_LOOKUP_SET", name), ("NFTA_LOOKUP_SREG", 1), ("NFTA_LOOKUP_SET_ID", 1))
     rule = [*_family(version), _load(version, source=True), lookup, *_destination(network, 1)[2:], _expression("masq")]
-    return (_encode("nft_set_msg", NFT_MSG_NEWSET, _CREATE, new_set), _rule(rule))
+    return (_encode("nft_set_msg", NFT_MSG_NEWSET, _ENSURE, new_set), _rule(rule))
 
 
-def subnet(network: Network) -> list[bytearray]:
-    """Create the set of a subnet and the rule that masquerades it."""
-    return [bytearray(message) for message in _subnet(network)]
+def rebuild(networks: Iterable[Network]) -> list[bytearray]:
+    """Make the table and its chain if they are missing, and the chain's rules anew: multicast, and each subnet's.
+
+    Sets that are there keep their elements. A rule that is left out is gone afterwards, so the list must be whole.
+    """
+    subnets = [message for network in networks for message in _subnet(network)]
+    return [bytearray(message) for message in (*_table(), *subnets)]
+
+
+def delete_set(network: Network) -> bytearray:
+    """Delete the set of a subnet, with what it holds; no rule may name it."""
+    attrs: Attributes = [("NFTA_SET_TABLE", TABLE), ("NFTA_SET_NAME", set_name(network))]
+    return bytearray(_encode("nft_set_msg", NFT_MSG_DELSET, _ASK, attrs))
+
+
+def delete_table() -> bytearray:
+    """Delete the table with everything in it."""
+    return bytearray(_encode("nft_table_msg", NFT_MSG_DELTABLE, _ASK, [("NFTA_TABLE_NAME", TABLE)]))
+
+
+@cache
+def _dump_rules() -> bytes:
+    attrs: Attributes = [("NFTA_RULE_TABLE", TABLE), ("NFTA_RULE_CHAIN", CHAIN)]
+    return _encode("nft_rule_msg", NFT_MSG_GETRULE, _DUMP, attrs)
+
+
+def dump_rules() -> bytearray:
+    """List the rules of the chain."""
+    return bytearray(_dump_rules())
+
+
+def names_set(network: Network) -> bytes:
+    """Return the bytes that the rule of a subnet contains and no other rule does: the name of its set with its NUL."""
+    return b"\0" + set_name(network).encode() + b"\0"
 
 
 def _rule(expressions: list[dict[str, Attributes]]) -> bytes:
@@ -230,9 +273,9 @@ def element(number: int, flags: int, name: str, version: int) -> Template:
     return Template(_encode("nft_set_elem_list_msg", number, flags, attrs), **holes)
 
 
-def new_element(network: Network, key: bytes, label: str) -> bytearray:
-    """Add an address to the set of its subnet; one that is there is refused with EEXIST."""
-    template = element(NFT_MSG_NEWSETELEM, _CREATE, set_name(network), network.version)
+def new_element(network: Network, key: bytes, label: str, *, keep: bool = False) -> bytearray:
+    """Add an address to the set of its subnet; one that is there is refused with EEXIST, or kept with its label."""
+    template = element(NFT_MSG_NEWSETELEM, _ENSURE if keep else _CREATE, set_name(network), network.version)
     return template.fill(key=key, label=label.encode())
 
 

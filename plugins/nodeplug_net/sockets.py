@@ -25,6 +25,11 @@ _NETLINK_NETFILTER: Final = 12
 Identity = tuple[int, int]
 
 
+def open_nft() -> Netlink:
+    """Open a socket of nf_tables in the calling thread's namespace."""
+    return Netlink(_NETLINK_NETFILTER)
+
+
 @dataclass(slots=True)
 class NftSockets:
     """The idle sockets. Any thread may call it: a list's append and pop are atomic.
@@ -49,7 +54,7 @@ class NftSockets:
         try:
             _, netlink = idle.pop()
         except IndexError:
-            netlink = Netlink(_NETLINK_NETFILTER)
+            netlink = open_nft()
         try:
             yield netlink
         except BaseException:

@@ -21,5 +21,5 @@ def warm_up() -> None:
         for mac in (False, True):
             messages.create_veth(mtu=mtu, mac=mac)
     nftmessages.dump_sets()
-    nftmessages.table()
-    nftmessages.subnet(IPv4Network("192.0.2.0/24"))
+    nftmessages.dump_rules()
+    nftmessages.rebuild([IPv4Network("192.0.2.0/24")])

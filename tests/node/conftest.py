@@ -11,7 +11,10 @@ import pytest
 
 from nodeplug import Netns
 from nodeplug.testing.scratch_cni import ScratchCni, run_in
+from nodeplug_net.attachment import Attachment
 from nodeplug_net.bridge import Bridge, BridgeConfig
+from nodeplug_net.masquerade import Masquerade
+from nodeplug_net.netlink import Netlink
 
 Config = dict[str, Any]
 
@@ -121,3 +124,22 @@ def _ping(address: str) -> bool:
 def ping() -> Callable[[Netns, str], bool]:
     """Send one echo request out of a namespace; whether the answer came."""
     return lambda netns, address: run_in(netns, lambda: _ping(address))
+
+
+@pytest.fixture
+def clean(scratch: ScratchCni, look: Callable[[Netns], Any]) -> Callable[[Netns, set[str]], None]:
+    """Check that neither namespace, nor the address folder, nor the table has anything of container c1."""
+
+    def check(netns: Netns, inside: set[str]) -> None:
+        def masqueraded() -> list[Any]:
+            with Netlink(12) as netlink:
+                return Masquerade(netlink).entries("nodeplug net c1 ")
+
+        assert look(netns).links == inside
+        assert Attachment("net", "c1", "eth0").host_veth not in look(scratch.host_netns).links
+        folder = scratch.folder / "networks" / "net"
+        held = [path.name for path in folder.glob("*") if path.name[0].isdigit() or ":" in path.name]
+        assert [name for name in held if (folder / name).read_text().startswith("c1")] == []
+        assert scratch.on_host(masqueraded) == []
+
+    return check

@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 
-from nodeplug import CniStatus, Netns, PluginError
+from nodeplug import CniStatus, Netns
 from nodeplug.testing.scratch_cni import ScratchCni, run_in
 from nodeplug_net.bridge import Bridge
 from nodeplug_net.links import Links
 from nodeplug_net.masquerade import Entry, Masquerade
 from nodeplug_net.netlink import Answer, Netlink
-from nodeplug_net.nftmessages import TABLE
 
 Make = Callable[..., dict[str, Any]]
 NETFILTER = 12
@@ -175,29 +174,6 @@ def test_a_late_del_keeps_the_entry_of_the_next_holder_of_the_address(
     scratch.delete(bridge, network, "a", None)
     assert entries(scratch) == {("10.88.0.50", "nodeplug net b eth0")}
     assert (scratch.folder / "networks" / "net" / "10.88.0.50").exists()
-
-
-def test_a_flushed_ruleset_heals_with_the_next_add(scratch: ScratchCni, bridge: Bridge, config: Make) -> None:
-    netns = scratch.container()
-    first = scratch.add(bridge, config(ipMasq=True), "c1", netns)
-
-    def flush() -> None:
-        from pyroute2.netlink.nfnetlink import nftsocket  # noqa: PLC0415  as the plugin imports it: late
-        from pyroute2.nftables.main import NFTables  # noqa: PLC0415
-
-        with NFTables(nfgen_family=1) as nft:
-            nft.begin()
-            nft.table("del", name=TABLE)
-            nft.commit()
-        assert nftsocket is not None
-
-    scratch.on_host(flush)
-    assert entries(scratch) == set()
-    with pytest.raises(PluginError, match="not masqueraded"):
-        scratch.check(bridge, config(ipMasq=True), "c1", netns, first)
-    assert scratch.add(bridge, config(ipMasq=True), "c1", netns) == first
-    scratch.check(bridge, config(ipMasq=True), "c1", netns, first)
-    assert len(entries(scratch)) == 2
 
 
 def test_parallel_first_adds_build_the_table_once(scratch: ScratchCni, bridge: Bridge, config: Make) -> None:

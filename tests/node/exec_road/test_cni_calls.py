@@ -2,11 +2,9 @@
 
 import json
 import os
-import signal
 import subprocess
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from ipaddress import ip_address, ip_interface, ip_network
 from pathlib import Path
 from typing import Any, cast
@@ -199,90 +197,6 @@ def test_a_result_with_addresses_of_the_wrong_type_is_999(road: ExecRoad, env: E
     assert road.call("test", env("ADD"), old).document["code"] == 999
 
 
-def test_a_plugin_that_sleeps_past_its_deadline_is_answered_without_it(road: ExecRoad, env: Env) -> None:
-    release = threading.Event()
-
-    def sleep(_: CniAdd) -> CniResult:
-        release.wait(30)
-        return RESULT
-
-    road.runner.deadlines = {"tested": {"cni_add": 0.2}}
-    serve(road, Plugin(sleep))
-    done = road.call("test", env("ADD"), CONFIG)
-    release.set()
-    assert (done.status, done.document["code"]) == (1, 11)
-    assert "did not end within 0.2 s" in done.document["msg"]
-
-
-def test_a_plugin_that_blocks_does_not_block_other_containers(road: ExecRoad, env: Env) -> None:
-    release = threading.Event()
-
-    def block(request: CniAdd) -> CniResult:
-        if request.container_id == "slow":
-            release.wait(30)
-        return RESULT
-
-    serve(road, Plugin(block))
-    with ThreadPoolExecutor(1) as pool:
-        slow = pool.submit(road.call, "test", env("ADD", CNI_CONTAINERID="slow"), CONFIG)
-        try:
-            assert road.call("test", env("ADD", CNI_CONTAINERID="quick"), CONFIG).status == 0
-            assert not slow.done()
-        finally:
-            release.set()
-        assert slow.result().status == 0
-
-
-@pytest.mark.usefixtures("no_leak")
-def test_two_hundred_calls_at_once_are_all_answered(road: ExecRoad, env: Env) -> None:
-    plugin = serve(road, Plugin())
-    with ThreadPoolExecutor(200) as pool:
-        ends = list(pool.map(lambda i: road.call("test", env("ADD", CNI_CONTAINERID=f"c{i}"), CONFIG), range(200)))
-    assert [end.status for end in ends] == [0] * 200
-    assert len({request.container_id for request in plugin.requests}) == 200
-
-
-def test_one_call_at_a_time_runs_for_one_attachment(road: ExecRoad, env: Env) -> None:
-    inside = 0
-    most = 0
-
-    def count(_: CniAdd) -> CniResult:
-        nonlocal inside, most
-        inside += 1
-        most = max(most, inside)
-        threading.Event().wait(0.01)
-        inside -= 1
-        return RESULT
-
-    serve(road, Plugin(count))
-    with ThreadPoolExecutor(10) as pool:
-        list(pool.map(lambda _: road.call("test", env("ADD"), CONFIG), range(10)))
-    assert most == 1
-
-
-def test_a_crowd_is_told_to_try_again(road: ExecRoad, env: Env) -> None:
-    release = threading.Event()
-    entered = threading.Event()
-
-    def block(_: CniAdd) -> CniResult:
-        entered.set()
-        release.wait(30)
-        return RESULT
-
-    road.admission.concurrency = 1
-    road.admission.patience = 0.2
-    serve(road, Plugin(block))
-    with ThreadPoolExecutor(1) as pool:
-        first = pool.submit(road.call, "test", env("ADD", CNI_CONTAINERID="a"), CONFIG)
-        try:
-            assert entered.wait(30)
-            second = road.call("test", env("ADD", CNI_CONTAINERID="b"), CONFIG)
-        finally:
-            release.set()
-        assert first.result().status == 0
-    assert (second.status, second.document["code"]) == (1, 11)
-
-
 @pytest.mark.parametrize("stdin", [b"", b"{", b"[]", b"\0\n", b'{"name":"net"\xff}', b"[" * 100_000])
 def test_junk_on_stdin_is_code_6(road: ExecRoad, env: Env, stdin: bytes) -> None:
     serve(road, Plugin())
@@ -399,23 +313,3 @@ def test_gc_forgets_what_is_not_valid(road: ExecRoad, env: Env) -> None:
     said = {"cni.dev/valid-attachments": [{"containerID": "c2", "ifname": "eth0"}]}
     road.call("test", env("GC"), {**CONFIG, "cniVersion": "1.1.0", **said})
     assert [item.key.container_id for item in road.attachments.list()] == ["c2"]
-
-
-def test_a_caller_killed_in_the_middle_costs_nothing(road: ExecRoad, env: Env) -> None:
-    entered, release = threading.Event(), threading.Event()
-
-    def block(_: CniAdd) -> CniResult:
-        entered.set()
-        release.wait(30)
-        return RESULT
-
-    serve(road, Plugin(block))
-    process = subprocess.Popen([str(road.script("test"))], stdin=subprocess.PIPE, env=env("ADD"))
-    assert process.stdin is not None
-    process.stdin.write(json.dumps(CONFIG).encode())
-    process.stdin.close()
-    assert entered.wait(30)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    release.set()
-    assert road.call("test", env("DEL"), CONFIG).status == 0
