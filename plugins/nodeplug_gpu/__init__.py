@@ -1,1 +1,1 @@
-"""A shared GPU for Kubernetes pods; see docs/gpu.md."""
+"""GPUs for pods: whole cards, shares of them, their memory by the unit, MIG instances; see docs/gpu.md."""

@@ -1,0 +1,108 @@
+"""How a container gets at its cards.
+
+Owns: NVIDIA_VISIBLE_DEVICES, the device nodes, and the CDI names of a grant.
+Refuses: which cards, and the CDI spec (`cdi` writes it).
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from nodeplug import DeviceNode, Grant, NotReady
+from nodeplug_gpu.cards import Card, MigInstance
+from nodeplug_gpu.config import Access
+
+VISIBLE: Final = "NVIDIA_VISIBLE_DEVICES"
+CONTROL_NODES: Final = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset")
+_NEEDED: Final = "nvidiactl"
+_MINOR: Final = re.compile(r"^DeviceFileMinor:\s*([0-9]+)\s*$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A card, or one MIG instance of it."""
+
+    card: Card
+    instance: MigInstance | None = None
+
+    @property
+    def uuid(self) -> str:
+        """What CUDA and the container runtime know it by."""
+        return self.instance.uuid if self.instance is not None else self.card.uuid
+
+    @property
+    def index(self) -> str:
+        """The same by NVML's index: `0`, and `0:1` for an instance."""
+        if self.instance is None:
+            return str(self.card.index)
+        return f"{self.card.index}:{self.card.instances.index(self.instance)}"
+
+
+@dataclass(frozen=True, slots=True)
+class NodePaths:
+    """Where the kernel driver's nodes are; another root than `/` is for tests and for drivers in a container."""
+
+    dev: Path = field(default=Path("/dev"))
+    capabilities: Path = field(default=Path("/proc/driver/nvidia/capabilities"))
+
+
+def grant(access: Access, parts: Sequence[Part], paths: NodePaths) -> Grant:
+    """Return what makes parts of cards usable in a container.
+
+    Raises:
+        NotReady: a device node that the container needs is missing.
+    """
+    env: dict[str, str] = {}
+    if access.visible_devices == "uuid":
+        env[VISIBLE] = ",".join(part.uuid for part in parts)
+    elif access.visible_devices == "index":
+        env[VISIBLE] = ",".join(part.index for part in parts)
+    nodes = device_nodes(parts, paths) if access.device_nodes else ()
+    names = tuple(f"{access.cdi_kind}={part.uuid}" for part in parts)
+    annotations = {}
+    if access.cdi == "annotation":
+        annotations = {annotation_key(access.cdi_kind, names): ",".join(names)}
+    return Grant(env=env, nodes=nodes, annotations=annotations, cdi=names if access.cdi == "field" else ())
+
+
+def annotation_key(kind: str, names: Sequence[str]) -> str:
+    """Return the key of CDI's annotation: `cdi.k8s.io/<plugin>_<id>`, at most 63 characters after the slash."""
+    plugin = re.sub(r"[^A-Za-z0-9.-]", "-", kind)
+    return f"cdi.k8s.io/{plugin}_{names[0].rpartition('=')[2]}"[: len("cdi.k8s.io/") + 63]
+
+
+def device_nodes(parts: Sequence[Part], paths: NodePaths) -> tuple[DeviceNode, ...]:
+    """Return the nodes of parts of cards, control nodes first.
+
+    Raises:
+        NotReady: a needed one is missing.
+    """
+    control = [paths.dev / name for name in CONTROL_NODES]
+    cards = [paths.dev / f"nvidia{minor}" for minor in dict.fromkeys(part.card.minor for part in parts)]
+    caps = [node for part in parts if part.instance is not None for node in _capability_nodes(part, paths)]
+    needed = [paths.dev / _NEEDED, *cards, *caps]
+    for node in needed:
+        if not node.exists():
+            raise NotReady(f"{node} does not exist; is the kernel driver loaded, and nvidia-modprobe run?")
+    present = [*(node for node in control if node.exists()), *cards, *dict.fromkeys(caps)]
+    return tuple(DeviceNode(str(node), f"/dev/{node.relative_to(paths.dev)}", "rw") for node in present)
+
+
+def _capability_nodes(part: Part, paths: NodePaths) -> list[Path]:
+    """Return the two nodes of /dev/nvidia-caps that open a MIG instance (NVIDIA, MIG user guide, "Device nodes")."""
+    instance = part.instance
+    if instance is None:
+        return []
+    folder = paths.capabilities / f"gpu{part.card.minor}" / "mig" / f"gi{instance.gpu_instance}"
+    nodes = []
+    for file in (folder / "access", folder / f"ci{instance.compute_instance}" / "access"):
+        try:
+            found = _MINOR.search(file.read_text(encoding="ascii"))
+        except OSError as error:
+            raise NotReady(f"{file} cannot be read: {error.strerror}; was the MIG instance destroyed?") from error
+        if found is None:
+            raise NotReady(f"{file} names no DeviceFileMinor")
+        nodes.append(paths.dev / "nvidia-caps" / f"nvidia-cap{found[1]}")
+    return nodes

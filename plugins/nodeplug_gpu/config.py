@@ -1,0 +1,239 @@
+"""What an administrator writes about GPUs.
+
+Owns: the shape of `[plugins.gpu.config]` and the rules that can be checked without looking at the node.
+Refuses: to look at cards (which of them a resource sells is decided in `selection`), and resource names (the host
+checks every claim).
+"""
+
+from fnmatch import fnmatchcase
+from itertools import combinations
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from nodeplug.fields import Quantity, Seconds
+from nodeplug_gpu.cards import Card
+from nodeplug_gpu.driver.simulated import SimulatedCard
+
+APPLICATION_XIDS = (13, 31, 43, 45, 68, 109)
+"""XIDs that a faulty application causes on a sound card (NVIDIA, "XID Errors"; NVIDIA's own plugin skips the same)."""
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def _pci(address: str) -> str:
+    parts = address.lower().replace(".", ":").split(":")
+    if len(parts) == 3:
+        parts = ["0000", *parts]
+    if len(parts) != 4 or not all(part and all(letter in "0123456789abcdef" for letter in part) for part in parts):
+        raise ValueError("must be a PCI address such as 0000:3b:00.0")
+    domain, bus, device, function = (int(part, 16) for part in parts)
+    return f"{domain:04x}:{bus:02x}:{device:02x}.{function:x}"
+
+
+PciAddress = Annotated[str, AfterValidator(_pci)]
+
+
+class Cards(_Model):
+    """Which cards: those that match one entry of every key that is given. Without a key, all."""
+
+    index: tuple[Annotated[int, Field(ge=0)], ...] = Field((), description="NVML's indexes, as `nvidia-smi -L` has.")
+    uuid: tuple[str, ...] = Field((), description="UUIDs, `GPU-…`.")
+    model: tuple[str, ...] = Field((), description="Patterns of product names, such as `*H100*`.")
+    pci: tuple[PciAddress, ...] = Field((), description="PCI addresses, such as 0000:3b:00.0.")
+
+    def surely_share(self, other: "Cards") -> bool:
+        """Whether both choose some card, whatever cards there are; False where only a look at them can tell."""
+        mine, its = self.given(), other.given()
+        if not mine or not its:
+            return True
+        return mine.keys() == its.keys() and all(set(mine[key]) & set(its[key]) for key in mine)
+
+    def given(self) -> dict[str, tuple[object, ...]]:
+        """Return the keys that limit the choice."""
+        keys = {"index": self.index, "uuid": self.uuid, "model": self.model, "pci": self.pci}
+        return {name: values for name, values in keys.items() if values}
+
+    def choose(self, card: Card) -> bool:
+        """Whether a card is chosen."""
+        return (
+            (not self.index or card.index in self.index)
+            and (not self.uuid or card.uuid in self.uuid)
+            and (not self.model or any(fnmatchcase(card.model, pattern) for pattern in self.model))
+            and (not self.pci or card.pci in self.pci)
+        )
+
+
+class Mps(_Model):
+    """One MPS control daemon per shared card, and limits for each container by the units that it asked for."""
+
+    command: str = Field("nvidia-cuda-mps-control", description="The control program, below driver_root or on PATH.")
+    thread_percentage: bool = Field(
+        True, description="Limit the share of multiprocessors too (CUDA_MPS_ACTIVE_THREAD_PERCENTAGE)."
+    )
+    stop_after: Seconds = Field(10.0, description="How long a control daemon may take to end before it is killed.")
+
+
+class Overuse(_Model):
+    """What happens to a container that uses more memory than it asked for. It is always seen in metrics."""
+
+    grace: Seconds = Field(60.0, description="How long it may last before the log warns.")
+    tolerance: Quantity = Field(256 << 20, description="What a container may use beyond its units: CUDA's own context.")
+    kill_after: Seconds | None = Field(
+        None, description="How long after the warning its processes get SIGTERM, then SIGKILL; never by default."
+    )
+
+
+class Access(_Model):
+    """How a container gets at its card."""
+
+    visible_devices: Literal["uuid", "index", "none"] = Field(
+        "uuid", description="What NVIDIA_VISIBLE_DEVICES names cards by; `index` is what gpushare wrote."
+    )
+    device_nodes: bool = Field(
+        False, description="Hand over /dev/nvidia* directly; for runtimes without NVIDIA's hook."
+    )
+    cdi: Literal["none", "field", "annotation"] = Field(
+        "none", description="Name CDI devices in kubelet's field (1.29 and later) or in the annotation for older ones."
+    )
+    cdi_kind: str = Field("nodeplug.io/gpu", description="Vendor and class of the CDI names.")
+    cdi_write: bool = Field(True, description="Write the CDI spec and keep it true; off when nvidia-ctk writes one.")
+    cdi_folder: Path = Field(Path("/var/run/cdi"), description="Where the spec is written.")
+
+
+class _Resource(_Model):
+    resource: str = Field(description="The resource's name, such as nvidia.com/gpu.")
+    cards: Cards = Field(default_factory=Cards, description="Which cards it sells; all by default.")
+    access: Access = Field(default_factory=Access, description="How a container gets at its card.")
+
+
+class Exclusive(_Resource):
+    """Whole cards, one container each."""
+
+    sharing: Literal["exclusive"] = Field(description="Whole cards.")
+
+
+class Replicas(_Resource):
+    """Time slicing: each card several times, without any limit between its users."""
+
+    sharing: Literal["replicas"] = Field(description="Each card several times.")
+    replicas: int = Field(ge=2, le=1000, description="How many containers may share a card.")
+    refuse_more_than_one: bool = Field(
+        True, description="Refuse a container that asks for two: it would not get twice the time."
+    )
+    policy: Literal["binpack", "spread"] = Field("spread", description="Fill a card first, or use the emptiest.")
+    mps: Mps | None = Field(None, description="Run MPS on these cards, with equal limits.")
+
+
+class Memory(_Resource):
+    """Units of a card's memory; every container is on one card."""
+
+    resource: str = Field("aliyun.com/gpu-mem", description="The resource's name.")
+    sharing: Literal["memory"] = Field(description="Units of memory.")
+    unit: Quantity = Field(
+        1 << 30, ge=1 << 20, description="The size of a unit; it grows when there would be too many."
+    )
+    reserve: Quantity = Field(0, description="What is left unsold on each card, for CUDA's own contexts.")
+    policy: Literal["binpack", "spread"] = Field(
+        "binpack", description="The fullest card that fits, or the emptiest one."
+    )
+    max_units_per_card: int = Field(
+        2000, ge=1, le=16000, description="More units than this on the largest card make each of them larger."
+    )
+    count_resource: str = Field(
+        "aliyun.com/gpu-count", description='A resource that only counts the cards, as gpushare has; "" for none.'
+    )
+    overuse: Overuse = Field(default_factory=Overuse, description="What happens to containers that use too much.")
+    mps: Mps | None = Field(None, description="Run MPS on these cards, with limits by units.")
+
+
+class Mig(_Resource):
+    """Instances of cards in MIG mode."""
+
+    sharing: Literal["mig"] = Field(description="MIG instances.")
+    strategy: Literal["none", "single", "mixed"] = Field(
+        "single",
+        description="`none`: whole cards, MIG or not. `single`: each instance is one of `resource`, all of one "
+        "profile. `mixed`: each profile is a resource of its own.",
+    )
+    profiles: dict[str, str] = Field(
+        default_factory=dict,
+        description='For `mixed`: resource names by profile, `{ "1g.10gb" = "nvidia.com/mig-1g" }`.',
+    )
+
+    @model_validator(mode="after")
+    def _profiles_belong_to_mixed(self) -> Self:
+        if (self.strategy == "mixed") != bool(self.profiles):
+            raise ValueError("`profiles` names the resources of strategy 'mixed', which needs it and alone has it")
+        return self
+
+
+Resource = Annotated[Exclusive | Replicas | Memory | Mig, Field(discriminator="sharing")]
+
+
+class Health(_Model):
+    """When a card is taken out of service, and when it comes back."""
+
+    enabled: bool = Field(True, description="Off: only cards that are gone are unhealthy.")
+    ignore_xids: tuple[int, ...] = Field(
+        (),
+        description=f"More XIDs that never count, besides {', '.join(map(str, APPLICATION_XIDS))} of applications.",
+    )
+    fatal_xids: tuple[int, ...] = Field((), description="XIDs that count at once, even if they are in the other list.")
+    strikes: int = Field(3, ge=1, description="How many lesser faults within `window` take a card out.")
+    window: Seconds = Field(300.0, description="For how long a lesser fault counts.")
+    probation: Seconds = Field(60.0, description="How long a card must be without fault before it is offered again.")
+
+
+class GpuConfig(_Model):
+    """`[plugins.gpu.config]`."""
+
+    resources: tuple[Resource, ...] = Field(min_length=1, description="What is sold, and how.")
+    driver: Literal["nvml", "simulated"] = Field("nvml", description="Real cards, or those of `simulated`.")
+    driver_root: Path = Field(Path("/"), description="Where the driver's libraries are, such as /run/nvidia/driver.")
+    poll: Seconds = Field(5.0, description="How often cards are looked at.")
+    hang_after: Seconds = Field(30.0, description="How long the driver may be silent before its process is replaced.")
+    health: Health = Field(default_factory=Health, description="When a card is taken out of service.")
+    simulated: tuple[SimulatedCard, ...] = Field((), description="Cards of the driver `simulated`.")
+
+    @model_validator(mode="after")
+    def _simulated_cards_belong_to_their_driver(self) -> Self:
+        if (self.driver == "simulated") != bool(self.simulated):
+            raise ValueError("`simulated` describes the cards of driver = 'simulated', which needs it and alone has it")
+        return self
+
+    @model_validator(mode="after")
+    def _no_name_is_offered_twice(self) -> Self:
+        names = [name for resource in self.resources for name in names_of(resource)]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"{', '.join(twice)}: offered twice; a name belongs to one entry of `resources`")
+        return self
+
+    @model_validator(mode="after")
+    def _no_card_is_sold_twice(self) -> Self:
+        for one, other in combinations(self.resources, 2):
+            if sells_instances(one) == sells_instances(other) and one.cards.surely_share(other.cards):
+                raise ValueError(
+                    f"{one.resource} and {other.resource} would sell the same card; give each its own `cards`"
+                )
+        return self
+
+
+def sells_instances(resource: Exclusive | Replicas | Memory | Mig) -> bool:
+    """Whether an entry sells MIG instances: then it takes the cards in MIG mode, and every other entry the rest."""
+    return isinstance(resource, Mig) and resource.strategy != "none"
+
+
+def names_of(resource: Exclusive | Replicas | Memory | Mig) -> tuple[str, ...]:
+    """Return the resource names that an entry offers."""
+    match resource:
+        case Mig(strategy="mixed"):
+            return tuple(dict.fromkeys(resource.profiles.values()))
+        case Memory() if resource.count_resource:
+            return (resource.resource, resource.count_resource)
+        case _:
+            return (resource.resource,)

@@ -1,0 +1,200 @@
+"""How a card is, from what is known about it.
+
+Owns: a state per card, what leads from one to the next, and the reason in a sentence.
+
+    healthy ──lesser fault──▶ suspect ──more of them, or a fatal one──▶ unhealthy
+       ▲                        │ they age                                 │ the evidence is gone
+       └────────────────────────┘◀──────probation without a fault──── recovering
+
+A suspect card is offered on; an unhealthy or recovering one is not. Each relapse doubles the next probation, up to an
+hour: a card that keeps failing must not keep killing pods.
+
+Refuses: I/O, time of its own (every time is given), and blame on a card for what its driver or an application did.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final, Literal
+
+from nodeplug_gpu.cards import GpuEvent, Uuid, View, Vitals
+from nodeplug_gpu.config import Health
+from nodeplug_gpu.xid import described, severity
+
+State = Literal["healthy", "suspect", "unhealthy", "recovering"]
+LONGEST_PROBATION: Final = 3600.0
+_LOST: Final = frozenset({15, 16})
+"""NVML's GPU_IS_LOST and RESET_REQUIRED: no number of retries helps."""
+_RECOVERY: Final = {
+    1: "the driver asks for a reset of the card",
+    2: "the driver asks for a reboot of the node",
+    4: "the driver asks to drain the card and reset it",
+    6: "the driver asks for a reset of the card's bus",
+    7: "the driver asks for a reboot of the system",
+}
+"""Actions of NVML's field GPU_RECOVERY_ACTION that no work survives; 3 and 5 concern links to other cards."""
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """How a card is.
+
+    Attributes:
+        state: see the module.
+        reason: why it is not healthy.
+        since: when it came into this state.
+        faults: times of the lesser faults that still count.
+        relapses: how often it fell ill again during or right after a probation.
+        quiet_since: when the last evidence against it was seen.
+        ecc: the last count of uncorrected errors, to see it grow.
+    """
+
+    state: State = "healthy"
+    reason: str = ""
+    since: float = 0.0
+    faults: tuple[float, ...] = ()
+    relapses: int = 0
+    quiet_since: float = 0.0
+    ecc: int | None = None
+
+    @property
+    def offered(self) -> bool:
+        """Whether a container may get the card."""
+        return self.state in {"healthy", "suspect"}
+
+
+@dataclass(slots=True)
+class Triage:
+    """The conditions of all cards that were ever seen. Not safe for threads: its owner serialises."""
+
+    config: Health
+    _conditions: dict[Uuid, Condition] = field(default_factory=dict)
+    _driver: str = ""
+
+    def condition(self, uuid: Uuid) -> Condition:
+        """Return how a card is; while the driver is away no card can be used, and none is blamed for it."""
+        own = self._conditions.get(uuid)
+        if own is None:
+            return Condition("unhealthy", self._driver or "it was there and is gone")
+        if self._driver and own.state != "unhealthy":
+            return replace(own, state="unhealthy", reason=self._driver)
+        return own
+
+    def observe(self, view: View, events: Sequence[GpuEvent], now: float) -> None:
+        """Take in a look and the events since the one before."""
+        self._driver = (
+            "" if view.state == "running" else f"the driver is {view.state}: {view.reason or 'no answer yet'}"
+        )
+        for event in events:
+            if event.card is not None and event.card in self._conditions:
+                self._take_event(event.card, event, now)
+        if view.state != "running":
+            return
+        present = {card.uuid for card in view.cards}
+        for uuid in present:
+            self._take_look(uuid, view.vitals.get(uuid, Vitals()), now)
+        for uuid in self._conditions.keys() - present:
+            self._ill(uuid, "it was there and is gone", now)
+
+    def forget(self, uuid: Uuid) -> None:
+        """Drop a card that is gone and that nobody holds."""
+        self._conditions.pop(uuid, None)
+
+    def next_change(self, now: float) -> float | None:
+        """Return when time alone will change a condition, None when nothing is due."""
+        due = [one.quiet_since + self._probation(one) for one in self._conditions.values() if one.state == "recovering"]
+        due += [one.faults[0] + self.config.window for one in self._conditions.values() if one.faults]
+        return max(min(due), now) if due else None
+
+    # --- evidence -----------------------------------------------------------------------------------------------
+
+    def _take_event(self, uuid: Uuid, event: GpuEvent, now: float) -> None:
+        if not self.config.enabled:
+            return
+        match event.kind:
+            case "xid":
+                level = severity(event.code, self.config)
+                if level == "fatal":
+                    self._ill(uuid, described(event.code), now)
+                elif level == "lesser":
+                    self._fault(uuid, described(event.code), now)
+            case "recovery" if event.code in _RECOVERY:
+                self._ill(uuid, _RECOVERY[event.code], now)
+            case "unavailable":
+                self._ill(uuid, "the driver reports the card as unavailable", now)
+            case "ecc":
+                self._fault(uuid, "an uncorrected ECC error", now)
+            case "retirement":
+                self._fault(uuid, "the retirement of a memory page failed", now)
+            case _:  # a MIG switch shows in the next look; other recovery actions concern other cards
+                return
+
+    def _take_look(self, uuid: Uuid, vitals: Vitals, now: float) -> None:
+        before = self._conditions.setdefault(uuid, Condition(since=now, quiet_since=now, ecc=vitals.uncorrected_ecc))
+        evidence = self._evidence(vitals)
+        if evidence:
+            self._ill(uuid, evidence, now)
+        elif vitals.error and self.config.enabled:
+            self._fault(uuid, f"the driver answers {vitals.error}", now)
+        elif self.config.enabled and before.ecc is not None and (vitals.uncorrected_ecc or 0) > before.ecc:
+            self._fault(uuid, f"{(vitals.uncorrected_ecc or 0) - before.ecc} new uncorrected ECC errors", now)
+        else:
+            self._clean(uuid, now)
+        if vitals.uncorrected_ecc is not None:
+            self._conditions[uuid] = replace(self._conditions[uuid], ecc=vitals.uncorrected_ecc)
+
+    def _evidence(self, vitals: Vitals) -> str:
+        if vitals.error_code in _LOST:
+            return f"the driver answers {vitals.error}"
+        if self.config.enabled and vitals.recovery_action in _RECOVERY:
+            return _RECOVERY[vitals.recovery_action]
+        return ""
+
+    # --- steps --------------------------------------------------------------------------------------------------
+
+    def _ill(self, uuid: Uuid, reason: str, now: float) -> None:
+        before = self._conditions[uuid]
+        relapses = before.relapses + (before.state == "recovering" or self._lately_recovered(before, now))
+        since = before.since if before.state == "unhealthy" else now
+        if before.state == "unhealthy":
+            relapses = before.relapses
+        self._conditions[uuid] = replace(
+            before, state="unhealthy", reason=reason, since=since, quiet_since=now, relapses=relapses, faults=()
+        )
+
+    def _fault(self, uuid: Uuid, reason: str, now: float) -> None:
+        before = self._conditions[uuid]
+        faults = (*self._counting(before, now), now)
+        if before.state in {"unhealthy", "recovering"} or len(faults) >= self.config.strikes:
+            times = f" ({len(faults)} faults in {self.config.window:g} s)" if before.offered else ""
+            self._ill(uuid, reason + times, now)
+            return
+        since = before.since if before.state == "suspect" else now
+        self._conditions[uuid] = replace(
+            before, state="suspect", reason=reason, since=since, faults=faults, quiet_since=now
+        )
+
+    def _clean(self, uuid: Uuid, now: float) -> None:
+        before = self._conditions[uuid]
+        faults = self._counting(before, now)
+        match before.state:
+            case "unhealthy":
+                after = replace(before, state="recovering", since=now, reason=f"on probation after: {before.reason}")
+            case "recovering" if now - before.quiet_since >= self._probation(before):
+                after = replace(before, state="healthy", reason="", since=now)
+            case "suspect" if not faults:
+                after = replace(before, state="healthy", reason="", since=now, faults=())
+            case "healthy" if before.relapses and not self._lately_recovered(before, now):
+                after = replace(before, relapses=0)
+            case _:
+                after = replace(before, faults=faults)
+        self._conditions[uuid] = after
+
+    def _counting(self, condition: Condition, now: float) -> tuple[float, ...]:
+        return tuple(time for time in condition.faults if now - time < self.config.window)
+
+    def _probation(self, condition: Condition) -> float:
+        return min(self.config.probation * 2.0 ** min(condition.relapses, 16), LONGEST_PROBATION)
+
+    def _lately_recovered(self, condition: Condition, now: float) -> bool:
+        lately = now - condition.since < max(self._probation(condition), self.config.window)
+        return condition.state == "healthy" and condition.quiet_since < condition.since and lately

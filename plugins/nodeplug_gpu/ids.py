@@ -1,0 +1,51 @@
+"""What devices are called.
+
+Owns: ids of shares and units, which name their card by a digest of its UUID: short, because kubelet's message of all
+devices is limited, and without an index, because indexes move when a card is gone.
+Refuses: ids of whole cards and instances: those are the UUIDs themselves.
+"""
+
+from collections.abc import Iterable, Mapping
+from functools import cache
+from hashlib import sha256
+from typing import Final, NewType
+
+from nodeplug import DeviceId, InvalidRequest
+from nodeplug_gpu.cards import Uuid
+
+CardKey = NewType("CardKey", str)
+"""Eight hexadecimal digits for one card."""
+_DIGITS: Final = 8
+
+
+@cache
+def card_key(uuid: Uuid) -> CardKey:
+    """Return the digits that stand for a card in ids; the same on every node and in every version."""
+    return CardKey(sha256(uuid.encode()).hexdigest()[:_DIGITS])
+
+
+def unit_id(key: CardKey, number: int) -> DeviceId:
+    """Return the id of one share or unit of a card, numbered from 0."""
+    return DeviceId(f"{key}-{number}")
+
+
+def by_card(devices: Iterable[DeviceId]) -> dict[CardKey, list[DeviceId]]:
+    """Group ids by card, each group in the order given."""
+    groups: dict[CardKey, list[DeviceId]] = {}
+    for device in devices:
+        groups.setdefault(CardKey(device.partition("-")[0]), []).append(device)
+    return groups
+
+
+def keys(uuids: Iterable[Uuid]) -> Mapping[CardKey, Uuid]:
+    """Return the cards by key.
+
+    Raises:
+        InvalidRequest: two cards have one key, so that their units could not be told apart (one in four billion).
+    """
+    found: dict[CardKey, Uuid] = {}
+    for uuid in uuids:
+        other = found.setdefault(card_key(uuid), uuid)
+        if other != uuid:
+            raise InvalidRequest(f"{uuid} and {other} have the same digest; sell them as different resources")
+    return found

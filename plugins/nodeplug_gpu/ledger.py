@@ -1,0 +1,58 @@
+"""Who holds what of which card.
+
+Owns: the join of what kubelet tells (ids by container) with the cards.
+Refuses: to be asked whether something is free: kubelet's offer says that, this is for people, metrics and limits.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from nodeplug import DeviceId, Holding, ResourceName
+from nodeplug_gpu.cards import Uuid
+from nodeplug_gpu.sharing import Sharing
+from nodeplug_gpu.sharing.memory import MemorySharing
+from nodeplug_gpu.stock import Stock
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Container:
+    """A container, as podresources names it."""
+
+    namespace: str
+    pod: str
+    container: str
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """What one container holds of one card.
+
+    Attributes:
+        ids: units, replicas, instances or the card itself.
+        promised: bytes that it may use; None where nothing is promised (whole cards, replicas, instances).
+    """
+
+    who: Container
+    resource: ResourceName
+    card: Uuid
+    ids: tuple[DeviceId, ...]
+    promised: int | None = None
+
+
+def uses(holdings: Iterable[Holding], sharing: Sharing, stock: Stock) -> Sequence[Use]:
+    """Return what containers hold of one entry's cards; ids that belong to no card of it are left out."""
+    found = []
+    for holding in holdings:
+        who = Container(holding.namespace, holding.pod, holding.container)
+        for card, ids in sharing.by_card(holding.ids, stock).items():
+            promised = len(ids) * sharing.unit if isinstance(sharing, MemorySharing) else None
+            found.append(Use(who, holding.resource, card, tuple(ids), promised))
+    return found
+
+
+def by_card(all_uses: Iterable[Use]) -> Mapping[Uuid, Sequence[Use]]:
+    """Group by card."""
+    groups: dict[Uuid, list[Use]] = {}
+    for use in all_uses:
+        groups.setdefault(use.card, []).append(use)
+    return groups

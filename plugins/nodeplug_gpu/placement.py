@@ -1,0 +1,94 @@
+"""Which ids a container should get.
+
+Owns: the choice among the ids that kubelet offers, as pure functions.
+Refuses: to hand out anything, and to fail: kubelet may fill up what is missing at random, and Allocate checks it. An
+error here would reject the pod and leave the ids in use for a while (kubelet forgets to give them back then).
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from nodeplug import DeviceId, DevicePrefer
+from nodeplug_gpu.ids import CardKey, by_card
+
+Policy = Literal["binpack", "spread"]
+
+
+def on_one_card(request: DevicePrefer, policy: Policy) -> list[DeviceId]:
+    """Choose ids of one card: the fullest that fits (`binpack`), or the emptiest (`spread`); a tie by the card's key.
+
+    What must be included (left over from an init container of the pod) pins its card. Where no card fits, the answer
+    is what must be included and the largest card's rest, which Allocate then refuses with the numbers.
+    """
+    must = list(dict.fromkeys(request.must_include))
+    taken = set(must)
+    free = {card: [name for name in names if name not in taken] for card, names in by_card(request.available).items()}
+    wanted = max(request.size - len(must), 0)
+    card = _card_for(free, list(by_card(must)), wanted, policy)
+    return must + (free[card][:wanted] if card is not None else [])
+
+
+def _card_for(
+    free: Mapping[CardKey, Sequence[DeviceId]], pinned: Sequence[CardKey], wanted: int, policy: Policy
+) -> CardKey | None:
+    if pinned:
+        return pinned[0] if pinned[0] in free else None
+    fitting = [card for card, names in free.items() if len(names) >= wanted]
+    if not fitting:
+        return max(free, key=lambda card: (len(free[card]), card), default=None)
+    sign = 1 if policy == "binpack" else -1
+    return min(fitting, key=lambda card: (sign * len(free[card]), card))
+
+
+def on_many_cards(request: DevicePrefer, policy: Policy) -> list[DeviceId]:
+    """Choose shares of different cards as long as there are enough; then of those with the most left.
+
+    Two shares of one card give a container nothing that one share does not.
+    """
+    must = list(dict.fromkeys(request.must_include))
+    taken = set(must)
+    free = {card: [name for name in names if name not in taken] for card, names in by_card(request.available).items()}
+    used = {card: len(names) for card, names in by_card(must).items()}
+    chosen = must
+    sign = 1 if policy == "binpack" else -1
+    while len(chosen) < request.size:
+        candidates = [card for card, names in free.items() if names]
+        if not candidates:
+            break
+        card = min(candidates, key=lambda card: (used.get(card, 0), sign * len(free[card]), card))
+        chosen.append(free[card].pop(0))
+        used[card] = used.get(card, 0) + 1
+    return chosen
+
+
+def together(request: DevicePrefer, groups: Mapping[DeviceId, str]) -> list[DeviceId]:
+    """Choose whole devices of as few groups (NUMA nodes, or the cards of MIG instances) as possible.
+
+    The smallest group that holds all of them; else the largest groups one after another.
+
+    Args:
+        request: what kubelet asks.
+        groups: the group of each device; one without an entry is a group of its own.
+    """
+    chosen = list(dict.fromkeys(request.must_include))
+    taken = set(chosen)
+    free: dict[str, list[DeviceId]] = {}
+    for name in request.available:
+        if name not in taken:
+            free.setdefault(groups.get(name, name), []).append(name)
+    held = {groups.get(name, name) for name in chosen}
+    while free and len(chosen) < request.size:
+        wanted = request.size - len(chosen)
+        group = _group_for(free, held, wanted)
+        chosen += free.pop(group)[:wanted]
+    return chosen
+
+
+def _group_for(free: Mapping[str, Sequence[DeviceId]], held: set[str], wanted: int) -> str:
+    near = [group for group in free if group in held]
+    if near:
+        return near[0]
+    fitting = [group for group in free if len(free[group]) >= wanted]
+    if fitting:
+        return min(fitting, key=lambda group: (len(free[group]), group))
+    return max(free, key=lambda group: (len(free[group]), group))

@@ -1,0 +1,215 @@
+"""The plugin itself: hooks in, the shop's inventory out.
+
+Owns: the driver's life, the one thread that takes in what it shows, and the order in which things learn of it: kubelet
+first, then everything that only follows.
+Refuses: to wait for the hardware in a hook.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Protocol
+
+from nodeplug import (
+    Claim,
+    Device,
+    DeviceAllocate,
+    DeviceId,
+    DevicePrefer,
+    DeviceReleased,
+    Grant,
+    Host,
+    InvalidRequest,
+    Metric,
+    NotFound,
+    NotReady,
+    ResourceName,
+    hookimpl,
+)
+from nodeplug_gpu import report
+from nodeplug_gpu.access import NodePaths
+from nodeplug_gpu.cards import GpuEvent, View
+from nodeplug_gpu.config import GpuConfig, names_of
+from nodeplug_gpu.driver import Driver
+from nodeplug_gpu.driver.process import NvmlDriver
+from nodeplug_gpu.driver.simulated import SimulatedDriver
+from nodeplug_gpu.sharing import Sharing
+from nodeplug_gpu.shop import Inventory, Shop
+from nodeplug_gpu.stock import Stock
+
+_FIRST_LOOK: Final = 5.0
+"""Seconds that start waits for the driver, so that the first list is whole and a card sold twice is refused there."""
+FAULTS_FILE: Final = "simulated-faults.json"
+
+
+class Follower(Protocol):
+    """Something that follows the inventory: MPS, the CDI spec, the watch for overuse. Called in one thread."""
+
+    def follow(self, inventory: Inventory) -> None:
+        """Bring the node in line with what is sold and held now; repeated at every look."""
+        ...
+
+    def stop(self) -> None:
+        """End threads. What running containers use stays."""
+        ...
+
+
+class Gpu:
+    """Cards for pods."""
+
+    Config = GpuConfig
+
+    def __init__(self, config: GpuConfig, host: Host) -> None:
+        self._config = config
+        self._host = host
+        self._shop = Shop(config, host, NodePaths())
+        self._driver = _driver(config, host)
+        self._followers: Sequence[Follower] = ()
+        self._events: deque[GpuEvent] = deque(maxlen=10_000)
+        self._wake = threading.Event()
+        self._looked = threading.Event()
+        self._ended = threading.Event()
+        self._threads: list[threading.Thread] = []
+
+    @hookimpl
+    def claims(self) -> Sequence[Claim]:
+        """Claim every configured resource."""
+        return [Claim("device", name) for entry in self._config.resources for name in names_of(entry)]
+
+    @hookimpl
+    def start(self) -> None:
+        """Start the driver and take in its first look.
+
+        Raises:
+            InvalidRequest: two entries choose one card.
+        """
+        self._shop.open()
+        self._driver.start(self._shown)
+        self._threads = [threading.Thread(target=self._run, name="gpu:look", daemon=True)]
+        for thread in self._threads:
+            thread.start()
+        self._looked.wait(_FIRST_LOOK)
+        if fault := self._shop.inventory.fault:
+            self.stop()
+            raise InvalidRequest(fault)
+
+    @hookimpl
+    def stop(self) -> None:
+        """End threads and the driver; what running containers use stays."""
+        self._ended.set()
+        self._wake.set()
+        self._driver.stop()
+        for thread in self._threads:
+            thread.join(2)
+        for follower in self._followers:
+            follower.stop()
+
+    @hookimpl
+    def health(self) -> None:
+        """Say why cards are not sold; a node without a GPU is well."""
+        inventory = self._shop.inventory
+        if inventory.fault:
+            raise NotReady(inventory.fault)
+        if inventory.view.state == "failed":
+            raise NotReady(f"the GPU driver does not answer: {inventory.view.reason}")
+
+    @hookimpl
+    def device_list(self, resource: ResourceName) -> Sequence[Device]:
+        """List the devices of a resource.
+
+        Raises:
+            NotFound: this node has no card for it.
+        """
+        sharing, stock = self._sold(resource)
+        return sharing.devices(resource, stock)
+
+    @hookimpl
+    def device_prefer(self, request: DevicePrefer) -> Sequence[DeviceId] | None:
+        """Choose ids for a container."""
+        sharing, stock = self._sold(request.resource)
+        return sharing.prefer(request, stock)
+
+    @hookimpl
+    def device_allocate(self, request: DeviceAllocate) -> Grant:
+        """Grant cards, or say with the numbers why not."""
+        sharing, stock = self._sold(request.resource)
+        return sharing.allocate(request, stock)
+
+    @hookimpl
+    def device_released(self, request: DeviceReleased) -> None:
+        """Look again: a card that is gone may be forgotten now, and a promise has ended."""
+        del request
+        self._wake.set()
+
+    @hookimpl
+    def inspect(self) -> Mapping[str, Any]:
+        """Tell cards, who holds what of them, and how they are."""
+        return report.document(self._config, self._shop)
+
+    @hookimpl
+    def metrics(self) -> Sequence[Metric]:
+        """Measure cards and containers."""
+        return report.metrics(self._config, self._shop)
+
+    def _sold(self, resource: ResourceName) -> tuple[Sharing, Stock]:
+        entry = self._shop.entry_of(resource)
+        sharing = self._shop.sharings.get(entry.resource)
+        stock = self._shop.inventory.stocks.get(entry.resource, Stock())
+        if sharing is None or not stock.offers:
+            view = self._shop.inventory.view
+            why = view.reason if view.state != "running" else "no card is for it"
+            raise NotFound(f"there is nothing to offer as {resource}: {why or 'the driver has not answered yet'}")
+        return sharing, stock
+
+    # --- the thread that looks ----------------------------------------------------------------------------------
+
+    def _shown(self, view: View, events: Sequence[GpuEvent]) -> None:
+        """Take note, in the driver's thread, that there is something to look at."""
+        del view
+        self._events.extend(events)
+        self._wake.set()
+
+    def _run(self) -> None:
+        while True:
+            self._wake.wait(self._config.poll)
+            self._wake.clear()
+            if self._ended.is_set():
+                return
+            try:
+                self._look()
+            except Exception:
+                self._host.log.exception("a look at the cards failed; the last one stays")
+
+    def _look(self) -> None:
+        events = [self._events.popleft() for _ in range(len(self._events))]
+        before = self._shop.inventory
+        after = self._shop.look(self._driver.view, events)
+        self._tell(before, after)
+        if after.view.state != "starting":
+            self._looked.set()
+        for entry in self._config.resources:
+            if before.stocks.get(entry.resource) != after.stocks.get(entry.resource):
+                for name in names_of(entry):
+                    self._host.refresh(name)
+        for follower in self._followers:
+            follower.follow(after)
+
+    def _tell(self, before: Inventory, after: Inventory) -> None:
+        """Log what changed, once."""
+        for uuid, condition in after.conditions.items():
+            known = before.conditions.get(uuid)
+            if known is not None and (known.state, known.reason) != (condition.state, condition.reason):
+                level = self._host.log.info if condition.state == "healthy" else self._host.log.warning
+                level("%s is %s%s", uuid, condition.state, f": {condition.reason}" if condition.reason else "")
+        if (before.view.state, before.view.reason) != (after.view.state, after.view.reason):
+            self._host.log.info(
+                "the driver is %s%s", after.view.state, f": {after.view.reason}" if after.view.reason else ""
+            )
+        if after.fault and after.fault != before.fault:
+            self._host.log.error("nothing is sold: %s", after.fault)
+
+
+def _driver(config: GpuConfig, host: Host) -> Driver:
+    if config.driver == "simulated":
+        return SimulatedDriver(config.simulated, config.poll, host.run_dir / FAULTS_FILE, host.log)
+    return NvmlDriver(config.driver_root, config.poll, config.hang_after, host.log)

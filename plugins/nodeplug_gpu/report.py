@@ -1,0 +1,177 @@
+"""What the plugin tells about itself: a JSON document for people's tools, and numbers for Prometheus.
+
+Owns: the shape of both.
+Refuses: rendering (the command does it).
+"""
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from nodeplug import Metric, NotFound, ResourceName, Sample
+from nodeplug_gpu import ledger
+from nodeplug_gpu.config import GpuConfig, names_of
+from nodeplug_gpu.sharing.memory import MemorySharing
+from nodeplug_gpu.sharing.mig import MigInstances
+from nodeplug_gpu.shop import Inventory, Shop
+from nodeplug_gpu.stock import Entry, Offer
+
+STATES = ("healthy", "suspect", "unhealthy", "recovering")
+
+
+def document(config: GpuConfig, shop: Shop) -> Mapping[str, Any]:
+    """Describe the driver, every card with who holds what of it, every resource, and what is not sold."""
+    inventory = shop.inventory
+    sold = {offer.card.uuid for stock in inventory.stocks.values() for offer in stock.offers}
+    return {
+        "driver": {
+            "name": config.driver,
+            "state": inventory.view.state,
+            "reason": inventory.view.reason,
+            "version": inventory.view.driver_version,
+        },
+        "fault": inventory.fault,
+        "holders_unknown": inventory.unknown,
+        "cards": [
+            _card(shop, entry, offer) for entry in config.resources for offer in inventory.stocks_of(entry.resource)
+        ],
+        "unsold": [
+            {"uuid": card.uuid, "index": card.index, "model": card.model, "reason": _unsold(inventory)}
+            for card in inventory.view.cards
+            if card.uuid not in sold
+        ],
+        "resources": [_resource(shop, entry, name) for entry in config.resources for name in names_of(entry)],
+    }
+
+
+def _unsold(inventory: Inventory) -> str:
+    return inventory.fault or "no entry of `resources` chooses it"
+
+
+def _card(shop: Shop, entry: Entry, offer: Offer) -> dict[str, Any]:
+    inventory, card = shop.inventory, offer.card
+    condition = inventory.conditions[card.uuid]
+    vitals = inventory.view.vitals.get(card.uuid)
+    uses = [use for use in inventory.uses if use.card == card.uuid]
+    sharing = shop.sharings.get(entry.resource)
+    return {
+        "uuid": card.uuid,
+        "index": card.index,
+        "model": card.model,
+        "pci": card.pci,
+        "numa_node": card.numa_node,
+        "memory_bytes": card.memory,
+        "used_bytes": vitals.used if vitals is not None else None,
+        "state": condition.state,
+        "reason": offer.reason or condition.reason,
+        "state_seconds": round(max(time.monotonic() - condition.since, 0.0), 1),
+        "resource": entry.resource,
+        "sharing": entry.sharing,
+        "unit_bytes": sharing.unit if isinstance(sharing, MemorySharing) else None,
+        "units": units(shop, entry, offer),
+        "used_units": sum(len(use.ids) for use in uses),
+        "instances": [{"uuid": one.uuid, "profile": one.profile, "memory_bytes": one.memory} for one in card.instances],
+        "containers": [_use(use) for use in sorted(uses, key=lambda use: use.who)],
+    }
+
+
+def _use(use: ledger.Use) -> dict[str, Any]:
+    return {
+        "namespace": use.who.namespace,
+        "pod": use.who.pod,
+        "container": use.who.container,
+        "resource": use.resource,
+        "units": len(use.ids),
+        "promised_bytes": use.promised,
+    }
+
+
+def units(shop: Shop, entry: Entry, offer: Offer) -> int:
+    """Return how many devices of the entry's main resource a card is."""
+    match shop.sharings.get(entry.resource):
+        case MemorySharing() as sharing:
+            return sharing.units(offer)
+        case MigInstances():
+            return len(offer.card.instances)
+        case None:
+            return 0
+        case _:
+            return getattr(entry, "replicas", 1)
+
+
+def _resource(shop: Shop, entry: Entry, name: str) -> dict[str, Any]:
+    stock = shop.inventory.stocks.get(entry.resource)
+    sharing = shop.sharings.get(entry.resource)
+    devices, reason = [], "the driver has not answered yet"
+    if stock is not None and sharing is not None:
+        try:
+            devices, reason = list(sharing.devices(ResourceName(name), stock)), ""
+        except NotFound as error:
+            reason = error.message
+    notes = list(sharing.unsold(stock)) if isinstance(sharing, MigInstances) and stock is not None else []
+    return {
+        "resource": name,
+        "sharing": entry.sharing,
+        "unit_bytes": sharing.unit if isinstance(sharing, MemorySharing) else None,
+        "policy": getattr(entry, "policy", None),
+        "devices": len(devices),
+        "healthy": sum(device.healthy for device in devices),
+        "used": sum(len(use.ids) for use in shop.inventory.uses if use.resource == name),
+        "reason": reason,
+        "notes": notes,
+    }
+
+
+# --- Prometheus -----------------------------------------------------------------------------------------------------
+
+
+def metrics(config: GpuConfig, shop: Shop) -> Sequence[Metric]:
+    """Measure cards and containers. Containers are labelled by name: as many series as containers with cards."""
+    return [metric for metric in _metrics(config, shop) if metric.samples]
+
+
+def _metrics(config: GpuConfig, shop: Shop) -> Iterator[Metric]:
+    inventory = shop.inventory
+    offers = {offer.card.uuid: offer for stock in inventory.stocks.values() for offer in stock.offers}
+    states = [
+        Sample(float(inventory.conditions[uuid].state == state), {"card": uuid, "state": state})
+        for uuid in offers
+        for state in STATES
+    ]
+    yield Metric("gpu_state", "1 for the state that a card is in.", states)
+    memory = [Sample(float(offer.card.memory), {"card": uuid}) for uuid, offer in offers.items()]
+    yield Metric("gpu_memory_bytes", "Memory of a card.", memory)
+    used = [(uuid, vitals.used) for uuid, vitals in inventory.view.vitals.items() if vitals.used is not None]
+    yield Metric(
+        "gpu_memory_used_bytes", "Memory in use on a card.", [Sample(float(n), {"card": uuid}) for uuid, n in used]
+    )
+    yield Metric("gpu_units", "Units that a card is sold in.", _units(config, shop))
+    held = Counter[str]()
+    for use in inventory.uses:
+        held[use.card] += len(use.ids)
+    yield Metric(
+        "gpu_units_used",
+        "Units of a card that containers hold.",
+        [Sample(float(held[uuid]), {"card": uuid}) for uuid in offers],
+    )
+    yield Metric("gpu_promised_bytes", "Memory of a card that a container may use.", _promised(inventory))
+    running = float(inventory.view.state == "running")
+    yield Metric("gpu_driver_running", "1 while the driver answers.", [Sample(running, {"driver": config.driver})])
+
+
+def _units(config: GpuConfig, shop: Shop) -> list[Sample]:
+    return [
+        Sample(float(units(shop, entry, offer)), {"card": offer.card.uuid, "resource": entry.resource})
+        for entry in config.resources
+        for offer in shop.inventory.stocks_of(entry.resource)
+    ]
+
+
+def _promised(inventory: Inventory) -> list[Sample]:
+    return [Sample(float(use.promised), _labels(use)) for use in inventory.uses if use.promised is not None]
+
+
+def _labels(use: ledger.Use) -> dict[str, str]:
+    who = use.who
+    return {"card": use.card, "namespace": who.namespace, "pod": who.pod, "container": who.container}

@@ -1,0 +1,40 @@
+"""The ways to sell a card: whole, several times, by its memory, by its MIG instances.
+
+Owns: the one interface that they share.
+Refuses: which cards there are, and how they are.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
+
+from nodeplug import Device, DeviceAllocate, DeviceId, DevicePrefer, Grant, ResourceName
+from nodeplug_gpu.cards import Uuid
+from nodeplug_gpu.stock import Stock
+
+
+class Sharing(Protocol):
+    """One way to sell cards. Every method is pure but for what the last preference left to say in an error."""
+
+    def devices(self, resource: ResourceName, stock: Stock) -> Sequence[Device]:
+        """Return the devices of one of the entry's resources.
+
+        Raises:
+            NotFound: there is nothing of this resource on the node.
+        """
+        ...
+
+    def prefer(self, request: DevicePrefer, stock: Stock) -> Sequence[DeviceId] | None:
+        """Choose ids for a container; None leaves it to kubelet."""
+        ...
+
+    def allocate(self, request: DeviceAllocate, stock: Stock) -> Grant:
+        """Return what a container gets.
+
+        Raises:
+            Exhausted, InvalidRequest: it cannot get these; the message has the numbers.
+        """
+        ...
+
+    def by_card(self, ids: Iterable[DeviceId], stock: Stock) -> Mapping[Uuid, Sequence[DeviceId]]:
+        """Group ids by the card that they belong to; ids of no card of the stock are left out."""
+        ...

@@ -1,0 +1,88 @@
+"""MIG instances as devices.
+
+Owns: a device per instance, named by its UUID, under one name or a name per profile.
+Refuses: to make or destroy instances; cards whose instances do not fit the strategy are said to be unsold.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from nodeplug import Device, DeviceAllocate, DeviceId, DevicePrefer, Grant, NotFound, ResourceName
+from nodeplug_gpu import access
+from nodeplug_gpu.cards import Uuid
+from nodeplug_gpu.config import Mig
+from nodeplug_gpu.placement import together
+from nodeplug_gpu.sharing.exclusive import numa_nodes
+from nodeplug_gpu.stock import Offer, Stock
+
+
+@dataclass(frozen=True, slots=True)
+class MigInstances:
+    """Sells the instances of cards in MIG mode (strategies `single` and `mixed`)."""
+
+    config: Mig
+    paths: access.NodePaths
+
+    def devices(self, resource: ResourceName, stock: Stock) -> Sequence[Device]:
+        """List every instance that the resource sells.
+
+        Raises:
+            NotFound: no card has an instance of the resource's profiles.
+        """
+        found = [
+            Device(DeviceId(part.uuid), offer.healthy, offer.reason, numa_nodes(offer.card.numa_node))
+            for offer, part in _parts(stock)
+            if self._sells(resource, part, stock)
+        ]
+        if not found:
+            raise NotFound(f"no MIG instance for {resource}: {self._why_none(stock)}")
+        return found
+
+    def prefer(self, request: DevicePrefer, stock: Stock) -> Sequence[DeviceId]:
+        """Fill cards: instances of as few cards as possible."""
+        return together(request, {DeviceId(part.uuid): part.card.uuid for _, part in _parts(stock)})
+
+    def allocate(self, request: DeviceAllocate, stock: Stock) -> Grant:
+        """Grant the instances."""
+        wanted = set(request.ids)
+        parts = [part for _, part in _parts(stock) if part.uuid in wanted]
+        return access.grant(self.config.access, parts, self.paths)
+
+    def by_card(self, ids: Iterable[DeviceId], stock: Stock) -> Mapping[Uuid, Sequence[DeviceId]]:
+        """Group instances by the card that has them."""
+        cards = {part.uuid: part.card.uuid for _, part in _parts(stock)}
+        groups: dict[Uuid, list[DeviceId]] = {}
+        for name in ids:
+            if name in cards:
+                groups.setdefault(cards[name], []).append(name)
+        return groups
+
+    def unsold(self, stock: Stock) -> Sequence[str]:
+        """Return why instances are not sold, for people."""
+        if self.config.strategy == "mixed":
+            missing = sorted({_profile(part) for _, part in _parts(stock)} - self.config.profiles.keys())
+            return [f"instances of profile {name} are not sold: `profiles` has no resource for it" for name in missing]
+        profiles = sorted({_profile(part) for _, part in _parts(stock)})
+        if len(profiles) > 1:
+            return [f"no instance is sold: strategy 'single' needs one profile, there are {', '.join(profiles)}"]
+        return []
+
+    def _sells(self, resource: ResourceName, part: access.Part, stock: Stock) -> bool:
+        if self.config.strategy == "mixed":
+            return self.config.profiles.get(_profile(part)) == resource
+        return not self.unsold(stock)
+
+    def _why_none(self, stock: Stock) -> str:
+        if not stock.offers:
+            return "no card that it may sell is in MIG mode"
+        return "; ".join(self.unsold(stock)) or "the cards have no instance of its profiles"
+
+
+def _parts(stock: Stock) -> Iterator[tuple[Offer, access.Part]]:
+    for offer in stock.offers:
+        for instance in offer.card.instances:
+            yield offer, access.Part(offer.card, instance)
+
+
+def _profile(part: access.Part) -> str:
+    return part.instance.profile if part.instance is not None else ""

@@ -1,0 +1,70 @@
+"""Time slicing: each card several times.
+
+Owns: `replicas` devices per card, and the refusal of more than one where it is configured.
+Refuses: limits of memory or time; without MPS there are none.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from nodeplug import Device, DeviceAllocate, DeviceId, DevicePrefer, Grant, InvalidRequest, ResourceName
+from nodeplug_gpu import access
+from nodeplug_gpu.cards import Uuid
+from nodeplug_gpu.config import Replicas
+from nodeplug_gpu.ids import by_card, card_key, unit_id
+from nodeplug_gpu.placement import on_many_cards
+from nodeplug_gpu.sharing.exclusive import numa_nodes
+from nodeplug_gpu.stock import Stock
+
+
+@dataclass(frozen=True, slots=True)
+class TimeSlicing:
+    """Sells each card `replicas` times."""
+
+    config: Replicas
+    paths: access.NodePaths
+
+    def devices(self, resource: ResourceName, stock: Stock) -> Sequence[Device]:
+        """List every replica of every card."""
+        del resource
+        return [
+            Device(
+                unit_id(card_key(offer.card.uuid), number),
+                offer.healthy,
+                offer.reason,
+                numa_nodes(offer.card.numa_node),
+            )
+            for offer in stock.offers
+            for number in range(self.config.replicas)
+        ]
+
+    def prefer(self, request: DevicePrefer, stock: Stock) -> Sequence[DeviceId]:
+        """Prefer replicas of different cards."""
+        del stock
+        return on_many_cards(request, self.config.policy)
+
+    def allocate(self, request: DeviceAllocate, stock: Stock) -> Grant:
+        """Grant the cards of the replicas, each once.
+
+        Raises:
+            InvalidRequest: more than one is refused here, as it would not bring more.
+        """
+        if self.config.refuse_more_than_one and len(request.ids) > 1:
+            raise InvalidRequest(
+                f"{len(request.ids)} of {request.resource} wanted: one replica already shares the whole card, and more "
+                "bring no more of it; ask for 1 (refuse_more_than_one = false allows it)"
+            )
+        wanted = by_card(request.ids)
+        parts = [access.Part(offer.card) for offer in stock.offers if card_key(offer.card.uuid) in wanted]
+        return access.grant(self.config.access, parts, self.paths)
+
+    def by_card(self, ids: Iterable[DeviceId], stock: Stock) -> Mapping[Uuid, Sequence[DeviceId]]:
+        """The id begins with the card's key."""
+        return units_by_card(ids, stock)
+
+
+def units_by_card(ids: Iterable[DeviceId], stock: Stock) -> Mapping[Uuid, Sequence[DeviceId]]:
+    """Group ids by the card whose key they begin with."""
+    groups = by_card(ids)
+    cards = {card_key(offer.card.uuid): offer.card.uuid for offer in stock.offers}
+    return {cards[key]: names for key, names in groups.items() if key in cards}
