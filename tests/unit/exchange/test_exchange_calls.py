@@ -1,0 +1,210 @@
+"""Calls that come while their plugin is being exchanged, or are inside it: none fails for that."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from nodeplug import NotFound, TryAgain, lifecycle
+from nodeplug.call import Call
+
+if TYPE_CHECKING:
+    from tests.unit.exchange.conftest import Nets
+
+
+def test_a_call_in_the_gap_waits_and_is_answered_by_the_new_instance(net: "Nets") -> None:
+    async def scenario() -> None:
+        await net.lifecycle.apply({"a": net.section()})
+        before = net.lifecycle.registry.route("cni", "net")
+        started = net.gate("start second")
+        reload = asyncio.create_task(net.lifecycle.apply({"a": net.section(mark="second")}))
+        await net.said("start second")
+        calls = [asyncio.create_task(net.add()), asyncio.create_task(net.add(key="x", route=before))]
+        await asyncio.sleep(0.02)
+        assert not any(call.done() for call in calls)
+        started.set()
+        await asyncio.gather(*calls, reload)
+
+    net.run(scenario)
+    assert net.life.count("added second") == 2
+    assert "add first" not in net.life
+
+
+def test_a_call_inside_the_old_instance_ends_there_before_it_is_stopped(net: "Nets") -> None:
+    async def scenario() -> None:
+        await net.lifecycle.apply({"a": net.section()})
+        inside = net.gate("add first")
+        call = asyncio.create_task(net.add())
+        await net.said("add first")
+        reload = asyncio.create_task(net.lifecycle.apply({"a": net.section(mark="second")}))
+        await net.said("construct second")
+        await asyncio.sleep(0.02)
+        inside.set()
+        await asyncio.gather(call, reload)
+
+    net.run(scenario)
+    assert net.life[2:] == ["add first", "construct second", "added first", "stop first", "start second"]
+
+
+def test_a_call_that_waits_for_its_key_goes_to_the_new_instance(net: "Nets") -> None:
+    async def scenario() -> None:
+        await net.lifecycle.apply({"a": net.section()})
+        inside = net.gate("add first")
+        first = asyncio.create_task(net.add())
+        await net.said("add first")
+        second = asyncio.create_task(net.add())  # the same key
+        reload = asyncio.create_task(net.lifecycle.apply({"a": net.section(mark="second")}))
+        await net.said("construct second")
+        inside.set()
+        await asyncio.gather(first, second, reload)
+
+    net.run(scenario)
+    assert net.life[-2:] == ["add second", "added second"]
+
+
+def test_a_call_that_hangs_holds_up_a_reload_for_a_while_only(net: "Nets", monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lifecycle, "CALL_PATIENCE", 0.05)
+
+    async def scenario() -> None:
+        await net.lifecycle.apply({"a": net.section()})
+        inside = net.gate("add first")
+        call = asyncio.create_task(net.add(key="x"))
+        await net.said("add first")
+        await net.lifecycle.apply({"a": net.section(mark="second")})
+        await net.add()
+        inside.set()
+        await call
+
+    net.run(scenario)
+    assert net.life[-3:] == ["add second", "added second", "added first"]
+
+
+def test_a_call_in_the_gap_fails_at_its_deadline_and_says_why(net: "Nets") -> None:
+    async def scenario() -> None:
+        impatient = {"deadline": {"cni_add": 0.05}}
+        await net.lifecycle.apply({"a": net.section().model_copy(update=impatient)})
+        started = net.gate("start second")
+        reload = asyncio.create_task(
+            net.lifecycle.apply({"a": net.section(mark="second").model_copy(update=impatient)})
+        )
+        await net.said("start second")
+        with pytest.raises(TryAgain, match=r"plugin 'a' is being reloaded and does not run after 0\.05 s"):
+            await net.add()
+        started.set()
+        await reload
+
+    net.run(scenario)
+
+
+def test_a_call_for_a_claim_that_went_away_in_the_gap_is_told_so(net: "Nets") -> None:
+    async def scenario() -> None:
+        await net.lifecycle.apply({"a": net.section(claims=("net", "other"))})
+        before = net.lifecycle.registry.route("cni", "net")
+        await net.lifecycle.apply({"a": net.section(claims=("other",))})
+        with pytest.raises(NotFound, match="no enabled plugin serves cni 'net'"):
+            await net.add(route=before)
+
+    net.run(scenario)
+
+
+def test_a_hook_that_went_away_with_the_reload_asks_the_caller_to_repeat(net: "Nets") -> None:
+    async def scenario() -> None:
+        await net.lifecycle.apply({"a": net.section("Checking")})
+        before = net.lifecycle.registry.route("cni", "net")
+        await net.lifecycle.apply({"a": net.section("Net")})
+        with pytest.raises(TryAgain, match="plugin 'a' has no cni_check since it was reloaded"):
+            await net.lifecycle.runner.call(before, "cni_check", Call("CHECK", "cni:net"), {})
+
+    net.run(scenario)
+
+
+def test_a_delegated_call_waits_while_the_delegate_is_exchanged(net: "Nets") -> None:
+    async def scenario() -> None:
+        main, ipam = net.section(delegate="ipam", mark="main"), net.section(claims=("ipam",))
+        await net.lifecycle.apply({"main": main, "ipam": ipam})
+        started = net.gate("start second")
+        reload = asyncio.create_task(
+            net.lifecycle.apply({"main": main, "ipam": net.section(claims=("ipam",), mark="second")})
+        )
+        await net.said("start second")
+        call = asyncio.create_task(net.add())
+        await net.said("add main")
+        started.set()
+        await asyncio.gather(call, reload)
+
+    net.run(scenario)
+    assert net.life[-3:] == ["add second", "added second", "added main"]
+
+
+def test_a_delegate_is_not_stopped_while_another_plugin_is_inside_it(net: "Nets") -> None:
+    async def scenario() -> None:
+        main, ipam = net.section(delegate="ipam", mark="main"), net.section(claims=("ipam",))
+        await net.lifecycle.apply({"main": main, "ipam": ipam})
+        inside = net.gate("add first")
+        call = asyncio.create_task(net.add())
+        await net.said("add first")
+        reload = asyncio.create_task(
+            net.lifecycle.apply({"main": main, "ipam": net.section(claims=("ipam",), mark="second")})
+        )
+        await net.said("construct second")
+        await asyncio.sleep(0.02)
+        inside.set()
+        await asyncio.gather(call, reload)
+
+    net.run(scenario)
+    assert net.life.index("added first") < net.life.index("stop first")
+
+
+def test_a_plugin_that_delegates_to_itself_stays_in_its_instance(net: "Nets") -> None:
+    async def scenario() -> None:
+        await net.lifecycle.apply(
+            {"a": net.section(claims=("net", "ipam")), "m": net.section(claims=("m",), delegate="net")}
+        )
+        route = net.lifecycle.registry.route("cni", "net")
+
+        def inside(own: Callable[..., Any]) -> Callable[..., Any]:
+            def call(**arguments: Any) -> Any:
+                reload_wanted.set()
+                assert reload_begun.wait(20)
+                with net.lifecycle.runner.visiting(net.lifecycle.registry.route("cni", "ipam")) as entered:
+                    entered.callers["cni_add"](request=arguments["request"])
+                return own(**arguments)
+
+            return call
+
+        reload_wanted, reload_begun = threading.Event(), threading.Event()
+        call = asyncio.create_task(
+            net.lifecycle.runner.call(route, "cni_add", Call("ADD", "cni:net"), {"request": net.request}, around=inside)
+        )
+        while not reload_wanted.is_set():
+            await asyncio.sleep(0.001)
+        reload = asyncio.create_task(
+            net.lifecycle.apply(
+                {
+                    "a": net.section(claims=("net", "ipam"), mark="second"),
+                    "m": net.section(claims=("m",), delegate="net"),
+                }
+            )
+        )
+        await net.said("construct second")
+        await asyncio.sleep(0.02)
+        reload_begun.set()
+        await asyncio.gather(call, reload)
+
+    net.run(scenario)
+    assert net.life.count("added first") == 2
+
+
+def test_an_unserved_claim_is_refused_rather_than_held_while_its_plugin_starts(net: "Nets") -> None:
+    async def scenario() -> None:
+        starting = net.gate("start first")
+        begun = asyncio.create_task(net.lifecycle.apply({"a": net.section()}))
+        await net.said("start first")
+        with pytest.raises(TryAgain, match="plugin 'a' is not running: it is starting"):
+            await net.add()
+        starting.set()
+        await begun
+
+    net.run(scenario)
