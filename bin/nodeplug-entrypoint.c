@@ -1,7 +1,7 @@
 /* The entrypoints nodeplug-cni and nodeplug-flex as one C program: the same wire and the same answers without the start
- * of an interpreter. `nodeplug install --native` compiles it on the node, once for CNI and once with -DFLEX=1, with its
- * own SOCKET and SPOOL. What differs from the scripts, that start included, is a defect of this file.
- * Wire: supervisor/nodeplug/frame.py. */
+ * of an interpreter. `nodeplug install` compiles it on the node, once for CNI and once with -DFLEX=1, with its own
+ * SOCKET and SPOOL, and names it in the first line of the script, so that the kernel starts it in the place of Python.
+ * What differs from the scripts, that start included, is a defect of this file. Wire: supervisor/nodeplug/frame.py. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -331,6 +331,7 @@ int main(int argc, char **argv) {
     signal(SIGXFSZ, SIG_IGN);
     const char *path = (const char *)getauxval(AT_EXECFN); /* what was executed, whatever argv[0] says */
     if (!path) path = argc ? argv[0] : "";
+    if (argc > 1 && !strcmp(argv[1], path)) argc--, argv++; /* started for a script, whose path comes first */
     if (FLEX) flex(path, argc, argv);
     cni(path);
 }

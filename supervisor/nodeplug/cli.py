@@ -213,8 +213,14 @@ def install(
         typer.Option("--conflist", metavar="FILE", help="Also install this network configuration; repeatable."),
     ] = None,
     native: Annotated[
-        bool, typer.Option("--native", help="Compile the entrypoints with the C compiler of this host ($CC or cc).")
-    ] = False,
+        bool | None,
+        typer.Option(
+            "--native/--script",
+            help="Compile the entrypoints with this host's C compiler ($CC or cc), or never. "
+            "Without either: `native_entrypoints`, which compiles where there is a compiler.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Install the entrypoints of every enabled plugin where the runtime and kubelet look for them.
 
@@ -235,9 +241,11 @@ def install(
         raise ConfigError([*problems, end])
     conflists = {path.name: _read(path) for path in conflist or ()}
     supervisor = configuration.supervisor
-    native = native or supervisor.native_entrypoints
-    report = deploy(inspected.registry, supervisor.paths, native=native, conflists=conflists)
-    _show_report(report.as_dict(), as_json=as_json)
+    wanted = supervisor.native_entrypoints if native is None else native
+    done = deploy(inspected.registry, supervisor.paths, native=wanted, conflists=conflists)
+    if done.entrypoints.warning:
+        _say(f"warning: {done.entrypoints.reason}; the Python scripts are installed instead")
+    _show_report(done.as_dict(), as_json=as_json)
 
 
 @app.command()
@@ -333,7 +341,7 @@ def _read(path: Path) -> bytes:
         raise PluginError(f"cannot read {path}: {error.strerror}") from error
 
 
-def _show_report(report: Mapping[str, list[str]], *, as_json: bool) -> None:
+def _show_report(report: Mapping[str, Any], *, as_json: bool) -> None:
     from nodeplug import tables
 
     if as_json:

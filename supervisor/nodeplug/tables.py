@@ -146,18 +146,24 @@ def _summary(answer: Mapping[str, Any]) -> Iterable[Text]:
     yield Text.assemble(place, f", up {duration(answer['uptime_seconds'])}: ", ready)
     for name, reason in answer.get("reasons", {}).items():
         yield Text(f"  {name}: {reason}", style="red")
+    kind, reason = (answer.get("entrypoints", {}).get(key, "") for key in ("kind", "reason"))
+    if kind:
+        yield Text(f"  entrypoints: {kind}{reason and f' ({reason})'}")
     if answer["spool"]:
         yield Text(f"  {answer['spool']} deferred DELs wait to be replayed", style="yellow")
 
 
-def report(lists: Mapping[str, Sequence[str]]) -> RenderableType:
-    """Show what an installation did, one line per path."""
+def report(document: Mapping[str, Any]) -> RenderableType:
+    """Show what an installation did, one line per path, and of which kind the entrypoints are."""
     styles = {"created": "green", "updated": "yellow", "removed": "red", "kept": "yellow"}
     lines = [
         Text(f"{word:<10} {path}", style=styles.get(word, ""), overflow="fold")
-        for word, paths in lists.items()
+        for word, paths in document.items()
+        if word != "entrypoints"
         for path in paths
     ]
+    if chosen := document.get("entrypoints"):
+        lines.append(Text(f"entrypoints: {chosen['kind']} ({chosen['reason']})", overflow="fold"))
     return Group(*lines) if lines else Text("nothing to do")
 
 

@@ -1,5 +1,7 @@
 """`install = true`: the daemon keeps the entrypoints in step with its configuration."""
 
+import re
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -50,7 +52,7 @@ def node(tmp_path: Path) -> Iterator[ScratchNode]:
 
 
 def names(node: ScratchNode) -> set[str]:
-    return {path.name for path in node.paths.cni_bin.iterdir()}
+    return {path.name for path in node.paths.cni_bin.glob("[!.]*")}  # not the compiled program
 
 
 def test_daemon_installs_what_its_plugins_claim(node: ScratchNode) -> None:
@@ -64,7 +66,7 @@ def test_plugin_that_is_no_longer_configured_loses_its_name_at_reload(node: Scra
 
 def test_plugin_that_is_refused_after_a_change_keeps_its_name(node: ScratchNode) -> None:
     node.configure(f"{ONE}{TWO}config = {{ nonsense = 1 }}\n")
-    assert eventually(lambda: any(row["state"] == "refused" for row in node.status()["plugins"]))
+    assert eventually(lambda: any("nonsense" in row["reason"] for row in node.status()["plugins"]))
     assert eventually(lambda: "configuration reloaded" in node.log)
     assert names(node) == {"nodeplug-cni", "nodeplug-one", "nodeplug-two"}
 
@@ -79,3 +81,24 @@ def test_plugins_of_a_running_daemon_are_running(node: ScratchNode) -> None:
     done = node.run("plugins")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.count("running") == 2
+
+
+def test_status_says_what_is_installed_and_why(node: ScratchNode) -> None:
+    chosen = node.status()["entrypoints"]
+    assert chosen["kind"] in {"native", "script"}  # as this machine has a compiler or not
+    assert f"entrypoints: {chosen['kind']} ({chosen['reason']})" in node.run("status").stdout
+    assert f"entrypoints: {chosen['kind']} ({chosen['reason']})" in node.log
+
+
+def test_daemon_exchanges_what_an_earlier_one_installed(node: ScratchNode) -> None:
+    for value, kind in (("false", "script"), ("true", "native"), ("false", "script")):
+        if value == "true" and shutil.which("cc") is None:
+            pytest.skip("needs a C compiler: apt-get install gcc libc6-dev")
+        node.stop()
+        text = node.config_path.read_text()
+        text = re.sub(
+            "install = true(\nnative_entrypoints = \\w+)?", f"install = true\nnative_entrypoints = {value}", text
+        )
+        node.config_path.write_text(text)
+        node.start()
+        assert eventually(lambda kind=kind: node.status()["entrypoints"]["kind"] == kind)

@@ -1,19 +1,24 @@
-"""`nodeplug install --native`: compiled entrypoints in the place of the scripts, and back."""
+"""Compiled entrypoints where the node has a compiler, scripts where it has none, and each in the other's place."""
 
+import json
 import os
 import shutil
 import subprocess
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from nodeplug.errors import NotFound, PluginError
+from nodeplug.install.deployment import deploy, inspect
 from nodeplug.install.native import compile_one, compiler
-from nodeplug.install.scripts import is_ours
+from nodeplug.install.scripts import is_ours, leader
 from nodeplug.testing.scratch_node import ScratchNode
 
 PLUGINS = "[plugins.bridge]\n[plugins.tmpfs]\n"
-ELF = b"\x7fELF"
+VERSION = {"CNI_COMMAND": "VERSION"}
 
 
 @pytest.fixture
@@ -33,21 +38,27 @@ def entrypoints(node: ScratchNode) -> tuple[Path, Path]:
     return node.paths.cni_bin / "nodeplug-bridge", node.paths.flexvolume / "nodeplug~tmpfs" / "tmpfs"
 
 
-def kinds(node: ScratchNode) -> set[bytes]:
-    return {path.read_bytes()[:4] for path in entrypoints(node)}
+def kinds(node: ScratchNode) -> set[str]:
+    led = [leader(path.read_bytes()) for path in entrypoints(node)]
+    return {"native" if is_ours(path.read_bytes()) else path.name for path in led}
 
 
-def without_compiler(tmp_path: Path) -> ScratchNode:
-    return ScratchNode(tmp_path, PLUGINS, env={"CC": "", "PATH": str(tmp_path)})
+def without_compiler(tmp_path: Path, supervisor: str = 'listen = ""') -> ScratchNode:
+    return ScratchNode(tmp_path, PLUGINS, supervisor=supervisor, env={"CC": "", "PATH": str(tmp_path)})
+
+
+def with_broken_compiler(tmp_path: Path, supervisor: str = 'listen = ""') -> ScratchNode:
+    fake(tmp_path / "cc", "echo no rule for this >&2; exit 1")
+    return ScratchNode(tmp_path, PLUGINS, supervisor=supervisor, env={"CC": str(tmp_path / "cc")})
 
 
 @pytest.mark.usefixtures("has_compiler")
 def test_native_entrypoints_answer_alone(node: ScratchNode) -> None:
     done = node.run("install", "--native")
     assert (done.returncode, done.stderr) == (0, "")
-    assert kinds(node) == {ELF}
+    assert kinds(node) == {"native"}
     cni, flex = entrypoints(node)
-    assert b"1.1.0" in subprocess.run([cni], env={"CNI_COMMAND": "VERSION"}, capture_output=True, check=True).stdout
+    assert b"1.1.0" in subprocess.run([cni], env=VERSION, capture_output=True, check=True).stdout
     assert b"Success" in subprocess.run([flex, "init"], capture_output=True, check=True).stdout
 
 
@@ -61,8 +72,8 @@ def test_second_native_install_changes_nothing(node: ScratchNode) -> None:
 
 @pytest.mark.usefixtures("has_compiler")
 def test_scripts_and_programs_replace_each_other_as_ours(node: ScratchNode) -> None:
-    for arguments, expected in (((), b"#!/u"), (("--native",), ELF), ((), b"#!/u")):
-        assert node.run("install", *arguments).returncode == 0
+    for arguments, expected in (("--script", "python3"), ("--native", "native"), ("--script", "python3")):
+        assert node.run("install", arguments).returncode == 0
         assert kinds(node) == {expected}
 
 
@@ -78,17 +89,115 @@ def test_uninstall_removes_programs(node: ScratchNode) -> None:
 def test_the_configuration_can_ask_for_programs(tmp_path: Path) -> None:
     node = ScratchNode(tmp_path, PLUGINS, supervisor='listen = ""\nnative_entrypoints = true')
     assert node.run("install").returncode == 0
-    assert kinds(node) == {ELF}
+    assert kinds(node) == {"native"}
 
 
 @pytest.mark.usefixtures("has_compiler")
-def test_the_daemon_installs_programs_when_it_is_told_to(tmp_path: Path) -> None:
-    node = ScratchNode(tmp_path, PLUGINS, supervisor='listen = ""\ninstall = true\nnative_entrypoints = true')
-    node.start()
-    try:
-        assert kinds(node) == {ELF}
-    finally:
-        node.stop()
+def test_the_configuration_can_refuse_programs(tmp_path: Path) -> None:
+    node = ScratchNode(tmp_path, PLUGINS, supervisor='listen = ""\nnative_entrypoints = false')
+    assert node.run("install").returncode == 0
+    assert kinds(node) == {"python3"}
+
+
+@pytest.mark.usefixtures("has_compiler")
+def test_by_default_a_node_with_a_compiler_has_programs_and_says_so(node: ScratchNode) -> None:
+    done = node.run("install")
+    assert kinds(node) == {"native"}
+    assert "entrypoints: native (compiled with cc)" in done.stdout
+
+
+def test_by_default_a_node_without_a_compiler_has_scripts_and_says_why(tmp_path: Path) -> None:
+    node = without_compiler(tmp_path)
+    done = node.run("install", "--json")
+    assert (done.returncode, done.stderr, kinds(node)) == (0, "", {"python3"})
+    chosen = json.loads(done.stdout)["entrypoints"]
+    assert chosen["kind"] == "script"
+    assert "C compiler 'cc' is not on PATH" in chosen["reason"]
+
+
+def test_by_default_a_compiler_that_fails_is_warned_about_and_scripts_are_installed(tmp_path: Path) -> None:
+    node = with_broken_compiler(tmp_path)
+    done = node.run("install")
+    assert (done.returncode, kinds(node)) == (0, {"python3"})
+    assert "warning:" in done.stderr
+    assert "no rule for this" in done.stderr
+
+
+def test_compiler_for_another_machine_is_noticed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    fake(
+        tmp_path / "cc",
+        'for one in "$@"; do last=$one; done; echo "\x7fELF of another machine" > $last; chmod +x $last',
+    )
+    monkeypatch.setenv("CC", str(tmp_path / "cc"))
+    with pytest.raises(PluginError, match="does not run on this node"):
+        compile_one(flex=False, socket="/s", spool="/p")
+
+
+@pytest.mark.usefixtures("has_compiler")
+def test_folder_that_no_first_line_can_name_has_scripts(tmp_path: Path) -> None:
+    node = ScratchNode(tmp_path, PLUGINS, supervisor='listen = ""\ncni_bin_dir = "/my bin"')
+    done = node.run("install")
+    assert (done.returncode, kinds(node)) == (0, {"python3"})
+    assert "blanks or too long" in done.stderr
+
+
+@pytest.mark.usefixtures("has_compiler")
+def test_nothing_is_compiled_twice(node: ScratchNode, tmp_path: Path) -> None:
+    node.run("install")
+    programs = {path.name for path in (node.paths.state / "compiled").iterdir()}
+    real = shutil.which(compiler()[0])
+    fake(tmp_path / "cc", f'echo called >> {tmp_path}/calls; exec {real} "$@"')
+    counting = ScratchNode(tmp_path, PLUGINS, env={"CC": str(tmp_path / "cc")})
+    for _ in range(2):
+        assert counting.run("install").returncode == 0
+    assert (tmp_path / "calls").read_text().count("called") == 2  # one per style
+    assert {path.name for path in (node.paths.state / "compiled").iterdir()}.isdisjoint(programs)
+
+
+@pytest.mark.usefixtures("has_compiler")
+def test_uninstall_forgets_what_was_compiled(node: ScratchNode) -> None:
+    node.run("install")
+    node.run("uninstall")
+    assert not (node.paths.state / "compiled").exists()
+
+
+@pytest.mark.usefixtures("has_compiler")
+@pytest.mark.parametrize("age", [0, 100])
+def test_superseded_program_stays_for_calls_that_are_about_to_start_it(node: ScratchNode, age: int) -> None:
+    node.run("install", "--native")
+    node.run("install", "--script")
+    programs = [path for folder in entrypoints(node) for path in folder.parent.glob(".nodeplug.*")]
+    assert len(programs) == 2
+    for path in (node.paths.cni_bin / "nodeplug-cni", entrypoints(node)[1], *programs):
+        os.utime(path, (time.time() - age, time.time() - age))
+    node.run("install", "--script")
+    assert all(path.exists() for path in programs) == (age == 0)
+
+
+@pytest.mark.usefixtures("has_compiler")
+def test_no_call_fails_while_script_and_program_change_places(node: ScratchNode) -> None:
+    node.run("install", "--script")
+    ended = threading.Event()
+    failed: list[str] = []
+
+    def call() -> None:
+        cni, flex = entrypoints(node)
+        while not ended.is_set():
+            for command, mark in (([cni], b"1.1.0"), ([flex, "init"], b"Success")):
+                done = subprocess.run(command, env=VERSION, capture_output=True, check=False)
+                if mark not in done.stdout:
+                    failed.append(f"{done}")
+
+    threads = [threading.Thread(target=call) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    registry, paths = inspect(node.configuration).registry, node.paths
+    for turn in range(60):
+        deploy(registry, paths, native=turn % 2 == 0)
+    ended.set()
+    for thread in threads:
+        thread.join()
+    assert failed == []
 
 
 def test_without_a_compiler_it_says_what_is_missing_and_what_works_instead(tmp_path: Path) -> None:
@@ -99,18 +208,21 @@ def test_without_a_compiler_it_says_what_is_missing_and_what_works_instead(tmp_p
     assert "Python scripts do the same" in done.stderr
 
 
-def test_without_a_compiler_nothing_is_changed(tmp_path: Path) -> None:
-    node = without_compiler(tmp_path)
+@pytest.mark.parametrize("make", [without_compiler, with_broken_compiler])
+def test_programs_that_were_asked_for_and_cannot_be_made_change_nothing(
+    tmp_path: Path, make: Callable[[Path], ScratchNode]
+) -> None:
+    node = make(tmp_path)
     node.run("install")
     before = {path: path.read_bytes() for path in entrypoints(node)}
-    node.run("install", "--native")
+    assert node.run("install", "--native").returncode == 1
     assert before == {path: path.read_bytes() for path in entrypoints(node)}
 
 
 def test_a_compiler_that_fails_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     fake(tmp_path / "cc", "echo no rule for this >&2; exit 1")
     monkeypatch.setenv("CC", f"{tmp_path}/cc --some-option")
-    with pytest.raises(PluginError, match=r"cannot compile .*: no rule for this; without --native"):
+    with pytest.raises(PluginError, match=r"cannot compile .*: no rule for this"):
         compile_one(flex=False, socket="/s", spool="/p")
 
 

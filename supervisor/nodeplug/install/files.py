@@ -1,7 +1,8 @@
 """Installing the entrypoint scripts where the runtime and kubelet look for them.
 
 Owns: `nodeplug-cni` and one symlink per CNI claim in the CNI binary folder, `<vendor~driver>/` per volume claim in
-kubelet's volume plugin folder, and marked files in the CNI configuration folder. Every step is one rename, symlink or
+kubelet's volume plugin folder, a compiled program beside each script that names one, and marked files in the CNI
+configuration folder. Every step is one rename, symlink or
 unlink, so that a reader never sees half a file and a killed installation is finished by the next one.
 Refuses: to overwrite or remove what it did not make, and to choose paths: all of them are arguments.
 
@@ -34,9 +35,11 @@ from nodeplug.install.ownership import (
     marked_conflist,
     our_conflists,
     our_drivers,
+    programs,
     refuse_foreign,
+    superseded,
 )
-from nodeplug.install.scripts import CNI_SCRIPT, Scripts
+from nodeplug.install.scripts import CNI_SCRIPT, Scripts, led_by, program_name
 from nodeplug.journal import sync_folder
 from nodeplug.mounts import mounts
 
@@ -115,16 +118,24 @@ def install(
     """
     lists = {name: marked_conflist(name, data) for name, data in (conflists or {}).items()}
     refuse_foreign(cni, drivers, lists, folders)
+    cni_files = _entrypoint(folders.cni_bin, CNI_SCRIPT, scripts.cni, scripts.cni_program)
+    places = {folders.flex / folder_name(driver): driver for driver in drivers}
+    driver_files = {
+        folder: {CAPABILITIES: drivers[driver]}
+        | _entrypoint(folder, executable(driver), scripts.flex, scripts.flex_program)
+        for folder, driver in places.items()
+    }
     tally = _Tally()
     try:
         _sweep(folders)
         if cni:
             folders.cni_bin.mkdir(parents=True, exist_ok=True)
-            _put_file(folders.cni_bin / CNI_SCRIPT, scripts.cni, 0o755, tally)
+            for name, data in cni_files.items():
+                _put_file(folders.cni_bin / name, data, 0o755, tally)
         for name in cni:
             _put_link(folders.cni_bin / name, tally)
-        for driver, answer in drivers.items():
-            _put_driver(folders.flex, driver, {CAPABILITIES: answer, executable(driver): scripts.flex}, tally)
+        for folder, files in driver_files.items():
+            _put_driver(folder, files, tally)
         for name, data in lists.items():
             folders.cni_conf.mkdir(parents=True, exist_ok=True)
             _put_file(folders.cni_conf / name, data, 0o644, tally)
@@ -225,11 +236,17 @@ def _put_link(path: Path, tally: _Tally) -> None:
     tally.created.append(str(path))
 
 
-def _put_driver(flex: Path, driver: str, files: Mapping[str, bytes], tally: _Tally) -> None:
+def _entrypoint(folder: Path, name: str, script: bytes, program: bytes) -> dict[str, bytes]:
+    """Return the files of one entrypoint in the order in which they are put: the program before what names it."""
+    if not program:
+        return {name: script}
+    return {program_name(program): program, name: led_by(script, folder / program_name(program))}
+
+
+def _put_driver(folder: Path, files: Mapping[str, bytes], tally: _Tally) -> None:
     """Install one driver; `files` are in the order in which an existing driver is updated: the executable last."""
-    folder = flex / folder_name(driver)
     modes = {name: 0o644 if name == CAPABILITIES else 0o755 for name in files}
-    flex.mkdir(parents=True, exist_ok=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
     if not folder.exists() and _rename_in(folder, files, modes):
         tally.created.append(str(folder))
         return
@@ -270,6 +287,9 @@ def _prune_links(cni_bin: Path, wanted: frozenset[str], tally: _Tally) -> None:
     script = cni_bin / CNI_SCRIPT
     if not wanted and is_our_script(script):
         _remove(script, tally)
+    if not wanted:
+        for path in programs(cni_bin):
+            _remove(path, tally)
 
 
 def _prune_drivers(flex: Path, wanted: frozenset[str], in_use: Collection[str], tally: _Tally) -> None:
@@ -286,10 +306,11 @@ def _prune_drivers(flex: Path, wanted: frozenset[str], in_use: Collection[str], 
 def _remove_driver(folder: Path, tally: _Tally) -> None:
     """Unlink and rmdir, never rename away: kubelet takes a rename for an update and then fails `init` for ever."""
     script, answer = folder / executable(folder.name), folder / CAPABILITIES
-    alone = {path.name for path in folder.iterdir()} <= {script.name, answer.name}
+    compiled = programs(folder)
+    alone = set(folder.iterdir()) <= {script, answer, *compiled}
     # Kubelet takes the unlink of the executable for the removal. Killed after it, nothing fails; but if the folder has
     # to stay, no event may follow it, or kubelet probes a driver without executable.
-    for path in (script, answer) if alone else (answer, script):
+    for path in (script, *compiled, answer) if alone else (answer, script, *compiled):
         path.unlink(missing_ok=True)
     if alone:
         folder.rmdir()
@@ -318,5 +339,19 @@ def _sweep(folders: Folders) -> None:
     for place in places:
         for path in [path for path in listed(place) if path.name.startswith(TEMPORARY)]:
             with suppress(FileNotFoundError):
-                if time.time() - path.lstat().st_mtime > _LEFTOVER_AGE:
+                if _is_old(path):
                     shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+    scripts = [
+        folders.cni_bin / CNI_SCRIPT,
+        *(folder / executable(folder.name) for folder in our_drivers(folders.flex)),
+    ]
+    for script in scripts:
+        # A call that began before the exchange may still be about to start the old program: it goes a minute later.
+        for path in superseded(script.parent, script):
+            with suppress(FileNotFoundError):
+                if _is_old(path) and (not script.exists() or _is_old(script)):
+                    path.unlink()
+
+
+def _is_old(path: Path) -> bool:
+    return time.time() - path.lstat().st_mtime > _LEFTOVER_AGE

@@ -1,25 +1,27 @@
-"""The entrypoints as compiled programs, for nodes where the start of an interpreter is too slow.
+"""The entrypoints as compiled programs: the start of an interpreter takes longer than all the rest of a call.
 
-Owns: the host's C compiler, called once per style on `bin/nodeplug-entrypoint.c` with this node's paths in it.
-Refuses: to write outside a temporary folder (see `nodeplug.install.files`), and to ship anything compiled.
+Owns: the host's C compiler, called once per style on `bin/nodeplug-entrypoint.c` with this node's paths in it, and the
+cache of what it made, so that only a changed source, compiler or path is compiled again.
+Refuses: to write outside that cache and a temporary folder (see `nodeplug.install.files`); nothing compiled is shipped.
 """
 
+import hashlib
 import os
 import re
 import shlex
 import shutil
 import subprocess
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from nodeplug.errors import NotFound, PluginError
-from nodeplug.install.scripts import Scripts, find_scripts
+from nodeplug.install.scripts import find_scripts, is_ours
 
 SOURCE: Final = "nodeplug-entrypoint.c"
 _OPTIONS: Final = ("-std=c11", "-O2", "-Wall", "-Wextra", "-s")
-_TIMEOUT: Final = 120.0
-_INSTEAD: Final = "without --native (native_entrypoints = false) the Python scripts do the same job"
+_TIMEOUT: Final = 30.0
 
 
 def compiler() -> list[str]:
@@ -31,47 +33,54 @@ def compiler() -> list[str]:
     command = shlex.split(os.environ.get("CC", "")) or ["cc"]
     if shutil.which(command[0]) is None:
         raise NotFound(
-            f"the C compiler {command[0]!r} is not on PATH: install one (Debian: gcc and libc6-dev) or name it in CC; "
-            f"{_INSTEAD}"
+            f"the C compiler {command[0]!r} is not on PATH: install one (Debian: gcc and libc6-dev) or name it in CC"
         )
     return command
 
 
-def compile_scripts(*, socket: Path | str, spool: Path | str, source: Path | None = None) -> Scripts:
-    """Compile both entrypoints for one daemon, ready to be written in the place of the scripts.
-
-    Args:
-        socket: the daemon's socket, as the callers (runtime, kubelet) see it.
-        spool: the folder for deferred DELs, as they see it.
-        source: the folder of the C program; found by itself when None.
-
-    Raises:
-        NotFound: there is no compiler, or no source.
-        PluginError: the compiler failed; the message has its first words.
-    """
-    cni, flex = (compile_one(flex=flex, socket=socket, spool=spool, source=source) for flex in (False, True))
-    return Scripts(cni, flex)
-
-
-def compile_one(*, flex: bool, socket: Path | str, spool: Path | str, source: Path | None = None) -> bytes:
-    """Compile the entrypoint of one style; arguments and errors as `compile_scripts` has them.
+def compile_one(
+    *, flex: bool, socket: Path | str, spool: Path | str, source: Path | None = None, cache: Path | None = None
+) -> bytes:
+    """Compile the entrypoint of one style for one daemon.
 
     The same source, paths and compiler give the same bytes. It is linked statically where the C library allows it: a
     dynamic start takes twice as long, and a static program needs nothing of the host it runs on.
+
+    Args:
+        flex: FlexVolume's; CNI's otherwise.
+        socket: the daemon's socket, as the callers (runtime, kubelet) see it.
+        spool: the folder for deferred DELs, as they see it.
+        source: the folder of the C program; found by itself when None.
+        cache: a folder that only this user can write to; it is used to compile nothing twice.
+
+    Raises:
+        NotFound: there is no compiler, or no source.
+        PluginError: the compiler failed, or what it made does not run here; the message has the first words.
     """
     program = (find_scripts() if source is None else source) / SOURCE
     if not program.is_file():
         raise NotFound(f"there is no {program}; reinstall nodeplug")
     command = [*compiler(), *_OPTIONS, f"-DFLEX={int(flex)}"]
     command += [f"-DSOCKET={_literal(socket)}", f"-DSPOOL={_literal(spool)}"]
+    kept = cache and cache / f"{'flex' if flex else 'cni'}-{_digest(program, command)}"
+    if kept and kept.is_file() and is_ours(data := kept.read_bytes()):
+        return data
+    made = _compile(command, program)
+    if kept:
+        _keep(kept, made)
+    return made
+
+
+def _compile(command: list[str], program: Path) -> bytes:
     with tempfile.TemporaryDirectory(prefix="nodeplug-cc-") as folder:
         made = Path(folder) / "entrypoint"
         for linking in (["-static"], []):
             done = _run([*command, *linking, str(program), "-o", str(made)])
             if done.returncode == 0:
+                _try_out(made, command[0])
                 return made.read_bytes()
     words = " ".join(done.stderr.split()[:60])
-    raise PluginError(f"{shlex.join(command[:1])} cannot compile {program}: {words}; {_INSTEAD}")
+    raise PluginError(f"{shlex.join(command[:1])} cannot compile {program}: {words}")
 
 
 def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
@@ -81,7 +90,49 @@ def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
             command, capture_output=True, text=True, errors="replace", env=environment, timeout=_TIMEOUT, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise PluginError(f"the C compiler cannot be run: {error}; {_INSTEAD}") from error
+        raise PluginError(f"the C compiler cannot be run: {error}") from error
+
+
+def _try_out(program: Path, by: str) -> None:
+    """Execute a fresh program: a compiler for another machine would take the node's network down."""
+    try:
+        done = subprocess.run([program, "init"], env={}, capture_output=True, timeout=_TIMEOUT, check=False)
+        trouble = f"it ended with {done.returncode}" if done.returncode else ""
+    except PermissionError:  # a temporary folder that is mounted noexec says nothing about the program
+        trouble = ""
+    except (OSError, subprocess.TimeoutExpired) as error:
+        trouble = str(error)
+    if trouble:
+        raise PluginError(f"what {by} compiles does not run on this node: {trouble}")
+
+
+def _digest(program: Path, command: list[str]) -> str:
+    """Return what the result depends on: source, paths, options, the compiler's file and the C library's version."""
+    found = Path(shutil.which(command[0]) or command[0]).stat()
+    inputs = (program.read_bytes(), command, found.st_ino, found.st_size, found.st_mtime_ns, _c_library())
+    return hashlib.sha256(repr(inputs).encode()).hexdigest()[:24]
+
+
+def _c_library() -> str | None:
+    try:
+        return os.confstr("CS_GNU_LIBC_VERSION")
+    except (ValueError, OSError):  # another C library than GNU's
+        return None
+
+
+def _keep(path: Path, data: bytes) -> None:
+    """Write into the cache, in the place of older ones of this style; without it the next start compiles again."""
+    style = path.name.partition("-")[0]
+    with suppress(OSError):
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for old in path.parent.glob(f"{style}-*"):
+            old.unlink(missing_ok=True)
+        temporary = path.with_name(f"{style}-{os.urandom(6).hex()}.tmp")
+        with temporary.open("wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.rename(path)
 
 
 def _literal(path: Path | str) -> str:

@@ -7,19 +7,21 @@ Refuses: to change anything; `nodeplug.install.files` does that with the answers
 
 import json
 import os
+import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from nodeplug.errors import InvalidRequest, PluginError
-from nodeplug.install.scripts import CNI_SCRIPT, is_ours
+from nodeplug.install.scripts import CNI_SCRIPT, PROGRAM, is_ours, leader
 
 CAPABILITIES: Final = "capabilities.json"
 CONFLIST_KEY: Final = "installedBy"
 """A conflist with this key and the value "nodeplug" is ours; libcni ignores keys that it does not know."""
 TEMPORARY: Final = ".nodeplug-"
 """How temporary names begin: the dot hides them from kubelet."""
+_PROGRAM: Final = re.compile(rf"{re.escape(PROGRAM)}[0-9a-f]{{12}}")
 
 
 class ForeignFile(PluginError):
@@ -126,7 +128,8 @@ def _foreign_in_driver(flex: Path, driver: str) -> list[Path]:
     if os.path.lexists(script):
         return [] if is_our_script(script) else [script]
     # No executable: half of our own removal, or somebody's folder.
-    return [path for path in folder.iterdir() if path.name != CAPABILITIES and not path.name.startswith(TEMPORARY)]
+    ours = {CAPABILITIES, *(path.name for path in programs(folder))}
+    return [path for path in folder.iterdir() if path.name not in ours and not path.name.startswith(TEMPORARY)]
 
 
 def our_drivers(flex: Path) -> Iterator[Path]:
@@ -139,8 +142,31 @@ def our_drivers(flex: Path) -> Iterator[Path]:
 
 
 def _is_half_removed(folder: Path) -> bool:
-    answer = folder / CAPABILITIES
-    return [path.name for path in folder.iterdir()] == [CAPABILITIES] and "status" in _json_object(answer.read_bytes())
+    names = {path.name for path in folder.iterdir()} - {path.name for path in programs(folder)}
+    return names == {CAPABILITIES} and "status" in _json_object((folder / CAPABILITIES).read_bytes())
+
+
+def programs(folder: Path) -> list[Path]:
+    """Return the compiled programs that an installation put beside its scripts."""
+    return [path for path in listed(folder) if _PROGRAM.fullmatch(path.name) and not path.is_symlink()]
+
+
+def superseded(folder: Path, script: Path) -> list[Path]:
+    """Return the compiled programs in a folder that its script does not name (any more)."""
+    named = leader(script.read_bytes()).name if is_our_script(script) else ""
+    return [path for path in programs(folder) if path.name != named]
+
+
+def installed_kind(folders: Folders) -> str:
+    """Return what is installed: "native", "script", "mixed" while only some are exchanged, "" when nothing is."""
+    scripts = [folders.cni_bin / CNI_SCRIPT]
+    scripts += [folder / executable(folder.name) for folder in our_drivers(folders.flex)]
+    kinds = {_kind(path.read_bytes()) for path in scripts if is_our_script(path)}
+    return kinds.pop() if len(kinds) == 1 else "mixed" if kinds else ""
+
+
+def _kind(data: bytes) -> str:
+    return "script" if data.startswith(b"#!") and not _PROGRAM.fullmatch(leader(data).name) else "native"
 
 
 def our_conflists(conf: Path) -> list[Path]:

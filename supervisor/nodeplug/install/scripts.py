@@ -1,11 +1,13 @@
 """The text of the entrypoint scripts, made fit for one node.
 
 Owns: where the scripts of `bin/` lie in a checkout and in an installation, the lines of them that differ from node to
-node (the interpreter, the daemon's socket, the spool), and the code that is compiled ahead for their interpreter.
+node (the interpreter, the daemon's socket, the spool), the code that is compiled ahead for their interpreter, and the
+first line that starts a compiled program in its place.
 Refuses: to write anything (see `nodeplug.install.files`), and knowledge of what the scripts do. For their twin in C see
 `nodeplug.install.native`.
 """
 
+import hashlib
 import json
 import marshal
 import os
@@ -25,6 +27,8 @@ CNI_SCRIPT: Final = "nodeplug-cni"
 FLEX_SCRIPT: Final = "nodeplug-flex"
 MARKER: Final = b"# Installed by nodeplug; `nodeplug uninstall` removes it."
 """The second line of each installed script, and a string in each compiled one: what makes a file ours."""
+PROGRAM: Final = ".nodeplug."
+"""How the names of compiled programs begin; kubelet ignores what begins with a dot."""
 _SYSTEM_PYTHON: Final = Path("/usr/bin/python3")
 _SHEBANG_LIMIT: Final = 240
 _SHARE: Final = Path("share/nodeplug/bin")
@@ -53,10 +57,19 @@ exec(SCRIPT)
 
 @dataclass(frozen=True, slots=True)
 class Scripts:
-    """The two entrypoints, ready to be written."""
+    """The two entrypoints, ready to be written.
+
+    Attributes:
+        cni: the script behind every CNI claim.
+        flex: the script of every volume claim.
+        cni_program: its compiled twin, which is started in the place of the script's interpreter; empty without one.
+        flex_program: the same for `flex`.
+    """
 
     cni: bytes
     flex: bytes
+    cni_program: bytes = b""
+    flex_program: bytes = b""
 
     @classmethod
     def render(
@@ -135,13 +148,11 @@ def render(text: str, *, interpreter: Path, socket: str, spool: str) -> bytes:
     shebang, newline, body = text.partition("\n")
     if not shebang.startswith("#!") or not newline:
         raise InvalidRequest("the script does not begin with an interpreter line; reinstall nodeplug")
-    line = f"#!{interpreter} -IS"
-    if re.search(r"\s", str(interpreter)) or len(os.fsencode(line)) > _SHEBANG_LIMIT:
-        raise InvalidRequest(f"{str(interpreter)!r} cannot be an interpreter: blanks or too long; name a symlink to it")
+    line = _shebang(interpreter, " -IS")
     body = _set(body, "SOCKET", socket)
     if re.search(r"^SPOOL = ", body, re.MULTILINE):
         body = _set(body, "SPOOL", spool)
-    return b"\n".join((os.fsencode(line), MARKER, body.encode()))
+    return b"\n".join((line, MARKER, body.encode()))
 
 
 def _set(body: str, name: str, value: str) -> str:
@@ -173,6 +184,36 @@ def compiled_ahead(script: bytes) -> bytes:
     # Hexadecimal digits are the quickest to read back: half as long as the escapes of a bytes literal.
     digits = marshal.dumps(code, _MARSHAL_VERSION).hex()
     return os.fsencode(_AHEAD.format(head=f"{shebang}\n{marker}", source=source, magic=MAGIC_NUMBER, code=digits))
+
+
+def program_name(program: bytes) -> str:
+    """Return the file name of a compiled twin: hidden, and another one for other bytes."""
+    return f"{PROGRAM}{hashlib.sha256(program).hexdigest()[:12]}"
+
+
+def led_by(script: bytes, program: Path) -> bytes:
+    """Return a script whose first line makes the kernel start a compiled twin instead of Python (execve(2)).
+
+    The rest stays Python. The kernel hands Python the *path* of a script, and Python opens it some milliseconds later:
+    whatever stands there by then must still be Python, or a call that began before the exchange would fail.
+
+    Raises:
+        InvalidRequest: the path of the program cannot stand in a first line.
+    """
+    return _shebang(program, "") + b"\n" + script.partition(b"\n")[2]
+
+
+def leader(script: bytes) -> Path:
+    """Return what the first line of a script names: Python, or a compiled twin."""
+    words = script.partition(b"\n")[0].removeprefix(b"#!").split()
+    return Path(os.fsdecode(words[0] if words else b""))
+
+
+def _shebang(interpreter: Path, options: str) -> bytes:
+    line = os.fsencode(f"#!{interpreter}{options}")
+    if re.search(r"\s", str(interpreter)) or len(line) > _SHEBANG_LIMIT:
+        raise InvalidRequest(f"{str(interpreter)!r} cannot be an interpreter: blanks or too long; name a symlink to it")
+    return line
 
 
 def is_ours(data: bytes) -> bool:

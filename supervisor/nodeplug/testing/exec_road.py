@@ -21,7 +21,7 @@ from nodeplug.cni.service import CniService
 from nodeplug.cni.spool import Spool
 from nodeplug.execserver import ExecServer, Handler
 from nodeplug.install.native import compile_one
-from nodeplug.install.scripts import Scripts
+from nodeplug.install.scripts import Scripts, led_by, program_name
 from nodeplug.registry import Registry
 from nodeplug.runner import Runner
 
@@ -94,25 +94,29 @@ class ExecRoad:
         """Install the CNI script under a name and return its path."""
         path = self.bin / name
         if not path.exists():
-            path.write_bytes(self._entrypoint(flex=False))
-            path.chmod(0o755)
+            self._put(path, flex=False)
         return path
 
     def flex_script(self, folder: Path, name: str) -> Path:
         """Install the FlexVolume script in a driver's folder and return its path."""
         path = folder / name
-        path.write_bytes(self._entrypoint(flex=True))
-        path.chmod(0o755)
+        self._put(path, flex=True)
         return path
 
-    def _entrypoint(self, *, flex: bool) -> bytes:
+    def _put(self, path: Path, *, flex: bool) -> None:
         socket, spool = self.socket, self.spool.folder
-        if not self._native:
-            scripts = Scripts.render(socket=socket, spool=spool, source=self.source)
-            return scripts.flex if flex else scripts.cni
-        if flex not in self._compiled:
-            self._compiled[flex] = compile_one(flex=flex, socket=socket, spool=spool, source=self.source)
-        return self._compiled[flex]
+        scripts = Scripts.render(socket=socket, spool=spool, source=self.source)
+        text = scripts.flex if flex else scripts.cni
+        if self._native:
+            if flex not in self._compiled:
+                self._compiled[flex] = compile_one(flex=flex, socket=socket, spool=spool, source=self.source)
+            program = path.with_name(program_name(self._compiled[flex]))
+            if not program.exists():
+                program.write_bytes(self._compiled[flex])
+                program.chmod(0o755)
+            text = led_by(text, program)
+        path.write_bytes(text)
+        path.chmod(0o755)
 
     def start(self, *, replay: bool = False) -> Self:
         """Serve; with `replay` the spool is worked off too.
