@@ -98,5 +98,6 @@ def _find(one: Rule, stage: Stage) -> Finding:
     except Exception as error:
         # What a broken plugin left on the stage must not reach the next rule.
         stage.renew()
+        stage.failed.add(one.name)
         seen = str(error) if isinstance(error, Broken) else f"{type(error).__name__}: {error}"
         return Finding(one.name, one.style, "failed", one.expected, one.source, seen, one.advice)

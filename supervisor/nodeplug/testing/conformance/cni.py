@@ -1,1 +1,409 @@
-"""Rules for CNI plugins."""
+"""Rules for CNI plugins: the CNI specification 1.1.0, and what container runtimes really do.
+
+Owns: ADD, CHECK, DEL, GC and STATUS of one network, called through the node's executables.
+Refuses: opinions on networks: whether packets flow is the plugin's own test.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from ipaddress import ip_interface
+from typing import Any, Final, TypeVar
+
+from pyroute2 import IPRoute
+
+from nodeplug.testing.cni_runtime import CniError
+from nodeplug.testing.conformance.network import NEWEST, Container, Network
+from nodeplug.testing.conformance.rules import Broken, NotApplicable, rule
+from nodeplug.testing.conformance.stage import Stage
+from nodeplug.testing.inventory import Inventory
+
+_VERSIONS: Final = ("0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0")
+T = TypeVar("T")
+_MANY: Final = 8
+_ADD: Final = "CNI SPEC section 2: ADD"
+_DEL: Final = "CNI SPEC section 2: DEL"
+_CHECK: Final = "CNI SPEC section 2: CHECK"
+_GC: Final = "CNI SPEC section 2: GC"
+_KUBERNETES: Final = (
+    "IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=pod;K8S_POD_INFRA_CONTAINER_ID=c;K8S_POD_UID=1"
+)
+_FIND: Final = "Compute names from network, container id and interface, so that DEL finds them without anything else."
+
+
+@contextmanager
+def _attached(stage: Stage) -> Iterator[tuple[Network, Container, dict[str, Any]]]:
+    """Attach a container; the rule must leave it detached."""
+    network = Network.of(stage)
+    with network.container() as container:
+        yield network, container, network.attach(container)
+
+
+def _nothing_left(stage: Stage, before: Inventory) -> None:
+    if left := stage.left_since(before):
+        raise Broken(f"left on the node: {', '.join(left[:6])}")
+
+
+# --- ADD
+
+
+@rule("cni", _ADD, "See the message; give `conformance(cni=...)` the network that the plugin needs.")
+def add_succeeds(stage: Stage) -> str:
+    """ADD attaches a container."""
+    with _attached(stage) as (network, container, result):
+        network.detach(container)
+        return ", ".join(ip["address"] for ip in result.get("ips", ())) or "without addresses"
+
+
+@rule("cni", "CNI SPEC section 5: Success", "Answer one `CniResult`; the daemon writes it in each version.")
+def every_version_is_answered(stage: Stage) -> str:
+    """ADD and DEL succeed in every version that the plugin says it serves, with a result of that version."""
+    network = Network.of(stage)
+    served = network.ask("VERSION", network.runtime().versions)
+    common = [version for version in _VERSIONS if all(version in known for known in served.values())]
+    for version in common:
+        runtime = network.runtime(version)
+        with network.container() as container:
+            result = network.attach(container, runtime)
+            network.detach(container, runtime)
+        if result.get("cniVersion") != version:
+            raise Broken(f"asked in version {version}, answered in {result.get('cniVersion')}")
+    return ", ".join(common)
+
+
+@rule("cni", "CNI SPEC section 5: Success", "Put the interfaces that ADD made into the result, by name and sandbox.")
+def result_interfaces_exist(stage: Stage) -> str:
+    """Every interface of the result exists where the result says, and has the hardware address that it says."""
+    with _attached(stage) as (network, container, result):
+        interfaces = result.get("interfaces", ())
+        for interface in interfaces:
+            links = _links(stage, container if interface.get("sandbox") else None)
+            if interface["name"] not in links:
+                raise Broken(f"{interface['name']} of the result is not among {', '.join(sorted(links))}")
+            said, found = interface.get("mac", "").lower(), links[interface["name"]]
+            if said and said != found:
+                raise Broken(f"{interface['name']} has the address {found}, the result says {said}")
+        network.detach(container)
+    if not interfaces:
+        raise NotApplicable("the result has no interface, as that of an IPAM plugin")
+    return ", ".join(interface["name"] for interface in interfaces)
+
+
+def _links(stage: Stage, container: Container | None) -> dict[str, str]:
+    """Return the links of a container, or of the host, with their hardware addresses."""
+
+    def look() -> dict[str, str]:
+        with IPRoute() as route:
+            return {link.get_attr("IFLA_IFNAME"): str(link.get_attr("IFLA_ADDRESS")) for link in route.get_links()}
+
+    return _inside(stage, container, look)
+
+
+def _inside(stage: Stage, container: Container | None, look: Callable[[], T]) -> T:
+    if container is None:
+        return stage.on_host(look)
+    with container.sandbox.netns.entered():
+        return look()
+
+
+@rule("cni", "CNI SPEC section 5: Success", "Set the addresses before you answer, with their prefix lengths.")
+def result_addresses_exist(stage: Stage) -> str:
+    """Every address of the result is on the interface that the result says."""
+    with _attached(stage) as (network, container, result):
+        wanted = [ip for ip in result.get("ips", ()) if ip.get("interface") is not None]
+        for ip in wanted:
+            interface = result["interfaces"][ip["interface"]]
+            found = _addresses(stage, container if interface.get("sandbox") else None, interface["name"])
+            if str(ip_interface(ip["address"])) not in found:
+                raise Broken(f"{interface['name']} has {', '.join(found) or 'no address'}; the result: {ip['address']}")
+        network.detach(container)
+    if not wanted:
+        raise NotApplicable("the result has no address of an interface")
+    return ", ".join(ip["address"] for ip in wanted)
+
+
+def _addresses(stage: Stage, container: Container | None, name: str) -> list[str]:
+    def look() -> list[str]:
+        with IPRoute() as route:
+            index = route.link_lookup(ifname=name)[0]
+            rows = [(dict(row["attrs"]), row["prefixlen"]) for row in route.get_addr(index=index)]
+            own = [(row.get("IFA_LOCAL") or row["IFA_ADDRESS"], length) for row, length in rows]
+            return [str(ip_interface(f"{address}/{length}")) for address, length in own]
+
+    return _inside(stage, container, look)
+
+
+@rule("cni", "the contract of `cni_add`; runtimes repeat an ADD whose answer was lost", _FIND)
+def repeated_add_answers_alike(stage: Stage) -> str:
+    """A repeated ADD answers as the first did, or fails; one DEL takes both away."""
+    network = Network.of(stage)
+    before = stage.inventory()
+    with network.container() as container:
+        first = network.attach(container)
+        once = stage.inventory()
+        told = "the same answer"
+        try:
+            second = stage.on_host(lambda: network.runtime().add(container.id, container.path))
+            if second != first:
+                raise Broken(f"first {first}, then {second}")
+        except CniError as error:
+            told = f"refused: {error.msg}"
+        if more := stage.left_since(once):
+            raise Broken(f"the second ADD changed the node: {', '.join(more[:6])}")
+        network.detach(container)
+    _nothing_left(stage, before)
+    return told
+
+
+@rule("cni", "the contract of `cni_add`; runtimes send DEL after a failed ADD", "Undo in ADD, or let DEL find it.")
+def failed_add_leaves_nothing(stage: Stage) -> str:
+    """After an ADD that failed, because the interface exists, and its DEL, nothing is left on the node."""
+    network = Network.of(stage)
+    before = stage.inventory()
+    with network.container() as container:
+        with container.sandbox.netns.entered(), IPRoute() as route:
+            route.link("add", ifname="eth0", kind="veth", peer={"ifname": "conformance0"})
+        runtime = network.runtime()
+        try:
+            stage.on_host(lambda: runtime.add(container.id, container.path))
+        except CniError as error:
+            told = error.msg
+        else:
+            network.detach(container, runtime)
+            raise NotApplicable("ADD does not mind that eth0 exists")
+        network.detach(container, runtime)
+    _nothing_left(stage, before)
+    return told
+
+
+@rule("cni", "runtimes attach many containers at once", "Share nothing between calls, or use a lock.")
+def parallel_adds_succeed(stage: Stage) -> str:
+    """Eight ADDs at once succeed, and no two get the same address."""
+    network = Network.of(stage)
+    before = stage.inventory()
+    with _containers(network) as containers:
+        runtimes = [network.runtime() for _ in containers]
+
+        def add(number: int) -> dict[str, Any]:
+            return network.attach(containers[number], runtimes[number])
+
+        async def at_once() -> list[dict[str, Any]]:
+            return await asyncio.gather(*(asyncio.to_thread(add, number) for number in range(_MANY)))
+
+        results = asyncio.run(at_once())
+        for container, runtime in zip(containers, runtimes, strict=True):
+            network.detach(container, runtime)
+    _nothing_left(stage, before)
+    return _distinct(results)
+
+
+@contextmanager
+def _containers(network: Network) -> Iterator[list[Container]]:
+    with ExitStack() as stack:
+        yield [stack.enter_context(network.container()) for _ in range(_MANY)]
+
+
+def _distinct(results: list[dict[str, Any]]) -> str:
+    given = [ip["address"] for result in results for ip in result.get("ips", ())]
+    twice = sorted({address for address in given if given.count(address) > 1})
+    if [address for address in twice if not ip_interface(address).is_loopback]:
+        raise Broken(f"{', '.join(twice)} was given twice")
+    return f"{len(set(given))} addresses"
+
+
+@rule("cni", "CNI SPEC section 2: parameters; containerd, CRI-O and podman send these", "Ignore what you do not know.")
+def what_runtimes_add_is_tolerated(stage: Stage) -> str:
+    """CNI_ARGS of Kubernetes, and `args` and `cni.dev/` keys that the plugin does not know, do no harm."""
+    network = Network.of(stage)
+    runtime = network.runtime(keys={"args": {"cni": {"labels": []}}, "cni.dev/conformance": True})
+    with network.container() as container:
+        network.attach(container, runtime, args=_KUBERNETES)
+        network.detach(container, runtime)
+    return ""
+
+
+# --- CHECK
+
+
+@rule("cni", _CHECK, "Compare only what the result says; extra routes are allowed.", "cni_check")
+def check_after_add_succeeds(stage: Stage) -> str:
+    """CHECK succeeds right after ADD."""
+    network = Network.of(stage)
+    runtime = network.runtime(NEWEST)
+    with network.container() as container:
+        network.attach(container, runtime)
+        network.ask("CHECK", lambda: runtime.check(container.id))
+        network.detach(container, runtime)
+    return ""
+
+
+@rule("cni", _CHECK, "Look whether the interfaces of the result exist and are up.", "cni_check")
+def check_notices_a_lost_interface(stage: Stage) -> str:
+    """CHECK fails when the container's interface was removed, or set down, behind the plugin's back."""
+    network = Network.of(stage)
+    runtime = network.runtime(NEWEST)
+    with network.container() as container:
+        result = network.attach(container, runtime)
+        own = [one["name"] for one in result.get("interfaces", ()) if one.get("sandbox")]
+        if own:
+            _lose(container, own[0])
+        try:
+            stage.on_host(lambda: runtime.check(container.id))
+            told = ""
+        except CniError as error:
+            told = error.msg
+        network.detach(container, runtime)
+    if not own:
+        raise NotApplicable("the result has no interface in the container")
+    if not told:
+        raise Broken(f"CHECK succeeded without {own[0]}")
+    return told
+
+
+def _lose(container: Container, name: str) -> None:
+    with container.sandbox.netns.entered(), IPRoute() as route:
+        index = route.link_lookup(ifname=name)[0]
+        if name == "lo":  # the kernel does not delete it
+            route.link("set", index=index, state="down")
+        else:
+            route.link("del", index=index)
+
+
+# --- DEL
+
+
+@rule("cni", _DEL, _FIND)
+def nothing_is_left_after_del(stage: Stage) -> str:
+    """After ADD and DEL the node is as before."""
+    Network.of(stage)
+    before = stage.inventory()
+    with _attached(stage) as (network, container, _):
+        network.detach(container)
+        _nothing_left(stage, before)
+    return ""
+
+
+@rule("cni", _DEL, "Succeed when nothing is there.")
+def second_del_succeeds(stage: Stage) -> str:
+    """DEL succeeds when repeated."""
+    with _attached(stage) as (network, container, _):
+        network.detach(container)
+        network.detach(container)
+        network.detach(container, network.runtime())
+    return ""
+
+
+@rule("cni", f"{_DEL}: CNI_NETNS is optional", "Expect `request.netns` to be None; clean up from the host's side.")
+def del_without_netns_succeeds(stage: Stage) -> str:
+    """DEL without CNI_NETNS succeeds and leaves nothing on the node."""
+    Network.of(stage)
+    before = stage.inventory()
+    with _attached(stage) as (network, container, _):
+        network.detach(container, netns=False)
+    _nothing_left(stage, before)
+    return ""
+
+
+@rule("cni", f"{_DEL}: the namespace may no longer exist", "Succeed; what was inside is gone with it.")
+def del_after_the_netns_is_gone_succeeds(stage: Stage) -> str:
+    """DEL with a CNI_NETNS that no longer exists succeeds and leaves nothing on the node."""
+    Network.of(stage)
+    before = stage.inventory()
+    with _attached(stage) as (network, container, _):
+        network.drop(container.sandbox)
+        network.detach(container)
+    _nothing_left(stage, before)
+    return ""
+
+
+@rule("cni", f"{_DEL}: prevResult may be missing", _FIND)
+def del_without_result_succeeds(stage: Stage) -> str:
+    """DEL without prevResult succeeds and leaves nothing on the node."""
+    Network.of(stage)
+    before = stage.inventory()
+    with _attached(stage) as (network, container, _):
+        network.detach(container, network.runtime())
+        _nothing_left(stage, before)
+        network.detach(container)
+    return ""
+
+
+@rule("cni", _DEL, "Succeed when nothing is there.")
+def del_of_what_was_never_added_succeeds(stage: Stage) -> str:
+    """DEL of a container that was never attached succeeds and leaves the node as it was."""
+    network = Network.of(stage)
+    before = stage.inventory()
+    with network.container() as container:
+        network.detach(container, network.runtime())
+    _nothing_left(stage, before)
+    return ""
+
+
+@rule(
+    "cni",
+    "the daemon may be killed at any instruction",
+    "Remember nothing in memory alone; use computed names or the journal.",
+)
+def del_after_a_crash_succeeds(stage: Stage) -> str:
+    """DEL succeeds and leaves nothing when the daemon was killed after ADD."""
+    Network.of(stage)
+    before = stage.inventory()
+    with _attached(stage) as (network, container, _):
+        stage.restart_after_kill()
+        network.detach(container)
+        _nothing_left(stage, before)
+    return ""
+
+
+# --- GC and STATUS
+
+
+@rule("cni", _GC, "Do nothing when `request.valid` is None.", "cni_gc")
+def gc_without_a_list_does_nothing(stage: Stage) -> str:
+    """GC without a list of valid attachments removes nothing."""
+    with _attached(stage) as (network, container, _):
+        before = stage.inventory()
+        runtime = network.runtime(NEWEST)
+        network.ask("GC without a list", lambda: runtime.gc((), silent=True))
+        _unchanged(stage, before, "GC without a list")
+        network.detach(container)
+    return ""
+
+
+@rule("cni", _GC, "Keep what is in `request.valid`, by container id and interface.", "cni_gc")
+def gc_keeps_what_is_valid(stage: Stage) -> str:
+    """GC keeps an attachment that is listed as valid."""
+    with _attached(stage) as (network, container, _):
+        before = stage.inventory()
+        runtime = network.runtime(NEWEST)
+        network.ask("GC", lambda: runtime.gc([(container.id, "eth0")]))
+        _unchanged(stage, before, "GC")
+        network.detach(container)
+    return ""
+
+
+def _unchanged(stage: Stage, before: Inventory, what: str) -> None:
+    if lost := stage.inventory().since(before):
+        raise Broken(f"{what} changed the node: {', '.join(lost[:6])}")
+
+
+@rule("cni", _GC, "Remove what belongs to no attachment in `request.valid`.", "cni_gc")
+def gc_removes_the_rest(stage: Stage) -> str:
+    """GC releases what belongs to a container that is gone and is not listed as valid."""
+    with _attached(stage) as (network, container, _):
+        before = stage.inventory()
+        with network.container() as other:
+            network.attach(other)
+        runtime = network.runtime(NEWEST)
+        network.ask("GC", lambda: runtime.gc([(container.id, "eth0")]))
+        _nothing_left(stage, before)
+        network.detach(container)
+    return ""
+
+
+@rule("cni", "CNI SPEC section 2: STATUS", "Raise NotReady only when an ADD would fail.")
+def status_succeeds(stage: Stage) -> str:
+    """STATUS succeeds while ADD does."""
+    network = Network.of(stage)
+    network.ask("STATUS", network.runtime(NEWEST).status)
+    return ""

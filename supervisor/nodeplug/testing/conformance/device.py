@@ -101,6 +101,7 @@ def lists_are_alike(stage: Stage) -> str:
 
 def _sockets(stage: Stage) -> dict[str, Path]:
     """Wait until every resource is registered and listed."""
+    stage.require_passed("registers-with-kubelet")
     kubelet = stage.kubelet
     resources = stage.claims["device"]
     try:
@@ -259,7 +260,8 @@ def container_paths_are_distinct(stage: Stage) -> str:
     """No two host paths of one grant appear at the same path of the container."""
 
     def judge(grant: pb.ContainerAllocateResponse) -> str:
-        pairs = {(one.container_path, one.host_path) for one in (*grant.devices, *grant.mounts)}
+        pairs = {(node.container_path, node.host_path) for node in grant.devices}
+        pairs |= {(mount.container_path, mount.host_path) for mount in grant.mounts}
         counts = Counter(path for path, _ in pairs)
         twice = [path for path, count in counts.items() if count > 1]
         return f"puts two things at {twice[0]}" if twice else ""

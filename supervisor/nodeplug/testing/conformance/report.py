@@ -107,7 +107,7 @@ class Report:
         lines = []
         for style in STYLES:
             found = [finding for finding in self.findings if finding.style == style]
-            lines += [f"{style}:", *(f"  {line}" for one in found for line in str(one).splitlines())] if found else []
+            lines += [f"{style}:", *_shown(found)] if found else []
         return "\n".join([*lines, self.summary])
 
     def as_json(self) -> str:
@@ -118,3 +118,16 @@ class Report:
             "findings": [asdict(finding) for finding in self.findings],
         }
         return json.dumps(document, indent=2, ensure_ascii=False)
+
+
+def _shown(findings: list[Finding]) -> Iterator[str]:
+    """Show findings; those that did not apply for one reason share a line at the end."""
+    skipped: dict[str, list[str]] = {}
+    for finding in findings:
+        if finding.outcome == "not-applicable":
+            skipped.setdefault(finding.seen, []).append(finding.rule)
+        else:
+            yield from (f"  {line}" for line in str(finding).splitlines())
+    for reason, rules in skipped.items():
+        named = ", ".join(rules) if len(rules) < len(findings) else "every rule"
+        yield f"  {_MARK['not-applicable']:6} {named}: {reason}"

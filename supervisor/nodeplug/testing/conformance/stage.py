@@ -34,6 +34,7 @@ node_name = "node-1"
 device_poll = "200ms"
 podresources_poll = "200ms"
 """
+_LINES: Final = 6
 _LOOP_CLR_FD: Final = 0x4C01  # linux/loop.h
 T = TypeVar("T")
 
@@ -53,6 +54,7 @@ class Stage:
         self._folder = folder
         self._turn = 0
         self._rehearsals: dict[str, Rehearsal] = {}
+        self.failed: set[str] = set()
         self._begin()
 
     def _begin(self) -> None:
@@ -141,6 +143,15 @@ class Stage:
         if one.style != "contract" and "claims" not in self.rehearsal().document:
             raise NotApplicable(f"the plugin cannot be loaded: {self.rehearsal().why_short}")
 
+    def require_passed(self, name: str) -> None:
+        """Refuse what builds on a rule that failed: one mistake is told once.
+
+        Raises:
+            NotApplicable: it failed.
+        """
+        if name in self.failed:
+            raise NotApplicable(f"{name} failed")
+
     @property
     def env(self) -> Mapping[str, str]:
         """The environment of every process that loads the plugin."""
@@ -166,6 +177,7 @@ class Stage:
         Raises:
             Broken: the daemon or the plugin does not come up.
         """
+        self.require_passed("daemon-runs-it")
         if self._node is None:
             root = self.folder / "n"
             root.mkdir()
@@ -186,7 +198,7 @@ class Stage:
         try:
             self.on_host(node.start)
         except PluginError as error:
-            raise Broken(str(error)) from None
+            raise Broken(_end_of(str(error))) from None
         end = time.monotonic() + self.patience
         while (found := self._state(node))["state"] != "running":
             if time.monotonic() > end or found["state"] == "refused":
@@ -213,9 +225,13 @@ class Stage:
 
     def inventory(self) -> Inventory:
         """Look at what the host's namespace and the scratch folder hold."""
-        node, own = self.node, str(self.folder)
-        seen = self.on_host(lambda: Inventory.take(self.scratch, node.paths.attachments, node.paths.spool))
-        return Inventory(frozenset(one for one in seen.entries if own in one or one.startswith(("link ", "nft "))))
+        paths, own = self.node.paths, (f"{self.scratch}", f"{self.folder}/n/")
+        seen = self.on_host(lambda: Inventory.take(self.scratch, paths.attachments, paths.spool, paths.journal))
+        return Inventory(
+            frozenset(
+                one for one in seen.entries if one.startswith(("link ", "nft ")) or any(path in one for path in own)
+            )
+        )
 
     def left_since(self, before: Inventory) -> list[str]:
         """Return what differs from before, once it has had time to go: the kernel ends namespaces behind our back."""
@@ -223,6 +239,11 @@ class Stage:
         while (difference := self.inventory().since(before)) and time.monotonic() < end:
             time.sleep(0.05)
         return difference
+
+
+def _end_of(text: str) -> str:
+    """Return the last lines: the reason stands at the end of a traceback."""
+    return "\n".join(text.strip().splitlines()[-_LINES:])
 
 
 def _detach_loops(folder: Path) -> None:

@@ -1,1 +1,421 @@
-"""Rules for volume drivers."""
+"""Rules for volume drivers: FlexVolume as kubelet speaks it, through the driver's executable.
+
+Owns: mount, unmount, read-only, crashes, secrets, attach and expand of one volume.
+Refuses: opinions on filesystems: what a volume can hold is the plugin's own test.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from nodeplug.flex import commands as cmd
+from nodeplug.mounts import mounts
+from nodeplug.testing.conformance.rules import Broken, NotApplicable, rule
+from nodeplug.testing.conformance.stage import Stage
+from nodeplug.testing.flex_caller import FlexCaller, FlexFailure, FlexNotSupported, FlexVolume
+from nodeplug.testing.inventory import Inventory
+from nodeplug.values import Pod, Secrets
+
+_FLEX: Final = "kubernetes/community flexvolume.md"
+_KUBELET: Final = "kubelet (volume/flexvolume)"
+_NAME: Final = "conformance"
+_GIB: Final = 1 << 30
+_PODS: Final = tuple(Pod(name=f"pod-{number}", namespace="default", uid=f"uid-{number}") for number in (1, 2))
+_SECRET: Final = b"conformance-secret-4711"
+_STRAY: Final = " raised "
+"""In the sentence that the daemon makes of an error that is no PluginError."""
+
+
+class Volume:
+    """The volume of one stage.
+
+    Args:
+        stage: where it is.
+        driver: the claim.
+    """
+
+    def __init__(self, stage: Stage, driver: str) -> None:
+        stage.require_passed("mount-succeeds")
+        self.stage = stage
+        self.caller = FlexCaller(
+            stage.node.paths.flexvolume, stage.folder / "n" / "kubelet", driver, timeout=max(stage.patience, 30.0)
+        )
+        self.asked = FlexVolume(_NAME, dict(stage.subject.options), dict(stage.subject.secrets))
+
+    def ask(self, what: str, work: Callable[[], Any]) -> Any:
+        """Let kubelet do something.
+
+        Raises:
+            Broken: the driver failed.
+        """
+        try:
+            return self.stage.on_host(work)
+        except FlexFailure as error:
+            raise Broken(f"{what} failed: {error}") from None
+
+    def mount(self, pod: Pod = _PODS[0], volume: FlexVolume | None = None) -> Path:
+        """Mount for a pod as kubelet does, and return the target.
+
+        Raises:
+            Broken: it failed.
+        """
+        path: Path = self.ask("mount", lambda: self.caller.mount(pod, volume or self.asked))
+        return path
+
+    def unmount(self, pod: Pod = _PODS[0]) -> None:
+        """Unmount as kubelet does.
+
+        Raises:
+            Broken: it failed.
+        """
+        self.ask("unmount", lambda: self.caller.unmount(pod, _NAME))
+
+    def release(self) -> None:
+        """Do what kubelet does after the last pod, for drivers with attach.
+
+        Raises:
+            Broken: it failed.
+        """
+        if self.caller.capabilities["attach"]:
+            self.ask("detach", lambda: self.caller.detach(_NAME))
+
+    def call(self, what: str, command: cmd.Command) -> dict[str, Any]:
+        """Execute the driver once.
+
+        Raises:
+            Broken: it failed, or does not do this.
+        """
+        try:
+            answer: dict[str, Any] = self.ask(what, lambda: self.caller.call(command))
+        except FlexNotSupported as error:
+            raise Broken(f"{what} is not supported: {error}") from None
+        return answer
+
+    @property
+    def options(self) -> cmd.VolumeOptions:
+        """The options as kubelet sends them with every verb but mount."""
+        return cmd.VolumeOptions(volume_name=_NAME, own=dict(self.asked.options))
+
+
+@contextmanager
+def _mounted(stage: Stage, driver: str | None = None) -> Iterator[tuple[Volume, Path]]:
+    """Mount for the first pod; the rule must unmount."""
+    volume = Volume(stage, driver or stage.claims["volume"][0])
+    yield volume, volume.mount()
+
+
+def _end(volume: Volume, before: Inventory | None = None) -> None:
+    """Unmount for the first pod, and see that nothing is left."""
+    volume.unmount()
+    volume.release()
+    if before is not None:
+        _nothing_left(volume.stage, before)
+
+
+def _nothing_left(stage: Stage, before: Inventory) -> None:
+    if left := [line for line in stage.left_since(before) if not line[2:].startswith("file ")]:
+        raise Broken(f"left on the node: {', '.join(left[:6])}")
+
+
+def _mounts_at(target: Path) -> int:
+    return sum(mount.target == str(target) for mount in mounts())
+
+
+@rule("volume", _FLEX, "See the message; give `conformance(volume_options=...)` what the driver needs.")
+def mount_succeeds(stage: Stage) -> str:
+    """Mount makes the pod's directory a mount point, of every driver that the plugin claims."""
+    for driver in stage.claims["volume"]:
+        with _mounted(stage, driver) as (volume, target):
+            if not _mounts_at(target):
+                raise Broken(f"nothing is mounted at {target}")
+            _end(volume)
+    return ", ".join(stage.claims["volume"])
+
+
+@rule("volume", _KUBELET, "Succeed when the volume is there already.")
+def repeated_mount_succeeds(stage: Stage) -> str:
+    """A repeated mount succeeds and puts no second mount on the first."""
+    with _mounted(stage) as (volume, target):
+        volume.call("a second mount", cmd.Mount(str(target), _for_pod(volume)))
+        if (count := _mounts_at(target)) != 1:
+            raise Broken(f"{count} mounts are stacked on {target}")
+        _end(volume)
+    return ""
+
+
+def _for_pod(volume: Volume) -> cmd.VolumeOptions:
+    return replace(volume.options, pod=_PODS[0], secrets=Secrets(volume.asked.secrets))
+
+
+@rule("volume", _KUBELET, "Undo everything that stage and publish did, loop devices and helper mounts included.")
+def nothing_is_left_after_unmount(stage: Stage) -> str:
+    """After mount and unmount no mount and no loop device is left."""
+    assert stage.node
+    before = stage.inventory()
+    with _mounted(stage) as (volume, _):
+        _end(volume, before)
+    return ""
+
+
+@rule("volume", f"{_KUBELET}: it repeats unmount", "Succeed when nothing is there.")
+def unmount_is_repeatable(stage: Stage) -> str:
+    """Unmount succeeds, also when repeated."""
+    with _mounted(stage) as (volume, target):
+        volume.call("unmount", cmd.Unmount(str(target)))
+        volume.call("a second unmount", cmd.Unmount(str(target)))
+        _end(volume)
+    return ""
+
+
+@rule("volume", f"{_KUBELET}: it repeats unmount", "Succeed when nothing is there.", "volume_unpublish", root=False)
+def unpublish_of_nothing_succeeds(stage: Stage) -> str:
+    """volume_unpublish succeeds for what was never published: its record may be older than its mount."""
+    for driver in stage.claims["volume"]:
+        stage.rehearsal().act(f"unpublish {driver}").succeed()
+    return ""
+
+
+@rule(
+    "volume",
+    "the daemon: it unstages again after a crash",
+    "Succeed when nothing is there.",
+    "volume_unstage",
+    root=False,
+)
+def unstage_of_nothing_succeeds(stage: Stage) -> str:
+    """volume_unstage succeeds for what was never staged, as after a kill between two steps."""
+    for driver in stage.claims["volume"]:
+        stage.rehearsal().act(f"unstage {driver}").succeed()
+    return ""
+
+
+@rule("volume", "the contract of `volume_id`", "Compute it from the options' values alone.", "volume_id", root=False)
+def volume_ids_are_stable(stage: Stage) -> str:
+    """The same options mean the same volume, in whatever order they come."""
+    for driver in stage.claims["volume"]:
+        first, second = (stage.rehearsal().act(f"name {driver} {turn}").succeed().answer for turn in (1, 2))
+        if first != second:
+            raise Broken(f"{driver}: first {first!r}, then {second!r}")
+    return ""
+
+
+@rule("volume", _KUBELET, "Undo in unpublish what belongs to that pod alone.")
+def pods_do_not_disturb_each_other(stage: Stage) -> str:
+    """Two pods can have the volume at once, and one keeps it when the other has gone."""
+    assert stage.node
+    before = stage.inventory()
+    with _mounted(stage) as (volume, _):
+        other = volume.mount(_PODS[1])
+        volume.unmount(_PODS[0])
+        if not _mounts_at(other):
+            raise Broken("the second pod lost its mount when the first had gone")
+        volume.unmount(_PODS[1])
+        _end(volume, before)
+    return ""
+
+
+@rule("volume", "the contract of `volume_stage`", "Publish what was staged, not a copy.", "volume_stage")
+def pods_share_a_staged_volume(stage: Stage) -> str:
+    """Two pods with the same options see the same files."""
+    with _mounted(stage) as (volume, target):
+        other = volume.mount(_PODS[1])
+        _write(target)
+        if not (other / _NAME).exists():
+            raise Broken("a file that one pod wrote is not there for the other")
+        volume.unmount(_PODS[1])
+        _end(volume)
+    return ""
+
+
+def _write(target: Path) -> None:
+    try:
+        (target / _NAME).write_text(_NAME, encoding="utf-8")
+    except OSError as error:
+        raise NotApplicable(f"the volume cannot be written to: {error.strerror}") from None
+
+
+@rule("volume", f"{_FLEX}: kubernetes.io/readwrite", "Mount with `read_only=request.read_only`.")
+def read_only_is_read_only(stage: Stage) -> str:
+    """A pod that asks for a read-only volume cannot write to it."""
+    volume = Volume(stage, stage.claims["volume"][0])
+    target = volume.mount(volume=replace(volume.asked, read_only=True))
+    try:
+        (target / _NAME).write_text(_NAME, encoding="utf-8")
+        wrote = True
+    except OSError:
+        wrote = False
+    _end(volume)
+    if wrote:
+        raise Broken("a file could be written")
+    return ""
+
+
+@rule("volume", "the daemon may be killed at any instruction", "Find what is mounted in mountinfo, not in memory.")
+def unmount_after_a_crash_succeeds(stage: Stage) -> str:
+    """Unmount succeeds and leaves nothing when the daemon was killed after mount."""
+    assert stage.node
+    before = stage.inventory()
+    with _mounted(stage) as (volume, target):
+        stage.restart_after_kill()
+        if not _mounts_at(target):
+            raise Broken("the pod lost its mount when the daemon was killed")
+        _end(volume, before)
+    return ""
+
+
+@rule("volume", "the promise of the driver (`keeps_data`)", "Keep the data when the last pod goes.")
+def data_outlives_the_pod(stage: Stage) -> str:
+    """What one pod wrote, a later pod finds, where the driver promises that."""
+    if not stage.subject.keeps_data:
+        raise NotApplicable("nobody said keeps_data=True")
+    with _mounted(stage) as (volume, target):
+        _write(target)
+        _end(volume)
+        again = volume.mount(_PODS[1])
+        found = (again / _NAME).exists()
+        volume.unmount(_PODS[1])
+        volume.release()
+    if not found:
+        raise Broken("the file of the first pod is gone")
+    return ""
+
+
+# --- failures
+
+
+@rule("volume", "users write options", "Raise InvalidRequest with the option's name and what is allowed.")
+def wrong_options_are_answered(stage: Stage) -> str:
+    """Missing and unknown options are accepted, or refused in a sentence, and never crash the driver."""
+    volume = Volume(stage, stage.claims["volume"][0])
+    told = []
+    for what, options in _wrong(volume):
+        error = _try(volume, options)
+        if _STRAY in error:
+            raise Broken(f"{what}: {error}")
+        told.append(f"{what}: {error or 'accepted'}")
+    return "; ".join(told)
+
+
+def _wrong(volume: Volume) -> list[tuple[str, dict[str, str]]]:
+    own = dict(volume.asked.options)
+    broken = dict.fromkeys(own, "\u2026not what you expect/../ 0")
+    return [("no options", {}), ("an unknown option", {**own, "conformance-unknown": "x"}), ("odd values", broken)]
+
+
+def _try(volume: Volume, options: dict[str, str], secrets: dict[str, bytes] | None = None) -> str:
+    """Mount and unmount; the error, or nothing."""
+    asked = replace(volume.asked, options=options, secrets=secrets or volume.asked.secrets)
+    try:
+        volume.mount(volume=asked)
+    except Broken as error:
+        volume.release()
+        return str(error)
+    _end(volume)
+    return ""
+
+
+@rule("volume", f"{_KUBELET}: it takes a mount point at the target for success", "Undo what was done before raising.")
+def failed_mount_leaves_nothing(stage: Stage) -> str:
+    """A mount that fails leaves no mount and no loop device."""
+    volume = Volume(stage, stage.claims["volume"][0])
+    before = stage.inventory()
+    failed = [what for what, options in _wrong(volume) if _try(volume, options)]
+    if not failed:
+        raise NotApplicable("no wrong options made a mount fail")
+    _nothing_left(stage, before)
+    return ", ".join(failed)
+
+
+@rule("volume", "kubelet logs what a driver answers", "Never log, write or answer what is in `request.secrets`.")
+def secrets_stay_secret(stage: Stage) -> str:
+    """A secret is in no answer, no log and no file of the daemon or the plugin, whether mount succeeds or fails."""
+    volume = Volume(stage, stage.claims["volume"][0])
+    given = {**volume.asked.secrets, _NAME: _SECRET}
+    for _, options in (("", dict(volume.asked.options)), *_wrong(volume)):
+        if _SECRET.decode() in _try(volume, options, given):
+            raise Broken("the answer of the driver contains it")
+    node = stage.node
+    for path in (node.log_path, *_files(node.paths.state), *_files(node.paths.run)):
+        if path.is_file() and _SECRET in path.read_bytes():
+            raise Broken(f"{path.relative_to(stage.folder)} contains it")
+    return ""
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    for place, _, names in os.walk(folder):
+        yield from (Path(place) / name for name in names)
+
+
+# --- attach and expand
+
+
+@rule("volume", _FLEX, "Answer the same device for a volume that is attached already.", "volume_attach")
+def attach_is_repeatable(stage: Stage) -> str:
+    """Attach of an attached volume answers the same device."""
+    volume = Volume(stage, stage.claims["volume"][0])
+    first, second = (
+        volume.call("attach", cmd.Attach(volume.options, volume.caller.node)).get("device") for _ in range(2)
+    )
+    volume.call("detach", cmd.Detach(_NAME, volume.caller.node))
+    if first != second:
+        raise Broken(f"first {first!r}, then {second!r}")
+    return str(first)
+
+
+@rule("volume", _FLEX, "Succeed when it is not attached.", "volume_detach")
+def detach_is_repeatable(stage: Stage) -> str:
+    """Detach succeeds when repeated, and for what was never attached."""
+    volume = Volume(stage, stage.claims["volume"][0])
+    volume.call("detach of what was never attached", cmd.Detach("conformance-never", volume.caller.node))
+    volume.call("attach", cmd.Attach(volume.options, volume.caller.node))
+    for turn in ("detach", "a second detach"):
+        volume.call(turn, cmd.Detach(_NAME, volume.caller.node))
+    return ""
+
+
+@rule(
+    "volume",
+    _FLEX,
+    "Ask whoever attaches volumes, not the memory of this process.",
+    "volume_attach",
+    "volume_is_attached",
+)
+def attached_volumes_are_known(stage: Stage) -> str:
+    """What is attached is told as attached, also when the daemon was killed."""
+    volume = Volume(stage, stage.claims["volume"][0])
+    volume.call("attach", cmd.Attach(volume.options, volume.caller.node))
+    for when in ("after attach", "after a crash"):
+        if not volume.call("isattached", cmd.IsAttached(volume.options, volume.caller.node)).get("attached"):
+            raise Broken(f"isattached says no {when}")
+        stage.restart_after_kill()
+    volume.call("detach", cmd.Detach(_NAME, volume.caller.node))
+    return ""
+
+
+@rule("volume", _FLEX, "Answer at once when the device is there.", "volume_attach", "volume_wait_attached")
+def waiting_is_repeatable(stage: Stage) -> str:
+    """Waiting for an attached device answers the same device each time."""
+    volume = Volume(stage, stage.claims["volume"][0])
+    device = str(volume.call("attach", cmd.Attach(volume.options, volume.caller.node)).get("device", ""))
+    first, second = (
+        volume.call("waitforattach", cmd.WaitForAttach(device, volume.options)).get("device") for _ in range(2)
+    )
+    volume.call("detach", cmd.Detach(_NAME, volume.caller.node))
+    if first != second:
+        raise Broken(f"first {first!r}, then {second!r}")
+    return str(first)
+
+
+@rule("volume", f"{_FLEX}: expandvolume", "Answer the size that the volume has now.", "volume_expand")
+def expanding_answers_a_size(stage: Stage) -> str:
+    """Expand answers a size that is at least the one that was asked for, also when repeated."""
+    with _mounted(stage) as (volume, target):
+        for what in ("expandvolume", "a second expandvolume"):
+            answer = volume.call(what, cmd.ExpandVolume(volume.options, str(target), 2 * _GIB, _GIB))
+            if int(answer.get("volumeNewSize", 0)) < 2 * _GIB:
+                raise Broken(f"{what} to {2 * _GIB} bytes answered {answer.get('volumeNewSize')}")
+        _end(volume)
+    return ""

@@ -1,0 +1,154 @@
+"""Containers to attach: sandboxes beside the scratch host, and a runtime that calls the node's executables there.
+
+Owns: the network list that is exercised, container ids, sandboxes, and looks into them that are not the plugin's own.
+Refuses: to judge.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from nodeplug.testing.cni_runtime import CniError, CniRuntime
+from nodeplug.testing.conformance.rules import Broken, NotApplicable
+from nodeplug.testing.conformance.stage import Stage
+from nodeplug.testing.sandbox import Sandbox
+
+DEFAULT_VERSION: Final = "1.0.0"
+NEWEST: Final = "1.1.0"
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Container:
+    """A sandbox and its id."""
+
+    id: str
+    sandbox: Sandbox
+
+    @property
+    def path(self) -> Path:
+        """The path of its network namespace."""
+        return self.sandbox.path
+
+
+@dataclass(slots=True)
+class Network:
+    """The network of one stage.
+
+    Attributes:
+        stage: where it is.
+        document: the network list.
+    """
+
+    stage: Stage
+    document: Mapping[str, Any]
+    _ids: Iterator[int] = field(default_factory=itertools.count)
+    _open: list[Sandbox] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, stage: Stage) -> "Network":
+        """Return the network of a stage; the first time it starts the node and attaches a container once.
+
+        What a plugin makes for the node, such as a bridge, is there from then on, so that inventories are comparable.
+
+        Raises:
+            Broken: the plugin cannot attach a container at all.
+        """
+        stage.require_passed("add-succeeds")
+        known = stage.memory.get("network")
+        if isinstance(known, cls):
+            return known
+        made = cls(stage, _document(stage))
+        stage.memory["network"] = made
+        assert stage.node
+        with made.container() as first:
+            made.attach(first)
+            made.detach(first)
+        return made
+
+    def runtime(self, version: str | None = None, *, keys: Mapping[str, Any] | None = None) -> CniRuntime:
+        """Return a runtime without attachments.
+
+        Args:
+            version: the version of the list instead of its own.
+            keys: more keys for the configuration of each plugin.
+        """
+        document = dict(self.document)
+        if version is not None:
+            document.pop("cniVersions", None)
+            document["cniVersion"] = version
+        document["plugins"] = [{**plugin, **(keys or {})} for plugin in document["plugins"]]
+        return CniRuntime(document, [self.stage.node.paths.cni_bin])
+
+    @contextmanager
+    def container(self) -> Iterator[Container]:
+        """Make a container; its namespace goes with the block."""
+        number = next(self._ids)
+        sandbox = Sandbox(self.stage.folder / f"c{number}")
+        self._open.append(sandbox)
+        try:
+            yield Container(f"conformance-{number}", sandbox)
+        finally:
+            if sandbox in self._open:
+                self.drop(sandbox)
+
+    def drop(self, sandbox: Sandbox) -> None:
+        """End a container's namespace."""
+        self._open.remove(sandbox)
+        sandbox.close()
+
+    def close(self) -> None:
+        """End every namespace that is left."""
+        for sandbox in list(self._open):
+            self.drop(sandbox)
+
+    def ask(self, what: str, work: Callable[[], T]) -> T:
+        """Let the runtime do something on the host.
+
+        Raises:
+            Broken: a plugin failed.
+        """
+        try:
+            return self.stage.on_host(work)
+        except CniError as error:
+            raise Broken(f"{what} failed: {error}") from None
+
+    def attach(self, container: Container, runtime: CniRuntime | None = None, **more: Any) -> dict[str, Any]:
+        """ADD.
+
+        Raises:
+            Broken: it failed.
+        """
+        caller = runtime or self._runtime
+        return self.ask("ADD", lambda: caller.add(container.id, container.path, **more))
+
+    def detach(self, container: Container, runtime: CniRuntime | None = None, *, netns: bool = True) -> None:
+        """DEL, with CNI_NETNS or without.
+
+        Raises:
+            Broken: it failed.
+        """
+        caller = runtime or self._runtime
+        self.ask("DEL", lambda: caller.delete(container.id, container.path if netns else None))
+
+    @property
+    def _runtime(self) -> CniRuntime:
+        runtime = self.stage.memory.setdefault("runtime", self.runtime())
+        assert isinstance(runtime, CniRuntime)
+        return runtime
+
+
+def _document(stage: Stage) -> Mapping[str, Any]:
+    given = stage.subject.cni or {"type": stage.claims["cni"][0]}
+    listed = given if "plugins" in given else {"plugins": [given]}
+    document = {"cniVersion": DEFAULT_VERSION, "name": "conformance", **listed}
+    for key in ("cniVersion", "name"):
+        if "plugins" not in given and key in given:
+            document[key] = given[key]
+    types = {plugin.get("type") for plugin in document["plugins"]}
+    if not types & set(stage.claims["cni"]):
+        raise NotApplicable(f"the network of this run uses {', '.join(map(str, types))}, none of the plugin's claims")
+    return document
