@@ -91,7 +91,7 @@ class Triage:
             return
         present = {card.uuid for card in view.cards}
         for uuid in present:
-            self._take_look(uuid, view.vitals.get(uuid, Vitals()), now)
+            self._take_look(uuid, view.vitals.get(uuid, Vitals()), view.taken, now)
         for uuid in self._conditions.keys() - present:
             self._ill(uuid, "it was there and is gone", now)
 
@@ -128,7 +128,7 @@ class Triage:
             case _:  # a MIG switch shows in the next look; other recovery actions concern other cards
                 return
 
-    def _take_look(self, uuid: Uuid, vitals: Vitals, now: float) -> None:
+    def _take_look(self, uuid: Uuid, vitals: Vitals, taken: float, now: float) -> None:
         before = self._conditions.setdefault(uuid, Condition(since=now, quiet_since=now, ecc=vitals.uncorrected_ecc))
         evidence = self._evidence(vitals)
         if evidence:
@@ -137,7 +137,7 @@ class Triage:
             self._fault(uuid, f"the driver answers {vitals.error}", now)
         elif self.config.enabled and before.ecc is not None and (vitals.uncorrected_ecc or 0) > before.ecc:
             self._fault(uuid, f"{(vitals.uncorrected_ecc or 0) - before.ecc} new uncorrected ECC errors", now)
-        else:
+        elif before.offered or taken > before.quiet_since:  # a look from before the event says nothing about it
             self._clean(uuid, now)
         if vitals.uncorrected_ecc is not None:
             self._conditions[uuid] = replace(self._conditions[uuid], ecc=vitals.uncorrected_ecc)

@@ -1,0 +1,247 @@
+"""How a card falls ill and comes back."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nodeplug_gpu.cards import Card, GpuEvent, Uuid, View, Vitals
+from nodeplug_gpu.config import APPLICATION_XIDS, Health
+from nodeplug_gpu.health import LONGEST_PROBATION, Condition, Triage
+
+A, B = Uuid("GPU-a"), Uuid("GPU-b")
+
+
+class Bed:
+    """A triage and its clock."""
+
+    def __init__(self, **config: Any) -> None:
+        self.triage = Triage(Health(**config))
+        self.now = 1000.0
+        self.look()
+
+    def look(self, after: float = 0.0, *, cards: tuple[Uuid, ...] = (A, B), **vitals: Any) -> Condition:
+        self.now += after
+        shown = tuple(Card(uuid, index, index, "X", 1 << 34) for index, uuid in enumerate(cards))
+        self.triage.observe(View("running", "", "1", shown, {A: Vitals(**vitals)}, (), self.now), (), self.now)
+        return self.triage.condition(A)
+
+    def event(self, kind: Any, code: int = 0, after: float = 0.0, card: Uuid | None = A) -> Condition:
+        self.now += after
+        view = View("running", "", "1", tuple(Card(one, 0, 0, "X", 1) for one in (A, B)), {}, (), self.now)
+        self.triage.observe(view, [GpuEvent(kind, card, code, time=self.now)], self.now)
+        return self.triage.condition(A)
+
+    def driver(self, state: Any, reason: str) -> Condition:
+        self.triage.observe(View(state, reason, taken=self.now), (), self.now)
+        return self.triage.condition(A)
+
+
+def test_a_card_that_is_seen_and_answers_is_healthy() -> None:
+    assert Bed().look().state == "healthy"
+
+
+@pytest.mark.parametrize("code", APPLICATION_XIDS)
+def test_an_application_error_never_touches_a_card(code: int) -> None:
+    bed = Bed(strikes=1)
+    assert [bed.event("xid", code).state for _ in range(10)] == ["healthy"] * 10
+
+
+def test_a_fatal_xid_takes_the_card_out_and_says_why() -> None:
+    bed = Bed()
+    condition = bed.event("xid", 79)
+    assert not condition.offered
+    assert "XID 79 (the card has fallen off the bus)" in condition.reason
+
+
+def test_a_fatal_xid_of_another_card_touches_only_that() -> None:
+    bed = Bed()
+    assert bed.event("xid", 79, card=B).offered
+    assert not bed.triage.condition(B).offered
+
+
+def test_a_card_comes_back_after_its_probation() -> None:
+    bed = Bed(probation=60)
+    bed.event("xid", 48)
+    assert bed.look(after=5).state == "recovering"
+    assert bed.look(after=50).state == "recovering"
+    assert bed.look(after=10).state == "healthy"
+
+
+def test_a_recovering_card_is_not_offered() -> None:
+    bed = Bed()
+    bed.event("xid", 48)
+    condition = bed.look(after=5)
+    assert not condition.offered
+    assert "probation" in condition.reason
+
+
+def test_a_card_whose_driver_asks_for_a_reset_stays_out_until_it_no_longer_does() -> None:
+    bed = Bed(probation=60)
+    assert "reset" in bed.look(after=5, recovery_action=1).reason
+    assert bed.look(after=500, recovery_action=1).state == "unhealthy"
+    assert bed.look(after=5, recovery_action=0).state == "recovering"
+    assert bed.look(after=60, recovery_action=0).state == "healthy"
+
+
+@pytest.mark.parametrize("action", [0, 3, 5, None])
+def test_an_action_that_is_not_about_the_card_itself_is_no_evidence(action: int | None) -> None:
+    assert Bed().look(recovery_action=action).state == "healthy"
+
+
+def test_a_lesser_fault_makes_a_card_suspect_and_leaves_it_on_offer() -> None:
+    condition = Bed().event("xid", 92)
+    assert (condition.state, condition.offered) == ("suspect", True)
+
+
+def test_lesser_faults_within_the_window_take_the_card_out() -> None:
+    bed = Bed(strikes=3, window=300)
+    states = [bed.event("xid", 92, after=10).state for _ in range(3)]
+    assert states == ["suspect", "suspect", "unhealthy"]
+
+
+def test_lesser_faults_that_are_far_apart_do_not() -> None:
+    bed = Bed(strikes=3, window=300)
+    assert {bed.event("xid", 92, after=301).state for _ in range(10)} == {"suspect"}
+
+
+def test_a_suspect_card_is_healthy_again_when_its_faults_have_aged() -> None:
+    bed = Bed(window=300)
+    bed.event("xid", 92)
+    assert bed.look(after=299).state == "suspect"
+    assert bed.look(after=2).state == "healthy"
+
+
+def test_an_unknown_xid_is_a_lesser_fault() -> None:
+    assert Bed().event("xid", 12345).state == "suspect"
+
+
+def test_the_administrator_may_ignore_an_xid() -> None:
+    assert Bed(ignore_xids=(79,)).event("xid", 79).state == "healthy"
+
+
+def test_the_administrator_may_make_an_xid_fatal() -> None:
+    assert Bed(fatal_xids=(31,)).event("xid", 31).state == "unhealthy"
+
+
+def test_a_card_that_vanishes_is_unhealthy_at_once() -> None:
+    bed = Bed()
+    assert bed.look(cards=(B,)).reason == "it was there and is gone"
+
+
+def test_a_card_that_comes_back_is_on_probation_first() -> None:
+    bed = Bed(probation=60)
+    bed.look(cards=(B,))
+    assert bed.look(after=5).state == "recovering"
+    assert bed.look(after=60).state == "healthy"
+
+
+@pytest.mark.parametrize("code", [15, 16])
+def test_a_lost_card_is_out_at_once(code: int) -> None:
+    assert Bed().look(error="GPU is lost", error_code=code).state == "unhealthy"
+
+
+def test_a_probe_that_fails_once_is_a_lesser_fault() -> None:
+    assert Bed().look(error="Unknown Error", error_code=999).state == "suspect"
+
+
+def test_new_uncorrected_errors_are_a_lesser_fault_and_old_ones_are_none() -> None:
+    bed = Bed()
+    assert bed.look(uncorrected_ecc=7).state == "healthy"
+    assert bed.look(uncorrected_ecc=7).state == "healthy"
+    assert bed.look(uncorrected_ecc=8).state == "suspect"
+
+
+def test_a_count_that_begins_anew_after_a_reload_is_no_fault() -> None:
+    bed = Bed()
+    bed.look(uncorrected_ecc=7)
+    assert bed.look(uncorrected_ecc=0).state == "healthy"
+
+
+def test_a_driver_that_is_away_takes_all_cards_out_and_gives_them_back_at_once() -> None:
+    bed = Bed()
+    assert "the driver is failed: it hangs" in bed.driver("failed", "it hangs").reason
+    assert bed.look(after=5).state == "healthy"
+
+
+def test_a_driver_that_is_away_does_not_heal_a_sick_card() -> None:
+    bed = Bed()
+    bed.event("xid", 79)
+    bed.driver("failed", "it hangs")
+    assert bed.look(after=5).state == "recovering"
+
+
+def test_each_relapse_doubles_the_probation() -> None:
+    bed = Bed(probation=60)
+    bed.event("xid", 48)
+    bed.look(after=5)
+    bed.event("xid", 48, after=5)
+    bed.look(after=5)
+    assert bed.look(after=60).state == "recovering"
+    assert bed.look(after=60).state == "healthy"
+
+
+def test_a_card_that_was_well_for_long_begins_with_a_short_probation_again() -> None:
+    bed = Bed(probation=60, window=300)
+    for _ in range(4):
+        bed.event("xid", 48)
+        bed.look(after=5)
+    bed.look(after=LONGEST_PROBATION)
+    bed.look(after=LONGEST_PROBATION)
+    bed.event("xid", 48)
+    bed.look(after=5)
+    assert bed.look(after=60).state == "healthy"
+
+
+def test_health_that_is_off_counts_only_cards_that_are_gone() -> None:
+    bed = Bed(enabled=False)
+    assert bed.event("xid", 79).state == "healthy"
+    assert bed.look(recovery_action=2).state == "healthy"
+    assert bed.look(cards=(B,)).state == "unhealthy"
+
+
+def test_an_event_about_an_unknown_card_changes_nothing() -> None:
+    assert Bed().event("xid", 79, card=Uuid("GPU-unknown")).state == "healthy"
+
+
+def test_an_event_without_a_card_changes_nothing() -> None:
+    assert Bed().event("xid", 79, card=None).state == "healthy"
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["xid 79", "xid 92", "xid 31", "gone", "reset", "clean", "driver"]), st.floats(0.1, 400.0)
+    ),
+    max_size=40,
+)
+
+
+@given(STEPS)
+def test_every_card_is_healthy_again_after_a_long_time_without_evidence(steps: list[tuple[str, float]]) -> None:
+    bed = Bed()
+    for step, after in steps:
+        bed.now += after
+        match step.split():
+            case ["xid", code]:
+                bed.event("xid", int(code))
+            case ["gone"]:
+                bed.look(cards=(B,))
+            case ["reset"]:
+                bed.look(recovery_action=1)
+            case ["driver"]:
+                bed.driver("failed", "it hangs")
+            case _:
+                bed.look()
+    bed.look(after=1)
+    bed.look(after=LONGEST_PROBATION)
+    assert bed.look(after=1).state == "healthy"
+
+
+@given(STEPS)
+def test_a_card_that_is_not_well_always_says_why(steps: list[tuple[str, float]]) -> None:
+    bed = Bed()
+    for step, after in steps:
+        bed.now += after
+        condition = bed.event("xid", int(step.split()[1])) if step.startswith("xid") else bed.look(cards=(B,))
+        assert bool(condition.reason) == (condition.state != "healthy")
