@@ -15,14 +15,16 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal
 
 from nodeplug.call import Call
 from nodeplug.config import PluginSection
-from nodeplug.errors import PluginError, TryAgain, text_of
+from nodeplug.errors import PluginError, TryAgain
 from nodeplug.host import Host
-from nodeplug.registry import Loaded, PluginRefused, Registry, examine, find, validate_config
+from nodeplug.loading import Difference, difference, prepare
+from nodeplug.registry import Loaded, Registry, find
 from nodeplug.runner import Runner
+from nodeplug.served_devices import NoDevices, ServedDevices
 
 LOG: Final = logging.getLogger(__name__)
 State = Literal["starting", "running", "failed", "refused"]
@@ -69,65 +71,6 @@ class PluginState:
         return "; ".join(filter(None, (self.fault, self.rejected)))
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """What a new configuration changes, by section name."""
-
-    removed: tuple[str, ...]
-    added: tuple[str, ...]
-    changed: tuple[str, ...]
-
-    def __str__(self) -> str:
-        parts = ("removed", self.removed), ("added", self.added), ("changed", self.changed)
-        return "; ".join(f"{word} {', '.join(names)}" for word, names in parts if names) or "nothing changed"
-
-
-def difference(now: Mapping[str, PluginSection], wanted: Mapping[str, PluginSection]) -> Difference:
-    """Compare two sets of enabled sections. A changed deadline alone changes no plugin."""
-    undated = {name: section.model_copy(update={"deadline": {}}) for name, section in wanted.items()}
-    return Difference(
-        tuple(name for name in now if name not in wanted),
-        tuple(name for name in wanted if name not in now),
-        tuple(
-            name
-            for name, section in now.items()
-            if name in undated and section.model_copy(update={"deadline": {}}) != undated[name]
-        ),
-    )
-
-
-class Devices(Protocol):
-    """What serves the resources of plugins, and must know how these are."""
-
-    def serve(self, plugin: str) -> None:
-        """Serve what a plugin that runs now claims; what is served already stays so."""
-
-    def hold(self, plugin: str) -> None:
-        """Keep what is served, and ask nothing of the plugin until the next `serve`."""
-
-    def withdraw(self, plugin: str, reason: str) -> None:
-        """Tell that no instance of the plugin could be started."""
-
-    async def end(self, plugin: str) -> None:
-        """End what is served and no other plugin claims; awaited before the plugin is stopped."""
-
-
-class NoDevices:
-    """Serves nothing: for a life cycle without a kubelet."""
-
-    def serve(self, plugin: str) -> None:
-        """Do nothing."""
-
-    def hold(self, plugin: str) -> None:
-        """Do nothing."""
-
-    def withdraw(self, plugin: str, reason: str) -> None:
-        """Do nothing."""
-
-    async def end(self, plugin: str) -> None:
-        """Do nothing."""
-
-
 @dataclass(slots=True)
 class Lifecycle:
     """All configured plugins. Used from the event loop alone.
@@ -139,7 +82,7 @@ class Lifecycle:
     registry: Registry
     runner: Runner
     make_host: Callable[[str], Host]
-    devices: Devices = field(default_factory=NoDevices)
+    devices: ServedDevices = field(default_factory=NoDevices)
     states: dict[str, PluginState] = field(default_factory=dict)
     _retries: set["asyncio.Task[None]"] = field(default_factory=set)
 
@@ -242,35 +185,33 @@ class Lifecycle:
 
     async def _exchange(self, loads: Iterable["_Load"], leaving: Collection[str]) -> None:
         """Let loaded plugins take the places of their predecessors, and others go."""
-        # One that was removed meanwhile is left alone.
-        known = [load for load in loads if self.states.get(load.state.name) in {load.state, load.former}]
-        candidates = self._candidates(known)
+        candidates = self._candidates(load for load in loads if load.state.name in self.states)
         accepted, refusals = self.registry.admissible([loaded for _, loaded in candidates.values()], leaving)
         for name, error in refusals.items():
             self._refuse(candidates[name][0], error)
-        entering = {loaded.name: candidates[loaded.name][0] for loaded in accepted}
         donors = {loaded.name: self._donors(loaded) for loaded in accepted}
+        entering = {loaded.name: candidates[loaded.name][0] for loaded in accepted}
         old = {name: self.states.pop(name) for name in leaving if name in self.states}
         old |= {name: former for name, state in entering.items() if (former := self._former(state)) is not None}
         inside = {name: self.runner.working(name) for name in old}
         for name in old:
             self.devices.hold(name)
-        # From here to the end of the loop nothing is awaited: no call sees half of it.
-        self.registry.exchange(leaving, accepted)
-        for name in leaving:
             self.registry.disabled.pop(name, None)
-        for name, state in entering.items():
-            self.states[name], state.loaded = state, candidates[name][1]
-            self._close(name, hold=any(donor in old and old[donor].state == "running" for donor in donors[name]))
-        retiring = {
-            name: asyncio.create_task(self._retire(state, inside[name], leaving), name=f"retire {name}")
-            for name, state in old.items()
-        }
-        taking_over = (
-            self._take_over(state, old.get(name), [retiring[donor] for donor in donors[name] if donor in retiring])
-            for name, state in entering.items()
+        for loaded in accepted:
+            self.states[loaded.name], entering[loaded.name].loaded = entering[loaded.name], loaded
+            self._close(
+                loaded.name, hold=any(old[name].state == "running" for name in donors[loaded.name] & old.keys())
+            )
+        # Nothing was awaited since the plugins were chosen: no call sees half of the exchange.
+        self.registry.exchange(leaving, accepted)
+        retiring = {name: asyncio.create_task(self._retire(state, inside[name])) for name, state in old.items()}
+        await asyncio.gather(
+            *retiring.values(),
+            *(
+                self._take_over(state, old.get(name), [retiring[donor] for donor in donors[name] & retiring.keys()])
+                for name, state in entering.items()
+            ),
         )
-        await asyncio.gather(*retiring.values(), *taking_over)
 
     def _candidates(self, loads: Iterable["_Load"]) -> dict[str, tuple[PluginState, Loaded]]:
         candidates = {}
@@ -295,13 +236,12 @@ class Lifecycle:
         """Keep calls off a plugin that does not run yet: they wait if they were served before, or are refused."""
         if hold:
             self.runner.hold(name)
-            self.registry.disabled.pop(name, None)
         else:
             self.registry.disabled[name] = "it is starting"
 
-    async def _retire(self, old: PluginState, inside: "set[asyncio.Future[Any]]", leaving: Collection[str]) -> None:
+    async def _retire(self, old: PluginState, inside: "set[asyncio.Future[Any]]") -> None:
         """Stop an instance once the calls inside it have ended."""
-        if old.name in leaving:
+        if old.name not in self.states:  # it has no successor
             await self.devices.end(old.name)
         if inside:
             _, late = await asyncio.wait(inside, timeout=CALL_PATIENCE)
@@ -351,16 +291,13 @@ class Lifecycle:
         return state, error
 
     async def _load(self, state: PluginState) -> Loaded:
-        candidate: Loaded = await self.runner.load(state.name, lambda: self._prepare(state))
-        return candidate
+        def work() -> Loaded:
+            found = find(state.uses)
+            state.distribution = found.distribution
+            return prepare(state.name, found, state.section.config, self.make_host)
 
-    def _prepare(self, state: PluginState) -> Loaded:
-        """Import, configure, construct and examine a plugin: its own code, in a thread with a deadline."""
-        found = find(state.uses)
-        state.distribution = found.distribution
-        config = validate_config(state.name, found, state.section.config)
-        plugin = _construct(state.name, found.cls, config, self.make_host(state.name))
-        return examine(state.name, plugin, found.distribution)
+        candidate: Loaded = await self.runner.load(state.name, work)
+        return candidate
 
     def _refuse(self, state: PluginState, error: PluginError) -> None:
         LOG.error("plugin %s is refused: %s", state.name, str(error).replace("\n", "; "))
@@ -453,14 +390,3 @@ class _Load:
     state: PluginState
     former: PluginState | None
     task: "asyncio.Task[Loaded]"
-
-
-def _construct(name: str, cls: Callable[..., object], config: object, host: Host) -> object:
-    try:
-        return cls(config, host)
-    except PluginError:
-        raise
-    except (Exception, SystemExit) as error:
-        LOG.error("plugin %s cannot be constructed", name, exc_info=error)
-        text = f"plugin {name!r} cannot be constructed: {type(error).__name__}: {text_of(error)}"
-        raise PluginRefused(text) from error

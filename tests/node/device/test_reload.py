@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import pytest
 from pydantic import BaseModel
 
-from nodeplug import Claim, Device, DeviceAllocate, DeviceId, Grant, Host, Journal, hookimpl
+from nodeplug import Claim, Device, DeviceAllocate, DeviceId, Grant, Host, Journal, ResourceName, hookimpl
 from nodeplug.config import PluginSection
 from nodeplug.device.registration import DevicePaths
 from nodeplug.device.resources import Resources
@@ -24,8 +24,8 @@ from nodeplug.runner import Runner
 from nodeplug.testing.kubelet import AdmissionError, Kubelet
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
-THING = "example.com/thing"
-OTHER = "example.com/other"
+THING = ResourceName("example.com/thing")
+OTHER = ResourceName("example.com/other")
 
 
 class Things:
@@ -300,13 +300,19 @@ def test_a_resource_that_is_claimed_no_more_loses_its_stream(root: Path, run: Ru
     run(story())
 
 
-@pytest.mark.parametrize("fault", ["refused", "failing", "listless", "misspelt"])
-def test_a_new_configuration_that_does_not_work_keeps_devices_allocatable(fault: str, root: Path, run: Run) -> None:
+@pytest.mark.parametrize(
+    "fault",
+    [{"refused": True}, {"failing": True}, {"listless": True}, {"misspelt": True}],
+    ids=lambda fault: next(iter(fault)),
+)
+def test_a_new_configuration_that_does_not_work_keeps_devices_allocatable(
+    fault: dict[str, Any], root: Path, run: Run
+) -> None:
     async def story() -> None:
         async with serving(root) as node:
             await node.apply(a=section())
             await node.kubelet.until_allocatable(THING, 4)
-            await node.apply(a=section(mark="second", **{fault: True}))
+            await node.apply(a=section(mark="second", **fault))
             assert await node.mark("pod") == "first"
             assert node.kubelet.allocatable(THING) == 4
             assert node.connections() == (1, 0)
