@@ -25,6 +25,7 @@ def document(config: GpuConfig, shop: Shop) -> Mapping[str, Any]:
     inventory = shop.inventory
     sold = {offer.card.uuid for stock in inventory.stocks.values() for offer in stock.offers}
     return {
+        "node": shop.host.node_name,
         "driver": {
             "name": config.driver,
             "state": inventory.view.state,

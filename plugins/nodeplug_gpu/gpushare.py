@@ -1,0 +1,76 @@
+"""The tables of `kubectl inspect gpushare`, for one node and from its own ledger.
+
+Owns: their layout, column by column, so that scripts that read them go on working.
+Refuses: what the original asks the API server for; a node knows its own containers only, and none of them is pending.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+_GIB: Final = 1 << 30
+
+
+def summary(node: str, address: str, report: Mapping[str, Any]) -> str:
+    """Return the short form: a row for the node, a column per card."""
+    cards = _sold_by_memory(report)
+    used, total = _totals(cards)
+    heads = [f"GPU{card['index']}(Allocated/Total)" for card in cards]
+    row = [node, address, *(f"{card['used_units']}/{card['units']}" for card in cards), f"{used}/{total}"]
+    lines = _columns([["NAME", "IPADDRESS", *heads, f"GPU Memory({_unit(cards)})"], row])
+    rule = "-" * (len("\t".join(row).encode()) + 1 + 20)
+    return "\n".join(
+        [*lines, rule, "Allocated/Total GPU Memory In Cluster:", f"{used}/{total} ({_percent(used, total)}%)  "]
+    )
+
+
+def details(node: str, address: str, report: Mapping[str, Any]) -> str:
+    """Return the long form (`-d`): a row per pod."""
+    cards = _sold_by_memory(report)
+    used, total = _totals(cards)
+    pods: dict[tuple[str, str], dict[str, int]] = {}
+    for card in cards:
+        for use in card["containers"]:
+            held = pods.setdefault((use["pod"], use["namespace"]), {})
+            held[card["uuid"]] = held.get(card["uuid"], 0) + use["units"]
+    heads = ["NAME", "NAMESPACE", *(f"GPU{card['index']}(Allocated)" for card in cards)]
+    rows = [[*pod, *(str(held.get(card["uuid"], 0)) for card in cards)] for pod, held in sorted(pods.items())]
+    percent = _percent(used, total)
+    width = len("\t".join(rows[0] if rows else heads).encode()) + 1 + 10
+    return "\n".join(
+        [
+            "",
+            f"NAME:       {node}",
+            f"IPADDRESS:  {address}",
+            "",
+            *_columns([heads, *rows]),
+            f"Allocated :  {used} ({percent}%)",
+            f"Total :      {total}",
+            "-" * width,
+            "",
+            "",
+            f"Allocated/Total GPU Memory In Cluster:  {used}/{total} ({percent}%)  ",
+        ]
+    )
+
+
+def _sold_by_memory(report: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    return sorted((card for card in report["cards"] if card["sharing"] == "memory"), key=lambda card: card["index"])
+
+
+def _totals(cards: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
+    return sum(card["used_units"] for card in cards), sum(card["units"] for card in cards)
+
+
+def _percent(used: int, total: int) -> int:
+    return used * 100 // total if total else 0
+
+
+def _unit(cards: Sequence[Mapping[str, Any]]) -> str:
+    sizes = {card["unit_bytes"] for card in cards}
+    size = sizes.pop() if len(sizes) == 1 else 0
+    return "GiB" if size == _GIB else "MiB" if size == 1 << 20 else f"{size >> 20} MiB" if size else "units"
+
+
+def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[column]) for row in rows) + 2 for column in range(len(rows[0]))]
+    return ["".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
