@@ -1,6 +1,8 @@
 """For plugin authors and our own tests: the callers of node plugins, acted out on real sockets and processes."""
 
 from nodeplug.testing.cni_runtime import CniError, CniRuntime, Execution
+from nodeplug.testing.cni_runtime_plugins import Patience
+from nodeplug.testing.cni_runtime_styles import CONTAINERD, CRI_O, LIBCNI, PODMAN, RuntimeStyle
 from nodeplug.testing.conformance import Finding, Report, conformance
 from nodeplug.testing.devices import DeviceHost, serve_devices
 from nodeplug.testing.exec_road import Ended, ExecRoad
@@ -11,6 +13,10 @@ from nodeplug.testing.scratch_node import ScratchNode
 from nodeplug.testing.stage import CniRuntimeFactory, FlexCallerFactory
 
 __all__ = [
+    "CONTAINERD",
+    "CRI_O",
+    "LIBCNI",
+    "PODMAN",
     "AdmissionError",
     "BlockingKubelet",
     "CniError",
@@ -27,7 +33,9 @@ __all__ = [
     "FlexNotSupported",
     "FlexVolume",
     "Kubelet",
+    "Patience",
     "Report",
+    "RuntimeStyle",
     "Sandbox",
     "ScratchNode",
     "conformance",

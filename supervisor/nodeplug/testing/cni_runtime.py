@@ -1,73 +1,33 @@
 """A CNI runtime for tests and demonstrations: what libcni does with a network list, on real executables.
 
-Owns: building each plugin's configuration, the six variables, the order of the list, the result cache, and reading
-answers and errors as libcni does. No runtime that distributions package calls CHECK, STATUS or GC; this one does.
+Owns: building each plugin's configuration, the six variables, the order of the list, what is asked in which version,
+and what a runtime does for one pod. No runtime that distributions package calls CHECK, STATUS and GC; this one does.
 Refuses: making containers and namespaces; give it the path of a namespace.
 """
 
 import json
-import subprocess
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from nodeplug.testing.cni_runtime_cache import Attached, ResultCache
+from nodeplug.testing.cni_runtime_plugins import (
+    CniError,
+    Execution,
+    Patience,
+    execute,
+    failure,
+    find_plugin,
+    read_result,
+)
+from nodeplug.testing.cni_runtime_styles import LIBCNI, RuntimeStyle
+
+__all__ = ["CniError", "CniRuntime", "Execution"]
+
 _VERSIONS: Final = ("0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0")
-_TIMEOUT: Final = 120.0
-_INTERNAL: Final = 999
-
-
-class CniError(Exception):
-    """A plugin failed.
-
-    Attributes:
-        code: the error's code (CNI SPEC, "Error"); 999 when the plugin's answer could not be read.
-        msg: its message.
-        details: its details, or empty.
-        plugin: the `type` of the plugin.
-        verb: what it was asked.
-    """
-
-    def __init__(self, plugin: str, verb: str, code: int, msg: str, details: str = "") -> None:
-        super().__init__(
-            f"plugin type={plugin!r} failed ({verb.lower()}): code {code}: {msg}{'; ' if details else ''}{details}"
-        )
-        self.plugin = plugin
-        self.verb = verb
-        self.code = code
-        self.msg = msg
-        self.details = details
-
-
-@dataclass(frozen=True, slots=True)
-class Execution:
-    """One execution of a plugin, kept for assertions.
-
-    Attributes:
-        plugin: its `type`.
-        verb: CNI_COMMAND.
-        config: what it read, decoded.
-        status: its exit status; negative for a signal.
-        stdout: what it printed.
-        stderr: what it logged.
-    """
-
-    plugin: str
-    verb: str
-    config: Mapping[str, Any]
-    status: int
-    stdout: bytes
-    stderr: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class _Cached:
-    container_id: str
-    ifname: str
-    netns: str
-    result: Mapping[str, Any]
-    args: str
-    capability_args: Mapping[str, Any]
+_PATIENCE: Final = Patience()
 
 
 @dataclass(slots=True)
@@ -79,26 +39,52 @@ class CniRuntime:
         path: the folders of CNI_PATH.
         env: more variables for the plugins; PATH is always given.
         executions: everything that was executed, oldest first.
+        style: whose habits it has; see `attach` and `detach`.
+        cache_dir: where libcni's cache files go, such as /var/lib/cni; None keeps them in memory.
+        patience: how long it waits for plugins.
     """
 
     conflist: Mapping[str, Any]
     path: Sequence[Path | str]
     env: Mapping[str, str] = field(default_factory=dict)
     executions: list[Execution] = field(default_factory=list)
-    _cache: dict[tuple[str, str], _Cached] = field(default_factory=dict)
+    style: RuntimeStyle = LIBCNI
+    cache_dir: Path | None = None
+    patience: Patience = _PATIENCE
+    cache: ResultCache = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.cache = ResultCache(self.network, self.cache_dir)
 
     @classmethod
-    def load(cls, file: Path, path: Sequence[Path | str], env: Mapping[str, str] | None = None) -> "CniRuntime":
+    def load(
+        cls, file: Path, path: Sequence[Path | str], env: Mapping[str, str] | None = None, **more: Any
+    ) -> "CniRuntime":
         """Read a `.conflist`, or a single `.conf`, which becomes a list of one.
 
+        The files `<folder>/<network>/*.conf` are appended to a list's plugins unless it says `loadOnlyInlinedPlugins`
+        (libcni from 1.3).
+
+        Args:
+            file: the file.
+            path: the folders of CNI_PATH.
+            env: more variables for the plugins.
+            more: further attributes of the runtime.
+
         Raises:
-            OSError: the file cannot be read.
-            ValueError: it is not JSON.
+            OSError: a file cannot be read.
+            ValueError: one is not JSON, or there is no plugin.
         """
         document = json.loads(file.read_bytes())
-        if "plugins" not in document:
+        if "type" in document and "plugins" not in document:
             document = {"name": document["name"], "cniVersion": document.get("cniVersion", ""), "plugins": [document]}
-        return cls(document, path, env or {})
+        elif not _flag(document, "loadOnlyInlinedPlugins"):
+            dropped = sorted((file.parent / str(document["name"])).glob("*.conf"))
+            added = [json.loads(one.read_bytes()) for one in dropped]
+            document = {**document, "plugins": [*document.get("plugins", ()), *added]}
+        if not document.get("plugins"):
+            raise ValueError(f"error parsing configuration list {file}: no plugins in list")
+        return cls(document, path, env or {}, **more)
 
     @property
     def network(self) -> str:
@@ -114,7 +100,59 @@ class CniRuntime:
     @property
     def attachments(self) -> tuple[tuple[str, str], ...]:
         """The cached attachments, as (container id, interface)."""
-        return tuple(self._cache)
+        return tuple((one.container_id, one.ifname) for one in self.cache.all())
+
+    # --- what a runtime does for a pod
+
+    def attach(
+        self,
+        container_id: str,
+        netns: Path | str,
+        ifname: str = "eth0",
+        *,
+        args: str = "",
+        capability_args: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """Start a pod's network as the style has it: ADD, and whatever comes before and after it.
+
+        Returns:
+            The final result.
+
+        Raises:
+            CniError: of the first plugin that fails. A DEL of the whole list has followed by then, with the namespace
+                and, after a failed ADD, without a result; its own failure is not told: runtimes log it alone.
+        """
+        if self.style.version_first:
+            self.versions()
+        try:
+            result = self.add(container_id, netns, ifname, args=args, capability_args=capability_args)
+            if self.style.check_after_add and self._at_least("0.4.0"):
+                self.check(container_id, ifname)
+        except CniError:
+            with suppress(CniError):
+                self.delete(container_id, netns, ifname, args=args, capability_args=capability_args)
+            raise
+        return result
+
+    def detach(
+        self,
+        container_id: str,
+        netns: Path | str | None = None,
+        ifname: str = "eth0",
+        *,
+        args: str = "",
+        capability_args: Mapping[str, Any] | None = None,
+    ) -> None:
+        """End a pod's network as the style has it: DEL, and for containerd a second one without a namespace.
+
+        Raises:
+            CniError: of the first plugin that fails; the pod stays Terminating and all of it is repeated.
+        """
+        self.delete(container_id, netns, ifname, args=args, capability_args=capability_args)
+        if self.style.second_del:
+            self.delete(container_id, None, ifname, args=args, capability_args=capability_args)
+
+    # --- verbs
 
     def add(
         self,
@@ -140,14 +178,13 @@ class CniRuntime:
         Raises:
             CniError: of the first plugin that fails. The runtime must DEL then, as after a success.
         """
-        target = _Cached(container_id, ifname, str(netns), {}, args, capability_args or {})
+        spelled = self.style.spell(capability_args or {})
+        target = Attached(container_id, ifname, str(netns), {}, args, spelled)
         result: dict[str, Any] = {}
         for plugin in self.conflist["plugins"]:
-            config = self._config(plugin, result or None, target.capability_args)
-            result = self._result(plugin, self._execute(plugin, "ADD", config, target))
-        self._cache[container_id, ifname] = _Cached(
-            container_id, ifname, str(netns), result, args, target.capability_args
-        )
+            config = self._config(plugin, result or None, spelled)
+            result = read_result(self._execute(plugin, "ADD", config, target), self.version)
+        self.cache.put(Attached(container_id, ifname, str(netns), result, args, spelled), self.conflist)
         return result
 
     def delete(
@@ -161,48 +198,49 @@ class CniRuntime:
     ) -> None:
         """Detach a container: DEL of each plugin in reverse order, with the cached result from version 0.4.0 on.
 
+        A result that is lost, damaged or of another family of versions is left out.
+
         Args:
             container_id: as in `add`.
             netns: None when the namespace is gone; the variable is empty then.
             ifname: as in `add`.
-            args: CNI_ARGS; those of `add` when cached.
-            capability_args: those of `add` when cached.
+            args: CNI_ARGS; those of `add` when cached and not given.
+            capability_args: those of `add` when cached and not given.
 
         Raises:
             CniError: of the first plugin that fails; the plugins before it in the list are not called.
         """
-        cached = self._cache.get((container_id, ifname))
-        if cached is None:
-            cached = _Cached(container_id, ifname, "", {}, args, capability_args or {})
-        target = _Cached(container_id, ifname, str(netns or ""), cached.result, cached.args, cached.capability_args)
-        previous = (target.result or None) if self._at_least("0.4.0") else None
+        cached = self.cache.get(container_id, ifname) or Attached(container_id, ifname, "")
+        spelled = cached.capability_args if capability_args is None else self.style.spell(capability_args)
+        target = Attached(container_id, ifname, str(netns or ""), cached.result, args or cached.args, spelled)
+        previous = target.result_in(self.version) if self._at_least("0.4.0") else None
         for plugin in reversed(self.conflist["plugins"]):
-            self._execute(plugin, "DEL", self._config(plugin, previous, target.capability_args), target)
-        self._cache.pop((container_id, ifname), None)
+            self._execute(plugin, "DEL", self._config(plugin, previous, spelled), target)
+        self.cache.drop(container_id, ifname)
 
-    def delete_all(self) -> None:
-        """Detach every cached attachment from its container, as at the end of all pods.
+    def check(self, container_id: str, ifname: str = "eth0", netns: Path | str | None = None) -> None:
+        """Check an attachment: CHECK of each plugin in order, with the final result.
 
-        Raises:
-            CniError: of the first plugin that fails.
-        """
-        for (container_id, ifname), cached in reversed(list(self._cache.items())):
-            self.delete(container_id, cached.netns, ifname)
-
-    def check(self, container_id: str, ifname: str = "eth0") -> None:
-        """Check a cached attachment: CHECK of each plugin in order, with the final result.
+        Args:
+            container_id: as in `add`.
+            ifname: as in `add`.
+            netns: for an attachment whose cache entry is lost: plugins are asked without a result then.
 
         Raises:
             CniError: of the first plugin that fails, or because the list is older than 0.4.0.
-            KeyError: the attachment is not cached.
+            KeyError: the attachment is not cached, and no namespace is given.
         """
-        target = self._cache[container_id, ifname]
+        target = self.cache.get(container_id, ifname)
+        if target is None and netns is None:
+            raise KeyError((container_id, ifname))
+        target = target or Attached(container_id, ifname, str(netns))
         if not self._at_least("0.4.0"):
             raise CniError("", "CHECK", 1, f"configuration version {self.version!r} does not support CHECK command")
-        if self.conflist.get("disableCheck"):
+        if _flag(self.conflist, "disableCheck"):
             return
         for plugin in self.conflist["plugins"]:
-            self._execute(plugin, "CHECK", self._config(plugin, target.result, target.capability_args), target)
+            config = self._config(plugin, target.result_in(self.version), target.capability_args)
+            self._execute(plugin, "CHECK", config, target)
 
     def status(self) -> None:
         """Ask each plugin for STATUS, in order; nothing happens before version 1.1.0.
@@ -223,25 +261,41 @@ class CniRuntime:
             silent: send neither key, as `cnitool gc` does.
 
         Raises:
-            CniError: of the first plugin that fails; all are called.
+            CniError: of the first plugin that fails; all are called. Nothing is done, and nothing raised, when the
+                cache cannot be read.
         """
-        if self.conflist.get("disableGC"):
+        if _flag(self.conflist, "disableGC"):
             return
         kept = list(valid or ())
-        for container_id, ifname in [key for key in self._cache if key not in kept]:
-            self.delete(container_id, self._cache[container_id, ifname].netns, ifname)
-        if not self._at_least("1.1.0"):
+        try:
+            cached = self.cache.all()
+        except OSError:
             return
-        entries = None if valid is None else [{"containerID": one, "ifname": other} for one, other in kept]
-        said = {} if silent else {"cni.dev/valid-attachments": entries, "cni.dev/attachments": entries}
+        errors = []
+        for one in [one for one in cached if (one.container_id, one.ifname) not in kept]:
+            try:
+                self.delete(one.container_id, one.netns, one.ifname)
+            except CniError as error:
+                errors.append(error)
+        if self._at_least("1.1.0"):
+            errors += self._send_gc({} if silent else self._said(valid, kept))
+        if errors:
+            raise errors[0]
+
+    def _said(self, valid: Iterable[tuple[str, str]] | None, kept: Sequence[tuple[str, str]]) -> dict[str, Any]:
+        """Name the valid attachments under the key of the specification, and under the one of its first text."""
+        nothing = valid is None or (self.style.null_for_nothing and not kept)
+        entries = None if nothing else [{"containerID": one, "ifname": other} for one, other in kept]
+        return {"cni.dev/valid-attachments": entries, "cni.dev/attachments": entries}
+
+    def _send_gc(self, said: Mapping[str, Any]) -> list[CniError]:
         errors = []
         for plugin in self.conflist["plugins"]:
             try:
                 self._execute(plugin, "GC", {**self._config(plugin, None, {}), **said}, None)
             except CniError as error:
                 errors.append(error)
-        if errors:
-            raise errors[0]
+        return errors
 
     def versions(self) -> dict[str, tuple[str, ...]]:
         """Ask each plugin which versions it serves.
@@ -254,9 +308,9 @@ class CniRuntime:
         """
         found = {}
         for plugin in self.conflist["plugins"]:
-            target = _Cached("", "dummy", "dummy", {}, "", {})
-            stdout = self._execute(plugin, "VERSION", {"cniVersion": self.version}, target)
-            found[plugin["type"]] = tuple(json.loads(stdout)["supportedVersions"])
+            target = Attached("", "dummy", "dummy")
+            done = self._execute(plugin, "VERSION", {"cniVersion": self.version}, target)
+            found[plugin["type"]] = _read_versions(done)
         return found
 
     def _at_least(self, version: str) -> bool:
@@ -275,25 +329,19 @@ class CniRuntime:
         return config
 
     def _execute(
-        self, plugin: Mapping[str, Any], verb: str, config: Mapping[str, Any], target: _Cached | None
-    ) -> bytes:
-        name = str(plugin["type"])
-        done = subprocess.run(
-            [str(self._find(name, verb))],
-            input=json.dumps(config).encode(),
-            capture_output=True,
-            env=self._environment(verb, target),
-            timeout=_TIMEOUT,
-            check=False,
-        )
-        self.executions.append(Execution(name, verb, config, done.returncode, done.stdout, done.stderr))
-        if done.returncode != 0:
-            raise _failure(name, verb, done)
-        return done.stdout
+        self, plugin: Mapping[str, Any], verb: str, config: Mapping[str, Any], target: Attached | None
+    ) -> Execution:
+        executable = find_plugin(str(plugin["type"]), verb, self.path)
+        done = execute(executable, verb, config, self._environment(verb, target), self.patience)
+        self.executions.append(done)
+        if done.status != 0:
+            raise failure(done)
+        return done
 
-    def _environment(self, verb: str, target: _Cached | None) -> dict[str, str]:
+    def _environment(self, verb: str, target: Attached | None) -> dict[str, str]:
         return {
             "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
+            **self.style.env,
             **self.env,
             "CNI_COMMAND": verb,
             "CNI_CONTAINERID": target.container_id if target else "",
@@ -303,29 +351,32 @@ class CniRuntime:
             "CNI_PATH": "dummy" if verb == "VERSION" else ":".join(map(str, self.path)),
         }
 
-    def _find(self, name: str, verb: str) -> Path:
-        for folder in self.path:
-            if (Path(folder) / name).is_file():
-                return Path(folder) / name
-        listed = " ".join(map(str, self.path))
-        raise CniError(name, verb, _INTERNAL, f'failed to find plugin "{name}" in path [{listed}]')
 
-    def _result(self, plugin: Mapping[str, Any], stdout: bytes) -> dict[str, Any]:
-        try:
-            document = json.loads(stdout)
-        except ValueError as error:
-            raise CniError(plugin["type"], "ADD", _INTERNAL, f"failed to unmarshal raw result: {error}") from None
-        return {"cniVersion": self.version, **(document or {})}
+def _flag(conflist: Mapping[str, Any], key: str) -> bool:
+    """Read a boolean of a list; libcni takes "true" and "false" in any case too.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    value = conflist.get(key, False)
+    known = {"true": True, "false": False}
+    word = str(value).lower()
+    if not isinstance(value, str | bool) or word not in known:
+        raise ValueError(f"error parsing configuration list: invalid value {value!r} for {key}")
+    return known[word]
 
 
-def _failure(name: str, verb: str, done: "subprocess.CompletedProcess[bytes]") -> CniError:
-    stdout, stderr = done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
-    if not stdout:
-        text = f'netplugin failed: "{stderr}"' if stderr else "netplugin failed with no error message"
-        return CniError(name, verb, _INTERNAL, f"{text}: exit status {done.returncode}")
+def _read_versions(done: Execution) -> tuple[str, ...]:
+    """Read the answer to VERSION (libcni: cniVersion is due, and supportedVersions unless that is 0.2.0).
+
+    Raises:
+        CniError: it cannot be read.
+    """
     try:
-        document = json.loads(stdout)
-        return CniError(name, verb, document.get("code", 0), document.get("msg", ""), document.get("details", ""))
-    except (ValueError, AttributeError) as error:
-        text = f'netplugin failed but error parsing its diagnostic message "{stdout}": {error}'
-        return CniError(name, verb, _INTERNAL, text)
+        document = json.loads(done.stdout)
+        if document["cniVersion"] == "0.2.0":
+            return tuple(document.get("supportedVersions", ("0.1.0", "0.2.0")))
+        return tuple(document["supportedVersions"])
+    except (ValueError, KeyError, TypeError) as error:
+        text = f"decoding version info: {error or type(error).__name__}"
+        raise CniError(done.plugin, "VERSION", 999, text) from None
