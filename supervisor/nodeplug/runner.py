@@ -14,7 +14,7 @@ stays busy and its descriptors stay open until it really ends, so their numbers 
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from dataclasses import dataclass, field, replace
@@ -60,7 +60,7 @@ def check_answer(route: PluginRoute, hook: str, answer: Any) -> Any:
         PluginError: it has not; an ADD without a result must become error 999, not an empty stdout.
     """
     allowed = ANSWERS[hook]
-    names = " or ".join(kind.__name__ for kind in allowed.types)
+    names = " or ".join("a list or tuple" if kind is Sequence else kind.__name__ for kind in allowed.types)
     if not isinstance(answer, allowed.types) or (isinstance(answer, str) and str not in allowed.types):
         raise PluginError(f"plugin {route.plugin!r} returned {type(answer).__name__} from {hook}; {names} is due")
     if allowed.items is not None and answer is not None:

@@ -301,6 +301,29 @@ def test_a_plugin_whose_devices_cannot_be_listed_is_not_ready_and_says_why(tmp_p
     scratch = ScratchNode(short_path, '[plugins.listless]\nuses = "listless:Plugin"', env={"PYTHONPATH": str(tmp_path)})
     with scratch:
         until(lambda: not scratch.status()["ready"])
-        reason = "example.com/listless: plugin 'listless' returned generator from device_list; Sequence is due"
+        reason = "example.com/listless: plugin 'listless' returned generator from device_list; a list or tuple is due"
         assert scratch.status()["reasons"]["listless"].startswith(reason)
         assert scratch.status()["plugins"][0]["reason"].startswith(reason)
+
+
+BLOCKING = """
+import time
+from nodeplug import Claim, hookimpl
+
+class Plugin:
+    def __init__(self, config, host):
+        time.sleep(3600)
+
+    @hookimpl
+    def claims(self):
+        return []
+"""
+
+
+@pytest.mark.parametrize("command", ["install", "check-config"])
+def test_a_constructor_that_blocks_is_named_at_its_deadline(tmp_path: Path, command: str) -> None:
+    (tmp_path / "blocking.py").write_text(BLOCKING)
+    section = '[plugins.blocking]\nuses = "blocking:Plugin"\ndeadline = { claims = "500ms" }'
+    done = ScratchNode(tmp_path / "n", section, env={"PYTHONPATH": str(tmp_path)}).run(command)
+    assert done.returncode == 1
+    assert "load of plugin 'blocking' did not end within 0.5 s" in done.stderr

@@ -140,6 +140,20 @@ def test_an_async_hook_is_refused() -> None:
         Registry().load("a", Async(), "d")
 
 
+def test_a_hook_that_yields_is_refused() -> None:
+    class Lazy:
+        @hookimpl
+        def claims(self) -> list[Claim]:
+            return [Claim("device", "a/lazy")]
+
+        @hookimpl
+        def device_list(self) -> Iterator[Device]:
+            yield from ()
+
+    with pytest.raises(PluginRefused, match="device_list contains `yield`.*; return a list or tuple, or mark it"):
+        Registry().load("lazy", Lazy(), "d")
+
+
 def test_a_misnamed_hook_is_refused_and_nothing_stays() -> None:
     class Misnamed(Net):
         @hookimpl
