@@ -5,14 +5,19 @@ Refuses: containers themselves: an admitted pod is an entry in the ledger and no
 """
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
+from typing import Final
 
 from nodeplug.pb import deviceplugin_v1beta1_pb2 as pb
-from nodeplug.testing.kubelet.allocation import AdmissionError, Prefer, Want, pick
+from nodeplug.testing.kubelet.allocation import AdmissionError, DeviceTable, Prefer, Want, pick
 from nodeplug.testing.kubelet.endpoint import Endpoint, Resource, as_rejection
 from nodeplug.testing.kubelet.ledger import NO_NODE, ContainerKey, Entry, Kind, Ledger
 from nodeplug.testing.kubelet.plugins import Plugins
+from nodeplug.testing.kubelet.topology import Hint, Policy, hints, settle
+
+_EMPTY: Final = "&AllocateResponse{ContainerResponses:[]*ContainerAllocateResponse{},}"
+"""An empty answer as Go prints it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +44,10 @@ class Admission:
         ledger: who holds what.
         random: order of everything that kubelet leaves to chance.
         save: writes the checkpoint.
+        policy: of the topology manager, for containers without a `numa` of their own.
+        machine: the NUMA nodes of the machine.
         pods: containers that kubelet knows, in the order in which they came.
-        finished: those of pods whose containers have ended, and which are still there.
+        finished: those of pods that were rejected or have ended, and are still there.
         running: the containers that the runtime runs.
     """
 
@@ -48,6 +55,8 @@ class Admission:
     ledger: Ledger
     random: Random
     save: Callable[[], None]
+    policy: Policy = "none"
+    machine: frozenset[int] = frozenset({0, 1})
     pods: dict[ContainerKey, Container] = field(default_factory=dict)
     finished: dict[ContainerKey, Container] = field(default_factory=dict)
     running: set[ContainerKey] = field(default_factory=set)
@@ -63,14 +72,36 @@ class Admission:
             AdmissionError: the pod is rejected; what its other containers hold is freed at the next look.
         """
         self.pods[key] = container
+        self.finished.pop(key, None)
         self.ledger.meet(key, container.kind)
         try:
+            container = self.pods[key] = replace(container, numa=self._settle(key, container))
             await self._allocate_all(key, container)
         except BaseException:
-            self.remove(key.namespace, key.pod)
+            self.remove(key.namespace, key.pod, finished=True)
             raise
         if container.kind != "init":  # a regular init container ends by itself
             self.running.add(key)
+
+    def _settle(self, key: ContainerKey, container: Container) -> frozenset[int] | None:
+        """Ask the topology manager, unless the test has said what it settles on."""
+        if container.numa is not None or self.policy == "none":
+            return container.numa
+        self.forget_finished()
+        offers = [self._offer(key, name, size) for name, size in container.limits.items() if self.known(name)]
+        return settle(self.policy, self.machine, offers)
+
+    def _offer(self, key: ContainerKey, name: str, size: int) -> list[Hint] | None:
+        resource = self.plugins.resources.get(name, Resource())
+        table = resource.table or DeviceTable()
+        if not table.aligned and not (self.plugins.old_style and resource.empty_topology):
+            return None
+        held = self.ledger.held(key, name)
+        if held:
+            return hints(table, self.machine, held, held, size) if len(held) == size else []
+        reusable = self.ledger.reusable(key, name)
+        available = table.healthy.keys() - self.ledger.in_use.get(name, set())
+        return hints(table, self.machine, available, reusable, size)
 
     async def readmit(self) -> dict[tuple[str, str], AdmissionError]:
         """Meet every pod again, as kubelet does right after its start, before anything else.
@@ -90,7 +121,7 @@ class Admission:
                 await self._allocate_all(key, container, starting=True)
             except AdmissionError as error:
                 rejected[place] = error
-                self.remove(*place)
+                self.remove(*place, finished=True)
         return rejected
 
     async def _allocate_all(self, key: ContainerKey, container: Container, *, starting: bool = False) -> None:
@@ -132,7 +163,7 @@ class Admission:
                 self.ledger.rebuild()
                 raise
             if not response.container_responses:
-                raise AdmissionError("no containers return in allocation response")
+                raise AdmissionError(f"no containers return in allocation response {_EMPTY}")
             entry = Entry(self._by_node(name, ids), response.container_responses[0])
             self.ledger.entries[key, name] = entry
         return True

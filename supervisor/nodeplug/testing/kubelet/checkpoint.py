@@ -35,7 +35,9 @@ def write_checkpoint(folder: Path, ledger: Ledger, healthy: Mapping[str, Collect
         "RegisteredDevices": {resource: sorted(ids) for resource, ids in sorted(healthy.items())},
     }
     document = {"Data": data, "Checksum": _checksum(data), **({"BootID": boot} if boot else {})}
-    (folder / CHECKPOINT).write_text(json.dumps(document))
+    temporary = folder / f".{CHECKPOINT}.new"
+    temporary.write_text(json.dumps(document))
+    temporary.replace(folder / CHECKPOINT)
 
 
 def read_checkpoint(folder: Path, ledger: Ledger) -> frozenset[str]:

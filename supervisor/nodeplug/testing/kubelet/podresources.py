@@ -46,7 +46,7 @@ class PodResourcesLister(pb_grpc.PodResourcesListerServicer):
         pods: the containers to list, as kubelet knows them now, with what each holds by resource.
         healthy: the healthy ids of each resource, with their NUMA nodes.
         limited: whether the rate limit refuses every call at present.
-        old_style: as kubelet 1.20: no rate limit, and List alone.
+        old_style: as kubelet 1.20: no rate limit, List alone, and one entry per NUMA node with all its ids.
     """
 
     pods: Callable[[], Sequence[tuple[ContainerKey, Mapping[str, Entry]]]]
@@ -70,8 +70,8 @@ class PodResourcesLister(pb_grpc.PodResourcesListerServicer):
             container = pod.containers.add(name=key.container)
             for resource, entry in sorted(held.items()):
                 for node, names in sorted(entry.nodes.items()):
-                    for name in sorted(names):
-                        container.devices.append(_devices(resource, name, node))
+                    together = [sorted(names)] if self.old_style else [[name] for name in sorted(names)]
+                    container.devices.extend(_devices(resource, ids, node) for ids in together)
         return list(by_pod.values())
 
     async def List(self, request: pb.ListPodResourcesRequest, context: Any) -> pb.ListPodResourcesResponse:  # noqa: N802 - the RPC's name
@@ -89,7 +89,7 @@ class PodResourcesLister(pb_grpc.PodResourcesListerServicer):
         response = pb.AllocatableResourcesResponse()
         for resource, ids in sorted(self.healthy().items()):
             for name, nodes in sorted(ids.items()):
-                response.devices.extend(_devices(resource, name, node) for node in sorted(nodes) or [NO_NODE])
+                response.devices.extend(_devices(resource, [name], node) for node in sorted(nodes) or [NO_NODE])
         return response
 
     async def Get(self, request: pb.GetPodResourcesRequest, context: Any) -> pb.GetPodResourcesResponse:  # noqa: N802 - the RPC's name
@@ -103,8 +103,8 @@ class PodResourcesLister(pb_grpc.PodResourcesListerServicer):
         raise AssertionError  # abort raises: this line tells the type checker so
 
 
-def _devices(resource: str, name: str, node: int) -> pb.ContainerDevices:
-    entry = pb.ContainerDevices(resource_name=resource, device_ids=[name])
+def _devices(resource: str, ids: Sequence[str], node: int) -> pb.ContainerDevices:
+    entry = pb.ContainerDevices(resource_name=resource, device_ids=ids)
     if node != NO_NODE:
         entry.topology.nodes.add(ID=node)
     return entry

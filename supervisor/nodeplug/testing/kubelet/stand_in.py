@@ -31,6 +31,7 @@ from nodeplug.testing.kubelet.plugins import Plugins
 from nodeplug.testing.kubelet.podresources import PodResourcesLister
 from nodeplug.testing.kubelet.registration import Registrar
 from nodeplug.testing.kubelet.timeouts import Switches, Timeouts
+from nodeplug.testing.kubelet.topology import Policy
 
 __all__ = ["Kubelet", "UnknownResourceError", "Wipe"]
 
@@ -50,6 +51,8 @@ class Kubelet(Switches):
         dial_timeout: seconds; kubelet has 10.
         grace: seconds from the end of a stream to the resource's removal; kubelet has 300.
         watch_plugins: also run the plugin watcher.
+        topology: the topology manager's policy, for admissions without `numa`.
+        numa_nodes: how many NUMA nodes the machine has.
         timeouts: all of kubelet's constants, for instance `Timeouts().scaled(0.01)`.
 
     Attributes:
@@ -69,6 +72,8 @@ class Kubelet(Switches):
         dial_timeout: float | None = None,
         grace: float | None = None,
         watch_plugins: bool = False,
+        topology: Policy = "none",
+        numa_nodes: int = 2,
         timeouts: Timeouts | None = None,
     ) -> None:
         super().__init__()
@@ -79,10 +84,12 @@ class Kubelet(Switches):
         self.ledger = Ledger()
         self._old_style = old_style
         self._plugins = Plugins(self, timeouts, self._table_changed, old_style, keyed_by == "socket")
-        self._admission = Admission(self._plugins, self.ledger, Random(seed), self._save)  # noqa: S311 - no secrets
+        random = Random(seed)  # noqa: S311 - repeatable choices, no secrets
+        machine = frozenset(range(numa_nodes))
+        self._admission = Admission(self._plugins, self.ledger, random, self._save, topology, machine)
         self.watcher = Watcher(self.plugins_registry, self._plugins.watched, self._forget_watched, timeouts)
         self._watch_plugins = watch_plugins
-        self._boot = str(uuid.UUID(int=Random(seed).getrandbits(128)))  # noqa: S311 - no secrets
+        self._boot = str(uuid.uuid5(uuid.NAMESPACE_OID, str(seed)))
         self._changed = asyncio.Event()
         self._registrar: grpc.aio.Server | None = None
         self._lister: grpc.aio.Server | None = None
@@ -305,7 +312,7 @@ class Kubelet(Switches):
             namespace: the pod's.
             init: a regular init container: what it gets, later containers of the pod may take over.
             restartable: with `init`, one that goes on running (a sidecar) and keeps what it gets.
-            numa: the nodes that the topology manager settled on.
+            numa: the nodes that the topology manager settled on; None: what `topology` says.
             lenient: skip resources without a list silently, as kubelet does, which would hide a test's mistake.
 
         Returns:
