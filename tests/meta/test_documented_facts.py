@@ -153,6 +153,8 @@ NUMBERS = [
     ("hooks.md", f"Called every {daemon.HEALTH_INTERVAL:g} s"),
     ("hooks.md", f"after {lifecycle.FIRST_RETRY:g} s, "),
     ("hooks.md", f"up to {lifecycle.LAST_RETRY:g} s"),
+    ("hooks.md", f"for up to {lifecycle.CALL_PATIENCE:g} s"),
+    ("architecture.md", f"end, in {lifecycle.CALL_PATIENCE:g} s at most"),
     ("hooks.md", f"at most {ID_LIMIT} characters"),
     ("hooks.md", f"more than {LIST_LIMIT >> 20} MiB"),
     ("operating.md", f"has not moved for {daemon.LIVELINESS:g} s"),
