@@ -10,10 +10,10 @@ no longer listed as healthy in the status of the pod that holds it. A node that 
 
 import threading
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePosixPath
-from typing import Final
+from typing import Any, ClassVar, Final
 
 from nodeplug import (
     Claim,
@@ -48,6 +48,11 @@ class HostDev:
     """Device nodes of the host as extended resources."""
 
     Config = HostDevConfig
+    example: ClassVar[Mapping[str, Any]] = {
+        "config": {
+            "resources": [{"resource": "example.com/zero", "groups": [{"nodes": [{"path": "/dev/zero"}], "count": 4}]}]
+        }
+    }
 
     def __init__(self, config: HostDevConfig, host: Host) -> None:
         self._host = host

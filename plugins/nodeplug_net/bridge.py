@@ -4,8 +4,9 @@ Owns: the CNI face: claims, and which room serves which verb.
 Refuses: work. ADD is in `bridge_add`, DEL and GC in `bridge_del`, CHECK and STATUS in `bridge_check`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -38,6 +39,16 @@ class Bridge:
     """The plugin."""
 
     Config = BridgeConfig
+    example: ClassVar[Mapping[str, Any]] = {
+        "config": {"data_dir": "{scratch}/addresses"},
+        "cni": {
+            "type": "nodeplug-bridge",
+            "bridge": "example0",
+            "isGateway": True,
+            "ipMasq": True,
+            "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.88.0.0/24"}], [{"subnet": "fd00:88::/64"}]]},
+        },
+    }
 
     def __init__(self, config: BridgeConfig, host: Host) -> None:
         self._names = config.names

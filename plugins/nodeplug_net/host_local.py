@@ -4,8 +4,9 @@ Owns: the CNI face of `ipam`: another bridge (the reference's, or a third party'
 Refuses: interfaces. The result of an IPAM plugin has addresses, routes and dns alone (CNI SPEC, section 4).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -32,6 +33,10 @@ class HostLocal:
     """The plugin."""
 
     Config = HostLocalConfig
+    example: ClassVar[Mapping[str, Any]] = {
+        "config": {"data_dir": "{scratch}/addresses"},
+        "cni": {"type": "nodeplug-host-local", "ipam": {"subnet": "10.88.0.0/24"}},
+    }
 
     def __init__(self, config: HostLocalConfig, host: Host) -> None:
         self._names = config.names

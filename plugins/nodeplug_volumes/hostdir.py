@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, ClassVar, Final
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
@@ -82,6 +82,11 @@ class HostDir:
     """The plugin."""
 
     Config = HostDirConfig
+    example: ClassVar[Mapping[str, Any]] = {
+        "config": {"roots": {"data": {"path": "{scratch}", "create": True}}},
+        "volume_options": {"root": "data", "path": "one/volume", "create": "true"},
+        "keeps_data": True,
+    }
 
     def __init__(self, config: HostDirConfig, host: Host) -> None:
         self._config = config

@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -82,6 +82,7 @@ class LoopFile:
     """The plugin."""
 
     Config = LoopFileConfig
+    example: ClassVar[Mapping[str, Any]] = {"volume_options": {"name": "data", "size": "16Mi"}, "keeps_data": True}
 
     def __init__(self, config: LoopFileConfig, host: Host) -> None:
         self._config = config

@@ -9,7 +9,7 @@ Options: `size` (such as "64Mi"), `mode` (octal; default 1777, or 2770 for a pod
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, ClassVar, Final
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -46,6 +46,7 @@ class Tmpfs:
     """The plugin."""
 
     Config = TmpfsConfig
+    example: ClassVar[Mapping[str, Any]] = {"volume_options": {"size": "4Mi"}}
 
     def __init__(self, config: TmpfsConfig, host: Host) -> None:
         self._config = config

@@ -318,10 +318,14 @@ def del_after_the_netns_is_gone_succeeds(stage: Stage) -> str:
 
 @rule("cni", f"{_DEL}: prevResult may be missing", _FIND)
 def del_without_result_succeeds(stage: Stage) -> str:
-    """DEL without prevResult succeeds and leaves nothing on the node."""
+    """DEL without prevResult, and without the daemon's record of it, succeeds and leaves nothing on the node."""
     Network.of(stage)
     before = stage.inventory()
     with _attached(stage) as (network, container, _):
+        stage.node.stop()
+        for record in stage.node.paths.attachments.glob("*"):
+            record.unlink()
+        stage.start()
         network.detach(container, network.runtime())
         _nothing_left(stage, before)
         network.detach(container)

@@ -6,6 +6,7 @@ Refuses: to load the plugin into this process: a rehearsal and the daemon do, in
 
 from typing import Final
 
+from nodeplug.testing.conformance.rehearsal import Rehearsal
 from nodeplug.testing.conformance.rules import Broken, NotApplicable, rule
 from nodeplug.testing.conformance.stage import Stage
 
@@ -21,6 +22,24 @@ def plugin_is_constructed(stage: Stage) -> str:
         seen.act("rehearsal").succeed()
     seen.act("import").succeed()
     return f"constructed in {seen.act('construct').succeed().seconds * 1e3:.0f} ms"
+
+
+def _constructed(stage: Stage) -> Rehearsal:
+    """Return the rehearsal of a plugin that could be constructed; another rule tells why one could not."""
+    seen = stage.rehearsal()
+    act = seen.act("construct")
+    if act.hung or act.error is not None:
+        raise NotApplicable("the plugin cannot be constructed")
+    return seen
+
+
+def _examined(stage: Stage) -> Rehearsal:
+    """Return the rehearsal of a plugin whose hooks and claims are right; other rules tell what is wrong."""
+    seen = _constructed(stage)
+    act = seen.act("examine")
+    if act.hung or act.error is not None:
+        raise NotApplicable("the plugin cannot be loaded")
+    return seen
 
 
 @rule("contract", "the configuration", 'Set `model_config = ConfigDict(extra="forbid")` in the class `Config`.')
@@ -56,8 +75,7 @@ def constructor_starts_no_thread(stage: Stage) -> str:
 @rule("contract", "`nodeplug check-config` constructs plugins where no folder exists", "Make files in `start`.")
 def constructor_writes_no_file(stage: Stage) -> str:
     """The constructor works without its state folder and writes nothing there."""
-    seen = stage.rehearsal()
-    seen.act("construct").succeed()
+    seen = _constructed(stage)
     if files := seen.document.get("constructor_files"):
         raise Broken(f"it made {', '.join(files)}")
     return ""
@@ -66,8 +84,7 @@ def constructor_writes_no_file(stage: Stage) -> str:
 @rule("contract", _HOOKS, "Compare names and arguments with `nodeplug.hookspecs`; the message says which one.")
 def hooks_are_known(stage: Stage) -> str:
     """Every hook has a name and arguments that the contract knows, and every claim the hooks that it needs."""
-    seen = stage.rehearsal()
-    seen.act("construct").succeed()
+    seen = _constructed(stage)
     seen.act("examine").succeed()
     return ", ".join(sorted(stage.hooks))
 
@@ -75,8 +92,7 @@ def hooks_are_known(stage: Stage) -> str:
 @rule("contract", _HOOKS, "Put `@hookimpl` before the method, or give it another name.")
 def hooks_are_marked(stage: Stage) -> str:
     """Every method with the name of a hook is marked as one, or it is never called."""
-    seen = stage.rehearsal()
-    seen.act("examine").succeed()
+    seen = _examined(stage)
     if unmarked := seen.document.get("unmarked"):
         raise Broken(f"{', '.join(unmarked)} has no @hookimpl")
     return ""
@@ -85,8 +101,7 @@ def hooks_are_marked(stage: Stage) -> str:
 @rule("contract", "kubelet (IsExtendedResourceName), CNI SPEC section 2, FlexVolume", "Rename it as the message says.")
 def claims_are_valid(stage: Stage) -> str:
     """Every claim has a name that its caller accepts, and none is made twice."""
-    seen = stage.rehearsal()
-    seen.act("examine").succeed()
+    _constructed(stage).act("examine").succeed()
     return ", ".join(f"{kind}:{name}" for kind, names in stage.claims.items() for name in names) or "no claims"
 
 
@@ -139,8 +154,7 @@ def second_stop_succeeds(stage: Stage) -> str:
 @rule("contract", _LIFE, "End threads in `stop` and join them; start them as daemon threads.")
 def no_thread_outlives_stop(stage: Stage) -> str:
     """No thread of the plugin is left after stop."""
-    seen = stage.rehearsal()
-    seen.act("examine").succeed()
+    seen = _examined(stage)
     if left := seen.document.get("left_threads"):
         raise Broken(f"left running: {', '.join(left)}")
     return ""
@@ -149,8 +163,7 @@ def no_thread_outlives_stop(stage: Stage) -> str:
 @rule("contract", _LIFE, "Close in `stop` what `start` opened.")
 def no_descriptor_outlives_stop(stage: Stage) -> str:
     """No life of the plugin, from construction to stop, leaves a descriptor open."""
-    seen = stage.rehearsal()
-    seen.act("examine").succeed()
+    seen = _examined(stage)
     if "left_descriptors" not in seen.document:
         raise NotApplicable(f"the plugin had no second life: {seen.why_short}")
     if left := seen.document["left_descriptors"]:
@@ -168,8 +181,7 @@ def healthy_after_start(stage: Stage) -> str:
 @rule("contract", _HOOKS, "Return what `nodeplug.hookspecs` says.")
 def answers_have_their_types(stage: Stage) -> str:
     """Hooks answer what the contract says, and nothing where it says nothing."""
-    seen = stage.rehearsal()
-    seen.act("examine").succeed()
+    seen = _examined(stage)
     if wrong := seen.document.get("mistyped"):
         raise Broken("; ".join(wrong))
     return ""
@@ -178,8 +190,7 @@ def answers_have_their_types(stage: Stage) -> str:
 @rule("contract", "the errors of nodeplug", "Raise a class of `nodeplug.errors` with a sentence.")
 def errors_are_sentences(stage: Stage) -> str:
     """A hook that fails raises a PluginError, which every caller is told in its own words."""
-    seen = stage.rehearsal()
-    seen.act("construct")
+    seen = _constructed(stage)
     stray = [act for act in seen.acts.values() if act.stray and act.name != "unknown key"]
     if stray:
         raise Broken("; ".join(f"{act.name} raised {act.error}" for act in stray))

@@ -5,6 +5,7 @@ Refuses: timing; how long a list takes is told, not judged.
 """
 
 import re
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ from nodeplug.pb import deviceplugin_v1beta1_pb2 as pb
 from nodeplug.testing.conformance.plugin_socket import PluginSocket
 from nodeplug.testing.conformance.rehearsal import Act
 from nodeplug.testing.conformance.rules import Broken, NotApplicable, rule
-from nodeplug.testing.conformance.stage import Stage
+from nodeplug.testing.conformance.stage import DEVICE_POLL, Stage
 
 _API: Final = "device-plugin API v1beta1"
 _MANY: Final = 64
@@ -158,6 +159,8 @@ def registers_again_after_kubelet_restarts(stage: Stage) -> str:
     """A restarted kubelet gets the same devices again."""
     before = _listed(stage)
     stage.kubelet.restart()
+    _listed(stage)
+    time.sleep(3 * DEVICE_POLL)  # a plugin that watches for kubelet has noticed by then
     if (after := _listed(stage)) != before:
         raise Broken(f"before {_shown(before)}, after {_shown(after)}")
     return ""

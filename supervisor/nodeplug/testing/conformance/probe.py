@@ -21,7 +21,7 @@ from nodeplug.device.codec import encode_list, worst_case_size
 from nodeplug.errors import NotFound, PluginError, text_of
 from nodeplug.hookspecs import ANSWERS
 from nodeplug.host import Host
-from nodeplug.journal import Journal
+from nodeplug.journal import Journal, read_boot_id
 from nodeplug.registry import Found, Loaded, Registry, find
 from nodeplug.runner import check_answer
 from nodeplug.values import (
@@ -38,7 +38,6 @@ from nodeplug.values import (
 )
 
 UNKNOWN_KEY: Final = "conformance-unknown-key"
-_BOOT: Final = "conformance"
 
 
 class _Hung(Exception):
@@ -91,6 +90,7 @@ class Probe:
         self.folder = Path(order["folder"])
         self.acts = _Acts(float(order["patience"]))
         self.document: dict[str, Any] = {"acts": self.acts.seen, "mistyped": []}
+        self.boot_id = read_boot_id()  # the real one: of another boot, a plugin would release what this one holds
         self._kept: list[object] = []
         self._found: Found | None = None
 
@@ -167,7 +167,7 @@ class Probe:
         self._hook(loaded, f"stop{suffix}", "stop")
         if not suffix:
             self._hook(loaded, "second stop", "stop")
-        deadline = time.monotonic() + min(self.acts.patience, 2.0)
+        deadline = time.monotonic() + min(self.acts.patience, 1.0)
         while (left := _threads() - threads) and time.monotonic() < deadline:
             time.sleep(0.02)
         self.document["left_threads"] = sorted(thread.name for thread in left)
@@ -296,9 +296,9 @@ class Probe:
         return Host(
             plugin="plugin",
             node_name="node-1",
-            boot_id=_BOOT,
+            boot_id=self.boot_id,
             log=logging.LoggerAdapter(logging.getLogger("nodeplug.conformance"), {}),
-            journal=Journal(self.folder / "state" / "journal", _BOOT),
+            journal=Journal(self.folder / "state" / "journal", self.boot_id),
             state_dir=self.folder / "state",
             run_dir=self.folder / "run",
             _refresh=lambda _: None,

@@ -27,12 +27,14 @@ from nodeplug.testing.scratch_node import ScratchNode
 
 SECTION: Final = "subject"
 """The section of the examined plugin in the configuration of the node."""
-_SUPERVISOR: Final = """
+DEVICE_POLL: Final = 0.2
+"""Seconds between two lists in the daemon."""
+_SUPERVISOR: Final = f"""
 listen = ""
 install = true
 node_name = "node-1"
-device_poll = "200ms"
-podresources_poll = "200ms"
+device_poll = {DEVICE_POLL}
+podresources_poll = {DEVICE_POLL}
 """
 _LINES: Final = 6
 _LOOP_CLR_FD: Final = 0x4C01  # linux/loop.h

@@ -1,0 +1,55 @@
+"""Every rule catches a plugin that breaks it, and lets a plugin pass that does not."""
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodeplug.testing.conformance import RULES, conformance
+
+ZOO = Path(__file__).parent / "zoo"
+HOUSES = sorted(path.stem for path in ZOO.glob("zoo_*.py"))
+
+
+@pytest.fixture(autouse=True)
+def _path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ZOO))
+
+
+def _animals() -> list[tuple[str, str, str]]:
+    """Each plugin of the zoo with the rule that it breaks and a part of what is seen then."""
+    sys.path.insert(0, str(ZOO))
+    try:
+        modules = [importlib.import_module(house) for house in HOUSES]
+    finally:
+        sys.path.remove(str(ZOO))
+    found: list[tuple[str, str, str]] = []
+    for module in modules:
+        for name, cls in vars(module).items():
+            breaks: Any = vars(cls).get("breaks") if isinstance(cls, type) else None
+            if breaks is not None:
+                found.append((f"{module.__name__}:{name}", *breaks))
+    return found
+
+
+ANIMALS = _animals()
+
+
+@pytest.mark.parametrize(("plugin", "rule", "seen"), ANIMALS, ids=[animal[1] for animal in ANIMALS])
+def test_a_plugin_that_breaks_a_rule_fails_it(plugin: str, rule: str, seen: str) -> None:
+    report = conformance(plugin, rules=[rule], patience=2.0)
+    assert [finding.rule for finding in report.failed] == [rule], str(report)
+    assert seen in report[rule].seen
+
+
+def test_every_rule_has_a_plugin_that_breaks_it() -> None:
+    assert {rule for _, rule, _ in ANIMALS} == set(RULES)
+
+
+@pytest.mark.parametrize(
+    "plugin", [*(f"{house}:Tame" for house in HOUSES if house != "zoo_contract"), "zoo_volume:Attached"]
+)
+def test_a_plugin_that_breaks_no_rule_passes_all(plugin: str) -> None:
+    conformance(plugin).check()
