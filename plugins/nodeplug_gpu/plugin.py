@@ -29,10 +29,11 @@ from nodeplug import (
 from nodeplug_gpu import report
 from nodeplug_gpu.access import NodePaths
 from nodeplug_gpu.cards import GpuEvent, View
-from nodeplug_gpu.config import GpuConfig, names_of
+from nodeplug_gpu.config import GpuConfig, Memory, names_of
 from nodeplug_gpu.driver import Driver
 from nodeplug_gpu.driver.process import NvmlDriver
 from nodeplug_gpu.driver.simulated import SimulatedDriver
+from nodeplug_gpu.overuse import OveruseWatch
 from nodeplug_gpu.sharing import Sharing
 from nodeplug_gpu.shop import Inventory, Shop
 from nodeplug_gpu.stock import Stock
@@ -64,7 +65,9 @@ class Gpu:
         self._host = host
         self._shop = Shop(config, host, NodePaths())
         self._driver = _driver(config, host)
-        self._followers: Sequence[Follower] = ()
+        memory = {entry.resource: entry for entry in config.resources if isinstance(entry, Memory)}
+        self._overuse = OveruseWatch(memory, host)
+        self._followers: Sequence[Follower] = (self._overuse,)
         self._events: deque[GpuEvent] = deque(maxlen=10_000)
         self._wake = threading.Event()
         self._looked = threading.Event()
@@ -144,12 +147,12 @@ class Gpu:
     @hookimpl
     def inspect(self) -> Mapping[str, Any]:
         """Tell cards, who holds what of them, and how they are."""
-        return report.document(self._config, self._shop)
+        return report.document(self._config, self._shop, self._overuse)
 
     @hookimpl
     def metrics(self) -> Sequence[Metric]:
         """Measure cards and containers."""
-        return report.metrics(self._config, self._shop)
+        return report.metrics(self._config, self._shop, self._overuse)
 
     def _sold(self, resource: ResourceName) -> tuple[Sharing, Stock]:
         entry = self._shop.entry_of(resource)
@@ -211,5 +214,5 @@ class Gpu:
 
 def _driver(config: GpuConfig, host: Host) -> Driver:
     if config.driver == "simulated":
-        return SimulatedDriver(config.simulated, config.poll, host.run_dir / FAULTS_FILE, host.log)
+        return SimulatedDriver(config.simulated, config.poll, host.run_dir / FAULTS_FILE, host.log, node=host.node_name)
     return NvmlDriver(config.driver_root, config.poll, config.hang_after, host.log)

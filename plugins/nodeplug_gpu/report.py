@@ -12,6 +12,7 @@ from typing import Any
 from nodeplug import Metric, NotFound, ResourceName, Sample
 from nodeplug_gpu import ledger
 from nodeplug_gpu.config import GpuConfig, names_of
+from nodeplug_gpu.overuse import OveruseWatch, Usage
 from nodeplug_gpu.sharing.memory import MemorySharing
 from nodeplug_gpu.sharing.mig import MigInstances
 from nodeplug_gpu.shop import Inventory, Shop
@@ -20,7 +21,7 @@ from nodeplug_gpu.stock import Entry, Offer
 STATES = ("healthy", "suspect", "unhealthy", "recovering")
 
 
-def document(config: GpuConfig, shop: Shop) -> Mapping[str, Any]:
+def document(config: GpuConfig, shop: Shop, overuse: OveruseWatch) -> Mapping[str, Any]:
     """Describe the driver, every card with who holds what of it, every resource, and what is not sold."""
     inventory = shop.inventory
     sold = {offer.card.uuid for stock in inventory.stocks.values() for offer in stock.offers}
@@ -35,7 +36,9 @@ def document(config: GpuConfig, shop: Shop) -> Mapping[str, Any]:
         "fault": inventory.fault,
         "holders_unknown": inventory.unknown,
         "cards": [
-            _card(shop, entry, offer) for entry in config.resources for offer in inventory.stocks_of(entry.resource)
+            _card(shop, overuse, entry, offer)
+            for entry in config.resources
+            for offer in inventory.stocks_of(entry.resource)
         ],
         "unsold": [
             {"uuid": card.uuid, "index": card.index, "model": card.model, "reason": _unsold(inventory)}
@@ -50,7 +53,7 @@ def _unsold(inventory: Inventory) -> str:
     return inventory.fault or "no entry of `resources` chooses it"
 
 
-def _card(shop: Shop, entry: Entry, offer: Offer) -> dict[str, Any]:
+def _card(shop: Shop, overuse: OveruseWatch, entry: Entry, offer: Offer) -> dict[str, Any]:
     inventory, card = shop.inventory, offer.card
     condition = inventory.conditions[card.uuid]
     vitals = inventory.view.vitals.get(card.uuid)
@@ -64,6 +67,7 @@ def _card(shop: Shop, entry: Entry, offer: Offer) -> dict[str, Any]:
         "numa_node": card.numa_node,
         "memory_bytes": card.memory,
         "used_bytes": vitals.used if vitals is not None else None,
+        "nobodys_bytes": overuse.nobodys.get(card.uuid, 0),
         "state": condition.state,
         "reason": offer.reason or condition.reason,
         "state_seconds": round(max(time.monotonic() - condition.since, 0.0), 1),
@@ -73,11 +77,13 @@ def _card(shop: Shop, entry: Entry, offer: Offer) -> dict[str, Any]:
         "units": units(shop, entry, offer),
         "used_units": sum(len(use.ids) for use in uses),
         "instances": [{"uuid": one.uuid, "profile": one.profile, "memory_bytes": one.memory} for one in card.instances],
-        "containers": [_use(use) for use in sorted(uses, key=lambda use: use.who)],
+        "containers": [
+            _use(use, overuse.usage.get((use.who, card.uuid))) for use in sorted(uses, key=lambda use: use.who)
+        ],
     }
 
 
-def _use(use: ledger.Use) -> dict[str, Any]:
+def _use(use: ledger.Use, usage: Usage | None) -> dict[str, Any]:
     return {
         "namespace": use.who.namespace,
         "pod": use.who.pod,
@@ -85,6 +91,9 @@ def _use(use: ledger.Use) -> dict[str, Any]:
         "resource": use.resource,
         "units": len(use.ids),
         "promised_bytes": use.promised,
+        "used_bytes": usage.used if usage is not None else None,
+        "over": usage is not None and usage.over_since is not None,
+        "pids": list(usage.pids) if usage is not None else [],
     }
 
 
@@ -127,9 +136,9 @@ def _resource(shop: Shop, entry: Entry, name: str) -> dict[str, Any]:
 # --- Prometheus -----------------------------------------------------------------------------------------------------
 
 
-def metrics(config: GpuConfig, shop: Shop) -> Sequence[Metric]:
+def metrics(config: GpuConfig, shop: Shop, overuse: OveruseWatch) -> Sequence[Metric]:
     """Measure cards and containers. Containers are labelled by name: as many series as containers with cards."""
-    return [metric for metric in _metrics(config, shop) if metric.samples]
+    return [metric for metric in (*_metrics(config, shop), *_usage(overuse)) if metric.samples]
 
 
 def _metrics(config: GpuConfig, shop: Shop) -> Iterator[Metric]:
@@ -170,9 +179,21 @@ def _units(config: GpuConfig, shop: Shop) -> list[Sample]:
 
 
 def _promised(inventory: Inventory) -> list[Sample]:
-    return [Sample(float(use.promised), _labels(use)) for use in inventory.uses if use.promised is not None]
+    return [
+        Sample(float(use.promised), _labels(use.who, use.card)) for use in inventory.uses if use.promised is not None
+    ]
 
 
-def _labels(use: ledger.Use) -> dict[str, str]:
-    who = use.who
-    return {"card": use.card, "namespace": who.namespace, "pod": who.pod, "container": who.container}
+def _usage(overuse: OveruseWatch) -> Iterator[Metric]:
+    used = [Sample(float(one.used), _labels(*place)) for place, one in overuse.usage.items()]
+    yield Metric("gpu_container_used_bytes", "Memory of a card that a container really uses.", used)
+    over = [
+        Sample(float(one.over_since is not None), _labels(*place))
+        for place, one in overuse.usage.items()
+        if one.promised is not None
+    ]
+    yield Metric("gpu_container_over_promise", "1 while a container uses more memory than was promised.", over)
+
+
+def _labels(who: ledger.Container, card: str) -> dict[str, str]:
+    return {"card": card, "namespace": who.namespace, "pod": who.pod, "container": who.container}

@@ -1,0 +1,61 @@
+"""Which container a process belongs to.
+
+Owns: the way from a pid over its cgroup to a container id, and from there to namespace, pod and container by the names
+that kubelet gives to log files (`/var/log/containers/<pod>_<namespace>_<container>-<id>.log`).
+Refuses: to ask the API server or a runtime: both may be away, and the names on disk are the same for all runtimes.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from nodeplug_gpu.ledger import Container
+
+_ID: Final = re.compile(r"[0-9a-f]{64}")
+_LOG: Final = re.compile(
+    r"(?P<pod>[a-z0-9.-]+)_(?P<namespace>[a-z0-9-]+)_(?P<container>[a-z0-9-]+)-(?P<id>[0-9a-f]{64})\.log"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Containers:
+    """Answers for one moment: the folder of logs is read once.
+
+    Attributes:
+        proc: where proc(5) is mounted, with the pids that the driver tells: the host's.
+        logs: kubelet's folder of log links.
+    """
+
+    proc: Path = Path("/proc")
+    logs: Path = Path("/var/log/containers")
+    _names: dict[str, Container] = field(default_factory=dict)
+    _read: list[bool] = field(default_factory=list)
+
+    def of(self, pid: int) -> Container | None:
+        """Return the container of a process; None for one that has ended, or is in no container of kubelet's."""
+        try:
+            groups = (self.proc / str(pid) / "cgroup").read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return None
+        # The last id of a path is the innermost: a pod's container, not a container in which kubelet itself runs.
+        for line in groups.splitlines():
+            for found in reversed(_ID.findall(line)):
+                container = self._by_id().get(found)
+                if container is not None:
+                    return container
+        return None
+
+    def _by_id(self) -> Mapping[str, Container]:
+        if not self._read:
+            self._read.append(True)
+            try:
+                names = [path.name for path in self.logs.iterdir()]
+            except OSError:
+                names = []
+            for name in names:
+                match = _LOG.fullmatch(name)
+                if match is not None:
+                    self._names[match["id"]] = Container(match["namespace"], match["pod"], match["container"])
+        return self._names

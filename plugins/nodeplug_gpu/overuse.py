@@ -1,0 +1,163 @@
+"""Who uses more memory of a card than was promised.
+
+Owns: memory really used per container and card, how long it has been too much, the warning, and, where the
+administrator wants it, the end of the processes.
+Refuses: to guess: a process whose container is not known is counted as nobody's, and never ended.
+"""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from nodeplug import Host
+from nodeplug.fields import show_quantity
+from nodeplug_gpu.cards import GpuProcess, Uuid
+from nodeplug_gpu.config import Memory, Overuse
+from nodeplug_gpu.containers import Containers
+from nodeplug_gpu.ledger import Container
+from nodeplug_gpu.shop import Inventory
+
+TERM_PATIENCE: Final = 10.0
+"""Seconds between SIGTERM and SIGKILL."""
+
+Place = tuple[Container, Uuid]
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a container uses of a card.
+
+    Attributes:
+        used: bytes, of all its processes.
+        promised: bytes; None where nothing was promised or nobody knows.
+        pids: its processes on the card.
+        over_since: since when it uses too much; None while it does not.
+        warned: when the log said so.
+        terminated: when its processes got SIGTERM.
+    """
+
+    used: int
+    promised: int | None
+    pids: tuple[int, ...]
+    over_since: float | None = None
+    warned: float | None = None
+    terminated: float | None = None
+
+
+@dataclass(slots=True)
+class OveruseWatch:
+    """Follows the inventory. Called in one thread; `usage` and `nobodys` may be read by any.
+
+    Attributes:
+        entries: the memory entries, by resource name.
+        usage: by container and card.
+        nobodys: bytes per card of processes that belong to no container that is known.
+    """
+
+    entries: Mapping[str, Memory]
+    host: Host
+    containers: Callable[[], Containers] = Containers
+    clock: Callable[[], float] = time.monotonic
+    usage: Mapping[Place, Usage] = field(default_factory=dict)
+    nobodys: Mapping[Uuid, int] = field(default_factory=dict)
+
+    def follow(self, inventory: Inventory) -> None:
+        """Take in who runs what, then warn or end what lasts too long."""
+        now = self.clock()
+        found, self.nobodys = self._measured(inventory.view.processes)
+        promises = self._promises(inventory)
+        usage: dict[Place, Usage] = {}
+        for place, processes in found.items():
+            used = sum(process.used or 0 for process in processes)
+            pids = tuple(sorted(process.pid for process in processes))
+            one = Usage(used, promises.get(place, (None, None))[0], pids)
+            entry = promises.get(place, (None, None))[1]
+            usage[place] = self._judged(place, one, entry.overuse, now) if entry is not None else one
+        self.usage = usage
+
+    def stop(self) -> None:
+        """Nothing runs between two looks."""
+
+    def _measured(
+        self, processes: Iterable[GpuProcess]
+    ) -> tuple[Mapping[Place, Sequence[GpuProcess]], Mapping[Uuid, int]]:
+        containers = self.containers()
+        found: dict[Place, list[GpuProcess]] = {}
+        nobodys: dict[Uuid, int] = {}
+        for process in processes:
+            who = containers.of(process.pid)
+            if who is None:
+                nobodys[process.card] = nobodys.get(process.card, 0) + (process.used or 0)
+            else:
+                found.setdefault((who, process.card), []).append(process)
+        return found, nobodys
+
+    def _promises(self, inventory: Inventory) -> Mapping[Place, tuple[int, Memory]]:
+        promises: dict[Place, tuple[int, Memory]] = {}
+        for use in inventory.uses:
+            entry = self.entries.get(use.resource)
+            if entry is not None and use.promised is not None:
+                before = promises.get((use.who, use.card), (0, entry))[0]
+                promises[use.who, use.card] = (before + use.promised, entry)
+        return promises
+
+    def _judged(self, place: Place, one: Usage, rules: Overuse, now: float) -> Usage:
+        before = self.usage.get(place)
+        if one.promised is None or one.used <= one.promised + rules.tolerance:
+            if before is not None and before.warned is not None:
+                self.host.log.info("%s is within its promise again", _named(place))
+            return one
+        since = before.over_since if before is not None and before.over_since is not None else now
+        one = replace(one, over_since=since)
+        if before is not None:
+            one = replace(one, warned=before.warned, terminated=before.terminated)
+        if one.warned is None and now - since >= rules.grace:
+            self._warn(place, one, now - since)
+            one = replace(one, warned=now)
+        return self._ended(place, one, rules, now)
+
+    def _warn(self, place: Place, one: Usage, lasted: float) -> None:
+        self.host.log.warning(
+            "%s uses %s, promised are %s, for %.0f s now: its neighbours may run out of memory; give the container "
+            "more units, or limit it with mps",
+            _named(place),
+            show_quantity(one.used),
+            show_quantity(one.promised or 0),
+            lasted,
+        )
+
+    def _ended(self, place: Place, one: Usage, rules: Overuse, now: float) -> Usage:
+        if rules.kill_after is None or one.warned is None or now - one.warned < rules.kill_after:
+            return one
+        if one.terminated is None:
+            self.host.log.warning("%s: its processes %s get SIGTERM", _named(place), _listed(one.pids))
+            self._signal(place, one.pids, signal.SIGTERM)
+            return replace(one, terminated=now)
+        if now - one.terminated >= TERM_PATIENCE:
+            self.host.log.warning("%s: its processes %s get SIGKILL", _named(place), _listed(one.pids))
+            self._signal(place, one.pids, signal.SIGKILL)
+        return one
+
+    def _signal(self, place: Place, pids: Sequence[int], number: signal.Signals) -> None:
+        """Signal the processes that still are of the container: a pid may be another's by now."""
+        for pid in pids:
+            with suppress(OSError):
+                descriptor = os.pidfd_open(pid)
+                try:
+                    if self.containers().of(pid) == place[0]:
+                        signal.pidfd_send_signal(descriptor, number)
+                finally:
+                    os.close(descriptor)
+
+
+def _named(place: Place) -> str:
+    who, card = place
+    return f"container {who.namespace}/{who.pod}/{who.container} on {card}"
+
+
+def _listed(pids: Sequence[int]) -> str:
+    return ", ".join(map(str, pids))
