@@ -5,7 +5,7 @@ RUN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 BENCH_QUICK ?=
 
-.PHONY: docs help demo test lint unit node real kubelet meta proto bench setup clean
+.PHONY: docs help demo test lint unit node gpu real kubelet meta proto bench setup clean
 
 help: ## Show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | expand -t 12
@@ -34,6 +34,9 @@ unit: $(STAMP) ## Run the fast tests: unit, protocol, meta
 
 node: $(STAMP) ## Run the tests that need root: namespaces, mounts, sockets
 	$(RUN)/pytest tests/node
+
+gpu: $(STAMP) ## Run the GPU suite; on a machine with a card it runs there
+	$(RUN)/pytest tests/gpu
 
 real: $(STAMP) ## Run the tests against real consumers
 	$(RUN)/pytest tests/real

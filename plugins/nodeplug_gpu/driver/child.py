@@ -98,7 +98,6 @@ class DriverProcess:
             self._wait()
             self._still(loaded)
         bound = _bound(self._settings.sysfs)
-        self._open.set()
         while True:
             self._still(loaded)
             if _bound(self._settings.sysfs) != bound:
@@ -109,6 +108,7 @@ class DriverProcess:
             except NvmlFailure as error:
                 self._send(_failed(error))
                 self._leave(str(error))
+            self._open.set()
             self._wait()
 
     def _load(self) -> library.Library:

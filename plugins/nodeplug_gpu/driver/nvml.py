@@ -201,7 +201,10 @@ class Reader:
 
     def _pci(self, handle: Handle) -> str:
         info = self._optional(None, "nvmlDeviceGetPciInfo_v3", handle)
-        return "" if info is None else bus_address(text(info.busId))
+        try:
+            return "" if info is None else bus_address(text(info.busId))
+        except UnicodeDecodeError:  # pynvml decodes the fields of a structure when they are read
+            return ""
 
     def _fields(self, handle: Handle) -> tuple[int | None, int | None]:
         """Return the recovery action and the uncorrected ECC errors."""

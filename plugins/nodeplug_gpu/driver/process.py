@@ -195,7 +195,7 @@ class NvmlDriver:
             return
         if process.planned:
             self._log.info("%s; a new driver process is started", process.died)
-        elif self.view.reason != process.died:
+        elif (self.view.reason, self.view.generation) != (process.died, self._generation):
             self._fail(process.died)
         self._failures = 0 if lived > max(self._poll, 4 * self._hang_after) else self._failures + 1
         self._pause(selector, min(self._poll, _FIRST_PAUSE * 2 ** min(self._failures, 16)))

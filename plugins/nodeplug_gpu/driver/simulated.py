@@ -16,9 +16,9 @@ import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from nodeplug_gpu.cards import Card, GpuEvent, GpuProcess, MigInstance, Uuid, View, Vitals
 from nodeplug_gpu.driver import Observer
@@ -73,6 +73,12 @@ class SimulatedCard(_Strict):
         (9, 0), description="CUDA compute capability, major and minor."
     )
 
+    @model_validator(mode="after")
+    def _one_uuid(self) -> Self:
+        if self.uuid is not None and self.count > 1:
+            raise ValueError("a uuid names one card; write count = 1, or leave the uuid out")
+        return self
+
 
 class SimulatedProcess(_Strict):
     """A process that holds memory of a card."""
@@ -120,7 +126,7 @@ def simulate(descriptions: Sequence[SimulatedCard], node: str = "") -> tuple[Car
             index = len(cards)
             made = Uuid(f"GPU-{uuid.uuid5(_NAMESPACE, f'{node}/{index}')}")
             card = Card(
-                uuid=Uuid(entry.uuid) if entry.uuid and entry.count == 1 else made,
+                uuid=Uuid(entry.uuid) if entry.uuid else made,
                 index=index,
                 minor=index,
                 model=entry.model,

@@ -1,0 +1,236 @@
+"""A driver that hangs, crashes, fails and lies; on the mock alone."""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from nodeplug_gpu.driver.calls import DRIVER_WIDE, GONE, SYMBOLS
+
+CRASH = 0xDEAD
+OLD = {name: name.replace("_v2", "_v3") for name in SYMBOLS if name.endswith("RunningProcesses_v2")}
+ERRORS = [1, 2, 3, 4, 6, 7, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 23, 25, 27, 28, 29, 999, 12345]
+
+Watch = Callable[..., Any]
+
+
+@pytest.fixture
+def divided(nvml: Any) -> Any:
+    """A driver of which every call is used: with MIG, and with a broken event set to free."""
+    card = nvml.add_card()
+    nvml.add_instance(card)
+    return nvml
+
+
+def provoke(nvml: Any, symbol: str) -> None:
+    """Have a call used that is needed only when another one does not work."""
+    if symbol in OLD:
+        nvml.fail(OLD[symbol], 13)
+    if symbol == "nvmlDeviceGetMemoryInfo":
+        nvml.fail("nvmlDeviceGetMemoryInfo_v2", 13)
+    if symbol == "nvmlEventSetFree":
+        nvml.fail("nvmlEventSetWait_v2", 999)
+
+
+@pytest.mark.parametrize("symbol", SYMBOLS)
+def test_a_hang_in_any_call_is_seen_named_and_survived(divided: Any, watch: Watch, symbol: str) -> None:
+    provoke(divided, symbol)
+    divided.hang(symbol)
+    watched = watch(divided, hang_after=0.2)
+    failed = watched.until(lambda view: view.state == "failed" and "hangs" in view.reason)
+    assert symbol in failed.reason
+    divided.hang(symbol, hangs=False)
+    assert len(watched.running().cards) == 3
+
+
+@pytest.mark.parametrize("symbol", SYMBOLS)
+def test_a_crash_in_any_call_is_survived(divided: Any, watch: Watch, symbol: str) -> None:
+    provoke(divided, symbol)
+    divided.fail(symbol, CRASH)
+    watched = watch(divided)
+    watched.until(lambda view: view.reason == "the driver process was ended by SIGSEGV")
+    divided.fail(symbol, 0)
+    assert len(watched.running().cards) == 3
+
+
+@pytest.mark.parametrize("symbol", SYMBOLS)
+def test_every_call_is_in_use(divided: Any, watch: Watch, symbol: str) -> None:
+    provoke(divided, symbol)
+    watched = watch(divided)
+    watched.until(lambda _: divided.calls(symbol))
+
+
+def test_no_call_is_made_that_the_table_of_symbols_does_not_name(divided: Any) -> None:
+    code = """if True:
+        import sys, pathlib, pynvml
+        asked = set()
+        look_up = pynvml._nvmlGetFunctionPointer
+        pynvml._nvmlGetFunctionPointer = lambda name: asked.add(name) or look_up(name)
+        from nodeplug_gpu.driver import calls, events, library, nvml
+        library.load(pathlib.Path(sys.argv[1]))
+        calls = calls.Calls()
+        calls("nvmlInitWithFlags", 0)
+        reader = nvml.Reader(calls, pathlib.Path("/sys"), print)
+        assert len(reader.look().cards) == 3
+        events.Listener(calls, reader, print).wait(0.01)
+        print(*sorted(asked))
+    """
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", code, str(divided.root)]
+    asked = subprocess.run(command, check=True, capture_output=True, text=True, env=env).stdout.split()
+    assert set(asked) <= SYMBOLS.keys()
+    rare = {*OLD, "nvmlDeviceGetMemoryInfo", "nvmlEventSetFree"}
+    assert set(asked) == SYMBOLS.keys() - rare
+
+
+@pytest.mark.parametrize("symbol", SYMBOLS)
+def test_a_library_without_any_one_symbol_shows_what_it_can(divided: Any, watch: Watch, symbol: str) -> None:
+    divided.install(hidden=[symbol])
+    watched = watch(divided)
+    if symbol in {"nvmlInitWithFlags", "nvmlDeviceGetCount_v2"}:
+        view = watched.until(lambda view: view.state == "failed")
+        assert symbol in view.reason
+        assert "does not have this function" in view.reason
+        return
+    view = watched.running()
+    if symbol in {"nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetUUID"}:
+        assert view.cards == ()
+        assert all(symbol in sentence for sentence in view.left_out)
+        assert len(view.left_out) == 3
+    else:
+        assert len(view.cards) == 3
+        assert all(vitals.error == "" for vitals in view.vitals.values())
+
+
+@pytest.mark.parametrize("code", ERRORS)
+def test_every_error_of_the_first_call_is_a_state_with_a_reason(nvml: Any, watch: Watch, code: int) -> None:
+    nvml.fail("nvmlInitWithFlags", code)
+    watched = watch(nvml)
+    view = watched.until(lambda view: view.state != "starting")
+    assert view.state == ("absent" if code == 9 else "failed")
+    assert f"(NVML error {code})" in view.reason
+    nvml.fail("nvmlInitWithFlags", 0)
+    assert len(watched.running().cards) == 2
+
+
+@pytest.mark.parametrize("code", ERRORS)
+def test_every_error_of_one_cards_probe_concerns_that_card_alone(nvml: Any, watch: Watch, code: int) -> None:
+    watched = watch(nvml)
+    cards = watched.running().cards
+    hurt, well = cards
+    for symbol in ("nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetMemoryInfo"):
+        nvml.fail(symbol, code, nvml.state.card[0])
+    if code in DRIVER_WIDE:
+        view = watched.until(lambda view: view.state != "running")
+        assert view.cards == cards
+        assert f"(NVML error {code})" in view.reason
+    elif code in GONE:
+        watched.until(lambda view: view.cards == (well,))
+    elif code == 3:
+        watched.until(lambda view: [card.memory for card in view.cards] == [0, well.memory])
+    else:
+        view = watched.until(lambda view: view.vitals and view.vitals[hurt.uuid].error)
+        assert view.cards == cards
+        assert view.vitals[hurt.uuid].error_code == code
+        assert not view.vitals[well.uuid].error
+
+
+@pytest.mark.parametrize("code", ERRORS)
+def test_no_error_of_what_a_card_may_lack_hurts_it_unless_the_card_is_lost(nvml: Any, watch: Watch, code: int) -> None:
+    nvml.fail("nvmlDeviceGetFieldValues", code, nvml.state.card[1])
+    watched = watch(nvml)
+    if code in DRIVER_WIDE:
+        assert watched.until(lambda view: view.state != "starting").state in {"absent", "failed"}
+        return
+    view = watched.running()
+    if code in {15, 16}:
+        assert len(view.cards) == 1
+        assert f"(NVML error {code})" in view.left_out[0]
+    else:
+        assert view.vitals[view.cards[1].uuid].recovery_action is None
+        assert view.vitals[view.cards[0].uuid].recovery_action == 0
+
+
+@pytest.mark.parametrize("code", [9, 18])
+def test_a_driver_that_is_unloaded_while_it_runs_is_found_again(nvml: Any, watch: Watch, code: int) -> None:
+    watched = watch(nvml)
+    before = watched.running()
+    nvml.fail("nvmlDeviceGetCount_v2", code)
+    nvml.fail("nvmlInitWithFlags", code)
+    view = watched.until(lambda view: view.state != "running")
+    assert (view.state, view.cards) == ("absent" if code == 9 else "failed", before.cards)
+    nvml.fail("nvmlDeviceGetCount_v2", 0)
+    nvml.fail("nvmlInitWithFlags", 0)
+    assert watched.running().generation > before.generation
+
+
+def test_a_node_without_a_library_says_so_and_finds_one_that_is_installed_later(nvml: Any, watch: Watch) -> None:
+    nvml.uninstall()
+    watched = watch(nvml)
+    view = watched.until(lambda view: view.state == "absent")
+    assert view.cards == ()
+    assert view.reason.startswith(f"there is no libnvidia-ml.so.1 below {nvml.root}")
+    nvml.install()
+    assert len(watched.running().cards) == 2
+
+
+def test_a_library_that_cannot_be_loaded_is_a_failure_with_the_loaders_words(nvml: Any, watch: Watch) -> None:
+    nvml.path.write_bytes(b"no library")
+    view = watch(nvml).until(lambda view: view.state != "starting")
+    assert view.state == "failed"
+    assert "libnvidia-ml.so.1 cannot be loaded" in view.reason
+
+
+def test_a_library_of_another_machine_in_an_earlier_folder_is_passed_over(nvml: Any, watch: Watch) -> None:
+    other = nvml.root / "usr/lib/x86_64-linux-gnu"
+    other.mkdir(parents=True)
+    for file in nvml.path.parent.iterdir():
+        (other / file.name).hardlink_to(file)
+    nvml.path.unlink()
+    nvml.path.write_bytes(b"no library")
+    assert len(watch(nvml).running().cards) == 2
+
+
+def test_a_library_that_is_swapped_on_disk_is_loaded_without_a_failure(nvml: Any, watch: Watch) -> None:
+    watched = watch(nvml)
+    before = watched.running()
+    nvml.install()
+    after = watched.until(lambda view: view.generation > before.generation)
+    assert after.cards == before.cards
+    assert {view.state for view in watched.views} == {"running"}
+
+
+def test_a_library_that_is_removed_leaves_the_cards_in_sight_and_the_driver_absent(nvml: Any, watch: Watch) -> None:
+    watched = watch(nvml)
+    before = watched.running()
+    nvml.uninstall()
+    assert watched.until(lambda view: view.state == "absent").cards == before.cards
+
+
+def test_the_driver_process_ends_with_its_parent(nvml: Any) -> None:
+    code = """if True:
+        import logging, pathlib, sys, time
+        from nodeplug_gpu.driver.process import NvmlDriver
+        log = logging.LoggerAdapter(logging.getLogger("x"), {})
+        driver = NvmlDriver(pathlib.Path(sys.argv[1]), 0.05, 60.0, log)
+        driver.start(lambda view, events: None)
+        while driver.view.state != "running":
+            time.sleep(0.01)
+        print(driver.pid, flush=True)
+        time.sleep(3600)
+    """
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen([sys.executable, "-c", code, str(nvml.root)], stdout=subprocess.PIPE, env=env) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        nvml.hang("nvmlDeviceGetCount_v2")
+        handle = os.pidfd_open(child)
+        parent.send_signal(signal.SIGKILL)
+        parent.wait()
+    assert select.select([handle], [], [], 30.0)[0], "the driver process outlived its parent"
+    os.close(handle)
