@@ -90,6 +90,7 @@ class ResourceTask:
             self._binding, runner, self._snapshots, paths, mode=mode, poll=watch_interval, watchdog=watchdog
         )
         self._asked = asyncio.Event()
+        self._exchanged = asyncio.Event()
         self._list_error = ""
         self._failures = 0
 
@@ -117,6 +118,7 @@ class ResourceTask:
         self._binding.take_over(route)
         self._failures = 0
         self._asked.set()
+        self._exchanged.set()
         self._registration.look()
 
     def withdraw(self, reason: str) -> None:
@@ -147,11 +149,14 @@ class ResourceTask:
     async def _keep_listed(self) -> None:
         while True:
             self._asked.clear()
+            self._exchanged.clear()
             if not self._binding.held:
                 await self._list_once()
             elif self._binding.why:
                 await self._list_unhealthy(self._binding.why)
-            await asyncio.sleep(_SETTLE)
+            with suppress(TimeoutError):  # requests may wait for the first list of a new instance
+                async with asyncio.timeout(_SETTLE):
+                    await self._exchanged.wait()
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._next_listing()):
                     await self._asked.wait()
