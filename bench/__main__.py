@@ -1,12 +1,13 @@
 """`make bench`: one run of everything, in a network and mount namespace of its own.
 
-Prints a table and writes `bench/results/latest.json`. Needs root; the comparison needs Debian's
-containernetworking-plugins and is left out, with a word, where they are missing.
+Prints a table and the gates. The whole run writes `bench/results/latest.json`, and from it the picture and the tables
+of `docs/performance.md`; the quick one writes `bench/results/quick.json` alone. Needs root; the comparison needs
+Debian's containernetworking-plugins and iptables, and is left out, with a word, where they are missing.
 """
 
 import argparse
 import asyncio
-import itertools
+import datetime as dt
 import json
 import os
 import platform
@@ -15,20 +16,19 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any, Final
 
 from rich.console import Console
-from rich.table import Table
 
-from bench import cni, daemon
-from bench.measure import Summary
+from bench import cni, daemon, devices, page, report
+from bench.figures import Figures, flat, of_cni
 from nodeplug.testing import Kubelet, ScratchNode
 
-RESULTS = Path(__file__).parent / "results" / "latest.json"
-INSIDE = "NODEPLUG_BENCH_INSIDE"
-ENTRYPOINTS = {"ours": "", "native": "_native"}
-"""Our engines, and what their names add to a key."""
-Figures = dict[str, float]
+RESULTS: Final = Path(__file__).parent / "results"
+ROOT: Final = Path(__file__).parents[1]
+INSIDE: Final = "NODEPLUG_BENCH_INSIDE"
 Tell = Callable[[str], None]
 
 
@@ -36,7 +36,12 @@ def main() -> int:
     """Parse, go into namespaces of our own, measure, report."""
     parser = argparse.ArgumentParser(prog="bench", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="few repetitions: shows that it runs, not how fast")
+    told = "measure nothing: write page and picture from latest.json into a folder that has the page, docs by default"
+    parser.add_argument("--page", nargs="?", type=Path, const=page.DOCS, metavar="FOLDER", help=told)
     arguments = parser.parse_args()
+    if arguments.page:
+        page.write(json.loads((RESULTS / "latest.json").read_text()), arguments.page)
+        return 0
     if os.geteuid() != 0:
         print("the benchmark makes network namespaces and needs root", file=sys.stderr)
         return 1
@@ -52,93 +57,90 @@ def _inside(*, quick: bool) -> int:
     console = Console()
     try:
         with console.status("starting") as status:
-            figures = asyncio.run(_measure(folder, quick=quick, tell=status.update))
+            measured, kind = asyncio.run(_measure(folder, quick=quick, tell=status.update))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    about = {"machine": _machine(), "load_average": os.getloadavg()[0], "quick": quick}
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(figures | about, indent=1, sort_keys=True) + "\n")
-    console.print(_table(figures))
+    figures = measured | _about(kind, quick=quick)
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / ("quick.json" if quick else "latest.json")
+    path.write_text(json.dumps(figures, indent=1, sort_keys=True) + "\n")
+    for table in (report.everything(figures), report.gates(figures)):
+        console.print(table)
+    if not quick:
+        page.write(figures, page.DOCS)
     if "cni_add_p50_ratio" not in figures:
-        console.print("no comparison: install containernetworking-plugins for the reference executables")
-    if "shim_native_p50_ms" not in figures:
+        console.print("no comparison: install containernetworking-plugins and iptables for the reference executables")
+    if kind != "native":
         console.print("no compiled entrypoint: install gcc and libc6-dev")
     return 0
 
 
-async def _measure(folder: Path, *, quick: bool, tell: Tell) -> Figures:
+async def _measure(folder: Path, *, quick: bool, tell: Tell) -> tuple[Figures, str]:
     root = folder / "n"
     root.mkdir()
-    node = ScratchNode(root, daemon.PLUGINS)
+    devices.make_nodes(folder / "dev")
+    node = ScratchNode(
+        root, daemon.plugins(folder / "dev"), supervisor=daemon.SUPERVISOR, env={"PYTHONPATH": str(ROOT)}
+    )
     figures: Figures = {}
     async with Kubelet(root / "var" / "lib" / "kubelet") as kubelet:
-        tell("daemon: start to registration")
-        figures["registered_after_start_s"] = await daemon.registered_after_start(node, kubelet)
         try:
-            tell("daemon: Allocate")
-            figures |= _flat("allocate", await daemon.allocate(kubelet, 50 if quick else 1000))
-            figures |= await asyncio.to_thread(_measure_cni, folder, node, quick=quick, tell=tell)
+            tell("daemon: start to registration")
+            figures["registered_after_start_s"] = await daemon.registered_after_start(node, kubelet, 1 if quick else 7)
+            tell("device plugins")
+            figures |= await _measure_devices(kubelet, folder / "dev", quick=quick)
+            measured, kind = await asyncio.to_thread(_measure_cni, folder, node, quick=quick, tell=tell)
             tell("daemon: idle")
             seconds = 1 if quick else 10
             figures["daemon_idle_cpu_percent"] = await asyncio.to_thread(daemon.idle_cpu_percent, node.pid, seconds)
             figures["daemon_rss_mib"] = daemon.rss_mib(node.pid)
         finally:
             node.stop()
-    return figures
+    return figures | measured, kind
 
 
-def _measure_cni(folder: Path, node: ScratchNode, *, quick: bool, tell: Tell) -> Figures:
+async def _measure_devices(kubelet: Kubelet, nodes: Path, *, quick: bool) -> Figures:
+    figures = flat("register_to_first_list", await devices.first_list(kubelet, 3 if quick else 30))
+    figures |= flat("allocate", await devices.allocate(kubelet, 50 if quick else 1000))
+    figures |= flat("preferred_allocation", await devices.preferred(kubelet, 50 if quick else 1000))
+    return figures | flat("health_to_stream", await devices.health(kubelet, nodes, 5 if quick else 100))
+
+
+def _measure_cni(folder: Path, node: ScratchNode, *, quick: bool, tell: Tell) -> tuple[Figures, str]:
     engines = cni.engines(folder, node)
-    tell("shim")
-    figures: Figures = {}
-    for name, summary in cni.shim([one for one in engines if one.name in ENTRYPOINTS], 20 if quick else 300).items():
-        figures |= _flat(f"shim{ENTRYPOINTS[name]}", summary)
     with cni.namespaces(folder, 8 if quick else 100) as paths:
-        for name, of in cni.interleaved(engines, paths, tell).items():
-            for verb, seconds in (("add", of.add), ("check", of.check), ("del", of.delete)):
-                figures |= _flat(f"cni_{verb}_{name}", Summary.of(seconds))
-        tell(f"{cni.PARALLEL} at once")
-        rates = cni.throughput(engines, paths[: 3 * cni.PARALLEL], 1 if quick else 3)
-    for name, (add, delete) in rates.items():
-        figures |= {f"cni_add_16_{name}_per_s": add, f"cni_del_16_{name}_per_s": delete}
-    return figures | _ratios(figures)
+        series = cni.interleaved(engines, paths, node, tell)
+        tell(f"CNI, {cni.PARALLEL} at once")
+        cni.bursts(engines, paths[: 3 * cni.PARALLEL], 1 if quick else 3, series, node.pid)
+    tell("the entrypoints alone")
+    ours = [engine for engine in engines if engine.kind != "reference" and not engine.masquerade]
+    alone = cni.alone(ours, 20 if quick else 300)
+    return of_cni(engines, series, alone), engines[0].kind
 
 
-def _flat(name: str, summary: Summary) -> Figures:
-    return {f"{name}_p50_ms": summary.p50, f"{name}_p90_ms": summary.p90, f"{name}_p99_ms": summary.p99}
-
-
-def _ratios(figures: Figures) -> Figures:
-    """Each of ours over the reference, within this run; empty without the reference."""
-    if "cni_add_reference_p50_ms" not in figures:
-        return {}
-    ratios: Figures = {}
-    for name, infix in ENTRYPOINTS.items():
-        if f"cni_add_{name}_p50_ms" not in figures:
-            continue
-        for verb, rank in itertools.product(("add", "check", "del"), ("p50", "p99")):
-            ours, reference = (figures[f"cni_{verb}_{engine}_{rank}_ms"] for engine in (name, "reference"))
-            ratios[f"cni_{verb}{infix}_{rank}_ratio"] = ours / reference
-        for key in ("cni_add_16", "cni_del_16"):
-            ours, reference = (figures[f"{key}_{engine}_per_s"] for engine in (name, "reference"))
-            ratios[f"{key}{infix}_throughput_ratio"] = ours / reference
-    return ratios
-
-
-def _machine() -> str:
+def _about(kind: str, *, quick: bool) -> dict[str, Any]:
     kernel = platform.release().partition("-")[0]  # a build's suffix says nothing to a reader
-    return f"{os.cpu_count()} CPUs, Linux {kernel}, Python {platform.python_version()}"
+    return {
+        "cpus": os.cpu_count(),
+        "date": dt.datetime.now(tz=dt.UTC).date().isoformat(),
+        "entrypoints": kind,
+        "kernel": kernel,
+        "load_average": os.getloadavg()[0],
+        "machine": f"{os.cpu_count()} CPUs, Linux {kernel}, Python {platform.python_version()}",
+        "nodeplug_version": version("nodeplug"),
+        "python_version": platform.python_version(),
+        "quick": quick,
+        "reference_version": _package("containernetworking-plugins"),
+        "reference_iptables_version": _package("iptables"),
+    }
 
 
-def _table(figures: Figures) -> Table:
-    table = Table("measure", "p50 / p90 / p99 ms, or value", title=_machine())
-    series = sorted(key.removesuffix("_p90_ms") for key in figures if key.endswith("_p90_ms"))
-    for name in series:
-        table.add_row(name, " / ".join(f"{figures[f'{name}_{rank}_ms']:.2f}" for rank in ("p50", "p90", "p99")))
-    for key in sorted(figures):
-        if not key.endswith("_ms"):
-            table.add_row(key, f"{figures[key]:.2f}")
-    return table
+def _package(name: str) -> str:
+    """Return the version of a Debian package; empty where it is not installed."""
+    if shutil.which("dpkg-query") is None:
+        return ""
+    command = ["dpkg-query", "--show", "--showformat=${Version}", name]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
 if __name__ == "__main__":

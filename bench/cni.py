@@ -1,6 +1,7 @@
 """CNI in one interleaved run: our bridge + host-local against Debian's reference executables, and the shim alone.
 
-Ours is measured twice, with the script and with the compiled entrypoint; both lead to the same daemon.
+Ours is measured with the entrypoint that an installation chooses on this machine, and with the other kind where it can
+be made; both lead to the same daemon. Each of the three comes twice, without and with ipMasq.
 Owns: the engines, namespaces, configurations and the order of calls.
 Refuses: to run outside a network and mount namespace of its own (`bench.__main__` makes one).
 """
@@ -13,41 +14,53 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+from bench.daemon import cpu_seconds
 from bench.measure import Execution, Summary, execute
-from nodeplug.errors import NotFound
-from nodeplug.install.native import compile_one
+from nodeplug.install.scripts import Scripts
 from nodeplug.testing import Sandbox, ScratchNode
 
-REFERENCE = Path("/usr/lib/cni")
-IDLE_AFTER_DEL = 0.05
-"""Seconds between DELs: back to back, our background barriers would slow the reference and flatter us."""
-PARALLEL = 16
+REFERENCE: Final = Path("/usr/lib/cni")
+VERBS: Final = ("ADD", "CHECK", "DEL")
+PARALLEL: Final = 16
+IDLE_AFTER_DEL: Final = 0.05
+"""Seconds between lives: back to back, our background barriers would slow the reference and flatter us."""
+IDLE_AFTER_BURST: Final = 0.3
 
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """One implementation: where its executables are and what its network looks like."""
+    """One implementation: where its executables are and what its network looks like.
 
-    name: str
+    Attributes:
+        kind: "native" or "script" for ours, "reference".
+        masquerade: whether its network has ipMasq.
+    """
+
+    kind: str
+    masquerade: bool
     folder: Path
     bridge_type: str
-    ipam_type: str
-    subnet: str
+    number: int
     data: Path
-    masquerade: bool = False
+
+    @property
+    def name(self) -> str:
+        """A name that no other engine of the run has; it fits into the name of a bridge."""
+        return f"{self.kind[:6]}{'-masq' if self.masquerade else ''}"
 
     def config(self) -> dict[str, Any]:
         """Return the plugin object of its network."""
+        ipam = {"type": "host-local", "dataDir": str(self.data), "ranges": [[{"subnet": f"10.{self.number}.0.0/16"}]]}
         return {
             "cniVersion": "1.0.0",
             "name": f"bench-{self.name}",
             "type": self.bridge_type,
-            "bridge": f"br-{self.name}"[:15],
+            "bridge": f"br-{self.name}",
             "isDefaultGateway": True,
             "ipMasq": self.masquerade,
-            "ipam": {"type": self.ipam_type, "dataDir": str(self.data), "ranges": [[{"subnet": self.subnet}]]},
+            "ipam": ipam,
         }
 
     def call(self, verb: str, container: str, netns: Path, previous: Any = None) -> Execution:
@@ -66,37 +79,42 @@ class Engine:
 
 
 def engines(folder: Path, node: ScratchNode) -> list[Engine]:
-    """Install ours and return what this machine can compare: ours, native, reference.
-
-    Raises:
-        RuntimeError: the installation failed.
-    """
-    installed = node.run("install")
-    if installed.returncode:
-        raise RuntimeError(installed.stderr)
-    found = [Engine("ours", node.paths.cni_bin, "nodeplug-bridge", "host-local", "10.91.0.0/16", folder / "ours")]
-    try:
-        program = compile_one(flex=False, socket=node.paths.exec_socket, spool=node.paths.spool)
-    except NotFound:  # no compiler
-        pass
-    else:
-        bin_folder = folder / "native-bin"
-        bin_folder.mkdir()
-        (bin_folder / "nodeplug-bridge").write_bytes(program)
-        (bin_folder / "nodeplug-bridge").chmod(0o755)
-        found.append(Engine("native", bin_folder, "nodeplug-bridge", "host-local", "10.93.0.0/16", folder / "native"))
+    """Return what this machine can compare; the first is what `nodeplug install` chose."""
+    chosen = node.status()["entrypoints"]["kind"]
+    kinds = {chosen: (node.paths.cni_bin, "nodeplug-bridge")}
+    if chosen == "native":
+        scripts = folder / "script-bin"
+        scripts.mkdir()
+        script = scripts / "nodeplug-bridge"
+        script.write_bytes(Scripts.render(socket=node.paths.exec_socket, spool=node.paths.spool).cni)
+        script.chmod(0o755)
+        kinds["script"] = (scripts, "nodeplug-bridge")
     if (REFERENCE / "bridge").exists():
-        found.append(Engine("reference", REFERENCE, "bridge", "host-local", "10.92.0.0/16", folder / "reference"))
-    return found
+        kinds["reference"] = (REFERENCE, "bridge")
+    return [
+        Engine(kind, masquerade, where, executable, 90 + 2 * number + masquerade, folder / f"{kind}-{masquerade:d}")
+        for number, (kind, (where, executable)) in enumerate(kinds.items())
+        for masquerade in (False, True)
+    ]
 
 
 @dataclass(slots=True)
 class Series:
-    """Seconds of each verb, of one engine."""
+    """What was measured of one engine.
 
-    add: list[float] = field(default_factory=list)
-    check: list[float] = field(default_factory=list)
-    delete: list[float] = field(default_factory=list)
+    Attributes:
+        serial: seconds of each call, one at a time, by verb.
+        burst: seconds of each call, PARALLEL at once.
+        wall: seconds of all bursts together.
+        plugin: seconds that the daemon spent in calls of the serial run, by verb; empty for the reference.
+        cpu: seconds of user and of system time that the daemon spent in bursts.
+    """
+
+    serial: dict[str, list[float]] = field(default_factory=lambda: {verb: [] for verb in VERBS})
+    burst: dict[str, list[float]] = field(default_factory=lambda: {verb: [] for verb in VERBS})
+    wall: dict[str, float] = field(default_factory=lambda: dict.fromkeys(VERBS, 0.0))
+    plugin: dict[str, list[float]] = field(default_factory=lambda: {verb: [] for verb in VERBS})
+    cpu: dict[str, tuple[float, float]] = field(default_factory=lambda: dict.fromkeys(VERBS, (0.0, 0.0)))
 
 
 @contextmanager
@@ -106,57 +124,73 @@ def namespaces(folder: Path, count: int) -> Iterator[list[Path]]:
         yield [stack.enter_context(Sandbox(folder / f"ns{number}")).path for number in range(count)]
 
 
-def interleaved(engines: list[Engine], paths: list[Path], report: Callable[[str], None]) -> Mapping[str, Series]:
-    """ADD, CHECK and DEL in every namespace, the engines taking turns in rotating order."""
+def _rotated(engines: list[Engine], turn: int) -> list[Engine]:
+    return engines[turn % len(engines) :] + engines[: turn % len(engines)]
+
+
+def interleaved(
+    engines: list[Engine], paths: list[Path], node: ScratchNode, report: Callable[[str], None]
+) -> Mapping[str, Series]:
+    """ADD, CHECK and DEL in every namespace, one at a time, the engines taking turns in rotating order."""
     series = {engine.name: Series() for engine in engines}
-    for engine in engines:  # one call to warm up: bridges, sysctls, page cache
-        engine.call("ADD", f"warm-{engine.name}", paths[0])
-        engine.call("DEL", f"warm-{engine.name}", paths[0])
+    for engine in engines:  # one life to warm up: bridges, sysctls, page cache
+        _one_life(engine, Series(), "warm", paths[0], node)
     for number, path in enumerate(paths):
-        turn = number % len(engines)
-        for engine in engines[turn:] + engines[:turn]:
-            _one_life(engine, series[engine.name], f"c{number}", path)
+        for engine in _rotated(engines, number):
+            _one_life(engine, series[engine.name], f"c{number}", path, node)
         if number % 10 == 9:
-            report(f"serial: {number + 1} of {len(paths)}")
+            report(f"CNI, one at a time: {number + 1} of {len(paths)}")
     return series
 
 
-def _one_life(engine: Engine, series: Series, container: str, netns: Path) -> None:
+def _one_life(engine: Engine, series: Series, container: str, netns: Path, node: ScratchNode) -> None:
     added = engine.call("ADD", container, netns)
-    series.add.append(added.seconds)
     previous = json.loads(added.stdout)
-    series.check.append(engine.call("CHECK", container, netns, previous).seconds)
-    series.delete.append(engine.call("DEL", container, netns, previous).seconds)
+    checked = engine.call("CHECK", container, netns, previous)
+    deleted = engine.call("DEL", container, netns, previous)
+    for verb, execution in zip(VERBS, (added, checked, deleted), strict=True):
+        series.serial[verb].append(execution.seconds)
+    if engine.kind != "reference":
+        for call in node.status()["recent"][: len(VERBS)]:
+            series.plugin[call["verb"]].append(call["seconds"])
     time.sleep(IDLE_AFTER_DEL)
 
 
-def throughput(engines: list[Engine], paths: list[Path], rounds: int) -> Mapping[str, tuple[float, float]]:
-    """ADD and DEL operations per second with PARALLEL callers, rounds of the engines taking turns."""
-    spent: dict[str, list[float]] = {engine.name: [0.0, 0.0] for engine in engines}
+def bursts(engines: list[Engine], paths: list[Path], rounds: int, series: Mapping[str, Series], daemon: int) -> None:
+    """ADD, CHECK and DEL in every namespace with PARALLEL callers; rounds of the engines take turns."""
     with ThreadPoolExecutor(PARALLEL) as pool:
         for turn in range(rounds):
-            shift = turn % len(engines)
-            for engine in engines[shift:] + engines[:shift]:
-                for index, verb in enumerate(("ADD", "DEL")):
-                    started = time.perf_counter()
+            for engine in _rotated(engines, turn):
+                previous: list[Any] = [None] * len(paths)
+                for verb in VERBS:
+                    before, started = cpu_seconds(daemon), time.perf_counter()
                     jobs = [
-                        pool.submit(engine.call, verb, f"p{turn}-{number}", path) for number, path in enumerate(paths)
+                        pool.submit(engine.call, verb, f"p{turn}-{number}", path, previous[number])
+                        for number, path in enumerate(paths)
                     ]
-                    for job in jobs:
-                        job.result()
-                    spent[engine.name][index] += time.perf_counter() - started
-                    time.sleep(0.5)
-    calls = len(paths) * rounds
-    return {name: (calls / add, calls / delete) for name, (add, delete) in spent.items()}
+                    done = [job.result() for job in jobs]
+                    wall, after = time.perf_counter() - started, cpu_seconds(daemon)
+                    _note(series[engine.name], verb, done, wall, (after[0] - before[0], after[1] - before[1]))
+                    if verb == "ADD":
+                        previous = [json.loads(execution.stdout) for execution in done]
+                    time.sleep(IDLE_AFTER_BURST)
 
 
-def shim(engines: list[Engine], count: int) -> Mapping[str, Summary]:
-    """Time STATUS through shim and daemon, in turns: the road alone, with next to no work at its end."""
-    seconds: dict[str, list[float]] = {engine.name: [] for engine in engines}
+def _note(series: Series, verb: str, done: list[Execution], wall: float, cpu: tuple[float, float]) -> None:
+    series.burst[verb] += [execution.seconds for execution in done]
+    series.wall[verb] += wall
+    user, system = series.cpu[verb]
+    series.cpu[verb] = (user + cpu[0], system + cpu[1])
+
+
+def alone(engines: list[Engine], count: int) -> Mapping[str, tuple[Summary, Summary]]:
+    """Time VERSION and STATUS in turns: the entrypoint's own start, and the road through it to the daemon and back."""
+    seconds: dict[str, tuple[list[float], list[float]]] = {engine.kind: ([], []) for engine in engines}
     for _ in range(count):
         for engine in engines:
             config = json.dumps(engine.config() | {"cniVersion": "1.1.0"}).encode()
-            env = {"CNI_COMMAND": "STATUS", "CNI_PATH": str(engine.folder), "PATH": os.defpath}
-            done = execute(str(engine.folder / engine.bridge_type), env, config)
-            seconds[engine.name].append(done.checked("STATUS").seconds)
-    return {name: Summary.of(series) for name, series in seconds.items()}
+            for verb, series in zip(("VERSION", "STATUS"), seconds[engine.kind], strict=True):
+                env = {"CNI_COMMAND": verb, "CNI_PATH": str(engine.folder), "PATH": os.defpath}
+                done = execute(str(engine.folder / engine.bridge_type), env, config)
+                series.append(done.checked(verb).seconds)
+    return {kind: (Summary.of(version), Summary.of(status)) for kind, (version, status) in seconds.items()}

@@ -87,7 +87,7 @@ class Supervisor(_Model):
     podresources_poll: Seconds = Field(10.0, description="How often kubelet is asked who holds which device.")
     install: bool = Field(False, description="Install the entrypoint scripts of all claims at start and reload.")
     native_entrypoints: bool | Literal["auto"] = Field(
-        "auto", description="Compile the entrypoints on the node: if it has a C compiler, always, or never."
+        "auto", description="Compiled entrypoints: 'auto': if the node has a C compiler; true: or fail; false: scripts."
     )
     listen: Annotated[str, AfterValidator(_check_address)] = Field(
         "127.0.0.1:9808", description="Address of /healthz, /readyz and /metrics; empty switches them off."

@@ -1,7 +1,6 @@
 """What pages repeat from the code is what the code says."""
 
 import inspect
-import json
 import re
 import shutil
 import subprocess
@@ -116,26 +115,6 @@ def test_every_metric_is_documented_and_the_other_way_round() -> None:
     told = set(re.findall(r"`(nodeplug_[a-z_]+)`", (DOCS / "operating.md").read_text()))
     families = {family.name for family in Metrics().registry.collect()}
     assert told == {name for name in families if name.startswith("nodeplug_")}
-
-
-def figures_on_the_page() -> list[str]:
-    rows = re.findall(r"^\| (`.*?) \|", (DOCS / "performance.md").read_text(), re.MULTILINE)
-    return [name for row in rows for name in re.findall(r"`(\w+)`", row)]
-
-
-def test_every_figure_of_the_benchmark_is_explained() -> None:
-    figures = json.loads((ROOT / "bench" / "results" / "latest.json").read_text())
-    parallel = re.compile(r"_16_(native|reference)_")  # explained once, for ours
-    told = figures_on_the_page()
-    named = {name: parallel.sub("_16_ours_", name) for name in figures if "ratio" not in name}
-    assert [name for name, of in named.items() if not any(f"{of}_".startswith(f"{one}_") for one in told)] == []
-
-
-def test_every_figure_on_the_page_is_one_of_the_benchmark() -> None:
-    measured = json.loads((ROOT / "bench" / "results" / "latest.json").read_text())
-    # A machine without the reference plugins, or without a compiler, has no figures of theirs.
-    named = [name for name in figures_on_the_page() if not re.search("reference|native", name)]
-    assert [told for told in named if not any(f"{name}_".startswith(f"{told}_") for name in measured)] == []
 
 
 def script_constant(script: str, name: str) -> str:

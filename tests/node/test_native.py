@@ -183,7 +183,7 @@ def test_no_call_fails_while_script_and_program_change_places(node: ScratchNode)
     def call() -> None:
         cni, flex = entrypoints(node)
         while not ended.is_set():
-            for command, mark in (([cni], b"1.1.0"), ([flex, "init"], b"Success")):
+            for command, mark in (([str(cni)], b"1.1.0"), ([str(flex), "init"], b"Success")):
                 done = subprocess.run(command, env=VERSION, capture_output=True, check=False)
                 if mark not in done.stdout:
                     failed.append(f"{done}")

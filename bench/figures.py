@@ -1,0 +1,97 @@
+"""From series to flat keys, and what is asked of them.
+
+Owns: the names of all figures, the ratios, the gates, and where the time of an ADD goes.
+Refuses: to measure, and to draw.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from bench.cni import PARALLEL, VERBS, Engine, Series
+from bench.measure import Summary
+
+Figures = dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """A figure that has a limit."""
+
+    key: str
+    at_most: bool
+    limit: float
+    what: str
+
+    def met(self, figures: Mapping[str, object]) -> bool | None:
+        """Whether it is met; None when it was not measured."""
+        value = figures.get(self.key)
+        if not isinstance(value, int | float):
+            return None
+        return value <= self.limit if self.at_most else value >= self.limit
+
+
+GATES: Final = (
+    Gate("cni_add_p50_ratio", at_most=True, limit=0.95, what="ADD, time"),
+    Gate("cni_del_p50_ratio", at_most=True, limit=0.45, what="DEL, time"),
+    Gate("cni_add_masq_p50_ratio", at_most=True, limit=0.45, what="ADD with ipMasq, time"),
+    Gate("cni_add_16_throughput_ratio", at_most=False, limit=1.2, what="ADD, 16 at once, calls per second"),
+)
+
+
+def flat(name: str, summary: Summary) -> Figures:
+    """Return the percentiles of one series as `<name>_p50_ms` and so on."""
+    return {f"{name}_p50_ms": summary.p50, f"{name}_p90_ms": summary.p90, f"{name}_p99_ms": summary.p99}
+
+
+def of_cni(
+    engines: list[Engine], series: Mapping[str, Series], alone: Mapping[str, tuple[Summary, Summary]]
+) -> Figures:
+    """Name everything that was measured of CNI; the first engine is the default and has no prefix."""
+    default = engines[0].kind
+    prefixes = {engine.kind: "" if engine.kind == default else f"{engine.kind}_" for engine in engines}
+    figures: Figures = {}
+    for engine in engines:
+        figures |= _of_engine(prefixes[engine.kind], "_masq" if engine.masquerade else "", series[engine.name])
+    for kind, (version, status) in alone.items():
+        figures |= flat(f"{prefixes[kind]}shim", status) | flat(f"{prefixes[kind]}entrypoint_alone", version)
+    if "reference" in prefixes:
+        for kind in prefixes.keys() - {"reference"}:
+            figures |= _ratios(figures, prefixes[kind])
+    return figures | _shares(figures)
+
+
+def _of_engine(prefix: str, masq: str, series: Series) -> Figures:
+    figures: Figures = {}
+    for verb in VERBS:
+        name, burst = f"{prefix}cni_{verb.lower()}{masq}", f"{prefix}cni_{verb.lower()}{masq}_{PARALLEL}"
+        figures |= flat(name, Summary.of(series.serial[verb])) | flat(burst, Summary.of(series.burst[verb]))
+        figures[f"{burst}_per_s"] = len(series.burst[verb]) / series.wall[verb]
+        if series.plugin[verb]:
+            figures[f"{name}_in_plugin_p50_ms"] = Summary.of(series.plugin[verb]).p50
+            user, system = (seconds / len(series.burst[verb]) * 1e3 for seconds in series.cpu[verb])
+            figures |= {f"{name}_daemon_user_ms": user, f"{name}_daemon_system_ms": system}
+    return figures
+
+
+def _ratios(figures: Figures, prefix: str) -> Figures:
+    """Each of ours over the reference, within this run."""
+    ratios: Figures = {}
+    for verb in (verb.lower() for verb in VERBS):
+        for masq in ("", "_masq"):
+            for rank in ("p50", "p99"):
+                name = f"cni_{verb}{masq}_{rank}"
+                ratios[f"{prefix}{name}_ratio"] = figures[f"{prefix}{name}_ms"] / figures[f"reference_{name}_ms"]
+            name = f"cni_{verb}{masq}_{PARALLEL}"
+            rate = figures[f"{prefix}{name}_per_s"] / figures[f"reference_{name}_per_s"]
+            ratios[f"{prefix}{name}_throughput_ratio"] = rate
+    return ratios
+
+
+def _shares(figures: Figures) -> Figures:
+    """Where the time of an ADD of the default goes, of medians: start, plugin, and the road between the two."""
+    shares: Figures = {}
+    for masq in ("", "_masq"):
+        inside, whole = figures[f"cni_add{masq}_in_plugin_p50_ms"], figures[f"cni_add{masq}_p50_ms"]
+        shares[f"cni_add{masq}_on_the_road_ms"] = whole - inside - figures["entrypoint_alone_p50_ms"]
+    return shares

@@ -1,0 +1,27 @@
+"""`docs/performance.md` and its picture, from the results of one run.
+
+Owns: the block between the two marks of the page, and the file of the picture.
+Refuses: what stands outside the marks: people write that.
+"""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from bench import picture, report
+
+DOCS: Final = Path(__file__).parents[1] / "docs"
+_BLOCK: Final = re.compile(r"(<!-- results -->\n).*?(<!-- end results -->)", re.DOTALL)
+
+
+def render(text: str, figures: Mapping[str, Any]) -> str:
+    """Return the page with the results of a run in its block."""
+    return _BLOCK.sub(lambda block: f"{block[1]}\n{report.markdown(figures)}\n\n{block[2]}", text)
+
+
+def write(figures: Mapping[str, Any], docs: Path) -> None:
+    """Write page and picture into a folder that has the page."""
+    page = docs / "performance.md"
+    page.write_text(render(page.read_text(encoding="utf-8"), figures), encoding="utf-8")
+    (docs / "performance.svg").write_text(picture.svg(figures), encoding="utf-8")

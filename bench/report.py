@@ -1,0 +1,151 @@
+"""The figures as tables, for a terminal and for `docs/performance.md`.
+
+Owns: which figures stand together, and their rounding.
+Refuses: to compute any.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final
+
+from rich.table import Table
+
+from bench.figures import GATES
+
+WORDS: Final = {True: "met", False: "NOT met", None: "not measured"}
+CALLS: Final = {
+    f"{verb}{words}": f"cni_{verb.lower()}{masq}"
+    for masq, words in (("", ""), ("_masq", ", ipMasq"))
+    for verb in ("ADD", "CHECK", "DEL")
+}
+KINDS: Final = {"native": "compiled", "script": "script"}
+VALUES: Final = {
+    "shim_p50_ms": "entrypoint, daemon and back, without work (STATUS)",
+    "register_to_first_list_p50_ms": "Register until kubelet has the first list",
+    "allocate_p50_ms": "Allocate",
+    "preferred_allocation_p50_ms": "GetPreferredAllocation",
+    "health_to_stream_p50_ms": "a device is gone until kubelet has the list that says so",
+}
+DAEMON: Final = {
+    "registered_after_start_s": ("start of the daemon until kubelet has the first list", "s", 2),
+    "daemon_rss_mib": ("resident memory with the bundled plugins", "MiB", 0),
+    "daemon_idle_cpu_percent": ("CPU while nobody calls", "%", 1),
+}
+
+
+def everything(figures: Mapping[str, Any]) -> Table:
+    """Return every figure, for a terminal."""
+    table = Table("measure", "p50 / p90 / p99 ms, or value", title=str(figures["machine"]))
+    for name in sorted(key.removesuffix("_p90_ms") for key in figures if key.endswith("_p90_ms")):
+        table.add_row(name, _percentiles(figures, name, 2))
+    for key, value in sorted(figures.items()):
+        if "in_plugin" in key or (isinstance(value, float) and not key.endswith(("_p50_ms", "_p90_ms", "_p99_ms"))):
+            table.add_row(key, f"{value:.2f}")
+    return table
+
+
+def gates(figures: Mapping[str, Any]) -> Table:
+    """Return the gates, for a terminal."""
+    table = Table("gate", "limit", "measured", "")
+    for row in _gate_rows(figures):
+        table.add_row(*row)
+    return table
+
+
+def markdown(figures: Mapping[str, Any]) -> str:
+    """Return all tables of the page."""
+    other = next((kind for kind in KINDS if f"{kind}_cni_add_p50_ms" in figures), "")
+    reference = f"containernetworking-plugins {figures['reference_version']}"
+    tables = f"iptables {figures['reference_iptables_version']}"
+    parts = [
+        f"Measured on {figures['date']} ({figures['machine']}). The reference is Debian's {reference}, with {tables}.",
+        _table(("gate", "limit", "measured", ""), _gate_rows(figures)),
+        "One call at a time, p50 / p90 / p99 in milliseconds; the ratio is of p50 to the reference:",
+        _calls(figures, other),
+        "Sixteen callers at once, calls per second:",
+        _bursts(figures, other),
+        "Everything else:",
+        _table(("measure", "p50 / p90 / p99, ms"), _value_rows(figures, other)),
+        _table(("measure", "value"), _daemon_rows(figures)),
+        "Where the time of an ADD goes, medians in milliseconds:",
+        _table(("part", "ADD", "with ipMasq"), _part_rows(figures)),
+    ]
+    return "\n\n".join(parts)
+
+
+def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    lines = [f"| {' | '.join(cells)} |" for cells in (head, *rows)]
+    return "\n".join([lines[0], "|---" * len(head) + "|", *lines[1:]])
+
+
+def _percentiles(figures: Mapping[str, Any], name: str, digits: int = 1) -> str:
+    if f"{name}_p50_ms" not in figures:
+        return "-"
+    return " / ".join(f"{figures[f'{name}_{rank}_ms']:.{digits}f}" for rank in ("p50", "p90", "p99"))
+
+
+def _number(figures: Mapping[str, Any], key: str, digits: int = 2) -> str:
+    return f"{figures[key]:.{digits}f}" if key in figures else "-"
+
+
+def _gate_rows(figures: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    for gate in GATES:
+        limit = f"{'at most' if gate.at_most else 'at least'} {gate.limit:.2f} of the reference"
+        yield gate.what, limit, _number(figures, gate.key), WORDS[gate.met(figures)]
+
+
+def _calls(figures: Mapping[str, Any], other: str) -> str:
+    return _compared(
+        figures,
+        other,
+        lambda name: _percentiles(figures, name),
+        lambda name: _number(figures, f"{name}_p50_ratio"),
+    )
+
+
+def _bursts(figures: Mapping[str, Any], other: str) -> str:
+    return _compared(
+        figures,
+        other,
+        lambda name: _number(figures, f"{name}_16_per_s", 0),
+        lambda name: _number(figures, f"{name}_16_throughput_ratio"),
+    )
+
+
+def _compared(figures: Mapping[str, Any], other: str, value: Callable[[str], str], ratio: Callable[[str], str]) -> str:
+    """Return one row per call: the reference, then each kind of ours with its ratio."""
+    prefixes = {KINDS[figures["entrypoints"]]: ""} | ({KINDS[other]: f"{other}_"} if other else {})
+    rows = []
+    for call, name in CALLS.items():
+        row = [call, value(f"reference_{name}")]
+        for prefix in prefixes.values():
+            row += [value(prefix + name), ratio(prefix + name)]
+        rows.append(tuple(row))
+    return _table(("call", "reference", *(word for kind in prefixes for word in (kind, "ratio"))), rows)
+
+
+def _value_rows(figures: Mapping[str, Any], other: str) -> Iterator[tuple[str, ...]]:
+    for key, words in VALUES.items():
+        yield words, _percentiles(figures, key.removesuffix("_p50_ms"), 2)
+        if key == "shim_p50_ms" and other:
+            yield f"{words}, {KINDS[other]}", _percentiles(figures, f"{other}_shim", 2)
+
+
+def _daemon_rows(figures: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    for key, (words, unit, digits) in DAEMON.items():
+        yield words, f"{_number(figures, key, digits)} {unit}"
+
+
+def _part_rows(figures: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    parts = {
+        "start and end of the entrypoint (VERSION)": ("entrypoint_alone_p50_ms", "entrypoint_alone_p50_ms"),
+        "on the road: connect, frame, threads, record, answer": _both("on_the_road_ms"),
+        "in the plugin: netlink, nftables, addresses": _both("in_plugin_p50_ms"),
+        "the daemon's CPU per ADD, user": _both("daemon_user_ms"),
+        "the daemon's CPU per ADD, system": _both("daemon_system_ms"),
+    }
+    for words, keys in parts.items():
+        yield words, *(_number(figures, key) for key in keys)
+
+
+def _both(ending: str) -> tuple[str, str]:
+    return f"cni_add_{ending}", f"cni_add_masq_{ending}"

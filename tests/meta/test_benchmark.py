@@ -1,0 +1,108 @@
+"""What is published about speed: picture and tables agree with the results, and every figure is explained."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from nodeplug.install.native import SOURCE
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "performance.md"
+DETAILS = re.compile(r"_(p50|p90|p99)_(ms|ratio)$|_(throughput_ratio|per_s|ms)$|^(reference|script|native)_|_masq")
+PARTS = ("in_plugin", "on_the_road", "daemon_user", "daemon_system")
+GATED = (
+    "cni_add_p50_ratio",
+    "cni_del_p50_ratio",
+    "cni_add_masq_p50_ratio",
+    "cni_add_16_throughput_ratio",
+)
+PROMISED = (
+    *GATED,
+    "shim_p50_ms",
+    "allocate_p99_ms",
+    "preferred_allocation_p50_ms",
+    "register_to_first_list_p50_ms",
+    "health_to_stream_p50_ms",
+    "daemon_rss_mib",
+    "daemon_idle_cpu_percent",
+    "registered_after_start_s",
+    "date",
+    "machine",
+)
+
+
+@pytest.fixture(scope="module")
+def figures() -> Mapping[str, Any]:
+    results: dict[str, Any] = json.loads((ROOT / "bench" / "results" / "latest.json").read_text())
+    return results
+
+
+def explained() -> set[str]:
+    rows = re.findall(r"^\| (`.*?) \|", PAGE.read_text(), re.MULTILINE)
+    return {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+
+
+def plain(key: str) -> str:
+    """Return the name under which the page explains a figure."""
+    name = key
+    while (shorter := DETAILS.sub("", name)) != name:
+        name = shorter
+    return next((part for part in PARTS if name.endswith(part)), name)
+
+
+@pytest.mark.parametrize("name", ["performance.md", "performance.svg"])
+def test_page_and_picture_are_those_of_the_results(name: str, tmp_path: Path) -> None:
+    shutil.copy(PAGE, tmp_path)
+    command = [sys.executable, "-m", "bench", "--page", str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, check=True)
+    assert (tmp_path / name).read_text() == (PAGE.parent / name).read_text(), "run: python -m bench --page"
+
+
+def test_the_picture_is_shown_and_says_where_and_when(figures: Mapping[str, Any]) -> None:
+    document = ET.parse(ROOT / "docs" / "performance.svg")
+    words = " ".join(document.getroot().itertext())
+    assert figures["date"] in words
+    assert figures["machine"] in words
+    assert "(performance.svg)" in PAGE.read_text()
+
+
+def test_every_figure_of_the_benchmark_is_explained(figures: Mapping[str, Any]) -> None:
+    known = explained()
+    assert sorted(key for key in figures if key not in known and plain(key) not in known) == []
+
+
+def test_every_figure_on_the_page_is_one_of_the_benchmark(figures: Mapping[str, Any]) -> None:
+    measured = {plain(key) for key in figures} | set(figures)
+    measured |= {"masq", "ratio", "reference", "script", "native", "entrypoints", "throughput_ratio", "per_s"}
+    assert explained() - measured == set()
+
+
+def test_published_results_are_those_of_a_whole_run_with_the_reference(figures: Mapping[str, Any]) -> None:
+    assert figures["quick"] is False
+    assert [key for key in PROMISED if key not in figures] == []
+
+
+def test_published_results_are_flat(figures: Mapping[str, Any]) -> None:
+    assert [key for key, value in figures.items() if not isinstance(value, str | int | float)] == []
+
+
+def test_each_gate_is_judged_on_the_page(figures: Mapping[str, Any]) -> None:
+    rows = re.findall(
+        r"^\| .* \| at (most|least) ([\d.]+) of the reference \| ([\d.]+) \| (.*) \|$", PAGE.read_text(), re.MULTILINE
+    )
+    assert len(rows) == len(GATED)
+    for (side, limit, value, verdict), key in zip(rows, GATED, strict=True):
+        met = figures[key] <= float(limit) if side == "most" else figures[key] >= float(limit)
+        assert (value, verdict) == (f"{figures[key]:.2f}", "met" if met else "NOT met")
+
+
+def test_the_decision_about_entrypoints_names_their_source() -> None:
+    assert f"bin/{SOURCE}" in (ROOT / "docs" / "decisions" / "0005-entrypoints.md").read_text()
