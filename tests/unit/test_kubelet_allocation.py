@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Collection
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -106,6 +107,29 @@ def test_same_seed_chooses_the_same_devices() -> None:
     devices = table(*(f"d{number}" for number in range(50)))
     assert choose(want(5), devices, seed=1) == choose(want(5), devices, seed=1)
     assert len({choose(want(5), devices, seed=seed) for seed in range(20)}) > 1
+
+
+def test_reused_device_may_be_unhealthy() -> None:
+    assert choose(want(1, reusable=["a"], in_use=["a"]), table("b", unhealthy=["a"])) == {"a"}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "devices", "text"),
+    [
+        (want(1), None, "can't allocate unregistered device example.com/thing"),
+        (want(1), table(unhealthy=["a"]), "Requested: 1, Available: 0"),
+        (want(0), table(unhealthy=["a"]), ""),
+        (want(1, held=["a"]), table("b", unhealthy=["a"]), ""),
+        (want(1, held=["a"]), None, ""),
+    ],
+)
+def test_old_kubelet_asks_less(wanted: Want, devices: DeviceTable | None, text: str) -> None:
+    old = replace(wanted, old_style=True, in_use=set(wanted.in_use), taken=set())
+    if text:
+        with pytest.raises(AdmissionError, match=text):
+            choose(old, devices)
+    else:
+        assert choose(old, devices) == frozenset()
 
 
 names = st.frozensets(st.sampled_from([f"d{number}" for number in range(12)]))

@@ -16,17 +16,19 @@ import grpc.aio
 
 from nodeplug.pb import deviceplugin_v1beta1_pb2 as pb
 from nodeplug.pb import deviceplugin_v1beta1_pb2_grpc as pb_grpc
+from nodeplug.pb import pluginregistration_v1_pb2 as watcher_pb
+from nodeplug.pb import pluginregistration_v1_pb2_grpc as watcher_grpc
 
 _PATIENCE = 60.0
 
 
 @dataclass(eq=False)
-class RecordingPlugin(pb_grpc.DevicePluginServicer):
+class RecordingPlugin(pb_grpc.DevicePluginServicer, watcher_grpc.RegistrationServicer):
     """A plugin of one resource.
 
     Attributes:
         resource: its name.
-        folder: kubelet's device-plugins, or any folder for its sockets.
+        folder: where its sockets are: device-plugins, or plugins_registry, where `serve` alone makes kubelet find it.
         healthy: whether each device is healthy; change it through `mark`.
         nodes: the NUMA nodes of devices that have a topology, which may be empty.
         options: what it says of itself, in Register and when it is asked.
@@ -138,11 +140,22 @@ class RecordingPlugin(pb_grpc.DevicePluginServicer):
         """The socket of the last registration."""
         return self.folder / f"{self.resource.partition('/')[2]}-{self.generation}.sock"
 
+    async def GetInfo(self, request: watcher_pb.InfoRequest, context: Any) -> watcher_pb.PluginInfo:
+        self._saw("GetInfo", context)
+        return watcher_pb.PluginInfo(type="DevicePlugin", name=self.resource, supported_versions=["v1beta1"])
+
+    async def NotifyRegistrationStatus(
+        self, request: watcher_pb.RegistrationStatus, context: Any
+    ) -> watcher_pb.RegistrationStatusResponse:
+        self._saw(f"NotifyRegistrationStatus {request.plugin_registered} {request.error}", context)
+        return watcher_pb.RegistrationStatusResponse()
+
     async def serve(self) -> None:
         """Serve on a fresh socket; an older server goes on, and `stop` ends the newest one alone."""
         self.generation += 1
         self.server = grpc.aio.server()
         pb_grpc.add_DevicePluginServicer_to_server(self, self.server)
+        watcher_grpc.add_RegistrationServicer_to_server(self, self.server)
         self.server.add_insecure_port(f"unix:{self.socket}")
         await self.server.start()
 
