@@ -7,6 +7,7 @@
 A page says what it wants between `<!-- generated: KIND ARGUMENT -->` and `<!-- end -->`; the rest is written by hand.
 """
 
+import ast
 import inspect
 import json
 import re
@@ -20,11 +21,14 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+import nodeplug.testing
+import pytest_nodeplug
 from nodeplug.config import PluginSection, Supervisor
 from nodeplug.errors import WIRES, DelegateFailed
 from nodeplug.hookspecs import ANSWERS
 from nodeplug.registry import find
 from nodeplug.runner import Runner
+from nodeplug.testing.conformance import RULES
 
 HERE: Final = Path(__file__).resolve().parent
 _BLOCK: Final = re.compile(r"(<!-- generated: (\w+)(?: ([\w.-]+))? -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -49,6 +53,9 @@ def _generate(kind: str, argument: str, folder: Path) -> str:
         "plugin": lambda: _keys(find(argument).config_model),
         "errors": _errors,
         "hook": lambda: _hook(argument),
+        "fixtures": _fixtures,
+        "rules": lambda: _rules_of(argument),
+        "methods": lambda: _methods(getattr(nodeplug.testing, argument)),
     }
     return kinds[kind]()
 
@@ -152,6 +159,41 @@ def _hook(name: str) -> str:
         f"Deadline: {Runner().deadline('', name):g} s{', import and constructor included' if name == 'claims' else ''}."
     )
     return f"Answers {words}. {limit}"
+
+
+# --- the kit for authors
+
+
+def _rules_of(style: str) -> str:
+    rows = ["| rule | what is expected | who demands it | applies to plugins with |", "|---|---|---|---|"]
+    for rule in RULES.values():
+        if rule.style == style:
+            hooks = ", ".join(f"`{hook}`" for hook in rule.hooks)
+            rows.append(f"| `{rule.name}` | {rule.expected} | {rule.source} | {hooks} |")
+    return "\n".join(rows)
+
+
+def _fixtures() -> str:
+    module = ast.parse(inspect.getsource(pytest_nodeplug))
+    rows = ["| fixture | what it is | needs |", "|---|---|---|"]
+    for node in module.body:
+        if isinstance(node, ast.FunctionDef) and node.decorator_list and not node.name.startswith("_"):
+            what = (ast.get_docstring(node) or "").partition("\n")[0]
+            root = "root" if any(argument.arg == "_namespaces" for argument in node.args.args) else ""
+            rows.append(f"| `{node.name}` | {what} | {root} |")
+    return "\n".join(rows)
+
+
+def _methods(cls: type[Any]) -> str:
+    rows = [f"| `{cls.__name__}` | what it does |", "|---|---|"]
+    for name, member in vars(cls).items():
+        if name.startswith("_") or not inspect.isfunction(member):
+            continue
+        parameters = list(inspect.signature(member).parameters.values())[1:]
+        bare = inspect.Signature([each.replace(annotation=inspect.Parameter.empty) for each in parameters])
+        what = (inspect.getdoc(member) or "").partition("\n")[0]
+        rows.append(f"| `{name}{bare}` | {what} |")
+    return "\n".join(rows)
 
 
 if __name__ == "__main__":

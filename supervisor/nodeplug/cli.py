@@ -303,7 +303,7 @@ def new(
 def try_(
     files: Annotated[
         list[Path],
-        typer.Argument(metavar="FILE...", help="Files with \[plugins.*] tables; the plugins of the first are tried."),
+        typer.Argument(metavar="FILE...", help="Files as in plugins.d; the plugins of the first are tried."),
     ],
     network: Annotated[
         Path | None, typer.Option("--network", metavar="CONFLIST", help="The network of a CNI plugin.")
@@ -321,6 +321,49 @@ def try_(
     from nodeplug.trial import Trial, options_of
 
     raise typer.Exit(Trial(files, network, options_of(option or ())).run())
+
+
+@app.command()
+def verify(
+    name: Annotated[
+        str,
+        typer.Argument(metavar="NAME", help="A section, an installed plugin, or `module:Class`.", show_default=False),
+    ] = "",
+    config: Config = DEFAULT,
+    root: Root = None,
+    as_json: Json = False,
+    conflist: Annotated[
+        Path | None, typer.Option("--conflist", metavar="FILE", help="The network of a CNI plugin.")
+    ] = None,
+    options: Annotated[
+        str, typer.Option("--options", metavar="JSON|FILE", help="The options of a volume.", show_default=False)
+    ] = "",
+    beside: Annotated[
+        list[str] | None, typer.Option("--beside", metavar="NAME", help="Also run this plugin; repeatable.")
+    ] = None,
+    rule: Annotated[
+        list[str] | None, typer.Option("--rule", metavar="RULE", help="This rule alone; repeatable.")
+    ] = None,
+    list_rules: Annotated[bool, typer.Option("--list", help="Print every rule, and verify nothing.")] = False,
+) -> None:
+    """Hold a plugin to every rule that its callers rely on, and say what was expected and seen.
+
+    The plugin runs in a daemon of its own, in a temporary folder. Without options, its own `example` says what is asked
+    of it. The exit status is 1 when a rule is broken, 2 for wrong usage, 3 when rules could not be judged without root.
+
+    Example: `nodeplug verify bridge`
+    """
+    from nodeplug.testing.conformance.command import MISUSED, Asked, Misuse, catalogue, verify
+
+    if list_rules or not name:
+        print(catalogue() if list_rules else "which plugin? `nodeplug verify --help` says how to name one")
+        raise typer.Exit(0 if list_rules else MISUSED)
+    try:
+        asked = Asked(name, config, root, conflist, options, beside or (), rule or (), as_json)
+        raise typer.Exit(verify(asked))
+    except Misuse as error:
+        _say(f"error: {error}")
+        raise typer.Exit(MISUSED) from None
 
 
 @app.command()

@@ -57,6 +57,7 @@ class Rule:
 
 RULES: Final[dict[str, Rule]] = {}
 """Every rule by name; `choose` puts them into the order in which they run."""
+NEEDS_ROOT: Final = "it needs root: run it as root to know"
 _ROOTED: Final = frozenset({"cni", "volume"})
 
 
@@ -113,4 +114,4 @@ def require(one: Rule, claimed: Mapping[str, tuple[str, ...]], hooks: frozenset[
     if missing:
         raise NotApplicable(f"the plugin has no {missing[0]}")
     if one.root and os.geteuid() != 0:
-        raise NotApplicable("it needs root: run it as root to know")
+        raise NotApplicable(NEEDS_ROOT)

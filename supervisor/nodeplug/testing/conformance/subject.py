@@ -4,11 +4,10 @@ Owns: finding the class again in other processes, the plugin's own example, and 
 Refuses: to run anything of the plugin but the import of its module.
 """
 
-import importlib.util
 import inspect
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -108,14 +107,25 @@ def _where(cls: type[Any]) -> tuple[str, tuple[str, ...]]:
     if "<locals>" in cls.__qualname__:
         raise PluginError(f"{cls.__qualname__} is made inside a function; put the class at the top level of a module")
     file = Path(inspect.getfile(cls)).resolve()
-    try:
-        spec = importlib.util.find_spec(cls.__module__)
-    except (ImportError, ValueError):
-        spec = None
-    if spec is not None and spec.origin and Path(spec.origin).resolve() == file and cls.__module__ != "__main__":
+    if _search(cls.__module__) == file:
         return f"{cls.__module__}:{cls.__qualname__}", _paths()
     # Run as a script, or imported by pytest under a name of its own: its file is importable from its folder.
     return f"{file.stem}:{cls.__qualname__}", (str(file.parent), *_paths())
+
+
+def _search(module: str) -> Path | None:
+    """Return the file that a new process would import under this name; `sys.modules` may know another one."""
+    places: Sequence[str] | None = None
+    spec = None
+    parts = module.split(".")
+    for count in range(1, len(parts) + 1):
+        name = ".".join(parts[:count])
+        found = (finder.find_spec(name, places) for finder in sys.meta_path)
+        spec = next((one for one in found if one is not None), None)
+        if spec is None:
+            return None
+        places = spec.submodule_search_locations
+    return Path(spec.origin).resolve() if spec is not None and spec.origin else None
 
 
 def _plain(value: Any) -> Any:
