@@ -7,6 +7,7 @@ from nodeplug.testing.conformance import Finding, Report, conformance
 from nodeplug.testing.devices import DeviceHost, serve_devices
 from nodeplug.testing.exec_road import Ended, ExecRoad
 from nodeplug.testing.flex_caller import FlexCaller, FlexFailure, FlexNotSupported, FlexVolume
+from nodeplug.testing.inventory import Inventory, leaves_nothing
 from nodeplug.testing.kubelet import AdmissionError, BlockingKubelet, Kubelet
 from nodeplug.testing.sandbox import Sandbox
 from nodeplug.testing.scratch_node import ScratchNode
@@ -32,6 +33,7 @@ __all__ = [
     "FlexFailure",
     "FlexNotSupported",
     "FlexVolume",
+    "Inventory",
     "Kubelet",
     "Patience",
     "Report",
@@ -39,5 +41,6 @@ __all__ = [
     "Sandbox",
     "ScratchNode",
     "conformance",
+    "leaves_nothing",
     "serve_devices",
 ]
