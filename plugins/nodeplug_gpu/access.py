@@ -42,10 +42,11 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class NodePaths:
-    """Where the kernel driver's nodes are; another root than `/` is for tests and for drivers in a container."""
+    """Where the kernel driver's nodes are, and the plugin's own folder for what does not survive a reboot."""
 
     dev: Path = field(default=Path("/dev"))
     capabilities: Path = field(default=Path("/proc/driver/nvidia/capabilities"))
+    run: Path = field(default=Path("/run/nodeplug/plugins/gpu"))
 
 
 def grant(access: Access, parts: Sequence[Part], paths: NodePaths) -> Grant:

@@ -74,6 +74,9 @@ class Mps(_Model):
     thread_percentage: bool = Field(
         True, description="Limit the share of multiprocessors too (CUDA_MPS_ACTIVE_THREAD_PERCENTAGE)."
     )
+    exclusive_process: bool = Field(
+        True, description="Let only MPS clients onto the card (`nvidia-smi -c EXCLUSIVE_PROCESS`)."
+    )
     stop_after: Seconds = Field(10.0, description="How long a control daemon may take to end before it is killed.")
 
 

@@ -8,6 +8,7 @@ Refuses: to wait for the hardware in a hook.
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from nodeplug import (
@@ -28,15 +29,16 @@ from nodeplug import (
 )
 from nodeplug_gpu import report
 from nodeplug_gpu.access import NodePaths
-from nodeplug_gpu.cards import GpuEvent, View
-from nodeplug_gpu.config import GpuConfig, Memory, names_of
+from nodeplug_gpu.cards import Card, GpuEvent, Uuid, View
+from nodeplug_gpu.config import GpuConfig, Memory, Mps, Replicas, names_of
 from nodeplug_gpu.driver import Driver
 from nodeplug_gpu.driver.process import NvmlDriver
 from nodeplug_gpu.driver.simulated import SimulatedDriver
+from nodeplug_gpu.mps import MpsDaemons
 from nodeplug_gpu.overuse import OveruseWatch
 from nodeplug_gpu.sharing import Sharing
 from nodeplug_gpu.shop import Inventory, Shop
-from nodeplug_gpu.stock import Stock
+from nodeplug_gpu.stock import Entry, Stock
 
 _FIRST_LOOK: Final = 5.0
 """Seconds that start waits for the driver, so that the first list is whole and a card sold twice is refused there."""
@@ -55,6 +57,35 @@ class Follower(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class MpsFollower:
+    """Runs MPS on the cards of the entries that want it."""
+
+    daemons: MpsDaemons
+    config: GpuConfig
+
+    def follow(self, inventory: Inventory) -> None:
+        """Keep a daemon per card; while the driver is away nothing is known about cards, and nothing is changed."""
+        if inventory.view.state != "running":
+            return
+        present = {card.uuid for card in inventory.view.cards}
+        wanted: dict[Uuid, tuple[Card, Mps]] = {}
+        for entry in self.config.resources:
+            if isinstance(entry, Memory | Replicas) and entry.mps is not None:
+                cards = [offer.card for offer in inventory.stocks_of(entry.resource) if offer.card.uuid in present]
+                wanted.update({card.uuid: (card, entry.mps) for card in cards})
+        self.daemons.keep(wanted)
+
+    def obstacle(self, entry: Entry, uuid: Uuid) -> str:
+        """Return why a card cannot be offered yet."""
+        shared = isinstance(entry, Memory | Replicas) and entry.mps is not None
+        return self.daemons.reason(uuid) if shared else ""
+
+    def stop(self) -> None:
+        """Leave the daemons to their clients."""
+        self.daemons.stop()
+
+
 class Gpu:
     """Cards for pods."""
 
@@ -63,11 +94,12 @@ class Gpu:
     def __init__(self, config: GpuConfig, host: Host) -> None:
         self._config = config
         self._host = host
-        self._shop = Shop(config, host, NodePaths())
+        self._mps = MpsFollower(MpsDaemons(host, config.driver_root, self._look_again), config)
+        self._shop = Shop(config, host, NodePaths(run=host.run_dir), self._mps.obstacle)
         self._driver = _driver(config, host)
         memory = {entry.resource: entry for entry in config.resources if isinstance(entry, Memory)}
         self._overuse = OveruseWatch(memory, host)
-        self._followers: Sequence[Follower] = (self._overuse,)
+        self._followers: Sequence[Follower] = (self._mps, self._overuse)
         self._events: deque[GpuEvent] = deque(maxlen=10_000)
         self._wake = threading.Event()
         self._looked = threading.Event()
@@ -142,7 +174,7 @@ class Gpu:
     def device_released(self, request: DeviceReleased) -> None:
         """Look again: a card that is gone may be forgotten now, and a promise has ended."""
         del request
-        self._wake.set()
+        self._look_again()
 
     @hookimpl
     def inspect(self) -> Mapping[str, Any]:
@@ -163,6 +195,9 @@ class Gpu:
             why = view.reason if view.state != "running" else "no card is for it"
             raise NotFound(f"there is nothing to offer as {resource}: {why or 'the driver has not answered yet'}")
         return sharing, stock
+
+    def _look_again(self) -> None:
+        self._wake.set()
 
     # --- the thread that looks ----------------------------------------------------------------------------------
 

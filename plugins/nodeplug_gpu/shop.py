@@ -56,11 +56,16 @@ class Inventory:
 
 @dataclass(slots=True)
 class Shop:
-    """Builds inventories. Not safe for threads: its owner serialises `look`; `inventory` may be read by any."""
+    """Builds inventories. Not safe for threads: its owner serialises `look`; `inventory` may be read by any.
+
+    Attributes:
+        obstacle: why a healthy card cannot be offered yet all the same, such as an MPS daemon that does not run.
+    """
 
     config: GpuConfig
     host: Host
     paths: NodePaths
+    obstacle: Callable[[Entry, Uuid], str] = lambda _entry, _uuid: ""
     clock: Callable[[], float] = time.monotonic
     inventory: Inventory = field(default_factory=Inventory)
     sharings: dict[str, Sharing] = field(default_factory=dict)
@@ -155,7 +160,7 @@ class Shop:
                 for one in self._known.sold.values()
                 if one.resource == entry.resource and one.card.uuid not in present
             ]
-            offers = [Offer(card, self._reason(card)) for card in here]
+            offers = [Offer(card, self._reason(card) or self.obstacle(entry, card.uuid)) for card in here]
             offers += [Offer(card, self._reason(card) or "it was there and is gone") for card in gone]
             stocks[entry.resource] = Stock(tuple(offers))
         return stocks

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from nodeplug import Device, DeviceAllocate, DeviceId, DevicePrefer, Exhausted, Grant, InvalidRequest, ResourceName
-from nodeplug_gpu import access
+from nodeplug_gpu import access, mps
 from nodeplug_gpu.cards import Uuid
 from nodeplug_gpu.config import Memory
 from nodeplug_gpu.ids import CardKey, by_card, card_key, unit_id
@@ -96,7 +96,18 @@ class MemorySharing:
         if offer is None:
             raise InvalidRequest(f"{request.ids[:1]} names no card of {request.resource}")
         common = access.grant(self.config.access, [access.Part(offer.card)], self.paths)
-        return Grant.merged([common, Grant(env=self.environment(len(request.ids), offer))])
+        return Grant.merged(
+            [common, Grant(env=self.environment(len(request.ids), offer)), self._limits(request, offer)]
+        )
+
+    def _limits(self, request: DeviceAllocate, offer: Offer) -> Grant:
+        if self.config.mps is None:
+            return Grant()
+        folders = mps.Folders.of(self.paths.run, offer.card.uuid)
+        units, whole = len(request.ids), self.units(offer)
+        return mps.client(
+            folders, offer.card, units * self.unit, units / whole, threads=self.config.mps.thread_percentage
+        )
 
     def environment(self, units: int, offer: Offer) -> Mapping[str, str]:
         """Return the variables of gpushare; `_POD` holds this container's units, as its plugin has it."""

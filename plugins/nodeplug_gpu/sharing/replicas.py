@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from nodeplug import Device, DeviceAllocate, DeviceId, DevicePrefer, Grant, InvalidRequest, ResourceName
-from nodeplug_gpu import access
+from nodeplug_gpu import access, mps
 from nodeplug_gpu.cards import Uuid
 from nodeplug_gpu.config import Replicas
 from nodeplug_gpu.ids import by_card, card_key, unit_id
@@ -56,7 +56,20 @@ class TimeSlicing:
             )
         wanted = by_card(request.ids)
         parts = [access.Part(offer.card) for offer in stock.offers if card_key(offer.card.uuid) in wanted]
-        return access.grant(self.config.access, parts, self.paths)
+        common = access.grant(self.config.access, parts, self.paths)
+        return Grant.merged([common, self._limits(request, parts)])
+
+    def _limits(self, request: DeviceAllocate, parts: Sequence[access.Part]) -> Grant:
+        if self.config.mps is None:
+            return Grant()
+        if len(parts) > 1:
+            raise InvalidRequest(
+                f"{len(request.ids)} of {request.resource} wanted, on {len(parts)} cards: a container can be a client "
+                "of one MPS daemon only; ask for 1"
+            )
+        card, share = parts[0].card, len(request.ids) / self.config.replicas
+        folders = mps.Folders.of(self.paths.run, card.uuid)
+        return mps.client(folders, card, int(card.memory * share), share, threads=self.config.mps.thread_percentage)
 
     def by_card(self, ids: Iterable[DeviceId], stock: Stock) -> Mapping[Uuid, Sequence[DeviceId]]:
         """The id begins with the card's key."""
