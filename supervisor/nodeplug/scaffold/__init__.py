@@ -99,7 +99,7 @@ def write(style: str, names: Names, folder: Path) -> list[Path]:
     """
     if style not in STYLES:
         raise InvalidRequest(f"there is no style {style!r}; take one of {', '.join(STYLES)}")
-    made = dict(_files(style, names))
+    made = dict(sorted(_files(style, names)))
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
@@ -128,7 +128,7 @@ next:
 def _files(style: str, names: Names) -> Iterator[tuple[Path, str]]:
     """Yield each file of a package: those of its style, and those that all have."""
     for room in (style, "common"):
-        for source in sorted((files(__name__) / "templates" / room).iterdir(), key=lambda entry: entry.name):
+        for source in (files(__name__) / "templates" / room).iterdir():
             yield _place(source.name.removesuffix(_SUFFIX), names), _filled(source.read_text(encoding="utf-8"), names)
 
 

@@ -28,6 +28,8 @@ from nodeplug.values import Pod
 # A test changes something and waits for it: the daemon looks often, and installs what a changed configuration claims.
 _SUPERVISOR: Final = 'listen = ""\ninstall = true\ndevice_poll = "200ms"\npodresources_poll = "200ms"'
 
+_NETWORK: Final = ("link ", "address ", "route ", "nft ")
+
 FlexCallerFactory = Callable[[str], FlexCaller]
 """Makes kubelet's side of one FlexVolume driver: `flex_caller("example.com/scratch")`."""
 
@@ -102,7 +104,7 @@ def _look(folder: Path, *, private: bool) -> Inventory:
     if not private:
         return Inventory(frozenset(f"mount on {target}" for target in _mounted_below(folder)))
     entries = Inventory.take().entries
-    return Inventory(frozenset(one for one in entries if one.startswith(("link ", "nft ")) or f"{folder}/" in one))
+    return Inventory(frozenset(one for one in entries if one.startswith(_NETWORK) or f"{folder}/" in one))
 
 
 def _may_stay(line: str, patterns: Sequence[str]) -> bool:
@@ -157,7 +159,8 @@ class CniRuntimeFactory:
             for sandbox in self._sandboxes:
                 stack.callback(sandbox.close)
             for runtime in self._runtimes:
-                runtime.delete_all()
+                for attached in reversed(list(runtime.cache.all())):
+                    runtime.delete(attached.container_id, attached.netns, attached.ifname)
 
 
 class FlexCallers:

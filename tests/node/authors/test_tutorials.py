@@ -1,0 +1,13 @@
+"""The tutorials, followed literally from an empty folder: what they write, type and promise."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+DOCS = Path(__file__).parents[3] / "docs"
+
+
+@pytest.mark.parametrize("style", ["device", "cni", "volume"])
+def test_a_tutorial_does_what_it_says(style: str, new_author: Any) -> None:
+    new_author.follows(DOCS / f"tutorial-{style}.md")
