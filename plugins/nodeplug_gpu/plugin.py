@@ -30,6 +30,7 @@ from nodeplug import (
 from nodeplug_gpu import report
 from nodeplug_gpu.access import NodePaths
 from nodeplug_gpu.cards import Card, GpuEvent, Uuid, View
+from nodeplug_gpu.cdi import CdiSpecs
 from nodeplug_gpu.config import GpuConfig, Memory, Mps, Replicas, names_of
 from nodeplug_gpu.driver import Driver
 from nodeplug_gpu.driver.process import NvmlDriver
@@ -95,11 +96,12 @@ class Gpu:
         self._config = config
         self._host = host
         self._mps = MpsFollower(MpsDaemons(host, config.driver_root, self._look_again), config)
-        self._shop = Shop(config, host, NodePaths(run=host.run_dir), self._mps.obstacle)
+        paths = NodePaths(run=host.run_dir)
+        self._shop = Shop(config, host, paths, self._mps.obstacle)
         self._driver = _driver(config, host)
         memory = {entry.resource: entry for entry in config.resources if isinstance(entry, Memory)}
         self._overuse = OveruseWatch(memory, host)
-        self._followers: Sequence[Follower] = (self._mps, self._overuse)
+        self._followers: Sequence[Follower] = (CdiSpecs(config, paths, host), self._mps, self._overuse)
         self._events: deque[GpuEvent] = deque(maxlen=10_000)
         self._wake = threading.Event()
         self._looked = threading.Event()

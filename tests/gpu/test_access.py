@@ -1,0 +1,194 @@
+"""How a container gets at its cards: variables, nodes, CDI names, and the spec that gives the names a meaning."""
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodeplug import Host, Journal, NotReady
+from nodeplug_gpu.access import NodePaths, Part, grant
+from nodeplug_gpu.cards import Card, MigInstance, Uuid, View
+from nodeplug_gpu.cdi import LIBRARIES, CdiSpecs
+from nodeplug_gpu.config import Access, GpuConfig
+from nodeplug_gpu.shop import Inventory
+from nodeplug_gpu.stock import Offer, Stock
+
+INSTANCE = MigInstance(Uuid("MIG-1"), "1g.10gb", 10 << 30, 7, 0)
+CARD = Card(Uuid("GPU-1"), 0, 3, "X", 80 << 30)
+SPLIT = Card(Uuid("GPU-2"), 1, 4, "X", 80 << 30, mig=True, instances=(INSTANCE,))
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> NodePaths:
+    """A folder with files for nodes: only their names matter here."""
+    dev, caps = tmp_path / "dev", tmp_path / "capabilities"
+    (dev / "nvidia-caps").mkdir(parents=True)
+    for name in (
+        "nvidiactl",
+        "nvidia-uvm",
+        "nvidia3",
+        "nvidia4",
+        "nvidia-caps/nvidia-cap30",
+        "nvidia-caps/nvidia-cap31",
+    ):
+        (dev / name).touch()
+    for folder, minor in (("gi7", 30), ("gi7/ci0", 31)):
+        place = caps / "gpu4" / "mig" / folder
+        place.mkdir(parents=True)
+        (place / "access").write_text(f"DeviceFileMinor: {minor}\nDeviceFileMode: 292\n")
+    return NodePaths(dev, caps, tmp_path)
+
+
+def names(paths: NodePaths, *parts: Part) -> list[str]:
+    return [node.container_path for node in grant(Access(device_nodes=True), parts, paths).nodes]
+
+
+def test_cards_are_named_by_uuid_by_default(paths: NodePaths) -> None:
+    given = grant(Access(), [Part(CARD), Part(SPLIT)], paths)
+    assert given.env == {"NVIDIA_VISIBLE_DEVICES": "GPU-1,GPU-2"}
+    assert not given.nodes
+
+
+def test_cards_are_named_by_index_for_gpushares_users(paths: NodePaths) -> None:
+    parts = [Part(CARD), Part(SPLIT, INSTANCE)]
+    assert grant(Access(visible_devices="index"), parts, paths).env == {"NVIDIA_VISIBLE_DEVICES": "0,1:0"}
+
+
+def test_an_instance_is_named_by_its_own_uuid(paths: NodePaths) -> None:
+    assert grant(Access(), [Part(SPLIT, INSTANCE)], paths).env == {"NVIDIA_VISIBLE_DEVICES": "MIG-1"}
+
+
+def test_the_variable_can_be_left_out(paths: NodePaths) -> None:
+    assert grant(Access(visible_devices="none"), [Part(CARD)], paths).env == {}
+
+
+def test_nodes_are_those_of_the_minor_and_the_control_nodes_that_exist(paths: NodePaths) -> None:
+    assert names(paths, Part(CARD)) == ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia3"]
+
+
+def test_an_instance_brings_its_capability_nodes(paths: NodePaths) -> None:
+    assert names(paths, Part(SPLIT, INSTANCE))[-2:] == [
+        "/dev/nvidia-caps/nvidia-cap30",
+        "/dev/nvidia-caps/nvidia-cap31",
+    ]
+
+
+@pytest.mark.parametrize("missing", ["nvidiactl", "nvidia3"])
+def test_a_node_that_is_missing_is_named(paths: NodePaths, missing: str) -> None:
+    (paths.dev / missing).unlink()
+    with pytest.raises(NotReady, match=f"/dev/{missing} does not exist"):
+        names(paths, Part(CARD))
+
+
+def test_an_instance_that_was_destroyed_is_told(paths: NodePaths) -> None:
+    (paths.capabilities / "gpu4/mig/gi7/access").unlink()
+    with pytest.raises(NotReady, match="was the MIG instance destroyed"):
+        names(paths, Part(SPLIT, INSTANCE))
+
+
+def test_cdi_names_go_into_kubelets_field(paths: NodePaths) -> None:
+    given = grant(Access(cdi="field"), [Part(CARD)], paths)
+    assert given.cdi == ("nodeplug.io/gpu=GPU-1",)
+    assert not given.annotations
+
+
+def test_cdi_names_go_into_the_annotation_for_older_kubelets(paths: NodePaths) -> None:
+    given = grant(Access(cdi="annotation"), [Part(CARD), Part(SPLIT)], paths)
+    assert given.annotations == {"cdi.k8s.io/nodeplug.io-gpu_GPU-1": "nodeplug.io/gpu=GPU-1,nodeplug.io/gpu=GPU-2"}
+    assert not given.cdi
+
+
+# --- the spec --------------------------------------------------------------------------------------------------------
+
+
+class Specs:
+    def __init__(self, folder: Path, paths: NodePaths, **access: Any) -> None:
+        self.folder = folder / "cdi"
+        log = logging.LoggerAdapter(logging.getLogger("nodeplug.plugin.gpu"), {})
+        host = Host("gpu", "node", "boot", log, Journal(folder), folder, folder, lambda _: None, None)  # type: ignore[arg-type] # no CNI here
+        values = {"cdi": "field", "cdi_folder": str(self.folder), **access}
+        config = GpuConfig.model_validate(
+            {
+                "driver_root": str(folder / "driver"),
+                "resources": [
+                    {"resource": "example.com/gpu", "sharing": "exclusive", "access": values},
+                    {"resource": "example.com/mig", "sharing": "mig", "access": values},
+                ],
+            }
+        )
+        self.specs = CdiSpecs(config, paths, host)
+
+    def follow(self, *cards: Card, state: Any = "running") -> dict[str, Any] | None:
+        stocks = {
+            "example.com/gpu": Stock(tuple(Offer(card) for card in cards if not card.mig)),
+            "example.com/mig": Stock(tuple(Offer(card) for card in cards if card.mig)),
+        }
+        self.specs.follow(Inventory(View(state, cards=cards), stocks))
+        found = list(self.folder.iterdir()) if self.folder.exists() else []
+        return json.loads(found[0].read_text()) if found else None
+
+
+def test_every_card_and_instance_that_is_sold_is_a_device_of_the_spec(tmp_path: Path, paths: NodePaths) -> None:
+    document = Specs(tmp_path, paths).follow(CARD, SPLIT)
+    assert document is not None
+    assert (document["cdiVersion"], document["kind"]) == ("0.5.0", "nodeplug.io/gpu")
+    assert [device["name"] for device in document["devices"]] == ["GPU-1", "GPU-2", "MIG-1"]
+    assert {"path": "/dev/nvidia3", "hostPath": str(paths.dev / "nvidia3"), "permissions": "rw"} in document["devices"][
+        0
+    ]["containerEdits"]["deviceNodes"]
+
+
+def test_the_drivers_libraries_are_mounted_by_their_sonames(tmp_path: Path, paths: NodePaths) -> None:
+    folder = tmp_path / "driver/usr/lib/x86_64-linux-gnu"
+    folder.mkdir(parents=True)
+    for name in ("libcuda.so.1", "libcuda.so.535.1", "libcudart.so.12", "libnvidia-ml.so.1"):
+        (folder / name).touch()
+    document = Specs(tmp_path, paths).follow(CARD)
+    assert document is not None
+    places = [mount["containerPath"] for mount in document["containerEdits"]["mounts"]]
+    assert places == [f"{LIBRARIES}/libcuda.so.1", f"{LIBRARIES}/libnvidia-ml.so.1"]
+
+
+def test_the_spec_follows_a_card_that_comes(tmp_path: Path, paths: NodePaths) -> None:
+    specs = Specs(tmp_path, paths)
+    specs.follow(CARD)
+    document = specs.follow(CARD, SPLIT)
+    assert document is not None
+    assert len(document["devices"]) == 3
+
+
+def test_a_spec_that_somebody_removed_is_written_again(tmp_path: Path, paths: NodePaths) -> None:
+    specs = Specs(tmp_path, paths)
+    specs.follow(CARD)
+    next(specs.folder.iterdir()).unlink()
+    assert specs.follow(CARD) is not None
+
+
+def test_an_equal_spec_is_not_written_again(tmp_path: Path, paths: NodePaths) -> None:
+    specs = Specs(tmp_path, paths)
+    specs.follow(CARD)
+    before = next(specs.folder.iterdir()).stat().st_ino
+    specs.follow(CARD)
+    assert next(specs.folder.iterdir()).stat().st_ino == before
+
+
+def test_the_spec_stays_while_the_driver_is_away(tmp_path: Path, paths: NodePaths) -> None:
+    specs = Specs(tmp_path, paths)
+    before = specs.follow(CARD)
+    assert specs.follow(state="failed") == before
+
+
+def test_no_spec_is_written_where_another_writes_it(tmp_path: Path, paths: NodePaths) -> None:
+    assert Specs(tmp_path, paths, cdi_write=False).follow(CARD) is None
+
+
+def test_a_missing_node_leaves_the_last_spec(
+    tmp_path: Path, paths: NodePaths, caplog: pytest.LogCaptureFixture
+) -> None:
+    specs = Specs(tmp_path, paths)
+    before = specs.follow(CARD)
+    (paths.dev / "nvidia4").unlink()
+    assert specs.follow(CARD, SPLIT) == before
+    assert "is not up to date" in caplog.text
