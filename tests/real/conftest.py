@@ -1,15 +1,42 @@
-"""A node in a folder, and namespaces for the real consumer to run in."""
+"""Nodes for the real consumers to run on: a daemon in a folder, namespaces, and a whole node with a kubelet."""
 
+import fcntl
 import os
 import shutil
+import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from nodeplug.testing import Sandbox, ScratchNode
-from nodeplug.testing.consumers import PrivateNode
+from nodeplug.testing.consumers import Lab, PrivateNode, open_lab
+
+HERE = Path(__file__).parent
+REPOSITORY = HERE.parents[1]
+PUBLISHED = REPOSITORY / "configs" / "cni" / "10-nodeplug.conflist"
+RESOURCE = "example.com/widget"
+PLUGINS = """
+[plugins.bridge]
+[plugins.host-local]
+[plugins.loopback.config]
+names = ["loopback"]
+[plugins.loopfile]
+[plugins.tmpfs]
+[plugins.hold]
+uses = "hold:Hold"
+[[plugins.hostdev.config.resources]]
+resource = "example.com/widget"
+groups = [{{ nodes = [{{ path = "{folder}/dev/widget*", container_path = "/dev/{{name}}" }}] }}]
+"""
+LOOPFILE = {
+    "flexVolume": {"driver": "nodeplug/loopfile", "fsType": "ext4", "options": {"name": "data", "size": "32Mi"}}
+}
+TMPFS = {"flexVolume": {"driver": "nodeplug/tmpfs", "options": {"size": "1Mi"}}}
 
 
 @pytest.fixture
@@ -58,3 +85,94 @@ def private_node(make_private_node: Callable[..., PrivateNode], short_path: Path
     """One of them, for one test."""
     with make_private_node(short_path / "n") as node:
         yield node
+
+
+@pytest.fixture(scope="session")
+def kubelet_program() -> Iterator[Path]:
+    """The kubelet that `make kubelet` built. Another run of these tests waits: two would remove each other's pods."""
+    command = [str(REPOSITORY / ".ci" / "build-kubelet"), "--cached"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        pytest.skip(done.stderr.strip())
+    machine = os.open("/sys/fs/cgroup", os.O_RDONLY)
+    fcntl.flock(machine, fcntl.LOCK_EX)
+    yield Path(done.stdout.strip())
+    os.close(machine)
+
+
+def gateway_of(lab: Lab) -> str:
+    """Return the default gateway of the bystander."""
+    (gateway,) = [
+        words[2]
+        for words in map(str.split, lab.kubelet.execute("bystander", "/bin/ip", "route").splitlines())
+        if words[0] == "default"
+    ]
+    return gateway
+
+
+@pytest.fixture(scope="session")
+def make_kubelet_lab(
+    make_private_node: Callable[..., PrivateNode], kubelet_program: Path
+) -> Callable[..., AbstractContextManager[Lab]]:
+    """Start whole nodes, one at a time: two devices, the bundled plugins, and a kubelet that is warm.
+
+    A first pod has made what stays on purpose, such as the bridge and the image of a volume. A bystander lives all the
+    time, and its network works at the end.
+    """
+
+    @contextmanager
+    def make(*conflists: Path, with_api: bool = False) -> Iterator[Lab]:
+        if any(Path("/sys/fs/cgroup").glob("kubepods*")) or any(Path("/sys/fs/cgroup").glob("*/kubepods*")):
+            pytest.skip("another kubelet has its pods on this machine, and two would remove each other's")
+        folder = Path(tempfile.mkdtemp(prefix="np-", dir="/tmp"))
+        (folder / "dev").mkdir()
+        for number in range(2):  # /dev/zero by another name
+            os.mknod(folder / "dev" / f"widget{number}", 0o020666, os.makedev(1, 5))
+        search = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
+        env = {"PYTHONPATH": search, "HOLD_FOLDER": str(folder)}
+        options: dict[str, Any] = {"resource": RESOURCE, "conflists": conflists, "env": env, "with_api": with_api}
+        try:
+            with make_private_node(folder / "n", cgroup="kubepods") as private:
+                plugins = PLUGINS.format(folder=folder)
+                with open_lab(private, folder, kubelet_program, plugins, **options) as lab:
+                    lab.run("warm", volumes={"/data": LOOPFILE, "/memory": TMPFS})
+                    lab.run("bystander")
+                    lab.kubelet.residents.add("bystander")
+                    lab.kubelet.clear()
+                    before = lab.kubelet.container("bystander")
+                    yield lab
+                    assert lab.kubelet.container("bystander") == before
+                    lab.kubelet.execute("bystander", "/bin/ping", "-c", "1", "-W", "2", gateway_of(lab))
+        finally:
+            log = folder / "n" / "daemon.log"
+            sys.stdout.write(log.read_text() if log.exists() else "")  # shown when a test fails
+            shutil.rmtree(folder)
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def lab(make_kubelet_lab: Callable[..., AbstractContextManager[Lab]]) -> Iterator[Lab]:
+    """A kubelet without an API server, for the tests of one file. A pod's name serves once."""
+    with make_kubelet_lab(PUBLISHED) as lab:
+        yield lab
+
+
+@pytest.fixture
+def difference(lab: Lab) -> Iterator[Callable[[], list[str]]]:
+    """What came and went since the test began, its pods being removed."""
+    before = lab.inventory()
+    yield lambda: lab.since(before)
+    lab.kubelet.clear()
+
+
+@pytest.fixture(scope="session")
+def volumes() -> dict[str, dict[str, Any]]:
+    """By mount path, a volume of each bundled driver that holds data."""
+    return {"/data": LOOPFILE, "/memory": TMPFS}
+
+
+@pytest.fixture(scope="session")
+def plugins_of() -> Callable[[Lab], str]:
+    """The `[plugins.*]` tables of a kubelet lab, to be changed."""
+    return lambda lab: PLUGINS.format(folder=lab.folder)

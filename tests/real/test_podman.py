@@ -4,7 +4,10 @@ import json
 import shutil
 import subprocess
 import tarfile
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +15,9 @@ import pytest
 
 from nodeplug import mounts, unmount
 from nodeplug.testing import ScratchNode
+from nodeplug.testing.consumers import PrivateNode, Restarts
 
+DOZENS = 24
 IMAGE = "registry.local/test/busybox:1"
 PUBLISHED = Path(__file__).parents[2] / "configs" / "cni" / "10-nodeplug.conflist"
 CONTAINERS_CONF = """
@@ -41,7 +46,7 @@ class Podman:
     """podman with every folder of its own, in a network namespace of its own."""
 
     folder: Path
-    netns: Path
+    within: tuple[str, ...]
     addresses: Path
     network: str
 
@@ -52,7 +57,7 @@ class Podman:
             "CONTAINERS_CONF": str(self.folder / "containers.conf"),
             "CONTAINERS_STORAGE_CONF": str(self.folder / "storage.conf"),
         }
-        command = ["nsenter", f"--net={self.netns}", "podman", *arguments]
+        command = [*self.within, "podman", *arguments]
         return subprocess.run(command, env=env, cwd="/", capture_output=True, text=True, timeout=60, check=False)
 
     def __call__(self, *arguments: str) -> str:
@@ -66,9 +71,7 @@ class Podman:
         )
 
     def links(self) -> list[str]:
-        shown = subprocess.run(
-            ["nsenter", f"--net={self.netns}", "cat", "/proc/net/dev"], capture_output=True, text=True, check=True
-        )
+        shown = subprocess.run([*self.within, "cat", "/proc/net/dev"], capture_output=True, text=True, check=True)
         return sorted(line.split(":")[0].strip() for line in shown.stdout.splitlines()[2:])
 
     def reserved(self) -> list[str]:
@@ -81,7 +84,7 @@ def make_image(folder: Path) -> Path:
     for name in ("bin", "dev", "etc", "proc", "sys", "run", "tmp"):
         (root / name).mkdir(parents=True)
     shutil.copy("/bin/busybox", root / "bin" / "busybox")
-    for applet in ("sh", "httpd", "wget", "sleep", "cat"):
+    for applet in ("sh", "httpd", "wget", "sleep", "cat", "ip"):
         (root / "bin" / applet).symlink_to("busybox")
     archive = folder / "rootfs.tar"
     with tarfile.open(archive, "w") as tar:
@@ -90,8 +93,12 @@ def make_image(folder: Path) -> Path:
 
 
 def publish(source: Path, target: Path, addresses: Path) -> str:
-    """Install our published conflist as an admin would, with the address store moved below the test's folder."""
+    """Install our published conflist as an admin would, with the address store moved below the test's folder.
+
+    It offers `ips` besides, as each list does that `podman network create` writes.
+    """
     conflist = json.loads(source.read_text())
+    conflist["plugins"][0]["capabilities"] = {"ips": True}
     for plugin in conflist["plugins"]:
         plugin.get("ipam", {})["dataDir"] = str(addresses)
     target.mkdir()
@@ -99,24 +106,31 @@ def publish(source: Path, target: Path, addresses: Path) -> str:
     return str(conflist["name"])
 
 
-@pytest.fixture
-def podman(node: ScratchNode, short_path: Path, consumer_netns: Path) -> Iterator[Podman]:
+@contextmanager
+def podman_in(folder: Path, within: Sequence[str], daemon: ScratchNode) -> Iterator[Podman]:
+    """Give podman folders of its own and an image, and clear up after it."""
     for package, binary in (("podman", "podman"), ("runc", "runc"), ("busybox-static", "busybox")):
         if shutil.which(binary) is None:
             pytest.skip(f"{package} is missing: apt-get install {package}")
-    home = short_path / "podman"
+    home = folder / "podman"
     home.mkdir()
-    network = publish(PUBLISHED, home / "net.d", short_path / "addresses")
-    (home / "containers.conf").write_text(CONTAINERS_CONF.format(bin=node.paths.cni_bin, folder=home))
+    network = publish(PUBLISHED, home / "net.d", folder / "addresses")
+    (home / "containers.conf").write_text(CONTAINERS_CONF.format(bin=daemon.paths.cni_bin, folder=home))
     (home / "storage.conf").write_text(STORAGE_CONF.format(folder=home))
-    podman = Podman(home, consumer_netns, short_path / "addresses", network)
-    podman("import", "--quiet", str(make_image(short_path)), IMAGE)
+    podman = Podman(home, tuple(within), folder / "addresses", network)
+    podman("import", "--quiet", str(make_image(folder)), IMAGE)
     yield podman
     podman("rm", "--all", "--force", "--time", "0")
     podman("rmi", "--force", IMAGE)
     for mount in mounts():
         if mount.target.startswith(str(home)):
             unmount(mount.target)
+
+
+@pytest.fixture
+def podman(node: ScratchNode, short_path: Path, consumer_netns: Path) -> Iterator[Podman]:
+    with podman_in(short_path, ("nsenter", f"--net={consumer_netns}"), node) as made:
+        yield made
 
 
 def serve(podman: Podman, name: str, *options: str) -> str:
@@ -180,3 +194,57 @@ def test_a_static_address_and_mac_are_given(podman: Podman) -> None:
     )
     shown = podman("exec", "fixed", "/bin/cat", "/sys/class/net/eth0/address")
     assert shown == "aa:bb:cc:dd:ee:0f"
+
+
+@pytest.mark.parametrize("wanted", [["10.88.7.7"], ["10.88.7.8", "fd10:88::7:8"]], ids=["in CNI_ARGS", "as capability"])
+def test_asked_for_addresses_are_given(podman: Podman, wanted: list[str]) -> None:
+    options = ",".join(f"ip={address}" for address in wanted)
+    podman(
+        *("run", "--detach", "--name", "fixed", "--network", f"{podman.network}:{options}"), IMAGE, "/bin/sleep", "100"
+    )
+    shown = podman("exec", "fixed", "/bin/ip", "-o", "address", "show", "dev", "eth0")
+    assert [f" {address}/" in shown for address in wanted] == [True] * len(wanted)
+
+
+def persist(podman: Podman, name: str) -> None:
+    """Start a container, and start it anew when its network was lost, as a service that is restarted."""
+    end = time.monotonic() + 90.0
+    command = ("run", "--detach", "--name", name, "--network", podman.network, "--cgroup-parent", "/nodeplug-test")
+    while (done := podman.try_(*command, IMAGE, "/bin/sleep", "1000")).returncode != 0:
+        assert time.monotonic() < end, done.stderr
+        podman("rm", "--force", "--time", "0", name)
+
+
+def test_dozens_of_containers_in_parallel_survive_a_daemon_that_is_restarted_again_and_again(
+    private_node: PrivateNode, short_path: Path
+) -> None:
+    plugins = '[plugins.bridge]\n[plugins.loopback.config]\nnames = ["loopback"]\n'
+    daemon = ScratchNode(private_node.folder, plugins, within=private_node.command())
+    with ExitStack() as stack:
+        stack.enter_context(daemon)
+        assert daemon.run("install").returncode == 0
+        podman = stack.enter_context(podman_in(short_path, private_node.command(), daemon))
+        restarts = Restarts(daemon)
+
+        def one(number: int) -> str:
+            name = f"container-{number}"
+            with restarts.during("creation"):
+                persist(podman, name)
+            address = podman.address(name)
+            with restarts.during("removal"):
+                podman("rm", "--force", "--time", "0", name)
+            return address
+
+        persist(podman, "bystander")
+        one(0)  # makes what stays on purpose, such as the folder of its cgroup
+        watched = (podman.addresses, private_node.folder / "var", daemon.paths.run)
+        before = private_node.inventory(*watched)
+        with restarts, ThreadPoolExecutor(6) as pool:
+            for first in range(1, 5 * DOZENS, DOZENS):
+                addresses = list(pool.map(one, range(first, first + DOZENS)))
+                assert all(address.startswith("10.88.") for address in addresses)
+                if restarts.hit_all("creation", "removal"):
+                    break
+        assert restarts.hit_all("creation", "removal")
+        assert private_node.inventory_since(before, *watched) == []
+        private_node.run("ping", "-c", "1", "-W", "2", podman.address("bystander"))

@@ -10,6 +10,7 @@ import json
 import subprocess
 import tarfile
 import time
+import uuid
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -23,7 +24,23 @@ from nodeplug.testing.consumers.private_node import ENV, PrivateNode
 BUSYBOX: Final = "registry.local/test/busybox:1"
 PAUSE: Final = "registry.local/test/pause:1"
 _PATIENCE: Final = 30.0
-_APPLETS: Final = ("sh", "sleep", "cat", "ls", "id", "stat", "mount", "echo", "dd", "env", "wget", "httpd", "ip")
+_APPLETS: Final = (
+    "sh",
+    "sleep",
+    "cat",
+    "ls",
+    "id",
+    "stat",
+    "mount",
+    "echo",
+    "dd",
+    "env",
+    "wget",
+    "httpd",
+    "ip",
+    "ping",
+    "ping6",
+)
 _ENTRYPOINTS: Final = {
     BUSYBOX: ["/bin/sh"],
     PAUSE: ["/bin/sh", "-c", 'trap "exit 0" TERM INT; while :; do sleep 3600 & wait $!; done'],
@@ -37,7 +54,7 @@ debug.level = "debug"
 [plugins."io.containerd.grpc.v1.cri"]
   sandbox_image = "{pause}"
   restrict_oom_score_adj = true
-  cni = {{bin_dir = "{bin}", conf_dir = "{conf}"}}
+  cni = {{bin_dir = "{bin}", conf_dir = "{conf}", max_conf_num = {networks}}}
 [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
   runtime_type = "io.containerd.runc.v2"
   options = {{BinaryName = "runc", SystemdCgroup = false, Root = "{folder}/runc"}}
@@ -88,15 +105,16 @@ class Containerd:
         folder: an existing folder of its own, with a short path.
         bin_dir: its CNI executables.
         conf_dir: its network configurations.
+        networks: how many of them each pod joins, in the order of their names: `eth0`, `eth1` and so on.
     """
 
-    def __init__(self, node: PrivateNode, folder: Path, bin_dir: Path, conf_dir: Path) -> None:
+    def __init__(self, node: PrivateNode, folder: Path, bin_dir: Path, conf_dir: Path, networks: int = 1) -> None:
         self.node, self.folder = node, folder
         self.socket = folder / "c.sock"
         self.log_path = folder / "containerd.log"
         conf_dir.mkdir(parents=True, exist_ok=True)  # it watches the folder that exists when it starts
         (folder / "containerd.toml").write_text(
-            _CONFIG.format(folder=folder, pause=PAUSE, bin=bin_dir, conf=conf_dir), encoding="utf-8"
+            _CONFIG.format(folder=folder, pause=PAUSE, bin=bin_dir, conf=conf_dir, networks=networks), encoding="utf-8"
         )
         self.cri = Cri(self.socket, f"/{node.cgroup}")
         self._process: subprocess.Popen[bytes] | None = None
@@ -142,6 +160,14 @@ class Containerd:
             PluginError: it failed.
         """
         return self.node.run("ctr", "-a", str(self.socket), "-n", "k8s.io", *arguments)
+
+    def execute(self, container: str, *command: str) -> str:
+        """Run a command in a container, or in a sandbox's own one, and return what it printed.
+
+        Raises:
+            PluginError: it failed.
+        """
+        return self.ctr("tasks", "exec", "--exec-id", uuid.uuid4().hex, container, *command)
 
     @property
     def log(self) -> str:

@@ -1,20 +1,20 @@
-"""A real kubelet without an API server, on a private node with its containerd.
+"""A real kubelet on a private node with its containerd, standalone or with an API server.
 
-Owns: its configuration, its process, the pods of its manifest folder, and looking at them.
-Refuses: to build it (see `make kubelet`), and what needs an API server: Secrets, claims, node status.
+Owns: its configuration, its process, the pods of its manifest folder, and looking at all pods.
+Refuses: to build it (see `make kubelet`), and the API server's objects (see `api_server`).
 """
 
 import http.client
 import json
 import subprocess
 import time
-import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
 from nodeplug.errors import PluginError
+from nodeplug.testing.consumers.api_server import ApiServer
 from nodeplug.testing.consumers.containerd import BUSYBOX, PAUSE, Containerd
 from nodeplug.testing.consumers.private_node import ADDRESS, ENV, PrivateNode
 
@@ -29,6 +29,7 @@ volumePluginDir: {flex}
 enableControllerAttachDetach: false
 fileCheckFrequency: 1s
 syncFrequency: 5s
+nodeStatusUpdateFrequency: 1s
 cgroupDriver: cgroupfs
 enforceNodeAllocatable: []
 failSwapOn: false
@@ -54,7 +55,7 @@ def pod(
     volumes: Mapping[str, Mapping[str, Any]] | None = None,
     fs_group: int | None = None,
 ) -> dict[str, Any]:
-    """Return a static pod of one container that runs `script` and then waits.
+    """Return a pod of one container that runs `script` and then waits.
 
     Args:
         name: use each name once: kubelet takes the same manifest for the same pod, whose devices are allocated already.
@@ -96,6 +97,28 @@ KERNEL_SETTINGS: Final = tuple(
 """What kubelet sets at its start (its container manager, setupKernelTunables); no namespace keeps them apart."""
 
 
+class Manifests:
+    """Static pods: files in a folder that kubelet reads again and again."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def schedule(self, manifest: Mapping[str, Any]) -> None:
+        """Write a pod's manifest in one step."""
+        name = manifest["metadata"]["name"]
+        temporary = self._folder.parent / f"{name}.new"
+        temporary.write_text(json.dumps(manifest), encoding="utf-8")
+        temporary.rename(self._folder / f"{name}.json")
+
+    def delete(self, name: str) -> None:
+        """Remove a manifest."""
+        (self._folder / f"{name}.json").unlink()
+
+    def scheduled(self) -> list[str]:
+        """Return the names of all pods here."""
+        return [path.stem for path in self._folder.glob("*.json")]
+
+
 class KubeletProcess:
     """kubelet on a private node.
 
@@ -105,17 +128,33 @@ class KubeletProcess:
         program: the executable.
         containerd: its runtime, running.
         flexvolume_dir: where FlexVolume drivers are installed.
+        api: without it, the kubelet is standalone: static pods only, no Secrets, no node status.
+
+    Attributes:
+        residents: names of pods that `clear` leaves alone.
     """
 
     def __init__(
-        self, node: PrivateNode, folder: Path, program: Path, containerd: Containerd, flexvolume_dir: Path
+        self,
+        node: PrivateNode,
+        folder: Path,
+        program: Path,
+        containerd: Containerd,
+        flexvolume_dir: Path,
+        api: ApiServer | None = None,
     ) -> None:
         self.node, self.folder, self.program, self.containerd = node, folder, program, containerd
         self.log_path = folder / "kubelet.log"
-        self._manifests = folder / "manifests"
-        self._manifests.mkdir()
+        self.residents: set[str] = set()
+        manifests = folder / "manifests"
+        manifests.mkdir()
+        self._pods: Manifests | ApiServer = api or Manifests(manifests)
         config = _CONFIG.format(folder=folder, flex=flexvolume_dir)
         (folder / "kubelet.yaml").write_text(config, encoding="utf-8")
+        self._api_flags: tuple[str, ...] = ()
+        if api is not None:
+            (folder / "kubeconfig").write_text(api.kubeconfig, encoding="utf-8")
+            self._api_flags = (f"--kubeconfig={folder}/kubeconfig", "--kube-api-content-type=application/json")
         self._process: subprocess.Popen[bytes] | None = None
         self._sysctls = {path: path.read_text(encoding="ascii") for path in KERNEL_SETTINGS}
 
@@ -130,6 +169,7 @@ class KubeletProcess:
             f"--container-runtime-endpoint=unix://{self.containerd.socket}",
             f"--pod-infra-container-image={PAUSE}",
             *(f"--hostname-override={self.node.name}", f"--node-ip={ADDRESS}", "--v=4"),
+            *self._api_flags,
         ]
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
@@ -137,7 +177,7 @@ class KubeletProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**ENV, "HOME": str(self.folder)},
+                env={**ENV, "HOME": str(self.folder), "AWS_EC2_METADATA_DISABLED": "true"},
                 cwd="/",
             )
         self.wait_for("kubelet's health", self._healthy)
@@ -179,21 +219,18 @@ class KubeletProcess:
         return answer
 
     def put(self, manifest: Mapping[str, Any]) -> None:
-        """Write a pod's manifest in one step."""
-        name = manifest["metadata"]["name"]
-        temporary = self.folder / f"{name}.new"
-        temporary.write_text(json.dumps(manifest), encoding="utf-8")
-        temporary.rename(self._manifests / f"{name}.json")
+        """Give it a pod: by the API server where there is one, else a static one."""
+        self._pods.schedule(manifest)
 
     def drop(self, name: str) -> None:
-        """Remove a pod's manifest and wait until nothing of the pod is mounted or kept.
+        """Take a pod away and wait until nothing of it is mounted or kept.
 
         Raises:
             PluginError: that took too long.
         """
         time.sleep(_RELIST)
         found = self.find(name)
-        (self._manifests / f"{name}.json").unlink()
+        self._pods.delete(name)
         folder = self.node.folder / "var/lib/kubelet/pods" / str(found and self.uid(found))
         self.wait_for(f"the end of pod {name}", lambda: not self.find(name) and not folder.exists())
 
@@ -203,8 +240,8 @@ class KubeletProcess:
 
     def find(self, name: str) -> dict[str, Any] | None:
         """Return one pod, or None."""
-        full = f"{name}-{self.node.name}"
-        return next((pod for pod in self.pods() if pod["metadata"]["name"] == full), None)
+        names = {name, f"{name}-{self.node.name}"}  # of a static pod
+        return next((pod for pod in self.pods() if pod["metadata"]["name"] in names), None)
 
     @staticmethod
     def uid(found: Mapping[str, Any]) -> str:
@@ -251,21 +288,25 @@ class KubeletProcess:
         Raises:
             PluginError: it failed.
         """
-        return self.containerd.ctr("tasks", "exec", "--exec-id", uuid.uuid4().hex, self.container(name), *command)
+        return self.containerd.execute(self.container(name), *command)
 
     def clear(self) -> None:
-        """Remove every manifest and wait until nothing of the pods is left.
+        """Take every pod but the residents away and wait until nothing of them is left.
 
         Raises:
             PluginError: that took too long.
         """
-        manifests = list(self._manifests.glob("*.json"))
-        if manifests:
+        if names := set(self._pods.scheduled()) - self.residents:
             time.sleep(_RELIST)
-        for path in manifests:
-            path.unlink()
+        for name in names:
+            self._pods.delete(name)
         pods = self.node.folder / "var/lib/kubelet/pods"
-        self.wait_for("the end of all pods", lambda: not any(pods.iterdir()))
+
+        def gone() -> bool:
+            return set(self._pods.scheduled()) <= self.residents
+
+        stay = {self.uid(self.running(name)) for name in self.residents}
+        self.wait_for("the end of all pods", lambda: gone() and {path.name for path in pods.iterdir()} <= stay)
 
     def stop(self) -> None:
         """End it; its pods go on. The settings of the kernel that it changed for the whole machine are put back."""

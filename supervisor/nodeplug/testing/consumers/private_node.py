@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -22,7 +22,7 @@ from typing import Final, Self
 
 from nodeplug.errors import PluginError
 from nodeplug.netns import Netns
-from nodeplug.testing.inventory import Inventory
+from nodeplug.testing.inventory import Inventory, cgroups_of
 
 ADDRESS: Final = "10.230.0.2"
 """The node's own address, on a link without peers."""
@@ -86,7 +86,11 @@ class PrivateNode:
             self._reap()
             raise PluginError(f"cannot make a private node: {(said + rest).decode(errors='replace').strip()}")
         self.netns = Netns.open(f"/proc/{self._holder.pid}/ns/net")
-        self._inherited = frozenset(self._look())
+        try:
+            self._inherited = frozenset(self._look())
+        except BaseException:
+            self.close()
+            raise
 
     def command(self, *arguments: str) -> list[str]:
         """Return the argument list that executes a program inside, in the process that is started with it."""
@@ -111,7 +115,9 @@ class PrivateNode:
         What the machine had mounted when the node was made is left out, and so are loop devices on other folders, and
         the version 2 tree beside version 1 trees, in which runc makes folders that kubelet 1.20 does not know of.
         """
-        cgroups = [f"cgroup {path}" for path in self._cgroups() if not path.is_relative_to(_CGROUPS / "unified")]
+        cgroups = [
+            f"cgroup {path}" for path in cgroups_of(self.cgroup) if not path.is_relative_to(_CGROUPS / "unified")
+        ]
         return Inventory(frozenset([*self._look(*folders), *cgroups]) - self._inherited)
 
     def _look(self, *folders: Path) -> list[str]:
@@ -135,7 +141,7 @@ class PrivateNode:
             time.sleep(0.05)
         self.netns.close()
         self._reap()
-        for path in self._cgroups():
+        for path in cgroups_of(self.cgroup):
             with suppress(OSError):  # a hierarchy that is mounted twice shows it twice
                 path.rmdir()
 
@@ -156,15 +162,9 @@ class PrivateNode:
                     yield pid
 
     def _in_cgroups(self) -> Iterator[int]:
-        for path in self._cgroups():
+        for path in cgroups_of(self.cgroup):
             with suppress(OSError):
                 yield from map(int, (path / "cgroup.procs").read_text(encoding="utf-8").split())
-
-    def _cgroups(self) -> list[Path]:
-        """Every cgroup of consumers, the deepest first; version 1 has one tree per controller."""
-        tops: Iterable[Path] = (*_CGROUPS.glob(self.cgroup + "*"), *_CGROUPS.glob(f"*/{self.cgroup}*"))
-        found = {path for top in tops if top.is_dir() for path in (top, *top.rglob("*")) if path.is_dir()}
-        return sorted(found, key=lambda path: len(path.parts), reverse=True)
 
     def __enter__(self) -> Self:
         return self

@@ -1,0 +1,166 @@
+"""A whole node: the daemon, containerd, and a kubelet with pods that use both.
+
+Owns: their start and end in the right order, and what a test asks of all three together: pods, the devices of one
+resource as kubelet lists them, the inventory.
+Refuses: what runs in the pods, and which plugins there are.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from nodeplug.errors import PluginError
+from nodeplug.testing.consumers.api_server import ApiServer
+from nodeplug.testing.consumers.containerd import Containerd
+from nodeplug.testing.consumers.kubelet_process import KubeletProcess, pod
+from nodeplug.testing.consumers.private_node import PrivateNode
+from nodeplug.testing.inventory import Inventory
+from nodeplug.testing.scratch_node import ScratchNode
+
+COLLECTED: Final = 90.0
+"""Seconds; kubelet looks once a minute for sandboxes that it lost sight of (its container garbage collection)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lab:
+    """A node with a daemon, a containerd and a kubelet that run.
+
+    Attributes:
+        folder: everything lies below it.
+        name: the resource whose devices are asked for.
+        api: kubelet's API server, or None for a standalone kubelet.
+    """
+
+    folder: Path
+    name: str
+    private: PrivateNode
+    daemon: ScratchNode
+    containerd: Containerd
+    kubelet: KubeletProcess
+    api: ApiServer | None = None
+
+    @property
+    def watched(self) -> tuple[Path, ...]:
+        """Where a pod could leave files, the record of the devices' holders aside."""
+        state, library = self.daemon.paths.state, self.private.folder / "var/lib"
+        return (
+            *(state / name for name in ("journal", "spool", "plugins")),
+            *(self.daemon.paths.run, library / "cni", library / "kubelet/pods", library / "kubelet/plugins"),
+        )
+
+    def inventory(self) -> Inventory:
+        """Take the inventory of the node."""
+        return self.private.inventory(*self.watched)
+
+    def since(self, before: Inventory) -> list[str]:
+        """Remove every pod but the residents, give kubelet time to collect, and return what came and went."""
+        self.kubelet.clear()
+        return self.private.inventory_since(before, *self.watched, patience=COLLECTED)
+
+    def resource(self) -> dict[str, Any]:
+        """Return what the daemon tells about the resource."""
+        return next(entry for entry in self.daemon.status()["resources"] if entry["resource"] == self.name)
+
+    def allocations(self) -> int:
+        """Return how many calls of Allocate the daemon remembers."""
+        return sum(call["verb"] == "Allocate" for call in self.daemon.status()["recent"])
+
+    def lists_taken(self) -> int:
+        """Return how many lists of devices kubelet has logged."""
+        return self.kubelet.log.count(f"State pushed for device plugin {self.name}")
+
+    def streams_ended(self) -> int:
+        """Return how many streams of devices kubelet has seen end."""
+        return self.kubelet.log.count("listAndWatch ended unexpectedly")
+
+    def until_listed(self, action: Callable[[], object]) -> None:
+        """Do something that makes the daemon send a list, and wait until kubelet has taken it in.
+
+        Raises:
+            PluginError: that took too long.
+        """
+        before = self.lists_taken()
+        action()
+        self.kubelet.wait_for("a list of devices", lambda: self.lists_taken() > before)
+        time.sleep(1.0)  # it logs before it stores
+
+    def put(self, name: str, script: str = "", **more: Any) -> None:
+        """Give kubelet a pod; the arguments are those of `pod`."""
+        self.kubelet.put(pod(name, script, **more))
+
+    def run(self, name: str, script: str = "", **more: Any) -> dict[str, Any]:
+        """Give kubelet a pod, wait until it runs, and return it.
+
+        Raises:
+            PluginError: that took too long.
+        """
+        self.put(name, script, **more)
+        return self.kubelet.running(name)
+
+    def devices_of(self, name: str) -> list[str]:
+        """Return the resource's devices that a pod's container sees: nodes called like it, that can be read."""
+        word = self.name.rpartition("/")[2]
+        listed = self.kubelet.execute(name, "/bin/ls", "/dev").split()
+        found = sorted(device for device in listed if device.startswith(word))
+        for device in found:
+            self.kubelet.execute(name, "/bin/dd", f"if=/dev/{device}", "of=/dev/null", "bs=1", "count=1")
+        return found
+
+    def mount_type(self, name: str, path: str) -> str:
+        """Return the filesystem type at a mount point of a pod's container."""
+        lines = self.kubelet.execute(name, "/bin/cat", "/proc/mounts").splitlines()
+        return next(fields[2] for fields in map(str.split, lines) if fields[1] == path)
+
+
+@contextmanager
+def open_lab(
+    private: PrivateNode,
+    folder: Path,
+    program: Path,
+    plugins: str,
+    *,
+    resource: str,
+    conflists: Sequence[Path],
+    env: Mapping[str, str] | None = None,
+    with_api: bool = False,
+) -> Iterator[Lab]:
+    """Start everything, and end everything.
+
+    Args:
+        private: the node; its cgroup is `kubepods`, and its folder the daemon's root.
+        folder: an existing folder with a short path for containerd and kubelet.
+        program: the kubelet.
+        plugins: the `[plugins.*]` tables of the daemon.
+        resource: a resource of these plugins; the lab is ready when kubelet has its devices.
+        conflists: network configurations; each pod joins all of them.
+        env: more environment for the daemon.
+        with_api: give kubelet an API server: pods come from there and not from manifests.
+
+    Raises:
+        PluginError: something did not start; the message carries the end of its log.
+    """
+    supervisor = 'listen = ""\npodresources_poll = "1s"'
+    with ExitStack() as stack:
+        daemon = ScratchNode(private.folder, plugins, supervisor=supervisor, env=env, within=private.command())
+        stack.enter_context(daemon)
+        arguments = [word for path in conflists for word in ("--conflist", str(path))]
+        installed = daemon.run("install", *arguments)
+        if installed.returncode != 0:
+            raise PluginError(f"nodeplug install ended with {installed.returncode}: {installed.stderr}")
+        folders = [folder / name for name in ("c", "k")]
+        for path in folders:
+            path.mkdir()
+        paths = daemon.paths
+        containerd = Containerd(private, folders[0], paths.cni_bin, paths.cni_conf, networks=len(conflists))
+        stack.enter_context(containerd)
+        api = stack.enter_context(ApiServer(private)) if with_api else None
+        kubelet = KubeletProcess(private, folders[1], program, containerd, paths.flexvolume, api)
+        lab = Lab(folder, resource, private, daemon, containerd, kubelet, api)
+        stack.callback(containerd.clear)
+        lab.until_listed(lambda: stack.enter_context(kubelet))
+        yield lab
+        kubelet.residents.clear()
+        kubelet.clear()

@@ -1,0 +1,47 @@
+"""A plugin that sees every call: it keeps answers back on request, and notes which secrets a volume was given."""
+
+import json
+import os
+import time
+from collections.abc import Generator, Sequence
+from pathlib import Path
+
+from nodeplug import Claim, CniAdd, CniResult, Host, VolumePublish, hookimpl
+
+FOLDER = Path(os.environ.get("HOLD_FOLDER", "/nonexistent"))
+
+
+def hold(verb: str) -> None:
+    """Keep the answer of a call back, its work being done, for as long as a file exists."""
+    while (FOLDER / f"hold-{verb}").exists():
+        (FOLDER / f"held-{verb}").touch()
+        time.sleep(0.02)
+
+
+class Hold:
+    """The plugin."""
+
+    def __init__(self, config: object, host: Host) -> None:
+        """Need nothing."""
+
+    @hookimpl
+    def claims(self) -> Sequence[Claim]:
+        """Own nothing."""
+        return []
+
+    @hookimpl(wrapper=True)
+    def cni_add(self, request: CniAdd) -> Generator[None, CniResult, CniResult]:
+        """Hold the pod's network, not its loopback."""
+        result = yield
+        if request.network == "nodeplug":
+            hold("add")
+        return result
+
+    @hookimpl(wrapper=True)
+    def volume_publish(self, request: VolumePublish) -> Generator[None, None, None]:
+        """Hold the mount; note the secrets where no other part of the node looks."""
+        yield
+        hold("mount")
+        if request.secrets:
+            seen = {key: value.decode() for key, value in request.secrets.items()}
+            (FOLDER / f"secrets-of-{request.pod.name}-{request.driver.replace('/', '~')}").write_text(json.dumps(seen))

@@ -1,0 +1,145 @@
+"""A pod on two networks: containerd calls both at the same time, for `eth0` and for `eth1`."""
+
+import json
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodeplug.testing import ScratchNode
+from nodeplug.testing.consumers import Containerd, PrivateNode
+
+NETWORKS = Path(__file__).parent / "networks"
+PLUGINS = """
+[plugins.bridge]
+[plugins.loopback.config]
+names = ["loopback"]
+"""
+# Somebody beyond the node, who knows no way back to the pods' addresses.
+OUTSIDE = """
+ip netns add outside
+ip link add outside0 type veth peer name eth0 netns outside
+ip link set outside0 master uplink0 up
+ip -n outside address add 10.230.0.1/24 dev eth0
+ip -n outside link set eth0 up
+"""
+
+
+@dataclass(frozen=True)
+class Lab:
+    """A containerd whose pods join both networks."""
+
+    private: PrivateNode
+    daemon: ScratchNode
+    containerd: Containerd
+
+    def run(self, name: str, **more: Any) -> str:
+        return self.containerd.cri.run(name, **more)
+
+    def end(self, sandbox: str) -> None:
+        self.containerd.cri.stop(sandbox)
+        self.containerd.cri.remove(sandbox)
+
+    def inside(self, sandbox: str, *command: str) -> str:
+        return self.containerd.execute(sandbox, *command)
+
+    def addresses(self, sandbox: str) -> dict[str, list[str]]:
+        """Return the addresses of each interface of a sandbox, link-local ones aside."""
+        found: dict[str, list[str]] = {}
+        for line in self.inside(sandbox, "/bin/ip", "-o", "address", "show", "scope", "global").splitlines():
+            words = line.split()
+            found.setdefault(words[1], []).append(words[3])
+        return found
+
+    @property
+    def watched(self) -> tuple[Path, Path]:
+        return self.private.folder / "var", self.daemon.paths.run
+
+
+@pytest.fixture
+def lab(private_node: PrivateNode, short_path: Path) -> Iterator[Lab]:
+    (short_path / "c").mkdir()
+    private_node.run("sh", "-ec", OUTSIDE)
+    with ScratchNode(private_node.folder, PLUGINS, within=private_node.command()) as daemon:
+        conflists = [word for path in sorted(NETWORKS.glob("*.conflist")) for word in ("--conflist", str(path))]
+        installed = daemon.run("install", *conflists)
+        assert installed.returncode == 0, installed.stderr
+        paths = daemon.paths
+        with Containerd(private_node, short_path / "c", paths.cni_bin, paths.cni_conf, networks=2) as containerd:
+            yield Lab(private_node, daemon, containerd)
+    sys.stdout.write(daemon.log)  # shown when the test fails
+
+
+@pytest.fixture
+def sandbox(lab: Lab) -> Iterator[str]:
+    """A sandbox that is gone without a trace when the test is over."""
+    lab.end(lab.run("first"))  # makes what stays on purpose, such as the bridges
+    before = lab.private.inventory(*lab.watched)
+    made = lab.run(
+        "pod",
+        annotations={"kubernetes.io/ingress-bandwidth": "10M"},
+        ports=[{"container_port": 80, "host_port": 18080}],
+    )
+    yield made
+    lab.end(made)
+    assert lab.private.inventory_since(before, *lab.watched) == []
+
+
+def test_each_interface_has_one_address_of_every_range_set_of_its_network(lab: Lab, sandbox: str) -> None:
+    found = lab.addresses(sandbox)
+    assert [address.rpartition(".")[0] for address in found["eth0"][:1]] == ["10.91.0"]
+    assert 100 <= int(found["eth0"][0].partition("/")[0].rpartition(".")[2]) <= 199
+    assert found["eth0"][1].startswith("fd10:91::")
+    assert [address.rpartition(".")[0] for address in found["eth1"]] == ["10.92.0", "10.93.0"]
+    assert lab.containerd.cri.address(sandbox) == found["eth0"][0].partition("/")[0]
+
+
+def test_every_gateway_answers(lab: Lab, sandbox: str) -> None:
+    for gateway in ("10.91.0.1", "10.92.0.254", "10.93.0.1"):
+        lab.inside(sandbox, "/bin/ping", "-c", "1", "-W", "2", gateway)
+    lab.inside(sandbox, "/bin/ping6", "-c", "1", "-W", "2", "fd10:91::1")
+
+
+def test_routes_lead_where_each_network_says(lab: Lab, sandbox: str) -> None:
+    lines = lab.inside(sandbox, "/bin/ip", "route").splitlines()
+    routes = {words[0]: (words[2], words[4]) for words in map(str.split, lines) if words[1] == "via"}
+    assert routes == {
+        "default": ("10.91.0.1", "eth0"),
+        "192.0.2.0/24": ("10.91.0.1", "eth0"),
+        "198.51.100.0/24": ("10.92.0.254", "eth1"),
+        "203.0.113.0/24": ("10.93.0.1", "eth1"),
+    }
+    assert "default via fd10:91::1 dev eth0" in lab.inside(sandbox, "/bin/ip", "-6", "route")
+
+
+def test_only_the_masqueraded_network_reaches_those_who_know_no_way_back(lab: Lab, sandbox: str) -> None:
+    found = lab.addresses(sandbox)
+    ping = ("/bin/ping", "-c", "1", "-W", "1")
+    lab.inside(sandbox, *ping, "10.230.0.1")
+    from_second = found["eth1"][0].partition("/")[0]
+    script = f"! {' '.join(ping)} -I {from_second} 10.230.0.1"
+    lab.inside(sandbox, "/bin/sh", "-c", script)
+
+
+def test_ports_and_bridges_are_as_each_network_says(lab: Lab, sandbox: str) -> None:
+    ports = {
+        port["master"]: (port["hairpin"], port["mtu"])
+        for port in json.loads(lab.private.run("bridge", "-details", "-json", "link"))
+        if port["ifname"].startswith("veth")
+    }
+    assert ports == {"np-first": (True, 1500), "np-second": (False, 1400)}
+    (second,) = json.loads(lab.private.run("ip", "-details", "-json", "link", "show", "np-second"))
+    assert (second["mtu"], second["promiscuity"] > 0) == (1400, True)
+    assert "mtu 1400" in lab.inside(sandbox, "/bin/ip", "link", "show", "eth1")
+
+
+def test_dozens_of_pods_at_once_get_addresses_of_their_own_on_both(lab: Lab, sandbox: str) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        made = list(pool.map(lab.run, [f"pod-{number}" for number in range(24)]))
+        found = [address for one in [sandbox, *made] for all_ in lab.addresses(one).values() for address in all_]
+        list(pool.map(lab.end, made))
+    assert len(found) == len(set(found)) == 25 * 4
