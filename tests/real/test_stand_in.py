@@ -21,13 +21,14 @@ import grpc.aio
 import pytest
 
 from nodeplug.pb import deviceplugin_v1beta1_pb2 as pb
+from nodeplug.pb import deviceplugin_v1beta1_pb2_grpc as pb_grpc
 from nodeplug.pb import podresources_v1_pb2 as podresources_pb
 from nodeplug.pb import podresources_v1_pb2_grpc as podresources_grpc
 from nodeplug.testing import AdmissionError, Kubelet
 from nodeplug.testing.consumers import Containerd, KubeletProcess, PrivateNode, pod
 from nodeplug.testing.kubelet.recording import RecordingPlugin
 
-FIRST, SECOND = "example.com/first", "example.com/second"
+FIRST, SECOND, WATCHED = "example.com/first", "example.com/second", "example.com/watched"
 PATIENCE = 60.0
 Story = dict[str, list[str]]
 
@@ -221,9 +222,29 @@ class Teller:
             said.append(f"rejected: {rejection}" if rejection else "runs")
 
 
+async def refusal(node: Node, version: str, resource: str, endpoint: str = "absent.sock") -> str:
+    """Register what no plugin should, and return what kubelet says."""
+    async with grpc.aio.insecure_channel(f"unix:{node.root}/device-plugins/kubelet.sock") as channel:
+        request = pb.RegisterRequest(version=version, endpoint=endpoint, resource_name=resource)
+        try:
+            await pb_grpc.RegistrationStub(channel).Register(request)
+        except grpc.aio.AioRpcError as error:
+            return f"{resource} {version}: {error.code().name} {error.details()}"
+    return f"{resource} {version}: taken"
+
+
 async def first_half(teller: Teller, plugin: RecordingPlugin, other: RecordingPlugin) -> None:
     """Register, allocate in every way, fail in every way."""
     node = teller.node
+    async with teller.step("refusals") as said:
+        said.append(await refusal(node, "v1alpha1", FIRST))
+        said.append(await refusal(node, "v1beta1", "example.com/absent"))
+        for name in ("noslash", "kubernetes.io/x", "requests.example.com/x", "example.com/a b", "EX.com/x", "a/b/c"):
+            said.append(await refusal(node, "v1beta1", name))
+        for length in (63, 64):
+            said.append(await refusal(node, "v1beta1", "example.com/" + "x" * length))
+        for length in (244, 245):
+            said.append(await refusal(node, "v1beta1", ("ab." * length)[: length - 1] + "c/x"))
     async with teller.step("registration"):
         await plugin.register()
         await until_taken(node, plugin)
@@ -247,8 +268,17 @@ async def first_half(teller: Teller, plugin: RecordingPlugin, other: RecordingPl
         await until_taken(node, other)
     await teller.pod("both", Asks(limits={FIRST: 1, SECOND: 1}), in_order=False)
     await teller.pod("nothing", Asks(limits={SECOND: 0}))
+    watched = RecordingPlugin(WATCHED, node.root / "plugins_registry", {"w0": True}, calls=teller.calls)
+    async with teller.step("plugin watcher", in_order=False) as said:
+        await watched.serve()
+        await until_taken(node, watched)
+        await until("the outcome", lambda: len(teller.calls) == 4)
+    await teller.pod("watched", Asks(limits={WATCHED: 1}))
     async with teller.step("podresources") as said:
         said.extend(await summary_of_podresources(node))
+    await watched.stop()
+    await node.until_ended(WATCHED)
+    await teller.pod("unwatched", Asks(limits={WATCHED: 1}))
 
 
 async def second_half(teller: Teller, plugin: RecordingPlugin, other: RecordingPlugin) -> None:
@@ -275,17 +305,25 @@ async def second_half(teller: Teller, plugin: RecordingPlugin, other: RecordingP
         await each.register()
         await until_taken(node, each)
     await teller.pod("after-restart")
+    successor = RecordingPlugin(FIRST, plugin.folder, {"n0": True, "n1": True}, calls=teller.calls, generation=50)
     async with teller.step("take-over") as said:
-        old = plugin.server
-        plugin.mark(one_more=True)
+        await successor.register()
+        await until_taken(node, successor)
+        said.append(f"streams of the old one {plugin.streams}, of the new one {successor.streams}")
+        plugin.mark(more=True)
         await until_taken(node, plugin)
-        await plugin.register()
-        await until("another stream", lambda: plugin.streams == 2)
+        said.append("the list of the old one counts")
+        successor.mark(n2=True)
+        await until_taken(node, successor)
+        await plugin.stop()
         await asyncio.sleep(1)
-        said.append(f"{plugin.streams} streams")
-        if old is not None:
-            await old.stop(None)
     await teller.pod("after-take-over")
+    async with teller.step("another take-over"):
+        await plugin.register()
+        await until_taken(node, plugin)
+        await successor.stop()
+        await asyncio.sleep(1)
+    await teller.pod("after-another-take-over")
     async with teller.step("end of the stream"):
         await plugin.stop()
         await node.until_ended(FIRST)
@@ -315,7 +353,7 @@ async def life(node: Node) -> Story:
 
 
 async def acted_life(root: Path) -> Story:
-    async with Kubelet(root, old_style=True) as kubelet:
+    async with Kubelet(root, old_style=True, watch_plugins=True) as kubelet:
         return await life(Acted(kubelet, root))
 
 

@@ -103,6 +103,30 @@ def test_preference_is_asked_among_the_aligned_devices_alone() -> None:
     assert asked == [({"a", "b"}, set(), 1)]
 
 
+@pytest.mark.parametrize("numa", [None, [0]])
+def test_ids_that_another_container_took_meanwhile_are_left_out(numa: Collection[int] | None) -> None:
+    wanted = want(1, numa=numa)
+
+    async def prefer(available: Collection[str], must: Collection[str], size: int) -> Collection[str]:
+        del available, must, size
+        wanted.in_use.update({"a", "c"})
+        return ["a"]
+
+    assert choose(wanted, table("a", "b", "c", node=0), prefer) == {"b"}
+
+
+def test_too_few_are_left_when_others_took_them_meanwhile() -> None:
+    wanted = want(2)
+
+    async def prefer(available: Collection[str], must: Collection[str], size: int) -> Collection[str]:
+        del must, size
+        wanted.in_use.update(set(available) - {"a"})
+        return []
+
+    with pytest.raises(AdmissionError, match=r"unexpectedly allocated less .* Requested: 2, Got: 1"):
+        choose(wanted, table("a", "b", "c"), prefer)
+
+
 def test_same_seed_chooses_the_same_devices() -> None:
     devices = table(*(f"d{number}" for number in range(50)))
     assert choose(want(5), devices, seed=1) == choose(want(5), devices, seed=1)

@@ -24,7 +24,7 @@ def test_hints_prefer_the_fewest_nodes_that_could_ever_serve() -> None:
 
 
 def test_reused_devices_must_be_reached() -> None:
-    assert hints(TABLE, MACHINE, {"b", "d"}, frozenset({"c"}), 2) == [Hint(FAR, True), Hint(BOTH, False)]
+    assert hints(TABLE, MACHINE, {"a", "b", "d"}, frozenset({"c"}), 2) == [Hint(FAR, True), Hint(BOTH, False)]
 
 
 def test_devices_without_a_node_fit_nowhere() -> None:

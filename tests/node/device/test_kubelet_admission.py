@@ -180,6 +180,23 @@ def test_concurrent_allocates_share_no_device_even_without_a_preference(root: Pa
     run(story())
 
 
+def test_ids_of_a_running_allocate_are_not_given_again_when_a_pod_goes_meanwhile(root: Path, run: Run) -> None:
+    async def story() -> None:
+        async with Kubelet(root) as kubelet, registered(kubelet, pb.DevicePluginOptions()) as plugin:
+            await kubelet.admit("going", {RESOURCE: 1})
+            plugin.hold.clear()
+            slow = asyncio.create_task(kubelet.admit("slow", {RESOURCE: 2}))
+            await kubelet.until(lambda: len(plugin.allocated) == 2)
+            kubelet.remove_pod("going")
+            other = asyncio.create_task(kubelet.admit("other", {RESOURCE: 2}))
+            await kubelet.until(lambda: len(plugin.allocated) == 3)
+            plugin.hold.set()
+            await asyncio.gather(slow, other)
+            assert not plugin.allocated[1] & plugin.allocated[2]
+
+    run(story())
+
+
 def test_kubelet_waits_for_a_hung_allocate_without_end(root: Path, run: Run) -> None:
     async def story() -> None:
         async with Kubelet(root, timeouts=Timeouts().scaled(0.001)) as kubelet, registered(kubelet) as plugin:
@@ -219,12 +236,12 @@ def test_container_does_not_start_without_prestart(root: Path, run: Run, failure
 
 def test_prestart_comes_before_every_start_with_all_ids(root: Path, run: Run) -> None:
     async def story() -> None:
-        async with Kubelet(root) as kubelet, registered(kubelet) as plugin:
+        async with Kubelet(root, timeouts=Timeouts(prestart=20)) as kubelet, registered(kubelet) as plugin:
             await kubelet.admit("pod", {RESOURCE: 3})
             plugin.calls.clear()
             for _ in range(2):
                 await kubelet.start_container("pod")
-            assert plugin.calls == [f"{RESOURCE}: PreStartContainer with 3, 30 s"] * 2
+            assert plugin.calls == [f"{RESOURCE}: PreStartContainer with 3, 20 s"] * 2
 
     run(story())
 

@@ -20,6 +20,7 @@ from nodeplug.pb import pluginregistration_v1_pb2 as watcher_pb
 from nodeplug.pb import pluginregistration_v1_pb2_grpc as watcher_grpc
 
 _PATIENCE = 60.0
+_YEAR = 31_536_000.0
 
 
 @dataclass(eq=False)
@@ -62,7 +63,9 @@ class RecordingPlugin(pb_grpc.DevicePluginServicer, watcher_grpc.RegistrationSer
 
     def _saw(self, call: str, context: Any) -> None:
         left = context.time_remaining()
-        deadline = "no deadline" if left is None or left > 1e6 else f"{left:.0f} s"
+        deadline = (
+            "no deadline" if left is None or left > _YEAR else f"{round(left / 5) * 5} s"
+        )  # on the way some went by
         self.calls.append(f"{self.resource}: {call}, {deadline}")
 
     async def GetDevicePluginOptions(self, request: pb.Empty, context: Any) -> pb.DevicePluginOptions:
