@@ -139,7 +139,7 @@ class _Story:
             done = node.run("install")
             if done.returncode:
                 raise PluginError(f"nodeplug install failed: {done.stderr.strip()}")
-            told.append(", ".join(sorted(path.name for path in node.paths.cni_bin.iterdir())))
+            told.append(", ".join(sorted(path.name for path in node.paths.cni_bin.glob("[!.]*"))))
         return node
 
     async def _devices(self, kubelet: Kubelet) -> None:

@@ -293,7 +293,7 @@ def test_install_creates_a_name_per_claim_and_uninstall_removes_them(node: Node)
     node.configure(CNI_AND_VOLUME)
     exec_dir = node.root / "usr/libexec/kubernetes/kubelet-plugins/volume/exec"
     created = node.json("install")["created"]
-    assert sorted(created) == sorted(
+    assert sorted(path for path in created if "/.nodeplug." not in path) == sorted(  # but the compiled program
         [
             str(node.root / "opt/cni/bin/nodeplug-cni"),
             str(node.root / "opt/cni/bin/nodeplug-both"),
@@ -321,7 +321,7 @@ def test_second_install_reports_everything_unchanged(node: Node) -> None:
     node.run("install")
     report = node.json("install")
     assert (report["created"], report["updated"], report["removed"]) == ([], [], [])
-    assert len(report["unchanged"]) == 4
+    assert len([path for path in report["unchanged"] if "/.nodeplug." not in path]) == 4  # scripts, not programs
 
 
 def test_install_says_in_words_what_it_did(node: Node) -> None:
