@@ -47,6 +47,7 @@ class Network:
     document: Mapping[str, Any]
     _ids: Iterator[int] = field(default_factory=itertools.count)
     _open: list[Sandbox] = field(default_factory=list)
+    _own: CniRuntime | None = None
 
     @classmethod
     def of(cls, stage: Stage) -> "Network":
@@ -58,11 +59,10 @@ class Network:
             Broken: the plugin cannot attach a container at all.
         """
         stage.require_passed("add-succeeds")
-        known = stage.memory.get("network")
-        if isinstance(known, cls):
-            return known
-        made = cls(stage, _document(stage))
-        stage.memory["network"] = made
+        if isinstance(stage.network, cls):
+            return stage.network
+        stage.network = made = cls(stage, _document(stage))
+        stage.closing.callback(made.close)
         assert stage.node
         with made.container() as first:
             made.attach(first)
@@ -136,9 +136,9 @@ class Network:
 
     @property
     def _runtime(self) -> CniRuntime:
-        runtime = self.stage.memory.setdefault("runtime", self.runtime())
-        assert isinstance(runtime, CniRuntime)
-        return runtime
+        if self._own is None:
+            self._own = self.runtime()
+        return self._own
 
 
 def _document(stage: Stage) -> Mapping[str, Any]:

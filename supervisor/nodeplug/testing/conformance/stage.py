@@ -8,7 +8,7 @@ import fcntl
 import os
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
@@ -48,6 +48,11 @@ class Stage:
         subject: the plugin.
         folder: an existing empty folder with a short path.
         patience: seconds for whatever should be quick.
+
+    Attributes:
+        failed: the names of the rules that failed so far.
+        closing: what rules want closed with the stage.
+        network: the `Network` of the rules for CNI, once there is one.
     """
 
     def __init__(self, subject: Subject, folder: Path, patience: float) -> None:
@@ -68,7 +73,8 @@ class Stage:
         self._netns: Netns | None = None
         self._node: ScratchNode | None = None
         self._kubelet: BlockingKubelet | None = None
-        self.memory: dict[str, Any] = {}
+        self.closing = ExitStack()
+        self.network: Any = None
 
     def __enter__(self) -> Self:
         return self
@@ -85,9 +91,7 @@ class Stage:
 
     def close(self) -> None:
         """End every process and thread, and take away every namespace, mount and loop device below the folder."""
-        for closing in self.memory.values():
-            with suppress(Exception):
-                closing.close()
+        self.closing.close()
         if self._kubelet is not None:
             self._kubelet.close()
         if self._node is not None:

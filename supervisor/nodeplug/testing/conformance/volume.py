@@ -5,6 +5,7 @@ Refuses: opinions on filesystems: what a volume can hold is the plugin's own tes
 """
 
 import os
+from base64 import b64encode
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -339,7 +340,7 @@ def secrets_stay_secret(stage: Stage) -> str:
             raise Broken("the answer of the driver contains it")
     node = stage.node
     for path in (node.log_path, *_files(node.paths.state), *_files(node.paths.run)):
-        if path.is_file() and _SECRET in path.read_bytes():
+        if path.is_file() and any(form in path.read_bytes() for form in (_SECRET, b64encode(_SECRET))):
             raise Broken(f"{path.relative_to(stage.folder)} contains it")
     return ""
 

@@ -1,0 +1,124 @@
+"""`nodeplug verify` as a person runs it: names, options, both streams and exit statuses."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[3] / "docs" / "examples"
+ZOO = Path(__file__).parent / "zoo"
+
+
+def verify(*arguments: str) -> subprocess.CompletedProcess[str]:
+    paths = [str(EXAMPLES), str(ZOO), *(path for path in sys.path if path)]
+    return subprocess.run(
+        [sys.executable, "-m", "nodeplug", "verify", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "PYTHONPATH": ":".join(paths)},
+    )
+
+
+def test_a_plugin_that_keeps_the_rules_ends_with_0_and_a_report() -> None:
+    done = verify("fuse:Fuse", "--rule", "ids-are-unique", "--rule", "claims-are-valid")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == [
+        "contract:",
+        "  ok     claims-are-valid: device:example.com/fuse",
+        "device:",
+        "  ok     ids-are-unique",
+        "fuse:Fuse: 2 rules passed, 0 failed, 0 did not apply",
+    ]
+
+
+def test_a_broken_rule_ends_with_1_and_what_to_do() -> None:
+    done = verify("zoo_device:LongIds", "--rule", "ids-are-short")
+    assert done.returncode == 1
+    for text in ("FAILED ids-are-short", "64 characters", "to do:       Shorten it"):
+        assert text in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ((), "which plugin?"),
+        (("no-such-plugin",), "no plugin 'no-such-plugin' is installed"),
+        (("tmpfs", "--rule", "no-such-rule"), "no rule no-such-rule"),
+        (("tmpfs", "--options", "{"), "--options is not JSON"),
+        (("bridge", "--conflist", "/no/such/file"), "/no/such/file"),
+    ],
+    ids=["no name", "unknown plugin", "unknown rule", "broken options", "missing file"],
+)
+def test_wrong_usage_ends_with_2_and_a_sentence(arguments: tuple[str, ...], told: str) -> None:
+    done = verify(*arguments)
+    assert done.returncode == 2
+    assert told in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_json_has_every_finding() -> None:
+    done = verify("fuse:Fuse", "--json", "--rule", "ids-are-unique", "--rule", "add-succeeds")
+    document = json.loads(done.stdout)
+    assert document["passed"] is True
+    assert [(one["rule"], one["outcome"]) for one in document["findings"]] == [
+        ("ids-are-unique", "passed"),
+        ("add-succeeds", "not-applicable"),
+    ]
+
+
+def test_the_list_names_every_rule_with_its_sentence() -> None:
+    done = verify("--list")
+    assert done.returncode == 0
+    assert "second-del-succeeds                      DEL succeeds when repeated." in done.stdout
+
+
+def test_a_section_brings_its_configuration(tmp_path: Path) -> None:
+    config = tmp_path / "nodeplug.toml"
+    resources = '[{ resource = "example.com/full", groups = [{ nodes = [{ path = "/dev/full" }] }] }]'
+    config.write_text(f'version = 1\n[plugins.mine]\nuses = "hostdev"\nconfig = {{ resources = {resources} }}\n')
+    done = verify("mine", "--config", str(config), "--rule", "claims-are-valid")
+    assert "device:example.com/full" in done.stdout
+
+
+def test_a_network_and_a_plugin_beside_come_from_the_command_line(tmp_path: Path) -> None:
+    ipam = {"type": "nodeplug-host-local", "subnet": "10.9.0.0/24", "dataDir": "{scratch}/addresses"}
+    conflist = tmp_path / "wire.conflist"
+    conflist.write_text(json.dumps({"name": "net", "plugins": [{"type": "example-wire", "ipam": ipam}]}))
+    done = verify("wire:Wire", "--conflist", str(conflist), "--beside", "host-local", "--rule", "add-succeeds")
+    assert "ok     add-succeeds: 10.9.0.3/24" in done.stdout
+
+
+def test_the_addresses_of_the_machine_are_out_of_reach(tmp_path: Path) -> None:
+    machine = Path("/var/lib/cni")
+    machine.mkdir(parents=True, exist_ok=True)
+    before = sorted(machine.rglob("*"))
+    conflist = tmp_path / "pool.conf"
+    ipam = {"subnet": "10.9.0.0/24", "dataDir": str(machine / "networks")}
+    conflist.write_text(json.dumps({"type": "nodeplug-host-local", "name": "conformance-test", "ipam": ipam}))
+    done = verify("host-local", "--conflist", str(conflist), "--rule", "add-succeeds")
+    assert "ok     add-succeeds" in done.stdout
+    assert sorted(machine.rglob("*")) == before
+
+
+def test_the_options_of_a_volume_come_from_the_command_line() -> None:
+    done = verify("tmpfs", "--options", '{"size": "1Ki"}', "--rule", "mount-succeeds")
+    assert done.returncode == 1
+    assert "the smallest tmpfs is" in done.stdout
+
+
+def test_without_root_what_could_not_be_judged_ends_with_3(other_user: Any) -> None:
+    command = [*other_user.prefix, other_user.python, "-m", "nodeplug", "verify", "tmpfs", "--rule", "mount-succeeds"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=other_user.env, cwd="/")
+    assert (done.returncode, "it needs root" in done.stdout) == (3, True), done.stdout + done.stderr
+
+
+def test_without_root_the_rules_for_devices_are_judged(other_user: Any) -> None:
+    rules = ["--rule", "one-device-is-granted", "--rule", "ids-survive-a-restart"]
+    command = [*other_user.prefix, other_user.python, "-m", "nodeplug", "verify", "hostdev", *rules]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=other_user.env, cwd="/")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 rules passed" in done.stdout
