@@ -11,7 +11,7 @@ import pytest
 
 from nodeplug import PluginError, mount, unmount
 from nodeplug.errors import InvalidRequest
-from nodeplug.install.files import Report, drivers_in_use, install, reprobe, uninstall
+from nodeplug.install.files import Report, install, reprobe, uninstall
 from nodeplug.install.ownership import Folders, ForeignFile
 from nodeplug.install.scripts import MARKER, Scripts
 
@@ -385,29 +385,3 @@ def test_reprobe_touches_our_executables_alone(folders: Folders) -> None:
     assert script.stat().st_mtime > 1
     assert (folders.flex / "other~driver/driver").stat().st_mtime == 1
     assert names(folders.flex) == ["nodeplug~loopfile", "other~driver"]
-
-
-@pytest.mark.parametrize(
-    ("target", "driver"),
-    [
-        ("/var/lib/kubelet/pods/6f/volumes/nodeplug~loopfile/data", "nodeplug/loopfile"),
-        ("/var/lib/kubelet/plugins/kubernetes.io/flexvolume/nodeplug/disk/mounts/data", "nodeplug/disk"),
-    ],
-)
-def test_mount_points_of_kubelet_name_their_driver(target: str, driver: str) -> None:
-    assert drivers_in_use([target]) == {driver}
-
-
-def test_other_mount_points_name_no_driver() -> None:
-    assert drivers_in_use(["/", "/proc", "/var/lib/kubelet/pods/6f/volumes/kubernetes.io~csi/pv/mount"]) == frozenset()
-
-
-def test_mounts_of_this_process_are_looked_at_by_default(tmp_path: Path) -> None:
-    target = tmp_path / "pods/6f/volumes/nodeplug~here/data"
-    target.mkdir(parents=True)
-    mount("none", str(target), "tmpfs")
-    try:
-        assert "nodeplug/here" in drivers_in_use()
-    finally:
-        unmount(str(target))
-    assert "nodeplug/here" not in drivers_in_use()

@@ -6,7 +6,18 @@ from pathlib import Path
 import pytest
 
 from nodeplug.errors import InvalidRequest, NotFound
-from nodeplug.install.scripts import MARKER, Scripts, compiled_ahead, default_interpreter, find_scripts, is_ours, render
+from nodeplug.install.scripts import (
+    MARKER,
+    Scripts,
+    compiled_ahead,
+    default_interpreter,
+    find_scripts,
+    is_ours,
+    leader,
+    led_by,
+    program_name,
+    render,
+)
 
 SCRIPT = (
     '#!/usr/bin/python3 -IS\n"""Docstring."""\nimport posix\nSOCKET = "/run/a.sock"\nSPOOL = "/var/spool"\nrest()\n'
@@ -124,3 +135,31 @@ def test_any_path_survives_the_compilation(path: str) -> None:
 def test_interpreter_whose_path_is_not_utf8_is_kept() -> None:
     script = render(SCRIPT, interpreter=Path("/py\udcff"), socket="/s", spool="/p")
     assert compiled_ahead(script).startswith(b"#!/py\xff -IS\n")
+
+
+def test_script_that_names_a_program_differs_in_its_first_line_alone() -> None:
+    script = rendered().encode()
+    led = led_by(script, Path("/bin/.nodeplug.0"))
+    assert led.partition(b"\n") == (b"#!/bin/.nodeplug.0", b"\n", script.partition(b"\n")[2])
+    assert is_ours(led)
+
+
+def test_script_that_names_a_program_is_still_python() -> None:
+    compile(led_by(Scripts.render(socket="/s", spool="/p").cni, Path("/bin/.nodeplug.0")), "nodeplug-cni", "exec")
+
+
+def test_leader_is_what_the_first_line_names() -> None:
+    assert leader(rendered().encode()) == Path("/opt/python")
+    assert leader(led_by(rendered().encode(), Path("/bin/.nodeplug.0"))) == Path("/bin/.nodeplug.0")
+    assert leader(b"") == Path()
+
+
+@pytest.mark.parametrize("folder", ["/my bin", "/" + "x" * 250])
+def test_program_whose_path_no_first_line_can_name_is_refused(folder: str) -> None:
+    with pytest.raises(InvalidRequest, match="cannot be an interpreter"):
+        led_by(b"", Path(folder, ".nodeplug.0"))
+
+
+def test_programs_of_other_bytes_have_other_hidden_names() -> None:
+    assert program_name(b"a").startswith(".nodeplug.")
+    assert program_name(b"a") == program_name(b"a") != program_name(b"b")
