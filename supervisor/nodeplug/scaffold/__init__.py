@@ -117,11 +117,11 @@ def write(style: str, names: Names, folder: Path) -> list[Path]:
 def next_steps(names: Names, folder: Path) -> str:
     """Return the commands that come next, for a terminal."""
     return f"""
-next:
+next, in this environment:
   cd {folder}
-  python3 -m venv .venv && . .venv/bin/activate     # unless you are in an environment already
   pip install -e '.[test]'
-  pytest                                            # passes; then change src/{names.package}/__init__.py
+  pytest                       # passes; then change src/{names.package}/__init__.py
+  nodeplug try {names.name}.toml
   nodeplug verify {names.name}"""
 
 

@@ -1,0 +1,75 @@
+"""`nodeplug try`: what an author sees, and what becomes of mistakes."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[3] / "docs" / "examples"
+BROKEN = """
+from nodeplug import Claim, hookimpl
+class Broken:
+    def __init__(self, config, host): pass
+    @hookimpl
+    def claims(self): return [Claim("cni", "broken")]
+    @hookimpl
+    def cni_add(self, request): raise RuntimeError("no cable is plugged in")
+    @hookimpl
+    def cni_del(self, request): pass
+"""
+
+Try = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def tried(tmp_path: Path) -> Try:
+    """Run `nodeplug try` on a configuration."""
+
+    def run(config: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
+        (tmp_path / "mine.toml").write_text(config)
+        env = {**os.environ, "PYTHONPATH": f"{EXAMPLES}:{tmp_path}"}
+        command = [sys.executable, "-m", "nodeplug", "try", "mine.toml", *arguments]
+        return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+
+    return run
+
+
+def test_a_device_plugin_shows_what_a_container_gets(tried: Try) -> None:
+    done = tried('[plugins.fuse]\nuses = "fuse:Fuse"\n')
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "/dev/fuse as /dev/fuse (rw)" in done.stdout
+
+
+def test_a_volume_gets_the_options_of_the_command_line(tried: Try) -> None:
+    done = tried('[plugins.scratch]\nuses = "scratch:Scratch"\n', "--option", "name=x")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert 'options: {"name": "x"}' in done.stdout
+
+
+def test_a_refused_call_shows_what_the_caller_reads_and_the_log(tried: Try, tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text(BROKEN)
+    done = tried('[plugins.broken]\nuses = "broken:Broken"\n')
+    assert done.returncode == 1
+    assert "no cable is plugged in" in done.stdout
+    assert "log " in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("config", "arguments", "sentence"),
+    [
+        ("", [], "has no [plugins.NAME] table"),
+        ("[", [], "mine.toml is not TOML"),
+        ('[plugins.x]\nuses = "nowhere:X"', [], "No module named 'nowhere'"),
+        ('[plugins.fuse]\nuses = "fuse:Fuse"', ["absent.toml"], "cannot read absent.toml"),
+        ('[plugins.fuse]\nuses = "fuse:Fuse"', ["--network", "mine.toml"], "mine.toml is no network list"),
+        ('[plugins.fuse]\nuses = "fuse:Fuse"', ["--option", "x"], "write KEY=VALUE"),
+    ],
+)
+def test_a_mistake_is_a_sentence(config: str, arguments: list[str], sentence: str, tried: Try) -> None:
+    done = tried(config, *arguments)
+    assert done.returncode == 1
+    assert sentence in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
