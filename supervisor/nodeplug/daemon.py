@@ -6,13 +6,10 @@ start could not do: `stop()` may never run, start is recovery.
 """
 
 import asyncio
-import gc
 import json
 import logging
 import os
-import resource
 import signal
-import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -20,7 +17,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
-from nodeplug import status
+from nodeplug import process, status
+from nodeplug.call import Call
 from nodeplug.cni.admission import Admission
 from nodeplug.cni.attachments import Attachments
 from nodeplug.cni.delegate import Delegation
@@ -63,9 +61,7 @@ LIVELINESS: Final = 30.0
 """Seconds without a turn of the event loop after which /healthz says so."""
 _SETTLE: Final = 0.2
 """Seconds of quiet before a changed configuration is read: editors and ConfigMaps write in several steps."""
-_SWITCH_INTERVAL: Final = 0.0005
 _PRIVATE: Final = 0o700
-_DESCRIPTORS: Final = 65536
 
 
 def serve(config_path: Path, root: Path | None = None) -> int:
@@ -80,16 +76,8 @@ def serve(config_path: Path, root: Path | None = None) -> int:
     """
     configuration = load(config_path, root)
     logs.configure(configuration.supervisor.log_level, configuration.supervisor.log_format)
-    _allow_descriptors()
+    process.allow_descriptors()
     return asyncio.run(Daemon(config_path, root, configuration).run())
-
-
-def _allow_descriptors() -> None:
-    """Raise the soft limit of descriptors: systemd's 1024 is for users of select(2), and each call brings three."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 class Daemon:
@@ -126,7 +114,7 @@ class Daemon:
             configuration.supervisor.podresources_poll,
         )
         self._observer = Observer(Metrics(version("nodeplug")))
-        self._runner.finished = self._observer.finished
+        self._runner.finished = self._finished
         exported = PluginMetrics(self._observer.metrics.registry)
         self._reports = Reports(self._lifecycle.states, self._runner, exported.take)
         self._readiness: tuple[bool, Mapping[str, str]] = (False, {"daemon": "it is starting"})
@@ -233,11 +221,7 @@ class Daemon:
         await asyncio.to_thread(reprobe, self._paths.flexvolume, drivers)
 
     def _ready(self) -> None:
-        # What start made lives as long as the daemon; and a shorter switch interval lets a call's thread hand its
-        # answer to the loop sooner.
-        gc.collect()
-        gc.freeze()
-        sys.setswitchinterval(_SWITCH_INTERVAL)
+        process.settle()
         notify.ready()
         LOG.info("serving %d plugins at %s", len(self._registry.plugins), self._paths.exec_socket)
 
@@ -325,6 +309,11 @@ class Daemon:
         if self._loop is not None and self._resources is not None:
             with suppress(RuntimeError):  # the loop is closed: the daemon is ending
                 self._loop.call_soon_threadsafe(self._resources.refresh, resource)
+
+    def _finished(self, call: Call, error: PluginError | None) -> None:
+        self._observer.finished(call, error)
+        if call.verb == "Allocate" and error is None:
+            self._podresources.soon()
 
     # --- what people are told -----------------------------------------------------------------------------------
 

@@ -67,6 +67,7 @@ def _resource(status: ResourceStatus, holders: Mapping[DeviceId, Holder]) -> dic
         "streams": status.streams,
         "socket": str(status.socket or ""),
         "error": status.error,
+        "absent": status.absent,
         "units": [
             {
                 "id": device.id,

@@ -83,7 +83,7 @@ def resources(rows: Iterable[Mapping[str, Any]]) -> RenderableType:
     for row in rows:
         known = Text("registered", style="green") if row["registered"] else Text("not registered", style="red")
         sick = [f"{unit['id']}: {unit['reason']}" for unit in row.get("units", ()) if not unit["healthy"]]
-        problem = "\n".join([row["error"], *sick] if row["error"] else sick)
+        problem = "\n".join([said, *sick] if (said := row["error"] or row.get("absent", "")) else sick)
         healthy = f"{row['healthy']} of {row['devices']}"
         _row(table, row["resource"], row["plugin"], known, healthy, row["allocated"], row["streams"], problem)
     return table

@@ -34,6 +34,8 @@ LOG: Final = logging.getLogger(__name__)
 _VERSION: Final = 1
 _DEADLINE: Final = 10.0
 _LONGEST_PAUSE: Final = 120.0
+SETTLE: Final = 0.5
+"""Seconds between a grant and the look that should find it; many grants in that time become one look."""
 _OPTIONS: Final = (
     ("grpc.max_receive_message_length", -1),  # one entry per device: a busy node passes gRPC's default of 4 MiB
     ("grpc.use_local_subchannel_pool", 1),
@@ -179,6 +181,11 @@ class PodResources:
     _restarted: float = -math.inf
     _failures: int = 0
     _answered: bool = False
+    _asked: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def soon(self) -> None:
+        """Look soon: devices were granted a moment ago, and kubelet will have written down to whom."""
+        self._asked.set()
 
     def holders(self) -> Mapping[ResourceName, Mapping[DeviceId, Holder]]:
         """Return who holds each id, as of the last answer."""
@@ -209,7 +216,17 @@ class PodResources:
                 await self.look()
             except Exception:
                 LOG.exception("a look at podresources failed")
-            await asyncio.sleep(min(self.interval * 2.0 ** min(self._failures, 10), max(_LONGEST_PAUSE, self.interval)))
+            await self._pause(min(self.interval * 2.0 ** min(self._failures, 10), max(_LONGEST_PAUSE, self.interval)))
+
+    async def _pause(self, seconds: float) -> None:
+        self._asked.clear()
+        if self._failures or seconds <= SETTLE:  # a rate limit asks for a slower pace
+            await asyncio.sleep(seconds)
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds - SETTLE):
+                await self._asked.wait()
+        await asyncio.sleep(SETTLE)
 
     async def look(self) -> None:
         """Ask once, remember, and tell plugins what was released. Without a resource there is nothing to ask."""

@@ -15,7 +15,7 @@ from nodeplug.call import Call
 from nodeplug.device.binding import Binding
 from nodeplug.device.registration import DevicePaths, Mode, Registration
 from nodeplug.device.snapshots import Snapshots
-from nodeplug.errors import PluginError
+from nodeplug.errors import NotFound, PluginError
 from nodeplug.registry import Route
 from nodeplug.runner import Runner
 from nodeplug.values import Device, ResourceName
@@ -37,6 +37,7 @@ class ResourceStatus:
         streams: open ListAndWatch streams; 0 while registered means that kubelet does not listen.
         registrations: how many times kubelet accepted.
         socket: the present socket, or None.
+        absent: why there is nothing to offer on this node, which is no fault; empty when there is.
         error: what is wrong, or empty. A failing `device_list` goes before a failing registration.
         devices: the present list.
     """
@@ -52,6 +53,7 @@ class ResourceStatus:
     socket: Path | None
     error: str
     devices: tuple[Device, ...]
+    absent: str = ""
 
 
 class ResourceTask:
@@ -92,6 +94,7 @@ class ResourceTask:
         self._asked = asyncio.Event()
         self._exchanged = asyncio.Event()
         self._list_error = ""
+        self._absent = ""
         self._failures = 0
 
     async def run(self) -> None:
@@ -144,6 +147,7 @@ class ResourceTask:
             socket=server.path if server is not None else None,
             error=self._binding.why or self._list_error or self._registration.error,
             devices=devices,
+            absent=self._absent,
         )
 
     async def _keep_listed(self) -> None:
@@ -179,16 +183,26 @@ class ResourceTask:
         try:
             devices = await self._runner.call(route, "device_list", call, {"resource": self.resource})
             await self._snapshots.publish(tuple(devices))
+        except NotFound as error:
+            await self._nothing_to_offer(error.message)
         except PluginError as error:
             self._list_failed(str(error), call)
         except Exception as error:
             LOG.exception("publishing the list of %s failed (request %s)", self.resource, call.id)
             self._list_failed(f"{type(error).__name__}: {error}", call)
         else:
-            if self._list_error:
-                LOG.info("%s: its devices are listed again", self.resource)
-            self._list_error, self._failures = "", 0
+            if self._list_error or self._absent:
+                LOG.info("%s: its devices are listed", self.resource)
+            self._list_error, self._absent, self._failures = "", "", 0
         self._binding.listed(route)
+
+    async def _nothing_to_offer(self, reason: str) -> None:
+        """Offer nothing: a resource that was never listed is not registered, one that was gets an empty list."""
+        if reason != self._absent:
+            LOG.info("%s is not offered: %s", self.resource, reason)
+        self._list_error, self._absent, self._failures = "", reason, 0
+        if self._snapshots.current is not None:
+            await self._snapshots.publish(())
 
     def _list_failed(self, reason: str, call: Call) -> None:
         """Keep the last list: devices do not become unhealthy because a question failed."""

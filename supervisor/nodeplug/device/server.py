@@ -180,7 +180,7 @@ class _DevicePlugin(pb_grpc.DevicePluginServicer):
         self, request: pb.PreferredAllocationRequest, context: Any
     ) -> pb.PreferredAllocationResponse:
         call = self._call("GetPreferredAllocation")
-        return await _answer(call, context, self._prefer(call, request))
+        return await self._answer(call, context, self._prefer(call, request))
 
     async def _prefer(self, call: Call, request: pb.PreferredAllocationRequest) -> pb.PreferredAllocationResponse:
         route = await self._settled("device_prefer")
@@ -203,7 +203,7 @@ class _DevicePlugin(pb_grpc.DevicePluginServicer):
 
     async def Allocate(self, request: pb.AllocateRequest, context: Any) -> pb.AllocateResponse:  # noqa: N802 - the RPC's name
         call = self._call("Allocate")
-        return await _answer(call, context, self._allocate(call, request))
+        return await self._answer(call, context, self._allocate(call, request))
 
     async def _allocate(self, call: Call, request: pb.AllocateRequest) -> pb.AllocateResponse:
         route = await self._settled("device_allocate")
@@ -222,7 +222,7 @@ class _DevicePlugin(pb_grpc.DevicePluginServicer):
         self, request: pb.PreStartContainerRequest, context: Any
     ) -> pb.PreStartContainerResponse:
         call = self._call("PreStartContainer")
-        return await _answer(call, context, self._prestart(call, request))
+        return await self._answer(call, context, self._prestart(call, request))
 
     async def _prestart(self, call: Call, request: pb.PreStartContainerRequest) -> pb.PreStartContainerResponse:
         route = await self._settled("device_prestart")
@@ -235,25 +235,27 @@ class _DevicePlugin(pb_grpc.DevicePluginServicer):
         return await self._binding.settled(self._runner.deadline(self._binding.route.plugin, hook))
 
     def _call(self, verb: str) -> Call:
-        call = Call(verb, str(self._claim))
+        call = Call(verb, str(self._claim), whole=True)
         call.key = f"{self._resource}:{call.id}"
         return call
 
-
-async def _answer(call: Call, context: Any, work: Awaitable[_Answer]) -> _Answer:
-    """Wait for an answer; turn an error into its gRPC status, logged once, with the request id in both places."""
-    try:
-        return await work
-    except PluginError as error:
-        LOG.warning("%s of %s failed: %s (request %s)", call.verb, call.claim, error, call.id)
-        status, text = grpc.StatusCode[wire(error).grpc], error.message
-    except Exception:
-        LOG.exception("%s of %s failed in the host (request %s)", call.verb, call.claim, call.id)
-        status, text = grpc.StatusCode.INTERNAL, f"{call.verb} failed in the daemon; its log has the traceback"
-    if call.id not in text:
-        text = f"{text} (request {call.id})"
-    await context.abort(status, text)
-    raise AssertionError  # abort raises: this line tells the type checker so
+    async def _answer(self, call: Call, context: Any, work: Awaitable[_Answer]) -> _Answer:
+        """Wait for an answer; turn an error into its gRPC status, logged once, with the request id in both places."""
+        try:
+            answer = await work
+        except PluginError as error:
+            LOG.warning("%s of %s failed: %s (request %s)", call.verb, call.claim, error, call.id)
+            failure = error
+        except Exception:
+            LOG.exception("%s of %s failed in the host (request %s)", call.verb, call.claim, call.id)
+            failure = PluginError(f"{call.verb} failed in the daemon; its log has the traceback")
+        else:
+            self._runner.finished(call, None)
+            return answer
+        self._runner.finished(call, failure)
+        text = failure.message if call.id in failure.message else f"{failure.message} (request {call.id})"
+        await context.abort(grpc.StatusCode[wire(failure).grpc], text)
+        raise AssertionError  # abort raises: this line tells the type checker so
 
 
 @dataclass(slots=True)
