@@ -68,7 +68,8 @@ class Vitals:
 
     Attributes:
         error: the live probe (a read of the memory info) failed with this NVML error; empty when it went well.
-        error_code: NVML's number for it, such as 15 (GPU is lost); 0 when it went well.
+        error_code: NVML's number for it, such as 15 (GPU is lost), or 10 (timeout) for a call that never returned; 0
+            when it went well.
         recovery_action: field 230: 0 none, 1 GPU reset, 2 node reboot, 3 drain peer-to-peer, 4 drain and reset, …
         uncorrected_ecc: volatile uncorrected errors since the driver loaded the card.
         used: bytes in use on the card.

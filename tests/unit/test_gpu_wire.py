@@ -43,7 +43,9 @@ LOOKS = st.builds(
 )
 KINDS = st.sampled_from(["xid", "ecc", "recovery", "mig", "unavailable", "retirement"])
 EVENTS = st.builds(GpuEvent, KINDS, st.none() | UUID, WHOLE, st.none() | WHOLE, st.none() | WHOLE, TIME)
-BEATS = st.builds(wire.Beat, st.lists(st.builds(wire.Pending, TEXT, TIME, WHOLE), max_size=2).map(tuple))
+BEATS = st.builds(
+    wire.Beat, st.lists(st.builds(wire.Pending, TEXT, TIME, WHOLE, st.none() | WHOLE), max_size=2).map(tuple)
+)
 LINES = st.builds(wire.LogLine, st.sampled_from(["debug", "info", "warning", "error"]), TEXT)
 FRAMES: st.SearchStrategy[Any] = st.one_of(LOOKS, EVENTS, BEATS, LINES, st.builds(wire.Farewell, TEXT, st.booleans()))
 JSON = st.recursive(

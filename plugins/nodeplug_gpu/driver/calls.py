@@ -6,8 +6,9 @@ Refuses: to interpret answers.
 NVML's own `nvmlErrorString` is not asked: it is one more call that a broken driver can hang in.
 """
 
+import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -127,11 +128,17 @@ def failure(symbol: str, code: int) -> NvmlFailure:
 
 
 class Calls:
-    """The calls of one thread; any other thread may ask what it waits for."""
+    """The calls of one thread; any other thread may ask what it waits for.
+
+    Attributes:
+        subject: what the next calls ask about, for people.
+        card: its index.
+    """
 
     def __init__(self) -> None:
         self.subject = ""
-        self._doing: tuple[str, str, float] | None = None
+        self.card: int | None = None
+        self._doing: tuple[str, str, int | None, float] | None = None
 
     @property
     def pending(self) -> Pending | None:
@@ -139,9 +146,18 @@ class Calls:
         doing = self._doing
         if doing is None:
             return None
-        symbol, subject, since = doing
+        symbol, subject, card, since = doing
         patience = _PATIENCE if symbol in _PATIENT else 1
-        return Pending(f"{symbol} of {subject}" if subject else symbol, time.monotonic() - since, patience)
+        return Pending(f"{symbol} of {subject}" if subject else symbol, time.monotonic() - since, patience, card)
+
+    @contextlib.contextmanager
+    def about(self, card: int, subject: str) -> Iterator[None]:
+        """Say which card the calls of a block ask about."""
+        self.card, self.subject = card, subject
+        try:
+            yield
+        finally:
+            self.card, self.subject = None, ""
 
     def __call__(self, symbol: str, *arguments: Any) -> Any:
         """Call a function of NVML through pynvml.
@@ -152,7 +168,7 @@ class Calls:
         function = getattr(pynvml, SYMBOLS[symbol], None)
         if function is None:  # a pynvml that is older than the call
             raise failure(symbol, FUNCTION_NOT_FOUND)
-        self._doing = (symbol, self.subject, time.monotonic())
+        self._doing = (symbol, self.subject, self.card, time.monotonic())
         try:
             return function(*arguments)
         except pynvml.NVMLError as error:

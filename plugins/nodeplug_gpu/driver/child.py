@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from nodeplug_gpu.driver import library
+from nodeplug_gpu.driver.bus import bound
 from nodeplug_gpu.driver.calls import (
     DRIVER_NOT_LOADED,
     FUNCTION_NOT_FOUND,
@@ -50,12 +51,16 @@ class Settings:
         sysfs: where sysfs is mounted.
         poll: seconds between two looks.
         beat: seconds between two signs of life; also the longest wait for an event.
+        avoid: indices of cards that no call is to ask about, because one hung.
+        bound: PCI addresses of the cards for which the indices hold; the process ends when there are others.
     """
 
     root: str = "/"
     sysfs: str = "/sys"
     poll: float = 5.0
     beat: float = 1.0
+    avoid: tuple[int, ...] = ()
+    bound: tuple[str, ...] = ()
 
 
 class DriverProcess:
@@ -69,7 +74,7 @@ class DriverProcess:
         self._open = threading.Event()
         self._calls = Calls()
         self._waits = Calls()
-        self._reader = Reader(self._calls, Path(settings.sysfs), self._warn)
+        self._reader = Reader(self._calls, Path(settings.sysfs), self._warn, settings.avoid)
         self._listener = Listener(self._waits, self._reader, self._warn)
 
     def run(self) -> NoReturn:
@@ -97,11 +102,9 @@ class DriverProcess:
             self._send(failed)
             self._wait()
             self._still(loaded)
-        bound = _bound(self._settings.sysfs)
         while True:
             self._still(loaded)
-            if _bound(self._settings.sysfs) != bound:
-                # NVML lists the cards that were there when it was initialised, and no others.
+            if bound(Path(self._settings.sysfs)) != tuple(self._settings.bound):
                 self._leave("cards were bound to the driver or taken from it", planned=True)
             try:
                 self._send(self._reader.look())
@@ -176,14 +179,6 @@ class DriverProcess:
 
 def _failed(error: NvmlFailure) -> Look:
     return Look("absent" if error.code == DRIVER_NOT_LOADED else "failed", str(error), taken=time.monotonic())
-
-
-def _bound(sysfs: str) -> frozenset[str]:
-    """Return the PCI addresses that the kernel module drives."""
-    try:
-        return frozenset(name for name in os.listdir(f"{sysfs}/bus/pci/drivers/nvidia") if ":" in name)  # noqa: PTH208 - names, not paths
-    except OSError:
-        return frozenset()
 
 
 def _end() -> NoReturn:

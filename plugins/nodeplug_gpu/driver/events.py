@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 
 from nodeplug_gpu.cards import GpuEvent, Uuid
 from nodeplug_gpu.driver.calls import DRIVER_WIDE, MISSING, TIMEOUT, Calls, NvmlFailure
-from nodeplug_gpu.driver.nvml import Reader, address
+from nodeplug_gpu.driver.nvml import Handle, Reader, address
 
 Kind = Literal["xid", "ecc", "recovery", "mig", "unavailable", "retirement"]
 _KINDS: Final[Mapping[int, Kind]] = {
@@ -63,28 +63,27 @@ class Listener:
         return self._event(data)
 
     def _register(self) -> None:
-        for uuid, handle in self._reader.handles:
-            place = address(handle)
-            if self._registered.get(place) == uuid or uuid in self._refused:
-                continue
-            self._calls.subject = uuid
-            try:
-                mask = self._calls("nvmlDeviceGetSupportedEventTypes", handle) & _WANTED
-                if mask:
-                    self._calls("nvmlDeviceRegisterEvents", handle, mask, self._set)
-                    self._registered[place] = uuid
-                else:
-                    self._refused.add(uuid)
-            except NvmlFailure as error:
-                if error.code in DRIVER_WIDE:
-                    raise
-                # Asked again when the card was away for a while, not in every turn.
-                self._refused.add(uuid)
-                if error.code not in MISSING:
-                    self._warn(f"{uuid} sends no events: {error}")
-            finally:
-                self._calls.subject = ""
-        self._refused &= {uuid for uuid, _ in self._reader.handles}
+        handles = self._reader.handles
+        for index, uuid, handle in handles:
+            if self._registered.get(address(handle)) != uuid and uuid not in self._refused:
+                with self._calls.about(index, uuid):
+                    self._ask(uuid, handle)
+        self._refused &= {uuid for _, uuid, _ in handles}
+
+    def _ask(self, uuid: Uuid, handle: Handle) -> None:
+        """Ask for the events of one card; asked again when the card was away for a while, not in every turn."""
+        try:
+            mask = self._calls("nvmlDeviceGetSupportedEventTypes", handle) & _WANTED
+            if mask:
+                self._calls("nvmlDeviceRegisterEvents", handle, mask, self._set)
+                self._registered[address(handle)] = uuid
+                return
+        except NvmlFailure as error:
+            if error.code in DRIVER_WIDE:
+                raise
+            if error.code not in MISSING:
+                self._warn(f"{uuid} sends no events: {error}")
+        self._refused.add(uuid)
 
     def _give_up(self) -> None:
         events, self._set = self._set, None

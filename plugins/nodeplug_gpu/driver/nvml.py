@@ -9,7 +9,7 @@ import ctypes
 import math
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -59,25 +59,29 @@ class _Found:
     vitals: dict[Uuid, Vitals] = field(default_factory=dict)
     processes: list[GpuProcess] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
-    handles: list[tuple[Uuid, Handle]] = field(default_factory=list)
+    handles: list[tuple[int, Uuid, Handle]] = field(default_factory=list)
 
 
 class Reader:
     """Looks at the cards of an initialised library.
 
     Attributes:
-        handles: of the cards that the last look could describe; replaced as a whole by each look.
+        handles: index, UUID and handle of the cards that the last look could describe; replaced by each look.
     """
 
-    def __init__(self, calls: Calls, sysfs: Path, warn: Callable[[str], None]) -> None:
+    def __init__(
+        self, calls: Calls, sysfs: Path, warn: Callable[[str], None], avoid: Collection[int] = frozenset()
+    ) -> None:
         """Make a reader.
 
         Args:
             calls: of the thread that looks.
             sysfs: where sysfs is mounted.
             warn: told once of each call that does not work although the card is fine.
+            avoid: indices of cards that no call is to ask about.
         """
-        self.handles: Sequence[tuple[Uuid, Handle]] = ()
+        self.handles: Sequence[tuple[int, Uuid, Handle]] = ()
+        self._avoid = frozenset(avoid)
         self._calls = calls
         self._sysfs = sysfs
         self._warn = warn
@@ -95,11 +99,9 @@ class Reader:
         version = text(self._optional("", "nvmlSystemGetDriverVersion"))
         count = self._count()
         for index in range(count):
-            self._calls.subject = f"card {index}"
-            try:
-                self._see(index, found)
-            finally:
-                self._calls.subject = ""
+            if index not in self._avoid:
+                with self._calls.about(index, f"card {index}"):
+                    self._see(index, found)
         self.handles = tuple(found.handles)
         self._at = {card.index: card.uuid for card in found.cards}
         self._known = {card.uuid: card for card in found.cards}
@@ -156,7 +158,7 @@ class Reader:
         found.cards.append(card)
         found.vitals[uuid] = Vitals(recovery_action=recovery, uncorrected_ecc=ecc, used=used)
         found.processes += processes
-        found.handles.append((uuid, handle))
+        found.handles.append((index, uuid, handle))
 
     def _identity(self, index: int, uuid: Uuid, handle: Handle, memory: int) -> Card:
         """Read what never changes while the driver is loaded."""

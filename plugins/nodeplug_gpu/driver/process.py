@@ -7,7 +7,8 @@ driver, or is replaced on disk, costs a process and never the daemon.
 States:
     absent   the library or the kernel module is not there; looked for at each poll
     failed   it is there and does not work; the process is replaced, fast at first, then once per poll
-A process that ends to load a new library, or because cards were added, is replaced at once, and the view stays.
+A process that ends to load a new library, or because cards were added, is replaced at once, and the view stays. So it
+does when a call about one card hangs: that card alone gets an error, and the next process leaves it alone for a while.
 """
 
 import contextlib
@@ -16,11 +17,15 @@ import selectors
 import socket
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
-from nodeplug_gpu.cards import GpuEvent, View
+from nodeplug_gpu.cards import GpuEvent, View, Vitals
 from nodeplug_gpu.driver import Observer
+from nodeplug_gpu.driver.bus import bound
+from nodeplug_gpu.driver.hangs import TIMEOUT, Hangs
 from nodeplug_gpu.driver.publish import Log, Publisher
 from nodeplug_gpu.driver.running import RunningProcess
 from nodeplug_gpu.driver.wire import Frame, Look
@@ -36,7 +41,16 @@ _REAP: Final = 0.3
 class NvmlDriver:
     """The cards that NVIDIA's driver shows."""
 
-    def __init__(self, root: Path, poll: float, hang_after: float, log: Log, *, sysfs: Path = Path("/sys")) -> None:
+    def __init__(
+        self,
+        root: Path,
+        poll: float,
+        hang_after: float,
+        log: Log,
+        *,
+        sysfs: Path = Path("/sys"),
+        ask_again: float = 120.0,
+    ) -> None:
         """Make a driver that does nothing yet.
 
         Args:
@@ -46,6 +60,7 @@ class NvmlDriver:
                 take four times as long.
             log: for what goes wrong.
             sysfs: where sysfs is mounted.
+            ask_again: seconds after which a card whose call hung is asked again.
         """
         self._poll = poll
         self._hang_after = hang_after
@@ -53,6 +68,11 @@ class NvmlDriver:
         beat = max(0.02, min(1.0, hang_after / 4))
         self._settings = {"root": str(root), "sysfs": str(sysfs), "poll": poll, "beat": beat}
         self._publisher = Publisher(log)
+        self._ask_again = ask_again
+        self._hangs = Hangs()
+        self._sysfs = sysfs
+        self._bound: tuple[str, ...] = ()
+        self._first_look = float("inf")
         self._left_behind: list[RunningProcess] = []
         self._failures = 0
         self._generation = 0
@@ -119,8 +139,11 @@ class NvmlDriver:
             self._pause(selector, self._poll)
             return
         self._left_behind = [process for process in self._left_behind if not process.ended]
+        if not self._hangs.cards:  # which are known by their index on this very bus
+            self._bound = bound(self._sysfs)
+        settings = self._settings | {"avoid": self._hangs.cards, "bound": self._bound}
         try:
-            process = RunningProcess(self._settings, self._hang_after, self._log)
+            process = RunningProcess(settings, self._hang_after, self._log)
         except OSError as error:
             self._fail(f"the driver process cannot be started: {error}")
             self._pause(selector, self._poll)
@@ -138,6 +161,7 @@ class NvmlDriver:
         """Read a process until it is of no use any more."""
         process.attach(selector)
         wait = 0.0
+        self._first_look = float("inf")
         while not process.died and not self._stopping.is_set():
             ready = selector.select(wait)
             for key, _ in ready:
@@ -149,6 +173,9 @@ class NvmlDriver:
             if self._asked.is_set():
                 self._asked.clear()
                 process.poll()
+            if self._hangs.cards and time.monotonic() > self._first_look + self._ask_again and not self.left_behind:
+                # A process that still hangs in the kernel would say that the card has not come back.
+                process.retire("cards that hung are asked again")
             # Silence is judged only when everything was read: the observer may have taken its time.
             wait = 0.0 if ready else process.look_after()
         process.detach(selector)
@@ -158,6 +185,11 @@ class NvmlDriver:
         if isinstance(frame, GpuEvent):
             self._publisher.publish(view, (frame,))
         elif isinstance(frame, Look) and frame.state == "running":
+            self._first_look = min(self._first_look, time.monotonic())
+            if not frame.cards and self._hangs.cards:
+                self._fail(self._hangs.reason)
+                return
+            frame = self._hangs.shown(frame)
             if view.state != "running":
                 self._log.info("the driver %s shows %d cards", frame.driver_version, len(frame.cards))
             self._publisher.publish(
@@ -195,10 +227,26 @@ class NvmlDriver:
             return
         if process.planned:
             self._log.info("%s; a new driver process is started", process.died)
+            self._hangs.clear()
+        elif process.hung is not None and process.hung not in self._hangs.cards:
+            self._leave_alone(process.hung, process.died)
+            return
         elif (self.view.reason, self.view.generation) != (process.died, self._generation):
             self._fail(process.died)
         self._failures = 0 if lived > max(self._poll, 4 * self._hang_after) else self._failures + 1
         self._pause(selector, min(self._poll, _FIRST_PAUSE * 2 ** min(self._failures, 16)))
+
+    def _leave_alone(self, index: int, reason: str) -> None:
+        """Blame one card for a call that hangs, and show it at once."""
+        view = self.view
+        self._log.warning("%s; the card is left alone for %g s", reason, self._ask_again)
+        card = next((card for card in view.cards if card.index == index), None)
+        self._hangs.add(index, card, reason)
+        if card is not None and view.state == "running":
+            vitals = MappingProxyType({**view.vitals, card.uuid: Vitals(reason, TIMEOUT)})
+            self._publisher.publish(replace(view, vitals=vitals, taken=time.monotonic()))
+        elif view.state != "running":
+            self._fail(reason)
 
     def _pause(self, selector: selectors.BaseSelector, seconds: float) -> None:
         end = time.monotonic() + seconds

@@ -30,6 +30,7 @@ class RunningProcess:
     Attributes:
         died: why it is of no use any more, as a sentence; empty while it is.
         planned: it ended although nothing is wrong with the cards.
+        hung: index of the card about which a call hangs; None where no card is to blame.
     """
 
     def __init__(self, settings: dict[str, Any], hang_after: float, log: Log) -> None:
@@ -51,6 +52,7 @@ class RunningProcess:
         )
         self.died = ""
         self.planned = False
+        self.hung: int | None = None
         self._hang_after = hang_after
         self._log = log
         self._last = time.monotonic()
@@ -124,6 +126,11 @@ class RunningProcess:
         for pending in beat.pending:
             if pending.seconds > self._hang_after * pending.patience and not self.died:
                 self.died = f"the driver hangs: {pending.call} has not returned for {pending.seconds:.1f} s"
+                self.hung = pending.card
+
+    def retire(self, reason: str) -> None:
+        """Say that another process is to take its place, although nothing is wrong with it."""
+        self.died, self.planned = reason, True
 
     def look_after(self) -> float:
         """Notice silence.

@@ -47,11 +47,13 @@ class Pending:
         call: the symbol, and the card that it asks about.
         seconds: how long it has lasted.
         patience: how many times the usual limit it may last: attaching to a card takes seconds.
+        card: NVML's index of the card that it asks about; None for the driver as a whole.
     """
 
     call: str
     seconds: float
     patience: int = 1
+    card: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@
 typedef unsigned int u32;
 typedef unsigned long long u64;
 
-enum { CARDS = 64, PARTS = 8, PROCESSES = 16, EVENTS = 64, CRASH = 0xdead };
+enum { CARDS = 64, PARTS = 8, PROCESSES = 16, EVENTS = 64, CRASH = 0xdead, HANG = 0xbeef };
 enum { OK = 0, UNINITIALIZED = 1, INVALID = 2, NOT_FOUND = 6, TOO_SMALL = 7, TIMEOUT = 10 };
 
 #define SYMBOLS(X) \
@@ -81,6 +81,7 @@ static u32 enter(u32 call, const struct card *card) {
     attach();
     __atomic_fetch_add(&state->calls[call], 1, __ATOMIC_SEQ_CST);
     while (*(volatile u32 *)&state->hangs[call]) nap();
+    while (card && *(volatile u32 *)&card->errors[call] == HANG) nap();
     u32 error = card && card->errors[call] ? card->errors[call] : state->errors[call];
     if (error == CRASH) raise(SIGSEGV);
     return error;

@@ -1,0 +1,66 @@
+"""Cards that are left alone because a call about them hung.
+
+Owns: which cards these are, and how they look meanwhile.
+Refuses: processes. One card that hangs must not take the others of the node with it: the next driver process asks
+nothing about that card, and it is shown as it was, with the call as its error.
+"""
+
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Final
+
+from nodeplug_gpu.cards import Card, Vitals
+from nodeplug_gpu.driver.wire import Look
+
+TIMEOUT: Final = 10
+"""NVML_ERROR_TIMEOUT."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Hang:
+    card: Card | None
+    reason: str
+
+
+class Hangs:
+    """By NVML's index, which stays while no card is bound or taken away."""
+
+    def __init__(self) -> None:
+        self._hangs: dict[int, _Hang] = {}
+
+    @property
+    def cards(self) -> tuple[int, ...]:
+        """Indices of the cards to leave alone."""
+        return tuple(sorted(self._hangs))
+
+    @property
+    def reason(self) -> str:
+        """What the first of them hung in."""
+        return next((hang.reason for hang in self._hangs.values()), "")
+
+    def add(self, index: int, card: Card | None, reason: str) -> None:
+        """Leave a card alone.
+
+        Args:
+            index: NVML's index.
+            card: as it was seen last, if ever.
+            reason: the call that hung, as a sentence.
+        """
+        self._hangs[index] = _Hang(card, reason)
+
+    def clear(self) -> None:
+        """Forget all: they are to be asked again, or the indices mean other cards now."""
+        self._hangs.clear()
+
+    def shown(self, look: Look) -> Look:
+        """Return a look with the cards that it left alone: as they were, with their error."""
+        seen = {card.uuid for card in look.cards}
+        cards, vitals, left_out = list(look.cards), dict(look.vitals), list(look.left_out)
+        for index, hang in sorted(self._hangs.items()):
+            if hang.card is None:
+                left_out.append(f"card {index}: {hang.reason}")
+            elif hang.card.uuid not in seen:
+                cards.append(hang.card)
+                vitals[hang.card.uuid] = Vitals(hang.reason, TIMEOUT)
+        cards.sort(key=lambda card: card.index)
+        return replace(look, cards=tuple(cards), vitals=MappingProxyType(vitals), left_out=tuple(left_out))

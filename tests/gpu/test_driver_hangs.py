@@ -1,0 +1,107 @@
+"""One card that hangs, and a driver process that not even SIGKILL ends; on the mock alone."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodeplug_gpu.driver.process import NvmlDriver
+from nodeplug_gpu.driver.running import RunningProcess
+
+HANG = 0xBEEF
+CALLS_OF_A_CARD = [
+    "nvmlDeviceGetHandleByIndex_v2",
+    "nvmlDeviceGetUUID",
+    "nvmlDeviceGetMemoryInfo_v2",
+    "nvmlDeviceGetFieldValues",
+    "nvmlDeviceGetMigMode",
+    "nvmlDeviceGetComputeRunningProcesses_v3",
+]
+
+Watch = Callable[..., Any]
+
+
+@pytest.mark.parametrize("symbol", CALLS_OF_A_CARD)
+def test_a_card_that_hangs_while_the_driver_runs_is_the_only_one_with_an_error(
+    nvml: Any, watch: Watch, symbol: str
+) -> None:
+    watched = watch(nvml, hang_after=0.2, ask_again=0.5)
+    hurt, well = watched.running().cards
+    nvml.fail(symbol, HANG, nvml.state.card[0])
+    view = watched.until(lambda view: view.vitals[hurt.uuid].error)
+    assert view.cards == (hurt, well)
+    assert view.vitals[hurt.uuid].error_code == 10
+    assert f"the driver hangs: {symbol} of " in view.vitals[hurt.uuid].error
+    assert not view.vitals[well.uuid].error
+    asked_again = watched.until(lambda now: now.generation > view.generation + 1)
+    assert asked_again.vitals[hurt.uuid].error
+    nvml.fail(symbol, 0, nvml.state.card[0])
+    watched.until(lambda view: not view.vitals[hurt.uuid].error)
+    assert {view.state for view in watched.views} == {"running"}
+
+
+def test_a_card_that_hangs_from_the_start_is_left_out_and_the_others_are_there(nvml: Any, watch: Watch) -> None:
+    nvml.fail("nvmlDeviceGetName", HANG, nvml.state.card[0])
+    watched = watch(nvml, hang_after=0.2)
+    assert "nvmlDeviceGetName" in watched.until(lambda view: view.state != "starting").reason
+    view = watched.running()
+    assert [card.index for card in view.cards] == [1]
+    assert view.left_out[0].startswith("card 0: the driver hangs: nvmlDeviceGetName of GPU-")
+
+
+def test_a_card_that_hangs_when_its_events_are_asked_for_is_left_alone_too(nvml: Any, watch: Watch) -> None:
+    nvml.fail("nvmlDeviceRegisterEvents", HANG, nvml.state.card[1])
+    watched = watch(nvml, hang_after=0.2)
+    cards = watched.running().cards
+    view = watched.until(lambda view: view.vitals[cards[1].uuid].error)
+    assert "nvmlDeviceRegisterEvents" in view.vitals[cards[1].uuid].error
+    assert not view.vitals[cards[0].uuid].error
+
+
+def test_cards_that_all_hang_are_a_failure_of_the_driver(nvml: Any, watch: Watch) -> None:
+    watched = watch(nvml, hang_after=0.2)
+    before = watched.running()
+    nvml.hang("nvmlDeviceGetMemoryInfo_v2")
+    view = watched.until(lambda view: view.state == "failed")
+    assert view.cards == before.cards
+    assert "the driver hangs: nvmlDeviceGetMemoryInfo_v2" in view.reason
+
+
+def test_new_cards_on_the_bus_end_the_leaving_alone(nvml: Any, watch: Watch) -> None:
+    nvml.bind("0000:3a:00.0", "0000:3b:00.0")
+    watched = watch(nvml, hang_after=0.2, ask_again=3600.0)
+    cards = watched.running().cards
+    nvml.fail("nvmlDeviceGetMemoryInfo_v2", HANG, nvml.state.card[0])
+    watched.until(lambda view: view.vitals[cards[0].uuid].error)
+    nvml.fail("nvmlDeviceGetMemoryInfo_v2", 0, nvml.state.card[0])
+    nvml.bind("0000:3b:00.0")
+    watched.until(lambda view: not view.vitals[cards[0].uuid].error)
+
+
+def test_a_driver_that_hangs_is_stopped_without_waiting_for_it(nvml: Any, watch: Watch) -> None:
+    watched = watch(nvml, hang_after=3600.0)
+    watched.running()
+    nvml.hang("nvmlDeviceGetCount_v2")
+    calls = nvml.calls("nvmlDeviceGetCount_v2")
+    watched.until(lambda _: nvml.calls("nvmlDeviceGetCount_v2") > calls - 1)
+    pid = watched.driver.pid
+    watched.driver.stop()
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_processes_that_do_not_end_are_few(nvml: Any, follow: Callable[[Any], Any], log: Any) -> None:
+    driver = NvmlDriver(nvml.root, 0.05, 2.0, log, sysfs=nvml.sysfs)
+    stuck = [RunningProcess({}, 2.0, log) for _ in range(3)]
+    driver._left_behind = list(stuck)
+    watched = follow(driver)
+    try:
+        view = watched.until(lambda view: view.state == "failed")
+        assert view.reason == "3 driver processes hang in the kernel; the node needs a reboot"
+        assert (driver.pid, driver.left_behind) == (0, 3)
+        stuck[0].kill(5.0)
+        watched.running()
+        assert driver.left_behind == 2
+    finally:
+        for process in stuck:
+            process.kill(5.0)
