@@ -4,8 +4,8 @@ Owns: ADD, CHECK, DEL, GC and STATUS of one network, called through the node's e
 Refuses: opinions on networks: whether packets flow is the plugin's own test.
 """
 
-import asyncio
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from ipaddress import ip_interface
 from typing import Any, Final, TypeVar
@@ -183,14 +183,8 @@ def parallel_adds_succeed(stage: Stage) -> str:
     before = stage.inventory()
     with _containers(network) as containers:
         runtimes = [network.runtime() for _ in containers]
-
-        def add(number: int) -> dict[str, Any]:
-            return network.attach(containers[number], runtimes[number])
-
-        async def at_once() -> list[dict[str, Any]]:
-            return await asyncio.gather(*(asyncio.to_thread(add, number) for number in range(_MANY)))
-
-        results = asyncio.run(at_once())
+        with ThreadPoolExecutor(_MANY) as pool:
+            results = list(pool.map(network.attach, containers, runtimes))
         for container, runtime in zip(containers, runtimes, strict=True):
             network.detach(container, runtime)
     _nothing_left(stage, before)

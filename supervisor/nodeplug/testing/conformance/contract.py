@@ -131,6 +131,7 @@ def second_start_succeeds(stage: Stage) -> str:
 @rule("contract", _LIFE, "Stop may never run: remove or adopt files, sockets and locks in `start`.")
 def start_after_kill_succeeds(stage: Stage) -> str:
     """The plugin starts after its process was killed without a stop."""
+    _constructed(stage)
     if stage.rehearsal().hung:
         raise NotApplicable(stage.rehearsal().why_short)
     seen = stage.after_kill()
@@ -176,6 +177,21 @@ def healthy_after_start(stage: Stage) -> str:
     """The plugin is healthy once it has started."""
     seen = stage.rehearsal()
     return f"{seen.act('health').succeed().seconds * 1e3:.1f} ms"
+
+
+@rule("contract", "`nodeplug inspect` prints it as JSON", "Answer texts, numbers, lists and mappings.", "inspect")
+def inspection_is_json(stage: Stage) -> str:
+    """What the plugin tells about itself can be written as JSON."""
+    if wrong := _examined(stage).act("inspect").succeed().answer:
+        raise Broken(wrong)
+    return ""
+
+
+@rule("contract", "the daemon measures on a timer", "Leave out what cannot be measured now.", "metrics")
+def metrics_are_measured(stage: Stage) -> str:
+    """The plugin can be measured once it has started."""
+    _examined(stage).act("metrics").succeed()
+    return ""
 
 
 @rule("contract", _HOOKS, "Return what `nodeplug.hookspecs` says.")

@@ -161,6 +161,8 @@ class Probe:
     def _cycle(self, loaded: Loaded, suffix: str, _threads_before: set[threading.Thread]) -> bool:
         self._hook(loaded, f"start{suffix}", "start")
         self._hook(loaded, f"health{suffix}", "health")
+        self._hook(loaded, f"inspect{suffix}", "inspect", _unwritable)
+        self._hook(loaded, f"metrics{suffix}", "metrics")
         return self.acts.seen.get(f"start{suffix}", {}).get("error") is None
 
     def _end(self, loaded: Loaded, suffix: str, threads: set[threading.Thread]) -> None:
@@ -316,6 +318,15 @@ def _ids(devices: Any) -> list[str]:
 
 def _texts(answer: Any) -> list[str] | None:
     return None if answer is None else [str(one) for one in answer]
+
+
+def _unwritable(answer: Any) -> str:
+    """Say what keeps an answer from being JSON; empty when nothing does."""
+    try:
+        json.dumps(answer)
+    except (TypeError, ValueError) as error:
+        return str(error)
+    return ""
 
 
 def _threads() -> set[threading.Thread]:

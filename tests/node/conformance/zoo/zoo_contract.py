@@ -3,7 +3,7 @@
 import os
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Final
 from pydantic import BaseModel, ConfigDict
 from pyroute2 import IPRoute
 
-from nodeplug import Claim, Host, NotReady, PluginError, hookimpl
+from nodeplug import Claim, Host, Metric, NotReady, PluginError, hookimpl
 
 _NUMBERS: Final = count()
 
@@ -207,3 +207,19 @@ class LeavesLink(Tame):
         with IPRoute() as route:
             number = os.getpid()
             route.link("add", ifname=f"left{number}", kind="veth", peer={"ifname": f"over{number}"})
+
+
+class TellsObjects(Tame):
+    breaks = "inspection-is-json", "not JSON serializable"
+
+    @hookimpl
+    def inspect(self) -> Mapping[str, Any]:
+        return {"host": object()}
+
+
+class MeasuresNothing(Tame):
+    breaks = "metrics-are-measured", "no gauge"
+
+    @hookimpl
+    def metrics(self) -> Sequence[Metric]:
+        raise NotReady("there is no gauge")
