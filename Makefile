@@ -53,7 +53,7 @@ docs: $(STAMP) ## Fill the generated parts of the pages from the code
 proto: $(STAMP) ## Generate supervisor/nodeplug/pb from proto/
 	$(RUN)/python proto/generate.py
 
-bench: $(STAMP) ## Measure; prints a table and writes bench/results/latest.json
+bench: $(STAMP) ## Measure; prints tables, writes bench/results/latest.json, docs/performance.md and its picture
 	$(RUN)/python -m bench $(if $(BENCH_QUICK),--quick)
 
 clean: ## Remove what set-up and tests made

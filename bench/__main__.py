@@ -22,8 +22,8 @@ from typing import Any, Final
 
 from rich.console import Console
 
-from bench import cni, daemon, devices, page, report
-from bench.figures import Figures, flat, of_cni
+from bench import cni, daemon, devices, page, report, trace
+from bench.figures import Figures, flat, of_cni, traced
 from nodeplug.testing import Kubelet, ScratchNode
 
 RESULTS: Final = Path(__file__).parent / "results"
@@ -112,10 +112,15 @@ def _measure_cni(folder: Path, node: ScratchNode, *, quick: bool, tell: Tell) ->
         series = cni.interleaved(engines, paths, node, tell)
         tell(f"CNI, {cni.PARALLEL} at once")
         cni.bursts(engines, paths[: 3 * cni.PARALLEL], 1 if quick else 3, series, node.pid)
+        tell("tracing")
+        shares: Figures = {}
+        for engine in engines[:2]:  # the default, without and with ipMasq
+            trace_file = folder / f"trace-{engine.name}"
+            shares |= traced(engine.masq, trace.add(engine, paths[:30], node.pid, trace_file))
     tell("the entrypoints alone")
     ours = [engine for engine in engines if engine.kind != "reference" and not engine.masquerade]
     alone = cni.alone(ours, 20 if quick else 300)
-    return of_cni(engines, series, alone), engines[0].kind
+    return of_cni(engines, series, alone) | shares, engines[0].kind
 
 
 def _about(kind: str, *, quick: bool) -> dict[str, Any]:

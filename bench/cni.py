@@ -8,6 +8,7 @@ Refuses: to run outside a network and mount namespace of its own (`bench.__main_
 
 import json
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +23,7 @@ from nodeplug.install.scripts import Scripts
 from nodeplug.testing import Sandbox, ScratchNode
 
 REFERENCE: Final = Path("/usr/lib/cni")
+PATH: Final = "/usr/sbin:/usr/bin:/sbin:/bin"
 VERBS: Final = ("ADD", "CHECK", "DEL")
 PARALLEL: Final = 16
 IDLE_AFTER_DEL: Final = 0.05
@@ -50,6 +52,11 @@ class Engine:
         """A name that no other engine of the run has; it fits into the name of a bridge."""
         return f"{self.kind[:6]}{'-masq' if self.masquerade else ''}"
 
+    @property
+    def masq(self) -> str:
+        """What ipMasq adds to the names of figures."""
+        return "_masq" if self.masquerade else ""
+
     def config(self) -> dict[str, Any]:
         """Return the plugin object of its network."""
         ipam = {"type": "host-local", "dataDir": str(self.data), "ranges": [[{"subnet": f"10.{self.number}.0.0/16"}]]}
@@ -72,7 +79,7 @@ class Engine:
             "CNI_NETNS": str(netns),
             "CNI_IFNAME": "eth0",
             "CNI_PATH": str(self.folder),
-            "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
+            "PATH": PATH,
         }
         what = f"{verb} of {self.name}"
         return execute(str(self.folder / self.bridge_type), env, json.dumps(config).encode()).checked(what)
@@ -89,7 +96,7 @@ def engines(folder: Path, node: ScratchNode) -> list[Engine]:
         script.write_bytes(Scripts.render(socket=node.paths.exec_socket, spool=node.paths.spool).cni)
         script.chmod(0o755)
         kinds["script"] = (scripts, "nodeplug-bridge")
-    if (REFERENCE / "bridge").exists():
+    if (REFERENCE / "bridge").exists() and shutil.which("iptables", path=PATH):
         kinds["reference"] = (REFERENCE, "bridge")
     return [
         Engine(kind, masquerade, where, executable, 90 + 2 * number + masquerade, folder / f"{kind}-{masquerade:d}")

@@ -44,6 +44,14 @@ def flat(name: str, summary: Summary) -> Figures:
     return {f"{name}_p50_ms": summary.p50, f"{name}_p90_ms": summary.p90, f"{name}_p99_ms": summary.p99}
 
 
+def traced(masq: str, shares: Mapping[str, float]) -> Figures:
+    """Name what a trace of ADD told; nothing without one."""
+    if not shares:
+        return {}
+    milliseconds = {f"cni_add{masq}_in_{part}_ms": shares[part] * 1e3 for part in ("netlink", "files")}
+    return milliseconds | {f"cni_add{masq}_netlink_requests": shares["requests"]}
+
+
 def of_cni(
     engines: list[Engine], series: Mapping[str, Series], alone: Mapping[str, tuple[Summary, Summary]]
 ) -> Figures:
@@ -52,7 +60,7 @@ def of_cni(
     prefixes = {engine.kind: "" if engine.kind == default else f"{engine.kind}_" for engine in engines}
     figures: Figures = {}
     for engine in engines:
-        figures |= _of_engine(prefixes[engine.kind], "_masq" if engine.masquerade else "", series[engine.name])
+        figures |= _of_engine(prefixes[engine.kind], engine.masq, series[engine.name])
     for kind, (version, status) in alone.items():
         figures |= flat(f"{prefixes[kind]}shim", status) | flat(f"{prefixes[kind]}entrypoint_alone", version)
     if "reference" in prefixes:

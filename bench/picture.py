@@ -15,6 +15,7 @@ WIDTH: Final = 760
 LEFT: Final = 150
 SCALE: Final = 260
 """Pixels for the reference's time, the ratio 1."""
+_LABELS: Final = WIDTH - 112
 _BAR: Final = 14
 _ROW: Final = 46
 _TOP: Final = 78
@@ -68,8 +69,8 @@ def _legend(kind: str, other: str) -> list[str]:
     parts = []
     for number, (style, words) in enumerate(named.items()):
         left = LEFT + 240 * number
-        parts += [_rect(left, 54, 12, style), _text(left + 18, 64, words, "small")]
-    return [*parts, _line(LEFT + 400, 53, 66, "gate"), _text(LEFT + 408, 64, "limit asked for", "small")]
+        parts += [_rect(left, 53, _BAR, style), _text(left + 18, 64, words, "small")]
+    return [*parts, _line(LEFT + 400, 53, 66, "gate"), _text(LEFT + 408, 64, "limit", "small")]
 
 
 def _bars(figures: Mapping[str, Any], prefixes: Mapping[str, str], call: str, name: str, top: int) -> list[str]:
@@ -78,9 +79,9 @@ def _bars(figures: Mapping[str, Any], prefixes: Mapping[str, str], call: str, na
         ratio = figures.get(f"{prefix}{name}_p50_ratio")
         if ratio is None:
             continue
-        y, long = top + 2 + number * (_BAR + 3), min(ratio * SCALE, WIDTH - LEFT - 130)
+        y, long = top + 2 + number * (_BAR + 3), min(ratio * SCALE, _LABELS - LEFT - 8)
         label = f"{ratio:.2f}  ({figures[f'{prefix}{name}_p50_ms']:.1f} ms)"
-        parts += [_rect(LEFT, y, long, style), _text(LEFT + long + 8, y + 11, label, "small")]
+        parts += [_rect(LEFT, y, long, style), _text(_LABELS, y + 11, label, "small")]
     limits = [gate.limit for gate in GATES if gate.key == f"{name}_p50_ratio"]
     return parts + [_line(LEFT + limit * SCALE, top - 1, top + 2 * _BAR + 8, "gate") for limit in limits]
 
@@ -90,8 +91,7 @@ def _text(x: float, y: float, words: str, style: str = "") -> str:
 
 
 def _rect(x: float, y: float, width: float, style: str) -> str:
-    height = _BAR if width > _BAR else 12
-    return f'<rect x="{x:.0f}" y="{y:.0f}" width="{width:.1f}" height="{height}" rx="2" class="{style}"/>'
+    return f'<rect x="{x:.0f}" y="{y:.0f}" width="{width:.1f}" height="{_BAR}" rx="2" class="{style}"/>'
 
 
 def _line(x: float, top: float, bottom: float, style: str) -> str:

@@ -56,8 +56,9 @@ def markdown(figures: Mapping[str, Any]) -> str:
     other = next((kind for kind in KINDS if f"{kind}_cni_add_p50_ms" in figures), "")
     reference = f"containernetworking-plugins {figures['reference_version']}"
     tables = f"iptables {figures['reference_iptables_version']}"
+    where = f"{figures['machine']}, load average {figures['load_average']:.1f}"
     parts = [
-        f"Measured on {figures['date']} ({figures['machine']}). The reference is Debian's {reference}, with {tables}.",
+        f"Measured on {figures['date']} ({where}). The reference is Debian's {reference}, with {tables}.",
         _table(("gate", "limit", "measured", ""), _gate_rows(figures)),
         "One call at a time, p50 / p90 / p99 in milliseconds; the ratio is of p50 to the reference:",
         _calls(figures, other),
@@ -139,7 +140,10 @@ def _part_rows(figures: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     parts = {
         "start and end of the entrypoint (VERSION)": ("entrypoint_alone_p50_ms", "entrypoint_alone_p50_ms"),
         "on the road: connect, frame, threads, record, answer": _both("on_the_road_ms"),
-        "in the plugin: netlink, nftables, addresses": _both("in_plugin_p50_ms"),
+        "in the plugin, Python included": _both("in_plugin_p50_ms"),
+        "of that in netlink, traced": _both("in_netlink_ms"),
+        "netlink requests, count": _both("netlink_requests"),
+        "of that in files (addresses, sysctls), traced": _both("in_files_ms"),
         "the daemon's CPU per ADD, user": _both("daemon_user_ms"),
         "the daemon's CPU per ADD, system": _both("daemon_system_ms"),
     }
