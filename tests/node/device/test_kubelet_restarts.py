@@ -199,8 +199,10 @@ def test_resources_come_back_without_devices_and_go_after_the_grace(root: Path, 
             plugin = plugin_of(kubelet)
             await plugin.register()
             await kubelet.until_allocatable(RESOURCE, 4)
+            assert kubelet.listed(RESOURCE)
             await kubelet.restart()
             assert RESOURCE in kubelet.resources
+            assert not kubelet.listed(RESOURCE)
             assert (kubelet.capacity(RESOURCE), kubelet.allocatable(RESOURCE)) == (0, 0)
             await kubelet.until(lambda: kubelet.capacity(RESOURCE) == 0 and RESOURCE not in kubelet.resources)
             await plugin.stop()

@@ -108,7 +108,7 @@ def _sockets(stage: Stage) -> dict[str, Path]:
     try:
         kubelet.until(
             lambda: all(
-                kubelet.stand_in.streams(resource) == 1 and _known(kubelet.stand_in, resource) for resource in resources
+                kubelet.stand_in.streams(resource) == 1 and kubelet.stand_in.listed(resource) for resource in resources
             ),
             stage.patience,
         )
@@ -119,11 +119,6 @@ def _sockets(stage: Stage) -> dict[str, Path]:
         ) from None
     newest = {one.resource_name: one.endpoint for one in kubelet.registrations}
     return {resource: stage.node.paths.device_plugins / newest[resource] for resource in resources}
-
-
-def _known(stand_in: object, resource: str) -> bool:
-    known = getattr(stand_in, "resources", {}).get(resource)
-    return known is not None and known.table is not None
 
 
 def _listed(stage: Stage) -> dict[str, frozenset[str]]:

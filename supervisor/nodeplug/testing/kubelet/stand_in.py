@@ -246,6 +246,11 @@ class Kubelet(Switches):
         """Kubelet's tables by resource."""
         return self._plugins.resources
 
+    def listed(self, resource: str) -> bool:
+        """Return whether the plugin that serves a resource now has sent a list, be it an empty one."""
+        known = self.resources.get(resource)
+        return known is not None and known.endpoint is not None and known.endpoint.first_list_at is not None
+
     def allocatable(self, resource: str) -> int:
         """Return how many healthy devices a resource has."""
         return len(self._plugins.healthy().get(resource, ()))
