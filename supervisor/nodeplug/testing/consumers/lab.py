@@ -162,5 +162,4 @@ def open_lab(
         stack.callback(containerd.clear)
         lab.until_listed(lambda: stack.enter_context(kubelet))
         yield lab
-        kubelet.residents.clear()
-        kubelet.clear()
+        kubelet.clear()  # the sandboxes of residents end with containerd's
