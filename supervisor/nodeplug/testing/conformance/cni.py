@@ -4,22 +4,21 @@ Owns: ADD, CHECK, DEL, GC and STATUS of one network, called through the node's e
 Refuses: opinions on networks: whether packets flow is the plugin's own test.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from ipaddress import ip_interface
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from pyroute2 import IPRoute
 
 from nodeplug.testing.cni_runtime import CniError
-from nodeplug.testing.conformance.network import NEWEST, Container, Network
+from nodeplug.testing.conformance.network import NEWEST, Container, Network, addresses_of, links_of, lose
 from nodeplug.testing.conformance.rules import Broken, NotApplicable, rule
 from nodeplug.testing.conformance.stage import Stage
 from nodeplug.testing.inventory import Inventory
 
 _VERSIONS: Final = ("0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0")
-T = TypeVar("T")
 _MANY: Final = 8
 _ADD: Final = "CNI SPEC section 2: ADD"
 _DEL: Final = "CNI SPEC section 2: DEL"
@@ -77,7 +76,7 @@ def result_interfaces_exist(stage: Stage) -> str:
     with _attached(stage) as (network, container, result):
         interfaces = result.get("interfaces", ())
         for interface in interfaces:
-            links = _links(stage, container if interface.get("sandbox") else None)
+            links = links_of(stage, container if interface.get("sandbox") else None)
             if interface["name"] not in links:
                 raise Broken(f"{interface['name']} of the result is not among {', '.join(sorted(links))}")
             said, found = interface.get("mac", "").lower(), links[interface["name"]]
@@ -89,23 +88,6 @@ def result_interfaces_exist(stage: Stage) -> str:
     return ", ".join(interface["name"] for interface in interfaces)
 
 
-def _links(stage: Stage, container: Container | None) -> dict[str, str]:
-    """Return the links of a container, or of the host, with their hardware addresses."""
-
-    def look() -> dict[str, str]:
-        with IPRoute() as route:
-            return {link.get_attr("IFLA_IFNAME"): str(link.get_attr("IFLA_ADDRESS")) for link in route.get_links()}
-
-    return _inside(stage, container, look)
-
-
-def _inside(stage: Stage, container: Container | None, look: Callable[[], T]) -> T:
-    if container is None:
-        return stage.on_host(look)
-    with container.sandbox.netns.entered():
-        return look()
-
-
 @rule("cni", "CNI SPEC section 5: Success", "Set the addresses before you answer, with their prefix lengths.")
 def result_addresses_exist(stage: Stage) -> str:
     """Every address of the result is on the interface that the result says."""
@@ -113,24 +95,13 @@ def result_addresses_exist(stage: Stage) -> str:
         wanted = [ip for ip in result.get("ips", ()) if ip.get("interface") is not None]
         for ip in wanted:
             interface = result["interfaces"][ip["interface"]]
-            found = _addresses(stage, container if interface.get("sandbox") else None, interface["name"])
+            found = addresses_of(stage, container if interface.get("sandbox") else None, interface["name"])
             if str(ip_interface(ip["address"])) not in found:
                 raise Broken(f"{interface['name']} has {', '.join(found) or 'no address'}; the result: {ip['address']}")
         network.detach(container)
     if not wanted:
         raise NotApplicable("the result has no address of an interface")
     return ", ".join(ip["address"] for ip in wanted)
-
-
-def _addresses(stage: Stage, container: Container | None, name: str) -> list[str]:
-    def look() -> list[str]:
-        with IPRoute() as route:
-            index = route.link_lookup(ifname=name)[0]
-            rows = [(dict(row["attrs"]), row["prefixlen"]) for row in route.get_addr(index=index)]
-            own = [(row.get("IFA_LOCAL") or row["IFA_ADDRESS"], length) for row, length in rows]
-            return [str(ip_interface(f"{address}/{length}")) for address, length in own]
-
-    return _inside(stage, container, look)
 
 
 @rule("cni", "the contract of `cni_add`; runtimes repeat an ADD whose answer was lost", _FIND)
@@ -240,7 +211,7 @@ def check_notices_a_lost_interface(stage: Stage) -> str:
         result = network.attach(container, runtime)
         own = [one["name"] for one in result.get("interfaces", ()) if one.get("sandbox")]
         if own:
-            _lose(container, own[0])
+            lose(container, own[0])
         try:
             stage.on_host(lambda: runtime.check(container.id))
             told = ""
@@ -252,15 +223,6 @@ def check_notices_a_lost_interface(stage: Stage) -> str:
     if not told:
         raise Broken(f"CHECK succeeded without {own[0]}")
     return told
-
-
-def _lose(container: Container, name: str) -> None:
-    with container.sandbox.netns.entered(), IPRoute() as route:
-        index = route.link_lookup(ifname=name)[0]
-        if name == "lo":  # the kernel does not delete it
-            route.link("set", index=index, state="down")
-        else:
-            route.link("del", index=index)
 
 
 # --- DEL

@@ -8,8 +8,11 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from ipaddress import ip_interface
 from pathlib import Path
 from typing import Any, Final, TypeVar
+
+from pyroute2 import IPRoute
 
 from nodeplug.testing.cni_runtime import CniError, CniRuntime
 from nodeplug.testing.conformance.rules import Broken, NotApplicable
@@ -152,3 +155,46 @@ def _document(stage: Stage) -> Mapping[str, Any]:
     if not types & set(stage.claims["cni"]):
         raise NotApplicable(f"the network of this run uses {', '.join(map(str, types))}, none of the plugin's claims")
     return document
+
+
+# --- looks into containers that are not the plugin's own
+
+
+def links_of(stage: Stage, container: Container | None) -> dict[str, str]:
+    """Return the links of a container, or of the host, with their hardware addresses."""
+
+    def look() -> dict[str, str]:
+        with IPRoute() as route:
+            return {link.get_attr("IFLA_IFNAME"): str(link.get_attr("IFLA_ADDRESS")) for link in route.get_links()}
+
+    return _inside(stage, container, look)
+
+
+def _inside(stage: Stage, container: Container | None, look: Callable[[], T]) -> T:
+    if container is None:
+        return stage.on_host(look)
+    with container.sandbox.netns.entered():
+        return look()
+
+
+def addresses_of(stage: Stage, container: Container | None, name: str) -> list[str]:
+    """Return the addresses of a link, with prefix lengths."""
+
+    def look() -> list[str]:
+        with IPRoute() as route:
+            index = route.link_lookup(ifname=name)[0]
+            rows = [(dict(row["attrs"]), row["prefixlen"]) for row in route.get_addr(index=index)]
+            own = [(row.get("IFA_LOCAL") or row["IFA_ADDRESS"], length) for row, length in rows]
+            return [str(ip_interface(f"{address}/{length}")) for address, length in own]
+
+    return _inside(stage, container, look)
+
+
+def lose(container: Container, name: str) -> None:
+    """Remove a link of a container behind the plugin's back, or set it down where the kernel keeps it."""
+    with container.sandbox.netns.entered(), IPRoute() as route:
+        index = route.link_lookup(ifname=name)[0]
+        if name == "lo":  # the kernel does not delete it
+            route.link("set", index=index, state="down")
+        else:
+            route.link("del", index=index)

@@ -6,99 +6,26 @@ Refuses: opinions on filesystems: what a volume can hold is the plugin's own tes
 
 import os
 from base64 import b64encode
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from nodeplug.flex import commands as cmd
 from nodeplug.mounts import mounts
+from nodeplug.testing.conformance.driver import NAME, PODS, Volume
 from nodeplug.testing.conformance.rules import Broken, NotApplicable, rule
 from nodeplug.testing.conformance.stage import Stage
-from nodeplug.testing.flex_caller import FlexCaller, FlexFailure, FlexNotSupported, FlexVolume
 from nodeplug.testing.inventory import Inventory
-from nodeplug.values import Pod, Secrets
+from nodeplug.values import Secrets
 
 _FLEX: Final = "kubernetes/community flexvolume.md"
 _KUBELET: Final = "kubelet (volume/flexvolume)"
-_NAME: Final = "conformance"
 _GIB: Final = 1 << 30
-_PODS: Final = tuple(Pod(name=f"pod-{number}", namespace="default", uid=f"uid-{number}") for number in (1, 2))
 _SECRET: Final = b"conformance-secret-4711"
 _STRAY: Final = " raised "
 """In the sentence that the daemon makes of an error that is no PluginError."""
-
-
-class Volume:
-    """The volume of one stage.
-
-    Args:
-        stage: where it is.
-        driver: the claim.
-    """
-
-    def __init__(self, stage: Stage, driver: str) -> None:
-        stage.require_passed("mount-succeeds")
-        self.stage = stage
-        self.caller = FlexCaller(
-            stage.node.paths.flexvolume, stage.folder / "n" / "kubelet", driver, timeout=max(stage.patience, 30.0)
-        )
-        self.asked = FlexVolume(_NAME, dict(stage.subject.options), dict(stage.subject.secrets))
-
-    def ask(self, what: str, work: Callable[[], Any]) -> Any:
-        """Let kubelet do something.
-
-        Raises:
-            Broken: the driver failed.
-        """
-        try:
-            return self.stage.on_host(work)
-        except FlexFailure as error:
-            raise Broken(f"{what} failed: {error}") from None
-
-    def mount(self, pod: Pod = _PODS[0], volume: FlexVolume | None = None) -> Path:
-        """Mount for a pod as kubelet does, and return the target.
-
-        Raises:
-            Broken: it failed.
-        """
-        path: Path = self.ask("mount", lambda: self.caller.mount(pod, volume or self.asked))
-        return path
-
-    def unmount(self, pod: Pod = _PODS[0]) -> None:
-        """Unmount as kubelet does.
-
-        Raises:
-            Broken: it failed.
-        """
-        self.ask("unmount", lambda: self.caller.unmount(pod, _NAME))
-
-    def release(self) -> None:
-        """Do what kubelet does after the last pod, for drivers with attach.
-
-        Raises:
-            Broken: it failed.
-        """
-        if self.caller.capabilities["attach"]:
-            self.ask("detach", lambda: self.caller.detach(_NAME))
-
-    def call(self, what: str, command: cmd.Command) -> dict[str, Any]:
-        """Execute the driver once.
-
-        Raises:
-            Broken: it failed, or does not do this.
-        """
-        try:
-            answer: dict[str, Any] = self.ask(what, lambda: self.caller.call(command))
-        except FlexNotSupported as error:
-            raise Broken(f"{what} is not supported: {error}") from None
-        return answer
-
-    @property
-    def options(self) -> cmd.VolumeOptions:
-        """The options as kubelet sends them with every verb but mount."""
-        return cmd.VolumeOptions(volume_name=_NAME, own=dict(self.asked.options))
 
 
 @contextmanager
@@ -148,7 +75,7 @@ def repeated_mount_succeeds(stage: Stage) -> str:
 
 
 def _for_pod(volume: Volume) -> cmd.VolumeOptions:
-    return replace(volume.options, pod=_PODS[0], secrets=Secrets(volume.asked.secrets))
+    return replace(volume.options, pod=PODS[0], secrets=Secrets(volume.asked.secrets))
 
 
 @rule("volume", _KUBELET, "Undo everything that stage and publish did, loop devices and helper mounts included.")
@@ -209,11 +136,11 @@ def pods_do_not_disturb_each_other(stage: Stage) -> str:
     assert stage.node
     before = stage.inventory()
     with _mounted(stage) as (volume, _):
-        other = volume.mount(_PODS[1])
-        volume.unmount(_PODS[0])
+        other = volume.mount(PODS[1])
+        volume.unmount(PODS[0])
         if not _mounts_at(other):
             raise Broken("the second pod lost its mount when the first had gone")
-        volume.unmount(_PODS[1])
+        volume.unmount(PODS[1])
         _end(volume, before)
     return ""
 
@@ -222,18 +149,18 @@ def pods_do_not_disturb_each_other(stage: Stage) -> str:
 def pods_share_a_staged_volume(stage: Stage) -> str:
     """Two pods with the same options see the same files."""
     with _mounted(stage) as (volume, target):
-        other = volume.mount(_PODS[1])
+        other = volume.mount(PODS[1])
         _write(target)
-        if not (other / _NAME).exists():
+        if not (other / NAME).exists():
             raise Broken("a file that one pod wrote is not there for the other")
-        volume.unmount(_PODS[1])
+        volume.unmount(PODS[1])
         _end(volume)
     return ""
 
 
 def _write(target: Path) -> None:
     try:
-        (target / _NAME).write_text(_NAME, encoding="utf-8")
+        (target / NAME).write_text(NAME, encoding="utf-8")
     except OSError as error:
         raise NotApplicable(f"the volume cannot be written to: {error.strerror}") from None
 
@@ -244,7 +171,7 @@ def read_only_is_read_only(stage: Stage) -> str:
     volume = Volume(stage, stage.claims["volume"][0])
     target = volume.mount(volume=replace(volume.asked, read_only=True))
     try:
-        (target / _NAME).write_text(_NAME, encoding="utf-8")
+        (target / NAME).write_text(NAME, encoding="utf-8")
         wrote = True
     except OSError:
         wrote = False
@@ -275,9 +202,9 @@ def data_outlives_the_pod(stage: Stage) -> str:
     with _mounted(stage) as (volume, target):
         _write(target)
         _end(volume)
-        again = volume.mount(_PODS[1])
-        found = (again / _NAME).exists()
-        volume.unmount(_PODS[1])
+        again = volume.mount(PODS[1])
+        found = (again / NAME).exists()
+        volume.unmount(PODS[1])
         volume.release()
     if not found:
         raise Broken("the file of the first pod is gone")
@@ -334,7 +261,7 @@ def failed_mount_leaves_nothing(stage: Stage) -> str:
 def secrets_stay_secret(stage: Stage) -> str:
     """A secret is in no answer, no log and no file of the daemon or the plugin, whether mount succeeds or fails."""
     volume = Volume(stage, stage.claims["volume"][0])
-    given = {**volume.asked.secrets, _NAME: _SECRET}
+    given = {**volume.asked.secrets, NAME: _SECRET}
     for _, options in (("", dict(volume.asked.options)), *_wrong(volume)):
         if _SECRET.decode() in _try(volume, options, given):
             raise Broken("the answer of the driver contains it")
@@ -360,7 +287,7 @@ def attach_is_repeatable(stage: Stage) -> str:
     first, second = (
         volume.call("attach", cmd.Attach(volume.options, volume.caller.node)).get("device") for _ in range(2)
     )
-    volume.call("detach", cmd.Detach(_NAME, volume.caller.node))
+    volume.call("detach", cmd.Detach(NAME, volume.caller.node))
     if first != second:
         raise Broken(f"first {first!r}, then {second!r}")
     return str(first)
@@ -373,7 +300,7 @@ def detach_is_repeatable(stage: Stage) -> str:
     volume.call("detach of what was never attached", cmd.Detach("conformance-never", volume.caller.node))
     volume.call("attach", cmd.Attach(volume.options, volume.caller.node))
     for turn in ("detach", "a second detach"):
-        volume.call(turn, cmd.Detach(_NAME, volume.caller.node))
+        volume.call(turn, cmd.Detach(NAME, volume.caller.node))
     return ""
 
 
@@ -392,7 +319,7 @@ def attached_volumes_are_known(stage: Stage) -> str:
         if not volume.call("isattached", cmd.IsAttached(volume.options, volume.caller.node)).get("attached"):
             raise Broken(f"isattached says no {when}")
         stage.restart_after_kill()
-    volume.call("detach", cmd.Detach(_NAME, volume.caller.node))
+    volume.call("detach", cmd.Detach(NAME, volume.caller.node))
     return ""
 
 
@@ -404,7 +331,7 @@ def waiting_is_repeatable(stage: Stage) -> str:
     first, second = (
         volume.call("waitforattach", cmd.WaitForAttach(device, volume.options)).get("device") for _ in range(2)
     )
-    volume.call("detach", cmd.Detach(_NAME, volume.caller.node))
+    volume.call("detach", cmd.Detach(NAME, volume.caller.node))
     if first != second:
         raise Broken(f"first {first!r}, then {second!r}")
     return str(first)
