@@ -34,6 +34,8 @@ _FIRST_PAUSE: Final = 0.05
 """Seconds before a process that failed is replaced; doubled each time, up to one poll."""
 _MOST_LEFT_BEHIND: Final = 3
 """Processes that SIGKILL did not end. With so many there is no point in one more."""
+_MOST_ROUNDS: Final = 5
+"""Doublings of the time for which a card that hangs is left alone."""
 _REAP: Final = 0.3
 """Seconds that a killed process has to end before it is left behind."""
 
@@ -60,7 +62,8 @@ class NvmlDriver:
                 take four times as long.
             log: for what goes wrong.
             sysfs: where sysfs is mounted.
-            ask_again: seconds after which a card whose call hung is asked again.
+            ask_again: seconds after which a card whose call hung is asked again; twice as long after each time that
+                it hangs again, because no card is looked at while it does.
         """
         self._poll = poll
         self._hang_after = hang_after
@@ -69,6 +72,7 @@ class NvmlDriver:
         self._settings = {"root": str(root), "sysfs": str(sysfs), "poll": poll, "beat": beat}
         self._publisher = Publisher(log)
         self._ask_again = ask_again
+        self._rounds = 0
         self._hangs = Hangs()
         self._sysfs = sysfs
         self._bound: tuple[str, ...] = ()
@@ -96,6 +100,10 @@ class NvmlDriver:
     def left_behind(self) -> int:
         """How many processes hang in the kernel so that not even SIGKILL ends them."""
         return sum(not process.ended for process in self._left_behind)
+
+    @property
+    def _left_alone(self) -> float:
+        return self._ask_again * (1 << min(self._rounds, _MOST_ROUNDS))
 
     def start(self, observer: Observer) -> None:
         """Begin to look, in a thread of its own."""
@@ -173,9 +181,10 @@ class NvmlDriver:
             if self._asked.is_set():
                 self._asked.clear()
                 process.poll()
-            if self._hangs.cards and time.monotonic() > self._first_look + self._ask_again and not self.left_behind:
+            if self._hangs.cards and time.monotonic() > self._first_look + self._left_alone and not self.left_behind:
                 # A process that still hangs in the kernel would say that the card has not come back.
                 process.retire("cards that hung are asked again")
+                self._rounds += 1
             # Silence is judged only when everything was read: the observer may have taken its time.
             wait = 0.0 if ready else process.look_after()
         process.detach(selector)
@@ -190,6 +199,8 @@ class NvmlDriver:
                 self._fail(self._hangs.reason)
                 return
             frame = self._hangs.shown(frame)
+            if not self._hangs.cards:
+                self._rounds = 0
             if view.state != "running":
                 self._log.info("the driver %s shows %d cards", frame.driver_version, len(frame.cards))
             self._publisher.publish(
@@ -239,7 +250,7 @@ class NvmlDriver:
     def _leave_alone(self, index: int, reason: str) -> None:
         """Blame one card for a call that hangs, and show it at once."""
         view = self.view
-        self._log.warning("%s; the card is left alone for %g s", reason, self._ask_again)
+        self._log.warning("%s; the card is left alone for %g s", reason, self._left_alone)
         card = next((card for card in view.cards if card.index == index), None)
         self._hangs.add(index, card, reason)
         if card is not None and view.state == "running":
