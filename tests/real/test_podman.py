@@ -7,7 +7,7 @@ import tarfile
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +16,7 @@ import pytest
 from nodeplug import mounts, unmount
 from nodeplug.testing import ScratchNode
 from nodeplug.testing.consumers import PrivateNode, Restarts
+from nodeplug.testing.inventory import cgroups_of
 
 DOZENS = 24
 IMAGE = "registry.local/test/busybox:1"
@@ -125,6 +126,9 @@ def podman_in(folder: Path, within: Sequence[str], daemon: ScratchNode) -> Itera
     for mount in mounts():
         if mount.target.startswith(str(home)):
             unmount(mount.target)
+    for cgroup in cgroups_of("libpod_parent"):
+        with suppress(OSError):  # in use by another podman
+            cgroup.rmdir()
 
 
 @pytest.fixture
