@@ -6,6 +6,7 @@ difference of two looks, in words.
 Refuses: judgement: what may differ is the caller's business.
 """
 
+import errno
 import ipaddress
 import os
 import stat
@@ -140,6 +141,16 @@ def _files(folders: Iterable[Path]) -> Iterator[str]:
 
 
 def _nftables() -> Iterator[str]:
+    from pyroute2 import NetlinkError  # noqa: PLC0415 - as above
+
+    try:
+        yield from _nft_objects()
+    except NetlinkError as error:
+        if error.code != errno.EPERM:  # an ordinary user sees no nftables, and cannot have made any
+            raise
+
+
+def _nft_objects() -> Iterator[str]:
     from pyroute2.nftables.main import NFTables  # noqa: PLC0415 - as above
 
     with NFTables(nfgen_family=0) as tables:

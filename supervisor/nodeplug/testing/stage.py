@@ -26,8 +26,14 @@ from nodeplug.testing.scratch_node import ScratchNode
 from nodeplug.values import Pod
 
 # A test changes something and waits for it: the daemon looks often, and installs what a changed configuration claims.
-_SUPERVISOR: Final = 'listen = ""\ninstall = true\ndevice_poll = "200ms"\npodresources_poll = "200ms"'
-
+# Compiling the entrypoints would cost each test more than their slower start.
+_SUPERVISOR: Final = """
+listen = ""
+install = true
+native_entrypoints = false
+device_poll = "200ms"
+podresources_poll = "200ms"
+"""
 _NETWORK: Final = ("link ", "address ", "route ", "nft ")
 
 FlexCallerFactory = Callable[[str], FlexCaller]
