@@ -25,6 +25,7 @@ import nodeplug.testing
 import pytest_nodeplug
 from nodeplug.config import PluginSection, Supervisor
 from nodeplug.errors import WIRES, DelegateFailed
+from nodeplug.fields import show_quantity
 from nodeplug.hookspecs import ANSWERS
 from nodeplug.registry import find
 from nodeplug.runner import Runner
@@ -64,24 +65,55 @@ def _generate(kind: str, argument: str, folder: Path) -> str:
 
 
 def _keys(model: type[BaseModel]) -> str:
-    rows = [f"| `{key}` | {kind} | {default} | {text} |" for key, kind, default, text in _rows(model, "")]
+    rows = [f"| `{key}` | {kind} | {default} | {text} |" for key, kind, default, text in _rows(model.model_fields, "")]
     return "\n".join(["| key | type | default | meaning |", "|---|---|---|---|", *rows])
 
 
-def _rows(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, str, str, str]]:
-    for name, field in model.model_fields.items():
+def _rows(fields: Mapping[str, FieldInfo], prefix: str) -> Iterator[tuple[str, str, str, str]]:
+    for name, field in fields.items():
         text = (field.description or "").rstrip(".").replace("|", "\\|")
         yield prefix + name, _type(field.annotation, field), _default(field), f"{text[:1].upper()}{text[1:]}."
-        inner, step = _inner(field.annotation)
-        if inner is not None:
+        for step, inner in _inner(field.annotation):
             yield from _rows(inner, f"{prefix}{name}{step}.")
 
 
-def _inner(annotation: Any) -> tuple[type[BaseModel] | None, str]:
-    """Return the model of a list's or a table's items, and how a path goes into it."""
-    arguments = get_args(annotation)
-    model = next((one for one in arguments if inspect.isclass(one) and issubclass(one, BaseModel)), None)
-    return model, ".<name>" if get_origin(annotation) not in {tuple, list} else "[]"
+def _inner(annotation: Any) -> Iterator[tuple[str, Mapping[str, FieldInfo]]]:
+    """Return how a path goes into a table, or into the items of a list or table, and the keys that are there.
+
+    Where items are of several kinds, first the keys that all kinds have, then those of each.
+    """
+    origin = get_origin(annotation)
+    step = "" if origin in {None, Union, UnionType} else "[]" if origin in {tuple, list} else ".<name>"
+    kinds = [one for one in _flat(annotation) if inspect.isclass(one) and issubclass(one, BaseModel)]
+    if not kinds:
+        return
+    first, *others = (kind.model_fields for kind in kinds)
+    shared = {name: field for name, field in first.items() if all(_same(field, other.get(name)) for other in others)}
+    yield step, shared
+    for kind in kinds if others else ():
+        yield f"[{_told_by(kind)}]", {name: field for name, field in kind.model_fields.items() if name not in shared}
+
+
+def _same(field: FieldInfo, other: FieldInfo | None) -> bool:
+    return other is not None and (field.annotation, _default(field)) == (other.annotation, _default(other))
+
+
+def _flat(annotation: Any) -> Iterator[Any]:
+    arguments = [one for one in get_args(annotation) if one is not Ellipsis]
+    if get_origin(annotation) is Annotated:
+        arguments = arguments[:1]
+    if not arguments:
+        yield annotation
+    for one in arguments:
+        yield from _flat(one)
+
+
+def _told_by(model: type[BaseModel]) -> str:
+    """Return the key and value that tell one kind of item from the others."""
+    key, field = next(
+        (name, field) for name, field in model.model_fields.items() if get_origin(field.annotation) is Literal
+    )
+    return f"{key} = {get_args(field.annotation)[0]}"
 
 
 def _type(annotation: Any, field: FieldInfo | None = None) -> str:
@@ -101,7 +133,7 @@ def _composed(annotation: Any) -> str:
     if origin is Literal:
         return " or ".join(f"`{json.dumps(value)}`" for value in arguments)
     if origin in {Union, UnionType}:
-        return " or ".join(_type(one) for one in arguments if one is not NoneType)
+        return " or ".join(dict.fromkeys(_type(one) for one in arguments if one is not NoneType))
     if origin in {tuple, list}:
         return f"list of {_plural(_type(arguments[0]))}"
     if arguments:
@@ -131,6 +163,10 @@ def _default(field: FieldInfo) -> str:
         return "required"
     if value is None:
         return "none"
+    if isinstance(value, BaseModel):
+        return "its defaults"
+    if _type(field.annotation, field) == "size":
+        return f'`"{show_quantity(value)}"`' if value else "`0`"
     if _type(field.annotation, field) == "duration":
         return f'`"{value:g}s"`'
     value = str(value) if isinstance(value, PurePath) else value

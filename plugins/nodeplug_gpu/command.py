@@ -1,7 +1,8 @@
 """`nodeplug gpu`.
 
 Owns: its options.
-Refuses: everything else: the daemon knows, and three renderers show it.
+Refuses: everything else: the daemon knows, and three renderers show it. Those are imported when they are needed: every
+`nodeplug --help` reads this module.
 """
 
 import socket
@@ -10,11 +11,8 @@ from enum import Enum
 from typing import Annotated, Any
 
 import typer
-from rich.text import Text
 
 from nodeplug.commands import DEFAULT, Config, Json, Root, inspect, print_json, show
-from nodeplug_gpu import gpushare
-from nodeplug_gpu.picture import picture
 
 app = typer.Typer(add_completion=False)
 
@@ -42,6 +40,10 @@ def gpu(
     Examples: `nodeplug gpu`, `nodeplug gpu --json | jq '.[].cards[] | select(.state != "healthy")'`,
     `nodeplug gpu --format gpushare -d`
     """
+    from rich.text import Text
+
+    from nodeplug_gpu.picture import picture
+
     reports = inspect("gpu", config, root)
     if as_json or layout is Format.json:
         print_json(reports)
@@ -56,6 +58,8 @@ def gpu(
 
 
 def _gpushare(report: Mapping[str, Any], *, detailed: bool) -> str:
+    from nodeplug_gpu import gpushare
+
     node = str(report.get("node") or socket.gethostname())
     return (gpushare.details if detailed else gpushare.summary)(node, _address(node), report)
 

@@ -9,7 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, ClassVar, Final, Protocol
 
 from nodeplug import (
     Claim,
@@ -91,6 +91,13 @@ class Gpu:
     """Cards for pods."""
 
     Config = GpuConfig
+    example: ClassVar = {
+        "config": {
+            "driver": "simulated",
+            "simulated": [{"memory": "16Gi", "count": 2}],
+            "resources": [{"sharing": "memory"}],
+        }
+    }
 
     def __init__(self, config: GpuConfig, host: Host) -> None:
         self._config = config

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+import typer
 import typer.main
 
 from nodeplug.cli import app
@@ -57,7 +58,7 @@ def test_every_module_that_a_page_names_exists(page: Path) -> None:
 
 def commands() -> set[str]:
     group = typer.main.get_command(app)
-    return set(getattr(group, "commands", {}))
+    return set(group.list_commands(typer.Context(group)))  # those of plugins too
 
 
 def test_the_command_table_is_the_command_line() -> None:

@@ -1,3 +1,4 @@
+import re
 from pathlib import Path
 
 import pytest
@@ -21,3 +22,14 @@ def test_every_plugin_of_an_example_accepts_its_configuration(path: Path) -> Non
     assert configuration.plugins
     for name, section in configuration.plugins.items():
         validate_config(name, find(section.uses or name), section.config)
+
+
+def test_the_example_for_gpus_shows_every_key() -> None:
+    text = (CONFIGS / "gpu.toml").read_text()
+    keys = {path.rpartition(".")[2] for path in re.findall(r"^\| `([^`]+)`", gpu_table(), flags=re.MULTILINE)}
+    assert [key for key in sorted(keys) if not re.search(rf"\b{key}\b(\]| =)", text)] == []
+
+
+def gpu_table() -> str:
+    page = (CONFIGS.parent / "docs" / "configuration.md").read_text()
+    return page.partition("<!-- generated: plugin gpu -->")[2].partition("<!-- end -->")[0]

@@ -22,7 +22,7 @@ from nodeplug.values import Device, ResourceName
 
 LOG: Final = logging.getLogger(__name__)
 _FIRST_RETRY: Final = 0.5
-_SETTLE: Final = 0.1
+_SETTLE: Final = 0.05
 """Seconds between two listings at least: kubelet rewrites its checkpoint for each new list."""
 
 
