@@ -11,7 +11,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,7 +37,6 @@ class CdiSpecs:
     config: GpuConfig
     paths: NodePaths
     host: Host
-    _written: dict[Path, bytes] = field(default_factory=dict)
     _complaint: str = ""
 
     def follow(self, inventory: Inventory) -> None:
@@ -77,19 +76,25 @@ class CdiSpecs:
     def _write(self, path: Path, document: Mapping[str, Any]) -> None:
         """Replace the file in one step: the runtime reads the folder at any time."""
         data = json.dumps(document, indent=1).encode()
-        if self._written.get(path) == data and path.exists():
+        if _read(path) == data:
             return
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}.{os.getpid()}")  # the runtime reads *.json alone
         temporary.write_bytes(data)
         temporary.chmod(0o644)
         temporary.rename(path)
-        self._written[path] = data
 
     def _complain(self, text: str) -> None:
         if text != self._complaint:
             self.host.log.warning("%s", text)
         self._complaint = text
+
+
+def _read(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return None
 
 
 def _writes(access: Access) -> bool:

@@ -8,7 +8,7 @@ checks every claim).
 from fnmatch import fnmatchcase
 from itertools import combinations
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
@@ -35,6 +35,7 @@ def _pci(address: str) -> str:
 
 
 PciAddress = Annotated[str, AfterValidator(_pci)]
+Kind = Literal["exclusive", "replicas", "memory", "mig"]
 
 
 class Cards(_Model):
@@ -167,6 +168,14 @@ class Mig(_Resource):
         description='For `mixed`: resource names by profile, `{ "1g.10gb" = "nvidia.com/mig-1g" }`.',
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _mixed_is_known_by_its_first_name(cls, data: Any) -> Any:
+        """Its resources are those of its profiles; `resource` needs no thought then."""
+        if isinstance(data, dict) and data.get("strategy") == "mixed" and isinstance(data.get("profiles"), dict):
+            return {"resource": next(iter(data["profiles"].values()), ""), **data}
+        return data
+
     @model_validator(mode="after")
     def _profiles_belong_to_mixed(self) -> Self:
         if (self.strategy == "mixed") != bool(self.profiles):
@@ -210,7 +219,7 @@ class GpuConfig(_Model):
 
     @model_validator(mode="after")
     def _no_name_is_offered_twice(self) -> Self:
-        names = [name for resource in self.resources for name in names_of(resource)]
+        names = [name for resource in self.resources for name in {*names_of(resource), resource.resource}]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ValueError(f"{', '.join(twice)}: offered twice; a name belongs to one entry of `resources`")

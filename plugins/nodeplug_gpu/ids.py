@@ -5,12 +5,12 @@ devices is limited, and without an index, because indexes move when a card is go
 Refuses: ids of whole cards and instances: those are the UUIDs themselves.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import cache
 from hashlib import sha256
 from typing import Final, NewType
 
-from nodeplug import DeviceId, InvalidRequest
+from nodeplug import DeviceId
 from nodeplug_gpu.cards import Uuid
 
 CardKey = NewType("CardKey", str)
@@ -35,17 +35,3 @@ def by_card(devices: Iterable[DeviceId]) -> dict[CardKey, list[DeviceId]]:
     for device in devices:
         groups.setdefault(CardKey(device.partition("-")[0]), []).append(device)
     return groups
-
-
-def keys(uuids: Iterable[Uuid]) -> Mapping[CardKey, Uuid]:
-    """Return the cards by key.
-
-    Raises:
-        InvalidRequest: two cards have one key, so that their units could not be told apart (one in four billion).
-    """
-    found: dict[CardKey, Uuid] = {}
-    for uuid in uuids:
-        other = found.setdefault(card_key(uuid), uuid)
-        if other != uuid:
-            raise InvalidRequest(f"{uuid} and {other} have the same digest; sell them as different resources")
-    return found

@@ -1,92 +1,132 @@
 """Cards that were sold, for as long as somebody may hold them.
 
-Owns: a record per sold card that outlives the daemon, so that the units of a card that is gone stay listed as
-unhealthy (kubelet shows a device that is no longer listed as healthy), and the size of a unit while units are held.
-Refuses: to decide when a card may be forgotten.
+Owns: a record per card and way in which it was sold. It outlives the daemon, so that the units of a card that is gone
+stay listed as unhealthy (kubelet shows a device that is no longer listed as healthy), and so that a card that the
+configuration has moved is not sold anew while containers hold it the old way. Also the size of a unit while units are
+held.
+Refuses: to decide when a card may be forgotten; to fail: a disk that takes nothing costs the next start its knowledge.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
-from nodeplug import Journal, PluginError
+from nodeplug import Host, PluginError
 from nodeplug_gpu.cards import Card, MigInstance, Uuid
+from nodeplug_gpu.config import Kind
 
 _CARD: Final = "card"
 _UNIT: Final = "unit"
+_PAST: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Sold:
-    """A card and the resource that sold it."""
+    """A card and how it was sold.
+
+    Attributes:
+        card: as it was seen last.
+        resource: the entry's main resource.
+        sharing: the entry's kind: the same name may have been another kind of thing before.
+        past: UUIDs of MIG instances that it had and that may still be held, the latest last.
+    """
 
     card: Card
     resource: str
+    sharing: Kind
+    past: tuple[str, ...] = ()
+
+    def after(self, before: "Sold | None") -> "Sold":
+        """Return the record with the instances that an earlier one had."""
+        if before is None:
+            return self
+        now = [one.uuid for one in self.card.instances]
+        past = [*before.past, *(one.uuid for one in before.card.instances)]
+        return replace(self, past=tuple(uuid for uuid in dict.fromkeys(past) if uuid not in now)[-_PAST:])
+
+    @property
+    def place(self) -> "Place":
+        """What tells it from every other record."""
+        return (self.card.uuid, self.resource, self.sharing)
+
+
+Place = tuple[Uuid, str, Kind]
 
 
 @dataclass(slots=True)
 class KnownCards:
     """The records. Not safe for threads: its owner serialises."""
 
-    journal: Journal
-    sold: dict[Uuid, Sold] = field(default_factory=dict)
+    host: Host
+    sold: dict[Place, Sold] = field(default_factory=dict)
     _units: dict[str, int] = field(default_factory=dict)
+    _complaint: str = ""
 
     def load(self) -> None:
         """Read what a predecessor wrote; a record that cannot be understood is dropped."""
-        for entry in self.journal.entries():
+        for entry in self.host.journal.entries():
             try:
                 if entry.phase == _CARD:
-                    one = Sold(_card(entry.data["card"]), str(entry.data["resource"]))
-                    self.sold[one.card.uuid] = one
+                    one = _sold(entry.data)
+                    self.sold[one.place] = one
                 elif entry.phase == _UNIT:
-                    self._units[str(entry.data["resource"])] = int(entry.data["bytes"])
+                    self._units[str(entry.data["resource"])] = max(int(entry.data["bytes"]), 1)
             except (KeyError, TypeError, ValueError):
-                self.journal.remove(entry.key)
+                self._remove(entry.key)
 
-    def remember(self, shares: Mapping[str, Iterable[Card]]) -> None:
-        """Write the cards that are new or have changed.
+    def remember(self, sold: Iterable[Sold]) -> None:
+        """Keep the cards that are new or have changed."""
+        for one in sold:
+            before = self.sold.get(one.place)
+            after = one.after(before)
+            if before != after:
+                self.sold[one.place] = after
+                self._write(_key(one.place), _CARD, asdict(after))
 
-        Raises:
-            PluginError: the disk takes nothing; the cards are known all the same until the daemon ends.
-        """
-        failed: PluginError | None = None
-        for resource, cards in shares.items():
-            for card in cards:
-                one = Sold(card, resource)
-                if self.sold.get(card.uuid) == one:
-                    continue
-                self.sold[card.uuid] = one
-                try:
-                    self.journal.write(
-                        f"card {card.uuid}", phase=_CARD, data={"card": asdict(card), "resource": resource}
-                    )
-                except PluginError as error:
-                    failed = error
-        if failed is not None:
-            raise failed
-
-    def forget(self, uuid: Uuid) -> None:
-        """Drop a card."""
-        if self.sold.pop(uuid, None) is not None:
-            self.journal.remove(f"card {uuid}")
+    def forget(self, place: Place) -> None:
+        """Drop a record."""
+        if self.sold.pop(place, None) is not None:
+            self._remove(_key(place))
 
     def unit(self, resource: str) -> int | None:
         """Return the size of a unit that was last used."""
         return self._units.get(resource)
 
     def keep_unit(self, resource: str, size: int) -> None:
-        """Write the size of a unit.
-
-        Raises:
-            PluginError: the disk takes nothing.
-        """
+        """Keep the size of a unit."""
         if self._units.get(resource) != size:
             self._units[resource] = size
-            self.journal.write(f"unit {resource}", phase=_UNIT, data={"resource": resource, "bytes": size})
+            self._write(f"unit {resource}", _UNIT, {"resource": resource, "bytes": size})
+
+    def _write(self, key: str, phase: str, data: Mapping[str, Any]) -> None:
+        try:
+            self.host.journal.write(key, phase=phase, data=data)
+        except PluginError as error:
+            self._complain(f"after a restart it would not be known which cards were sold: {error}")
+
+    def _remove(self, key: str) -> None:
+        try:
+            self.host.journal.remove(key)
+        except PluginError as error:
+            self._complain(f"a card that nobody holds any more is listed again after a restart: {error}")
+
+    def _complain(self, text: str) -> None:
+        if text != self._complaint:
+            self.host.log.warning("%s", text)
+        self._complaint = text
 
 
-def _card(data: Mapping[str, Any]) -> Card:
-    instances = tuple(MigInstance(**one) for one in data["instances"])
-    major, minor = data["compute_capability"]
-    return Card(**{**data, "instances": instances, "compute_capability": (int(major), int(minor))})
+def _key(place: Place) -> str:
+    return f"card {' '.join(place)}"
+
+
+def _sold(data: Mapping[str, Any]) -> Sold:
+    card: Mapping[str, Any] = data["card"]
+    instances = tuple(MigInstance(**one) for one in card["instances"])
+    major, minor = card["compute_capability"]
+    made = Card(**{**card, "instances": instances, "compute_capability": (int(major), int(minor))})
+    if not (isinstance(made.uuid, str) and isinstance(made.memory, int) and isinstance(made.index, int)):
+        raise TypeError("a card of another shape")
+    if data["sharing"] not in {"exclusive", "replicas", "memory", "mig"}:
+        raise ValueError("a kind of sharing that is not known")
+    return Sold(made, str(data["resource"]), data["sharing"], tuple(map(str, data["past"])))

@@ -219,6 +219,11 @@ class ControlDaemon:
         return next((str(place) for place in places if place.exists()), name)
 
 
+def _first_reason(folders: Folders) -> str:
+    """Return why clients cannot connect before anybody watches: a predecessor's daemon may serve them all the while."""
+    return "" if folders.ready and recorded(folders.record) is not None else "its MPS control daemon is starting"
+
+
 def recorded(record: Path) -> int | None:
     """Return the pid of a daemon that an earlier nodeplug started and that still runs."""
     try:
@@ -294,13 +299,15 @@ class MpsDaemons:
         for uuid in wanted.keys() - self._daemons.keys():
             card, config = wanted[uuid]
             folders = Folders.of(self.host.run_dir, uuid)
-            self._daemons[uuid] = ControlDaemon(card, config, self.driver_root, folders, self.host, self.changed)
-            self._daemons[uuid].start()
+            daemon = ControlDaemon(card, config, self.driver_root, folders, self.host, self.changed)
+            daemon.reason = _first_reason(folders)
+            daemon.start()
+            self._daemons[uuid] = daemon
 
     def reason(self, uuid: Uuid) -> str:
         """Return why no client can connect to a card's daemon; empty when it can."""
         daemon = self._daemons.get(uuid)
-        return daemon.reason if daemon is not None else "its MPS control daemon is not started yet"
+        return daemon.reason if daemon is not None else _first_reason(Folders.of(self.host.run_dir, uuid))
 
     def stop(self) -> None:
         """End the threads; the daemons go on for their clients."""

@@ -22,7 +22,6 @@ from nodeplug import (
     Host,
     InvalidRequest,
     Metric,
-    NotFound,
     NotReady,
     ResourceName,
     hookimpl,
@@ -37,9 +36,8 @@ from nodeplug_gpu.driver.process import NvmlDriver
 from nodeplug_gpu.driver.simulated import SimulatedDriver
 from nodeplug_gpu.mps import MpsDaemons
 from nodeplug_gpu.overuse import OveruseWatch
-from nodeplug_gpu.sharing import Sharing
 from nodeplug_gpu.shop import Inventory, Shop
-from nodeplug_gpu.stock import Entry, Stock
+from nodeplug_gpu.stock import Entry
 
 _FIRST_LOOK: Final = 5.0
 """Seconds that start waits for the driver, so that the first list is whole and a card sold twice is refused there."""
@@ -102,6 +100,13 @@ class Gpu:
     def __init__(self, config: GpuConfig, host: Host) -> None:
         self._config = config
         self._host = host
+        self._wake = threading.Event()
+        self._started = False
+        self._make()
+
+    def _make(self) -> None:
+        """Make everything that a start begins with; what a failed start left behind is of no use to the next one."""
+        config, host = self._config, self._host
         self._mps = MpsFollower(MpsDaemons(host, config.driver_root, self._look_again), config)
         paths = NodePaths(run=host.run_dir)
         self._shop = Shop(config, host, paths, self._mps.obstacle)
@@ -110,10 +115,9 @@ class Gpu:
         self._overuse = OveruseWatch(memory, host)
         self._followers: Sequence[Follower] = (CdiSpecs(config, paths, host), self._mps, self._overuse)
         self._events: deque[GpuEvent] = deque(maxlen=10_000)
-        self._wake = threading.Event()
         self._looked = threading.Event()
         self._ended = threading.Event()
-        self._threads: list[threading.Thread] = []
+        self._thread: threading.Thread | None = None
 
     @hookimpl
     def claims(self) -> Sequence[Claim]:
@@ -122,16 +126,18 @@ class Gpu:
 
     @hookimpl
     def start(self) -> None:
-        """Start the driver and take in its first look.
+        """Start the driver and take in its first look. May be called again after it failed.
 
         Raises:
             InvalidRequest: two entries choose one card.
         """
+        if self._started:
+            self._make()
+        self._started = True
         self._shop.open()
+        self._thread = threading.Thread(target=self._run, args=(self._ended,), name="gpu:look", daemon=True)
+        self._thread.start()
         self._driver.start(self._shown)
-        self._threads = [threading.Thread(target=self._run, name="gpu:look", daemon=True)]
-        for thread in self._threads:
-            thread.start()
         self._looked.wait(_FIRST_LOOK)
         if fault := self._shop.inventory.fault:
             self.stop()
@@ -141,10 +147,11 @@ class Gpu:
     def stop(self) -> None:
         """End threads and the driver; what running containers use stays."""
         self._ended.set()
+        self._looked.set()
         self._wake.set()
         self._driver.stop()
-        for thread in self._threads:
-            thread.join(2)
+        if self._thread is not None:
+            self._thread.join(2)
         for follower in self._followers:
             follower.stop()
 
@@ -164,20 +171,21 @@ class Gpu:
         Raises:
             NotFound: this node has no card for it.
         """
-        sharing, stock = self._sold(resource)
-        return sharing.devices(resource, stock)
+        return self._shop.inventory.devices(self._shop.entry_of(resource), resource)
 
     @hookimpl
     def device_prefer(self, request: DevicePrefer) -> Sequence[DeviceId] | None:
         """Choose ids for a container."""
-        sharing, stock = self._sold(request.resource)
+        sharing, stock = self._shop.inventory.sold(self._shop.entry_of(request.resource), request.resource)
         return sharing.prefer(request, stock)
 
     @hookimpl
     def device_allocate(self, request: DeviceAllocate) -> Grant:
         """Grant cards, or say with the numbers why not."""
-        sharing, stock = self._sold(request.resource)
-        return sharing.allocate(request, stock)
+        sharing, stock = self._shop.inventory.sold(self._shop.entry_of(request.resource), request.resource)
+        grant = sharing.allocate(request, stock)
+        self._shop.granted(request.resource)
+        return grant
 
     @hookimpl
     def device_released(self, request: DeviceReleased) -> None:
@@ -195,16 +203,6 @@ class Gpu:
         """Measure cards and containers."""
         return report.metrics(self._config, self._shop, self._overuse)
 
-    def _sold(self, resource: ResourceName) -> tuple[Sharing, Stock]:
-        entry = self._shop.entry_of(resource)
-        sharing = self._shop.sharings.get(entry.resource)
-        stock = self._shop.inventory.stocks.get(entry.resource, Stock())
-        if sharing is None or not stock.offers:
-            view = self._shop.inventory.view
-            why = view.reason if view.state != "running" else "no card is for it"
-            raise NotFound(f"there is nothing to offer as {resource}: {why or 'the driver has not answered yet'}")
-        return sharing, stock
-
     def _look_again(self) -> None:
         self._wake.set()
 
@@ -216,11 +214,11 @@ class Gpu:
         self._events.extend(events)
         self._wake.set()
 
-    def _run(self) -> None:
+    def _run(self, ended: threading.Event) -> None:
         while True:
             self._wake.wait(self._config.poll)
             self._wake.clear()
-            if self._ended.is_set():
+            if ended.is_set():
                 return
             try:
                 self._look()
@@ -232,14 +230,18 @@ class Gpu:
         before = self._shop.inventory
         after = self._shop.look(self._driver.view, events)
         self._tell(before, after)
-        if after.view.state != "starting":
-            self._looked.set()
+        if after.fault and not self._looked.is_set():
+            self._looked.set()  # start refuses it, so nothing may follow: MPS and CDI go on as they are
+            return
         for entry in self._config.resources:
-            if before.stocks.get(entry.resource) != after.stocks.get(entry.resource):
+            if _changed(entry, before, after):
                 for name in names_of(entry):
                     self._host.refresh(name)
+        if after.view.state != "starting":
+            self._looked.set()
         for follower in self._followers:
-            follower.follow(after)
+            if not self._ended.is_set():
+                follower.follow(after)
 
     def _tell(self, before: Inventory, after: Inventory) -> None:
         """Log what changed, once."""
@@ -253,7 +255,17 @@ class Gpu:
                 "the driver is %s%s", after.view.state, f": {after.view.reason}" if after.view.reason else ""
             )
         if after.fault and after.fault != before.fault:
-            self._host.log.error("nothing is sold: %s", after.fault)
+            self._host.log.error("a card is not sold: %s", after.fault)
+
+
+def _changed(entry: Entry, before: Inventory, after: Inventory) -> bool:
+    """Whether a list of an entry's devices may be another one now."""
+    name = entry.resource
+    return (
+        before.stocks.get(name) != after.stocks.get(name)
+        or before.sharings.get(name) is not after.sharings.get(name)
+        or any(before.ghosts.get(one) != after.ghosts.get(one) for one in names_of(entry))
+    )
 
 
 def _driver(config: GpuConfig, host: Host) -> Driver:

@@ -3,30 +3,38 @@
 Owns: the one place where looks at the hardware, health, what kubelet tells and the configuration come together: an
 immutable `Inventory` that everything else reads.
 Refuses: threads and timing (the plugin has those); hardware (a driver shows it).
+
+No card is sold twice. Within one configuration `share_out` sees to that. Across configurations, MIG switches and
+restarts the records of what was sold do: a card that containers still hold in a former way is listed as unhealthy in
+its new one until they are gone.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from nodeplug import Host, InvalidRequest, NotReady, PluginError, ResourceName
-from nodeplug_gpu import ledger
+from nodeplug import Device, DeviceId, Host, NotFound, ResourceName
+from nodeplug_gpu import held, ledger
 from nodeplug_gpu.access import NodePaths
 from nodeplug_gpu.cards import Card, GpuEvent, Uuid, View
-from nodeplug_gpu.config import Exclusive, GpuConfig, Memory, Mig, Replicas, names_of
+from nodeplug_gpu.config import GpuConfig, Memory, Mig, Replicas, names_of
 from nodeplug_gpu.health import Condition, Triage
-from nodeplug_gpu.ids import keys
-from nodeplug_gpu.known import KnownCards
+from nodeplug_gpu.known import KnownCards, Sold
 from nodeplug_gpu.sharing import Sharing
 from nodeplug_gpu.sharing.exclusive import ExclusiveSharing
 from nodeplug_gpu.sharing.memory import MemorySharing, unit_for
 from nodeplug_gpu.sharing.mig import MigInstances
 from nodeplug_gpu.sharing.replicas import TimeSlicing
-from nodeplug_gpu.stock import Entry, Offer, Stock, share_out
+from nodeplug_gpu.stock import Entry, Offer, Shares, Stock, share_out
 
-LOST_GRACE: Final = 60.0
-"""Seconds for which a card that is gone stays listed although nobody seems to hold it: kubelet tells holders late."""
+GRACE: Final = 60.0
+"""Seconds for which nobody must have held something before that is believed: kubelet tells holders late, and for a
+while after its own start it knows none."""
+_GONE: Final = "it was there and is gone"
+_TELLING: Final = frozenset({"running", "absent"})
+"""States of the driver in which a card that is not shown is not there."""
+_Names = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +47,9 @@ class Inventory:
         conditions: by card.
         uses: who holds what, of all entries.
         unknown: why it is not known who holds what; empty when it is.
-        fault: why nothing is sold, such as two entries that choose one card; empty when all is well.
+        sharings: how each entry sells, by its main resource; missing while its unit is not known.
+        ghosts: ids that containers hold and that are no longer sold, by resource; listed as unhealthy.
+        faults: why a card is not sold although the configuration chooses it.
     """
 
     view: View = field(default_factory=View)
@@ -47,16 +57,50 @@ class Inventory:
     conditions: Mapping[Uuid, Condition] = field(default_factory=dict)
     uses: tuple[ledger.Use, ...] = ()
     unknown: str = ""
-    fault: str = ""
+    sharings: Mapping[str, Sharing] = field(default_factory=dict)
+    ghosts: Mapping[str, tuple[DeviceId, ...]] = field(default_factory=dict)
+    faults: Mapping[Uuid, str] = field(default_factory=dict)
+
+    @property
+    def fault(self) -> str:
+        """All that is wrong with the configuration on this machine, as one text; empty when nothing is."""
+        return "; ".join(self.faults.values())
 
     def stocks_of(self, resource: str) -> Sequence[Offer]:
         """Return the offers of an entry, by its main resource."""
         return self.stocks.get(resource, Stock()).offers
 
+    def devices(self, entry: Entry, resource: ResourceName) -> Sequence[Device]:
+        """List the devices of one of an entry's resources.
+
+        Raises:
+            NotFound: this node has nothing for it.
+        """
+        ghosts = [Device(name, healthy=False, reason=_GONE) for name in self.ghosts.get(resource, ())]
+        try:
+            sharing, stock = self.sold(entry, resource)
+            return [*sharing.devices(resource, stock), *ghosts]
+        except NotFound:
+            if ghosts:
+                return ghosts
+            raise
+
+    def sold(self, entry: Entry, resource: ResourceName) -> tuple[Sharing, Stock]:
+        """Return how an entry sells, and what.
+
+        Raises:
+            NotFound: this node has no card for it.
+        """
+        sharing, stock = self.sharings.get(entry.resource), self.stocks.get(entry.resource, Stock())
+        if sharing is None or not stock.offers:
+            why = self.view.reason if self.view.state != "running" else self.fault or "no card is for it"
+            raise NotFound(f"there is nothing to offer as {resource}: {why or 'the driver has not answered yet'}")
+        return sharing, stock
+
 
 @dataclass(slots=True)
 class Shop:
-    """Builds inventories. Not safe for threads: its owner serialises `look`; `inventory` may be read by any.
+    """Builds inventories. Not safe for threads: its owner serialises `look`; all else may be called by any.
 
     Attributes:
         obstacle: why a healthy card cannot be offered yet all the same, such as an MPS daemon that does not run.
@@ -68,100 +112,178 @@ class Shop:
     obstacle: Callable[[Entry, Uuid], str] = lambda _entry, _uuid: ""
     clock: Callable[[], float] = time.monotonic
     inventory: Inventory = field(default_factory=Inventory)
-    sharings: dict[str, Sharing] = field(default_factory=dict)
     _triage: Triage = field(init=False)
     _known: KnownCards = field(init=False)
-    _lost_since: dict[Uuid, float] = field(default_factory=dict)
+    _owners: Mapping[Uuid, str] = field(default_factory=dict)
+    _sharings: dict[str, Sharing] = field(default_factory=dict)
+    _unheld: dict[object, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._triage = Triage(self.config.health)
-        self._known = KnownCards(self.host.journal)
+        self._known = KnownCards(self.host)
 
     def open(self) -> None:
         """Read what a predecessor sold."""
         self._known.load()
 
+    @property
+    def sharings(self) -> Mapping[str, Sharing]:
+        """How each entry sells now."""
+        return self.inventory.sharings
+
     def entry_of(self, resource: str) -> Entry:
         """Return the entry that offers a name; the plugin claims no other."""
         return next(entry for entry in self.config.resources if resource in names_of(entry))
+
+    def granted(self, resource: str) -> None:
+        """Note that a container got something: kubelet will tell, but not yet."""
+        self._unheld[self.entry_of(resource).resource] = self.clock()
 
     def look(self, view: View, events: Sequence[GpuEvent] = ()) -> Inventory:
         """Take in a look at the hardware and what kubelet tells by now."""
         now = self.clock()
         self._triage.observe(view, events, now)
-        fault = ""
-        try:
-            keys([*(card.uuid for card in view.cards), *self._known.sold])
-            shares = share_out(self.config.resources, view.cards)
-        except InvalidRequest as error:
-            shares, fault = {entry.resource: () for entry in self.config.resources}, error.message
-        self._remember(shares)
-        self._settle_units(shares)
-        stocks = self._stocks(shares, view)
-        uses, unknown = self._uses(stocks)
-        self._forget_lost(stocks, view, uses, unknown, now)
-        conditions = {
-            offer.card.uuid: self._triage.condition(offer.card.uuid)
-            for stock in stocks.values()
-            for offer in stock.offers
-        }
-        self.inventory = Inventory(view, stocks, conditions, uses, unknown, fault)
+        cards = view.cards if view.state != "absent" else ()
+        shares = share_out(self.config.resources, cards, self._owners)
+        self._owners = {**self._owners, **shares.owner()}
+        kinds = {entry.resource: entry.sharing for entry in self.config.resources}
+        self._known.remember(Sold(card, name, kinds[name]) for name, cards in shares.cards.items() for card in cards)
+        told = held.ask(self.host, self._names(), self._known.sold.values())
+        self._forget(shares, view, told, now)
+        self._settle_units(shares, told, now)
+        stocks = self._stocks(shares, view, told)
+        sold = [offer.card.uuid for stock in stocks.values() for offer in stock.offers]
+        self.inventory = Inventory(
+            view,
+            stocks,
+            {uuid: self._triage.condition(uuid) for uuid in sold},
+            tuple(self._uses(stocks, told)),
+            told.unknown,
+            dict(self._sharings),
+            dict(self._ghosts(stocks, told)),
+            shares.faults,
+        )
         return self.inventory
 
-    def _remember(self, shares: Mapping[str, Sequence[Card]]) -> None:
-        try:
-            self._known.remember(shares)
-        except PluginError as error:
-            self.host.log.warning("a card that vanishes during a restart would not be listed any more: %s", error)
+    def _names(self) -> frozenset[str]:
+        """Return every name under which a card was or is sold."""
+        offered = {name for entry in self.config.resources for name in names_of(entry)}
+        return frozenset(offered | {one.resource for one in self._known.sold.values()})
 
-    def _settle_units(self, shares: Mapping[str, Sequence[Card]]) -> None:
+    # --- the past -----------------------------------------------------------------------------------------------
+
+    def _forget(self, shares: Shares, view: View, told: held.Held, now: float) -> None:
+        """Drop what was sold once and is held by nobody any more."""
+        present = {card.uuid for card in view.cards} if view.state == "running" else set()
+        for one in list(self._known.sold.values()):
+            sold_now = one.card in shares.cards.get(one.resource, ()) and one.sharing == self._kind(one.resource)
+            if one.card.uuid in present and sold_now:
+                self._unheld.pop(one.place, None)
+            elif self._unheld_for(one.place, self._holder(one, told) is None, now) > GRACE and view.state in _TELLING:
+                self._known.forget(one.place)
+                self._unheld.pop(one.place, None)
+        kept = {uuid for uuid, _, _ in self._known.sold}
+        for uuid in [uuid for uuid in self._owners if uuid not in kept and uuid not in present]:
+            self._triage.forget(uuid)
+            self._owners = {other: name for other, name in self._owners.items() if other != uuid}
+
+    def _unheld_for(self, what: object, free: bool, now: float) -> float:
+        """Return for how long something was held by nobody without a break."""
+        if not free:
+            self._unheld.pop(what, None)
+            return 0.0
+        return now - self._unheld.setdefault(what, now)
+
+    def _kind(self, resource: str) -> str | None:
+        return next((entry.sharing for entry in self.config.resources if entry.resource == resource), None)
+
+    def _holder(self, one: Sold, told: held.Held) -> str | None:
+        """Return who may hold a card as it was sold; None when nobody does."""
+        if told.unknown:
+            return "nobody knows whom"
+        names = {one.resource, *self._names_of(one.resource)}
+        return next(
+            (told.holders[name, one.card.uuid] for name in names if (name, one.card.uuid) in told.holders), None
+        )
+
+    def _names_of(self, resource: str) -> _Names:
+        entry = next((entry for entry in self.config.resources if entry.resource == resource), None)
+        return names_of(entry) if entry is not None else ()
+
+    def _sold_otherwise(self, entry: Entry, card: Card, told: held.Held) -> str:
+        """Return why a card cannot be sold anew yet: it may be held in a way in which it was sold before."""
+        for one in self._known.sold.values():
+            if one.card.uuid == card.uuid and (one.resource, one.sharing) != (entry.resource, entry.sharing):
+                holder = self._holder(one, told)
+                why = f"it is held by {holder}" if holder is not None else "kubelet may still tell who holds it"
+                return f"it was sold as {one.resource} ({one.sharing}), and {why}"
+        return ""
+
+    def _ghosts(self, stocks: Mapping[str, Stock], told: held.Held) -> Iterator[tuple[str, tuple[DeviceId, ...]]]:
+        """Yield what is held and no longer listed: an instance that was destroyed, a card that has other units now."""
+        for entry in self.config.resources:
+            sharing = self._sharings.get(entry.resource)
+            for name in names_of(entry):
+                ids = told.ids.get(name, {})
+                listed: set[DeviceId] = set()
+                if ids and sharing is not None:
+                    try:
+                        listed = {one.id for one in sharing.devices(ResourceName(name), stocks[entry.resource])}
+                    except NotFound:
+                        listed = set()
+                if ghosts := tuple(sorted(ids.keys() - listed)):
+                    yield name, ghosts
+
+    # --- what is sold -------------------------------------------------------------------------------------------
+
+    def _settle_units(self, shares: Shares, told: held.Held, now: float) -> None:
         """Make the sharing of each entry, once its unit is known."""
         for entry in self.config.resources:
-            if entry.resource in self.sharings:
-                continue
             if isinstance(entry, Memory):
-                sold = [one.card for one in self._known.sold.values() if one.resource == entry.resource]
-                if cards := [*shares[entry.resource], *sold]:
-                    self.sharings[entry.resource] = self._memory(entry, cards)
-            else:
-                self.sharings[entry.resource] = _sharing(entry, self.paths)
+                self._settle_unit(entry, shares, told, now)
+            elif entry.resource not in self._sharings:
+                self._sharings[entry.resource] = _sharing(entry, self.paths)
 
-    def _memory(self, entry: Memory, cards: Sequence[Card]) -> MemorySharing:
+    def _settle_unit(self, entry: Memory, shares: Shares, told: held.Held, now: float) -> None:
         """Choose the unit; where units may be held, the last one stays: an id must not change its size."""
-        wanted = unit_for(entry, max(card.memory for card in cards))
-        before = self._known.unit(entry.resource)
-        unit = before if before is not None and before != wanted and self._may_be_held(entry.resource) else wanted
+        name = entry.resource
+        former = [one.card for one in self._known.sold.values() if one.resource == name and one.sharing == "memory"]
+        cards = {card.uuid: card for card in (*former, *shares.cards[name])}
+        if not cards:
+            return
+        wanted = unit_for(entry, [card.memory for card in cards.values()])
+        before = self._known.unit(name)
+        free = not told.unknown and not told.holdings.get(name)
+        idle = self._unheld_for(name, free, now) > GRACE
+        unit = wanted if before is None or idle else before
+        present = self._sharings.get(name)
+        if isinstance(present, MemorySharing) and present.unit == unit:
+            return
         if unit != entry.unit:
-            why = (
-                "units of that size are held" if unit != wanted else f"{entry.max_units_per_card} are the most per card"
-            )
-            self.host.log.warning(
-                "%s: a unit is %d MiB, not %d MiB: %s", entry.resource, unit >> 20, entry.unit >> 20, why
-            )
-        try:
-            self._known.keep_unit(entry.resource, unit)
-        except PluginError as error:
-            self.host.log.warning("the size of a unit of %s cannot be kept: %s", entry.resource, error)
-        return MemorySharing(entry, self.paths, unit)
+            why = f"there would be more than {entry.max_units_per_card} of them on a card, or too many for one list"
+            why = why if unit == wanted else "units of that size may be held; it changes when none was for a minute"
+            self.host.log.warning("%s: a unit is %d MiB, not %d MiB: %s", name, unit >> 20, entry.unit >> 20, why)
+        self._known.keep_unit(name, unit)
+        self._sharings[name] = MemorySharing(entry, self.paths, unit)
 
-    def _may_be_held(self, resource: str) -> bool:
-        try:
-            return bool(self.host.holders(resource))
-        except NotReady:
-            return True
-
-    def _stocks(self, shares: Mapping[str, Sequence[Card]], view: View) -> dict[str, Stock]:
+    def _stocks(self, shares: Shares, view: View, told: held.Held) -> dict[str, Stock]:
         present = {card.uuid for card in view.cards} if view.state != "absent" else set()
         stocks = {}
         for entry in self.config.resources:
-            here = [card for card in shares[entry.resource] if card.uuid in present]
-            gone = [
-                one.card
-                for one in self._known.sold.values()
-                if one.resource == entry.resource and one.card.uuid not in present
+            here = [card for card in shares.cards[entry.resource] if card.uuid in present]
+            offers = [
+                Offer(
+                    card,
+                    self._reason(card) or self._sold_otherwise(entry, card, told) or self.obstacle(entry, card.uuid),
+                )
+                for card in here
             ]
-            offers = [Offer(card, self._reason(card) or self.obstacle(entry, card.uuid)) for card in here]
-            offers += [Offer(card, self._reason(card) or "it was there and is gone") for card in gone]
+            listed = {card.uuid for card in here}
+            offers += [
+                Offer(one.card, self._left(one.card, present, shares))
+                for one in self._known.sold.values()
+                if (one.resource, one.sharing) == (entry.resource, entry.sharing) and one.card.uuid not in listed
+            ]
             stocks[entry.resource] = Stock(tuple(offers))
         return stocks
 
@@ -169,34 +291,28 @@ class Shop:
         condition = self._triage.condition(card.uuid)
         return "" if condition.offered else (condition.reason or condition.state)
 
-    def _uses(self, stocks: Mapping[str, Stock]) -> tuple[tuple[ledger.Use, ...], str]:
-        found: list[ledger.Use] = []
-        for name, sharing in self.sharings.items():
-            for resource in names_of(self.entry_of(name)):
-                try:
-                    found += ledger.uses(self.host.holders(ResourceName(resource)), sharing, stocks[name])
-                except NotReady as error:
-                    return (), error.message
-        return tuple(found), ""
+    def _left(self, card: Card, present: set[Uuid], shares: Shares) -> str:
+        """Return why a card that an entry has sold is not sold by it any more."""
+        if card.uuid not in present:
+            return self._reason(card) or _GONE
+        if card.uuid in shares.faults:
+            return shares.faults[card.uuid]
+        now = shares.owner().get(card.uuid)
+        return f"it is for {now} now" if now is not None else "it is not for this resource any more"
 
-    def _forget_lost(
-        self, stocks: Mapping[str, Stock], view: View, uses: Sequence[ledger.Use], unknown: str, now: float
-    ) -> None:
-        present = {card.uuid for card in view.cards} if view.state == "running" else set()
-        lost = {offer.card.uuid for stock in stocks.values() for offer in stock.offers} - present
-        self._lost_since = {uuid: self._lost_since.get(uuid, now) for uuid in lost}
-        held = {use.card for use in uses}
-        for uuid, since in self._lost_since.items():
-            if not unknown and uuid not in held and now - since > LOST_GRACE and view.state in {"running", "absent"}:
-                self._known.forget(uuid)
-                self._triage.forget(uuid)
+    def _uses(self, stocks: Mapping[str, Stock], told: held.Held) -> Iterator[ledger.Use]:
+        for name, sharing in self._sharings.items():
+            for resource in self._names_of(name):
+                yield from ledger.uses(told.holdings.get(resource, ()), sharing, stocks[name])
 
 
-def _sharing(entry: Exclusive | Replicas | Mig, paths: NodePaths) -> Sharing:
+def _sharing(entry: Entry, paths: NodePaths) -> Sharing:
     match entry:
         case Replicas():
             return TimeSlicing(entry, paths)
         case Mig(strategy="single" | "mixed"):
             return MigInstances(entry, paths)
+        case Memory():
+            return MemorySharing(entry, paths, entry.unit)
         case _:
             return ExclusiveSharing(entry, paths)

@@ -36,9 +36,12 @@ class ExclusiveSharing:
         return together(request, nodes)
 
     def allocate(self, request: DeviceAllocate, stock: Stock) -> Grant:
-        """Grant the cards."""
-        offers = [stock.of(Uuid(name)) for name in request.ids]
-        parts = [access.Part(offer.card) for offer in offers if offer is not None]
+        """Grant the cards.
+
+        Raises:
+            NotFound, NotReady: one of them is not there any more, or not well.
+        """
+        parts = [access.Part(stock.of(Uuid(name)).usable()) for name in request.ids]
         return access.grant(self.config.access, sorted(parts, key=lambda part: part.card.index), self.paths)
 
     def by_card(self, ids: Iterable[DeviceId], stock: Stock) -> Mapping[Uuid, Sequence[DeviceId]]:

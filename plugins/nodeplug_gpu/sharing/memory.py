@@ -8,31 +8,48 @@ a node without asking which card they are of.
 The ids that kubelet hands out are the truth about who has how much of which card. Nothing is kept here beside them.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
-from nodeplug import Device, DeviceAllocate, DeviceId, DevicePrefer, Exhausted, Grant, InvalidRequest, ResourceName
+from nodeplug import (
+    Device,
+    DeviceAllocate,
+    DeviceId,
+    DevicePrefer,
+    Exhausted,
+    Grant,
+    InvalidRequest,
+    NotFound,
+    ResourceName,
+)
 from nodeplug_gpu import access, mps
 from nodeplug_gpu.cards import Uuid
 from nodeplug_gpu.config import Memory
 from nodeplug_gpu.ids import CardKey, by_card, card_key, unit_id
 from nodeplug_gpu.placement import on_one_card
-from nodeplug_gpu.sharing.replicas import units_by_card
+from nodeplug_gpu.sharing.replicas import check_numbers, units_by_card
 from nodeplug_gpu.stock import Offer, Stock
 
-_COUNT = "count"
+_COUNT: Final = "count"
+MOST_UNITS: Final = 32_000
+"""Of one resource: with ids of 14 characters and nothing healthy, these are 0.93 MB; the daemon sends 1 MiB at most,
+so that kubelet's limit of 4 MiB holds for what else carries every id."""
 
 
-def unit_for(config: Memory, largest: int) -> int:
+def unit_for(config: Memory, cards: Collection[int]) -> int:
     """Return the size of a unit in bytes: the configured one, or the smallest multiple that keeps the list short.
 
     Args:
         config: the entry.
-        largest: bytes of the largest card.
+        cards: bytes of each card.
     """
-    sold = max(largest - config.reserve, 0)
-    times = max(1, -(-(sold // config.unit) // config.max_units_per_card))
-    while sold // (config.unit * times) > config.max_units_per_card:
+    units = [max(memory - config.reserve, 0) // config.unit for memory in cards]
+    # floor(n / t) <= m is n // (m + 1) < t; together, each card may lose a part of a unit.
+    times = max(
+        1, max(units, default=0) // (config.max_units_per_card + 1) + 1, sum(units) // (MOST_UNITS + len(units))
+    )
+    while sum(count // times for count in units) > MOST_UNITS:
         times += 1
     return config.unit * times
 
@@ -57,17 +74,28 @@ class MemorySharing:
         return max(offer.card.memory - self.config.reserve, 0) // self.unit
 
     def devices(self, resource: ResourceName, stock: Stock) -> Sequence[Device]:
-        """List every unit of every card; for the counting resource, every card."""
+        """List every unit of every card; for the counting resource, every card.
+
+        Raises:
+            NotFound: no card has room for a single unit.
+        """
         if resource == self.config.count_resource:
             return [
                 Device(DeviceId(f"{_COUNT}-{card_key(offer.card.uuid)}"), offer.healthy, offer.reason)
                 for offer in stock.offers
             ]
-        return [
+        units = [
             Device(unit_id(card_key(offer.card.uuid), number), offer.healthy, offer.reason)
             for offer in stock.offers
             for number in range(self.units(offer))
         ]
+        if stock.offers and not units:
+            largest = max(offer.card.memory for offer in stock.offers)
+            raise NotFound(
+                f"a unit of {resource} is {self.unit >> 20} MiB, and the largest card has {largest >> 20} MiB, of "
+                f"which {self.config.reserve >> 20} MiB are reserved: choose a smaller unit or reserve"
+            )
+        return units
 
     def prefer(self, request: DevicePrefer, stock: Stock) -> Sequence[DeviceId] | None:
         """Choose units of one card."""
@@ -83,6 +111,7 @@ class MemorySharing:
         Raises:
             Exhausted: the units are of several cards, which means that no single one had enough.
             InvalidRequest: the counting resource was asked for.
+            NotFound, NotReady: the units, or their card, are not there any more, or not well.
         """
         if request.resource == self.config.count_resource:
             raise InvalidRequest(
@@ -94,7 +123,9 @@ class MemorySharing:
             raise Exhausted(self._no_card_fits(len(request.ids), offers))
         offer = offers.get(next(iter(chosen), CardKey("")))
         if offer is None:
-            raise InvalidRequest(f"{request.ids[:1]} names no card of {request.resource}")
+            raise NotFound(f"{', '.join(request.ids[:1]) or 'no id'} names no card of {request.resource}")
+        offer.usable()
+        check_numbers(request, self.units(offer))
         common = access.grant(self.config.access, [access.Part(offer.card)], self.paths)
         return Grant.merged(
             [common, Grant(env=self.environment(len(request.ids), offer)), self._limits(request, offer)]

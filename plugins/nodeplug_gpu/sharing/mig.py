@@ -43,9 +43,21 @@ class MigInstances:
         return together(request, {DeviceId(part.uuid): part.card.uuid for _, part in _parts(stock)})
 
     def allocate(self, request: DeviceAllocate, stock: Stock) -> Grant:
-        """Grant the instances."""
+        """Grant the instances.
+
+        Raises:
+            NotFound, NotReady: one of them is not there any more, or its card is not well.
+        """
         wanted = set(request.ids)
-        parts = [part for _, part in _parts(stock) if part.uuid in wanted]
+        found = [(offer, part) for offer, part in _parts(stock) if part.uuid in wanted]
+        for offer, part in found:
+            offer.usable()
+            wanted.discard(DeviceId(part.uuid))
+        if wanted:
+            raise NotFound(
+                f"{min(wanted)} is not among the instances of {request.resource}; it may have been destroyed"
+            )
+        parts = [part for _, part in found]
         return access.grant(self.config.access, parts, self.paths)
 
     def by_card(self, ids: Iterable[DeviceId], stock: Stock) -> Mapping[Uuid, Sequence[DeviceId]]:

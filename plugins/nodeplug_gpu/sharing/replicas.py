@@ -7,7 +7,7 @@ Refuses: limits of memory or time; without MPS there are none.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from nodeplug import Device, DeviceAllocate, DeviceId, DevicePrefer, Grant, InvalidRequest, ResourceName
+from nodeplug import Device, DeviceAllocate, DeviceId, DevicePrefer, Grant, InvalidRequest, NotFound, ResourceName
 from nodeplug_gpu import access, mps
 from nodeplug_gpu.cards import Uuid
 from nodeplug_gpu.config import Replicas
@@ -48,14 +48,19 @@ class TimeSlicing:
 
         Raises:
             InvalidRequest: more than one is refused here, as it would not bring more.
+            NotFound, NotReady: a card is not there any more, or not well.
         """
         if self.config.refuse_more_than_one and len(request.ids) > 1:
             raise InvalidRequest(
                 f"{len(request.ids)} of {request.resource} wanted: one replica already shares the whole card, and more "
                 "bring no more of it; ask for 1 (refuse_more_than_one = false allows it)"
             )
-        wanted = by_card(request.ids)
-        parts = [access.Part(offer.card) for offer in stock.offers if card_key(offer.card.uuid) in wanted]
+        check_numbers(request, self.config.replicas)
+        keys = by_card(request.ids)
+        offers = {card_key(offer.card.uuid): offer for offer in stock.offers}
+        if not keys or keys.keys() - offers.keys():
+            raise NotFound(f"{', '.join(request.ids[:1]) or 'no id'} names no card of {request.resource}")
+        parts = [access.Part(offer.usable()) for key, offer in offers.items() if key in keys]
         common = access.grant(self.config.access, parts, self.paths)
         return Grant.merged([common, self._limits(request, parts)])
 
@@ -74,6 +79,18 @@ class TimeSlicing:
     def by_card(self, ids: Iterable[DeviceId], stock: Stock) -> Mapping[Uuid, Sequence[DeviceId]]:
         """The id begins with the card's key."""
         return units_by_card(ids, stock)
+
+
+def check_numbers(request: DeviceAllocate, count: int) -> None:
+    """Check that ids are among the units of a card that has so many.
+
+    Raises:
+        NotFound: one is not.
+    """
+    for name in request.ids:
+        number = name.partition("-")[2]
+        if not (number.isascii() and number.isdecimal() and int(number) < count):
+            raise NotFound(f"{name} is not among the {count} units of its card; it may have gone")
 
 
 def units_by_card(ids: Iterable[DeviceId], stock: Stock) -> Mapping[Uuid, Sequence[DeviceId]]:

@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Final, Literal
 
 from nodeplug.pb import deviceplugin_v1beta1_pb2 as pb
@@ -30,7 +31,12 @@ class ContainerKey:
     @property
     def pod_uid(self) -> str:
         """A UID that a pod of this name always has, here."""
-        return str(uuid.uuid5(_NAMESPACE, f"{self.namespace}/{self.pod}"))
+        return _pod_uid(self.namespace, self.pod)
+
+
+@lru_cache(maxsize=4096)
+def _pod_uid(namespace: str, pod: str) -> str:
+    return str(uuid.uuid5(_NAMESPACE, f"{namespace}/{pod}"))
 
 
 @dataclass(frozen=True, slots=True)
