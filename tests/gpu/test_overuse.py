@@ -58,7 +58,7 @@ class Scene:
 def container(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A process in the cgroup of a container, and kubelet's link to its log."""
     name = os.urandom(32).hex()
-    pod = CGROUP / f"kubepods-test-{os.getpid()}.slice"
+    pod = CGROUP / f"nodeplug-gpu-test-{os.getpid()}.slice"
     group = pod / f"cri-containerd-{name}.scope"
     group.mkdir(parents=True)
     (tmp_path / "containers").mkdir()
@@ -151,7 +151,7 @@ def test_a_process_that_ignores_sigterm_gets_sigkill(
     stubborn = subprocess.Popen(["sh", "-c", "trap '' TERM; echo ready; while :; do sleep 0.1; done"], stdout=-1)
     assert stubborn.stdout is not None
     stubborn.stdout.readline()
-    group = next(CGROUP.glob(f"kubepods-test-{os.getpid()}.slice/*.scope"))
+    group = next(CGROUP.glob(f"nodeplug-gpu-test-{os.getpid()}.slice/*.scope"))
     (group / "cgroup.procs").write_text(str(stubborn.pid))
     for after in (0, 61, 31):
         scene.look(on_card(stubborn, 6 * GIB), after=after)
