@@ -384,6 +384,10 @@ def _make_folder(folder: Path) -> None:
 
 
 async def _every(seconds: float, step: Callable[[], Awaitable[object]]) -> None:
+    """Repeat a step until cancelled; one that fails is no reason to end every other task of the node."""
     while True:
         await asyncio.sleep(seconds)
-        await step()
+        try:
+            await step()
+        except Exception:
+            LOG.exception("a step of the daemon failed; it is tried again")

@@ -29,6 +29,8 @@ from nodeplug.registry import PluginRoute, Route
 LOG: Final = logging.getLogger(__name__)
 OVERDUE_LIMIT: Final = 4
 """How many overdue calls quarantine a plugin; the first that returns sets it free."""
+ASIDES: Final = frozenset({"inspect", "metrics"})
+"""Hooks whose overdue calls quarantine nothing: each has one key, and no caller of a plugin needs them."""
 DEFAULT_DEADLINES: Final[Mapping[str, float]] = {
     "claims": 60,  # loading as a whole: the import, the constructor and claims()
     "start": 60,
@@ -112,7 +114,8 @@ class Runner:
 
     def quarantined(self, plugin: str) -> bool:
         """Whether so many calls of a plugin hang that new ones are refused."""
-        return sum(entry.plugin == plugin for entry in self.overdue.values()) >= OVERDUE_LIMIT
+        hanging = (entry for entry in self.overdue.values() if entry.plugin == plugin and entry.hook not in ASIDES)
+        return sum(1 for _ in hanging) >= OVERDUE_LIMIT
 
     def hold(self, plugin: str) -> None:
         """Let calls of a plugin's claims wait, within their deadlines, until `release`."""

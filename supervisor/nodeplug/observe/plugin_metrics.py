@@ -15,14 +15,54 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
-from nodeplug.values import Metric
+from nodeplug.errors import PluginError
+from nodeplug.values import Metric, Sample
 
 PREFIX: Final = "nodeplug_"
 OWN_LABEL: Final = "plugin"
 SAMPLE_LIMIT: Final = 5000
 """Samples of one metric: a label that holds a container id makes Prometheus, and this page, grow without end."""
+_SUFFIXES: Final[Mapping[str, tuple[str, ...]]] = {"histogram": ("_sum", "_count"), "summary": ("_sum", "_count")}
+"""Further names of one family; `fault` refuses the others everywhere."""
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]*")
 _LABEL: Final = re.compile(r"(?!__)[a-z_][a-z0-9_]*")
+
+
+PLUGIN_LIMIT: Final = 20_000
+"""Samples of all metrics of one plugin: every scrape writes them."""
+
+
+def plain(metric: Metric) -> Metric:
+    """Return a metric whose parts are values of Python alone, and text that can be written as UTF-8.
+
+    What a plugin gives can be any object, whose methods are code of that plugin: call this in the thread of its call.
+
+    Raises:
+        PluginError: a part is of another type; a scrape that meets it would fail as a whole.
+    """
+    if not isinstance(metric.name, str) or not isinstance(metric.help, str):
+        raise PluginError(f"the metric {metric.name!r} has a name or a help that is no text")
+    if metric.kind not in ("gauge", "counter"):
+        raise PluginError(f"{metric.name} is a {metric.kind!r}; a metric is a gauge or a counter")
+    return Metric(
+        _text(metric.name), _text(metric.help), [_plain(metric.name, one) for one in metric.samples], metric.kind
+    )
+
+
+def _plain(name: str, sample: Sample) -> Sample:
+    labels = dict(sample.labels) if isinstance(sample, Sample) else {None: ""}
+    if not all(isinstance(label, str) for label in labels):
+        raise PluginError(f"{name} has the sample {sample!r}; a Sample with a mapping from text to text is due")
+    try:
+        value = float(sample.value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise PluginError(f"{name} has the value {type(sample.value).__name__}, which is no float: {error}") from error
+    return Sample(value, {_text(label): _text(str(text)) for label, text in labels.items()})
+
+
+def _text(text: str) -> str:
+    """Escape what is no UTF-8, such as a file name of other bytes; a copy, so that a subclass of str stays outside."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def fault(metric: Metric) -> str:
@@ -46,16 +86,20 @@ def fault(metric: Metric) -> str:
 
 
 class PluginMetrics(Collector):
-    """The last metrics of every plugin. `take` is for the event loop; reading is safe from any thread."""
+    """The last metrics of every plugin. `take` is for one thread at a time; reading is safe from any thread."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
-        self._own = {family.name for family in registry.collect()}
+        own = list(registry.collect())
+        self._own = {family.name + suffix for family in own for suffix in ("", *_SUFFIXES.get(family.type, ()))}
         self._given: Mapping[str, Sequence[Metric]] = {}
         registry.register(self)
 
     def take(self, given: Mapping[str, Sequence[Metric]]) -> list[str]:
         """Make these the metrics of the plugins, by section name; others are forgotten.
+
+        Args:
+            given: what `plain` returned.
 
         Returns:
             One sentence per metric that is left out.
@@ -64,8 +108,12 @@ class PluginMetrics(Collector):
         kept: dict[str, list[Metric]] = {}
         described: dict[str, tuple[str, tuple[str, ...]]] = {}
         for plugin, metrics in given.items():
+            left = PLUGIN_LIMIT
             for metric in metrics:
+                left -= len(metric.samples)
                 reason = fault(metric) or self._clash(metric, described, kept.get(plugin, ()))
+                if left < 0:
+                    reason = f"{metric.name} is beyond the {PLUGIN_LIMIT} samples that one plugin may have"
                 if reason:
                     faults.append(f"plugin {plugin}: {reason}")
                 else:
