@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from nodeplug.commands import DEFAULT, Config, Json, Root, inspect, print_json, show
+from nodeplug.errors import NotReady
 
 app = typer.Typer(add_completion=False)
 
@@ -48,20 +49,29 @@ def gpu(
     if as_json or layout is Format.json:
         print_json(reports)
         return
+    if layout is Format.gpushare:
+        print(_gpushare(reports, detailed=detailed))  # noqa: T201 - columns are told apart by spaces; rich would wrap
+        return
     for name, report in reports.items():
-        if layout is Format.gpushare:
-            print(_gpushare(report, detailed=detailed))  # noqa: T201 - columns are told apart by spaces; rich would wrap
-            continue
         if len(reports) > 1:
             show(Text(f"[plugins.{name}]", "bold"))
         show(picture(report))
 
 
-def _gpushare(report: Mapping[str, Any], *, detailed: bool) -> str:
+def _gpushare(reports: Mapping[str, Any], *, detailed: bool) -> str:
+    """Return one table for the node, whose cards may belong to several sections.
+
+    Raises:
+        NotReady: kubelet does not tell who holds what; a table that says nobody does would be wrong.
+    """
     from nodeplug_gpu import gpushare
 
-    node = str(report.get("node") or socket.gethostname())
-    return (gpushare.details if detailed else gpushare.summary)(node, _address(node), report)
+    for report in reports.values():
+        if report["holders_unknown"]:
+            raise NotReady(report["holders_unknown"])
+    node = next((str(report["node"]) for report in reports.values() if report["node"]), "") or socket.gethostname()
+    cards = [card for report in reports.values() for card in report["cards"]]
+    return (gpushare.details if detailed else gpushare.summary)(node, _address(node), cards)
 
 
 def _address(node: str) -> str:

@@ -10,22 +10,33 @@ from typing import Any, Final
 _GIB: Final = 1 << 30
 
 
-def summary(node: str, address: str, report: Mapping[str, Any]) -> str:
-    """Return the short form: a row for the node, a column per card."""
-    cards = _sold_by_memory(report)
+def summary(node: str, address: str, cards: Sequence[Mapping[str, Any]]) -> str:
+    """Return the short form: a row for the node, a column per card.
+
+    Args:
+        node: its name.
+        address: its internal address.
+        cards: of the document; those that are not sold by memory are left out.
+    """
+    cards = _sold_by_memory(cards)
     used, total = _totals(cards)
-    heads = [f"GPU{card['index']}(Allocated/Total)" for card in cards]
+    heads = ["NAME", "IPADDRESS", *(f"GPU{card['index']}(Allocated/Total)" for card in cards)]
     row = [node, address, *(f"{card['used_units']}/{card['units']}" for card in cards), f"{used}/{total}"]
-    lines = _columns([["NAME", "IPADDRESS", *heads, f"GPU Memory({_unit(cards)})"], row])
-    rule = "-" * (len("\t".join(row).encode()) + 1 + 20)
+    rows = [row] if total else []  # as the original: a node without units has no row
+    rule = "-" * (sum(len("\t".join(row).encode()) + 1 for row in rows) + 20)
     return "\n".join(
-        [*lines, rule, "Allocated/Total GPU Memory In Cluster:", f"{used}/{total} ({_percent(used, total)}%)  "]
+        [
+            *_columns([[*heads, f"GPU Memory({_unit(cards)})"], *rows]),
+            rule,
+            "Allocated/Total GPU Memory In Cluster:",
+            f"{used}/{total} ({_percent(used, total)}%)  ",
+        ]
     )
 
 
-def details(node: str, address: str, report: Mapping[str, Any]) -> str:
-    """Return the long form (`-d`): a row per pod."""
-    cards = _sold_by_memory(report)
+def details(node: str, address: str, cards: Sequence[Mapping[str, Any]]) -> str:
+    """Return the long form (`-d`): a row per pod. The arguments are those of `summary`."""
+    cards = _sold_by_memory(cards)
     used, total = _totals(cards)
     pods: dict[tuple[str, str], dict[str, int]] = {}
     for card in cards:
@@ -35,16 +46,14 @@ def details(node: str, address: str, report: Mapping[str, Any]) -> str:
     heads = ["NAME", "NAMESPACE", *(f"GPU{card['index']}(Allocated)" for card in cards)]
     rows = [[*pod, *(str(held.get(card["uuid"], 0)) for card in cards)] for pod, held in sorted(pods.items())]
     percent = _percent(used, total)
-    width = len("\t".join(rows[0] if rows else heads).encode()) + 1 + 10
+    sums = [["Allocated :", f"{used} ({percent}%)"], ["Total :", str(total)]]  # in the columns of the pods
+    width = sum(len("\t".join([*row, "\n"]).encode()) for row in rows) + 10
     return "\n".join(
         [
             "",
-            f"NAME:       {node}",
-            f"IPADDRESS:  {address}",
+            *_columns([["NAME:", node], ["IPADDRESS:", address]]),
             "",
-            *_columns([heads, *rows]),
-            f"Allocated :  {used} ({percent}%)",
-            f"Total :      {total}",
+            *_columns([heads, *rows, *sums]),
             "-" * width,
             "",
             "",
@@ -53,8 +62,8 @@ def details(node: str, address: str, report: Mapping[str, Any]) -> str:
     )
 
 
-def _sold_by_memory(report: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    return sorted((card for card in report["cards"] if card["sharing"] == "memory"), key=lambda card: card["index"])
+def _sold_by_memory(cards: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    return sorted((card for card in cards if card["sharing"] == "memory"), key=lambda card: card["index"])
 
 
 def _totals(cards: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
@@ -72,5 +81,6 @@ def _unit(cards: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(len(row[column]) for row in rows) + 2 for column in range(len(rows[0]))]
-    return ["".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    """Pad cells to two spaces more than the widest of their column; a row may have fewer cells than the first."""
+    widths = [max(len(row[column]) for row in rows if column < len(row)) + 2 for column in range(len(rows[0]))]
+    return ["".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)).rstrip() for row in rows]

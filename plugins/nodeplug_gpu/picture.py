@@ -4,7 +4,8 @@ Owns: what people see of `nodeplug gpu`.
 Refuses: to compute anything that the document does not say.
 """
 
-from collections.abc import Mapping, Sequence
+import string
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import cycle
 from typing import Any, Final
 
@@ -14,96 +15,150 @@ from rich.text import Text
 
 from nodeplug.fields import show_quantity
 
-WIDTH: Final = 40
+WIDTH: Final = 32
+"""Columns of a bar; with its text a line has at most 80 for the usual names."""
 _COLOURS: Final = ("cyan", "magenta", "green", "yellow", "blue", "bright_red", "bright_cyan", "bright_magenta")
+_MARKS: Final = string.ascii_uppercase + string.ascii_lowercase + string.digits
+"""Pods are told apart by these, also where there is no colour."""
 _FREE: Final = "·"
-_USED: Final = "█"
-_MARKS: Final = "█▓▒░"
-"""Without colour, neighbours are told apart by these."""
+_UNKNOWN: Final = "?"
 _STATES: Final = {"healthy": "green", "suspect": "yellow", "recovering": "yellow", "unhealthy": "red"}
+_MINUTE: Final = 60
+_HOUR: Final = 3600
+
+Marks = Mapping[str, tuple[str, str]]
 
 
 def picture(report: Mapping[str, Any]) -> RenderableType:
     """Draw one section's report: a bar per card, then the resources."""
-    colours = _colours(report)
+    cards = sorted(report["cards"], key=lambda card: card["index"])
+    marks = _marks(cards)
     parts: list[RenderableType] = [_driver(report)]
-    parts += [_card(card, colours) for card in report["cards"]]
+    parts += [_card(card, marks) for card in cards]
     parts += [_unsold(card) for card in report["unsold"]]
+    parts += [Text(f"{sentence}\n", "yellow") for sentence in report["left_out"]]
     parts.append(_resources(report["resources"]))
-    if report["holders_unknown"]:
-        parts.append(Text(report["holders_unknown"], "yellow"))
+    parts += [Text(note, "yellow") for note in _notes(report)]
     return Group(*parts)
 
 
 def _driver(report: Mapping[str, Any]) -> Text:
     driver = report["driver"]
-    text = f"driver {driver['name']} {driver['version']}: {driver['state']}"
+    version = f" {driver['version']}" if driver["version"] not in {"", driver["name"]} else ""
+    text = f"driver {driver['name']}{version}: {driver['state']}"
     text += f": {driver['reason']}" if driver["reason"] else ""
     text += f"\n{report['fault']}" if report["fault"] else ""
     return Text(text + "\n", "" if driver["state"] == "running" and not report["fault"] else "red")
 
 
 def _unsold(card: Mapping[str, Any]) -> Text:
-    return Text(f"GPU {card['index']}  {card['model']}  {card['uuid']}  not sold: {card['reason']}", "dim")
+    return Text(f"GPU {card['index']}  {card['model']}  not sold: {card['reason']}\n  {card['uuid']}\n", "dim")
 
 
 def _pod(use: Mapping[str, Any]) -> str:
     return f"{use['namespace']}/{use['pod']}"
 
 
-def _colours(report: Mapping[str, Any]) -> Mapping[str, tuple[str, str]]:
-    """Give each pod a colour and a mark of its own, the same on every card."""
-    pods = dict.fromkeys(_pod(use) for card in report["cards"] for use in card["containers"])
-    return dict(zip(pods, zip(cycle(_COLOURS), cycle(_MARKS), strict=False), strict=False))
+def _marks(cards: Sequence[Mapping[str, Any]]) -> Marks:
+    """Give each pod a mark and a colour of its own, the same on every card."""
+    pods = dict.fromkeys(_pod(use) for card in cards for use in card["containers"])
+    return dict(zip(pods, zip(cycle(_MARKS), cycle(_COLOURS), strict=False), strict=False))
 
 
-def _card(card: Mapping[str, Any], colours: Mapping[str, tuple[str, str]]) -> Text:
-    text = Text(
-        f"GPU {card['index']}  {card['model']}  {show_quantity(card['memory_bytes'])}  {card['uuid']}  ", "bold"
-    )
-    text.append(card["state"], _STATES[card["state"]])
-    text.append(f": {card['reason']}" if card["reason"] else "", "default")
-    text.append("\n  ")
-    text.append_text(_bar(card, colours))
-    text.append(f"  {card['used_units']}/{card['units']} of {card['resource']}")
-    if card["used_bytes"] is not None:
-        text.append(f", {show_quantity(card['used_bytes'])} really used")
-    text.append("\n")
-    for use in card["containers"]:
-        colour, mark = colours[_pod(use)]
-        text.append(f"  {mark} ", colour)
-        text.append(f"{_pod(use)}/{use['container']}  {use['units']}{_promise(use)}\n")
+# --- one card -------------------------------------------------------------------------------------------------------
+
+
+def _card(card: Mapping[str, Any], marks: Marks) -> Text:
+    facts = [f"GPU {card['index']}", card["model"], show_quantity(card["memory_bytes"])]
+    facts += [f"NUMA node {card['numa_node']}"] if card["numa_node"] is not None else []
+    text = Text().append("  ".join(facts), "bold").append("  ")
+    text.append_text(_state(card))
+    text.append(f"\n  {card['uuid']}\n  ")
+    text.append_text(_bar(card, marks))
+    text.append(f"  {_sold(card)}\n")
+    for line in (*_holders(card, marks), *_instances(card)):
+        text.append("  ").append_text(line).append("\n")
     return text
 
 
-def _promise(use: Mapping[str, Any]) -> str:
-    text = f" ({show_quantity(use['promised_bytes'])})" if use["promised_bytes"] else ""
-    if use.get("used_bytes") is not None:
-        text += f", {show_quantity(use['used_bytes'])} really used"
-    return text + (", OVER ITS PROMISE" if use.get("over") else "")
+def _state(card: Mapping[str, Any]) -> Text:
+    """Return how a card is: for how long, and why, unless all is well."""
+    held_back = card["state"] in {"healthy", "suspect"} and not card["offered"]
+    word = f"{card['state']}, not offered" if held_back else card["state"]
+    since = "" if card["state"] == "healthy" else f" for {_duration(card['state_seconds'])}"
+    text = Text().append(word, "yellow" if held_back else _STATES[card["state"]])
+    return text.append(f"{since}: {card['reason']}" if card["reason"] else since)
 
 
-def _bar(card: Mapping[str, Any], colours: Mapping[str, tuple[str, str]]) -> Text:
+def _duration(seconds: float) -> str:
+    if seconds < _MINUTE:
+        return f"{seconds:.0f} s"
+    return f"{seconds / _MINUTE:.0f} min" if seconds < _HOUR else f"{seconds / _HOUR:.1f} h"
+
+
+def _sold(card: Mapping[str, Any]) -> str:
+    used = _UNKNOWN if card["used_units"] is None else card["used_units"]
+    text = f"{used}/{card['units']} "
+    text += "instances" if card["instances"] and card["sharing"] == "mig" else f"of {card['resource']}"
+    if card["used_bytes"]:
+        text += f", {show_quantity(card['used_bytes'])} really used"
+    if card["nobodys_bytes"]:
+        text += f", {show_quantity(card['nobodys_bytes'])} of it by no known container"
+    return text
+
+
+def _bar(card: Mapping[str, Any], marks: Marks) -> Text:
     bar = Text("[")
     drawn = sold = 0
     for use in card["containers"]:
         sold += use["units"]
         end = min(round(WIDTH * sold / card["units"]), WIDTH) if card["units"] else 0
         length = max(end - drawn, 1 if drawn < WIDTH else 0)  # whoever holds something is seen
-        colour, mark = colours[_pod(use)]
-        bar.append(mark * length, colour)
+        mark, colour = marks[_pod(use)]
+        bar.append(mark * length, f"reverse {colour}")
         drawn += length
-    bar.append(_FREE * max(WIDTH - drawn, 0), "dim")
-    bar.append("]")
-    return bar
+    bar.append((_UNKNOWN if card["used_units"] is None else _FREE) * max(WIDTH - drawn, 0), "dim")
+    return bar.append("]")
+
+
+def _holders(card: Mapping[str, Any], marks: Marks) -> Iterator[Text]:
+    for use in card["containers"]:
+        mark, colour = marks[_pod(use)]
+        text = Text().append(mark, f"reverse {colour}")
+        promised = f" ({show_quantity(use['promised_bytes'])})" if use["promised_bytes"] else ""
+        text.append(f" {_pod(use)}/{use['container']}  {use['units']}{promised}")
+        text.append(f", {show_quantity(use['used_bytes'])} really used" if use["used_bytes"] else "")
+        yield text.append(", OVER ITS PROMISE" if use["over"] else "", "bold red")
+
+
+def _instances(card: Mapping[str, Any]) -> Iterator[Text]:
+    for one in card["instances"]:
+        sold = one["resource"] or ("not sold" if card["sharing"] == "mig" else f"part of {card['resource']}")
+        text = f"{one['profile']}  {one['uuid']}  {sold}"
+        yield Text(text + "".join(f", held by {who}" for who in one["containers"]))
+
+
+# --- all cards ------------------------------------------------------------------------------------------------------
 
 
 def _resources(resources: Sequence[Mapping[str, Any]]) -> Table:
-    table = Table("resource", "sharing", "unit", "used", "healthy", "devices", "", box=None, pad_edge=False)
+    with_unit = any(one["unit_bytes"] for one in resources)
+    numbers = ("used", "healthy", "devices")
+    table = Table("resource", "sharing", *(["unit"] if with_unit else []), box=None, pad_edge=False)
+    for name in numbers:
+        table.add_column(name, justify="right")
     for one in resources:
-        unit = show_quantity(one["unit_bytes"]) if one["unit_bytes"] else ""
-        remark = "; ".join([*([one["reason"]] if one["reason"] else []), *one["notes"]])
-        table.add_row(
-            one["resource"], one["sharing"], unit, str(one["used"]), str(one["healthy"]), str(one["devices"]), remark
-        )
+        unit = [show_quantity(one["unit_bytes"]) if one["unit_bytes"] else ""] if with_unit else []
+        counts = [_UNKNOWN if one[name] is None else str(one[name]) for name in numbers]
+        table.add_row(one["resource"], one["sharing"], *unit, *counts)
     return table
+
+
+def _notes(report: Mapping[str, Any]) -> Sequence[str]:
+    """Return what is to be known about resources, each sentence once, and why it is not known who holds what."""
+    found: dict[str, list[str]] = {}
+    for one in report["resources"]:
+        for sentence in filter(None, [one["reason"], *one["notes"]]):
+            found.setdefault(sentence, []).append(one["resource"])
+    notes = [f"{', '.join(names)}: {sentence}" for sentence, names in found.items()]
+    return [*notes, *([report["holders_unknown"]] if report["holders_unknown"] else [])]

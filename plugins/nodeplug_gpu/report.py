@@ -11,18 +11,23 @@ from typing import Any
 
 from nodeplug import Metric, NotFound, ResourceName, Sample
 from nodeplug_gpu import ledger
-from nodeplug_gpu.config import GpuConfig, names_of
+from nodeplug_gpu.cards import MigInstance, Uuid
+from nodeplug_gpu.config import GpuConfig, Memory, names_of
 from nodeplug_gpu.overuse import OveruseWatch, Usage
+from nodeplug_gpu.sharing import Sharing
 from nodeplug_gpu.sharing.memory import MemorySharing
 from nodeplug_gpu.sharing.mig import MigInstances
 from nodeplug_gpu.shop import Inventory, Shop
-from nodeplug_gpu.stock import Entry, Offer
+from nodeplug_gpu.stock import Entry, Offer, Stock
 
 STATES = ("healthy", "suspect", "unhealthy", "recovering")
 
 
 def document(config: GpuConfig, shop: Shop, overuse: OveruseWatch) -> Mapping[str, Any]:
-    """Describe the driver, every card with who holds what of it, every resource, and what is not sold."""
+    """Describe the driver, every card with who holds what of it, every resource, and what is not sold.
+
+    What it holds is described in docs/gpu.md; keys are only ever added.
+    """
     inventory = shop.inventory
     sold = {offer.card.uuid for stock in inventory.stocks.values() for offer in stock.offers}
     return {
@@ -41,16 +46,17 @@ def document(config: GpuConfig, shop: Shop, overuse: OveruseWatch) -> Mapping[st
             for offer in inventory.stocks_of(entry.resource)
         ],
         "unsold": [
-            {"uuid": card.uuid, "index": card.index, "model": card.model, "reason": _unsold(inventory)}
+            {"uuid": card.uuid, "index": card.index, "model": card.model, "reason": _unsold(inventory, card.uuid)}
             for card in inventory.view.cards
             if card.uuid not in sold
         ],
+        "left_out": list(inventory.view.left_out),
         "resources": [_resource(shop, entry, name) for entry in config.resources for name in names_of(entry)],
     }
 
 
-def _unsold(inventory: Inventory) -> str:
-    return inventory.fault or "no entry of `resources` chooses it"
+def _unsold(inventory: Inventory, uuid: Uuid) -> str:
+    return inventory.faults.get(uuid, "") or "no entry of `resources` chooses it"
 
 
 def _card(shop: Shop, overuse: OveruseWatch, entry: Entry, offer: Offer) -> dict[str, Any]:
@@ -69,17 +75,29 @@ def _card(shop: Shop, overuse: OveruseWatch, entry: Entry, offer: Offer) -> dict
         "used_bytes": vitals.used if vitals is not None else None,
         "nobodys_bytes": overuse.nobodys.get(card.uuid, 0),
         "state": condition.state,
+        "offered": offer.healthy,
         "reason": offer.reason or condition.reason,
         "state_seconds": round(max(time.monotonic() - condition.since, 0.0), 1),
         "resource": entry.resource,
         "sharing": entry.sharing,
         "unit_bytes": sharing.unit if isinstance(sharing, MemorySharing) else None,
         "units": units(shop, entry, offer),
-        "used_units": sum(len(use.ids) for use in uses),
-        "instances": [{"uuid": one.uuid, "profile": one.profile, "memory_bytes": one.memory} for one in card.instances],
+        "used_units": None if inventory.unknown else sum(len(use.ids) for use in uses),
+        "instances": [_instance(sharing, inventory.stocks[entry.resource], one, uses) for one in card.instances],
         "containers": [
             _use(use, overuse.usage.get((use.who, card.uuid))) for use in sorted(uses, key=lambda use: use.who)
         ],
+    }
+
+
+def _instance(sharing: Sharing | None, stock: Stock, one: MigInstance, uses: Sequence[ledger.Use]) -> dict[str, Any]:
+    holders = [use.who for use in uses if one.uuid in use.ids]
+    return {
+        "uuid": one.uuid,
+        "profile": one.profile,
+        "memory_bytes": one.memory,
+        "resource": sharing.seller(one.profile, stock) if isinstance(sharing, MigInstances) else None,
+        "containers": [f"{who.namespace}/{who.pod}/{who.container}" for who in holders],
     }
 
 
@@ -111,23 +129,25 @@ def units(shop: Shop, entry: Entry, offer: Offer) -> int:
 
 
 def _resource(shop: Shop, entry: Entry, name: str) -> dict[str, Any]:
-    stock = shop.inventory.stocks.get(entry.resource)
-    sharing = shop.sharings.get(entry.resource)
-    devices, reason = [], "the driver has not answered yet"
-    if stock is not None and sharing is not None:
-        try:
-            devices, reason = list(sharing.devices(ResourceName(name), stock)), ""
-        except NotFound as error:
-            reason = error.message
-    notes = list(sharing.unsold(stock)) if isinstance(sharing, MigInstances) and stock is not None else []
+    inventory, sharing = shop.inventory, shop.sharings.get(entry.resource)
+    devices, reason = [], ""
+    try:
+        devices = list(inventory.devices(entry, ResourceName(name)))
+    except NotFound as error:
+        reason = error.message
+    held = sum(len(use.ids) for use in inventory.uses if use.resource == name)
+    counts = name != entry.resource and isinstance(entry, Memory)
+    notes = [f"only counts the cards; ask for {entry.resource}"] if counts else []
+    if isinstance(sharing, MigInstances):
+        notes += sharing.unsold(inventory.stocks.get(entry.resource, Stock()))
     return {
         "resource": name,
         "sharing": entry.sharing,
-        "unit_bytes": sharing.unit if isinstance(sharing, MemorySharing) else None,
-        "policy": getattr(entry, "policy", None),
+        "unit_bytes": sharing.unit if isinstance(sharing, MemorySharing) and not counts else None,
+        "policy": None if counts else getattr(entry, "policy", None),
         "devices": len(devices),
         "healthy": sum(device.healthy for device in devices),
-        "used": sum(len(use.ids) for use in shop.inventory.uses if use.resource == name),
+        "used": None if inventory.unknown else held,
         "reason": reason,
         "notes": notes,
     }
@@ -162,8 +182,8 @@ def _metrics(config: GpuConfig, shop: Shop) -> Iterator[Metric]:
         held[use.card] += len(use.ids)
     yield Metric(
         "gpu_units_used",
-        "Units of a card that containers hold.",
-        [Sample(float(held[uuid]), {"card": uuid}) for uuid in offers],
+        "Units of a card that containers hold; no sample while nobody knows.",
+        [] if inventory.unknown else [Sample(float(held[uuid]), {"card": uuid}) for uuid in offers],
     )
     yield Metric("gpu_promised_bytes", "Memory of a card that a container may use.", _promised(inventory))
     running = float(inventory.view.state == "running")

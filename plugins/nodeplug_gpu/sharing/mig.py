@@ -79,10 +79,14 @@ class MigInstances:
             return [f"no instance is sold: strategy 'single' needs one profile, there are {', '.join(profiles)}"]
         return []
 
-    def _sells(self, resource: ResourceName, part: access.Part, stock: Stock) -> bool:
+    def seller(self, profile: str, stock: Stock) -> str | None:
+        """Return the resource that an instance of a profile is sold as; None for none."""
         if self.config.strategy == "mixed":
-            return self.config.profiles.get(_profile(part)) == resource
-        return not self.unsold(stock)
+            return self.config.profiles.get(profile)
+        return None if self.unsold(stock) else self.config.resource
+
+    def _sells(self, resource: ResourceName, part: access.Part, stock: Stock) -> bool:
+        return self.seller(_profile(part), stock) == resource
 
     def _why_none(self, stock: Stock) -> str:
         if not stock.offers:
