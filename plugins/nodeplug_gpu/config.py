@@ -219,7 +219,8 @@ class GpuConfig(_Model):
 
     @model_validator(mode="after")
     def _no_name_is_offered_twice(self) -> Self:
-        names = [name for resource in self.resources for name in {*names_of(resource), resource.resource}]
+        names = [name for resource in self.resources for name in names_of(resource)]
+        names += [entry.resource for entry in self.resources if entry.resource not in names_of(entry)]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ValueError(f"{', '.join(twice)}: offered twice; a name belongs to one entry of `resources`")

@@ -85,5 +85,5 @@ def _from_config(value: object) -> object:
     return value
 
 
-Quantity = Annotated[int, BeforeValidator(_from_config)]
-"""A configuration value: bytes, or text such as "64Mi"."""
+Quantity = Annotated[int, BeforeValidator(_from_config), Field(ge=0)]
+"""A configuration value: bytes, at least 0, or text such as "64Mi"."""

@@ -4,17 +4,29 @@ Owns: the direct way from kubelet's admission to the sharing, and the clock.
 """
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
-from typing import Final
+from typing import Any, Final
 
 import grpc
 import grpc.aio
 import pytest
 
-from nodeplug import Device, DeviceId, Holding, Host, Journal, NotFound, PluginError, ResourceName
+from nodeplug import (
+    Device,
+    DeviceAllocate,
+    DeviceId,
+    Grant,
+    Holding,
+    Host,
+    Journal,
+    NotFound,
+    NotReady,
+    PluginError,
+    ResourceName,
+)
 from nodeplug.device import codec
 from nodeplug.pb import deviceplugin_v1beta1_pb2 as pb
 from nodeplug.testing.kubelet.admission import Admission, Container
@@ -23,10 +35,10 @@ from nodeplug.testing.kubelet.ledger import ContainerKey, Ledger
 from nodeplug.testing.kubelet.plugins import Plugins
 from nodeplug.testing.kubelet.timeouts import Switches, Timeouts
 from nodeplug_gpu.access import NodePaths
-from nodeplug_gpu.cards import Card, GpuEvent, Uuid, View, Vitals
+from nodeplug_gpu.cards import Card, DriverState, GpuEvent, MigInstance, Uuid, View, Vitals
 from nodeplug_gpu.config import GpuConfig
 from nodeplug_gpu.ids import card_key
-from nodeplug_gpu.shop import Shop
+from nodeplug_gpu.shop import Inventory, Shop
 
 MEM: Final = ResourceName("aliyun.com/gpu-mem")
 
@@ -174,3 +186,107 @@ class GpuNode:
 def gpu_node() -> type[GpuNode]:
     """The core of the plugin, driven by kubelet's rules in this process."""
     return GpuNode
+
+
+class Store:
+    """The plugin's shop on a machine and beside a kubelet that a test changes, with a clock that is moved by hand.
+
+    Attributes:
+        cards: what the driver shows.
+        held: what kubelet tells, by resource and pod; None while it tells nothing.
+        state: the driver's.
+    """
+
+    def __init__(self, folder: Path, resources: Sequence[Mapping[str, Any]], cards: Sequence[Card]) -> None:
+        self.folder, self.cards, self.now = folder, list(cards), 1000.0
+        self.held: dict[str, dict[str, Sequence[str]]] | None = {}
+        self.state: DriverState = "running"
+        self.configure(resources)
+
+    def configure(self, resources: Sequence[Mapping[str, Any]]) -> None:
+        """Start over with a configuration, as a new instance of the plugin."""
+        log = logging.LoggerAdapter(logging.getLogger("nodeplug.plugin.gpu"), {})
+        host = Host(
+            "gpu", "n", "boot", log, Journal(self.folder, "boot"), self.folder, self.folder, lambda _: None,
+            None, self._holders,  # type: ignore[arg-type] # no CNI here
+        )  # fmt: skip
+        self.config = GpuConfig.model_validate({"resources": resources})
+        self.shop = Shop(self.config, host, NodePaths(run=self.folder), clock=lambda: self.now)
+        self.shop.open()
+        self.look()
+
+    def look(self, *events: GpuEvent, after: float = 0.0) -> Inventory:
+        """Look at the machine, some seconds later."""
+        self.now += after
+        cards = tuple(replace(card, index=index) for index, card in enumerate(self.cards))
+        vitals = {card.uuid: Vitals() for card in cards}
+        reason = "" if self.state == "running" else "as the test wants it"
+        return self.shop.look(View(self.state, reason, cards=cards, vitals=vitals, taken=self.now), events)
+
+    def wait(self, seconds: float = 130.0) -> None:
+        """Let time pass, with a look every ten seconds."""
+        for _ in range(int(seconds // 10)):
+            self.look(after=10.0)
+
+    def _holders(self, resource: ResourceName) -> Sequence[Holding]:
+        if self.held is None:
+            raise NotReady("kubelet does not tell")
+        told = self.held.get(resource, {})
+        return [Holding(resource, tuple(map(DeviceId, ids)), "default", pod, "main") for pod, ids in told.items()]
+
+    def listed(self, resource: str = MEM) -> Mapping[str, str]:
+        """Return what kubelet would be told: the reason by id, empty for a healthy device."""
+        name = ResourceName(resource)
+        try:
+            found = self.shop.inventory.devices(self.shop.entry_of(name), name)
+        except NotFound:
+            return {}
+        assert len({one.id for one in found}) == len(found)
+        assert all(one.healthy == (not one.reason) for one in found)
+        return {one.id: one.reason for one in found}
+
+    def allocate(self, resource: str, *ids: str) -> Grant:
+        """Ask for ids, as the daemon does when its list has them."""
+        name = ResourceName(resource)
+        devices = {one.id: one for one in self.shop.inventory.devices(self.shop.entry_of(name), name)}
+        found = tuple(devices.get(DeviceId(one), Device(DeviceId(one))) for one in ids)
+        sharing, stock = self.shop.inventory.sold(self.shop.entry_of(name), name)
+        return sharing.allocate(DeviceAllocate(name, tuple(map(DeviceId, ids)), found), stock)
+
+    def why_nothing(self, resource: str) -> str:
+        """Return why there is nothing of a resource."""
+        with pytest.raises(NotFound) as caught:
+            self.shop.inventory.devices(self.shop.entry_of(resource), ResourceName(resource))
+        return caught.value.message
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Callable[..., Store]:
+    """A shop that sells cards by entries of a configuration."""
+    return lambda resources, cards: Store(tmp_path, resources, cards)
+
+
+@pytest.fixture
+def card() -> Callable[..., Card]:
+    """A card by its number."""
+
+    def make(number: int, gib: int = 16, **more: Any) -> Card:
+        usual: dict[str, Any] = {"uuid": f"GPU-{number}", "index": number, "minor": number, "model": "NVIDIA A10"}
+        usual |= {"memory": gib << 30, "pci": f"0000:{number + 1:02x}:00.0"}
+        return Card(**usual | more)
+
+    return make
+
+
+@pytest.fixture
+def divided(card: Callable[..., Card]) -> Callable[..., Card]:
+    """A card in MIG mode, with an instance for each profile."""
+
+    def make(number: int, *profiles: str, batch: str = "a") -> Card:
+        instances = tuple(
+            MigInstance(Uuid(f"MIG-{number}-{batch}{place}"), profile, 10 << 30, place + 1, 0)
+            for place, profile in enumerate(profiles)
+        )
+        return card(number, 80, mig=True, instances=instances)
+
+    return make

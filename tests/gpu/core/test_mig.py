@@ -1,0 +1,88 @@
+"""MIG instances as devices, and cards whose mode changes while they are used."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from nodeplug import NotFound
+from nodeplug_gpu.ids import card_key
+
+MEM, MIG, LARGE = "aliyun.com/gpu-mem", "nvidia.com/mig", "nvidia.com/mig-3g"
+Make = Callable[..., Any]
+SINGLE = {"sharing": "mig", "resource": MIG}
+MIXED = {"sharing": "mig", "strategy": "mixed", "profiles": {"1g.10gb": MIG, "3g.40gb": LARGE}}
+SMALL, BIG = "1g.10gb", "3g.40gb"
+
+
+def test_each_instance_is_a_device(store: Make, divided: Make) -> None:
+    shop = store([SINGLE], [divided(0, SMALL, SMALL)])
+    assert shop.listed(MIG) == {"MIG-0-a0": "", "MIG-0-a1": ""}
+    assert shop.allocate(MIG, "MIG-0-a1").env["NVIDIA_VISIBLE_DEVICES"] == "MIG-0-a1"
+
+
+def test_single_with_two_profiles_sells_nothing_and_names_them(store: Make, divided: Make) -> None:
+    why = store([SINGLE], [divided(0, SMALL, BIG)]).why_nothing(MIG)
+    assert "strategy 'single' needs one profile, there are 1g.10gb, 3g.40gb" in why
+
+
+def test_mixed_sells_each_profile_under_its_name(store: Make, divided: Make) -> None:
+    shop = store([MIXED], [divided(0, SMALL, BIG, "7g.80gb")])
+    assert (list(shop.listed(MIG)), list(shop.listed(LARGE))) == (["MIG-0-a0"], ["MIG-0-a1"])
+    notes = shop.shop.sharings[MIG].unsold(shop.shop.inventory.stocks[MIG])
+    assert notes == ["instances of profile 7g.80gb are not sold: `profiles` has no resource for it"]
+
+
+def test_cards_without_mig_go_to_the_other_entries(store: Make, card: Make, divided: Make) -> None:
+    shop = store([{"sharing": "memory"}, SINGLE], [card(0), divided(1, SMALL)])
+    assert len(shop.listed()) == 16
+    assert list(shop.listed(MIG)) == ["MIG-1-a0"]
+
+
+def test_an_instance_that_was_destroyed_is_not_granted(store: Make, divided: Make) -> None:
+    shop = store([SINGLE], [divided(0, SMALL, SMALL)])
+    with pytest.raises(NotFound, match="MIG-0-a9 is not among the instances"):
+        shop.allocate(MIG, "MIG-0-a0", "MIG-0-a9")
+
+
+def test_an_instance_that_was_destroyed_while_held_stays_listed(store: Make, divided: Make) -> None:
+    shop = store([SINGLE], [divided(0, SMALL, SMALL)])
+    shop.held = {MIG: {"pod": ["MIG-0-a1"]}}
+    shop.cards[0] = divided(0, SMALL, batch="b")
+    shop.wait()
+    assert shop.listed(MIG) == {"MIG-0-b0": "", "MIG-0-a1": "it was there and is gone"}
+    shop.configure([SINGLE])
+    assert shop.listed(MIG) == {"MIG-0-b0": "", "MIG-0-a1": "it was there and is gone"}
+
+
+def test_the_last_instance_that_was_destroyed_while_held_stays_listed(store: Make, divided: Make) -> None:
+    shop = store([SINGLE], [divided(0, SMALL)])
+    shop.held = {MIG: {"pod": ["MIG-0-a0"]}}
+    shop.cards[0] = divided(0)
+    shop.look()
+    assert shop.listed(MIG) == {"MIG-0-a0": "it was there and is gone"}
+
+
+def test_units_that_are_held_stay_listed_when_their_card_is_divided(store: Make, card: Make, divided: Make) -> None:
+    shop = store([{"sharing": "memory"}, SINGLE], [card(0)])
+    unit = f"{card_key(card(0).uuid)}-0"
+    shop.held = {MEM: {"pod": [unit]}}
+    shop.cards[0] = divided(0, SMALL)
+    shop.wait()
+    assert shop.listed()[unit] == "it is for nvidia.com/mig now"
+    assert shop.listed(MIG) == {"MIG-0-a0": "it was sold as aliyun.com/gpu-mem (memory), and it is held by default/pod"}
+    shop.held = {}
+    shop.wait()
+    assert shop.listed() == {}
+    assert shop.listed(MIG) == {"MIG-0-a0": ""}
+
+
+def test_instances_that_are_held_stay_listed_when_their_card_becomes_whole(
+    store: Make, card: Make, divided: Make
+) -> None:
+    shop = store([{"sharing": "memory"}, SINGLE], [divided(0, SMALL)])
+    shop.held = {MIG: {"pod": ["MIG-0-a0"]}}
+    shop.cards[0] = card(0, 80)
+    shop.wait()
+    assert shop.listed(MIG)["MIG-0-a0"] == "it is for aliyun.com/gpu-mem now"
+    assert all(shop.listed().values())

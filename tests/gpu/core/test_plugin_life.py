@@ -1,0 +1,236 @@
+"""The plugin's start and stop: threads, order, and a start that is repeated. The driver is the simulated one."""
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodeplug import Device, DeviceId, Holding, Host, InvalidRequest, Journal, NotFound, NotReady, ResourceName
+from nodeplug_gpu.config import GpuConfig
+from nodeplug_gpu.driver import Observer
+from nodeplug_gpu.driver.simulated import SimulatedDriver
+from nodeplug_gpu.plugin import FAULTS_FILE, Gpu
+
+MEM, WHOLE = ResourceName("aliyun.com/gpu-mem"), ResourceName("nvidia.com/gpu")
+ONE_CARD = [{"memory": "4Gi", "uuid": "GPU-0000"}]
+MEMORY: dict[str, Any] = {"sharing": "memory"}
+CHOSEN_TWICE: list[dict[str, Any]] = [
+    {"sharing": "exclusive", "resource": WHOLE, "cards": {"index": [0]}},
+    MEMORY | {"cards": {"model": ["Simulated*"]}},
+]
+
+
+class Stage:
+    """Makes plugins over one folder, and knows what they asked of the daemon."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.refreshed: list[str] = []
+        self.held: Sequence[Holding] | None = ()
+        self.made: list[Gpu] = []
+
+    def plugin(self, resources: Sequence[Mapping[str, Any]] = (MEMORY,), **more: Any) -> Gpu:
+        config = {"driver": "simulated", "simulated": ONE_CARD, "poll": "20ms", "resources": resources} | more
+        log = logging.LoggerAdapter(logging.getLogger("nodeplug.plugin.gpu"), {})
+        host = Host(
+            "gpu", "n", "boot", log, Journal(self.folder / "journal", "boot"), self.folder, self.folder,
+            self.refreshed.append, None, self._holders,  # type: ignore[arg-type] # no CNI here
+        )  # fmt: skip
+        self.made.append(Gpu(GpuConfig.model_validate(config), host))
+        return self.made[-1]
+
+    def _holders(self, resource: ResourceName) -> Sequence[Holding]:
+        if self.held is None:
+            raise NotReady("kubelet does not tell")
+        return [one for one in self.held if one.resource == resource]
+
+    def fail(self, **faults: Any) -> None:
+        file = self.folder / FAULTS_FILE
+        file.with_suffix(".new").write_text(json.dumps(faults))
+        file.with_suffix(".new").rename(file)
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    made = Stage(tmp_path)
+    yield made
+    for plugin in made.made:
+        plugin.stop()
+
+
+def devices(plugin: Gpu, resource: ResourceName = MEM) -> Sequence[Device]:
+    try:
+        return plugin.device_list(resource)
+    except NotFound:
+        return ()
+
+
+def until(true: Callable[[], object]) -> None:
+    end = time.monotonic() + 20
+    while not true():
+        assert time.monotonic() < end, "it never came to be"
+        time.sleep(0.005)
+
+
+def own_threads() -> set[str]:
+    return {thread.name for thread in threading.enumerate() if thread.name.startswith(("gpu:", "nodeplug-gpu"))}
+
+
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_the_first_list_after_start_is_whole(stage: Stage) -> None:
+    plugin = stage.plugin()
+    plugin.start()
+    assert [one.healthy for one in plugin.device_list(MEM)] == [True] * 4
+
+
+def test_nothing_is_left_after_many_starts_and_stops(stage: Stage) -> None:
+    before = descriptors()
+    for _ in range(20):
+        plugin = stage.plugin()
+        plugin.start()
+        plugin.stop()
+    assert own_threads() == set()
+    assert descriptors() == before
+
+
+def test_stop_without_start_and_a_second_stop_succeed(stage: Stage) -> None:
+    plugin = stage.plugin()
+    plugin.stop()
+    plugin.start()
+    plugin.stop()
+    plugin.stop()
+    assert own_threads() == set()
+
+
+def test_a_card_that_two_entries_choose_refuses_the_start_with_both(stage: Stage) -> None:
+    with pytest.raises(InvalidRequest, match=f"{WHOLE} and {MEM} would both sell GPU-0000"):
+        stage.plugin(CHOSEN_TWICE).start()
+    assert own_threads() == set()
+
+
+def test_a_start_that_failed_can_be_repeated_on_the_same_instance(stage: Stage) -> None:
+    plugin = stage.plugin(CHOSEN_TWICE)
+    for _ in range(2):
+        with pytest.raises(InvalidRequest):
+            plugin.start()
+    stage.fail(cards={"0": {"gone": True}})
+    plugin.start()
+    stage.fail()
+    until(lambda: plugin.inspect()["fault"])
+    with pytest.raises(NotReady, match="would both sell"):
+        plugin.health()
+
+
+def test_a_repeated_start_offers_cards_as_the_first_would_have(stage: Stage) -> None:
+    plugin = stage.plugin()
+    (stage.folder / "journal").touch()
+    plugin.start()
+    plugin.stop()
+    plugin.start()
+    assert len(devices(plugin)) == 4
+    stage.fail(cards={"0": {"lost": True}})
+    until(lambda: not any(one.healthy for one in devices(plugin)))
+
+
+def test_stop_during_start_ends_it(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    entered = threading.Event()
+
+    def never_looks(driver: SimulatedDriver, observer: Observer) -> None:
+        entered.set()
+
+    monkeypatch.setattr(SimulatedDriver, "start", never_looks)
+    plugin = stage.plugin(poll="1h")
+    starting = threading.Thread(target=plugin.start)
+    starting.start()
+    entered.wait(20)
+    plugin.stop()
+    starting.join(20)
+    assert not starting.is_alive()
+    assert own_threads() == set()
+
+
+def test_a_look_before_start_has_returned_is_taken_in(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    start = SimulatedDriver.start
+
+    def looks_at_once(driver: SimulatedDriver, observer: Observer) -> None:
+        start(driver, observer)
+        until(lambda: driver.view.state == "running")
+        observer(driver.view, ())
+
+    monkeypatch.setattr(SimulatedDriver, "start", looks_at_once)
+    plugin = stage.plugin()
+    plugin.start()
+    assert len(devices(plugin)) == 4
+
+
+def test_a_driver_that_appears_later_brings_the_resource(stage: Stage) -> None:
+    stage.fail(driver="absent", reason="no libnvidia-ml.so.1")
+    plugin = stage.plugin()
+    plugin.start()
+    plugin.health()
+    with pytest.raises(NotFound, match="no libnvidia-ml"):
+        plugin.device_list(MEM)
+    stage.fail()
+    until(lambda: len(devices(plugin)) == 4)
+    assert MEM in stage.refreshed
+
+
+def test_a_failed_driver_is_told_by_health_and_by_each_unit(stage: Stage) -> None:
+    plugin = stage.plugin()
+    plugin.start()
+    stage.fail(driver="failed", reason="it hangs in nvmlInit")
+    until(lambda: not any(one.healthy for one in devices(plugin)))
+    assert {one.reason for one in devices(plugin)} == {"the driver is failed: it hangs in nvmlInit"}
+    with pytest.raises(NotReady, match="it hangs in nvmlInit"):
+        plugin.health()
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["kubelet tells", "kubelet does not tell"])
+def test_a_restart_while_a_card_is_lost_goes_on_listing_it(told: bool, stage: Stage) -> None:
+    first = stage.plugin()
+    first.start()
+    ids = [one.id for one in devices(first)]
+    stage.held = [Holding(MEM, (DeviceId(ids[0]),), "default", "pod", "main")] if told else None
+    first.stop()
+    stage.fail(cards={"0": {"gone": True}})
+    second = stage.plugin()
+    second.start()
+    assert [(one.id, one.healthy) for one in devices(second)] == [(name, False) for name in ids]
+
+
+def test_every_change_of_a_card_asks_the_daemon_for_a_new_list(stage: Stage) -> None:
+    plugin = stage.plugin()
+    plugin.start()
+    stage.refreshed.clear()
+    stage.fail(cards={"0": {"xid": 79}})
+    until(lambda: MEM in stage.refreshed)
+
+
+def test_looks_without_a_change_ask_for_nothing(stage: Stage) -> None:
+    plugin = stage.plugin()
+    plugin.start()
+    stage.refreshed.clear()
+    for _ in range(5):
+        plugin.device_released(None)  # type: ignore[arg-type] # it only looks again
+        time.sleep(0.02)
+    assert stage.refreshed == []
+
+
+def test_a_look_that_fails_leaves_the_last_one(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+    plugin = stage.plugin()
+    plugin.start()
+
+    def broken(resource: ResourceName) -> Sequence[Holding]:
+        raise RuntimeError("a bug")
+
+    object.__setattr__(plugin._host, "_holders", broken)
+    until(lambda: "a look at the cards failed" in caplog.text)
+    assert len(devices(plugin)) == 4

@@ -1,0 +1,198 @@
+"""What an administrator may write about GPUs, and what each mistake is answered."""
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from nodeplug import Claim, PluginError, hookimpl
+from nodeplug.registry import Registry
+from nodeplug_gpu.config import Exclusive, GpuConfig, Memory, Mig, Replicas, names_of
+
+MEMORY: dict[str, Any] = {"sharing": "memory"}
+EXCLUSIVE: dict[str, Any] = {"sharing": "exclusive", "resource": "nvidia.com/gpu"}
+REPLICAS: dict[str, Any] = {"sharing": "replicas", "resource": "nvidia.com/gpu.shared", "replicas": 4}
+SINGLE: dict[str, Any] = {"sharing": "mig", "resource": "nvidia.com/mig"}
+MIXED: dict[str, Any] = {"sharing": "mig", "strategy": "mixed", "profiles": {"1g.10gb": "nvidia.com/mig-1g"}}
+CONFIGS = Path(__file__).parents[2] / "configs"
+
+
+def read(*resources: dict[str, Any], **more: Any) -> GpuConfig:
+    return GpuConfig.model_validate({"resources": resources} | more)
+
+
+def complaint(*resources: dict[str, Any], **more: Any) -> str:
+    with pytest.raises(ValidationError) as caught:
+        read(*resources, **more)
+    return str(caught.value)
+
+
+def of(index: int, **more: Any) -> dict[str, Any]:
+    return {"cards": {"index": [index]}, **more}
+
+
+def test_the_documented_file_is_a_good_configuration() -> None:
+    document = tomllib.loads((CONFIGS / "gpu.toml").read_text())
+    assert {type(entry) for entry in GpuConfig.model_validate(document["plugins"]["gpu"]["config"]).resources} == {
+        Memory,
+        Exclusive,
+        Replicas,
+        Mig,
+    }
+
+
+def test_memory_needs_no_other_word() -> None:
+    entry = read(MEMORY).resources[0]
+    assert names_of(entry) == ("aliyun.com/gpu-mem", "aliyun.com/gpu-count")
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        MEMORY | {"unit": "512Mi"},
+        MEMORY | {"unit": 1 << 20},
+        MEMORY | {"reserve": "1Gi", "policy": "spread", "max_units_per_card": 1},
+        MEMORY | {"count_resource": ""},
+        MEMORY | {"overuse": {"grace": "5m", "tolerance": "0", "kill_after": "1h"}},
+        MEMORY | {"mps": {}},
+        MEMORY | {"mps": {"thread_percentage": False, "exclusive_process": False, "stop_after": "1s"}},
+        MEMORY | {"access": {"visible_devices": "index", "device_nodes": True, "cdi": "annotation"}},
+        MEMORY | {"cards": {"pci": ["3B:00.0", "00000000:3b:00.0", "0000:3b:00.1"]}},
+        REPLICAS | {"replicas": 2, "refuse_more_than_one": False, "policy": "binpack"},
+        SINGLE | {"strategy": "none"},
+        MIXED,
+        MIXED | {"resource": "nvidia.com/anything"},
+    ],
+)
+def test_good_entries_are_taken(entry: dict[str, Any]) -> None:
+    assert len(read(entry).resources) == 1
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        ({}, "sharing"),
+        ({"sharing": "cards"}, "'exclusive', 'replicas', 'memory', 'mig'"),
+        ({"sharing": "exclusive"}, "resource"),
+        (EXCLUSIVE | {"unit": "1Gi"}, "unit"),
+        (MEMORY | {"unit": "1000Ki"}, "1048576"),
+        (MEMORY | {"unit": "a lot"}, "is no size"),
+        (MEMORY | {"unit": "0"}, "unit"),
+        (MEMORY | {"unit": "-1Gi"}, "is no size"),
+        (MEMORY | {"reserve": -1}, "reserve"),
+        (MEMORY | {"policy": "random"}, "'binpack' or 'spread'"),
+        (MEMORY | {"max_units_per_card": 0}, "max_units_per_card"),
+        (MEMORY | {"max_units_per_card": 16001}, "max_units_per_card"),
+        (MEMORY | {"overuse": {"grace": "soon"}}, "is no duration"),
+        (MEMORY | {"overuse": {"kill_after": "0s"}}, "kill_after"),
+        (MEMORY | {"mps": {"stop_after": "0s"}}, "stop_after"),
+        (MEMORY | {"access": {"cdi": "yes"}}, "cdi"),
+        (MEMORY | {"access": {"visible_devices": "all"}}, "visible_devices"),
+        (MEMORY | {"cards": {"index": [-1]}}, "index"),
+        (MEMORY | {"cards": {"pci": ["3b"]}}, "must be a PCI address such as 0000:3b:00.0"),
+        (MEMORY | {"cards": {"pci": ["0000:xx:00.0"]}}, "must be a PCI address"),
+        (MEMORY | {"cards": {"name": ["A10"]}}, "name"),
+        (MEMORY | {"count_resource": "aliyun.com/gpu-mem"}, "offered twice"),
+        (REPLICAS | {"replicas": 1}, "replicas"),
+        (REPLICAS | {"replicas": 1001}, "replicas"),
+        (SINGLE | {"strategy": "all"}, "strategy"),
+        (SINGLE | {"profiles": {"1g.10gb": "nvidia.com/x"}}, "which needs it and alone has it"),
+        ({"sharing": "mig", "strategy": "mixed"}, "resource"),
+        (SINGLE | {"strategy": "mixed"}, "which needs it and alone has it"),
+        (MIXED | {"profiles": {}}, "which needs it and alone has it"),
+        (MIXED | {"profiles": {"1g.10gb": 7}}, "profiles"),
+    ],
+)
+def test_mistakes_in_an_entry_are_named(entry: dict[str, Any], words: str) -> None:
+    assert words in complaint(entry)
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"resources": []}, "resources"),
+        ({"poll": "0s"}, "poll"),
+        ({"hang_after": "25h"}, "hang_after"),
+        ({"health": {"strikes": 0}}, "strikes"),
+        ({"health": {"window": "0s"}}, "window"),
+        ({"driver": "amd"}, "driver"),
+        ({"driver": "simulated"}, "`simulated` describes the cards of driver = 'simulated'"),
+        ({"simulated": [{"memory": "1Gi"}]}, "`simulated` describes the cards of driver = 'simulated'"),
+        ({"driver": "simulated", "simulated": [{"memory": "much"}]}, "is no size"),
+        ({"driver": "simulated", "simulated": [{"mig": ["large"]}]}, "is no MIG profile"),
+        ({"driver": "simulated", "simulated": [{"uuid": "GPU-abcd", "count": 2}]}, "a uuid names one card"),
+        ({"gpus": 8}, "gpus"),
+    ],
+)
+def test_mistakes_beside_the_entries_are_named(more: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValidationError, match=words.replace("(", ".")):
+        GpuConfig.model_validate({"resources": [MEMORY]} | more)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (MEMORY, EXCLUSIVE),
+        (MEMORY | of(0), EXCLUSIVE),
+        (MEMORY | of(0), EXCLUSIVE | of(0)),
+        (MEMORY | {"cards": {"pci": ["3b:00.0"]}}, EXCLUSIVE | {"cards": {"pci": ["0000:3B:00.0"]}}),
+        (SINGLE, MIXED),
+    ],
+    ids=["all and all", "one and all", "the same index", "the same address", "MIG twice"],
+)
+def test_a_card_that_two_entries_surely_sell_is_refused_with_both(one: dict[str, Any], other: dict[str, Any]) -> None:
+    words = complaint(one, other)
+    assert "would sell the same card; give each its own `cards`" in words
+    assert all(names_of(entry)[0] in words for entry in (*read(one).resources, *read(other).resources))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (MEMORY | of(0), EXCLUSIVE | of(1)),
+        (MEMORY | of(0), EXCLUSIVE | {"cards": {"model": ["*H100*"]}}),
+        (EXCLUSIVE, SINGLE),
+        (EXCLUSIVE, MIXED),
+    ],
+    ids=["other indexes", "other keys", "MIG beside whole cards", "mixed beside whole cards"],
+)
+def test_entries_that_may_have_cards_of_their_own_are_taken(one: dict[str, Any], other: dict[str, Any]) -> None:
+    assert len(read(one, other).resources) == 2
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (EXCLUSIVE | of(0), EXCLUSIVE | of(1)),
+        (MEMORY | of(0), MEMORY | of(1) | {"resource": "example.com/mem"}),
+        (EXCLUSIVE, MIXED | {"profiles": {"1g.10gb": "nvidia.com/gpu"}}),
+        (EXCLUSIVE, MIXED | {"resource": "nvidia.com/gpu"}),
+    ],
+    ids=["a name", "the counting resource", "a profile's name", "the name of a mixed entry"],
+)
+def test_a_name_that_two_entries_offer_is_refused(one: dict[str, Any], other: dict[str, Any]) -> None:
+    assert "offered twice" in complaint(one, other)
+
+
+def test_profiles_may_share_a_name() -> None:
+    entry = MIXED | {"profiles": {"1g.10gb": "nvidia.com/mig", "1g.12gb": "nvidia.com/mig"}}
+    assert names_of(read(entry).resources[0]) == ("nvidia.com/mig",)
+
+
+def test_a_mixed_entry_is_known_by_its_first_profile() -> None:
+    assert read(MIXED).resources[0].resource == "nvidia.com/mig-1g"
+
+
+@pytest.mark.parametrize("name", ["gpu", "", "nvidia.com/", "nvidia.com/g pu", "kubernetes.io/gpu", "a/b/c", "/gpu"])
+def test_a_bad_name_is_refused_at_load(name: str) -> None:
+    entry = read(EXCLUSIVE | {"resource": name}).resources[0]
+
+    class Named:
+        @hookimpl
+        def claims(self) -> list[Claim]:
+            return [Claim("device", entry.resource)]
+
+    with pytest.raises(PluginError):
+        Registry().load("gpu", Named(), "the test")
