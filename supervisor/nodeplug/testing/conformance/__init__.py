@@ -4,7 +4,7 @@
     report.check()
 
 Owns: running rules one by one against a plugin and putting the findings together.
-Refuses: the rules themselves: `contract`, `device`, `cni` and `volume` have them.
+Refuses: the rules themselves: `contract`, `device`, `grants`, `cni` and `volume` have them.
 
 The plugin runs in the real daemon, a process of its own in a scratch folder, and is called through real sockets and
 executables, in network namespaces of the run. What belongs to the machine is not touched, as long as the plugin's
@@ -19,13 +19,14 @@ from typing import Any
 from nodeplug.testing.conformance import cni as _cni
 from nodeplug.testing.conformance import contract as _contract
 from nodeplug.testing.conformance import device as _device
+from nodeplug.testing.conformance import grants as _grants
 from nodeplug.testing.conformance import volume as _volume
 from nodeplug.testing.conformance.report import Finding, Outcome, Report
 from nodeplug.testing.conformance.rules import RULES, Broken, NotApplicable, Rule, choose, require
 from nodeplug.testing.conformance.stage import Stage
 from nodeplug.testing.conformance.subject import describe
 
-_ROOMS = (_contract, _device, _cni, _volume)
+_ROOMS = (_contract, _device, _grants, _cni, _volume)
 """Importing a room registers its rules."""
 
 __all__ = ["RULES", "Finding", "Outcome", "Report", "Rule", "conformance"]
@@ -58,7 +59,7 @@ def conformance(
         keeps_data: whether data of a volume must be there after its last pod has gone.
         beside: more `[plugins.<name>]` sections by name, such as `{"host-local": {"config": {...}}}`.
         rules: the names of the rules to run; all by default.
-        patience: seconds for whatever should be quick: a constructor, a registration.
+        patience: seconds for whatever should be quick, such as a constructor; a busy machine gets more.
         progress: called with each finding as it is made.
 
     Returns:

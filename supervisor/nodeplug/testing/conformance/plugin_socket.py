@@ -7,13 +7,21 @@ Refuses: kubelet's tables; `Kubelet` has them.
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 import grpc
 
 from nodeplug.pb import deviceplugin_v1beta1_pb2 as pb
 from nodeplug.pb import deviceplugin_v1beta1_pb2_grpc as pb_grpc
+from nodeplug.testing.conformance.report import few
 from nodeplug.testing.conformance.rules import Broken
+
+_REFUSALS: Final = frozenset({grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.INVALID_ARGUMENT})
+"""What Exhausted and InvalidRequest are on the wire."""
+
+
+class Refused(Broken):
+    """An Allocate was refused for what it asks: Exhausted or InvalidRequest. Not every refusal breaks a rule."""
 
 
 class PluginSocket:
@@ -51,17 +59,41 @@ class PluginSocket:
         finally:
             stream.cancel()
 
+    def choose(self, ids: Sequence[str], size: int) -> list[str]:
+        """Choose devices as kubelet does: those that the plugin prefers, filled up in the order given.
+
+        Args:
+            ids: what is free.
+            size: how many, at most as many as there are.
+
+        Raises:
+            Broken: the plugin has preferences and failed to tell them.
+        """
+        preferred: Sequence[str] = ()
+        try:
+            if self._stub.GetDevicePluginOptions(pb.Empty(), timeout=self._patience).get_preferred_allocation_available:
+                asked = pb.ContainerPreferredAllocationRequest(available_deviceIDs=ids, allocation_size=size)
+                request = pb.PreferredAllocationRequest(container_requests=[asked])
+                answer = self._stub.GetPreferredAllocation(request, timeout=self._patience)
+                preferred = answer.container_responses[0].deviceIDs if answer.container_responses else ()
+        except grpc.RpcError as error:
+            raise Broken(f"GetPreferredAllocation of {size} ended with {_told(error)}") from None
+        free = frozenset(ids)
+        return list(dict.fromkeys((*(name for name in preferred if name in free), *ids)))[:size]
+
     def allocate(self, ids: Sequence[str]) -> pb.ContainerAllocateResponse:
         """Allocate devices to a container.
 
         Raises:
-            Broken: it was refused.
+            Refused: the plugin does not grant these, with Exhausted or InvalidRequest.
+            Broken: it failed otherwise.
         """
         request = pb.AllocateRequest(container_requests=[pb.ContainerAllocateRequest(devices_ids=ids)])
         try:
             return self._stub.Allocate(request, timeout=self._patience).container_responses[0]
         except grpc.RpcError as error:
-            raise Broken(f"Allocate of {', '.join(ids)} ended with {_told(error)}") from None
+            kind = Refused if isinstance(error, grpc.Call) and error.code() in _REFUSALS else Broken
+            raise kind(f"Allocate of {few(ids)} ended with {_told(error)}") from None
 
     def prestart(self, ids: Sequence[str]) -> None:
         """Do what kubelet does before each start of a container.
@@ -72,7 +104,7 @@ class PluginSocket:
         try:
             self._stub.PreStartContainer(pb.PreStartContainerRequest(devices_ids=ids), timeout=self._patience)
         except grpc.RpcError as error:
-            raise Broken(f"PreStartContainer of {', '.join(ids)} ended with {_told(error)}") from None
+            raise Broken(f"PreStartContainer of {few(ids)} ended with {_told(error)}") from None
 
 
 def _told(error: BaseException) -> str:

@@ -5,7 +5,7 @@ Refuses: to judge: rules do that.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
@@ -13,6 +13,14 @@ Style = Literal["contract", "device", "cni", "volume"]
 Outcome = Literal["passed", "failed", "not-applicable"]
 _MARK: Final[Mapping[str, str]] = {"passed": "ok", "failed": "FAILED", "not-applicable": "-"}
 STYLES: Final[tuple[Style, ...]] = ("contract", "device", "cni", "volume")
+_FEW: Final = 3
+
+
+def few(names: Iterable[str]) -> str:
+    """Name the first three and say how many there are: `a, b, c and 29 more`. A set is sorted first."""
+    given = list(names) if isinstance(names, Sequence) else sorted(names)
+    rest = len(given) - _FEW
+    return ", ".join(given) if rest <= 0 else f"{', '.join(given[:_FEW])} and {rest} more"
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,17 +47,18 @@ class Stage:
     Args:
         subject: the plugin.
         folder: an existing empty folder with a short path.
-        patience: seconds for whatever should be quick.
+        patience: seconds for whatever should be quick, on a machine that has nothing else to do.
 
     Attributes:
         failed: the names of the rules that failed so far.
         closing: what rules want closed with the stage.
         network: the `Network` of the rules for CNI, once there is one.
+        granted: what the plugin granted on this stage, once a rule has asked.
     """
 
     def __init__(self, subject: Subject, folder: Path, patience: float) -> None:
         self._told = subject
-        self.patience = patience
+        self._patience = patience
         self._folder = folder
         self._turn = 0
         self._rehearsals: dict[str, Rehearsal] = {}
@@ -75,6 +76,12 @@ class Stage:
         self._kubelet: BlockingKubelet | None = None
         self.closing = ExitStack()
         self.network: Any = None
+        self.granted: Any = None
+
+    @property
+    def patience(self) -> float:
+        """Seconds for whatever should be quick: more of them while processes queue for the machine's cores."""
+        return self._patience * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
     def __enter__(self) -> Self:
         return self

@@ -16,11 +16,13 @@ from nodeplug import (
     DevicePrefer,
     DevicePrestart,
     DeviceReleased,
+    Exhausted,
     Grant,
     Host,
     InvalidRequest,
     NotFound,
     NotReady,
+    ResourceName,
     hookimpl,
 )
 
@@ -58,6 +60,34 @@ class Tame:
     @hookimpl
     def device_released(self, request: DeviceReleased) -> None:
         return
+
+
+class Picky(Tame):
+    """Breaks nothing either: two shares at most and of one half alone, and a resource that only counts the halves."""
+
+    @hookimpl
+    def claims(self) -> Sequence[Claim]:
+        return [Claim("device", "example.com/null"), Claim("device", "example.com/count")]
+
+    @hookimpl
+    def device_list(self, resource: ResourceName) -> Sequence[Device]:
+        if resource == "example.com/count":
+            return [Device(DeviceId(name)) for name in ("a", "b")]
+        return [Device(DeviceId(f"{half}-{number}"), grant=self.grant(half)) for half in "ab" for number in range(2)]
+
+    @hookimpl
+    def device_prefer(self, request: DevicePrefer) -> Sequence[DeviceId] | None:
+        half = (*request.must_include, *request.available)[0][0]
+        names = dict.fromkeys((*request.must_include, *request.available))
+        return [name for name in names if name[0] == half][: request.size]
+
+    @hookimpl
+    def device_allocate(self, request: DeviceAllocate) -> Grant | None:
+        if request.resource == "example.com/count":
+            raise InvalidRequest("it only counts")
+        if len({name[0] for name in request.ids}) > 1:
+            raise Exhausted(f"no half has {len(request.ids)}")
+        return None
 
 
 class CannotList(Tame):
@@ -150,12 +180,12 @@ class RefusesOne(Tame):
 
 
 class RefusesMany(Tame):
-    breaks = "all-devices-are-granted-together", "one by one"
+    breaks = "several-devices-are-granted-or-refused", "one by one"
 
     @hookimpl
     def device_allocate(self, request: DeviceAllocate) -> Grant | None:
         if len(request.ids) > 1:
-            raise InvalidRequest("shares are given one by one")
+            raise NotReady("shares are given one by one")
         return None
 
 
