@@ -7,8 +7,10 @@ from nodeplug.testing.conformance import Finding, Report, conformance
 from nodeplug.testing.devices import DeviceHost, serve_devices
 from nodeplug.testing.exec_road import Ended, ExecRoad
 from nodeplug.testing.flex_caller import FlexCaller, FlexFailure, FlexNotSupported, FlexVolume
+from nodeplug.testing.flex_caller_defaults import Backoff
+from nodeplug.testing.flex_caller_prober import FlexProber
 from nodeplug.testing.inventory import Inventory, leaves_nothing
-from nodeplug.testing.kubelet import AdmissionError, BlockingKubelet, Kubelet
+from nodeplug.testing.kubelet import AdmissionError, BlockingKubelet, Kubelet, Timeouts, UnknownResourceError
 from nodeplug.testing.sandbox import Sandbox
 from nodeplug.testing.scratch_node import ScratchNode
 from nodeplug.testing.stage import CniRuntimeFactory, FlexCallerFactory
@@ -19,6 +21,7 @@ __all__ = [
     "LIBCNI",
     "PODMAN",
     "AdmissionError",
+    "Backoff",
     "BlockingKubelet",
     "CniError",
     "CniRuntime",
@@ -32,6 +35,7 @@ __all__ = [
     "FlexCallerFactory",
     "FlexFailure",
     "FlexNotSupported",
+    "FlexProber",
     "FlexVolume",
     "Inventory",
     "Kubelet",
@@ -40,6 +44,8 @@ __all__ = [
     "RuntimeStyle",
     "Sandbox",
     "ScratchNode",
+    "Timeouts",
+    "UnknownResourceError",
     "conformance",
     "leaves_nothing",
     "serve_devices",

@@ -1,8 +1,8 @@
 """Kubelet's side of FlexVolume, acted out on a driver's real executable.
 
 Owns: what kubelet does around each call (pkg/volume/flexvolume): one stream of stdout and stderr that must be one JSON
-object, the exit status, "Not supported" remembered per command, the target's directory, and the check for a mount point
-before mount.
+object, the exit status, "Not supported" remembered per command, the target's directory, the check for a mount point
+before mount, and the pod's fsGroup after it.
 Refuses: knowledge of the driver: anything that kubelet could not know. It waits between repeats no more than asked.
 """
 
@@ -13,33 +13,21 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final
 
 from nodeplug.flex import commands as cmd
 from nodeplug.flex.codec import encode_argv
 from nodeplug.flex.commands import Command, VolumeOptions, verb_of
-from nodeplug.mounts import bind, mounted_at, unmount
+from nodeplug.mounts import mounted_at, unmount
+from nodeplug.testing.flex_caller_answers import FlexFailure, FlexNotSupported, judge, parse, read_capabilities
+from nodeplug.testing.flex_caller_defaults import Backoff, bind_device, mount_device, own
 from nodeplug.values import Pod, Secrets
 
-_DEFAULTS: Final[Mapping[str, bool]] = MappingProxyType(
-    {
-        "attach": True,
-        "selinuxRelabel": True,
-        "supportsMetrics": False,
-        "fsGroup": True,
-        "requiresFSResize": True,
-    }
-)
-"""What kubelet takes for granted where `init` says nothing (flexvolume/driver-call.go)."""
+__all__ = ["FlexCaller", "FlexFailure", "FlexNotSupported", "FlexVolume"]
 
-
-class FlexFailure(Exception):
-    """A call failed, as kubelet sees it; the text is what kubelet would log, argv included where it does that."""
-
-
-class FlexNotSupported(Exception):
-    """The driver does not do this verb; kubelet does its own default instead, until the driver is probed again."""
+_WAIT_FOR_ATTACH: Final = 600.0
+_NEW_GROUP: Final = "kubernetes.io/mounterArgs.FsGroup"
+_OLD_GROUP: Final = "kubernetes.io/fsGroup"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +59,13 @@ class FlexCaller:
         driver: `vendor/driver`, or `driver`.
         node: the node's name, for drivers with attach.
         env: the environment of the driver: kubelet's own.
-        timeout: seconds for one call, or None. Kubelet has none but for waitforattach; a test may want one.
+        timeout: seconds for one call, or None. Kubelet has none but 10 minutes for waitforattach; a test may want one.
         calls: the argv of every execution, verb first.
+        old_arguments: speak as old kubelets do: mount with a device (up to 1.5), isattached with the node first, and
+            the group as `kubernetes.io/fsGroup` (before 1.15).
+        sees_binds: whether a bind mount of the same filesystem is seen to be a mount point. Kubelets that compare
+            `st_dev` do not see it, and call mount again.
+        backoff: for `mount_until` and `unmount_until`.
     """
 
     plugin_dir: Path
@@ -82,6 +75,9 @@ class FlexCaller:
     env: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     timeout: float | None = None
     calls: list[tuple[str, ...]] = field(default_factory=list)
+    old_arguments: bool = False
+    sees_binds: bool = True
+    backoff: Backoff = field(default_factory=Backoff)
     _capabilities: Mapping[str, bool] | None = None
     _unsupported: set[str] = field(default_factory=set)
 
@@ -116,9 +112,7 @@ class FlexCaller:
             FlexFailure: the driver is not usable.
         """
         self._unsupported.clear()
-        answer = self.call(cmd.Init())
-        told = answer.get("capabilities") or {}
-        self._capabilities = {name: bool(told.get(name, default)) for name, default in _DEFAULTS.items()}
+        self._capabilities = read_capabilities(self.call(cmd.Init()))
         return self._capabilities
 
     def call(self, command: Command) -> dict[str, Any]:
@@ -134,24 +128,25 @@ class FlexCaller:
         verb = verb_of(command)
         if verb in self._unsupported:
             raise FlexNotSupported(f"{verb}: remembered until the driver is probed again")
-        argv = encode_argv(command)
+        argv = self._argv(command)
         self.calls.append(argv)
         done = self._execute(argv)
-        answer = _parse(verb, done.stdout)
-        status = str(answer.get("status", ""))
-        if status == "Not supported":
+        try:
+            return judge(verb, parse(verb, done.stdout), done.returncode, str(self.executable), argv)
+        except FlexNotSupported:
             self._unsupported.add(verb)
-            raise FlexNotSupported(f"{verb}: {answer.get('message', '')}")
-        if status == "Success" and done.returncode == 0:
-            return answer
-        if status == "Success":
-            raise FlexFailure(f"{verb}: driver bug: exit status {done.returncode} but no error in the response")
-        told = f"{verb} command failed, status: {status}, reason: {answer.get('message', '')}"
-        if done.returncode != 0:
-            told = f"driver call failed: executable: {self.executable}, args: {list(argv)}; {told}"
-        raise FlexFailure(told)
+            raise
+
+    def _argv(self, command: Command) -> tuple[str, ...]:
+        argv = encode_argv(command)
+        if not self.old_arguments:
+            return argv
+        if isinstance(command, cmd.IsAttached):
+            return (argv[0], argv[2], argv[1])
+        return tuple(_with_old_group(text) if text.startswith("{") else text for text in argv)
 
     def _execute(self, argv: tuple[str, ...]) -> "subprocess.CompletedProcess[bytes]":
+        seconds = _WAIT_FOR_ATTACH if self.timeout is None and argv[0] == "waitforattach" else self.timeout
         try:
             return subprocess.run(
                 [str(self.executable), *argv],
@@ -160,23 +155,25 @@ class FlexCaller:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,  # one stream: any byte on stderr breaks the JSON
-                timeout=self.timeout,
+                timeout=seconds,
                 check=False,
             )
         except OSError as error:
             raise FlexFailure(f"{argv[0]}: cannot execute {self.executable}: {error.strerror}") from error
         except subprocess.TimeoutExpired:
-            raise FlexFailure(f"{argv[0]} did not answer within {self.timeout:g} s") from None
+            raise FlexFailure(f"{argv[0]} did not answer within {seconds:g} s") from None
 
     # --- what kubelet does for a pod
 
-    def mount(self, pod: Pod, volume: FlexVolume, *, fs_group: int | None = None) -> Path:
+    def mount(self, pod: Pod, volume: FlexVolume, *, fs_group: int | None = None, policy: str = "Always") -> Path:
         """Give a pod its volume.
 
         Args:
             pod: its uid names its directory.
             volume: what it asks for.
-            fs_group: the pod's fsGroup.
+            fs_group: the pod's fsGroup. The whole tree gets it, unless the driver's capability fsGroup is off or the
+                volume is read-only.
+            policy: the pod's fsGroupChangePolicy.
 
         Returns:
             The target. When it was a mount point already, the driver was not called.
@@ -185,20 +182,98 @@ class FlexCaller:
             FlexFailure: as kubelet reports it; the target's directory is removed again.
         """
         device = self._attached(volume) if self.capabilities["attach"] else ""
+        source = str(self.device_target(volume.name))
         target = self.target(pod, volume.name)
-        if mounted_at(str(target)) is not None:
+        if self._is_mount_point(target):
             return target
         target.mkdir(mode=0o750, parents=True, exist_ok=True)
         options = replace(_options(volume), pod=pod, fs_group=fs_group, secrets=Secrets(volume.secrets))
+        old_device = device if self.old_arguments else ""
         try:
-            self.call(cmd.Mount(str(target), options))
+            self.call(cmd.Mount(str(target), options, old_device))
         except FlexNotSupported:
-            self._bind_device(device, volume, target)
+            bind_device(source, str(target), read_only=volume.read_only)
         except FlexFailure:
             with suppress(OSError):
                 target.rmdir()
             raise
+        if fs_group is not None and self.capabilities["fsGroup"] and not volume.read_only:
+            own(target, fs_group, policy=policy)
         return target
+
+    def mount_until(self, pod: Pod, volume: FlexVolume, tries: int, *, fs_group: int | None = None) -> Path:
+        """Mount as often as needed within some tries, with kubelet's waits between them.
+
+        Raises:
+            FlexFailure: of the last try.
+        """
+        operation = f"mount {pod.uid} {volume.name}"
+        return self.backoff.repeat(operation, lambda: self.mount(pod, volume, fs_group=fs_group), tries)
+
+    def unmount_until(self, pod: Pod, name: str, tries: int) -> None:
+        """Unmount as often as needed within some tries, with kubelet's waits between them.
+
+        Raises:
+            FlexFailure: of the last try.
+        """
+        self.backoff.repeat(f"unmount {pod.uid} {name}", lambda: self.unmount(pod, name), tries)
+
+    def _is_mount_point(self, path: Path) -> bool:
+        if self.sees_binds:
+            return mounted_at(str(path)) is not None
+        try:
+            return path.stat().st_dev != path.parent.stat().st_dev
+        except FileNotFoundError:
+            return False
+        except OSError:  # a corrupted mount counts as one
+            return True
+
+    def attributes(self, volume: FlexVolume) -> Mapping[str, bool]:
+        """Tell what the container runtime is told of a mounted volume (flexvolume/mounter.go, GetAttributes)."""
+        return {
+            "readOnly": volume.read_only,
+            "managed": not volume.read_only,
+            "selinuxRelabel": self.capabilities["selinuxRelabel"],
+        }
+
+    def metrics(self, pod: Pod, name: str) -> os.statvfs_result | None:
+        """Measure a pod's volume; None when the driver's capability supportsMetrics is off."""
+        return os.statvfs(self.target(pod, name)) if self.capabilities["supportsMetrics"] else None
+
+    def expand_fs(self, pod: Pod, volume: FlexVolume, *, new_size: int, old_size: int, device: str = "") -> bool:
+        """Grow the filesystem of a mounted PersistentVolume; kubelet never does so for a pod's own flexVolume.
+
+        Args:
+            pod: who has it mounted.
+            volume: what; its secrets are not sent.
+            new_size: bytes.
+            old_size: bytes.
+            device: what waitforattach answered.
+
+        Returns:
+            Whether the driver was asked: not if its capability requiresFSResize is off.
+
+        Raises:
+            FlexFailure: as kubelet reports it.
+            FlexNotSupported: kubelet would grow the filesystem on the device itself.
+        """
+        if not self.capabilities["requiresFSResize"]:
+            return False
+        attach = self.capabilities["attach"]
+        path = self.device_target(volume.name) if attach else self.target(pod, volume.name)
+        self.call(cmd.ExpandFs(_options(volume), device, str(path), new_size, old_size))
+        return True
+
+    def is_attached(self, volume: FlexVolume) -> bool | None:
+        """Ask whether a volume is attached, as the controller does now and then; None when nobody knows.
+
+        Raises:
+            FlexFailure: as the controller reports it.
+        """
+        try:
+            return bool(self.call(cmd.IsAttached(_options(volume), self.node)).get("attached"))
+        except FlexNotSupported:
+            return None
 
     def unmount(self, pod: Pod, name: str) -> None:
         """Take a volume from a pod; a missing target is success without a call.
@@ -237,7 +312,7 @@ class FlexCaller:
             self.call(cmd.Detach(name, self.node))
 
     def _attached(self, volume: FlexVolume) -> str:
-        """Attach, wait for the device and mount it: what comes before mount for drivers with attach."""
+        """Attach, wait for the device and mount it, as comes before mount for drivers with attach; returns it."""
         options = _options(volume)
         device, target = "", self.device_target(volume.name)
         with suppress(FlexNotSupported):
@@ -246,18 +321,13 @@ class FlexCaller:
             device = str(self.call(cmd.Attach(options, self.node)).get("device", ""))
         with suppress(FlexNotSupported):
             device = str(self.call(cmd.WaitForAttach(device, options)).get("device", device))
-        if mounted_at(str(target)) is None:
+        if not self._is_mount_point(target):
             target.mkdir(mode=0o750, parents=True, exist_ok=True)
-            with suppress(FlexNotSupported):
+            try:
                 self.call(cmd.MountDevice(str(target), device, options))
-        return str(target)
-
-    def _bind_device(self, device_target: str, volume: FlexVolume, target: Path) -> None:
-        """Kubelet's default for a mount that is not supported: a bind mount of the device's directory."""
-        source = device_target or str(self.device_target(volume.name))
-        if not Path(source).is_dir():
-            raise FlexFailure(f"mount failed: exit status 32: {source} does not exist")
-        bind(source, str(target), read_only=volume.read_only)
+            except FlexNotSupported:
+                mount_device(device, str(target), volume.fs_type, read_only=volume.read_only)
+        return device
 
 
 def _options(volume: FlexVolume) -> VolumeOptions:
@@ -266,14 +336,7 @@ def _options(volume: FlexVolume) -> VolumeOptions:
     )
 
 
-def _parse(verb: str, output: bytes) -> dict[str, Any]:
-    try:
-        document = json.loads(output)
-    except ValueError as error:
-        raise FlexFailure(
-            f"failed to unmarshal output for command: {verb}, output: {output!r}, error: {error}"
-        ) from None
-    if not isinstance(document, dict):
-        raise FlexFailure(f"failed to unmarshal output for command: {verb}, output: {output!r}, error: not an object")
-    known = {"status", "message"}  # Go matches keys without regard to case
-    return {key.lower() if key.lower() in known else key: value for key, value in document.items()}
+def _with_old_group(text: str) -> str:
+    """Write the fsGroup under the key that kubelets before 1.15 use."""
+    pairs = json.loads(text)
+    return json.dumps({_OLD_GROUP if key == _NEW_GROUP else key: value for key, value in pairs.items()}, sort_keys=True)
