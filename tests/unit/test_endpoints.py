@@ -124,6 +124,15 @@ def test_closed_endpoints_free_their_port() -> None:
         pass
 
 
+def test_a_restarted_daemon_gets_its_port_although_connections_of_the_former_linger() -> None:
+    state = Served()
+    with Endpoints("127.0.0.1:0", state.metrics.registry, lambda: (True, {})) as first:
+        state.port = first.port
+        state.ask("GET", "/metrics")  # the server ends the connection first, which the kernel remembers for a minute
+    with Endpoints(f"127.0.0.1:{state.port}", state.metrics.registry, lambda: (True, {})) as second:
+        assert second.port == state.port
+
+
 def test_ipv6_address_is_served() -> None:
     with Endpoints("[::1]:0", Metrics().registry, lambda: (True, {})) as endpoints:
         connection = HTTPConnection("::1", endpoints.port, timeout=10)

@@ -51,7 +51,12 @@ class _Server(ThreadingMixIn, WSGIServer):
         super().__init__((str(address[0]), int(address[1])), _Quiet)
 
     def server_bind(self) -> None:
-        """Bind without the reverse look-up of the host name that the base class makes: it can take seconds."""
+        """Bind without the reverse look-up of the host name that the base class makes: it can take seconds.
+
+        Connections of a daemon that has just ended must not keep its successor off the port (socket(7), SO_REUSEADDR);
+        a port that somebody listens on is refused all the same.
+        """
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         socket.socket.bind(self.socket, self.server_address)
         self.server_address = self.socket.getsockname()
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
