@@ -52,7 +52,8 @@ from nodeplug.values import ResourceName
 
 LOG: Final = logging.getLogger(__name__)
 START_PATIENCE: Final = 5.0
-"""Seconds that plugins get to start, and spooled DELs to be replayed, before callers are served without them."""
+"""Seconds that plugins get to start, spooled DELs to be replayed, and entrypoints to be compiled, before callers are
+served without them."""
 HEALTH_INTERVAL: Final = 10.0
 METRICS_INTERVAL: Final = 5.0
 RETRY_INTERVAL: Final = 0.5
@@ -161,8 +162,8 @@ class Daemon:
         self._compose_devices(group)
         started = group.create_task(self._start_plugins(), name="start plugins")
         await asyncio.wait({started}, timeout=START_PATIENCE)
-        await self._recover(group)
-        background = [started, *self._background(group, server, started)]
+        replay, installation = await self._recover(group)
+        background = [replay, *self._background(group, server, [started, installation])]
         await self._sample()
         self._ready()
         await self._stop.wait()
@@ -173,7 +174,7 @@ class Daemon:
             task.cancel()
 
     def _background(
-        self, group: asyncio.TaskGroup, server: ExecServer, started: asyncio.Task[None]
+        self, group: asyncio.TaskGroup, server: ExecServer, first: list[asyncio.Task[None]]
     ) -> list[asyncio.Task[None]]:
         tasks = {
             "exec socket": server.serve(),
@@ -185,14 +186,14 @@ class Daemon:
             "sample": _every(SAMPLE_INTERVAL, self._sample),
             "health": _every(HEALTH_INTERVAL, self._lifecycle.check_health),
             "metrics": _every(METRICS_INTERVAL, self._reports.measure),
-            "configuration": self._reload_when_changed(started),
+            "configuration": self._reload_when_changed(first),
             "watch the configuration": watch(
                 self._config_path,
                 self._config_path.parent / self._configuration.supervisor.drop_in_dir,
                 self._changed.set,
             ),
         }
-        return [group.create_task(task, name=name) for name, task in tasks.items()]
+        return [*first, *(group.create_task(task, name=name) for name, task in tasks.items())]
 
     def _compose_devices(self, group: asyncio.TaskGroup) -> None:
         supervisor = self._configuration.supervisor
@@ -209,16 +210,21 @@ class Daemon:
     async def _start_plugins(self) -> None:
         await self._lifecycle.apply(self._configuration.plugins)
 
-    async def _recover(self, group: asyncio.TaskGroup) -> None:
-        """Finish what a killed predecessor began, before anybody can ask for more."""
+    async def _recover(self, group: asyncio.TaskGroup) -> tuple[asyncio.Task[None], asyncio.Task[None]]:
+        """Finish what a killed predecessor began, before anybody can ask for more.
+
+        Returns:
+            The replay of DELs and the installation, which may still be under way.
+        """
         await self._staging.recover(self._registry)
         # A DEL that hangs must not hold up the others: an ADD settles its own pending DELs in any case.
         replay = group.create_task(self._spool.replay(self._cni.replay), name="first replay")
         await asyncio.wait({replay}, timeout=START_PATIENCE)
-        if self._configuration.supervisor.install:
-            await self._install()
+        installing = group.create_task(self._install(), name="first installation")
+        await asyncio.wait({installing}, timeout=START_PATIENCE)  # a compiler may hang
         drivers = [route.claim.name for route in self._registry.routes("volume")]
         await asyncio.to_thread(reprobe, self._paths.flexvolume, drivers)
+        return replay, installing
 
     def _ready(self) -> None:
         process.settle()
@@ -227,8 +233,8 @@ class Daemon:
 
     # --- configuration ------------------------------------------------------------------------------------------
 
-    async def _reload_when_changed(self, started: asyncio.Task[None]) -> None:
-        await asyncio.wait({started})
+    async def _reload_when_changed(self, first: list[asyncio.Task[None]]) -> None:
+        await asyncio.wait(first)
         while True:
             await self._changed.wait()
             await asyncio.sleep(_SETTLE)
@@ -253,13 +259,14 @@ class Daemon:
             LOG.warning("[supervisor] changed: that takes effect when the daemon is restarted")
         self._configuration = configuration.model_copy(update={"supervisor": self._configuration.supervisor})
         changes = await self._lifecycle.apply(configuration.plugins)
-        if self._configuration.supervisor.install:
-            await self._install()
+        await self._install()
         LOG.info("configuration reloaded: %s", changes)
         self._observer.metrics.reload("applied")
         notify.ready()
 
     async def _install(self) -> None:
+        if not self._configuration.supervisor.install:
+            return
         try:
             known = all(state.loaded is not None for state in self._lifecycle.states.values())
             native = self._configuration.supervisor.native_entrypoints

@@ -186,8 +186,14 @@ def _compiled(scripts: Scripts, paths: Paths) -> Scripts:
 
 
 def installed(paths: Paths) -> str:
-    """Return the kind of the entrypoints that are on the node; see `install.ownership.installed_kind`."""
-    return installed_kind(folders(paths))
+    """Return the kind of the entrypoints that are on the node; see `install.ownership.installed_kind`.
+
+    "unreadable" when a folder cannot be read: to say so is no reason to fail.
+    """
+    try:
+        return installed_kind(folders(paths))
+    except OSError:
+        return "unreadable"
 
 
 def compiled_cache(paths: Paths) -> Path:

@@ -2,8 +2,8 @@
 
 Owns: `nodeplug-cni` and one symlink per CNI claim in the CNI binary folder, `<vendor~driver>/` per volume claim in
 kubelet's volume plugin folder, a compiled program beside each script that names one, and marked files in the CNI
-configuration folder. Every step is one rename, symlink or
-unlink, so that a reader never sees half a file and a killed installation is finished by the next one.
+configuration folder. Every step is one rename, symlink or unlink, so that a reader never sees half a file and a killed
+installation is finished by the next one.
 Refuses: to overwrite or remove what it did not make, and to choose paths: all of them are arguments.
 
 libcni takes a symlink to a regular file for a plugin, and reads "text file busy" as success after six tries: so files
@@ -117,7 +117,10 @@ def install(
         PluginError: a folder cannot be written; what was done stays and the next installation goes on.
     """
     lists = {name: marked_conflist(name, data) for name, data in (conflists or {}).items()}
-    refuse_foreign(cni, drivers, lists, folders)
+    try:
+        refuse_foreign(cni, drivers, lists, folders)
+    except OSError as error:
+        raise _failed("examine", error) from error
     cni_files = _entrypoint(folders.cni_bin, CNI_SCRIPT, scripts.cni, scripts.cni_program)
     places = {folders.flex / folder_name(driver): driver for driver in drivers}
     driver_files = {
@@ -173,8 +176,8 @@ def reprobe(flex: Path, drivers: Iterable[str]) -> None:
     """Touch our executables: kubelet probes the drivers anew and forgets what it took for "Not supported"."""
     for driver in drivers:
         script = flex / folder_name(driver) / executable(driver)
-        if is_our_script(script):
-            with suppress(FileNotFoundError):
+        with suppress(OSError):  # gone meanwhile; or part of a read-only image, which kubelet probes at its own start
+            if is_our_script(script):
                 os.utime(script)
 
 
@@ -329,7 +332,7 @@ def _remove(path: Path, tally: _Tally) -> None:
 def _failed(what: str, error: OSError) -> PluginError:
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:
         return Exhausted(f"cannot {what} the entrypoint scripts: {error.strerror}; free space there and try again")
-    place = error.filename2 or error.filename
+    place = error.filename2 or error.filename or "an entrypoint"  # a failed read names no file
     return PluginError(f"cannot {what} {place}: {error.strerror}; make its folder writable, or name another")
 
 

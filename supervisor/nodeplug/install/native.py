@@ -10,6 +10,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import tempfile
 from contextlib import suppress
@@ -21,7 +22,8 @@ from nodeplug.install.scripts import find_scripts, is_ours
 
 SOURCE: Final = "nodeplug-entrypoint.c"
 _OPTIONS: Final = ("-std=c11", "-O2", "-Wall", "-Wextra", "-s")
-_TIMEOUT: Final = 30.0
+_TIMEOUT: Final = 20.0
+"""Seconds for one run of the compiler, which takes less than one."""
 
 
 def compiler() -> list[str]:
@@ -29,8 +31,13 @@ def compiler() -> list[str]:
 
     Raises:
         NotFound: there is none.
+        PluginError: `$CC` is no command.
     """
-    command = shlex.split(os.environ.get("CC", "")) or ["cc"]
+    wanted = os.environ.get("CC", "")
+    try:
+        command = shlex.split(wanted) or ["cc"]
+    except ValueError as error:
+        raise PluginError(f"CC is {wanted!r}, which is no command: {error}; correct it, or unset it for cc") from error
     if shutil.which(command[0]) is None:
         raise NotFound(
             f"the C compiler {command[0]!r} is not on PATH: install one (Debian: gcc and libc6-dev) or name it in CC"
@@ -55,8 +62,16 @@ def compile_one(
 
     Raises:
         NotFound: there is no compiler, or no source.
-        PluginError: the compiler failed, or what it made does not run here; the message has the first words.
+        PluginError: the compiler failed or hangs, what it made does not run here, or there is no temporary folder; the
+            message has the first words.
     """
+    try:
+        return _compiled(flex=flex, socket=socket, spool=spool, source=source, cache=cache)
+    except OSError as error:  # such as a root without a writable /tmp, or a compiler that is being removed
+        raise PluginError(f"the entrypoint cannot be compiled: {error}") from error
+
+
+def _compiled(*, flex: bool, socket: Path | str, spool: Path | str, source: Path | None, cache: Path | None) -> bytes:
     program = (find_scripts() if source is None else source) / SOURCE
     if not program.is_file():
         raise NotFound(f"there is no {program}; reinstall nodeplug")
@@ -84,11 +99,28 @@ def _compile(command: list[str], program: Path) -> bytes:
 
 
 def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    """Run the compiler in a process group of its own, none of which is left when it takes too long.
+
+    What a compiler starts (cc1, as, a wrapper's child) inherits its pipes: killing it alone would leave us waiting.
+    """
     environment = {**os.environ, "LC_ALL": "C"}
     try:
-        return subprocess.run(
-            command, capture_output=True, text=True, errors="replace", env=environment, timeout=_TIMEOUT, check=False
-        )
+        with subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            env=environment,
+            process_group=0,
+        ) as child:
+            try:
+                out, err = child.communicate(timeout=_TIMEOUT)
+            except subprocess.TimeoutExpired:
+                os.killpg(child.pid, signal.SIGKILL)
+                raise
+            return subprocess.CompletedProcess(command, child.returncode, out, err)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise PluginError(f"the C compiler cannot be run: {error}") from error
 

@@ -1,0 +1,123 @@
+"""Compilers and folders that are not as they should be: the reason is told, and the daemon serves with what works."""
+
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nodeplug import PluginError, unmount
+from nodeplug.install import native
+from nodeplug.install.deployment import deploy, inspect, installed
+from nodeplug.install.files import reprobe
+from nodeplug.install.native import compile_one
+from nodeplug.testing.scratch_node import ScratchNode
+
+PLUGINS = "[plugins.bridge]\n[plugins.tmpfs]\n"
+
+
+class Hanging:
+    """A compiler that starts another program, which hangs and holds its pipes open."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "cc"
+        self._pid, self._ended = folder / "pid", folder / "ended"
+        self.path.write_text(
+            f"#!/bin/sh\n[ -e {self._ended} ] && exit 1\nsleep 300 &\necho $! > {self._pid}\nwait\nexit 1\n"
+        )
+        self.path.chmod(0o755)
+
+    @property
+    def hangs(self) -> bool:
+        try:
+            text = Path(f"/proc/{self._pid.read_text().strip()}/stat").read_text()
+        except OSError:
+            return False
+        return text.rpartition(")")[2].split()[0] != "Z"
+
+    def end(self) -> None:
+        """Let it fail, now and at every later call."""
+        self._ended.touch()
+        if self.hangs:
+            os.kill(int(self._pid.read_text()), 9)
+
+
+@pytest.fixture
+def hanging(tmp_path: Path) -> Iterator[Hanging]:
+    compiler = Hanging(tmp_path)
+    yield compiler
+    compiler.end()
+
+
+def test_a_compiler_that_hangs_is_ended_with_all_that_it_started(
+    hanging: Hanging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CC", str(hanging.path))
+    monkeypatch.setattr(native, "_TIMEOUT", 0.5)
+    with pytest.raises(PluginError, match=r"cannot be run: .*timed out"):
+        compile_one(flex=False, socket="/s", spool="/p")
+    assert not hanging.hangs
+
+
+def test_the_daemon_serves_while_a_compiler_hangs(hanging: Hanging, tmp_path: Path) -> None:
+    node = ScratchNode(
+        tmp_path / "node", PLUGINS, supervisor='listen = ""\ninstall = true', env={"CC": str(hanging.path)}
+    )
+    with node:
+        assert hanging.hangs
+        assert node.run("status").returncode == 0
+        hanging.end()
+
+
+@pytest.mark.parametrize("command", ["'", "cc '-O2"])
+def test_a_cc_that_is_no_command_is_quoted_and_scripts_are_installed(tmp_path: Path, command: str) -> None:
+    node = ScratchNode(tmp_path, PLUGINS, env={"CC": command})
+    done = node.run("install")
+    assert done.returncode == 0
+    assert f"CC is {command!r}, which is no command" in done.stderr
+
+
+def test_without_a_temporary_folder_scripts_are_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    node = ScratchNode(tmp_path, PLUGINS)
+    registry = inspect(node.configuration).registry
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    done = deploy(registry, node.paths)
+    assert (done.entrypoints.kind, done.entrypoints.warning) == ("script", True)
+    assert "No such file" in done.entrypoints.reason
+
+
+@pytest.fixture
+def read_only(tmp_path: Path) -> Iterator[ScratchNode]:
+    """A node whose folder of drivers is part of a read-only image."""
+    node = ScratchNode(tmp_path, PLUGINS)
+    assert node.run("install", "--script").returncode == 0
+    folder = str(node.paths.flexvolume)
+    subprocess.run(["mount", "--bind", folder, folder], check=True)
+    subprocess.run(["mount", "-o", "remount,bind,ro", folder], check=True)
+    yield node
+    unmount(folder)
+
+
+def test_drivers_of_a_read_only_image_are_left_to_kubelet(read_only: ScratchNode) -> None:
+    reprobe(read_only.paths.flexvolume, ["nodeplug/tmpfs"])
+
+
+@pytest.fixture
+def unreadable(tmp_path: Path) -> Iterator[ScratchNode]:
+    """A node whose disk answers with an error (reading address 0 of a process is one, too: proc(5))."""
+    node = ScratchNode(tmp_path, PLUGINS)
+    script = node.paths.cni_bin / "nodeplug-cni"
+    script.parent.mkdir(parents=True)
+    script.touch()
+    subprocess.run(["mount", "--bind", "/proc/self/mem", script], check=True)
+    yield node
+    unmount(str(script))
+
+
+def test_an_entrypoint_that_cannot_be_read_is_told(unreadable: ScratchNode) -> None:
+    registry = inspect(unreadable.configuration).registry
+    with pytest.raises(PluginError, match=r"cannot examine .*nodeplug-cni: No such process"):
+        deploy(registry, unreadable.paths, native=False)
+    assert installed(unreadable.paths) == "unreadable"
