@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from rich.console import Console
 
-from bench import cni, daemon, devices, page, report, trace
+from bench import cni, daemon, devices, gpu, page, report, trace
 from bench.figures import Figures, flat, of_cni, traced
 from nodeplug.testing import Kubelet, ScratchNode
 
@@ -96,7 +96,8 @@ async def _measure(folder: Path, *, quick: bool, tell: Tell) -> tuple[Figures, s
             figures["daemon_rss_mib"] = daemon.rss_mib(node.pid)
         finally:
             node.stop()
-    return figures | measured, kind
+    tell("cards")
+    return figures | measured | await gpu.measure_gpu(quick=quick), kind
 
 
 async def _measure_devices(kubelet: Kubelet, nodes: Path, *, quick: bool) -> Figures:

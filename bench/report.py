@@ -31,6 +31,14 @@ DAEMON: Final = {
     "daemon_idle_cpu_percent": ("CPU while nobody calls", "%", 1),
 }
 
+GPU: Final = {
+    "gpu_first_list_ms": ("8 cards, 640 units: the first list after a stream opens, p99", 50),
+    "gpu_prefer_16000_ms": ("GetPreferredAllocation among 16,000 units, p50", 25),
+    "gpu_allocate_p99_ms": ("Allocate beside 100 open streams, p99", 5),
+    "gpu_health_to_streams_ms": ("a card is lost until 100 streams say so, p50", 100),
+    "gpu_loop_longest_step_ms": ("the longest step of the daemon's event loop meanwhile", 20),
+}
+
 
 def everything(figures: Mapping[str, Any]) -> Table:
     """Return every figure, for a terminal."""
@@ -67,6 +75,8 @@ def markdown(figures: Mapping[str, Any]) -> str:
         "Everything else:",
         _table(("measure", "p50 / p90 / p99, ms"), _value_rows(figures, other)),
         _table(("measure", "value"), _daemon_rows(figures)),
+        "The GPU plugin with simulated cards, in milliseconds:",
+        _table(("measure", "limit", "measured", ""), _gpu_rows(figures)),
         "Where the time of an ADD goes, medians in milliseconds:",
         _table(("part", "ADD", "with ipMasq"), _part_rows(figures)),
     ]
@@ -134,6 +144,12 @@ def _value_rows(figures: Mapping[str, Any], other: str) -> Iterator[tuple[str, .
 def _daemon_rows(figures: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     for key, (words, unit, digits) in DAEMON.items():
         yield words, f"{_number(figures, key, digits)} {unit}"
+
+
+def _gpu_rows(figures: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    for key, (words, limit) in GPU.items():
+        met = figures[key] <= limit if key in figures else None
+        yield words, f"at most {limit}", _number(figures, key, 1), WORDS[met]
 
 
 def _part_rows(figures: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:

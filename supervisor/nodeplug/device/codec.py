@@ -5,6 +5,7 @@ name, what a preference may answer.
 Refuses: I/O, asyncio, gRPC. Pure functions; each either answers or raises a PluginError.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -166,7 +167,7 @@ def _decode_ids(verb: str, resource: ResourceName, names: Sequence[str]) -> tupl
         raise InvalidRequest(f"{verb} for {resource} names no device")
     ids = tuple(DeviceId(name) for name in names)
     if len(set(ids)) != len(ids):
-        twice = next(name for name in ids if ids.count(name) > 1)
+        twice = next(name for name, count in Counter(ids).items() if count > 1)
         raise InvalidRequest(f"{verb} for {resource} names device {twice!r} twice")
     return ids
 

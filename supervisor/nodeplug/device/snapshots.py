@@ -9,10 +9,14 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Final
 
 from nodeplug.device.codec import encode_list
 from nodeplug.pb import deviceplugin_v1beta1_pb2 as pb
 from nodeplug.values import Device, DeviceId, ResourceName
+
+_LONG: Final = 2000
+"""Devices from which a list is written in a thread: it would hold up the event loop for longer than a few ms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +50,8 @@ class Snapshots:
     async def publish(self, devices: Sequence[Device]) -> bool:
         """Make a list the current one and wake the streams if kubelet would see a difference.
 
-        Kubelet rewrites its checkpoint for each message, so an equal list, in whatever order, is not sent again.
+        Kubelet rewrites its checkpoint for each message, so an equal list, in whatever order, is not sent again. One
+        caller at a time.
 
         Returns:
             Whether kubelet would see a difference.
@@ -54,13 +59,13 @@ class Snapshots:
         Raises:
             InvalidRequest, Exhausted: the list cannot be sent; the current one stays.
         """
-        by_id = MappingProxyType({device.id: device for device in devices})
-        before = self.current
-        if before is not None and len(by_id) == len(devices) and _visible(before.devices) == _visible(by_id):
-            self.current = Snapshot(before.version, by_id, before.message)
+        if len(devices) > _LONG:
+            after = await asyncio.to_thread(_following, self.current, self.resource, devices)
+        else:
+            after = _following(self.current, self.resource, devices)
+        before, self.current = self.current, after
+        if before is not None and before.version == after.version:
             return False
-        message = encode_list(self.resource, devices)
-        self.current = Snapshot(1 if before is None else before.version + 1, by_id, message)
         await self.wake()
         return True
 
@@ -81,6 +86,13 @@ class Snapshots:
 
     def _newer(self, version: int) -> Snapshot | None:
         return self.current if self.current is not None and self.current.version > version else None
+
+
+def _following(before: Snapshot | None, resource: ResourceName, devices: Sequence[Device]) -> Snapshot:
+    by_id = MappingProxyType({device.id: device for device in devices})
+    if before is not None and len(by_id) == len(devices) and _visible(before.devices) == _visible(by_id):
+        return Snapshot(before.version, by_id, before.message)
+    return Snapshot(1 if before is None else before.version + 1, by_id, encode_list(resource, devices))
 
 
 def _visible(devices: Mapping[DeviceId, Device]) -> dict[DeviceId, tuple[bool, tuple[int, ...]]]:
