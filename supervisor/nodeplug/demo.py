@@ -23,12 +23,13 @@ from pathlib import Path
 from typing import Final
 
 from rich.console import Console
+from rich.text import Text
 
 from nodeplug import tables
 from nodeplug.errors import NotReady, PluginError
 from nodeplug.install.scripts import find_scripts
 from nodeplug.mounts import mounted_at
-from nodeplug.testing import CniRuntime, FlexCaller, FlexVolume, Kubelet, Sandbox, ScratchNode
+from nodeplug.testing import AdmissionError, CniRuntime, FlexCaller, FlexVolume, Kubelet, Sandbox, ScratchNode
 from nodeplug.testing.inventory import Inventory
 from nodeplug.values import Pod
 
@@ -37,6 +38,9 @@ DRIVER: Final = "nodeplug/tmpfs"
 _PIPE_WIDTH: Final = 130
 RESOURCE: Final = "demo.nodeplug.io/fuse" if Path("/dev/fuse").exists() else "demo.nodeplug.io/null"
 UNITS: Final = 4
+MEMORY: Final = "demo.nodeplug.io/gpu-mem"
+SHARERS: Final = {"trainer": 5, "server": 2}
+"""Units of GPU memory by pod: both fit on the larger card, which has 8, and leave 1 there and 4 on the other."""
 POD: Final = Pod(name="web", namespace="default", uid="0001")
 CACHE: Final = FlexVolume("cache", {"size": "8Mi"})
 
@@ -114,6 +118,7 @@ class _Story:
         node = self._node()
         async with Kubelet(node.root / "var" / "lib" / "kubelet") as kubelet:
             await self._devices(kubelet)
+            await self._gpus(node, kubelet)
             runtime, sandboxes = self._network(node)
             flex = self._volume(node)
             await asyncio.to_thread(self._status, node)
@@ -123,7 +128,7 @@ class _Story:
             sandbox.close()
         await asyncio.to_thread(node.stop)
         after = await asyncio.to_thread(Inventory.take, self.folder / "addresses")
-        return _leftovers(after.since(before))
+        return _leftovers(after.since(before), self.folder)
 
     def _node(self) -> ScratchNode:
         root = self.folder / "n"
@@ -150,6 +155,38 @@ class _Story:
             granted = await kubelet.admit("web", {RESOURCE: 1})
             nodes = [f"{spec.host_path} ({spec.permissions})" for spec in granted[RESOURCE].devices]
             told.append(f"Allocate grants {', '.join(nodes)}")
+
+    async def _gpus(self, node: ScratchNode, kubelet: Kubelet) -> None:
+        wanted = ", ".join(f"{name} for {units}" for name, units in SHARERS.items())
+        with self._step("gpu", f"pods ask for units of GPU memory: {wanted}") as told:
+            await kubelet.until(lambda: kubelet.allocatable(MEMORY) > 0)
+            for name, units in SHARERS.items():
+                env = (await kubelet.admit(name, {MEMORY: units}))[MEMORY].envs
+                told.append(
+                    f"{name} gets {env['ALIYUN_COM_GPU_MEM_CONTAINER']} of {env['ALIYUN_COM_GPU_MEM_DEV']} units"
+                )
+                told[-1] += f" of {env['NVIDIA_VISIBLE_DEVICES']}"
+        left = kubelet.allocatable(MEMORY) - sum(SHARERS.values())
+        with self._step("gpu", f"a pod asks for {left}, which is all that is left, on both cards together") as told:
+            try:
+                await kubelet.admit("large", {MEMORY: left})
+            except AdmissionError as error:
+                told.append(f"kubelet refuses it: {re.sub('^.* desc = |, which is unexpected$', '', str(error))}")
+        before, faults = kubelet.allocatable(MEMORY), node.paths.run / "plugins" / "gpu" / "simulated-faults.json"
+        with self._step("gpu", "a card falls off the bus") as told:
+            faults.write_text('{"cards": {"0": {"lost": true}}}', encoding="utf-8")
+            await kubelet.until(lambda: kubelet.allocatable(MEMORY) < before)
+            told.append(f"kubelet has {kubelet.allocatable(MEMORY)} healthy units of {kubelet.capacity(MEMORY)}")
+        await asyncio.to_thread(self._picture, node)
+        with self._step("gpu", "the card is back") as told:
+            faults.unlink()
+            await kubelet.until_allocatable(MEMORY, before)
+            told.append(f"after its probation kubelet has {before} healthy units again")
+
+    def _picture(self, node: ScratchNode) -> None:
+        env = {**os.environ, "FORCE_COLOR": "1"} if self.console.is_terminal else None
+        done = subprocess.run(node.command("gpu"), capture_output=True, text=True, check=False, env=env)
+        self.console.print(Text.from_ansi(f"\n$ nodeplug gpu\n{done.stdout}{done.stderr}"))
 
     def _network(self, node: ScratchNode) -> tuple[CniRuntime, dict[str, Sandbox]]:
         source = find_scripts().parent / "configs" / "cni" / "10-nodeplug.conflist"
@@ -201,7 +238,8 @@ class _Story:
             flex.unmount(POD, CACHE.name)
             for _ in range(2):  # containerd always sends two
                 runtime.delete("sandbox-web", self.folder / "web")
-            kubelet.remove_pod("web")
+            for name in ("web", *SHARERS):
+                kubelet.remove_pod(name)
             await kubelet.until_allocatable(RESOURCE, UNITS)
             told.append(f"kubelet has {kubelet.allocatable(RESOURCE)} devices to give again")
 
@@ -218,7 +256,14 @@ class _Story:
             self.console.print(f"           {line}", style="cyan", soft_wrap=True)
 
 
-def _leftovers(difference: list[str]) -> list[str]:
-    """Drop what stays for the next pod by design: the bridge, its nftables table, the allocator's own two files."""
-    kept = re.compile(r"\+ (link nodeplug0|nft (table|rule) .*|file .*/(lock|last_reserved_ip\.\d+))")
-    return [line for line in difference if not kept.fullmatch(line)]
+def _leftovers(difference: list[str], folder: Path) -> list[str]:
+    """Drop what stays for the next pod by design, and what others do meanwhile: loop devices are the whole machine's.
+
+    By design stay: the bridge with its addresses, its nftables table, the allocator's own two files.
+    """
+    kept = re.compile(
+        r"\+ (link nodeplug0|address \S+ on nodeplug0|nft \w+ nodeplug_masquerade.*"
+        r"|file .*/(lock|last_reserved_ip\.\d+))"
+    )
+    foreign = re.compile(rf"[+-] loop device (?!.*{re.escape(str(folder))}).*")
+    return [line for line in difference if not kept.fullmatch(line) and not foreign.fullmatch(line)]

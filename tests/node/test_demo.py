@@ -1,6 +1,7 @@
 """The demo, as root and as an ordinary user."""
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -30,6 +31,16 @@ def test_it_ends_well_as_an_ordinary_user(other_user: Any) -> None:
     done = play(*other_user.prefix, other_user.python, env=other_user.env)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "✓ nothing is left" in done.stdout
+
+
+def test_two_pods_share_a_card_and_a_third_is_refused_with_the_numbers() -> None:
+    printed = play().stdout
+    shared = re.findall(r"^ +(\w+) gets (\d) of 8 units of (GPU-\S+)$", printed, re.MULTILINE)
+    assert [(pod, units) for pod, units, _ in shared] == [("trainer", "5"), ("server", "2")]
+    assert len({card for *_, card in shared}) == 1
+    assert "kubelet refuses it: 5 units of demo.nodeplug.io/gpu-mem wanted on one card" in printed
+    assert "  [AAAAAAAABBBBBBBBBBBBBBBBBBBB····]  7/8 of demo.nodeplug.io/gpu-mem\n" in printed
+    assert "\x1b" not in printed
 
 
 def test_the_readme_shows_what_it_prints() -> None:
