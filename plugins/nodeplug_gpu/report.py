@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from nodeplug import Metric, NotFound, ResourceName, Sample
+from nodeplug import DeviceId, Metric, NotFound, ResourceName, Sample
 from nodeplug_gpu import ledger
 from nodeplug_gpu.cards import MigInstance, Uuid
 from nodeplug_gpu.config import GpuConfig, Memory, names_of
@@ -91,7 +91,7 @@ def _card(shop: Shop, overuse: OveruseWatch, entry: Entry, offer: Offer) -> dict
 
 
 def _instance(sharing: Sharing | None, stock: Stock, one: MigInstance, uses: Sequence[ledger.Use]) -> dict[str, Any]:
-    holders = [use.who for use in uses if one.uuid in use.ids]
+    holders = [use.who for use in uses if DeviceId(one.uuid) in use.ids]
     return {
         "uuid": one.uuid,
         "profile": one.profile,

@@ -99,7 +99,7 @@ def test_a_pod_has_one_mark_on_all_cards_and_shares_it_with_nobody() -> None:
     pods = [f"p{number}" for number in range(60)]
     one = card(*(use(pod, 1) for pod in pods), units=60)
     other = card(use("p59", 1), use("p0", 1), index=1, uuid="GPU-0b")
-    marks = {}
+    marks: dict[str, str] = {}
     for line in drawn(report(one, other)):
         if "/main" in line:
             mark, pod = line.split()[:2]
