@@ -83,6 +83,7 @@ def list_can_be_sent(stage: Stage) -> str:
 @rule("device", "kubelet takes an id that vanishes and comes back for another device", "Compute ids, draw none.")
 def lists_are_alike(stage: Stage) -> str:
     """Two lists in a row have the same ids."""
+    stage.require_passed("list-succeeds")
     for resource, _, ids in _lists(stage):
         again = stage.rehearsal().act(f"list {resource} 2").succeed().answer
         if set(again) != set(ids):
@@ -98,8 +99,9 @@ def sockets(stage: Stage) -> dict[str, Path]:
 
     Raises:
         Broken: one is not, in time.
-        NotApplicable: that rule failed before.
+        NotApplicable: that rule, or listing alone, failed before.
     """
+    stage.require_passed("list-succeeds")
     stage.require_passed("registers-with-kubelet")
     kubelet = stage.kubelet
     resources = stage.claims["device"]
@@ -113,10 +115,15 @@ def sockets(stage: Stage) -> dict[str, Path]:
     except TimeoutError:
         raise Broken(
             f"kubelet waited {stage.patience:g} s for {', '.join(resources)}; "
-            f"registered: {', '.join(one.resource_name for one in kubelet.registrations) or 'nothing'}"
+            f"registered: {', '.join(one.resource_name for one in kubelet.registrations) or 'nothing'}{_reasons(stage)}"
         ) from None
     newest = {one.resource_name: one.endpoint for one in kubelet.registrations}
     return {resource: stage.node.paths.device_plugins / newest[resource] for resource in resources}
+
+
+def _reasons(stage: Stage) -> str:
+    rows = stage.node.status()["resources"]
+    return "".join(f"; {row['resource']}: {why}" for row in rows if (why := row["error"] or row["absent"]))
 
 
 def _listed(stage: Stage) -> dict[str, frozenset[str]]:
@@ -127,7 +134,9 @@ def _listed(stage: Stage) -> dict[str, frozenset[str]]:
     return found
 
 
-@rule("device", "kubelet (device manager)", "See what the daemon's log says about the resource.")
+@rule(
+    "device", "kubelet (device manager)", "Offer a list that kubelet can take; what was seen has the daemon's reason."
+)
 def registers_with_kubelet(stage: Stage) -> str:
     """Kubelet gets a registration and a list for every claimed resource."""
     return ", ".join(f"{resource}: {len(ids)} devices" for resource, ids in _listed(stage).items())

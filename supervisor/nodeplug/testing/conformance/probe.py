@@ -19,10 +19,9 @@ from typing import Any, Final
 
 from nodeplug.device.codec import encode_list, worst_case_size
 from nodeplug.errors import NotFound, PluginError, text_of
-from nodeplug.hookspecs import ANSWERS
 from nodeplug.host import Host
 from nodeplug.journal import Journal, read_boot_id
-from nodeplug.registry import Found, Loaded, Registry, find
+from nodeplug.registry import Found, Loaded, Registry, find, unmarked, validate_config
 from nodeplug.runner import check_answer
 from nodeplug.values import (
     CniRequest,
@@ -196,7 +195,7 @@ class Probe:
         assert found is not None
 
         def construct() -> object:
-            return found.cls(found.config_model.model_validate(dict(self.order["config"])), self._host())
+            return found.cls(validate_config("plugin", found, self.order["config"]), self._host())
 
         plugin: object | None = self.acts.play(name, construct)
         if plugin is not None:
@@ -208,12 +207,9 @@ class Probe:
         return loaded
 
     def _describe(self, loaded: Loaded, plugin: object) -> None:
-        marked = loaded.hooks | loaded.wrappers
         self.document["hooks"] = sorted(loaded.hooks)
         self.document["claims"] = [[claim.kind, claim.name] for claim in loaded.claims]
-        self.document["unmarked"] = sorted(
-            name for name in ANSWERS.keys() - marked if callable(getattr(type(plugin), name, None))
-        )
+        self.document["unmarked"] = sorted(unmarked(type(plugin)))
 
     def _more_claims(self, loaded: Loaded) -> None:
         self.acts.play("claims again", lambda: [str(claim) for claim in loaded.callers["claims"]()], list)

@@ -138,4 +138,4 @@ def _shown(findings: list[Finding]) -> Iterator[str]:
             yield from (f"  {line}" for line in str(finding).splitlines())
     for reason, rules in skipped.items():
         named = ", ".join(rules) if len(rules) < len(findings) else "every rule"
-        yield f"  {_MARK['not-applicable']:6} {named}: {reason}"
+        yield f"  {_MARK['not-applicable']:6} {named}: {reason.partition(chr(10))[0]}"

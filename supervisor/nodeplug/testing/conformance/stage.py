@@ -32,6 +32,7 @@ DEVICE_POLL: Final = 0.2
 _SUPERVISOR: Final = f"""
 listen = ""
 install = true
+native_entrypoints = false
 node_name = "node-1"
 device_poll = {DEVICE_POLL}
 podresources_poll = {DEVICE_POLL}
@@ -198,6 +199,10 @@ class Stage:
             self._node = ScratchNode(
                 root, toml({"plugins": sections}), supervisor=_SUPERVISOR, env={"PYTHONPATH": self.env["PYTHONPATH"]}
             )
+            if "device" in self.claims:
+                self._listen(
+                    self._node
+                )  # first: the daemon registers at once then, and else looks for kubelet once a second
             self.start()
         return self._node
 
@@ -231,8 +236,11 @@ class Stage:
     @property
     def kubelet(self) -> BlockingKubelet:
         """Kubelet's stand-in, running, on the node's folders."""
+        return self._listen(self.node)
+
+    def _listen(self, node: ScratchNode) -> BlockingKubelet:
         if self._kubelet is None:
-            self._kubelet = BlockingKubelet(self.node.root / "var" / "lib" / "kubelet")
+            self._kubelet = BlockingKubelet(node.root / "var" / "lib" / "kubelet")
             self._kubelet.start()
         return self._kubelet
 
