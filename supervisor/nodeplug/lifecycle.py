@@ -1,6 +1,6 @@
 """The life of every configured plugin: load, start, retry, health, stop, and reload by difference.
 
-Owns: one `PluginState` per `[plugins.<name>]` section, and the steps that lead from one state to the next.
+Owns: which `PluginState` stands for a `[plugins.<name>]` section, and the steps that lead from one state to the next.
 Refuses: to touch a plugin whose section did not change, and to let one plugin's failure reach another. A start that
 raises disables this plugin alone and is tried again, each time later.
 
@@ -15,60 +15,26 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from nodeplug.call import Call
 from nodeplug.config import PluginSection
 from nodeplug.errors import PluginError, TryAgain
 from nodeplug.host import Host
 from nodeplug.loading import Difference, difference, prepare
+from nodeplug.plugin_state import FIRST_RETRY, PluginState
 from nodeplug.registry import Loaded, Registry, find
 from nodeplug.runner import Runner
 from nodeplug.served_devices import NoDevices, ServedDevices
 
 LOG: Final = logging.getLogger(__name__)
-State = Literal["starting", "running", "failed", "refused"]
-FIRST_RETRY: Final = 1.0
 LAST_RETRY: Final = 60.0
 LOAD_PATIENCE: Final = 3.0
 """Seconds after which plugins start without waiting for one that still loads."""
 CALL_PATIENCE: Final = 30.0
 """Seconds that calls inside a plugin get to end before it is stopped by a reload; those for its successor wait."""
-
-
-@dataclass(slots=True, eq=False)
-class PluginState:
-    """Where one section stands.
-
-    Attributes:
-        name: the section's name.
-        section: the configuration that led here.
-        state: "refused" cannot be loaded; "failed" its start raised or its loading hangs; "starting"; "running".
-        fault: why it is refused, failed or not healthy; empty when all is well.
-        rejected: why a newer section is not in force, and this one still is; empty when there is none.
-        retry_at: `time.monotonic()` of the next start, when failed.
-        retry_after: seconds of the present backoff.
-    """
-
-    name: str
-    section: PluginSection
-    distribution: str = ""
-    state: State = "refused"
-    fault: str = ""
-    rejected: str = ""
-    loaded: Loaded | None = None
-    retry_at: float = 0.0
-    retry_after: float = FIRST_RETRY
-
-    @property
-    def uses(self) -> str:
-        """The entry-point name or `module:Class` of the plugin."""
-        return self.section.uses or self.name
-
-    @property
-    def reason(self) -> str:
-        """Everything that is wrong with it; empty when all is well."""
-        return "; ".join(filter(None, (self.fault, self.rejected)))
+LAST_PATIENCE: Final = 10.0
+"""Seconds that the end of the daemon waits for plugins that a reload is just stopping."""
 
 
 @dataclass(slots=True)
@@ -85,6 +51,7 @@ class Lifecycle:
     devices: ServedDevices = field(default_factory=NoDevices)
     states: dict[str, PluginState] = field(default_factory=dict)
     _retries: set["asyncio.Task[None]"] = field(default_factory=set)
+    _retiring: set["asyncio.Task[None]"] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.runner.renew = self.registry.renewed
@@ -151,8 +118,10 @@ class Lifecycle:
         }
 
     async def stop_all(self) -> None:
-        """Stop every plugin; one that hangs is left behind at its deadline."""
+        """Stop every plugin, those that are being exchanged included; one that hangs is left behind at its deadline."""
         await asyncio.gather(*(self._end(name) for name in list(self.states)))
+        if self._retiring:
+            await asyncio.wait(self._retiring, timeout=LAST_PATIENCE)
 
     async def _bring_up(self, states: Sequence[PluginState], leaving: Collection[str] = ()) -> None:
         """Load and start, each plugin in its own time.
@@ -164,10 +133,7 @@ class Lifecycle:
             state.state = "starting"
             if self._former(state) is None:
                 self.states[state.name] = state
-        loads = [
-            _Load(state, self._former(state), asyncio.create_task(self._load(state), name=f"load {state.name}"))
-            for state in states
-        ]
+        loads = [_Load(state, asyncio.create_task(self._load(state), name=f"load {state.name}")) for state in states]
         if loads:
             await asyncio.wait([load.task for load in loads], timeout=LOAD_PATIENCE)
         prompt = [load for load in loads if load.task.done()]
@@ -205,6 +171,7 @@ class Lifecycle:
         # Nothing was awaited since the plugins were chosen: no call sees half of the exchange.
         self.registry.exchange(leaving, accepted)
         retiring = {name: asyncio.create_task(self._retire(state, inside[name])) for name, state in old.items()}
+        self._retiring.update(retiring.values())
         await asyncio.gather(
             *retiring.values(),
             *(
@@ -212,6 +179,7 @@ class Lifecycle:
                 for name, state in entering.items()
             ),
         )
+        self._retiring.difference_update(retiring.values())
 
     def _candidates(self, loads: Iterable["_Load"]) -> dict[str, tuple[PluginState, Loaded]]:
         candidates = {}
@@ -256,6 +224,8 @@ class Lifecycle:
         try:
             if retiring:
                 await asyncio.wait(retiring)
+            if self.states.get(state.name) is not state:
+                return  # removed meanwhile, or the daemon is ending
             error = await self._begin(state)
             if error is not None and former is not None and former.state == "running":
                 state, error = await self._fall_back(state, former, error)
@@ -286,7 +256,10 @@ class Lifecycle:
         failed = await self._begin(again)
         if failed is None or self.states.get(state.name) is not again or state.loaded is None:
             return again, failed
-        self.registry.adopt(state.loaded)
+        try:
+            self.registry.adopt(state.loaded)
+        except PluginError:  # what only the new configuration claims has found another owner
+            return again, failed
         self.states[state.name] = state
         return state, error
 
@@ -317,15 +290,22 @@ class Lifecycle:
 
     async def _begin(self, state: PluginState) -> PluginError | None:
         """Call `start`; return its error."""
-        state.state = "starting"
-        loaded = state.loaded
-        if loaded is not None and "start" in loaded.hooks:
-            call = Call("start", f"plugin:{state.name}", key=f"life cycle of {state.name}")
-            try:
-                await self.runner.call(loaded.route, "start", call, {})
-            except PluginError as error:
-                return error
-        return None
+        state.state, state.beginning = "starting", asyncio.get_running_loop().create_future()
+        try:
+            await self._call_own(state, "start")
+        except PluginError as error:
+            return error
+        else:
+            state.begun = True
+            return None
+        finally:
+            state.beginning.set_result(None)
+
+    async def _call_own(self, state: PluginState, hook: str) -> None:
+        """Call a hook of the life cycle, if the plugin has it."""
+        if state.loaded is not None and hook in state.loaded.hooks:
+            call = Call(hook, f"plugin:{state.name}", key=f"life cycle of {state.name}")
+            await self.runner.call(state.loaded.route, hook, call, {})
 
     def _begun(self, state: PluginState, error: PluginError | None) -> None:
         """Serve a plugin whose start has ended, or try again later."""
@@ -374,19 +354,21 @@ class Lifecycle:
         LOG.info("plugin %s is unloaded", name)
 
     async def _stop(self, state: PluginState) -> None:
-        loaded = state.loaded
-        if loaded is not None and "stop" in loaded.hooks and state.state == "running":
-            call = Call("stop", f"plugin:{state.name}", key=f"life cycle of {state.name}")
-            try:
-                await self.runner.call(loaded.route, "stop", call, {})
-            except PluginError as error:
-                LOG.error("plugin %s did not stop: %s", state.name, error)
+        """Stop an instance that was started, or is being started just now."""
+        if state.beginning is not None:
+            await asyncio.wait([state.beginning])
+        if not state.begun:
+            return
+        state.begun = False
+        try:
+            await self._call_own(state, "stop")
+        except PluginError as error:
+            LOG.error("plugin %s did not stop: %s", state.name, error)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Load:
-    """The loading of one plugin, and what it is to replace."""
+    """The loading of one plugin."""
 
     state: PluginState
-    former: PluginState | None
     task: "asyncio.Task[Loaded]"

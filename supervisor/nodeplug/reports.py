@@ -15,8 +15,8 @@ from typing import Any, Final
 
 from nodeplug.call import Call
 from nodeplug.errors import NotFound, NotReady, NotSupported, PluginError
-from nodeplug.lifecycle import PluginState
 from nodeplug.observe.plugin_metrics import plain
+from nodeplug.plugin_state import PluginState
 from nodeplug.registry import Loaded
 from nodeplug.runner import Hook, Runner
 from nodeplug.values import Metric

@@ -11,7 +11,7 @@ from nodeplug.cni.attachments import Attachment
 from nodeplug.device.podresources import Holder
 from nodeplug.device.resource import ResourceStatus
 from nodeplug.flex.ledger import Staged, Target
-from nodeplug.lifecycle import PluginState
+from nodeplug.plugin_state import PluginState
 from nodeplug.runner import Runner
 from nodeplug.values import DeviceId, ResourceName
 

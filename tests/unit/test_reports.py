@@ -13,9 +13,9 @@ from prometheus_client import generate_latest
 from nodeplug import Metric, PluginError, Sample, hookimpl, reports
 from nodeplug.call import Call
 from nodeplug.config import PluginSection
-from nodeplug.lifecycle import PluginState
 from nodeplug.observe.metrics import Metrics
 from nodeplug.observe.plugin_metrics import PLUGIN_LIMIT, SAMPLE_LIMIT, PluginMetrics
+from nodeplug.plugin_state import PluginState
 from nodeplug.registry import Registry
 from nodeplug.reports import INSPECT_LIMIT, Reports
 from nodeplug.runner import OVERDUE_LIMIT, Overdue, Runner

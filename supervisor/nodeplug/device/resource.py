@@ -124,10 +124,10 @@ class ResourceTask:
         self._exchanged.set()
         self._registration.look()
 
-    def withdraw(self, reason: str) -> None:
-        """List every device as unhealthy until `take_over`: no instance of the plugin could be started."""
+    def withdraw(self, route: Route, reason: str) -> None:
+        """List every device as unhealthy until `take_over`: no instance of the plugin that owns it could be started."""
         self._binding.hold()
-        self._binding.why = reason
+        self._binding.route, self._binding.why = route, reason
         self._asked.set()
 
     def status(self) -> ResourceStatus:

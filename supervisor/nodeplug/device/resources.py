@@ -53,9 +53,9 @@ class Resources:
                 self._tasks[name][0].take_over(route)
             else:
                 self._begin(name, route)
-        for name in self._of(plugin):
-            if name not in claimed:
-                self._tasks.pop(name)[1].cancel()
+        # Of any plugin: a claim may have been moved to one that did not start, and went back to what it was without it.
+        for name in self._tasks.keys() - claimed.keys():
+            self._tasks.pop(name)[1].cancel()
 
     def _begin(self, name: ResourceName, route: Route) -> None:
         try:
@@ -75,7 +75,7 @@ class Resources:
         """List every device of a plugin as unhealthy: it could not be started."""
         for route in self.routes():
             if route.plugin == plugin and route.claim.name in self._tasks:
-                self._tasks[ResourceName(route.claim.name)][0].withdraw(reason)
+                self._tasks[ResourceName(route.claim.name)][0].withdraw(route, reason)
 
     async def end(self, plugin: str) -> None:
         """Take a plugin's resources off kubelet, but for those that another plugin has taken over.

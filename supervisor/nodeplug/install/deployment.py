@@ -22,8 +22,9 @@ from nodeplug.install.native import compile_one, compiler
 from nodeplug.install.ownership import Folders, folder_name, installed_kind
 from nodeplug.install.scripts import PROGRAM, Scripts, led_by
 from nodeplug.journal import Journal, file_name, read_boot_id
-from nodeplug.lifecycle import Lifecycle, PluginState
+from nodeplug.lifecycle import Lifecycle
 from nodeplug.mounts import mounts
+from nodeplug.plugin_state import PluginState
 from nodeplug.registry import Registry
 from nodeplug.runner import Runner
 

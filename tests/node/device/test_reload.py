@@ -300,6 +300,40 @@ def test_a_resource_that_is_claimed_no_more_loses_its_stream(root: Path, run: Ru
     run(story())
 
 
+async def give_away(node: Node, **fault: Any) -> None:
+    """Let `a` give OTHER to `b`, which has a resource of its own before, and let `b` be at fault."""
+    await node.apply(a=section(resources=(THING, OTHER)), b=section(resources=("example.com/own",)))
+    await node.kubelet.until_allocatable(OTHER, 4)
+    await node.kubelet.until_allocatable("example.com/own", 4)
+    await node.apply(
+        a=section(resources=(THING,)), b=section(resources=("example.com/own", OTHER), mark="second", **fault)
+    )
+
+
+def test_a_resource_whose_new_owner_goes_back_to_its_former_configuration_leaves_kubelet(root: Path, run: Run) -> None:
+    async def story() -> None:
+        async with serving(root) as node:
+            await give_away(node, failing=True)
+            await node.kubelet.until_allocatable(OTHER, 0)
+            assert [status.resource for status in node.resources.status()] == ["example.com/own", THING]
+
+    run(story())
+
+
+def test_a_resource_whose_new_owner_never_ran_leaves_kubelet_with_it(root: Path, run: Run) -> None:
+    async def story() -> None:
+        async with serving(root) as node:
+            await node.apply(a=section(resources=(THING, OTHER)))
+            await node.kubelet.until_allocatable(OTHER, 4)
+            await node.apply(a=section(resources=(THING,)), b=section(resources=(OTHER,), failing=True))
+            assert {status.resource: status.plugin for status in node.resources.status()}[OTHER] == "b"
+            await node.apply(a=section(resources=(THING,)))
+            await node.kubelet.until_allocatable(OTHER, 0)
+            assert [status.resource for status in node.resources.status()] == [THING]
+
+    run(story())
+
+
 @pytest.mark.parametrize(
     "fault",
     [{"refused": True}, {"failing": True}, {"listless": True}, {"misspelt": True}],

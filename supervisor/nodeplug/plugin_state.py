@@ -1,0 +1,55 @@
+"""Where one section of the configuration stands on its way to a plugin that runs.
+
+Owns: the states, and what is wrong, in words.
+Refuses: the steps from one state to the next (`nodeplug.lifecycle`).
+"""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from nodeplug.config import PluginSection
+from nodeplug.registry import Loaded
+
+State = Literal["starting", "running", "failed", "refused"]
+FIRST_RETRY: Final = 1.0
+"""Seconds between the first start that failed and the next."""
+
+
+@dataclass(slots=True, eq=False)
+class PluginState:
+    """Where one section stands.
+
+    Attributes:
+        name: the section's name.
+        section: the configuration that led here.
+        state: "refused" cannot be loaded; "failed" its start raised or its loading hangs; "starting"; "running".
+        fault: why it is refused, failed or not healthy; empty when all is well.
+        rejected: why a newer section is not in force, and this one still is; empty when there is none.
+        retry_at: `time.monotonic()` of the next start, when failed.
+        retry_after: seconds of the present backoff.
+        begun: its `start` has succeeded, so that its `stop` is due.
+        beginning: done when a `start` that is under way has ended.
+    """
+
+    name: str
+    section: PluginSection
+    distribution: str = ""
+    state: State = "refused"
+    fault: str = ""
+    rejected: str = ""
+    loaded: Loaded | None = None
+    retry_at: float = 0.0
+    retry_after: float = FIRST_RETRY
+    begun: bool = False
+    beginning: asyncio.Future[None] | None = None
+
+    @property
+    def uses(self) -> str:
+        """The entry-point name or `module:Class` of the plugin."""
+        return self.section.uses or self.name
+
+    @property
+    def reason(self) -> str:
+        """Everything that is wrong with it; empty when all is well."""
+        return "; ".join(filter(None, (self.fault, self.rejected)))
