@@ -20,12 +20,11 @@ from nodeplug_net import nftmessages as nft
 from nodeplug_net.links import Interface
 from nodeplug_net.netlink import ENOENT, Answer, Netlink, Request, attributes, failure, text
 
-_ATTEMPTS: Final = 5
 _ABSENT: Final = ENOENT | {errno.EINVAL}
 """No table, or (EINVAL) a kernel without nf_tables, where a DEL has nothing to remove."""
 _TOGETHER: Final = 100
 """Entries of one transaction: a socket has room for some three hundred acknowledgements."""
-_READS: Final = 50
+_ATTEMPTS: Final = 50
 _GENERATION: Final = slice(18, 20)  # nfgenmsg.res_id
 _SET_NAME: Final = 2  # NFTA_SET_NAME
 _LIST_ELEMENTS: Final = 3  # NFTA_SET_ELEM_LIST_ELEMENTS
@@ -116,7 +115,7 @@ class Masquerade:
             PluginError: others keep changing the table.
         """
         wanted = list(dict.fromkeys([*networks, *(one.network for one in expected)]))
-        for _ in range(_READS):
+        for _ in range(_ATTEMPTS):
             generation = self._generation()
             if not self.lacking(wanted):
                 break
@@ -203,7 +202,7 @@ class Masquerade:
             OSError: EAGAIN, the set keeps changing.
         """
         what = f"list set {name} of table {nft.TABLE}"
-        for _ in range(_READS):
+        for _ in range(_ATTEMPTS):
             messages = self._netlink.ask(Request(nft.dump_elements(name), what, ENOENT))[0].messages
             if len({message[_GENERATION] for message in messages}) <= 1:
                 return messages

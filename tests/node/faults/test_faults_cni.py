@@ -260,7 +260,8 @@ def test_status_is_answered_while_every_place_for_calls_is_taken(make_node: Call
     node = make_node()
     names = [f"h{number}" for number in range(16)]
     with ThreadPoolExecutor(16) as pool:
-        calls = [pool.submit(node.cni, container=name, do="hold") for name in names]
+        # Each in a network of its own: one network never gets every place.
+        calls = [pool.submit(node.cni, container=name, name=name, do="hold") for name in names]
         node.until(lambda: all((node.notes() / f"held-{name}").exists() for name in names))
         try:
             assert len(node.scratch.status()["calls"]) == 16
