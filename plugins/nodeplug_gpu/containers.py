@@ -1,7 +1,9 @@
 """Which container a process belongs to.
 
-Owns: the way from a pid over its cgroup to a container id, and from there to namespace, pod and container by the names
-that kubelet gives to log files (`/var/log/containers/<pod>_<namespace>_<container>-<id>.log`).
+Owns: the way from a pid over its cgroup to a container id, and from there to namespace, pod and container by the links
+that kubelet makes to log files: `/var/log/containers/<pod>_<namespace>_<container>-<id>.log`, which leads to
+`/var/log/pods/<namespace>_<pod>_<uid>/<container>/<number>.log`. A name longer than 255 bytes loses the end of its id
+(kubelet, logSymlink); what is left of it and the target tell the same.
 Refuses: to ask the API server or a runtime: both may be away, and the names on disk are the same for all runtimes.
 """
 
@@ -17,6 +19,10 @@ _ID: Final = re.compile(r"[0-9a-f]{64}")
 _LOG: Final = re.compile(
     r"(?P<pod>[a-z0-9.-]+)_(?P<namespace>[a-z0-9-]+)_(?P<container>[a-z0-9-]+)-(?P<id>[0-9a-f]{64})\.log"
 )
+_TARGET: Final = re.compile(r"(?P<namespace>[a-z0-9-]+)_(?P<pod>[a-z0-9.-]+)_[^/_]+/(?P<container>[a-z0-9-]+)/[^/]+")
+_CUT_NAME: Final = 255
+_ENOUGH_OF_AN_ID: Final = 12
+"""Digits by which runtimes tell containers apart when they show them to people."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +48,7 @@ class Containers:
         # The last id of a path is the innermost: a pod's container, not a container in which kubelet itself runs.
         for line in groups.splitlines():
             for found in reversed(_ID.findall(line)):
-                container = self._by_id().get(found)
+                container = self._by_id().get(found) or self._by_part(found)
                 if container is not None:
                     return container
         return None
@@ -58,4 +64,21 @@ class Containers:
                 match = _LOG.fullmatch(name)
                 if match is not None:
                     self._names[match["id"]] = Container(match["namespace"], match["pod"], match["container"])
+                elif len(name) == _CUT_NAME:
+                    self._names.update(self._cut(name))
         return self._names
+
+    def _by_part(self, wanted: str) -> Container | None:
+        return next((one for part, one in self._names.items() if wanted.startswith(part)), None)
+
+    def _cut(self, name: str) -> Mapping[str, Container]:
+        """Read a link whose name has lost a part of the id, and return what is left of it with the container."""
+        try:
+            match = _TARGET.fullmatch("/".join((self.logs / name).readlink().parts[-3:]))
+        except OSError:
+            return {}
+        if match is None:
+            return {}
+        part = name.removeprefix(f"{match['pod']}_{match['namespace']}_{match['container']}-").removesuffix(".log")
+        known = len(part) >= _ENOUGH_OF_AN_ID and set(part) <= set("0123456789abcdef")
+        return {part: Container(match["namespace"], match["pod"], match["container"])} if known else {}

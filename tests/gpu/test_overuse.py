@@ -185,6 +185,32 @@ def test_a_name_with_dots_and_dashes_is_read_right(tmp_path: Path, container: "s
     )
 
 
+def cut(folder: Path, pod: str) -> Path:
+    """Name the only link as kubelet names it for a pod: 255 bytes at most, the end of the id is lost."""
+    link = next(folder.iterdir())
+    container_id = link.stem.rpartition("-")[2]
+    link.unlink()
+    made = folder / (f"{pod}_default_main-{container_id}"[:251] + ".log")
+    made.symlink_to(f"/var/log/pods/default_{pod}_0a1b2c3d-0000/main/0.log")
+    return made
+
+
+def test_a_link_whose_name_was_too_long_for_the_whole_id_still_leads_to_its_container(
+    tmp_path: Path, container: "subprocess.Popen[bytes]"
+) -> None:
+    pod = "p" * 200
+    assert len(cut(tmp_path / "containers", pod).name) == 255
+    assert Containers(logs=tmp_path / "containers").of(container.pid) == Container("default", pod, "main")
+    assert Containers(logs=tmp_path / "containers").of(os.getpid()) is None
+
+
+def test_a_link_that_has_lost_most_of_the_id_tells_nothing(
+    tmp_path: Path, container: "subprocess.Popen[bytes]"
+) -> None:
+    cut(tmp_path / "containers", "p" * 230)
+    assert Containers(logs=tmp_path / "containers").of(container.pid) is None
+
+
 def test_a_folder_of_logs_that_is_missing_makes_everything_nobodys(
     tmp_path: Path, container: "subprocess.Popen[bytes]"
 ) -> None:
