@@ -45,6 +45,10 @@ def gpu(
 
     from nodeplug_gpu.picture import picture
 
+    if detailed and layout is not Format.gpushare:
+        raise typer.BadParameter("--details is a layout of --format gpushare; add that, or leave --details out")
+    if as_json and layout is Format.gpushare:
+        raise typer.BadParameter("--json and --format gpushare exclude each other; choose one")
     reports = inspect("gpu", config, root)
     if as_json or layout is Format.json:
         print_json(reports)

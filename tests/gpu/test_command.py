@@ -288,6 +288,19 @@ def test_metrics_of_processes_are_those_of_the_page(tmp_path: Path) -> None:
     assert {name: labels[name] for name in OF_PROCESSES} == {name: documented_metrics()[name] for name in OF_PROCESSES}
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["-d"], "--details is a layout of --format gpushare"),
+        (["--json", "--format", "gpushare"], "exclude each other"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(tmp_path: Path, options: list[str], said: str) -> None:
+    ended = ScratchNode(tmp_path, GPU).run("gpu", *options)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert said in " ".join(ended.stderr.replace("│", " ").split())
+
+
 def test_without_a_daemon_it_says_so_in_a_sentence(tmp_path: Path) -> None:
     ended = ScratchNode(tmp_path, GPU).run("gpu")
     assert (ended.returncode, ended.stdout) == (1, "")
