@@ -212,6 +212,7 @@ class PodResources:
         """Look until cancelled. Never fails by itself."""
         self._seen = await asyncio.to_thread(self._load)
         while True:
+            self._asked.clear()  # before the look: what is asked during it is not seen by it
             try:
                 await self.look()
             except Exception:
@@ -219,7 +220,6 @@ class PodResources:
             await self._pause(min(self.interval * 2.0 ** min(self._failures, 10), max(_LONGEST_PAUSE, self.interval)))
 
     async def _pause(self, seconds: float) -> None:
-        self._asked.clear()
         if self._failures or seconds <= SETTLE:  # a rate limit asks for a slower pace
             await asyncio.sleep(seconds)
             return

@@ -1,13 +1,16 @@
 """Releases, as derived from podresources."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from nodeplug import DeviceReleased, PluginError, ResourceName
+from nodeplug.device.podresources import PodResources
+from nodeplug.registry import Registry, Route
+from nodeplug.runner import Runner
 from nodeplug.testing import Kubelet, serve_devices
 
 if TYPE_CHECKING:
@@ -203,4 +206,27 @@ def test_device_of_an_init_container_moves_on_without_a_release(full: "Full", ro
             await two_looks()
             assert full.releases() == []
 
+    run(story())
+
+
+def test_a_grant_during_a_look_leads_to_another_one_soon(minimal: "Minimal", root: Path, run: Run) -> None:
+    registry = Registry()
+    registry.load("thing", minimal, "test")
+    asked = 0
+
+    def routes() -> Sequence[Route]:
+        nonlocal asked
+        asked += 1
+        if asked == 2:  # kubelet has answered the first look, which is not over
+            poller.soon()
+        return registry.routes("device")
+
+    async def story() -> None:
+        async with Kubelet(root) as kubelet:
+            poller.socket = kubelet.podresources_socket
+            polling = asyncio.create_task(poller.run())
+            await kubelet.until(lambda: asked > 2)
+            polling.cancel()
+
+    poller = PodResources(root / "none", root / "holders.json", routes, Runner(), interval=3600)
     run(story())
