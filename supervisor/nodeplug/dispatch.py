@@ -8,13 +8,15 @@ A request is for exactly one plugin. With pluggy's broadcast a DEL, which rightl
 plugin; and pluggy's subset callers look at the shared table anew at each call.
 """
 
+import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any, Final
 
 import pluggy
 
-from nodeplug.hookspecs import Contract
+from nodeplug.hookspecs import ANSWERS, Contract
 
 LIFE_CYCLE: Final = frozenset({"claims", "start", "stop", "health"})
 """Hooks that nobody else may wrap: another plugin's audit must not run in this one's start."""
@@ -46,15 +48,34 @@ def hooks_of(name: str, plugin: object) -> Hooks:
     """Read a plugin's hooks.
 
     Raises:
-        pluggy.PluginValidationError: a hook or an argument has a name that the contract does not know.
+        pluggy.PluginValidationError: a hook or an argument has a name that the contract does not know; the message says
+            which it may be.
         ValueError: the object cannot be a plugin.
     """
     manager = _manager()
-    manager.register(plugin, name)
-    manager.check_pending()  # register() takes a misnamed hook without a word
+    try:
+        manager.register(plugin, name)
+        manager.check_pending()  # register() takes a misnamed hook without a word
+    except pluggy.PluginValidationError as error:
+        raise pluggy.PluginValidationError(plugin, _misnamed(manager, plugin) or str(error)) from error
     impls = [impl for caller in manager.get_hookcallers(plugin) or () for impl in caller.get_hookimpls()]
     wrapping = frozenset(impl.function.__name__ for impl in impls if impl.wrapper or impl.hookwrapper)
     return Hooks(frozenset(impl.function.__name__ for impl in impls) - wrapping, wrapping)
+
+
+def _misnamed(manager: pluggy.PluginManager, plugin: object) -> str:
+    """Say which hook or argument has no place in the contract; empty when names are not what is wrong."""
+    for name in dir(plugin):
+        if manager.parse_hookimpl_opts(plugin, name) is None:
+            continue
+        if name not in ANSWERS:
+            near = get_close_matches(name, ANSWERS, 1)
+            return f"there is no hook {name!r}; " + (f"is it {near[0]}?" if near else f"there are {', '.join(ANSWERS)}")
+        known = list(inspect.signature(getattr(Contract, name)).parameters)[1:]
+        asked = inspect.signature(getattr(plugin, name)).parameters
+        if unknown := [argument for argument in asked if argument not in known]:
+            return f"{name} has no argument {unknown[0]!r}; it may take {', '.join(known) or 'none'}"
+    return ""
 
 
 def callers(

@@ -12,7 +12,7 @@ from typing import Any, Final
 from nodeplug.config import PluginSection
 from nodeplug.errors import PluginError, text_of
 from nodeplug.host import Host
-from nodeplug.registry import Found, Loaded, PluginRefused, examine, validate_config
+from nodeplug.registry import Found, Loaded, PluginRefused, examine, unmarked, validate_config
 
 LOG: Final = logging.getLogger(__name__)
 
@@ -51,6 +51,8 @@ def prepare(name: str, found: Found, config: Mapping[str, Any], make_host: Calla
         PluginRefused: it cannot be loaded; the message says at which step.
     """
     plugin = _construct(name, found.cls, validate_config(name, found, config), make_host(name))
+    if forgotten := unmarked(found.cls):
+        LOG.warning("plugin %s: %s without @hookimpl: nobody calls it", name, ", ".join(forgotten))
     return examine(name, plugin, found.distribution)
 
 

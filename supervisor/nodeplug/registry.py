@@ -154,7 +154,8 @@ def describe(error: ValidationError, where: str, model: type[BaseModel]) -> list
         key = ".".join([where, *(str(part) for part in item["loc"])])
         if item["type"] == "extra_forbidden":
             allowed = ", ".join(allowed_keys(model, item["loc"])) or "none"
-            lines.append(f"{key}: unknown key; allowed: {allowed}")
+            why = ": the plugin's class has no Config" if model is NoConfig else ""
+            lines.append(f"{key}: unknown key; allowed: {allowed}{why}")
             continue
         found = "" if item["type"] == "missing" else f" (found {item['input']!r})"
         lines.append(f"{key}: {item['msg']}{found}")
@@ -338,6 +339,13 @@ def examine(name: str, plugin: object, distribution: str) -> Loaded:
     if len(set(claims)) != len(claims):
         raise PluginRefused(f"{who} claims one name twice: {', '.join(map(str, claims))}")
     return Loaded(name, distribution, plugin, claims, hooks.own, hooks.wrappers, {})
+
+
+def unmarked(plugin: type[object]) -> tuple[str, ...]:
+    """Return the methods that have the name of a hook and are not marked as one: nobody calls them."""
+    mark = f"{GROUP}_impl"  # what `hookimpl` leaves on a function
+    methods = {name: getattr(plugin, name, None) for name in ANSWERS}
+    return tuple(name for name, method in methods.items() if callable(method) and not hasattr(method, mark))
 
 
 def _check_claimed(who: str, claim: object, hooks: frozenset[str]) -> None:

@@ -7,6 +7,7 @@ those of `nodeplug.testing`.
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from rich.console import Console
 
 from nodeplug.errors import InvalidRequest, NotReady, PluginError
 from nodeplug.mounts import mounted_at
-from nodeplug.registry import find
+from nodeplug.registry import find, unmarked
 from nodeplug.tables import toml
 from nodeplug.testing import AdmissionError, BlockingKubelet, CniError, FlexFailure, FlexVolume, ScratchNode
 from nodeplug.testing.stage import CniRuntimeFactory, FlexCallers, LeftBehind, scratch_node
@@ -30,7 +31,12 @@ from nodeplug.values import Pod
 _INSIDE: Final = "NODEPLUG_TRY_INSIDE"
 _FAILURES: Final = (AdmissionError, CniError, FlexFailure, LeftBehind, NotReady, TimeoutError)
 _POD: Final = Pod(name="pod", namespace="default", uid="0001")
-_LOG_LINES: Final = 5
+_PATIENCE: Final = 7.0
+_ENOUGH: Final = 3.0  # of a listing that fails: it is tried again many times in it
+_RECORD: Final = re.compile(r"^(?=\d{4}-\d\d-\d\dT\S+Z [A-Z]+ )", re.MULTILINE)
+_TELLING: Final = re.compile(r"\S+ (WARNING|ERROR|CRITICAL) |\S+ \S+ nodeplug\.plugin\.")
+_NUMBERS: Final = re.compile(r"^\S+ |\[[0-9a-f]{8}\b|request [0-9a-f]{8}\b")
+_RECORDS: Final = 4
 _PIPE_WIDTH: Final = 240
 
 
@@ -97,14 +103,23 @@ def _serve(console: Console, node: ScratchNode, name: str, example: Mapping[str,
     styles: Mapping[str, Callable[[ScratchNode, str, Mapping[str, Any]], Iterator[tuple[str, str]]]]
     styles = {"device": _device, "cni": _cni, "volume": _volume}
     _line(console, "green", "serve", f"plugin {name} claims {', '.join(row['claims'])}")
+    for hook in unmarked(find(row["uses"]).cls):
+        _line(console, "yellow", "unused", f"{hook} has no @hookimpl: nobody calls it")
     for claim in row["claims"]:
         kind, _, what = claim.partition(":")
         try:
             for act, told in styles[kind](node, what, example):
                 _line(console, "green", act, told)
         except _FAILURES:
-            _line(console, "red", "log", "\n        ".join(node.log.splitlines()[-_LOG_LINES:]))
+            _line(console, "red", "log", _end_of(node.log))
             raise
+
+
+def _end_of(log: str) -> str:
+    """Return the last whole records that somebody should read: warnings, and what plugins say."""
+    telling = [record for record in _RECORD.split(log) if _TELLING.match(record)]
+    newest = {_NUMBERS.sub("", record): record for record in telling}  # what is tried again says the same again
+    return "".join(list(newest.values())[-_RECORDS:]).rstrip().replace("\n", "\n        ")
 
 
 def _line(console: Console, colour: str, act: str, told: str) -> None:
@@ -143,21 +158,47 @@ def _volume(node: ScratchNode, driver: str, example: Mapping[str, Any]) -> Itera
 
 def _device(node: ScratchNode, resource: str, _example: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     with BlockingKubelet(node.root / "var" / "lib" / "kubelet") as kubelet:
-        kubelet.until(lambda: kubelet.capacity(resource) > 0)
+        _until_listed(node, kubelet, resource)
         healthy, total = kubelet.allocatable(resource), kubelet.capacity(resource)
         yield "list", f"kubelet has {total} devices of {resource}, {healthy} of them healthy"
         answer = kubelet.admit("pod", {resource: 1})[resource]
-        yield "pod", f"a container asks for one {resource} and gets"
-        for spec in answer.devices:
-            yield "node", f"{spec.host_path} as {spec.container_path} ({spec.permissions})"
-        for mount in answer.mounts:
-            yield "mount", f"{mount.host_path} as {mount.container_path} ({'ro' if mount.read_only else 'rw'})"
-        for name, value in sorted(answer.envs.items()):
-            yield "env", f"{name}={value}"
-        for name, value in sorted(answer.annotations.items()):
-            yield "note", f"{name}={value}"
-        for device in answer.cdi_devices:
-            yield "cdi", device.name
+        granted = list(_granted(answer))
+        yield "pod", f"a container asks for one {resource} and gets{'' if granted else ' nothing'}"
+        yield from granted
+
+
+def _until_listed(node: ScratchNode, kubelet: BlockingKubelet, resource: str) -> None:
+    """Wait until kubelet has devices.
+
+    Raises:
+        NotReady: it gets none; the message says why.
+    """
+    why = ""
+    for seconds in (_ENOUGH, _PATIENCE):
+        try:
+            kubelet.until(lambda: kubelet.stand_in.capacity(resource) > 0, seconds)
+        except TimeoutError:
+            row = next(row for row in node.status()["resources"] if row["resource"] == resource)
+            why = row["error"] or row["absent"]
+        else:
+            return
+        if why:
+            break
+    raise NotReady(f"kubelet has no device of {resource}: {why or 'device_list answers none'}")
+
+
+def _granted(answer: Any) -> Iterator[tuple[str, str]]:
+    """Show what a container got, one line each."""
+    for spec in answer.devices:
+        yield "node", f"{spec.host_path} as {spec.container_path} ({spec.permissions})"
+    for mount in answer.mounts:
+        yield "mount", f"{mount.host_path} as {mount.container_path} ({'ro' if mount.read_only else 'rw'})"
+    for name, value in sorted(answer.envs.items()):
+        yield "env", f"{name}={value}"
+    for name, value in sorted(answer.annotations.items()):
+        yield "note", f"{name}={value}"
+    for device in answer.cdi_devices:
+        yield "cdi", device.name
 
 
 def _sections(path: Path, text: str) -> Mapping[str, Any]:

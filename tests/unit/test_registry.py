@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from nodeplug import Claim, CniResult, Device, InvalidRequest, NotFound, hookimpl
-from nodeplug.registry import PluginRefused, Registry, check_claim, find, validate_config
+from nodeplug.registry import Found, PluginRefused, Registry, check_claim, find, unmarked, validate_config
 
 
 class Net:
@@ -150,7 +150,7 @@ def test_a_hook_that_yields_is_refused() -> None:
         def device_list(self) -> Iterator[Device]:
             yield from ()
 
-    with pytest.raises(PluginRefused, match="device_list contains `yield`.*; return a list or tuple, or mark it"):
+    with pytest.raises(PluginRefused, match=r"device_list contains `yield`.*; return a list or tuple, or mark it"):
         Registry().load("lazy", Lazy(), "d")
 
 
@@ -261,3 +261,54 @@ def test_a_plugin_without_config_refuses_any_key() -> None:
 
 def test_the_example_device_value_has_safe_defaults() -> None:
     assert Device(id="a").numa_nodes == ()  # type: ignore[arg-type]
+
+
+class Seats:
+    @hookimpl
+    def claims(self) -> list[Claim]:
+        return [Claim("device", "example.com/seat")]
+
+    @hookimpl
+    def device_list(self) -> list[Device]:
+        return []
+
+
+class Misspelt(Seats):
+    @hookimpl
+    def device_alocate(self, request: Any) -> None: ...
+
+
+class Nameless(Seats):
+    @hookimpl
+    def bicycle(self) -> None: ...
+
+
+class Greedy(Seats):
+    @hookimpl
+    def device_allocate(self, request: Any, pod: Any) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("plugin", "sentence"),
+    [
+        (Misspelt(), "there is no hook 'device_alocate'; is it device_allocate\\?$"),
+        (Nameless(), "there is no hook 'bicycle'; there are claims, "),
+        (Greedy(), "device_allocate has no argument 'pod'; it may take request$"),
+    ],
+)
+def test_a_wrong_name_is_told_with_the_right_one(plugin: object, sentence: str) -> None:
+    with pytest.raises(PluginRefused, match=sentence):
+        Registry().load("seats", plugin, "d")
+
+
+def test_a_key_for_a_plugin_without_config_is_refused_with_the_reason() -> None:
+    with pytest.raises(PluginRefused, match=r"allowed: none: the plugin's class has no Config$"):
+        validate_config("seats", Found(Seats, "d"), {"count": 2})
+
+
+def test_a_method_without_the_mark_is_found() -> None:
+    class Forgetful(Seats):
+        def device_allocate(self, request: Any) -> None: ...
+
+    assert unmarked(Forgetful) == ("device_allocate",)
+    assert unmarked(Greedy) == ()

@@ -20,6 +20,15 @@ class Broken:
     @hookimpl
     def cni_del(self, request): pass
 """
+DEVICE = """
+from nodeplug import Claim, Device, DeviceId, Grant, hookimpl
+class Mine:
+    def __init__(self, config, host): pass
+    @hookimpl
+    def claims(self): return [Claim("device", "example.com/mine")]
+    @hookimpl
+    def device_list(self): LISTING
+"""
 
 Try = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -73,3 +82,37 @@ def test_a_mistake_is_a_sentence(config: str, arguments: list[str], sentence: st
     assert done.returncode == 1
     assert sentence in done.stdout + done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("listing", "sentence"),
+    [
+        ('raise RuntimeError("no camera")', "device_list of plugin 'mine' raised RuntimeError: no camera"),
+        ("return []", "kubelet has no device of example.com/mine: device_list answers none"),
+    ],
+)
+def test_a_resource_without_devices_is_told_with_its_reason(
+    listing: str, sentence: str, tried: Try, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text(DEVICE.replace("LISTING", listing))
+    done = tried('[plugins.mine]\nuses = "mine:Mine"\n')
+    assert done.returncode == 1
+    last = done.stdout.splitlines()[-1]
+    assert last.startswith("✗")
+    assert sentence in last
+
+
+def test_a_traceback_is_shown_whole(tried: Try, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(DEVICE.replace("LISTING", 'raise RuntimeError("no camera")'))
+    done = tried('[plugins.mine]\nuses = "mine:Mine"\n')
+    assert (
+        done.stdout.count("Traceback (most recent call last)") == done.stdout.count("\n          RuntimeError: no") > 0
+    )
+
+
+def test_a_method_that_nobody_calls_is_named(tried: Try, tmp_path: Path) -> None:
+    unmarked = '    def device_allocate(self, request): return Grant(env={"A": "b"})\n'
+    (tmp_path / "mine.py").write_text(DEVICE.replace("LISTING", 'return [Device(DeviceId("one"))]') + unmarked)
+    done = tried('[plugins.mine]\nuses = "mine:Mine"\n')
+    assert "device_allocate has no @hookimpl" in done.stdout
+    assert "a container asks for one example.com/mine and gets nothing" in done.stdout

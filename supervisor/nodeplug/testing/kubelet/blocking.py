@@ -120,9 +120,12 @@ class BlockingKubelet:
         """Wait until a condition holds; it is asked often, on the loop of the stand-in.
 
         Raises:
-            TimeoutError: it does not come to hold.
+            TimeoutError: it does not come to hold; with what kubelet has.
         """
-        self.call(lambda: self.stand_in.until(condition, seconds))
+        try:
+            self.call(lambda: self.stand_in.until(condition, seconds))
+        except TimeoutError:
+            raise TimeoutError(f"kubelet waited {seconds:g} s in vain; it has {self._found()}") from None
 
     def until_allocatable(self, resource: str, count: int, seconds: float = 20.0) -> None:
         """Wait until a resource has exactly so many healthy devices.
@@ -133,11 +136,13 @@ class BlockingKubelet:
         try:
             self.call(lambda: self.stand_in.until_allocatable(resource, count, seconds))
         except TimeoutError:
-            known = {name: self.stand_in.allocatable(name) for name in self.stand_in.resources}
-            found = ", ".join(f"{name}: {healthy}" for name, healthy in sorted(known.items())) or "no resource at all"
             raise TimeoutError(
-                f"kubelet waited {seconds:g} s for {count} healthy devices of {resource} and has {found}"
+                f"kubelet waited {seconds:g} s for {count} healthy devices of {resource} and has {self._found()}"
             ) from None
+
+    def _found(self) -> str:
+        known = {name: self.stand_in.allocatable(name) for name in self.stand_in.resources}
+        return ", ".join(f"{name}: {healthy}" for name, healthy in sorted(known.items())) or "no resource at all"
 
     # --- pods
 
