@@ -31,6 +31,7 @@ simulated = [{{ memory = "8GiB", count = 2 }}]
 [[plugins.gpu.config.resources]]
 sharing = "memory"
 resource = "{MEMORY}"
+overuse = {{ grace = "300ms" }}
 """
 PODS = {"small": 4, "smaller": 3, "large": 5}
 """Units; `small` and `smaller` fit on one card, and leave 1 unit there and 3 beside `large`."""
@@ -166,6 +167,9 @@ def test_memory_of_a_process_is_charged_to_the_container_that_it_runs_in(
         "nobody": GIB,
     }
     lab.kubelet.wait_for("the memory of both pods", lambda: charged() == wanted)
+    warning = f"default/smaller-{lab.private.name}/main on {cards['smaller']} uses 5Gi, promised are 3Gi"
+    lab.kubelet.wait_for("a warning", lambda: warning in lab.daemon.log)
+    assert f"default/small-{lab.private.name}/main on" not in lab.daemon.log
 
 
 def test_units_stay_with_their_pods_when_kubelet_restarts(lab: Lab, cards: dict[str, str]) -> None:
