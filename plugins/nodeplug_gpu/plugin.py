@@ -67,7 +67,7 @@ class MpsFollower:
         """Keep a daemon per card; while the driver is away nothing is known about cards, and nothing is changed."""
         if inventory.view.state != "running":
             return
-        present = {card.uuid for card in inventory.view.cards}
+        present = {card.uuid for card in inventory.view.cards if not card.mig}  # MPS serves no card in MIG mode here
         wanted: dict[Uuid, tuple[Card, Mps]] = {}
         for entry in self.config.resources:
             if isinstance(entry, Memory | Replicas) and entry.mps is not None:

@@ -63,7 +63,7 @@ def _card(shop: Shop, overuse: OveruseWatch, entry: Entry, offer: Offer) -> dict
     inventory, card = shop.inventory, offer.card
     condition = inventory.conditions[card.uuid]
     vitals = inventory.view.vitals.get(card.uuid)
-    uses = [use for use in inventory.uses if use.card == card.uuid]
+    uses = [use for use in inventory.uses if use.card == card.uuid and use.resource in names_of(entry)]
     sharing = shop.sharings.get(entry.resource)
     return {
         "uuid": card.uuid,

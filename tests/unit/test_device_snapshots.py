@@ -120,3 +120,33 @@ def test_empty_list_is_a_list() -> None:
         assert await snapshots.after(0, lambda: False) is snapshots.current
 
     asyncio.run(story())
+
+
+def test_a_long_list_is_written_off_the_loop() -> None:
+    async def story() -> None:
+        turns = 0
+
+        async def others() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        beside = asyncio.create_task(others())
+        await Snapshots(RESOURCE).publish(make(*(f"d{number}" for number in range(16_000))))
+        beside.cancel()
+        assert turns > 0
+
+    asyncio.run(story())
+
+
+def test_a_long_list_that_cannot_be_sent_leaves_the_one_before() -> None:
+    async def story() -> None:
+        snapshots = Snapshots(RESOURCE)
+        await snapshots.publish(make("a"))
+        with pytest.raises(InvalidRequest, match=r"'d0' of example\.com/thing is listed twice"):
+            await snapshots.publish(make("d0", *(f"d{number}" for number in range(16_000))))
+        assert snapshots.current is not None
+        assert list(snapshots.current.devices) == ["a"]
+
+    asyncio.run(story())

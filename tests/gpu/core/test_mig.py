@@ -1,12 +1,17 @@
 """MIG instances as devices, and cards whose mode changes while they are used."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from nodeplug import NotFound
+from nodeplug_gpu.cards import Card, Uuid
+from nodeplug_gpu.config import Mps
 from nodeplug_gpu.ids import card_key
+from nodeplug_gpu.mps import MpsDaemons
+from nodeplug_gpu.plugin import MpsFollower
 
 MEM, MIG, LARGE = "aliyun.com/gpu-mem", "nvidia.com/mig", "nvidia.com/mig-3g"
 Make = Callable[..., Any]
@@ -86,3 +91,19 @@ def test_instances_that_are_held_stay_listed_when_their_card_becomes_whole(
     shop.wait()
     assert shop.listed(MIG)["MIG-0-a0"] == "it is for aliyun.com/gpu-mem now"
     assert all(shop.listed().values())
+
+
+def test_a_card_that_is_divided_is_no_longer_served_by_mps(store: Make, card: Make, divided: Make) -> None:
+    shop = store([{"sharing": "memory", "mps": {}}], [card(0), card(1)])
+    shop.held = {MEM: {"pod": [f"{card_key(card(0).uuid)}-0"]}}
+    kept: list[set[str]] = []
+
+    class Daemons(MpsDaemons):
+        def keep(self, wanted: Mapping[Uuid, tuple[Card, Mps]]) -> None:
+            kept.append(set(wanted))
+
+    follower = MpsFollower(Daemons(shop.shop.host, Path("/"), lambda: None), shop.config)
+    follower.follow(shop.shop.inventory)
+    shop.cards[0] = divided(0, SMALL)
+    follower.follow(shop.look())
+    assert kept == [{"GPU-0", "GPU-1"}, {"GPU-1"}]
