@@ -25,12 +25,14 @@ class _Commands(TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         own = super().list_commands(ctx)
-        return [*own, *sorted(point.name for point in entry_points(group=GROUP) if point.name not in own)]
+        return [*own, *sorted({point.name for point in entry_points(group=GROUP)} - set(own))]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         own = super().get_command(ctx, cmd_name)
+        if own is not None:  # of two commands with one name ours is meant, and nothing of plugins is looked for
+            return own
         found = next(iter(entry_points(group=GROUP, name=cmd_name)), None)
-        return own if own is not None or found is None else _brought(found)
+        return None if found is None else _brought(found)
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -62,7 +64,7 @@ def _brought(point: EntryPoint) -> Any:
     """Load a command that a plugin brings; one that cannot be loaded says so when it is called, not in every help."""
     try:
         return typer.main.get_command(point.load())
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         reason = f"the command {point.name!r} ({point.value}) cannot be loaded: {type(error).__name__}: {error}"
         broken = typer.Typer(add_completion=False)
 

@@ -3,6 +3,9 @@
     [project.entry-points."nodeplug.commands"]
     fuse = "nodeplug_fuse.command:app"          # a typer.Typer
 
+`nodeplug --help` imports the module of every such command: import what the command needs inside it. A name of
+nodeplug's own commands stays with nodeplug.
+
 Owns: the options that every command of a node shares, asking the running daemon, printing for people and programs.
 Refuses: the commands themselves.
 """
