@@ -2,20 +2,30 @@
 
 import importlib
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nodeplug.testing.conformance import RULES, conformance
+from nodeplug.testing import Report
+from nodeplug.testing.conformance import RULES
 
 ZOO = Path(__file__).parent / "zoo"
 HOUSES = sorted(path.stem for path in ZOO.glob("zoo_*.py"))
 
 
-@pytest.fixture(autouse=True)
-def _path(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ZOO))
+@pytest.fixture(scope="module")
+def _path() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ZOO))
+        yield
+
+
+def asked(params: dict[str, Any]) -> dict[str, Any]:
+    """Say what the run for a test is asked for."""
+    animal = {"rules": [params["rule"]], "patience": 2.0} if "rule" in params else {}
+    return {"plugin": params["plugin"], **animal}
 
 
 def _animals() -> list[tuple[str, str, str]]:
@@ -38,8 +48,8 @@ ANIMALS = _animals()
 
 
 @pytest.mark.parametrize(("plugin", "rule", "seen"), ANIMALS, ids=[animal[1] for animal in ANIMALS])
-def test_a_plugin_that_breaks_a_rule_fails_it(plugin: str, rule: str, seen: str) -> None:
-    report = conformance(plugin, rules=[rule], patience=2.0)
+def test_a_plugin_that_breaks_a_rule_fails_it(plugin: str, rule: str, seen: str, report: Report) -> None:
+    assert report.plugin == plugin
     assert [finding.rule for finding in report.failed] == [rule], str(report)
     assert seen in report[rule].seen
 
@@ -51,5 +61,6 @@ def test_every_rule_has_a_plugin_that_breaks_it() -> None:
 @pytest.mark.parametrize(
     "plugin", ["zoo_device:Tame", "zoo_device:Picky", "zoo_cni:Tame", "zoo_volume:Tame", "zoo_volume:Attached"]
 )
-def test_a_plugin_that_breaks_no_rule_passes_all(plugin: str) -> None:
-    conformance(plugin).check()
+def test_a_plugin_that_breaks_no_rule_passes_all(plugin: str, report: Report) -> None:
+    assert report.plugin == plugin
+    report.check()

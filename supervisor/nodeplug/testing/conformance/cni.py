@@ -14,6 +14,7 @@ from pyroute2 import IPRoute
 
 from nodeplug.testing.cni_runtime import CniError
 from nodeplug.testing.conformance.network import NEWEST, Container, Network, addresses_of, links_of, lose
+from nodeplug.testing.conformance.report import few
 from nodeplug.testing.conformance.rules import Broken, NotApplicable, rule
 from nodeplug.testing.conformance.stage import Stage
 from nodeplug.testing.inventory import Inventory
@@ -40,7 +41,7 @@ def _attached(stage: Stage) -> Iterator[tuple[Network, Container, dict[str, Any]
 
 def _nothing_left(stage: Stage, before: Inventory) -> None:
     if left := stage.left_since(before):
-        raise Broken(f"left on the node: {', '.join(left[:6])}")
+        raise Broken(f"left on the node: {few(left)}")
 
 
 # --- ADD
@@ -78,7 +79,7 @@ def result_interfaces_exist(stage: Stage) -> str:
         for interface in interfaces:
             links = links_of(stage, container if interface.get("sandbox") else None)
             if interface["name"] not in links:
-                raise Broken(f"{interface['name']} of the result is not among {', '.join(sorted(links))}")
+                raise Broken(f"{interface['name']} of the result is not among {few(sorted(links))}")
             said, found = interface.get("mac", "").lower(), links[interface["name"]]
             if said and said != found:
                 raise Broken(f"{interface['name']} has the address {found}, the result says {said}")
@@ -120,7 +121,7 @@ def repeated_add_answers_alike(stage: Stage) -> str:
         except CniError as error:
             told = f"refused: {error.msg}"
         if more := stage.left_since(once):
-            raise Broken(f"the second ADD changed the node: {', '.join(more[:6])}")
+            raise Broken(f"the second ADD changed the node: {few(more)}")
         network.detach(container)
     _nothing_left(stage, before)
     return told
@@ -172,7 +173,7 @@ def _distinct(results: list[dict[str, Any]]) -> str:
     given = [ip["address"] for result in results for ip in result.get("ips", ())]
     twice = sorted({address for address in given if given.count(address) > 1})
     if [address for address in twice if not ip_interface(address).is_loopback]:
-        raise Broken(f"{', '.join(twice)} was given twice")
+        raise Broken(f"{few(twice)} was given twice")
     return f"{len(set(given))} addresses"
 
 
@@ -344,7 +345,7 @@ def gc_keeps_what_is_valid(stage: Stage) -> str:
 
 def _unchanged(stage: Stage, before: Inventory, what: str) -> None:
     if lost := stage.inventory().since(before):
-        raise Broken(f"{what} changed the node: {', '.join(lost[:6])}")
+        raise Broken(f"{what} changed the node: {few(lost)}")
 
 
 @rule("cni", _GC, "Remove what belongs to no attachment in `request.valid`.", "cni_gc")

@@ -7,6 +7,7 @@ Refuses: to load the plugin into this process: a rehearsal and the daemon do, in
 from typing import Final
 
 from nodeplug.testing.conformance.rehearsal import Rehearsal
+from nodeplug.testing.conformance.report import few
 from nodeplug.testing.conformance.rules import Broken, NotApplicable, rule
 from nodeplug.testing.conformance.stage import Stage
 
@@ -68,7 +69,7 @@ def constructor_starts_no_thread(stage: Stage) -> str:
     threads = seen.document.get("constructor_threads", ())
     opened = seen.document.get("constructor_descriptors", ())
     if threads or opened:
-        raise Broken(f"it left threads {', '.join(threads) or 'none'} and descriptors {', '.join(opened) or 'none'}")
+        raise Broken(f"it left threads {few(threads) or 'none'} and descriptors {few(opened) or 'none'}")
     return ""
 
 
@@ -77,7 +78,7 @@ def constructor_writes_no_file(stage: Stage) -> str:
     """The constructor works without its state folder and writes nothing there."""
     seen = _constructed(stage)
     if files := seen.document.get("constructor_files"):
-        raise Broken(f"it made {', '.join(files)}")
+        raise Broken(f"it made {few(files)}")
     return ""
 
 
@@ -157,7 +158,7 @@ def no_thread_outlives_stop(stage: Stage) -> str:
     """No thread of the plugin is left after stop."""
     seen = _examined(stage)
     if left := seen.document.get("left_threads"):
-        raise Broken(f"left running: {', '.join(left)}")
+        raise Broken(f"left running: {few(left)}")
     return ""
 
 
@@ -168,7 +169,7 @@ def no_descriptor_outlives_stop(stage: Stage) -> str:
     if "left_descriptors" not in seen.document:
         raise NotApplicable(f"the plugin had no second life: {seen.why_short}")
     if left := seen.document["left_descriptors"]:
-        raise Broken(f"a second life left open: {', '.join(left)}")
+        raise Broken(f"a second life left open: {few(left)}")
     return ""
 
 
@@ -230,10 +231,9 @@ def daemon_runs_it(stage: Stage) -> str:
     if "claims" not in stage.rehearsal().document:
         raise NotApplicable(f"the plugin cannot be loaded: {stage.rehearsal().why_short}")
     node = stage.node
-    status = node.stop()
+    status = stage.stop()
     if status != 0:
         raise Broken(f"the daemon ended with {status}: {node.log[-1000:]}")
-    stage.start()
     return ""
 
 
@@ -242,12 +242,8 @@ def nothing_is_left_after_stop(stage: Stage) -> str:
     """Starting and stopping the daemon leaves no link, mount, loop device or nftables object behind."""
     if "claims" not in stage.rehearsal().document:
         raise NotApplicable(f"the plugin cannot be loaded: {stage.rehearsal().why_short}")
-    node = stage.node
-    node.stop()
-    before = stage.inventory()
-    stage.start()
-    node.stop()
-    if left := [line for line in stage.left_since(before) if not line[2:].startswith("file ")]:
-        raise Broken(", ".join(left))
-    stage.start()
+    stage.require_passed("daemon-runs-it")
+    stage.stop()
+    if left := stage.left_since(stage.untouched, files=False):
+        raise Broken(few(left))
     return ""

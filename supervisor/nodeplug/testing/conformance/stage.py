@@ -55,6 +55,7 @@ class Stage:
         closing: what rules want closed with the stage.
         network: the `Network` of the rules for CNI, once there is one.
         granted: what the plugin granted on this stage, once a rule has asked.
+        untouched: what was there before the first start of the daemon.
     """
 
     def __init__(self, subject: Subject, folder: Path, patience: float) -> None:
@@ -74,10 +75,12 @@ class Stage:
         self.subject = self._told.within(self.scratch)
         self._netns: Netns | None = None
         self._node: ScratchNode | None = None
+        self._stopped = True
         self._kubelet: BlockingKubelet | None = None
         self.closing = ExitStack()
         self.network: Any = None
         self.granted: Any = None
+        self.untouched = Inventory(frozenset())
 
     @property
     def patience(self) -> float:
@@ -186,12 +189,20 @@ class Stage:
 
     @property
     def node(self) -> ScratchNode:
-        """The daemon with the plugin, running.
+        """The daemon with the plugin, running; one that ended by itself is not started again.
 
         Raises:
             Broken: the daemon or the plugin does not come up.
         """
         self.require_passed("daemon-runs-it")
+        node = self._place()
+        if self._stopped:
+            if "device" in self.claims:
+                self._listen(node)  # first: the daemon registers at once then, and else looks for kubelet once a second
+            self.start()
+        return node
+
+    def _place(self) -> ScratchNode:
         if self._node is None:
             root = self.folder / "n"
             root.mkdir()
@@ -199,12 +210,22 @@ class Stage:
             self._node = ScratchNode(
                 root, toml({"plugins": sections}), supervisor=_SUPERVISOR, env={"PYTHONPATH": self.env["PYTHONPATH"]}
             )
-            if "device" in self.claims:
-                self._listen(
-                    self._node
-                )  # first: the daemon registers at once then, and else looks for kubelet once a second
-            self.start()
+            self.untouched = self.inventory()
         return self._node
+
+    def stop(self) -> int:
+        """Let the daemon, which ran on this stage, end; whoever needs it next starts it again.
+
+        Returns:
+            Its exit status; 0 when it had been stopped before.
+
+        Raises:
+            Broken: it never ran here, and does not come up.
+        """
+        if self._node is None:
+            _ = self.node
+        self._stopped = True
+        return self._place().stop()
 
     def start(self) -> None:
         """Start the daemon and wait until the plugin runs.
@@ -212,7 +233,7 @@ class Stage:
         Raises:
             Broken: it does not.
         """
-        node = self.node
+        node, self._stopped = self._place(), False
         try:
             self.on_host(node.start)
         except PluginError as error:
@@ -246,7 +267,7 @@ class Stage:
 
     def inventory(self) -> Inventory:
         """Look at what the host's namespace and the scratch folder hold."""
-        paths, own = self.node.paths, (f"{self.scratch}", f"{self.folder}/n/")
+        paths, own = self._place().paths, (f"{self.scratch}", f"{self.folder}/n/")
         seen = self.on_host(lambda: Inventory.take(self.scratch, paths.attachments, paths.spool, paths.journal))
         return Inventory(
             frozenset(
@@ -254,12 +275,20 @@ class Stage:
             )
         )
 
-    def left_since(self, before: Inventory) -> list[str]:
-        """Return what differs from before, once it has had time to go: the kernel ends namespaces behind our back."""
+    def left_since(self, before: Inventory, *, files: bool = True) -> list[str]:
+        """Return what differs from before, once it has had time to go: the kernel ends namespaces behind our back.
+
+        Args:
+            before: an earlier look.
+            files: whether files count as well.
+        """
         end = time.monotonic() + min(self.patience, 5.0)
-        while (difference := self.inventory().since(before)) and time.monotonic() < end:
+        while True:
+            seen = self.inventory().since(before)
+            left = [line for line in seen if files or not line[2:].startswith("file ")]
+            if not left or time.monotonic() > end:
+                return left
             time.sleep(0.05)
-        return difference
 
 
 def _end_of(text: str) -> str:

@@ -15,6 +15,7 @@ from typing import Final
 from nodeplug.flex import commands as cmd
 from nodeplug.mounts import mounts
 from nodeplug.testing.conformance.driver import NAME, PODS, Volume
+from nodeplug.testing.conformance.report import few
 from nodeplug.testing.conformance.rules import Broken, NotApplicable, rule
 from nodeplug.testing.conformance.stage import Stage
 from nodeplug.testing.inventory import Inventory
@@ -45,7 +46,7 @@ def _end(volume: Volume, before: Inventory | None = None) -> None:
 
 def _nothing_left(stage: Stage, before: Inventory) -> None:
     if left := [line for line in stage.left_since(before) if not line[2:].startswith("file ")]:
-        raise Broken(f"left on the node: {', '.join(left[:6])}")
+        raise Broken(f"left on the node: {few(left)}")
 
 
 def _mounts_at(target: Path) -> int:

@@ -1,0 +1,33 @@
+"""Runs of the rules, side by side: each one is a daemon and a few processes that mostly wait for each other."""
+
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from nodeplug.testing import Report, conformance
+
+
+@pytest.fixture(scope="module")
+def _reports(request: pytest.FixtureRequest, _path: None) -> Iterator[Callable[[str], Report]]:
+    """Start a run for each selected test of the module, and return the report for the name of one.
+
+    The module's `asked(params)` says what the run for a test is asked for: the arguments of `conformance`.
+    """
+    module: Any = request.module
+    runs = {}
+    with ThreadPoolExecutor(os.cpu_count(), "conformance") as workers:
+        for item in request.session.items:
+            if getattr(item, "module", None) is module and "report" in getattr(item, "fixturenames", ()):
+                asked = module.asked(item.callspec.params)  # type: ignore[attr-defined]  # an item with parameters has it
+                runs[item.name] = workers.submit(conformance, **asked)
+        yield lambda name: runs[name].result()
+        workers.shutdown(cancel_futures=True)
+
+
+@pytest.fixture
+def report(request: pytest.FixtureRequest, _reports: Callable[[str], Report]) -> Report:
+    """The report about the plugin of this test; those for the tests after it are made meanwhile."""
+    return _reports(request.node.name)
