@@ -17,6 +17,12 @@ def play(*command: str, env: Mapping[str, str] | None = None) -> subprocess.Comp
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=env, cwd="/")
 
 
+@pytest.fixture(scope="module")
+def printed() -> str:
+    """What it prints, as root and into a pipe."""
+    return play().stdout
+
+
 def test_it_ends_well_as_root_and_leaves_nothing() -> None:
     before = sorted(path.name for path in Path("/tmp").glob("nodeplug-demo-*"))
     done = play()
@@ -33,8 +39,7 @@ def test_it_ends_well_as_an_ordinary_user(other_user: Any) -> None:
     assert "✓ nothing is left" in done.stdout
 
 
-def test_two_pods_share_a_card_and_a_third_is_refused_with_the_numbers() -> None:
-    printed = play().stdout
+def test_two_pods_share_a_card_and_a_third_is_refused_with_the_numbers(printed: str) -> None:
     shared = re.findall(r"^ +(\w+) gets (\d) of 8 units of (GPU-\S+)$", printed, re.MULTILINE)
     assert [(pod, units) for pod, units, _ in shared] == [("trainer", "5"), ("server", "2")]
     assert len({card for *_, card in shared}) == 1
@@ -43,8 +48,7 @@ def test_two_pods_share_a_card_and_a_third_is_refused_with_the_numbers() -> None
     assert "\x1b" not in printed
 
 
-def test_the_readme_shows_what_it_prints() -> None:
+def test_the_readme_shows_what_it_prints(printed: str) -> None:
     shown = (Path(__file__).parents[2] / "README.md").read_text()
-    printed = play().stdout
     steps = [line.split()[1] for line in printed.splitlines() if line.startswith("✓")]
     assert [line.split()[1] for line in shown.splitlines() if line.startswith("✓")] == steps
