@@ -127,8 +127,10 @@ def find(uses: str) -> Found:
         importlib.invalidate_caches()
         cls = point.load()
     except (Exception, SystemExit) as error:
+        absent = isinstance(error, ModuleNotFoundError) and error.name == point.module
+        advice = "; install its package into this environment, or name its folder in PYTHONPATH" if absent else ""
         raise PluginRefused(
-            f"plugin {uses!r} of {origin} cannot be imported: {type(error).__name__}: {text_of(error)}"
+            f"plugin {uses!r} of {origin} cannot be imported: {type(error).__name__}: {text_of(error)}{advice}"
         ) from error
     if not inspect.isclass(cls):
         raise PluginRefused(f"plugin {uses!r} of {origin} is a {type(cls).__name__}, not a class")

@@ -63,12 +63,14 @@ class Deployment:
         """Return the report and the kind of the entrypoints for JSON."""
         return self.report.as_dict() | {"entrypoints": self.entrypoints.as_dict()}
 
+    def __str__(self) -> str:
+        return f"entrypoints: {self.entrypoints.kind} ({self.entrypoints.reason}): {self.report}"
+
     def tell(self, log: logging.Logger) -> None:
         """Log it."""
-        chosen = self.entrypoints
-        if chosen.warning:
-            log.warning("scripts are installed, not compiled entrypoints: %s", chosen.reason)
-        log.info("entrypoints: %s (%s): %s", chosen.kind, chosen.reason, self.report)
+        if self.entrypoints.warning:
+            log.warning("scripts are installed, not compiled entrypoints: %s", self.entrypoints.reason)
+        log.info("%s", self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,6 +76,11 @@ class Report:
         """Return the report for JSON."""
         return {name: list(paths) for name, paths in asdict(self).items()}
 
+    def __str__(self) -> str:
+        told = [f"{name} {', '.join(paths)}" for name, paths in asdict(self).items() if paths and name != "unchanged"]
+        rest = [f"{len(self.unchanged)} unchanged"] if self.unchanged else []
+        return "; ".join(told + rest) or "nothing to install"
+
 
 @dataclass(slots=True)
 class _Tally:
