@@ -170,6 +170,7 @@ class Gpu:
 
         Raises:
             NotFound: this node has no card for it.
+            NotReady: the driver has not answered yet.
         """
         return self._shop.inventory.devices(self._shop.entry_of(resource), resource)
 
@@ -240,8 +241,16 @@ class Gpu:
         if after.view.state != "starting":
             self._looked.set()
         for follower in self._followers:
-            if not self._ended.is_set():
-                follower.follow(after)
+            self._follow(follower, after)
+
+    def _follow(self, follower: Follower, inventory: Inventory) -> None:
+        """Tell one of them; its failure is not the others'."""
+        if self._ended.is_set():
+            return
+        try:
+            follower.follow(inventory)
+        except Exception:
+            self._host.log.exception("%s could not follow", type(follower).__name__)
 
     def _tell(self, before: Inventory, after: Inventory) -> None:
         """Log what changed, once."""
@@ -254,6 +263,12 @@ class Gpu:
             self._host.log.info(
                 "the driver is %s%s", after.view.state, f": {after.view.reason}" if after.view.reason else ""
             )
+        for name, stock in after.stocks.items():
+            reasons = {offer.card.uuid: offer.reason for offer in before.stocks_of(name)}
+            for offer in stock.offers:
+                uuid, why = offer.card.uuid, offer.reason
+                if why and why not in {reasons.get(uuid), after.conditions[uuid].reason}:
+                    self._host.log.info("%s is not offered as %s: %s", uuid, name, why)
         if after.fault and after.fault != before.fault:
             self._host.log.error("a card is not sold: %s", after.fault)
 

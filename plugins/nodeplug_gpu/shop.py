@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from nodeplug import Device, DeviceId, Host, NotFound, ResourceName
+from nodeplug import Device, DeviceId, Host, NotFound, NotReady, ResourceName
 from nodeplug_gpu import held, ledger
 from nodeplug_gpu.access import NodePaths
 from nodeplug_gpu.cards import Card, GpuEvent, Uuid, View
@@ -75,6 +75,7 @@ class Inventory:
 
         Raises:
             NotFound: this node has nothing for it.
+            NotReady: the driver has not answered yet; what was listed before is as good as ever.
         """
         ghosts = [Device(name, healthy=False, reason=_GONE) for name in self.ghosts.get(resource, ())]
         try:
@@ -90,11 +91,14 @@ class Inventory:
 
         Raises:
             NotFound: this node has no card for it.
+            NotReady: that is not known yet.
         """
+        if self.view.state == "starting":
+            raise NotReady(f"the devices of {resource} are not known yet: the driver has not answered")
         sharing, stock = self.sharings.get(entry.resource), self.stocks.get(entry.resource, Stock())
         if sharing is None or not stock.offers:
             why = self.view.reason if self.view.state != "running" else self.fault or "no card is for it"
-            raise NotFound(f"there is nothing to offer as {resource}: {why or 'the driver has not answered yet'}")
+            raise NotFound(f"there is nothing to offer as {resource}: {why}")
         return sharing, stock
 
 

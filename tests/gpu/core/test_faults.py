@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from nodeplug import NotReady
 from nodeplug_gpu.cards import GpuEvent, Uuid
 from nodeplug_gpu.ids import card_key
 
@@ -93,7 +94,7 @@ def test_a_driver_that_is_absent_at_first_offers_nothing_until_it_appears(store:
     assert list(shop.listed()) == units(0, 16)
 
 
-@pytest.mark.parametrize("state", ["absent", "failed", "starting"])
+@pytest.mark.parametrize("state", ["absent", "failed"])
 def test_a_driver_that_goes_away_makes_all_units_unhealthy_with_its_reason(state: str, store: Make, card: Make) -> None:
     shop = store([MEMORY], [card(0)])
     shop.held = {MEM: {"pod": units(0, 2)}}
@@ -168,3 +169,14 @@ def test_records_of_another_shape_are_dropped(data: Any, store: Make, card: Make
     shop.configure([MEMORY])
     assert shop.shop.host.journal.read("card x") is None
     assert list(shop.listed()) == units(0, 16)
+
+
+@pytest.mark.parametrize("sold", [True, False], ids=["sold before", "new"])
+def test_a_driver_that_has_not_answered_yet_takes_no_unit_away(sold: bool, store: Make, card: Make) -> None:
+    shop = store([MEMORY], [card(0)] if sold else [])
+    shop.state, shop.cards = "starting", []
+    shop.configure([MEMORY])
+    with pytest.raises(NotReady, match="the driver has not answered"):
+        shop.listed()
+    with pytest.raises(NotReady, match="the driver has not answered"):
+        shop.shop.inventory.sold(shop.shop.entry_of(MEM), MEM)

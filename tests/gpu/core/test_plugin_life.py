@@ -15,6 +15,7 @@ from nodeplug_gpu.config import GpuConfig
 from nodeplug_gpu.driver import Observer
 from nodeplug_gpu.driver.simulated import SimulatedDriver
 from nodeplug_gpu.plugin import FAULTS_FILE, Gpu
+from nodeplug_gpu.shop import Inventory
 
 MEM, WHOLE = ResourceName("aliyun.com/gpu-mem"), ResourceName("nvidia.com/gpu")
 ONE_CARD = [{"memory": "4Gi", "uuid": "GPU-0000"}]
@@ -234,3 +235,35 @@ def test_a_look_that_fails_leaves_the_last_one(stage: Stage, caplog: pytest.LogC
     object.__setattr__(plugin._host, "_holders", broken)
     until(lambda: "a look at the cards failed" in caplog.text)
     assert len(devices(plugin)) == 4
+
+
+def test_a_follower_that_fails_holds_up_no_other(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+    followed = threading.Event()
+
+    class Broken:
+        def follow(self, inventory: Inventory) -> None:
+            raise RuntimeError("a bug")
+
+        def stop(self) -> None:
+            pass
+
+    class Sound(Broken):
+        def follow(self, inventory: Inventory) -> None:
+            followed.set()
+
+    plugin = stage.plugin()
+    plugin._followers = (Broken(), Sound())
+    plugin.start()
+    assert followed.wait(20)
+    assert "Broken could not follow" in caplog.text
+    assert len(devices(plugin)) == 4
+
+
+def test_the_log_says_why_a_card_is_not_offered(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    first = stage.plugin()
+    first.start()
+    first.stop()
+    second = stage.plugin([{"sharing": "exclusive", "resource": WHOLE}])
+    second.start()
+    assert f"GPU-0000 is not offered as {WHOLE}: it was sold as {MEM} (memory)" in caplog.text
