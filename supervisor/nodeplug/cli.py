@@ -350,8 +350,12 @@ def verify(
 ) -> None:
     """Hold a plugin to every rule that its callers rely on, and say what was expected and seen.
 
-    The plugin runs in a daemon of its own, in a temporary folder. Without options, its own `example` says what is asked
-    of it. The exit status is 1 when a rule is broken, 2 for wrong usage, 3 when rules could not be judged without root.
+    The plugin runs in a daemon of its own, in a temporary folder. Its class says in the attribute `example` what is
+    asked of it: `config`, `cni`, `volume_options` and more; options come before it. A rule that is broken is shown as
+    FAILED, with what was expected, who demands it, what was seen, and what to do; one with `-` did not apply.
+
+    The exit status is 0 when every rule that applies was kept, 1 when one is broken, 2 for wrong usage, and 3 when none
+    is broken but those for networks and volumes could not be judged without root.
 
     Example: `nodeplug verify bridge`
     """

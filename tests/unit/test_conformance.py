@@ -1,13 +1,14 @@
 """Reports, the registry of rules, and what is examined: the parts of the conformance kit that need no plugin."""
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
 from nodeplug.errors import PluginError
-from nodeplug.testing.conformance.report import Finding, Outcome, Report
+from nodeplug.testing.conformance.report import Finding, Outcome, Report, few
 from nodeplug.testing.conformance.rules import RULES, NotApplicable, choose, require, rule
 from nodeplug.testing.conformance.stage import Stage
 from nodeplug.testing.conformance.subject import Subject, describe
@@ -80,6 +81,15 @@ def test_a_report_as_json_has_every_field_of_every_finding() -> None:
         "seen": "saw two",
         "advice": "do better",
     }
+
+
+@pytest.mark.parametrize(
+    ("names", "shown"),
+    [([], ""), (["b", "a", "c"], "b, a, c"), ({"d", "c", "b", "a"}, "a, b, c and 1 more")],
+    ids=["none", "three in their order", "a sorted set"],
+)
+def test_three_of_many_names_are_shown_with_the_count_of_the_rest(names: Collection[str], shown: str) -> None:
+    assert few(names) == shown
 
 
 def test_every_rule_is_a_sentence_with_a_source_and_advice() -> None:

@@ -16,13 +16,12 @@ def _reports(request: pytest.FixtureRequest, _path: None) -> Iterator[Callable[[
 
     The module's `asked(params)` says what the run for a test is asked for: the arguments of `conformance`.
     """
-    module: Any = request.module
+    items: Any = request.session.items  # with parameters, which an item's type does not tell
     runs = {}
     with ThreadPoolExecutor(os.cpu_count(), "conformance") as workers:
-        for item in request.session.items:
-            if getattr(item, "module", None) is module and "report" in getattr(item, "fixturenames", ()):
-                asked = module.asked(item.callspec.params)  # type: ignore[attr-defined]  # an item with parameters has it
-                runs[item.name] = workers.submit(conformance, **asked)
+        for item in items:
+            if item.path == request.path and "report" in item.fixturenames:
+                runs[item.name] = workers.submit(conformance, **item.module.asked(item.callspec.params))
         yield lambda name: runs[name].result()
         workers.shutdown(cancel_futures=True)
 

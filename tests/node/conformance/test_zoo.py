@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from nodeplug.testing import Report
-from nodeplug.testing.conformance import RULES
+from nodeplug.testing.conformance import RULES, conformance
 
 ZOO = Path(__file__).parent / "zoo"
 HOUSES = sorted(path.stem for path in ZOO.glob("zoo_*.py"))
@@ -64,3 +64,19 @@ def test_every_rule_has_a_plugin_that_breaks_it() -> None:
 def test_a_plugin_that_breaks_no_rule_passes_all(plugin: str, report: Report) -> None:
     assert report.plugin == plugin
     report.check()
+
+
+@pytest.mark.usefixtures("_path")
+def test_a_resource_that_refuses_every_device_is_told_beside_one_that_grants() -> None:
+    report = conformance("zoo_device:Picky", rules=["one-device-is-granted", "several-devices-are-granted-or-refused"])
+    assert "example.com/count: does not apply, the resource refuses" in report["one-device-is-granted"].seen
+    assert (
+        "example.com/null: 2 of 4 together, more are refused" in report["several-devices-are-granted-or-refused"].seen
+    )
+
+
+@pytest.mark.usefixtures("_path")
+def test_a_resource_that_refuses_some_of_its_devices_breaks_a_rule() -> None:
+    report = conformance("zoo_device:RefusesTheLast", rules=["one-device-is-granted"])
+    assert "null-3 is reserved" in report["one-device-is-granted"].seen
+    assert not report.passed

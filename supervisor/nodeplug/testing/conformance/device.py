@@ -148,7 +148,7 @@ def registers_again_after_kubelet_restarts(stage: Stage) -> str:
     before = _listed(stage)
     stage.kubelet.restart()
     _listed(stage)
-    time.sleep(3 * DEVICE_POLL)  # a plugin that watches for kubelet has noticed by then
+    time.sleep(3 * DEVICE_POLL * stage.slowness)  # a plugin that watches for kubelet has noticed by then
     if (after := _listed(stage)) != before:
         raise Broken(f"before {_shown(before)}, after {_shown(after)}")
     return ""

@@ -301,7 +301,8 @@ def _preferences(stage: Stage, *names: str) -> Iterator[_Preference]:
                 continue
             any_asked = True
             if act.succeed().answer is not None:
-                yield _Preference(resource, *act.asked, act.answer)
+                available, must, size = act.asked
+                yield _Preference(resource, available, must, size, act.answer)
     if not any_asked:
         raise NotApplicable(_NO_DEVICE)
 

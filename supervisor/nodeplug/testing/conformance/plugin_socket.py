@@ -92,7 +92,7 @@ class PluginSocket:
         try:
             return self._stub.Allocate(request, timeout=self._patience).container_responses[0]
         except grpc.RpcError as error:
-            kind = Refused if isinstance(error, grpc.Call) and error.code() in _REFUSALS else Broken
+            kind = Refused if _code(error) in _REFUSALS else Broken
             raise kind(f"Allocate of {few(ids)} ended with {_told(error)}") from None
 
     def prestart(self, ids: Sequence[str]) -> None:
@@ -105,6 +105,10 @@ class PluginSocket:
             self._stub.PreStartContainer(pb.PreStartContainerRequest(devices_ids=ids), timeout=self._patience)
         except grpc.RpcError as error:
             raise Broken(f"PreStartContainer of {few(ids)} ended with {_told(error)}") from None
+
+
+def _code(error: BaseException) -> grpc.StatusCode | None:
+    return error.code() if isinstance(error, grpc.Call) else None
 
 
 def _told(error: BaseException) -> str:

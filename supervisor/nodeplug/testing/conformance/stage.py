@@ -84,8 +84,13 @@ class Stage:
 
     @property
     def patience(self) -> float:
-        """Seconds for whatever should be quick: more of them while processes queue for the machine's cores."""
-        return self._patience * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+        """Seconds for whatever should be quick, at the machine's present pace."""
+        return self._patience * self.slowness
+
+    @property
+    def slowness(self) -> float:
+        """How many times longer everything takes because processes queue for the machine's cores; at least 1."""
+        return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
     def __enter__(self) -> Self:
         return self

@@ -70,7 +70,7 @@ class Picky(Tame):
         return [Claim("device", "example.com/null"), Claim("device", "example.com/count")]
 
     @hookimpl
-    def device_list(self, resource: ResourceName) -> Sequence[Device]:
+    def device_list(self, resource: ResourceName) -> Sequence[Device]:  # type: ignore[override]  # Tame's takes less
         if resource == "example.com/count":
             return [Device(DeviceId(name)) for name in ("a", "b")]
         return [Device(DeviceId(f"{half}-{number}"), grant=self.grant(half)) for half in "ab" for number in range(2)]
@@ -176,6 +176,16 @@ class RefusesOne(Tame):
     def device_allocate(self, request: DeviceAllocate) -> Grant | None:
         if len(request.ids) == 1:
             raise InvalidRequest("shares are given in pairs alone")
+        return None
+
+
+class RefusesTheLast(Tame):
+    """Lists as healthy what it does not grant; the rule is that of RefusesOne."""
+
+    @hookimpl
+    def device_allocate(self, request: DeviceAllocate) -> Grant | None:
+        if "null-3" in request.ids:
+            raise Exhausted("null-3 is reserved")
         return None
 
 
