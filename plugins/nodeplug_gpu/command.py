@@ -71,7 +71,7 @@ def _gpushare(reports: Mapping[str, Any], *, detailed: bool) -> str:
     from nodeplug_gpu import gpushare
 
     for report in reports.values():
-        if report["holders_unknown"]:
+        if report["holders_unknown"] and report["cards"]:
             raise NotReady(report["holders_unknown"])
     node = next((str(report["node"]) for report in reports.values() if report["node"]), "") or socket.gethostname()
     cards = [card for report in reports.values() for card in report["cards"]]

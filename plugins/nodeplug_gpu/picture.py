@@ -155,10 +155,14 @@ def _resources(resources: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _notes(report: Mapping[str, Any]) -> Sequence[str]:
-    """Return what is to be known about resources, each sentence once, and why it is not known who holds what."""
+    """Return what is to be known about resources, each sentence once, and why it is not known who holds what.
+
+    What the driver's line says already is not said again: without a driver it is the reason of every resource.
+    """
     found: dict[str, list[str]] = {}
     for one in report["resources"]:
-        for sentence in filter(None, [one["reason"], *one["notes"]]):
+        told = bool(report["driver"]["reason"]) and report["driver"]["reason"] in one["reason"]
+        for sentence in [] if told else [one["reason"]] if one["reason"] else one["notes"]:
             found.setdefault(sentence, []).append(one["resource"])
     notes = [f"{', '.join(names)}: {sentence}" for sentence, names in found.items()]
-    return [*notes, *([report["holders_unknown"]] if report["holders_unknown"] else [])]
+    return [*notes, *([report["holders_unknown"]] if report["holders_unknown"] and report["cards"] else [])]

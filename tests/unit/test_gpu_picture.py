@@ -192,6 +192,19 @@ def test_a_note_that_several_resources_have_is_told_once() -> None:
     assert drawn(report(resources=both))[-1] == "a, b: 3g.40gb is not sold"
 
 
+def test_a_resource_that_has_nothing_to_offer_says_why_and_nothing_else() -> None:
+    lonely = resource("a", reason="there is nothing to offer as a: no card is for it", notes=["only counts"])
+    assert drawn(report(resources=[lonely]))[-1] == "a: there is nothing to offer as a: no card is for it"
+
+
+def test_without_a_driver_its_reason_is_told_once() -> None:
+    driver = {"name": "nvml", "state": "absent", "reason": "there is no library", "version": ""}
+    empty = resource("a", reason="there is nothing to offer as a: there is no library", used=None)
+    text = "\n".join(drawn(report(driver=driver, resources=[empty], holders_unknown="nobody asked")))
+    assert text.count("there is no library") == 1
+    assert "nobody asked" not in text
+
+
 def test_cards_are_in_the_order_of_their_indexes() -> None:
     lines = drawn(report(card(index=5), card(index=1)))
     assert [line.split()[1] for line in lines if line.startswith("GPU ")] == ["1", "5"]
