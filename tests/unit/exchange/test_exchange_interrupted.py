@@ -101,6 +101,22 @@ def test_going_back_fails_while_another_plugin_takes_the_new_claim(
     net.run(scenario)
 
 
+def test_a_stop_that_hangs_keeps_no_later_instance_from_serving(net: "Nets") -> None:
+    impatient = {"deadline": {"stop": 0.05, "start": 0.5, "claims": 0.5}}
+
+    async def scenario() -> None:
+        await net.lifecycle.apply({"a": net.section()})
+        stopping = net.gate("stop first")
+        for mark in ("second", "third"):
+            await net.lifecycle.apply({"a": net.section(mark=mark).model_copy(update=impatient)})
+            assert net.lifecycle.states["a"].reason == ""
+        await net.add()
+        stopping.set()
+
+    net.run(scenario)
+    assert net.life[-1] == "added third"
+
+
 @pytest.mark.parametrize("turns", [30])
 def test_reloads_in_quick_succession_leave_one_instance(net: "Nets", turns: int) -> None:
     async def scenario() -> None:
