@@ -41,6 +41,8 @@ from nodeplug_gpu.stock import Entry
 
 _FIRST_LOOK: Final = 5.0
 """Seconds that start waits for the driver, so that the first list is whole and a card sold twice is refused there."""
+_PATIENT_LOOK: Final = 40.0
+"""The same where a predecessor sold cards: requests for them wait meanwhile, and would fail otherwise."""
 FAULTS_FILE: Final = "simulated-faults.json"
 
 
@@ -138,7 +140,7 @@ class Gpu:
         self._thread = threading.Thread(target=self._run, args=(self._ended,), name="gpu:look", daemon=True)
         self._thread.start()
         self._driver.start(self._shown)
-        self._looked.wait(_FIRST_LOOK)
+        self._looked.wait(_PATIENT_LOOK if self._shop.has_sold else _FIRST_LOOK)
         if fault := self._shop.inventory.fault:
             self.stop()
             raise InvalidRequest(fault)

@@ -131,6 +131,11 @@ class Shop:
         self._known.load()
 
     @property
+    def has_sold(self) -> bool:
+        """Whether cards were sold already, here or by a predecessor."""
+        return bool(self._known.sold)
+
+    @property
     def sharings(self) -> Mapping[str, Sharing]:
         """How each entry sells now."""
         return self.inventory.sharings

@@ -267,3 +267,22 @@ def test_the_log_says_why_a_card_is_not_offered(stage: Stage, caplog: pytest.Log
     second = stage.plugin([{"sharing": "exclusive", "resource": WHOLE}])
     second.start()
     assert f"GPU-0000 is not offered as {WHOLE}: it was sold as {MEM} (memory)" in caplog.text
+
+
+def test_a_slow_driver_is_waited_for_where_cards_were_sold(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = stage.plugin()
+    first.start()
+    first.stop()
+    start = SimulatedDriver.start
+    late: list[threading.Timer] = []
+
+    def answers_late(driver: SimulatedDriver, observer: Observer) -> None:
+        late.append(threading.Timer(0.3, start, (driver, observer)))
+        late[0].start()
+
+    monkeypatch.setattr(SimulatedDriver, "start", answers_late)
+    monkeypatch.setattr("nodeplug_gpu.plugin._FIRST_LOOK", 0.01)
+    second = stage.plugin()
+    second.start()
+    late[0].join()
+    assert [one.healthy for one in second.device_list(MEM)] == [True] * 4
