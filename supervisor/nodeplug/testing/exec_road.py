@@ -11,7 +11,6 @@ import threading
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from nodeplug.cni.admission import Admission
@@ -149,9 +148,7 @@ class ExecRoad:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def call(self, name: str, env: Mapping[str, str], config: Mapping[str, Any] | bytes) -> Ended:

@@ -12,7 +12,6 @@ import threading
 import time
 from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
 from nodeplug.errors import PluginError
@@ -97,9 +96,7 @@ class Sandbox:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -6,7 +6,6 @@ Refuses: kubelet's tables; `Kubelet` has them.
 
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
 import grpc
@@ -40,9 +39,7 @@ class PluginSocket:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._channel.close()
 
     def devices(self) -> dict[str, bool]:

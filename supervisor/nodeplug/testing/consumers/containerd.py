@@ -12,7 +12,6 @@ import tarfile
 import time
 import uuid
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
 import grpc
@@ -196,8 +195,6 @@ class Containerd:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
         self.cri.close()

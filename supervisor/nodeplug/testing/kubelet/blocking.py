@@ -8,7 +8,6 @@ import asyncio
 import threading
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from nodeplug.pb import deviceplugin_v1beta1_pb2 as pb
@@ -96,9 +95,7 @@ class BlockingKubelet:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # --- what there is

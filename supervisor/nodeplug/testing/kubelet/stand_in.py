@@ -11,7 +11,6 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from random import Random
-from types import TracebackType
 from typing import Literal, Self
 
 import grpc
@@ -101,9 +100,7 @@ class Kubelet(Switches):
         await self.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
     async def start(self, *, wipe: Wipe | None = None) -> None:
