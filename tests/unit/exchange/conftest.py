@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -77,6 +77,15 @@ class Checking(Net):
 
     @hookimpl
     def cni_check(self) -> None: ...
+
+
+class Policy(Net):
+    """Wraps what it does not own."""
+
+    @hookimpl(wrapper=True)
+    def cni_add(self) -> Generator[None, CniResult, CniResult]:  # type: ignore[override] # a wrapper is a generator
+        self._say("wrap")
+        return (yield)
 
 
 @dataclass(frozen=True, slots=True)

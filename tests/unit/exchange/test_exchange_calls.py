@@ -51,12 +51,14 @@ def test_a_call_inside_the_old_instance_ends_there_before_it_is_stopped(net: "Ne
 def test_a_call_that_waits_for_its_key_goes_to_the_new_instance(net: "Nets") -> None:
     async def scenario() -> None:
         await net.lifecycle.apply({"a": net.section()})
+        former = net.lifecycle.registry.plugins["a"]
         inside = net.gate("add first")
         first = asyncio.create_task(net.add())
         await net.said("add first")
         second = asyncio.create_task(net.add())  # the same key
         reload = asyncio.create_task(net.lifecycle.apply({"a": net.section(mark="second")}))
-        await net.said("construct second")
+        while net.lifecycle.registry.plugins["a"] is former:
+            await asyncio.sleep(0.001)
         inside.set()
         await asyncio.gather(first, second, reload)
 
@@ -208,3 +210,19 @@ def test_an_unserved_claim_is_refused_rather_than_held_while_its_plugin_starts(n
         await begun
 
     net.run(scenario)
+
+
+def test_a_wrapper_has_no_gap_while_its_plugin_is_exchanged(net: "Nets") -> None:
+    async def scenario() -> None:
+        policy = {"claims": (), "mark": "policy"}
+        await net.lifecycle.apply({"a": net.section(), "p": net.section("Policy", **policy)})
+        starting = net.gate("start stricter")
+        stricter = {"a": net.section(), "p": net.section("Policy", **policy | {"mark": "stricter"})}
+        reload = asyncio.create_task(net.lifecycle.apply(stricter))
+        await net.said("start stricter")
+        await net.add()
+        starting.set()
+        await reload
+
+    net.run(scenario)
+    assert net.life[-3:] == ["wrap stricter", "add first", "added first"]
