@@ -241,15 +241,19 @@ class Stage:
         except PluginError as error:
             raise Broken(_end_of(str(error))) from None
         end = time.monotonic() + self.patience
-        while (found := self._state(node))["state"] != "running":
-            if time.monotonic() > end or found["state"] == "refused":
-                raise Broken(f"in the daemon the plugin is {found['state']}: {found['reason']}")
+        while (state := self._state(node)) != ("running", ""):
+            if time.monotonic() > end or state[0] == "refused" or not node.running:
+                raise Broken(f"in the daemon the plugin is {state[0]}: {state[1]}")
             time.sleep(0.05)
 
     @staticmethod
-    def _state(node: ScratchNode) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = next(row for row in node.status()["plugins"] if row["name"] == SECTION)
-        return found
+    def _state(node: ScratchNode) -> tuple[str, str]:
+        """Return the state of the plugin with the reason, which a busy daemon may be late to tell."""
+        try:
+            found = next(row for row in node.status()["plugins"] if row["name"] == SECTION)
+        except PluginError as error:
+            return "unknown", str(error)
+        return found["state"], "" if found["state"] == "running" else found["reason"]
 
     def restart_after_kill(self) -> None:
         """Kill the daemon and start it again."""
