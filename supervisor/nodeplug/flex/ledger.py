@@ -275,6 +275,15 @@ def check_target(path: str) -> None:
         raise InvalidRequest(f"{path!r} is a symlink; a volume is mounted on a directory alone: remove the link")
 
 
+def is_pods_volume(path: str, driver: str) -> bool:
+    """Whether kubelet would mount a driver's volume for a pod there, wherever its root is.
+
+    The layout is `<root>/pods/<uid>/volumes/<vendor~driver>/<volume>` (kubelet, kubelet_getters.go).
+    """
+    parts = Path(path).parts
+    return len(parts) > 5 and (parts[-5], *parts[-3:-1]) == ("pods", "volumes", driver.replace("/", "~"))
+
+
 def check_published(target: Target, plugin: str) -> None:
     """Check that a pod would really get the volume, as it was asked for.
 

@@ -15,17 +15,19 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from nodeplug.call import Call
-from nodeplug.errors import InvalidRequest, NotSupported, PluginError, TryAgain
+from nodeplug.errors import InvalidRequest, NotFound, NotSupported, PluginError, TryAgain
 from nodeplug.flex import codec
 from nodeplug.flex import commands as cmd
 from nodeplug.flex.codec import Answer
 from nodeplug.flex.staging import Staging
 from nodeplug.flex.steps import Steps
+from nodeplug.flex.work import NOBODY
 from nodeplug.frame import Frame, Reply
 from nodeplug.netns import Netns
 from nodeplug.registry import Registry, Route
 from nodeplug.runner import Runner, close_all
 from nodeplug.values import (
+    Claim,
     Secrets,
     VolumeAttach,
     VolumeDetach,
@@ -103,14 +105,18 @@ class FlexService:
         """Find the driver's plugin; one that does not run still ends what needs none of its hooks.
 
         Kubelet repeats unmount until it succeeds and keeps the pod meanwhile. A route without callers tells the steps
-        that no hook can be called.
+        that no hook can be called. A plugin that was taken away may never come back, so its pods end without it, too.
 
         Raises:
-            NotFound: nobody claims the driver.
+            NotFound: nobody claims the driver, and the verb is not unmount.
             TryAgain: its plugin does not run, and the verb is the plugin's own.
         """
         try:
             return self.registry.route("volume", driver)
+        except NotFound:
+            if not isinstance(command, cmd.Unmount):
+                raise
+            return Route(NOBODY, frozenset(_UNDOES.values()), {}, Claim("volume", driver))
         except TryAgain:
             own = _UNDOES.get(type(command))
             at_rest = [route for route in self.registry.routes("volume") if route.claim.name == driver]
@@ -140,7 +146,7 @@ class FlexService:
 
         await self.staging.run(route, call, steps)
         if route.callers:
-            await self.staging.unstage_left(self.registry, route.claim.name)
+            await self.staging.undo_left(self.registry, route.claim.name)
         return answers[0]
 
 
@@ -152,7 +158,8 @@ def _secrets_of(command: cmd.Command) -> Secrets:
 _UNDOES: Final[Mapping[type[cmd.Command], str]] = MappingProxyType(
     {cmd.Unmount: "volume_unpublish", cmd.UnmountDevice: "volume_unstage"}
 )
-"""The verbs that have a default, and the hook with which a plugin promises to do it itself."""
+"""The verbs that have a default, and the hook with which a plugin promises to do it itself; a plugin that is not loaded
+may have had both."""
 _NEEDS: Final[Mapping[type[cmd.Command], tuple[str, ...]]] = MappingProxyType(
     {
         cmd.Attach: ("volume_attach",),

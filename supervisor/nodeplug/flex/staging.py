@@ -12,12 +12,12 @@ any two of them is mended by the repeated call or by `recover`.
 
 import logging
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from nodeplug.call import Call
-from nodeplug.errors import NotFound, PluginError
+from nodeplug.errors import PluginError
 from nodeplug.flex import ledger as led
 from nodeplug.flex.ledger import Ledger, Target, Volume
 from nodeplug.flex.steps import Steps
@@ -72,57 +72,59 @@ class Staging:
         A mount at a target is kept, for kubelet takes it for success already; one that should be read-only and is not
         goes. What no pod uses is unstaged. Problems are logged and left to the next call or start.
         """
-        settled = _Scan()
         try:
-            await self.workshop.host(settled.read, self.ledger)
+            for target in await self.workshop.host(_settle, self.ledger):
+                LOG.warning("%s was half mounted or unmounted for %s at the end", target.path, target.volume.driver)
+                await self._undo(registry, target)
+            for volume in await self.workshop.host(_volumes, self.ledger):
+                await self._undo(registry, volume)
         except PluginError as error:
             LOG.error("volumes stay as they are, for their records cannot be used: %s", error.message)
-            return
-        for target in settled.half_made:
-            LOG.warning("%s was half mounted for %s when the daemon ended", target.path, target.volume.driver)
-            await self._try(registry, target.volume, _unmounting(target))
-        for volume in settled.volumes:
-            await self._try(registry, volume, _unstaging(volume))
 
-    async def unstage_left(self, registry: Registry, driver: str) -> None:
-        """Unstage what stayed staged while the driver's plugin did not run. A restarted daemon finds it in `recover`.
+    async def undo_left(self, registry: Registry, driver: str) -> None:
+        """Undo what was left while the driver's plugin did not run. A restarted daemon finds it in `recover`.
 
         Problems are logged and left to the next start.
         """
-        for volume in self.workshop.left.pop(driver, ()):
-            await self._try(registry, volume, _unstaging(volume))
+        for remainder in self.workshop.left.pop(driver, ()):
+            await self._undo(registry, remainder)
 
-    async def _try(
-        self, registry: Registry, volume: Volume, steps: Callable[[Steps], Coroutine[Any, Any, None]]
-    ) -> None:
+    async def _undo(self, registry: Registry, remainder: Target | Volume) -> None:
+        """Unmount a target, or unstage a volume that no pod uses; without the plugin it is left again."""
+        volume = remainder.volume if isinstance(remainder, Target) else remainder
+        steps = _unmounting(remainder) if isinstance(remainder, Target) else _unstaging(remainder)
         try:
             route = registry.route("volume", volume.driver)
+        except PluginError as error:
+            LOG.warning("volume %s of %s stays as it is for now: %s", volume.volume_id, volume.driver, error.message)
+            self.workshop.leave(remainder)
+            return
+        try:
             await self.run(route, Call("recover", f"volume:{volume.driver}", volume.staging_path), steps)
-        except NotFound:
-            LOG.warning("volume %s of %s stays as it is: its driver is not loaded", volume.volume_id, volume.driver)
         except PluginError as error:
             LOG.warning("volume %s of %s stays as it is: %s", volume.volume_id, volume.driver, error.message)
 
 
-@dataclass(slots=True)
-class _Scan:
-    """What a start finds."""
+def _settle(ledger: Ledger) -> list[Target]:
+    """Compare the records with mountinfo; correct those that need no hook, and return those that do."""
+    halfway = []
+    ledger.forget_other_boots()
+    for target in ledger.targets():
+        mount = mounted_at(target.path)
+        if mount is None and target.phase == led.UNPUBLISHING:  # the plugin may have more to release
+            halfway.append(target)
+        elif mount is None:
+            ledger.forget_target(target.path)
+        elif target.phase == led.PUBLISHING and target.read_only and not mount.read_only:
+            halfway.append(target)
+        elif target.phase == led.PUBLISHING:
+            ledger.write_target(led.with_phase(target, led.PUBLISHED))
+    return halfway
 
-    half_made: list[Target] = field(default_factory=list)
-    volumes: list[Volume] = field(default_factory=list)
 
-    def read(self, ledger: Ledger) -> None:
-        """Compare the records with mountinfo; correct those that need no hook."""
-        ledger.forget_other_boots()
-        for target in ledger.targets():
-            mount = mounted_at(target.path)
-            if mount is None:
-                ledger.forget_target(target.path)
-            elif target.phase == led.PUBLISHING and target.read_only and not mount.read_only:
-                self.half_made.append(target)
-            elif target.phase == led.PUBLISHING:
-                ledger.write_target(led.with_phase(target, led.PUBLISHED))
-        self.volumes = [staged.volume for staged in ledger.all_staged()] + ledger.stray_volumes()
+def _volumes(ledger: Ledger) -> list[Volume]:
+    """Return all that is staged, with or without a record."""
+    return [staged.volume for staged in ledger.all_staged()] + ledger.stray_volumes()
 
 
 def _unmounting(target: Target) -> Callable[[Steps], Coroutine[Any, Any, None]]:

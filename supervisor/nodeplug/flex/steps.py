@@ -10,7 +10,7 @@ import logging
 from dataclasses import dataclass
 from typing import Any, Final
 
-from nodeplug.errors import InvalidRequest, PluginError
+from nodeplug.errors import InvalidRequest, NotFound, PluginError
 from nodeplug.flex import ledger as led
 from nodeplug.flex.codec import default_volume_id
 from nodeplug.flex.commands import Mount, MountDevice, VolumeOptions
@@ -229,7 +229,15 @@ class Steps:
                 await self.take_down(target)
 
     def _who(self, path: str) -> Target | None:
-        return self.ledger.target(path) or self.ledger.infer_target(self.driver, path)
+        recorded = self.ledger.target(path)
+        if recorded is not None:
+            return recorded
+        if self.work.is_unclaimed and not led.is_pods_volume(path, self.driver):
+            raise NotFound(
+                f"{path!r} is no volume of {self.driver} that is known here, and no enabled plugin serves that driver; "
+                "enable one in the configuration, or unmount the path by hand"
+            )
+        return self.ledger.infer_target(self.driver, path)
 
     async def _note(self, target: Target) -> None:
         """Write that the target is going. A full disk must not keep a pod from ending, so this may fail."""
@@ -241,28 +249,34 @@ class Steps:
     async def take_down(self, target: Target, *, forced: bool = False) -> None:
         """Unpublish, unstage after the last user, and forget; every step may find its work done already.
 
+        Without the plugin the host unmounts, so that the pod ends; the record stays for the hooks that were left out.
+
         Args:
             target: what goes.
             forced: go on to the host's own unmount when the plugin's unpublish fails.
         """
         await self._unpublish(target, forced=forced)
+        if self.work.at_rest and self.work.has("volume_unpublish"):
+            LOG.warning("%s is unmounted without the plugin of %s, which is not loaded", target.path, self.driver)
+            self.workshop.leave(led.with_phase(target, led.UNPUBLISHING))
+            return
         volume = target.volume
         if self.ledger.owns(volume) and not await self.work.host(self.ledger.users, volume, besides=target.path):
             await self._unstage_or_leave(volume, forced=forced)
         await self.work.host(self.ledger.forget_target, target.path)
 
     async def _unpublish(self, target: Target, *, forced: bool = False) -> None:
-        if self.work.has("volume_unpublish"):
+        if self.work.has("volume_unpublish") and not self.work.at_rest:
             volume = target.volume
             request = VolumeUnpublish(driver=volume.driver, volume_id=volume.volume_id, target_path=target.path)
             await self._undo("volume_unpublish", request, forced=forced)
         await self.work.host(unmount, target.path)
 
     async def _unstage_or_leave(self, volume: Volume, *, forced: bool) -> None:
-        """Unstage; what a plugin promises to unstage itself waits until it runs (`Staging.unstage_left`)."""
+        """Unstage; what a plugin promises to unstage itself waits until it runs (`Staging.undo_left`)."""
         if self.work.at_rest and self.work.has("volume_unstage"):
             LOG.warning("volume %s of %s stays staged: its plugin does not run", volume.volume_id, volume.driver)
-            self.workshop.left.setdefault(volume.driver, set()).add(volume)
+            self.workshop.leave(volume)
             return
         await self.unstage(volume, forced=forced)
 

@@ -22,7 +22,7 @@ from typing import Any, Final, TypeVar
 from nodeplug.call import Call
 from nodeplug.errors import DeadlineExceeded, InvalidRequest, NotSupported, PluginError, TryAgain
 from nodeplug.flex.codec import redact
-from nodeplug.flex.ledger import Volume
+from nodeplug.flex.ledger import Target, Volume
 from nodeplug.registry import Route
 from nodeplug.runner import Runner
 from nodeplug.values import Secrets
@@ -32,6 +32,8 @@ HOST_DEADLINE: Final = 120.0
 """Seconds after which a host step is answered as overdue."""
 ROOM_DEADLINE: Final = 300.0
 """Seconds that a call waits for an earlier call about the same target or volume."""
+NOBODY: Final = ""
+"""The plugin of a route to a driver that nobody claims; its hooks are those that one may have had."""
 
 _T = TypeVar("_T")
 
@@ -111,6 +113,11 @@ class Work:
         """Whether the driver's plugin does not run, so that none of its hooks can be called."""
         return not self.route.callers
 
+    @property
+    def is_unclaimed(self) -> bool:
+        """Whether no plugin is loaded for the driver."""
+        return self.route.plugin == NOBODY
+
     async def hook(self, name: str, **arguments: Any) -> Any:
         """Call a hook to its real end; the caller is answered early when the deadline passes first.
 
@@ -172,11 +179,12 @@ class Workshop:
 
     Attributes:
         runner: calls the hooks.
-        left: by driver, the volumes that no pod uses and that could not be unstaged without their plugin.
+        left: by driver, what could not be undone wholly without its plugin: volumes that no pod uses, and targets that
+            the host has unmounted.
     """
 
     runner: Runner
-    left: dict[str, set[Volume]] = field(default_factory=dict)
+    left: dict[str, set[Volume | Target]] = field(default_factory=dict)
     _tasks: "set[asyncio.Task[None]]" = field(default_factory=set)
     _rooms: "dict[tuple[str, ...], asyncio.Future[None]]" = field(default_factory=dict)
 
@@ -201,6 +209,11 @@ class Workshop:
             return task.result()
         work.abandoned = True
         raise work.early.result()
+
+    def leave(self, remainder: Volume | Target) -> None:
+        """Keep something for the time when its driver's plugin runs."""
+        volume = remainder.volume if isinstance(remainder, Target) else remainder
+        self.left.setdefault(volume.driver, set()).add(remainder)
 
     async def host(self, function: Callable[..., _T], *arguments: Any) -> _T:
         """Run a host step that belongs to no request."""

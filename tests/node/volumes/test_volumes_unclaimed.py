@@ -1,0 +1,143 @@
+"""A driver whose plugin was taken out of the configuration while pods had its volumes: the pods end all the same."""
+
+import asyncio
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from nodeplug import mount, unmount
+from nodeplug.flex.ledger import UNPUBLISHING
+
+pytestmark = pytest.mark.node
+DRIVER = "acme/disk"
+OPTIONS = {"name": "data", "kubernetes.io/readwrite": "rw"}
+BELOW_KUBELET = "0001/volumes/acme~disk/data"
+
+
+def test_unmount_of_a_recorded_target_ends_the_pod(node: Any) -> None:
+    target = node.target("a")
+    node.mount(DRIVER, target, OPTIONS)
+    node.registry.unload("disk")
+    assert node.unmount(DRIVER, target) == {"status": "Success"}
+    assert [path for path in node.mounted if path.startswith("pods")] == []
+
+
+def test_unmount_of_what_an_unpublish_hook_would_end_ends_the_pod(make_node: Any, publisher: Any) -> None:
+    node = make_node(disk=publisher)
+    target = node.target("a")
+    node.mount(DRIVER, target, OPTIONS)
+    node.registry.unload("disk")
+    assert node.unmount(DRIVER, target) == {"status": "Success"}
+    assert node.mounted == []
+
+
+def test_repeated_unmount_succeeds(node: Any) -> None:
+    target = node.target("a")
+    node.mount(DRIVER, target, OPTIONS)
+    node.registry.unload("disk")
+    answers = [node.unmount(DRIVER, target) for _ in range(2)]
+    assert answers == [{"status": "Success"}] * 2
+
+
+def test_unmount_without_a_record_ends_what_lies_where_kubelet_mounts(node: Any) -> None:
+    target = node.target(BELOW_KUBELET)
+    mount("tmpfs", str(target), "tmpfs")
+    node.registry.unload("disk")
+    assert node.unmount(DRIVER, target) == {"status": "Success"}
+    assert node.mounted == []
+
+
+@pytest.mark.parametrize("place", ["a", "0001/volumes/acme~other/data", f"{BELOW_KUBELET}/deep"])
+def test_unmount_without_a_record_of_any_other_mount_is_refused(node: Any, place: str) -> None:
+    target = node.target(place)
+    mount("tmpfs", str(target), "tmpfs")
+    node.registry.unload("disk")
+    answer = node.unmount(DRIVER, target)
+    assert answer["status"] == "Failure"
+    assert "no enabled plugin serves that driver" in answer["message"]
+    assert node.mounted == [f"pods/{place}"]
+
+
+def test_mount_needs_the_plugin(node: Any) -> None:
+    node.registry.unload("disk")
+    answer = node.mount(DRIVER, node.target("a"), OPTIONS)
+    assert answer["status"] == "Failure"
+    assert "no enabled plugin serves volume 'acme/disk'" in answer["message"]
+
+
+def test_unmountdevice_needs_the_plugin(make_node: Any, attacher: Any) -> None:
+    node = make_node(disk=attacher)
+    device = node.target("device")
+    node.call(DRIVER, "mountdevice", str(device), "/dev/x", json.dumps(OPTIONS))
+    node.registry.unload("disk")
+    assert node.call(DRIVER, "unmountdevice", str(device))["status"] == "Failure"
+    assert node.mounted == ["pods/device"]
+
+
+def test_what_the_plugin_stages_stays_staged(node: Any, stager: Any) -> None:
+    target = node.target("a")
+    node.mount(DRIVER, target, OPTIONS)
+    node.registry.unload("disk")
+    node.unmount(DRIVER, target)
+    assert len(node.mounted) == 1
+    assert stager.calls == ["stage"]
+
+
+def test_the_next_call_of_the_plugin_undoes_what_was_left(make_node: Any, publisher: Any) -> None:
+    node = make_node(disk=publisher)
+
+    async def story() -> None:
+        service = node.service()
+        one, other = node.target("a"), node.target("b")
+        await node.handle(service, DRIVER, "mount", str(one), json.dumps(OPTIONS))
+        node.registry.unload("disk")
+        await node.handle(service, DRIVER, "unmount", str(one))
+        node.registry.load("disk", publisher, "tests")
+        await node.handle(service, DRIVER, "mount", str(other), json.dumps(OPTIONS | {"name": "other"}))
+
+    asyncio.run(story())
+    assert publisher.calls == ["publish data", "publish other", "unpublish data"]
+    assert node.records == [f"target {node.target('b')}"]
+
+
+def test_a_start_with_the_plugin_undoes_what_was_left(node: Any, stager: Any) -> None:
+    target = node.target("a")
+    node.mount(DRIVER, target, OPTIONS)
+    node.registry.unload("disk")
+    node.unmount(DRIVER, target)
+    node.registry.load("disk", stager, "tests")
+    node.recover()
+    assert stager.calls == ["stage", "unstage"]
+    assert (node.mounted, node.records) == ([], [])
+
+
+def test_a_plugin_that_comes_after_a_start_undoes_what_was_left(make_node: Any, publisher: Any) -> None:
+    node = make_node(disk=publisher)
+    target = node.target("a")
+    node.mount(DRIVER, target, OPTIONS)
+    node.registry.unload("disk")
+    node.unmount(DRIVER, target)
+
+    async def story() -> None:
+        service = node.service()
+        await service.staging.recover(node.registry)
+        node.registry.load("disk", publisher, "tests")
+        await node.handle(service, DRIVER, "init")
+
+    asyncio.run(story())
+    assert publisher.calls == ["publish data", "unpublish data"]
+    assert node.records == []
+
+
+def test_a_start_calls_the_unpublish_that_a_kill_left_out(make_node: Any, publisher: Any) -> None:
+    node = make_node(disk=publisher)
+    target = node.target("a")
+    node.mount(DRIVER, target, OPTIONS)
+    ledger = node.service().staging.ledger
+    ledger.write_target(replace(ledger.target(str(target)), phase=UNPUBLISHING))
+    unmount(str(target))
+    node.recover()
+    assert publisher.calls == ["publish data", "unpublish data"]
+    assert node.records == []
