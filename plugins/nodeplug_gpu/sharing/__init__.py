@@ -13,7 +13,7 @@ from nodeplug_gpu.stock import Stock
 
 
 class Sharing(Protocol):
-    """One way to sell cards. Every method is pure but for what the last preference left to say in an error."""
+    """One way to sell cards. Methods depend on their arguments alone, but for what a refusal says about free units."""
 
     def devices(self, resource: ResourceName, stock: Stock) -> Sequence[Device]:
         """Return the devices of one of the entry's resources.

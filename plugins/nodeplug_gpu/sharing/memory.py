@@ -68,6 +68,7 @@ class MemorySharing:
     paths: access.NodePaths
     unit: int
     _free: Mapping[CardKey, int] = field(default_factory=dict)
+    _listed: tuple[Stock, Sequence[Device]] = (Stock(), ())
 
     def units(self, offer: Offer) -> int:
         """Return how many units a card has."""
@@ -84,6 +85,13 @@ class MemorySharing:
                 Device(DeviceId(f"{_COUNT}-{card_key(offer.card.uuid)}"), offer.healthy, offer.reason)
                 for offer in stock.offers
             ]
+        known, units = self._listed
+        if known != stock:
+            units = self._units(resource, stock)
+            self._listed = (stock, units)
+        return units
+
+    def _units(self, resource: ResourceName, stock: Stock) -> Sequence[Device]:
         units = [
             Device(unit_id(card_key(offer.card.uuid), number), offer.healthy, offer.reason)
             for offer in stock.offers
