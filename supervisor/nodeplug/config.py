@@ -256,6 +256,8 @@ def _explain(error: ValidationError, path: Path, origins: Mapping[str, Path]) ->
         text = f"{_origin(item['loc'], path, origins)}: {key}: {item['msg']}"
         if item["type"] == "extra_forbidden":
             text = f"{_origin(item['loc'], path, origins)}: {key}: unknown key; allowed: {_allowed(item['loc'])}"
+        elif item["loc"] == ("version",) and item["type"] == "missing":
+            text = f"{path}: version: missing; the main file begins with `version = 1`; a drop-in is no main file"
         elif item["type"] != "missing":
             text += f" (found {item['input']!r})"
         lines.append(text)

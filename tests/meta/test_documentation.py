@@ -1,11 +1,13 @@
 """Pages lead somewhere: links, files and commands that they name exist."""
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
 import typer
 import typer.main
+from typer.core import TyperGroup
 
 from nodeplug.cli import app
 
@@ -58,6 +60,7 @@ def test_every_module_that_a_page_names_exists(page: Path) -> None:
 
 def commands() -> set[str]:
     group = typer.main.get_command(app)
+    assert isinstance(group, TyperGroup)
     return set(group.list_commands(typer.Context(group)))  # those of plugins too
 
 
@@ -69,7 +72,7 @@ def test_the_command_table_is_the_command_line() -> None:
 @each_page
 def test_every_command_that_a_page_names_exists(page: Path) -> None:
     text = page.read_text()
-    named = re.findall(r"`nodeplug ([a-z-]+)", text) + re.findall(r"^[#$] nodeplug ([a-z-]+)", text, flags=re.MULTILINE)
+    named = re.findall(r"(?:`|^[#$] )nodeplug ([a-z][a-z-]*)", text, flags=re.MULTILINE)
     assert [name for name in named if name not in commands()] == []
 
 
@@ -84,3 +87,11 @@ def test_every_page_is_reached_from_the_readme() -> None:
         }
         todo += [file for file in found - reached - set(todo) if file.suffix == ".md"]
     assert [str(page) for page in PAGES if page not in reached and page.name != "CHANGELOG.md"] == []
+
+
+def test_a_release_has_every_file_that_an_installation_copies() -> None:
+    page = (ROOT / "docs" / "operating.md").read_text()
+    copied = set(re.findall(r"^# cp ([a-z.]+)/\S+", page, flags=re.MULTILINE))
+    build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["sdist"]
+    assert copied
+    assert copied <= set(build["only-include"])

@@ -3,6 +3,7 @@
 import ast
 import json
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,9 @@ def blocks(page: Path, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", page.read_text(), flags=re.DOTALL)
 
 
-TABLES = [pytest.param(text, id=page.name) for page in PAGES for text in blocks(page, "toml") if "[plugins." in text]
+TABLES = [
+    pytest.param(page, text, id=page.name) for page in PAGES for text in blocks(page, "toml") if "[plugins." in text
+]
 CONFLISTS = [pytest.param(text, id=page.name) for page in PAGES for text in blocks(page, "json") if '"plugins"' in text]
 
 
@@ -45,9 +48,23 @@ def accepted(text: str, folder: Path) -> tuple[Configuration, dict[str, Any]]:
     return configuration, {name: validate_config(name, find(one.uses or name), one.config) for name, one in sections}
 
 
-@pytest.mark.parametrize("text", TABLES)
-def test_every_configuration_on_a_page_is_accepted(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def importable(page: Path, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Make the examples importable, and the plugin that a tutorial writes: its first Python block."""
     monkeypatch.syspath_prepend(str(ROOT / "docs" / "examples"))
+    if not page.name.startswith("tutorial-"):
+        yield
+        return
+    (module,) = re.findall(r'^uses = "(\w+):', text, flags=re.MULTILINE)
+    (tmp_path / f"{module}.py").write_text(blocks(page, "python")[0])
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield
+    sys.modules.pop(module, None)
+
+
+@pytest.mark.parametrize(("page", "text"), TABLES)
+@pytest.mark.usefixtures("page", "importable")
+def test_every_configuration_on_a_page_is_accepted(text: str, tmp_path: Path) -> None:
     configuration, configs = accepted(text, tmp_path)
     assert set(configs) == set(configuration.plugins) != set()
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from nodeplug import daemon, errors, lifecycle
+from nodeplug import daemon, errors, lifecycle, plugin_state
 from nodeplug.config import Configuration, Supervisor
 from nodeplug.device.codec import ID_LIMIT, LIST_LIMIT
 from nodeplug.errors import WIRES
@@ -136,14 +136,14 @@ def script_constant(script: str, name: str) -> str:
 NUMBERS = [
     ("hooks.md", f"With {['no', 'one', 'two', 'three', 'four', 'five'][OVERDUE_LIMIT]} such calls"),
     ("hooks.md", f"Called every {daemon.HEALTH_INTERVAL:g} s"),
-    ("hooks.md", f"after {lifecycle.FIRST_RETRY:g} s, "),
+    ("hooks.md", f"after {plugin_state.FIRST_RETRY:g} s, "),
     ("hooks.md", f"up to {lifecycle.LAST_RETRY:g} s"),
     ("hooks.md", f"for up to {lifecycle.CALL_PATIENCE:g} s"),
     ("architecture.md", f"end, in {lifecycle.CALL_PATIENCE:g} s at most"),
     ("hooks.md", f"at most {ID_LIMIT} characters"),
     ("hooks.md", f"more than {LIST_LIMIT >> 20} MiB"),
     ("operating.md", f"has not moved for {daemon.LIVELINESS:g} s"),
-    ("operating.md", f"after {lifecycle.FIRST_RETRY:g} s to {lifecycle.LAST_RETRY:g} s"),
+    ("operating.md", f"after {plugin_state.FIRST_RETRY:g} s to {lifecycle.LAST_RETRY:g} s"),
     ("operating.md", f"waits up to {script_constant('nodeplug-cni', 'PATIENCE')} s"),
     ("plugins/bridge.md", f"{Supervisor().cni_concurrency} calls run at once"),
     ("plugins/hostdev.md", f"At most {LIST_LIMIT >> 20} MiB"),

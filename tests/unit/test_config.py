@@ -44,6 +44,11 @@ def test_an_unknown_version_is_refused(tmp_path: Path) -> None:
     assert "version: Input should be 1 (found 2)" in problems(write(tmp_path, "version = 2"))
 
 
+def test_a_file_without_a_version_is_told_what_it_may_be(tmp_path: Path) -> None:
+    text = problems(write(tmp_path, "[plugins.tmpfs]"))
+    assert "version: missing; the main file begins with `version = 1`; a drop-in is no main file" in text
+
+
 def test_every_problem_is_reported_at_once(tmp_path: Path) -> None:
     text = problems(write(tmp_path, "version = 1\n[supervisor]\ncni_concurrency = 0\nlisten = 5"))
     assert "supervisor.cni_concurrency" in text
