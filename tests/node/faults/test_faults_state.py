@@ -16,10 +16,10 @@ Make = Callable[..., Any]
 
 @pytest.fixture
 def disk() -> Iterator[Callable[..., None]]:
-    """Mount a filesystem of 64 KiB, or change its options."""
+    """Mount a filesystem of 2 MiB, with room for compiled entrypoints, or change its options."""
     with ExitStack() as undo:
 
-        def mount(path: Path, options: str = "size=64k,mode=700") -> None:
+        def mount(path: Path, options: str = "size=2m,mode=700") -> None:
             path.mkdir(parents=True, exist_ok=True)
             if mounted_at(str(path)) is None:
                 undo.callback(unmount, str(path), lazy=True)
