@@ -304,9 +304,8 @@ class Lifecycle:
     async def _call_own(self, state: PluginState, hook: str) -> None:
         """Call a hook of the life cycle, if the plugin has it."""
         if state.loaded is not None and hook in state.loaded.hooks:
-            # Not one key for both: a stop that hangs is left behind, and must not keep later instances from starting.
-            key = f"life cycle of {state.name}" if hook == "start" else f"end of {state.name}"
-            call = Call(hook, f"plugin:{state.name}", key)
+            # A key per instance: one that hangs is left behind, and must not keep later instances from starting.
+            call = Call(hook, f"plugin:{state.name}", key=f"instance {state.number} of {state.name}")
             await self.runner.call(state.loaded.route, hook, call, {})
 
     def _begun(self, state: PluginState, error: PluginError | None) -> None:

@@ -5,7 +5,8 @@ Refuses: the steps from one state to the next (`nodeplug.lifecycle`).
 """
 
 import asyncio
-from dataclasses import dataclass
+import itertools
+from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from nodeplug.config import PluginSection
@@ -30,6 +31,7 @@ class PluginState:
         retry_after: seconds of the present backoff.
         begun: its `start` has succeeded, so that its `stop` is due.
         beginning: done when a `start` that is under way has ended.
+        number: tells instances apart.
     """
 
     name: str
@@ -43,6 +45,7 @@ class PluginState:
     retry_after: float = FIRST_RETRY
     begun: bool = False
     beginning: asyncio.Future[None] | None = None
+    number: int = field(default_factory=itertools.count(1).__next__)
 
     @property
     def uses(self) -> str:

@@ -226,7 +226,7 @@ class Runner:
             TryAgain: an earlier load of the same plugin is still running.
             PluginError: what it raised, or a wrapping of anything else that it raised.
         """
-        call = Call("load", f"plugin:{plugin}", key=f"life cycle of {plugin}")
+        call = Call("load", f"plugin:{plugin}", key=f"loading of {plugin}")
         seconds = self.deadline(plugin, "claims")
         itself = PluginRoute(plugin, frozenset(), {})
         await self._admitted(itself, call.key, seconds)

@@ -117,6 +117,21 @@ def test_a_stop_that_hangs_keeps_no_later_instance_from_serving(net: "Nets") -> 
     assert net.life[-1] == "added third"
 
 
+def test_a_start_that_hangs_keeps_the_former_configuration_from_nothing(net: "Nets") -> None:
+    impatient = {"deadline": {"start": 0.05, "claims": 0.5}}
+
+    async def scenario() -> None:
+        await net.lifecycle.apply({"a": net.section()})
+        starting = net.gate("start second")
+        await net.lifecycle.apply({"a": net.section(mark="second").model_copy(update=impatient)})
+        assert "start of plugin 'a' did not end within" in net.lifecycle.states["a"].reason
+        await net.add()
+        starting.set()
+
+    net.run(scenario)
+    assert net.life[-3:] == ["start first", "add first", "added first"]
+
+
 @pytest.mark.parametrize("turns", [30])
 def test_reloads_in_quick_succession_leave_one_instance(net: "Nets", turns: int) -> None:
     async def scenario() -> None:
