@@ -148,6 +148,7 @@ def test_stop_during_start_ends_it(stage: Stage, monkeypatch: pytest.MonkeyPatch
         entered.set()
 
     monkeypatch.setattr(SimulatedDriver, "start", never_looks)
+    monkeypatch.setattr("nodeplug_gpu.plugin._FIRST_LOOK", 3600.0)
     plugin = stage.plugin(poll="1h")
     starting = threading.Thread(target=plugin.start)
     starting.start()
