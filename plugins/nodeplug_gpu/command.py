@@ -12,10 +12,10 @@ from typing import Annotated, Any
 
 import typer
 
+from nodeplug import NotReady
 from nodeplug.commands import DEFAULT, Config, Json, Root, inspect, print_json, show
-from nodeplug.errors import NotReady
 
-app = typer.Typer(add_completion=False)
+app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
 
 class Format(Enum):
