@@ -53,7 +53,7 @@ def _mounts_at(target: Path) -> int:
     return sum(mount.target == str(target) for mount in mounts())
 
 
-@rule("volume", _FLEX, "See the message; give `conformance(volume_options=...)` what the driver needs.")
+@rule("volume", _FLEX, "See the message; give the driver what it needs in `example`: volume_options, secrets.")
 def mount_succeeds(stage: Stage) -> str:
     """Mount makes the pod's directory a mount point, of every driver that the plugin claims."""
     for driver in stage.claims["volume"]:
