@@ -17,9 +17,7 @@ from pydantic import BeforeValidator, Field
 
 from nodeplug.errors import InvalidRequest
 
-_QUANTITY: Final = re.compile(
-    r"([0-9]{1,19}(?:\.[0-9]{0,9})?|\.[0-9]{1,9})([KMGTPE]iB?|k|M|G|T|P|E|[eE][0-9]{1,2})?"
-)
+_QUANTITY: Final = re.compile(r"([0-9]{1,19}(?:\.[0-9]{0,9})?|\.[0-9]{1,9})([KMGTPE]iB?|k|M|G|T|P|E|[eE][0-9]{1,2})?")
 _LIMIT: Final = (1 << 63) - 1
 _BINARY: Final = {"Ki": 1, "Mi": 2, "Gi": 3, "Ti": 4, "Pi": 5, "Ei": 6}
 _DECIMAL: Final = {"k": 1, "M": 2, "G": 3, "T": 4, "P": 5, "E": 6}
