@@ -37,6 +37,7 @@ from nodeplug.registry import Registry
 from nodeplug.runner import Runner
 
 LOOP_CLR_FD = 0x4C01
+PATIENCE = 10.0
 PLUGIN_DIR = "/usr/libexec/kubernetes/kubelet-plugins/volume/exec"
 
 
@@ -44,7 +45,7 @@ def mounts_below(folder: Path) -> list[str]:
     return [mount.target for mount in mounts() if Path(mount.target).is_relative_to(folder)]
 
 
-def loops_below(folder: Path) -> dict[str, str]:
+def _loops_now(folder: Path) -> dict[str, str]:
     """Loop devices by name whose backing file is, or was, below a folder."""
     found = {}
     for path in Path("/sys/block").glob("loop*/loop/backing_file"):
@@ -55,10 +56,33 @@ def loops_below(folder: Path) -> dict[str, str]:
     return found
 
 
+def _is_going(name: str) -> bool:
+    """Whether a loop device ends with its last user, and no mount here is one."""
+    try:
+        autoclear = Path(f"/sys/block/{name}/loop/autoclear").read_text()
+    except OSError:
+        return True
+    return autoclear.strip() == "1" and all(mount.source != f"/dev/{name}" for mount in mounts())
+
+
+def loops_below(folder: Path) -> dict[str, str]:
+    """Loop devices by name whose backing file is, or was, below a folder.
+
+    One that nothing here uses any more gets seconds to go: whoever looks at all loop devices (udev, another daemon that
+    searches for its own image) opens it for a moment, and autoclear waits for the last one.
+    """
+    until = time.monotonic() + PATIENCE
+    while True:
+        found = _loops_now(folder)
+        if time.monotonic() > until or not any(_is_going(name) for name in found):
+            return found
+        time.sleep(0.02)
+
+
 def clean(folder: Path) -> None:
     for target in reversed(mounts_below(folder)):
         unmount(target, lazy=True)
-    for name in loops_below(folder):
+    for name in _loops_now(folder):
         with suppress(OSError):
             descriptor = os.open(f"/dev/{name}", os.O_RDONLY)
             try:

@@ -177,10 +177,11 @@ class Kubelet(Switches):
         """Listen anew on kubelet.sock without a restart: streams and tables stay (kubelet does so after an error).
 
         Args:
-            same_inode: insist on the inode number of the old socket, which ext4 mostly gives by itself.
+            same_inode: insist on the inode number of the old socket, which ext4 gives by itself unless another
+                process makes a file at that moment.
 
         Raises:
-            OSError: the file system does not give a number twice (tmpfs).
+            OSError: the file system does not give a number twice (tmpfs), or others make files there.
         """
         before = self.socket.stat().st_ino
         for _ in range(TRIES):
@@ -189,7 +190,7 @@ class Kubelet(Switches):
             await self._listen()
             if not same_inode or self.socket.stat().st_ino == before:
                 return
-        raise OSError(f"{self.socket} did not get inode {before} again: choose a folder on ext4")
+        raise OSError(f"{self.socket} did not get inode {before} again: choose a folder on an ext4 that is quiet")
 
     async def _listen(self) -> None:
         self._registrar = grpc.aio.server()
