@@ -1,7 +1,11 @@
-"""What the driver's error numbers mean for a card (NVIDIA, "XID Errors"; the numbers are those of dmesg's NVRM lines).
+"""What the driver's error numbers mean for a card (the numbers are those of dmesg's NVRM lines).
 
 Owns: the classes of XIDs, and a few words for each that people meet.
 Refuses: the decision about a card (`health` takes it).
+
+The classes follow the resolution buckets of NVIDIA, "Analyzing Xid Errors with the Xid Catalog": what needs a reset or
+a restart of the machine is fatal, what is to be ignored or points to the application does not count, and all others,
+such as 94 (one application is hurt, the card works on), are lesser faults.
 """
 
 from typing import Final, Literal
@@ -10,11 +14,18 @@ from nodeplug_gpu.config import APPLICATION_XIDS, Health
 
 Severity = Literal["ignored", "lesser", "fatal"]
 
-FATAL: Final = frozenset({46, 48, 54, 61, 62, 64, 69, 74, 79, 95, 110, 119, 120, 136, 140, 143, 155, 158})
+FATAL: Final = frozenset({46, 48, 54, 61, 62, 64, 74, 79, 95, 110, 119, 120, 136, 140, 143, 155, 156, 158})
 """The card needs a reset at least, or is gone; everything that is on it is lost."""
-INFORMATION: Final = frozenset({63, 137, 154, 160})
-"""Something was mended, or another source tells it better (154: the recovery action changed)."""
+MISUSE: Final = frozenset({11, 25, 37, 69, 80})
+"""CHECK_APP/CUDA: work that the card could not make sense of. Whoever may use a card must not be able to take it from
+its neighbours so. 32 is not among them: it mostly comes from the PCI bus."""
+INFORMATION: Final = frozenset(
+    {38, 44, 63, 66, 67, 93, 106, 107, 108, 121, 137, 141, 152, 153, 154, 157, 160, 161, *range(162, 166)}
+)
+"""IGNORE: something was mended, another source tells it better (154: the recovery action changed), or it costs nothing
+but power. 92 counts all the same: many single bits are how a card begins to fail."""
 NAMES: Final = {
+    11: "a push buffer made no sense",
     13: "graphics engine exception",
     31: "memory page fault",
     43: "a process stopped",
@@ -37,9 +48,12 @@ NAMES: Final = {
     110: "security fault",
     119: "timeout of the GSP processor",
     120: "error of the GSP processor",
+    136: "link training failed",
     140: "unrecovered ECC error",
     143: "initialisation of the card failed",
     154: "the recovery action changed",
+    156: "a part of the card is retired at the next reset",
+    158: "fatal timeout",
 }
 
 
@@ -47,7 +61,7 @@ def severity(code: int, config: Health) -> Severity:
     """Return what an XID means for the card; one that is not known counts as a lesser fault."""
     if code in config.fatal_xids:
         return "fatal"
-    if code in APPLICATION_XIDS or code in config.ignore_xids or code in INFORMATION:
+    if code in config.ignore_xids or code in {*APPLICATION_XIDS, *MISUSE, *INFORMATION}:
         return "ignored"
     return "fatal" if code in FATAL else "lesser"
 

@@ -48,6 +48,28 @@ def test_an_application_error_never_touches_a_card(code: int) -> None:
     assert [bed.event("xid", code).state for _ in range(10)] == ["healthy"] * 10
 
 
+@pytest.mark.parametrize("code", [11, 25, 37, 69, 80])
+def test_work_that_makes_no_sense_cannot_take_a_card_from_its_neighbours(code: int) -> None:
+    bed = Bed(strikes=1)
+    assert [bed.event("xid", code).state for _ in range(10)] == ["healthy"] * 10
+
+
+@pytest.mark.parametrize("code", [44, 63, 121, 141, 154, 157, 163])
+def test_what_nvidia_says_to_ignore_never_touches_a_card(code: int) -> None:
+    bed = Bed(strikes=1)
+    assert [bed.event("xid", code).state for _ in range(10)] == ["healthy"] * 10
+
+
+@pytest.mark.parametrize("code", [46, 62, 64, 79, 95, 110, 119, 120, 136, 140, 143, 155, 156, 158])
+def test_what_nvidia_says_to_reset_or_restart_takes_the_card_out(code: int) -> None:
+    assert not Bed().event("xid", code).offered
+
+
+def test_an_ecc_error_that_hurt_one_application_alone_leaves_the_card_in_service() -> None:
+    condition = Bed().event("xid", 94)
+    assert (condition.state, condition.offered) == ("suspect", True)
+
+
 def test_a_fatal_xid_takes_the_card_out_and_says_why() -> None:
     bed = Bed()
     condition = bed.event("xid", 79)
