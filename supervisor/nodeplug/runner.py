@@ -21,10 +21,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from nodeplug.call import CURRENT, Call
-from nodeplug.errors import DeadlineExceeded, PluginError, TryAgain, text_of
+from nodeplug.errors import DeadlineExceeded, PluginError, TryAgain
 from nodeplug.hookspecs import ANSWERS
 from nodeplug.netns import Netns
 from nodeplug.registry import PluginRoute, Route
+from nodeplug.strays import Strays
 
 LOG: Final = logging.getLogger(__name__)
 OVERDUE_LIMIT: Final = 4
@@ -95,6 +96,7 @@ class Runner:
             the exec protocols their front does the telling: one request may take several hooks, or none.
         in_flight: calls whose hook runs, by request id.
         overdue: those of them that were answered without their hook.
+        strays: tells of exceptions that are no PluginError.
         renew: the way to a claim as it is now; a route that somebody holds may be older than a reload.
     """
 
@@ -102,6 +104,7 @@ class Runner:
     finished: Callable[[Call, PluginError | None], None] = lambda _call, _error: None
     in_flight: dict[str, Call] = field(default_factory=dict)
     overdue: dict[str, Overdue] = field(default_factory=dict)
+    strays: Strays = field(default_factory=Strays)
     renew: Callable[[PluginRoute], PluginRoute] = lambda route: route
     _busy: dict[tuple[str, str], asyncio.Future[Any]] = field(default_factory=dict)
     _held: dict[str, asyncio.Future[None]] = field(default_factory=dict)
@@ -230,7 +233,7 @@ class Runner:
         seconds = self.deadline(plugin, "claims")
         itself = PluginRoute(plugin, frozenset(), {})
         await self._admitted(itself, call.key, seconds)
-        return await self._run(_CallThread(itself, "load", call, work, lambda: None), seconds)
+        return await self._run(_CallThread(itself, "load", call, work, lambda: None, self.strays), seconds)
 
     async def _call(
         self, route: PluginRoute, hook: str, call: Call, work: Callable[[PluginRoute], Any], done: Callable[[], None]
@@ -243,7 +246,7 @@ class Runner:
         except BaseException:
             done()
             raise
-        thread = _CallThread(admitted, hook, call, lambda: work(admitted), done)
+        thread = _CallThread(admitted, hook, call, lambda: work(admitted), done, self.strays)
         return await self._run(thread, self.deadline(admitted.plugin, hook))
 
     async def _admitted(self, route: PluginRoute, key: str | None, seconds: float) -> PluginRoute:
@@ -316,7 +319,13 @@ class _CallThread(threading.Thread):
     """One call. Daemonic: a hung hook never keeps the process alive."""
 
     def __init__(
-        self, route: PluginRoute, hook: str, call: Call, work: Callable[[], Any], done: Callable[[], None]
+        self,
+        route: PluginRoute,
+        hook: str,
+        call: Call,
+        work: Callable[[], Any],
+        done: Callable[[], None],
+        strays: Strays,
     ) -> None:
         super().__init__(name=f"{route.plugin}:{hook}:{call.key}"[:120], daemon=True)
         self.plugin = route.plugin
@@ -326,6 +335,7 @@ class _CallThread(threading.Thread):
         self.inside = {route.plugin: route}
         self.loop = asyncio.get_running_loop()
         self.outcome: asyncio.Future[Any] = self.loop.create_future()
+        self.strays = strays
         self._work = work
         self._done = done
         self._context = copy_context()
@@ -354,7 +364,7 @@ class _CallThread(threading.Thread):
         except PluginError as raised:
             error = raised
         except BaseException as raised:
-            error = _stray(self.plugin, self.hook, self.call, raised)
+            error = self.strays.told(self.plugin, self.hook, self.call, raised)
         try:
             self.loop.call_soon_threadsafe(self._resolve, answer, error)
         except RuntimeError:  # the loop is closed: the daemon is ending and nobody waits
@@ -374,14 +384,6 @@ def invoke(route: PluginRoute, hook: str, arguments: Mapping[str, Any]) -> Any:
         PluginError: see `Runner.call`.
     """
     return check_answer(route, hook, route.callers[hook](**arguments))
-
-
-def _stray(plugin: str, hook: str, call: Call, error: BaseException) -> PluginError:
-    LOG.error("%s of plugin %s raised %s", hook, plugin, type(error).__name__, exc_info=error)
-    return PluginError(
-        f"{hook} of plugin {plugin!r} raised {type(error).__name__}: {text_of(error)} "
-        f"(request {call.id}; the daemon's log has the traceback)"
-    )
 
 
 def close_all(namespaces: Iterable[Netns]) -> None:

@@ -1,0 +1,43 @@
+"""Exceptions of plugins that are no PluginError.
+
+Owns: the traceback in the log, once for each request, and once for each fault of what the daemon's own timers call: a
+listing that fails the same way every ten seconds says it once.
+Refuses: to catch anything (the runner does).
+"""
+
+import logging
+import traceback
+from dataclasses import dataclass, field
+from typing import Final
+
+from nodeplug.call import Call
+from nodeplug.errors import PluginError, text_of
+
+LOG: Final = logging.getLogger(__name__)
+_TIMED: Final = frozenset({"device_list", "device_released", "health", "metrics"})
+
+
+@dataclass(slots=True)
+class Strays:
+    """What was told last of each hook that a timer calls. Used from the threads of calls: one entry, one owner."""
+
+    _told: dict[tuple[str, str], tuple[str, str]] = field(default_factory=dict)
+
+    def told(self, plugin: str, hook: str, call: Call, error: BaseException) -> PluginError:
+        """Log an exception, and return what the caller is told.
+
+        Args:
+            plugin: the section's name.
+            hook: the hook that raised it.
+            call: the request.
+            error: what it raised.
+        """
+        fault = f"{hook} of plugin {plugin!r} raised {type(error).__name__}: {text_of(error)}"
+        place = "".join(traceback.format_tb(error.__traceback__)) + type(error).__name__
+        before, first = self._told.get((plugin, hook), ("", ""))
+        if hook in _TIMED and before == place:
+            return PluginError(f"{fault} (request {call.id}; the daemon's log has the traceback at request {first})")
+        if hook in _TIMED:
+            self._told[plugin, hook] = place, call.id
+        LOG.error("%s of plugin %s raised %s", hook, plugin, type(error).__name__, exc_info=error)
+        return PluginError(f"{fault} (request {call.id}; the daemon's log has the traceback)")
