@@ -117,21 +117,31 @@ class Masquerade:
         wanted = list(dict.fromkeys([*networks, *(one.network for one in expected)]))
         for _ in range(_ATTEMPTS):
             generation = self._generation()
-            if not self.lacking(wanted):
-                break
-            known = [network for network in map(nft.network_of, sorted(self._sets() or ())) if network]
-            refusal = self._commit(nft.rebuild(dict.fromkeys([*known, *wanted])), generation)
-            if refusal is None:
-                break
-            if refusal.error != errno.ERESTART:
-                raise failure(f"make the rules of table {nft.TABLE}", refusal)
-        else:
-            raise _restless()
+            if self.lacking(wanted):
+                known = [network for network in map(nft.network_of, sorted(self._sets() or ())) if network]
+                refusal = self._commit(nft.rebuild(dict.fromkeys([*known, *wanted])), generation)
+                if refusal is not None and refusal.error != errno.ERESTART:
+                    raise failure(f"make the rules of table {nft.TABLE}", refusal)
+                if refusal is not None:
+                    continue
+            if self._keep(expected):
+                return
+        raise _restless()
+
+    def _keep(self, expected: Sequence[Entry]) -> bool:
+        """Add entries that are missing; False when a set was removed meanwhile, perhaps because it was empty still.
+
+        Raises:
+            OSError: the kernel refuses.
+        """
         for start in range(0, len(expected), _TOGETHER):
             part = expected[start : start + _TOGETHER]
             refusal = self._commit([nft.new_element(one.network, one.key, one.label, keep=True) for one in part])
+            if refusal is not None and refusal.error == errno.ENOENT:
+                return False
             if refusal is not None:
                 raise failure(f"masquerade {len(part)} addresses in table {nft.TABLE}", refusal)
+        return True
 
     def prune(self) -> None:
         """Remove the set and the rule of each subnet without addresses, and the table when there is none left.
@@ -143,7 +153,7 @@ class Masquerade:
         """
         generation = self._generation()
         names = self._sets()
-        if names is None:
+        if generation is None or names is None:
             return
         known = [network for network in map(nft.network_of, sorted(names)) if network]
         empty = [network for network in known if not any(_parse_elements(one, b"") for one in self._dump_of(network))]

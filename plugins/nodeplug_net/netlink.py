@@ -11,6 +11,7 @@ import os
 import socket
 import struct
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, Self
 
@@ -23,6 +24,11 @@ _NLMSG_DONE: Final = 3
 _NLM_F_ACK_TLVS: Final = 0x200
 _NLMSGERR_ATTR_MSG: Final = 1
 _RECEIVE: Final = 65536
+_USUAL: Final = 200
+"""Messages that the buffers of any socket have room for, with their acknowledgements."""
+_PER_MESSAGE: Final = 2048
+_SO_SNDBUFFORCE: Final = 32
+_SO_RCVBUFFORCE: Final = 33
 _HEADER: Final = struct.Struct("=IHHII")
 _ATTRIBUTE: Final = struct.Struct("=HH")
 _NESTED: Final = 0x3FFF
@@ -131,12 +137,20 @@ class Netlink:
         for offset, (data, _) in enumerate(messages):
             struct.pack_into("=I", data, 8, first + offset)
         self._sequence += len(messages)
+        if len(messages) > _USUAL:
+            self._make_room(len(messages) * _PER_MESSAGE)
         self._socket.send(b"".join(data for data, _ in messages))
         answers = [Answer(complete=not due) for _, due in messages]
         # A transaction that is refused at its beginning, for its generation, is not looked at any further.
         while not all(answer.complete for answer in answers) and (messages[0][1] or not answers[0].error):
             self._receive(answers, first)
         return answers
+
+    def _make_room(self, size: int) -> None:
+        """Enlarge the buffers as nft(8) does; who may not (socket(7), CAP_NET_ADMIN) has what the system gives."""
+        for option in (_SO_SNDBUFFORCE, _SO_RCVBUFFORCE):
+            with suppress(PermissionError):
+                self._socket.setsockopt(socket.SOL_SOCKET, option, size)
 
     def _receive(self, answers: list[Answer], first: int) -> None:
         try:

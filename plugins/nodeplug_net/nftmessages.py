@@ -52,6 +52,7 @@ _NFPROTO_INET: Final = 1
 _NFPROTO_IPV4: Final = 2
 _NFPROTO_IPV6: Final = 10
 
+_LOOKUP_SET: Final = 1
 _REQUEST: Final = 0x1
 _ASK: Final = 0x5  # NLM_F_REQUEST | NLM_F_ACK
 _ENSURE: Final = 0x405  # NLM_F_CREATE: what is there already stays as it is
@@ -196,8 +197,8 @@ def dump_rules() -> bytearray:
 
 
 def names_set(network: Network) -> bytes:
-    """Return the bytes that the rule of a subnet contains and no other rule does: the name of its set with its NUL."""
-    return b"\0" + set_name(network).encode() + b"\0"
+    """Return the bytes that the rule of a subnet contains and no other rule does: NFTA_LOOKUP_SET with the set's name."""
+    return struct.pack("=H", _LOOKUP_SET) + set_name(network).encode() + b"\0"
 
 
 def _rule(expressions: list[dict[str, Attributes]]) -> bytes:

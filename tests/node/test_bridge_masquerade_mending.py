@@ -3,6 +3,7 @@
 import subprocess
 import threading
 from collections.abc import Callable
+from ipaddress import ip_network
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from nodeplug import Netns, PluginError
 from nodeplug.testing.scratch_cni import ScratchCni
 from nodeplug_net import nftmessages as nft
 from nodeplug_net.bridge import Bridge, BridgeConfig
-from nodeplug_net.masquerade import Masquerade
+from nodeplug_net.masquerade import Entry, Masquerade
 from nodeplug_net.netlink import Netlink
 
 Make = Callable[..., dict[str, Any]]
@@ -216,3 +217,52 @@ def test_adds_beside_a_removal_lose_nothing(scratch: ScratchCni) -> None:
     for thread in threads:
         thread.join()
     assert failures == []
+
+
+def test_mending_beside_a_removal_loses_nothing(scratch: ScratchCni) -> None:
+    stopping = threading.Event()
+    failures: list[BaseException] = []
+
+    def prune() -> None:
+        with Netlink(NETFILTER) as netlink:
+            while not stopping.is_set():
+                Masquerade(netlink).prune()
+
+    def mend_and_look() -> None:
+        try:
+            with Netlink(NETFILTER) as netlink:
+                masquerade = Masquerade(netlink)
+                for number in range(300):
+                    network = ip_network(f"10.{number % 7}.0.0/24")
+                    wanted = Entry(network, network[2].packed, f"nodeplug net c{number} eth0")
+                    masquerade.mend([wanted])
+                    assert masquerade.owned(wanted.label) == [wanted]
+                    assert masquerade.lacking([network]) == []
+                    masquerade.remove([wanted])
+        except BaseException as error:
+            failures.append(error)
+        finally:
+            stopping.set()
+
+    threads = [threading.Thread(target=scratch.on_host, args=(job,)) for job in (prune, mend_and_look)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+
+
+def test_hundreds_of_subnets_are_masqueraded_again_and_removed_again(scratch: ScratchCni) -> None:
+    networks = [ip_network(f"10.{number // 256}.{number % 256}.0/24") for number in range(400)]
+    wanted = [Entry(network, network[2].packed, "nodeplug net c eth0") for network in networks]
+
+    def mend_and_prune() -> tuple[list[Any], int, int]:
+        with Netlink(NETFILTER) as netlink:
+            masquerade = Masquerade(netlink)
+            masquerade.mend(wanted)
+            made = masquerade.lacking(networks), len(masquerade.entries(""))
+            masquerade.remove(wanted[1:])
+            masquerade.prune()
+            return *made, len(masquerade.lacking(networks))
+
+    assert scratch.on_host(mend_and_prune) == ([], 400, 399)
