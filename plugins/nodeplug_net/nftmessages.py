@@ -197,7 +197,7 @@ def dump_rules() -> bytearray:
 
 
 def names_set(network: Network) -> bytes:
-    """Return the bytes that the rule of a subnet contains and no other rule does: NFTA_LOOKUP_SET with the set's name."""
+    """Return the bytes that the rule of a subnet alone contains: the attribute NFTA_LOOKUP_SET with its set."""
     return struct.pack("=H", _LOOKUP_SET) + set_name(network).encode() + b"\0"
 
 
