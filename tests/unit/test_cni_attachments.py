@@ -1,5 +1,8 @@
 """The records of attachments."""
 
+import signal
+import subprocess
+import sys
 from ipaddress import ip_interface
 from pathlib import Path
 
@@ -80,3 +83,21 @@ def test_gc_forgets_what_is_not_valid_in_its_network(attachments: Attachments) -
 def test_only_the_owner_may_read_the_folder(attachments: Attachments) -> None:
     attachments.record(Attachment(KEY, "/ns", RESULT))
     assert attachments.folder.stat().st_mode & 0o777 == 0o700
+
+
+KILLED_BEFORE_ITS_RENAME = """
+import os, signal, sys
+from pathlib import Path
+from nodeplug import CniResult
+from nodeplug.cni.attachments import Attachment, Attachments, Key
+sys.addaudithook(lambda event, _: os.kill(os.getpid(), signal.SIGKILL) if event == "os.rename" else None)
+Attachments(Path(sys.argv[1])).record(Attachment(Key("bridge", "net", "c1", "eth0"), "/netns", CniResult()))
+"""
+
+
+def test_what_a_killed_daemon_half_wrote_goes_with_the_del(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", KILLED_BEFORE_ITS_RENAME, str(tmp_path)], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert len(list(tmp_path.iterdir())) == 1
+    Attachments(tmp_path).forget(Key("bridge", "net", "c1", "eth0"))
+    assert list(tmp_path.iterdir()) == []

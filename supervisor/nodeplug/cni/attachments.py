@@ -7,7 +7,6 @@ Refuses: to be the truth (that is the kernel) and to fail a call: a damaged file
 
 import json
 import logging
-import os
 import time
 from collections.abc import Iterable
 from contextlib import suppress
@@ -76,7 +75,7 @@ class Attachments:
             "result": results.encode(attachment.result, VERSIONS[-1]),
         }
         path = self._path(key)
-        temporary = path.with_suffix(f".{os.urandom(4).hex()}.tmp")
+        temporary = path.with_suffix(".tmp")
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             temporary.write_text(json.dumps(document), encoding="utf-8")
@@ -92,9 +91,10 @@ class Attachments:
         return found if found is not None and found.key == key else None
 
     def forget(self, key: Key) -> None:
-        """Remove the record of a key, if there is one."""
-        with suppress(OSError):
-            self._path(key).unlink()
+        """Remove the record of a key, if there is one, and what a killed daemon has left half written."""
+        for path in (self._path(key), self._path(key).with_suffix(".tmp")):
+            with suppress(OSError):
+                path.unlink()
 
     def forget_invalid(self, claim: str, network: str, valid: Iterable[ValidAttachment]) -> None:
         """Remove what a GC has declared invalid."""
