@@ -141,9 +141,9 @@ class Gpu:
         self._thread.start()
         self._driver.start(self._shown)
         self._looked.wait(_PATIENT_LOOK if self._shop.has_sold else _FIRST_LOOK)
-        if fault := self._shop.inventory.fault:
+        if refusal := self._shop.inventory.refusal:
             self.stop()
-            raise InvalidRequest(fault)
+            raise InvalidRequest(refusal)
 
     @hookimpl
     def stop(self) -> None:
@@ -156,6 +156,7 @@ class Gpu:
             self._thread.join(2)
         for follower in self._followers:
             follower.stop()
+        self._shop.close()
 
     @hookimpl
     def health(self) -> None:
@@ -233,7 +234,7 @@ class Gpu:
         before = self._shop.inventory
         after = self._shop.look(self._driver.view, events)
         self._tell(before, after)
-        if after.fault and not self._looked.is_set():
+        if after.refusal and not self._looked.is_set():
             self._looked.set()  # start refuses it, so nothing may follow: MPS and CDI go on as they are
             return
         for entry in self._config.resources:

@@ -4,9 +4,9 @@ Owns: the one place where looks at the hardware, health, what kubelet tells and 
 immutable `Inventory` that everything else reads.
 Refuses: threads and timing (the plugin has those); hardware (a driver shows it).
 
-No card is sold twice. Within one configuration `share_out` sees to that. Across configurations, MIG switches and
-restarts the records of what was sold do: a card that containers still hold in a former way is listed as unhealthy in
-its new one until they are gone.
+No card is sold twice. Within one section `share_out` sees to that, between sections the book of `sections` does. Across
+configurations, MIG switches and restarts the records of what was sold do: a card that containers still hold in a former
+way is listed as unhealthy in its new one until they are gone.
 """
 
 import time
@@ -18,9 +18,10 @@ from nodeplug import Device, DeviceId, Host, NotFound, NotReady, ResourceName
 from nodeplug_gpu import held, ledger
 from nodeplug_gpu.access import NodePaths
 from nodeplug_gpu.cards import Card, GpuEvent, Uuid, View
-from nodeplug_gpu.config import GpuConfig, Memory, Mig, Replicas, names_of
+from nodeplug_gpu.config import GpuConfig, Kind, Memory, Mig, Replicas, names_of
 from nodeplug_gpu.health import Condition, Triage
 from nodeplug_gpu.known import KnownCards, Sold
+from nodeplug_gpu.sections import BOOK, Counter, Sale
 from nodeplug_gpu.sharing import Sharing
 from nodeplug_gpu.sharing.exclusive import ExclusiveSharing
 from nodeplug_gpu.sharing.memory import MemorySharing, unit_for
@@ -50,6 +51,7 @@ class Inventory:
         sharings: how each entry sells, by its main resource; missing while its unit is not known.
         ghosts: ids that containers hold and that are no longer sold, by resource; listed as unhealthy.
         faults: why a card is not sold although the configuration chooses it.
+        rivals: which other section sells a card that the configuration chooses.
     """
 
     view: View = field(default_factory=View)
@@ -60,11 +62,17 @@ class Inventory:
     sharings: Mapping[str, Sharing] = field(default_factory=dict)
     ghosts: Mapping[str, tuple[DeviceId, ...]] = field(default_factory=dict)
     faults: Mapping[Uuid, str] = field(default_factory=dict)
+    rivals: Mapping[Uuid, str] = field(default_factory=dict)
+
+    @property
+    def refusal(self) -> str:
+        """Why the section's configuration cannot be right on this machine, as one text; empty when it can."""
+        return "; ".join(self.faults.values())
 
     @property
     def fault(self) -> str:
-        """All that is wrong with the configuration on this machine, as one text; empty when nothing is."""
-        return "; ".join(self.faults.values())
+        """All that is wrong with the configurations on this machine, as one text; empty when nothing is."""
+        return "; ".join((*self.faults.values(), *self.rivals.values()))
 
     def stocks_of(self, resource: str) -> Sequence[Offer]:
         """Return the offers of an entry, by its main resource."""
@@ -121,14 +129,22 @@ class Shop:
     _owners: Mapping[Uuid, str] = field(default_factory=dict)
     _sharings: dict[str, Sharing] = field(default_factory=dict)
     _unheld: dict[object, float] = field(default_factory=dict)
+    _counter: Counter = field(init=False)
+    _elsewhere: Mapping[Uuid, Sale] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._triage = Triage(self.config.health)
         self._known = KnownCards(self.host)
+        self._counter = BOOK.counter(self.host.run_dir.parent, self.host.plugin)
 
     def open(self) -> None:
-        """Read what a predecessor sold."""
+        """Read what a predecessor sold, before another section sells it."""
         self._known.load()
+        self._claim(Shares({}), self.clock())
+
+    def close(self) -> None:
+        """Leave the cards to other sections, a while later."""
+        self._counter.end(self.clock())
 
     @property
     def has_sold(self) -> bool:
@@ -153,10 +169,11 @@ class Shop:
         now = self.clock()
         self._triage.observe(view, events, now)
         cards = view.cards if view.state != "absent" else ()
-        shares = share_out(self.config.resources, cards, self._owners)
+        shares, rivals = self._claim(share_out(self.config.resources, cards, self._owners), now)
         self._owners = {**self._owners, **shares.owner()}
-        kinds = {entry.resource: entry.sharing for entry in self.config.resources}
-        self._known.remember(Sold(card, name, kinds[name]) for name, cards in shares.cards.items() for card in cards)
+        self._known.remember(
+            Sold(card, name, self._kinds[name]) for name, cards in shares.cards.items() for card in cards
+        )
         told = held.ask(self.host, self._names(), self._known.sold.values())
         self._forget(shares, view, told, now)
         self._settle_units(shares, told, now)
@@ -171,8 +188,38 @@ class Shop:
             dict(self._sharings),
             dict(self._ghosts(stocks, told)),
             shares.faults,
+            rivals,
         )
         return self.inventory
+
+    @property
+    def _kinds(self) -> Mapping[str, Kind]:
+        return {entry.resource: entry.sharing for entry in self.config.resources}
+
+    def _claim(self, shares: Shares, now: float) -> tuple[Shares, Mapping[Uuid, str]]:
+        """Return the shares without the cards that another section sells, and why it is without them."""
+        section, kinds = self.host.plugin, self._kinds
+        wanted = {
+            one.card.uuid: Sale(section, one.resource, one.sharing, current=False) for one in self._known.sold.values()
+        }
+        owners = shares.owner()
+        wanted |= {uuid: Sale(section, name, kinds[name]) for uuid, name in owners.items()}
+        answer = self._counter.claim(wanted, now)
+        cards = {card.uuid: card for chosen in shares.cards.values() for card in chosen}
+        self._known.remember(
+            Sold(cards[uuid], sale.resource, sale.sharing) for uuid, sale in answer.inherited.items() if uuid in cards
+        )
+        self._elsewhere = answer.rivals
+        rivals = {
+            uuid: f"section {sale.section} sells {uuid} as {sale.resource}, and this one would as {owners[uuid]}; give "
+            "each section its own `cards`"
+            for uuid, sale in answer.rivals.items()
+            if sale.current and uuid in owners
+        }
+        left = {
+            name: tuple(card for card in chosen if card.uuid not in rivals) for name, chosen in shares.cards.items()
+        }
+        return Shares(left, shares.faults), rivals
 
     def _names(self) -> frozenset[str]:
         """Return every name under which a card was or is sold."""
@@ -204,7 +251,7 @@ class Shop:
         return now - self._unheld.setdefault(what, now)
 
     def _kind(self, resource: str) -> str | None:
-        return next((entry.sharing for entry in self.config.resources if entry.resource == resource), None)
+        return self._kinds.get(resource)
 
     def _holder(self, one: Sold, told: held.Held) -> str | None:
         """Return who may hold a card as it was sold; None when nobody does."""
@@ -221,6 +268,9 @@ class Shop:
 
     def _sold_otherwise(self, entry: Entry, card: Card, told: held.Held) -> str:
         """Return why a card cannot be sold anew yet: it may be held in a way in which it was sold before."""
+        if card.uuid in self._elsewhere:
+            sale = self._elsewhere[card.uuid]
+            return f"section {sale.section} sold it as {sale.resource}, and containers may still hold it"
         for one in self._known.sold.values():
             if one.card.uuid == card.uuid and (one.resource, one.sharing) != (entry.resource, entry.sharing):
                 holder = self._holder(one, told)
@@ -306,6 +356,9 @@ class Shop:
             return self._reason(card) or _GONE
         if card.uuid in shares.faults:
             return shares.faults[card.uuid]
+        if card.uuid in self._elsewhere:
+            sale = self._elsewhere[card.uuid]
+            return f"section {sale.section} sells it as {sale.resource}"
         now = shares.owner().get(card.uuid)
         return f"it is for {now} now" if now is not None else "it is not for this resource any more"
 
