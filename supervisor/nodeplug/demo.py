@@ -128,7 +128,7 @@ class _Story:
             sandbox.close()
         await asyncio.to_thread(node.stop)
         after = await asyncio.to_thread(Inventory.take, self.folder / "addresses")
-        return _leftovers(after.since(before), self.folder)
+        return leftovers(after.since(before), self.folder)
 
     def _node(self) -> ScratchNode:
         root = self.folder / "n"
@@ -256,13 +256,18 @@ class _Story:
             self.console.print(f"           {line}", style="cyan", soft_wrap=True)
 
 
-def _leftovers(difference: list[str], folder: Path) -> list[str]:
+def leftovers(difference: list[str], folder: Path) -> list[str]:
     """Drop what stays for the next pod by design, and what others do meanwhile: loop devices are the whole machine's.
 
-    By design stay: the bridge with its addresses, its nftables table, the allocator's own two files.
+    By design stay: the bridge with its addresses, its nftables table without an address of a pod, the allocator's own
+    two files.
+
+    Args:
+        difference: of two inventories.
+        folder: the demo's own.
     """
     kept = re.compile(
-        r"\+ (link nodeplug0|address \S+ on nodeplug0|nft \w+ nodeplug_masquerade.*"
+        r"\+ (link nodeplug0|address \S+ on nodeplug0|nft (table|chain|rule|set) nodeplug_masquerade.*"
         r"|file .*/(lock|last_reserved_ip\.\d+))"
     )
     foreign = re.compile(rf"[+-] loop device (?!.*{re.escape(str(folder))}).*")
