@@ -106,7 +106,7 @@ class View:
     Attributes:
         state: `absent` without a driver, `starting` before the first look, `running`, `failed` while the driver hangs
             or answers nonsense.
-        reason: what is wrong, for people; empty while running.
+        reason: what is wrong, for people; while running, what the driver has to do without, or empty.
         driver_version: of the kernel driver; empty unless running.
         cards: in NVML's order. While `failed`, and `absent` after it was there, those of the last good look.
         vitals: by card; empty unless running.

@@ -50,7 +50,7 @@ def test_a_hang_in_any_call_is_seen_named_and_survived(lone: Any, watch: Watch, 
     provoke(lone, symbol)
     lone.hang(symbol)
     watched = watch(lone, hang_after=0.15, ask_again=0.2)
-    watched.until(lambda view: view.state == "failed" and f"the driver hangs: {symbol}" in view.reason)
+    watched.until(lambda view: f"the driver hangs: {symbol}" in view.reason)
     lone.hang(symbol, hangs=False)
     watched.until(lambda view: view.state == "running" and len(view.cards) == 1)
 

@@ -59,6 +59,23 @@ def test_a_card_that_hangs_when_its_events_are_asked_for_is_left_alone_too(nvml:
     assert not view.vitals[cards[0].uuid].error
 
 
+@pytest.mark.parametrize("symbol", ["nvmlEventSetCreate", "nvmlEventSetWait_v2"])
+def test_waiting_for_events_that_hangs_costs_the_events_alone(nvml: Any, watch: Watch, symbol: str) -> None:
+    nvml.hang(symbol)
+    watched = watch(nvml, hang_after=0.2, ask_again=0.5)
+    before = watched.running()
+    view = watched.until(lambda view: view.reason)
+    wanted = f"no events, cards are looked at every 0.05 s: the driver hangs: {symbol} has not returned"
+    assert view.reason.startswith(wanted)
+    nvml.state.card[0].used = 5 << 30
+    watched.until(lambda view: view.vitals[before.cards[0].uuid].used == 5 << 30)
+    nvml.hang(symbol, hangs=False)
+    watched.until(lambda view: not view.reason and view.generation > before.generation + 1)
+    nvml.event(0, 0x8, 79)
+    watched.event(lambda event: event.code == 79)
+    assert {view.state for view in watched.views} == {"running"}
+
+
 def test_cards_that_all_hang_are_a_failure_of_the_driver(nvml: Any, watch: Watch) -> None:
     watched = watch(nvml, hang_after=0.2)
     before = watched.running()

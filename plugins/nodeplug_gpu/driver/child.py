@@ -53,6 +53,7 @@ class Settings:
         beat: seconds between two signs of life; also the longest wait for an event.
         avoid: indices of cards that no call is to ask about, because one hung.
         bound: PCI addresses of the cards for which the indices hold; the process ends when there are others.
+        events: wait for events; off where that hangs.
     """
 
     root: str = "/"
@@ -61,6 +62,7 @@ class Settings:
     beat: float = 1.0
     avoid: tuple[int, ...] = ()
     bound: tuple[str, ...] = ()
+    events: bool = True
 
 
 class DriverProcess:
@@ -79,7 +81,8 @@ class DriverProcess:
 
     def run(self) -> NoReturn:
         """Beat until stdin ends."""
-        for work in (self._look_forever, self._listen_forever):
+        works = (self._look_forever, self._listen_forever) if self._settings.events else (self._look_forever,)
+        for work in works:
             threading.Thread(target=self._guarded, args=(work,), daemon=True).start()
         while True:
             self._send(Beat(tuple(call for calls in (self._calls, self._waits) if (call := calls.pending))))

@@ -8,7 +8,8 @@ States:
     absent   the library or the kernel module is not there; looked for at each poll
     failed   it is there and does not work; the process is replaced, fast at first, then once per poll
 A process that ends to load a new library, or because cards were added, is replaced at once, and the view stays. So it
-does when a call about one card hangs: that card alone gets an error, and the next process leaves it alone for a while.
+does when a call about one card hangs: that card alone gets an error, and the next process leaves it alone for a while;
+and when it is the waiting for events that hangs: the next process looks at the cards without.
 """
 
 import contextlib
@@ -36,6 +37,8 @@ _MOST_LEFT_BEHIND: Final = 3
 """Processes that SIGKILL did not end. With so many there is no point in one more."""
 _MOST_ROUNDS: Final = 5
 """Doublings of the time for which a card that hangs is left alone."""
+_PROVEN: Final = 10
+"""Times `hang_after` after which a process that waited for events did so well for a while."""
 _REAP: Final = 0.3
 """Seconds that a killed process has to end before it is left behind."""
 
@@ -74,6 +77,8 @@ class NvmlDriver:
         self._ask_again = ask_again
         self._rounds = 0
         self._hangs = Hangs()
+        self._deaf = ""
+        self._deaf_rounds = 0
         self._sysfs = sysfs
         self._bound: tuple[str, ...] = ()
         self._first_look = float("inf")
@@ -103,7 +108,7 @@ class NvmlDriver:
 
     @property
     def _left_alone(self) -> float:
-        return self._ask_again * (1 << min(self._rounds, _MOST_ROUNDS))
+        return self._ask_again * (1 << min(max(self._rounds, self._deaf_rounds), _MOST_ROUNDS))
 
     def start(self, observer: Observer) -> None:
         """Begin to look, in a thread of its own."""
@@ -149,7 +154,7 @@ class NvmlDriver:
         self._left_behind = [process for process in self._left_behind if not process.ended]
         if not self._hangs.cards:  # which are known by their index on this very bus
             self._bound = bound(self._sysfs)
-        settings = self._settings | {"avoid": self._hangs.cards, "bound": self._bound}
+        settings = self._settings | {"avoid": self._hangs.cards, "bound": self._bound, "events": not self._deaf}
         try:
             process = RunningProcess(settings, self._hang_after, self._log)
         except OSError as error:
@@ -181,10 +186,11 @@ class NvmlDriver:
             if self._asked.is_set():
                 self._asked.clear()
                 process.poll()
-            if self._hangs.cards and time.monotonic() > self._first_look + self._left_alone and not self.left_behind:
+            spares = self._hangs.cards or self._deaf
+            if spares and time.monotonic() > self._first_look + self._left_alone and not self.left_behind:
                 # A process that still hangs in the kernel would say that the card has not come back.
-                process.retire("cards that hung are asked again")
-                self._rounds += 1
+                process.retire("what hung is asked again")
+                self._rounds += bool(self._hangs.cards)
             # Silence is judged only when everything was read: the observer may have taken its time.
             wait = 0.0 if ready else process.look_after()
         process.detach(selector)
@@ -206,6 +212,7 @@ class NvmlDriver:
             self._publisher.publish(
                 View(
                     "running",
+                    self._deaf,
                     driver_version=frame.driver_version,
                     cards=frame.cards,
                     vitals=frame.vitals,
@@ -239,6 +246,10 @@ class NvmlDriver:
         if process.planned:
             self._log.info("%s; a new driver process is started", process.died)
             self._hangs.clear()
+            self._deaf = ""
+        elif process.deaf:
+            self._do_without_events(process.died, lived)
+            return
         elif process.hung is not None and process.hung not in self._hangs.cards:
             self._leave_alone(process.hung, process.died)
             return
@@ -246,6 +257,14 @@ class NvmlDriver:
             self._fail(process.died)
         self._failures = 0 if lived > max(self._poll, 4 * self._hang_after) else self._failures + 1
         self._pause(selector, min(self._poll, _FIRST_PAUSE * 2 ** min(self._failures, 16)))
+
+    def _do_without_events(self, reason: str, lived: float) -> None:
+        """Look at the cards by polls alone, and say so."""
+        self._deaf_rounds = self._deaf_rounds + 1 if lived < _PROVEN * self._hang_after else 0
+        self._deaf = f"no events, cards are looked at every {self._poll:g} s: {reason}"
+        self._log.warning("%s", self._deaf)
+        if self.view.state == "running":
+            self._publisher.publish(replace(self.view, reason=self._deaf, taken=time.monotonic()))
 
     def _leave_alone(self, index: int, reason: str) -> None:
         """Blame one card for a call that hangs, and show it at once."""

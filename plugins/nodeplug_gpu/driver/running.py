@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from nodeplug_gpu.driver.calls import EVENT_SET_CALLS
 from nodeplug_gpu.driver.publish import Log
 from nodeplug_gpu.driver.wire import LIMIT, Beat, Farewell, Frame, GarbledFrame, LogLine, decode
 
@@ -31,6 +32,7 @@ class RunningProcess:
         died: why it is of no use any more, as a sentence; empty while it is.
         planned: it ended although nothing is wrong with the cards.
         hung: index of the card about which a call hangs; None where no card is to blame.
+        deaf: it is the waiting for events that hangs, and nothing else.
     """
 
     def __init__(self, settings: dict[str, Any], hang_after: float, log: Log) -> None:
@@ -53,6 +55,7 @@ class RunningProcess:
         self.died = ""
         self.planned = False
         self.hung: int | None = None
+        self.deaf = False
         self._hang_after = hang_after
         self._log = log
         self._last = time.monotonic()
@@ -127,6 +130,7 @@ class RunningProcess:
             if pending.seconds > self._hang_after * pending.patience and not self.died:
                 self.died = f"the driver hangs: {pending.call} has not returned for {pending.seconds:.1f} s"
                 self.hung = pending.card
+                self.deaf = pending.call in EVENT_SET_CALLS
 
     def retire(self, reason: str) -> None:
         """Say that another process is to take its place, although nothing is wrong with it."""
