@@ -106,6 +106,8 @@ class Masquerade:
     def mend(self, expected: Sequence[Entry], networks: Iterable[nft.Network] = ()) -> None:
         """Make what is missing of the table: the rules of subnets, their sets, and the expected entries.
 
+        In one transaction: rules without their entries would look whole, and nobody would mend them again.
+
         Args:
             expected: what should be masqueraded; an address that another attachment has stays its.
             networks: further subnets.
@@ -115,33 +117,20 @@ class Masquerade:
             PluginError: others keep changing the table.
         """
         wanted = list(dict.fromkeys([*networks, *(one.network for one in expected)]))
+        entries = [nft.new_element(one.network, one.key, one.label, keep=True) for one in expected]
         for _ in range(_ATTEMPTS):
-            generation = self._generation()
+            generation, messages = self._generation(), entries
             if self.lacking(wanted):
                 known = [network for network in map(nft.network_of, sorted(self._sets() or ())) if network]
-                refusal = self._commit(nft.rebuild(dict.fromkeys([*known, *wanted])), generation)
-                if refusal is not None and refusal.error != errno.ERESTART:
-                    raise failure(f"make the rules of table {nft.TABLE}", refusal)
-                if refusal is not None:
-                    continue
-            if self._keep(expected):
+                messages = [*nft.rebuild(dict.fromkeys([*known, *wanted])), *entries]
+            else:
+                generation = None
+            refusal = self._commit(messages, generation) if messages else None
+            if refusal is None:
                 return
+            if refusal.error not in {errno.ERESTART, errno.ENOENT}:
+                raise failure(f"masquerade {len(expected)} addresses in table {nft.TABLE}", refusal)
         raise _restless()
-
-    def _keep(self, expected: Sequence[Entry]) -> bool:
-        """Add entries that are missing; False when a set was removed meanwhile, perhaps because it was empty still.
-
-        Raises:
-            OSError: the kernel refuses.
-        """
-        for start in range(0, len(expected), _TOGETHER):
-            part = expected[start : start + _TOGETHER]
-            refusal = self._commit([nft.new_element(one.network, one.key, one.label, keep=True) for one in part])
-            if refusal is not None and refusal.error == errno.ENOENT:
-                return False
-            if refusal is not None:
-                raise failure(f"masquerade {len(part)} addresses in table {nft.TABLE}", refusal)
-        return True
 
     def prune(self) -> None:
         """Remove the set and the rule of each subnet without addresses, and the table when there is none left.

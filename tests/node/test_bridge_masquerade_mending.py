@@ -2,7 +2,7 @@
 
 import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from ipaddress import ip_network
 from typing import Any
 
@@ -13,7 +13,7 @@ from nodeplug.testing.scratch_cni import ScratchCni
 from nodeplug_net import nftmessages as nft
 from nodeplug_net.bridge import Bridge, BridgeConfig
 from nodeplug_net.masquerade import Entry, Masquerade
-from nodeplug_net.netlink import Netlink
+from nodeplug_net.netlink import Answer, Netlink
 
 Make = Callable[..., dict[str, Any]]
 NETFILTER = 12
@@ -266,3 +266,29 @@ def test_hundreds_of_subnets_are_masqueraded_again_and_removed_again(scratch: Sc
             return *made, len(masquerade.lacking(networks))
 
     assert scratch.on_host(mend_and_prune) == ([], 400, 399)
+
+
+class Dying(Netlink):
+    """A socket of a daemon that is killed right after its first transaction."""
+
+    def exchange(self, messages: Sequence[tuple[bytearray, bool]]) -> list[Answer]:
+        answers = super().exchange(messages)
+        if not messages[0][1]:
+            raise SystemExit
+        return answers
+
+
+def test_a_daemon_killed_while_it_mends_leaves_no_rules_without_addresses(
+    scratch: ScratchCni, bridge: Bridge, network: dict[str, Any], running: tuple[Netns, Any]
+) -> None:
+    def die() -> None:
+        with Dying(NETFILTER) as netlink:
+            masquerade = Masquerade(netlink)
+            expected = masquerade.entries("")
+            subprocess.run(["/usr/sbin/nft", "flush", "ruleset"], check=True)
+            with pytest.raises(SystemExit):
+                masquerade.mend(expected)
+
+    scratch.on_host(die)
+    scratch.add(bridge, network, "c2", scratch.container())
+    assert (sorted(rules(scratch)), elements(scratch)) == (sorted(WHOLE), TWO)
