@@ -1,14 +1,27 @@
 """For plugin authors and our own tests: the callers of node plugins, acted out on real sockets and processes."""
 
-from nodeplug.testing.cni_runtime import CniError, CniRuntime, Execution
-from nodeplug.testing.cni_runtime_plugins import Patience
-from nodeplug.testing.cni_runtime_styles import CONTAINERD, CRI_O, LIBCNI, PODMAN, RuntimeStyle
+from nodeplug.testing.cni_runtime import (
+    CONTAINERD,
+    CRI_O,
+    LIBCNI,
+    PODMAN,
+    CniError,
+    CniRuntime,
+    Execution,
+    Patience,
+    RuntimeStyle,
+)
 from nodeplug.testing.conformance import Finding, Report, conformance
 from nodeplug.testing.devices import DeviceHost, serve_devices
 from nodeplug.testing.exec_road import Ended, ExecRoad
-from nodeplug.testing.flex_caller import FlexCaller, FlexFailure, FlexNotSupported, FlexVolume
-from nodeplug.testing.flex_caller_defaults import Backoff
-from nodeplug.testing.flex_caller_prober import FlexProber
+from nodeplug.testing.flex_caller import (
+    Backoff,
+    FlexCaller,
+    FlexFailure,
+    FlexNotSupported,
+    FlexProber,
+    FlexVolume,
+)
 from nodeplug.testing.inventory import Inventory, leaves_nothing
 from nodeplug.testing.kubelet import AdmissionError, BlockingKubelet, Kubelet, Timeouts, UnknownResourceError
 from nodeplug.testing.sandbox import Sandbox

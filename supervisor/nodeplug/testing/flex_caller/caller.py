@@ -19,11 +19,9 @@ from nodeplug.flex import commands as cmd
 from nodeplug.flex.codec import encode_argv
 from nodeplug.flex.commands import Command, VolumeOptions, verb_of
 from nodeplug.mounts import mounted_at, unmount
-from nodeplug.testing.flex_caller_answers import FlexFailure, FlexNotSupported, judge, parse, read_capabilities
-from nodeplug.testing.flex_caller_defaults import Backoff, bind_device, mount_device, own
+from nodeplug.testing.flex_caller.answers import FlexFailure, FlexNotSupported, judge, parse, read_capabilities
+from nodeplug.testing.flex_caller.defaults import Backoff, bind_device, mount_device, own
 from nodeplug.values import Pod, Secrets
-
-__all__ = ["FlexCaller", "FlexFailure", "FlexNotSupported", "FlexVolume"]
 
 _WAIT_FOR_ATTACH: Final = 600.0
 _NEW_GROUP: Final = "kubernetes.io/mounterArgs.FsGroup"

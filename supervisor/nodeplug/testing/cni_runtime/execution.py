@@ -1,7 +1,7 @@
 """Executing one CNI plugin as libcni does, and reading how it ended.
 
 Owns: the search on CNI_PATH, the deadline, an executable that is busy, and the words in which libcni tells a failure.
-Refuses: order, configuration and memory: see `cni_runtime`.
+Refuses: order, configuration and memory: see `runtime`.
 """
 
 import errno

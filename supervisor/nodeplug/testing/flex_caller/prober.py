@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nodeplug.testing.flex_caller_answers import FlexFailure, FlexNotSupported
+from nodeplug.testing.flex_caller.answers import FlexFailure, FlexNotSupported
 
 
 @dataclass(slots=True)

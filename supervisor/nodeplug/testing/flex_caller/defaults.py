@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 
 from nodeplug.errors import PluginError
 from nodeplug.mounts import bind, mount
-from nodeplug.testing.flex_caller_answers import FlexFailure
+from nodeplug.testing.flex_caller.answers import FlexFailure
 
 _READ_WRITE: Final = 0o660
 _EXECUTE: Final = 0o110

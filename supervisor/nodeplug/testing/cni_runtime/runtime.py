@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from nodeplug.testing.cni_runtime_cache import Attached, ResultCache
-from nodeplug.testing.cni_runtime_plugins import (
+from nodeplug.testing.cni_runtime.cache import Attached, ResultCache
+from nodeplug.testing.cni_runtime.execution import (
     CniError,
     Execution,
     Patience,
@@ -22,9 +22,7 @@ from nodeplug.testing.cni_runtime_plugins import (
     find_plugin,
     read_result,
 )
-from nodeplug.testing.cni_runtime_styles import LIBCNI, RuntimeStyle
-
-__all__ = ["CniError", "CniRuntime", "Execution"]
+from nodeplug.testing.cni_runtime.styles import LIBCNI, RuntimeStyle
 
 _VERSIONS: Final = ("0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0")
 _PATIENCE: Final = Patience()
