@@ -9,9 +9,10 @@ import pytest
 
 from nodeplug.errors import PluginError
 from nodeplug.testing.conformance.report import Finding, Outcome, Report, few
-from nodeplug.testing.conformance.rules import RULES, NotApplicable, choose, require, rule
+from nodeplug.testing.conformance.rules import RULES, choose, require, rule
 from nodeplug.testing.conformance.stage import Stage
 from nodeplug.testing.conformance.subject import Subject, describe
+from nodeplug.testing.conformance.verdict import NotApplicable
 
 
 class Plain:

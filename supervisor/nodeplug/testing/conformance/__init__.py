@@ -22,9 +22,10 @@ from nodeplug.testing.conformance import device as _device
 from nodeplug.testing.conformance import grants as _grants
 from nodeplug.testing.conformance import volume as _volume
 from nodeplug.testing.conformance.report import Finding, Outcome, Report
-from nodeplug.testing.conformance.rules import RULES, Broken, NotApplicable, Rule, choose, require
+from nodeplug.testing.conformance.rules import RULES, Rule, choose, require
 from nodeplug.testing.conformance.stage import Stage
 from nodeplug.testing.conformance.subject import describe
+from nodeplug.testing.conformance.verdict import Broken, NotApplicable
 
 _ROOMS = (_contract, _device, _grants, _cni, _volume)
 """Importing a room registers its rules."""
@@ -91,7 +92,7 @@ def conformance(
 
 def _find(one: Rule, stage: Stage) -> Finding:
     try:
-        stage.require_loaded(one)
+        stage.require_loaded(one.style)
         require(one, stage.claims, stage.hooks)
         return Finding(one.name, one.style, "passed", one.expected, one.source, one.judge(stage))
     except NotApplicable as reason:

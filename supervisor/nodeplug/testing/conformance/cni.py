@@ -15,8 +15,9 @@ from pyroute2 import IPRoute
 from nodeplug.testing.cni_runtime import CniError
 from nodeplug.testing.conformance.network import NEWEST, Container, Network, addresses_of, links_of, lose
 from nodeplug.testing.conformance.report import few
-from nodeplug.testing.conformance.rules import Broken, NotApplicable, rule
+from nodeplug.testing.conformance.rules import rule
 from nodeplug.testing.conformance.stage import Stage
+from nodeplug.testing.conformance.verdict import Broken, NotApplicable
 from nodeplug.testing.inventory import Inventory
 
 _VERSIONS: Final = ("0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0")

@@ -8,8 +8,9 @@ from typing import Final
 
 from nodeplug.testing.conformance.rehearsal import Rehearsal
 from nodeplug.testing.conformance.report import few
-from nodeplug.testing.conformance.rules import Broken, NotApplicable, rule
+from nodeplug.testing.conformance.rules import rule
 from nodeplug.testing.conformance.stage import Stage
+from nodeplug.testing.conformance.verdict import Broken, NotApplicable
 
 _HOOKS: Final = "the contract of hooks"
 _LIFE: Final = "the contract of the life cycle"

@@ -14,8 +14,9 @@ from nodeplug.device.codec import ID_LIMIT, LIST_LIMIT
 from nodeplug.testing.conformance.plugin_socket import PluginSocket
 from nodeplug.testing.conformance.rehearsal import Act
 from nodeplug.testing.conformance.report import few
-from nodeplug.testing.conformance.rules import Broken, rule
+from nodeplug.testing.conformance.rules import rule
 from nodeplug.testing.conformance.stage import DEVICE_POLL, Stage
+from nodeplug.testing.conformance.verdict import Broken
 
 _API: Final = "device-plugin API v1beta1"
 

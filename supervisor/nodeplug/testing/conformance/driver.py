@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from nodeplug.flex import commands as cmd
-from nodeplug.testing.conformance.rules import Broken
 from nodeplug.testing.conformance.stage import Stage
+from nodeplug.testing.conformance.verdict import Broken
 from nodeplug.testing.flex_caller import FlexCaller, FlexFailure, FlexNotSupported, FlexVolume
 from nodeplug.values import Pod
 

@@ -19,8 +19,9 @@ from nodeplug.pb import deviceplugin_v1beta1_pb2 as pb
 from nodeplug.testing.conformance.device import sockets
 from nodeplug.testing.conformance.plugin_socket import PluginSocket, Refused
 from nodeplug.testing.conformance.report import few
-from nodeplug.testing.conformance.rules import Broken, NotApplicable, rule
+from nodeplug.testing.conformance.rules import rule
 from nodeplug.testing.conformance.stage import Stage
+from nodeplug.testing.conformance.verdict import Broken, NotApplicable
 
 _SAMPLE: Final = 64
 _NO_DEVICE: Final = "there is no healthy device here"

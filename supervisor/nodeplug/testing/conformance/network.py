@@ -15,8 +15,8 @@ from typing import Any, Final, TypeVar
 from pyroute2 import IPRoute
 
 from nodeplug.testing.cni_runtime import CniError, CniRuntime
-from nodeplug.testing.conformance.rules import Broken, NotApplicable
 from nodeplug.testing.conformance.stage import Stage
+from nodeplug.testing.conformance.verdict import Broken, NotApplicable
 from nodeplug.testing.sandbox import Sandbox
 
 DEFAULT_VERSION: Final = "1.0.0"

@@ -13,7 +13,7 @@ import grpc
 from nodeplug.pb import deviceplugin_v1beta1_pb2 as pb
 from nodeplug.pb import deviceplugin_v1beta1_pb2_grpc as pb_grpc
 from nodeplug.testing.conformance.report import few
-from nodeplug.testing.conformance.rules import Broken
+from nodeplug.testing.conformance.verdict import Broken
 
 _REFUSALS: Final = frozenset({grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.INVALID_ARGUMENT})
 """What Exhausted and InvalidRequest are on the wire."""

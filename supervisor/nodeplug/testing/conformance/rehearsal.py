@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from nodeplug.testing.conformance.rules import Broken, NotApplicable
 from nodeplug.testing.conformance.subject import Subject
+from nodeplug.testing.conformance.verdict import Broken, NotApplicable
 
 Script = Literal["life", "kill", "again"]
 _PROBE: Final = Path(__file__).with_name("probe.py")

@@ -1,7 +1,7 @@
 """The registry of rules.
 
 Owns: what a rule is, its name, and when it does not apply.
-Refuses: stages and plugins: `conformance` brings rules and stage together.
+Refuses: to run one: `conformance` brings rules and stage together.
 
 A rule is one small function. Its name is the rule's name, its docstring's first paragraph is what is expected; it
 answers what it saw, and raises `Broken` or `NotApplicable` otherwise.
@@ -11,23 +11,14 @@ import inspect
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from nodeplug.errors import PluginError
 from nodeplug.testing.conformance.report import STYLES, Style
+from nodeplug.testing.conformance.stage import Stage
+from nodeplug.testing.conformance.verdict import NotApplicable
 
-if TYPE_CHECKING:
-    from nodeplug.testing.conformance.stage import Stage
-
-Judge = Callable[["Stage"], str]
-
-
-class Broken(Exception):
-    """The rule is broken; the text is what was seen."""
-
-
-class NotApplicable(Exception):
-    """The rule does not apply to this plugin, or not here; the text says why."""
+Judge = Callable[[Stage], str]
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,9 @@ from nodeplug.mounts import mounts, unmount
 from nodeplug.netns import Netns
 from nodeplug.tables import toml
 from nodeplug.testing.conformance.rehearsal import Rehearsal, rehearse
-from nodeplug.testing.conformance.rules import Broken, NotApplicable, Rule
+from nodeplug.testing.conformance.report import Style
 from nodeplug.testing.conformance.subject import Subject
+from nodeplug.testing.conformance.verdict import Broken, NotApplicable
 from nodeplug.testing.inventory import Inventory
 from nodeplug.testing.kubelet import BlockingKubelet
 from nodeplug.testing.scratch_cni import new_netns, run_in
@@ -153,13 +154,13 @@ class Stage:
             found[kind] = (*found.get(kind, ()), name)
         return found
 
-    def require_loaded(self, one: Rule) -> None:
+    def require_loaded(self, style: Style) -> None:
         """Refuse rules about what a plugin does when it cannot even be loaded; the contract's rules tell why.
 
         Raises:
             NotApplicable: it cannot be loaded.
         """
-        if one.style != "contract" and "claims" not in self.rehearsal().document:
+        if style != "contract" and "claims" not in self.rehearsal().document:
             raise NotApplicable(f"the plugin cannot be loaded: {self.rehearsal().why_short}")
 
     def require_passed(self, name: str) -> None:

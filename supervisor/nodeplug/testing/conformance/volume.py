@@ -16,8 +16,9 @@ from nodeplug.flex import commands as cmd
 from nodeplug.mounts import mounts
 from nodeplug.testing.conformance.driver import NAME, PODS, Volume
 from nodeplug.testing.conformance.report import few
-from nodeplug.testing.conformance.rules import Broken, NotApplicable, rule
+from nodeplug.testing.conformance.rules import rule
 from nodeplug.testing.conformance.stage import Stage
+from nodeplug.testing.conformance.verdict import Broken, NotApplicable
 from nodeplug.testing.inventory import Inventory
 from nodeplug.values import Secrets
 
