@@ -119,18 +119,23 @@ class Masquerade:
         wanted = list(dict.fromkeys([*networks, *(one.network for one in expected)]))
         entries = [nft.new_element(one.network, one.key, one.label, keep=True) for one in expected]
         for _ in range(_ATTEMPTS):
-            generation, messages = self._generation(), entries
-            if self.lacking(wanted):
-                known = [network for network in map(nft.network_of, sorted(self._sets() or ())) if network]
-                messages = [*nft.rebuild(dict.fromkeys([*known, *wanted])), *entries]
-            else:
-                generation = None
-            refusal = self._commit(messages, generation) if messages else None
+            generation = self._generation()
+            rules = self._missing_rules(wanted)
+            refusal = self._commit([*rules, *entries], generation if rules else None)
             if refusal is None:
                 return
-            if refusal.error not in {errno.ERESTART, errno.ENOENT}:
-                raise failure(f"masquerade {len(expected)} addresses in table {nft.TABLE}", refusal)
+            # Another program changed a table in between, or a set without entries was removed.
+            if refusal.error != (errno.ERESTART if rules else errno.ENOENT):
+                what = "make the rules of" if rules else f"masquerade {len(expected)} addresses in"
+                raise failure(f"{what} table {nft.TABLE}", refusal)
         raise _restless()
+
+    def _missing_rules(self, wanted: list[nft.Network]) -> list[bytearray]:
+        """Compose the rules anew, of all subnets, if one of these has none."""
+        if not self.lacking(wanted):
+            return []
+        known = [network for network in map(nft.network_of, sorted(self._sets() or ())) if network]
+        return nft.rebuild(dict.fromkeys([*known, *wanted]))
 
     def prune(self) -> None:
         """Remove the set and the rule of each subnet without addresses, and the table when there is none left.
