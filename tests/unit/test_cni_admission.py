@@ -51,7 +51,7 @@ def test_no_more_run_than_there_is_room_for() -> None:
     async def story() -> None:
         calls = Calls(Admission(concurrency=2))
         for name in "abc":
-            await calls.come(name)
+            await calls.come(name, network=name)
         assert calls.inside == ["a", "b"]
         assert (calls.room.running, calls.room.queued) == (2, 1)
         await calls.go("a")
@@ -59,6 +59,17 @@ def test_no_more_run_than_there_is_room_for() -> None:
         for name in "bc":
             await calls.go(name)
         assert (calls.room.running, calls.room.queued) == (0, 0)
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("places", [2, 3, 4, 5, 16])
+def test_one_network_never_takes_the_last_place(places: int) -> None:
+    async def story() -> None:
+        calls = Calls(Admission(concurrency=places))
+        assert await calls.crowd("hung", places) < places
+        assert await calls.crowd("other", 1, network="other") == 1
+        await calls.end()
 
     asyncio.run(story())
 

@@ -5,8 +5,9 @@ fair share for every flow, and GC of a network alone, without an ADD, CHECK or D
 Refuses: threads: state is touched on the event loop only.
 
 A flow is what one network of one plugin asks for, its DELs apart from the rest. It gets a place only while it holds
-fewer than twice as many as are free, so a plugin that hangs fills two thirds of the room at most, two that hang fill
-four fifths, and its own DELs still come in. The queue is shared out by the same rule.
+fewer than twice as many as are free, so a plugin that hangs fills two thirds of the room (11 places of 16), two that
+hang leave one of 16, and its own DELs still come in. The last place is for a flow that holds none, however small the
+room. The queue is shared out by the same rule.
 """
 
 import asyncio
@@ -36,7 +37,8 @@ class _Ticket:
 
 def _has_share(ticket: _Ticket, among: list[_Ticket], places: int) -> bool:
     held = sum(other.flow == ticket.flow for other in among)
-    return held < _PER_FREE * (places - len(among))
+    free = places - len(among)
+    return held < _PER_FREE * free and (free > 1 or held == 0)
 
 
 @dataclass(slots=True)
