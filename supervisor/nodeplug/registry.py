@@ -18,7 +18,7 @@ from typing import Any, Final
 import pluggy
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from nodeplug.dispatch import callers, hooks_of
+from nodeplug.dispatch import Hooks, callers, hooks_of
 from nodeplug.errors import InvalidRequest, NotFound, PluginError, TryAgain, text_of
 from nodeplug.hookspecs import ANSWERS
 from nodeplug.schema import allowed_keys
@@ -319,17 +319,10 @@ def examine(name: str, plugin: object, distribution: str) -> Loaded:
     """Check a constructed plugin against the contract. Calls its `claims`, so it belongs into a thread.
 
     Raises:
-        PluginRefused: a misnamed hook or argument, an `async def` hook, a missing hook, or a claim that is malformed.
+        PluginRefused: see `examine_hooks`; a claim that is malformed, twice there, or without a hook that it needs.
     """
     who = f"plugin {name!r} of {distribution}"
-    _refuse_async(who, plugin)
-    try:
-        hooks = hooks_of(name, plugin)
-    except (pluggy.PluginValidationError, ValueError) as error:
-        raise PluginRefused(f"{who} breaks the contract: {error}") from error
-    _refuse_generators(who, plugin, hooks.own)
-    if "claims" not in hooks.own:
-        raise PluginRefused(f"{who} has no claims(): it answers to nothing")
+    hooks = examine_hooks(name, plugin, distribution)
     try:
         claims = tuple(callers(plugin, hooks.own, ())["claims"]())
         for claim in claims:
@@ -341,6 +334,24 @@ def examine(name: str, plugin: object, distribution: str) -> Loaded:
     if len(set(claims)) != len(claims):
         raise PluginRefused(f"{who} claims one name twice: {', '.join(map(str, claims))}")
     return Loaded(name, distribution, plugin, claims, hooks.own, hooks.wrappers, {})
+
+
+def examine_hooks(name: str, plugin: object, distribution: str) -> Hooks:
+    """Check the hooks of a plugin against the contract, and that it can be asked for its claims.
+
+    Raises:
+        PluginRefused: a misnamed hook or argument, an `async def` hook, one with `yield`, or no `claims`.
+    """
+    who = f"plugin {name!r} of {distribution}"
+    _refuse_async(who, plugin)
+    try:
+        hooks = hooks_of(name, plugin)
+    except (pluggy.PluginValidationError, ValueError) as error:
+        raise PluginRefused(f"{who} breaks the contract: {error}") from error
+    _refuse_generators(who, plugin, hooks.own)
+    if "claims" not in hooks.own:
+        raise PluginRefused(f"{who} has no claims(): it answers to nothing")
+    return hooks
 
 
 def unmarked(plugin: type[object]) -> tuple[str, ...]:

@@ -80,3 +80,17 @@ def test_a_resource_that_refuses_some_of_its_devices_breaks_a_rule() -> None:
     report = conformance("zoo_device:RefusesTheLast", rules=["one-device-is-granted"])
     assert "null-3 is reserved" in report["one-device-is-granted"].seen
     assert not report.passed
+
+
+@pytest.mark.usefixtures("_path")
+@pytest.mark.parametrize(
+    ("plugin", "outcomes"),
+    [
+        ("zoo_contract:MisspellsHook", ("failed", "not-applicable")),
+        ("zoo_contract:ClaimsPath", ("passed", "failed")),
+    ],
+    ids=["a mistake in the hooks", "a mistake in the claims"],
+)
+def test_a_mistake_in_hooks_or_claims_is_told_once(plugin: str, outcomes: tuple[str, str]) -> None:
+    report = conformance(plugin, rules=["hooks-are-known", "claims-are-valid"])
+    assert tuple(report[rule].outcome for rule in ("hooks-are-known", "claims-are-valid")) == outcomes

@@ -85,10 +85,8 @@ def constructor_writes_no_file(stage: Stage) -> str:
 
 @rule("contract", _HOOKS, "Compare names and arguments with `nodeplug.hookspecs`; the message says which one.")
 def hooks_are_known(stage: Stage) -> str:
-    """Every hook has a name and arguments that the contract knows, and every claim the hooks that it needs."""
-    seen = _constructed(stage)
-    seen.act("examine").succeed()
-    return ", ".join(sorted(stage.hooks))
+    """Every hook has a name and arguments that the contract knows, and one of them is `claims`."""
+    return ", ".join(_constructed(stage).act("examine hooks").succeed().answer)
 
 
 @rule("contract", _HOOKS, "Put `@hookimpl` before the method, or give it another name.")
@@ -100,9 +98,13 @@ def hooks_are_marked(stage: Stage) -> str:
     return ""
 
 
-@rule("contract", "kubelet (IsExtendedResourceName), CNI SPEC section 2, FlexVolume", "Rename it as the message says.")
+@rule(
+    "contract",
+    "kubelet (IsExtendedResourceName), CNI SPEC section 2, FlexVolume",
+    "Do what the message says: another name, or the hook that is missing.",
+)
 def claims_are_valid(stage: Stage) -> str:
-    """Every claim has a name that its caller accepts, and none is made twice."""
+    """Every claim has a name that its caller accepts and the hooks that it needs, and none is made twice."""
     _constructed(stage).act("examine").succeed()
     return ", ".join(f"{kind}:{name}" for kind, names in stage.claims.items() for name in names) or "no claims"
 

@@ -21,7 +21,7 @@ from nodeplug.device.codec import encode_list, worst_case_size
 from nodeplug.errors import NotFound, PluginError, text_of
 from nodeplug.host import Host
 from nodeplug.journal import Journal, read_boot_id
-from nodeplug.registry import Found, Loaded, Registry, find, unmarked, validate_config
+from nodeplug.registry import Found, Loaded, Registry, examine_hooks, find, unmarked, validate_config
 from nodeplug.runner import check_answer
 from nodeplug.values import (
     CniRequest,
@@ -114,7 +114,7 @@ class Probe:
         self.document["constructor_files"] = sorted(str(path) for path in self.folder.rglob("*"))
         if first is None:
             return
-        loaded = self._examine("examine", first)
+        loaded = self._examine("examine", first) if self._has_hooks(first) else None
         if loaded is None:
             return
         self._describe(loaded, first)
@@ -201,6 +201,14 @@ class Probe:
         if plugin is not None:
             self._kept.append(plugin)  # what stop leaves open must not be closed by the garbage collector
         return plugin
+
+    def _has_hooks(self, plugin: object) -> bool:
+        """Examine the hooks apart, so that a mistake in them is not told of the claims as well."""
+        uses = self.order["uses"]
+        hooks = self.acts.play(
+            "examine hooks", lambda: examine_hooks("plugin", plugin, uses), lambda found: sorted(found.own)
+        )
+        return hooks is not None
 
     def _examine(self, name: str, plugin: object) -> Loaded | None:
         loaded: Loaded | None = self.acts.play(name, lambda: Registry().load("plugin", plugin, self.order["uses"]))
