@@ -2,6 +2,7 @@
 
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -103,3 +104,25 @@ def test_no_secret_reaches_the_daemons_log_or_state(node: ScratchNode, caller: A
         content = path.read_bytes()
         assert b"correct-horse" not in content
         assert b"Y29ycmVjdC1ob3JzZQ==" not in content
+
+
+def until_serving(node: ScratchNode, *names: str) -> None:
+    """Wait until a changed configuration is in force."""
+    until = time.monotonic() + 20
+    while {plugin["name"] for plugin in node.status()["plugins"] if plugin["state"] == "running"} != set(names):
+        assert time.monotonic() < until, node.status()["plugins"]
+        time.sleep(0.05)
+
+
+def test_pods_of_a_plugin_that_was_taken_out_end_and_the_rest_waits_for_it(node: ScratchNode, caller: Any) -> None:
+    kubelet = caller("loopfile")
+    kubelet.mount(POD, DATA)
+    node.configure("[plugins.tmpfs]\n")
+    until_serving(node, "tmpfs")
+    kubelet.unmount(POD, DATA.name)
+    assert [Path(path).is_relative_to(kubelet.kubelet_root) for path in mounted(node)] == [False]
+    node.configure(PLUGINS.format(root=node.root))
+    until_serving(node, "tmpfs", "loopfile", "hostdir")
+    kubelet.mount(OTHER, FlexVolume("other", {"name": "other", "size": "16Mi"}))
+    kubelet.unmount(OTHER, "other")
+    assert mounted(node) == []
