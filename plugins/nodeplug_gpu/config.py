@@ -18,6 +18,8 @@ from nodeplug_gpu.driver.simulated import SimulatedCard
 
 APPLICATION_XIDS = (13, 31, 43, 45, 68, 109)
 """XIDs that a faulty application causes on a sound card (NVIDIA, "XID Errors"; NVIDIA's own plugin skips the same)."""
+MOST_CLIENTS = 48
+"""Client processes of one card (NVIDIA, "Multi-Process Service", Volta and later)."""
 
 
 class _Model(BaseModel):
@@ -130,6 +132,14 @@ class Replicas(_Resource):
     )
     policy: Literal["binpack", "spread"] = Field("spread", description="Fill a card first, or use the emptiest.")
     mps: Mps | None = Field(None, description="Run MPS on these cards, with equal limits.")
+
+    @model_validator(mode="after")
+    def _mps_has_room_for_all(self) -> Self:
+        if self.mps is not None and self.replicas > MOST_CLIENTS:
+            raise ValueError(
+                f"{self.replicas} replicas of a card with `mps`: it serves at most {MOST_CLIENTS} processes; make fewer"
+            )
+        return self
 
 
 class Memory(_Resource):

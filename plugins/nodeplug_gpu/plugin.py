@@ -8,7 +8,6 @@ Refuses: to wait for the hardware in a hook.
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Protocol
 
 from nodeplug import (
@@ -28,13 +27,13 @@ from nodeplug import (
 )
 from nodeplug_gpu import report
 from nodeplug_gpu.access import NodePaths
-from nodeplug_gpu.cards import Card, GpuEvent, Uuid, View
+from nodeplug_gpu.cards import GpuEvent, View
 from nodeplug_gpu.cdi import CdiSpecs
-from nodeplug_gpu.config import GpuConfig, Memory, Mps, Replicas, names_of
+from nodeplug_gpu.config import GpuConfig, Memory, names_of
 from nodeplug_gpu.driver import Driver
 from nodeplug_gpu.driver.process import NvmlDriver
 from nodeplug_gpu.driver.simulated import SimulatedDriver
-from nodeplug_gpu.mps import MpsDaemons
+from nodeplug_gpu.mps.cards import MpsDaemons, MpsFollower
 from nodeplug_gpu.overuse import OveruseWatch
 from nodeplug_gpu.shop import Inventory, Shop
 from nodeplug_gpu.stock import Entry
@@ -56,35 +55,6 @@ class Follower(Protocol):
     def stop(self) -> None:
         """End threads. What running containers use stays."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class MpsFollower:
-    """Runs MPS on the cards of the entries that want it."""
-
-    daemons: MpsDaemons
-    config: GpuConfig
-
-    def follow(self, inventory: Inventory) -> None:
-        """Keep a daemon per card; while the driver is away nothing is known about cards, and nothing is changed."""
-        if inventory.view.state != "running":
-            return
-        present = {card.uuid for card in inventory.view.cards if not card.mig}  # MPS serves no card in MIG mode here
-        wanted: dict[Uuid, tuple[Card, Mps]] = {}
-        for entry in self.config.resources:
-            if isinstance(entry, Memory | Replicas) and entry.mps is not None:
-                cards = [offer.card for offer in inventory.stocks_of(entry.resource) if offer.card.uuid in present]
-                wanted.update({card.uuid: (card, entry.mps) for card in cards})
-        self.daemons.keep(wanted)
-
-    def obstacle(self, entry: Entry, uuid: Uuid) -> str:
-        """Return why a card cannot be offered yet."""
-        shared = isinstance(entry, Memory | Replicas) and entry.mps is not None
-        return self.daemons.reason(uuid) if shared else ""
-
-    def stop(self) -> None:
-        """Leave the daemons to their clients."""
-        self.daemons.stop()
 
 
 class Gpu:
@@ -241,10 +211,10 @@ class Gpu:
             if _changed(entry, before, after):
                 for name in names_of(entry):
                     self._host.refresh(name)
-        if after.view.state != "starting":
-            self._looked.set()
         for follower in self._followers:
             self._follow(follower, after)
+        if after.view.state != "starting" and not self._mps.daemons.starting:
+            self._looked.set()  # a card that waits for its daemon is unhealthy, and would end its pods after a boot
 
     def _follow(self, follower: Follower, inventory: Inventory) -> None:
         """Tell one of them; its failure is not the others'."""

@@ -52,6 +52,7 @@ class Inventory:
         ghosts: ids that containers hold and that are no longer sold, by resource; listed as unhealthy.
         faults: why a card is not sold although the configuration chooses it.
         rivals: which other section sells a card that the configuration chooses.
+        held: cards that containers hold, however they were sold.
     """
 
     view: View = field(default_factory=View)
@@ -63,6 +64,7 @@ class Inventory:
     ghosts: Mapping[str, tuple[DeviceId, ...]] = field(default_factory=dict)
     faults: Mapping[Uuid, str] = field(default_factory=dict)
     rivals: Mapping[Uuid, str] = field(default_factory=dict)
+    held: frozenset[Uuid] = frozenset()
 
     @property
     def refusal(self) -> str:
@@ -189,6 +191,7 @@ class Shop:
             dict(self._ghosts(stocks, told)),
             shares.faults,
             rivals,
+            frozenset(uuid for _, uuid in told.holders),
         )
         return self.inventory
 

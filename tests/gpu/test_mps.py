@@ -13,7 +13,9 @@ import pytest
 from nodeplug import Host, Journal
 from nodeplug_gpu.cards import Card, Uuid
 from nodeplug_gpu.config import Mps
-from nodeplug_gpu.mps import Folders, MpsDaemons, client, recorded
+from nodeplug_gpu.mps.cards import MpsDaemons
+from nodeplug_gpu.mps.client import Folders, client
+from nodeplug_gpu.mps.daemon import recorded
 
 CARD = Card(Uuid("GPU-1"), 0, 0, "X", 16 << 30, compute_capability=(9, 0))
 OTHER = Card(Uuid("GPU-2"), 1, 1, "X", 16 << 30, compute_capability=(9, 0))
@@ -23,6 +25,7 @@ CONTROL = """#!/bin/sh
 folder="$CUDA_MPS_PIPE_DIRECTORY"
 if [ "$1" = -f ]; then
     [ -e "$(dirname "$0")/broken" ] && { echo "no driver" >&2; exit 1; }
+    echo "$LD_LIBRARY_PATH" > "$(dirname "$0")/libraries"
     echo "$CUDA_VISIBLE_DEVICES" > "$folder/control"
     trap 'rm -f "$folder/control"; exit 0' TERM
     while [ ! -e "$folder/quit" ]; do sleep 0.05; done
@@ -197,6 +200,94 @@ def test_the_card_is_for_clients_alone_while_its_daemon_runs(
     assert modes.read_text().splitlines() == ["-i GPU-1 -c EXCLUSIVE_PROCESS"]
     one.keep({})
     until(lambda: modes.read_text().splitlines()[-1] == "-i GPU-1 -c DEFAULT")
+
+
+def test_a_daemon_of_an_earlier_configuration_gives_back_its_card_for_all(
+    daemons: Callable[[], MpsDaemons], short_path: Path, driver_root: Path
+) -> None:
+    modes = driver_root / "usr" / "bin" / "modes"
+    one = daemons()
+    one.keep(wanted(CARD))
+    until(lambda: not one.reason(CARD.uuid))
+    one.stop()
+    os.kill(pid_of(short_path, CARD), signal.SIGKILL)
+    later = daemons()
+    assert later.leftover(CARD.uuid)
+    later.keep({}, cards=[CARD])
+    until(lambda: modes.read_text().splitlines()[-1] == "-i GPU-1 -c DEFAULT")
+    until(lambda: not Folders.of(short_path, CARD.uuid).record.exists())
+    later.keep({})
+    until(lambda: not later.leftover(CARD.uuid))
+
+
+def test_the_daemon_of_a_card_that_containers_hold_goes_on_until_they_are_gone(
+    daemons: Callable[[], MpsDaemons], short_path: Path
+) -> None:
+    one = daemons()
+    one.keep(wanted(CARD))
+    until(lambda: not one.reason(CARD.uuid))
+    pid = pid_of(short_path, CARD)
+    one.stop()
+    later = daemons()
+    for _ in range(2):
+        later.keep({}, held=lambda _: True, cards=[CARD])
+    assert later.leftover(CARD.uuid) == "its MPS control daemon still runs; it ends when no container holds the card"
+    assert alive(pid)
+    later.keep({}, cards=[CARD])
+    until(lambda: not alive(pid))
+
+
+def test_a_card_that_is_shared_by_mps_again_waits_for_the_end_of_its_former_daemon(
+    daemons: Callable[[], MpsDaemons], short_path: Path, driver_root: Path
+) -> None:
+    one = daemons()
+    one.keep(wanted(CARD))
+    until(lambda: not one.reason(CARD.uuid))
+    first = pid_of(short_path, CARD)
+    one.keep({})
+    one.keep(wanted(CARD))
+    assert one.reason(CARD.uuid) == "its former MPS control daemon is ending"
+
+    def serves() -> bool:
+        one.keep(wanted(CARD))
+        return not one.reason(CARD.uuid)
+
+    until(serves)
+    assert pid_of(short_path, CARD) != first
+    modes = (driver_root / "usr" / "bin" / "modes").read_text().splitlines()
+    assert [mode.rpartition(" ")[2] for mode in modes] == ["EXCLUSIVE_PROCESS", "DEFAULT", "EXCLUSIVE_PROCESS"]
+
+
+def test_the_mode_of_a_card_follows_a_changed_configuration(
+    daemons: Callable[[], MpsDaemons], short_path: Path, driver_root: Path
+) -> None:
+    one = daemons()
+    one.keep(wanted(CARD))
+    until(lambda: not one.reason(CARD.uuid))
+    pid = pid_of(short_path, CARD)
+    one.stop()
+    daemons().keep({CARD.uuid: (CARD, Mps(exclusive_process=False))})
+    until(lambda: (driver_root / "usr/bin/modes").read_text().splitlines()[-1] == "-i GPU-1 -c DEFAULT")
+    assert pid_of(short_path, CARD) == pid
+
+
+def test_a_daemon_finds_the_libraries_of_a_driver_that_is_not_the_hosts(
+    daemons: Callable[[], MpsDaemons], driver_root: Path
+) -> None:
+    one = daemons()
+    one.keep(wanted(CARD))
+    until(lambda: not one.reason(CARD.uuid))
+    libraries = (driver_root / "usr/bin/libraries").read_text().strip().split(":")
+    assert str(driver_root / "usr/lib/x86_64-linux-gnu") in libraries
+
+
+def test_a_run_folder_whose_sockets_would_have_too_long_a_name_is_told(
+    daemons: Callable[[], MpsDaemons], short_path: Path
+) -> None:
+    one = daemons()
+    object.__setattr__(one.host, "run_dir", short_path / ("x" * 100))
+    one.keep(wanted(CARD))
+    until(lambda: "longer than 107 bytes" in one.reason(CARD.uuid))
 
 
 def test_a_client_gets_limits_by_its_share(tmp_path: Path) -> None:

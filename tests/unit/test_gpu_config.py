@@ -196,3 +196,10 @@ def test_a_bad_name_is_refused_at_load(name: str) -> None:
 
     with pytest.raises(PluginError):
         Registry().load("gpu", Named(), "the test")
+
+
+def test_more_replicas_than_mps_serves_are_refused() -> None:
+    entry = {"sharing": "replicas", "resource": "nvidia.com/gpu", "replicas": 49}
+    GpuConfig.model_validate({"resources": [entry]})
+    with pytest.raises(ValidationError, match="49 replicas of a card with `mps`: it serves at most 48 processes"):
+        GpuConfig.model_validate({"resources": [entry | {"mps": {}}]})

@@ -23,10 +23,11 @@ from nodeplug import (
     NotFound,
     ResourceName,
 )
-from nodeplug_gpu import access, mps
+from nodeplug_gpu import access
 from nodeplug_gpu.cards import Uuid
 from nodeplug_gpu.config import Memory
 from nodeplug_gpu.ids import CardKey, by_card, card_key, unit_id
+from nodeplug_gpu.mps.client import Folders, client
 from nodeplug_gpu.placement import on_one_card
 from nodeplug_gpu.sharing.replicas import check_numbers, units_by_card
 from nodeplug_gpu.stock import Offer, Stock
@@ -142,11 +143,9 @@ class MemorySharing:
     def _limits(self, request: DeviceAllocate, offer: Offer) -> Grant:
         if self.config.mps is None:
             return Grant()
-        folders = mps.Folders.of(self.paths.run, offer.card.uuid)
+        folders = Folders.of(self.paths.run, offer.card.uuid)
         units, whole = len(request.ids), self.units(offer)
-        return mps.client(
-            folders, offer.card, units * self.unit, units / whole, threads=self.config.mps.thread_percentage
-        )
+        return client(folders, offer.card, units * self.unit, units / whole, threads=self.config.mps.thread_percentage)
 
     def environment(self, units: int, offer: Offer) -> Mapping[str, str]:
         """Return the variables of gpushare; `_POD` holds this container's units, as its plugin has it."""

@@ -8,10 +8,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from nodeplug import Device, DeviceAllocate, DeviceId, DevicePrefer, Grant, InvalidRequest, NotFound, ResourceName
-from nodeplug_gpu import access, mps
+from nodeplug_gpu import access
 from nodeplug_gpu.cards import Uuid
 from nodeplug_gpu.config import Replicas
 from nodeplug_gpu.ids import by_card, card_key, unit_id
+from nodeplug_gpu.mps.client import Folders, client
 from nodeplug_gpu.placement import on_many_cards
 from nodeplug_gpu.sharing.exclusive import numa_nodes
 from nodeplug_gpu.stock import Stock
@@ -73,8 +74,8 @@ class TimeSlicing:
                 "of one MPS daemon only; ask for 1"
             )
         card, share = parts[0].card, len(request.ids) / self.config.replicas
-        folders = mps.Folders.of(self.paths.run, card.uuid)
-        return mps.client(folders, card, int(card.memory * share), share, threads=self.config.mps.thread_percentage)
+        folders = Folders.of(self.paths.run, card.uuid)
+        return client(folders, card, int(card.memory * share), share, threads=self.config.mps.thread_percentage)
 
     def by_card(self, ids: Iterable[DeviceId], stock: Stock) -> Mapping[Uuid, Sequence[DeviceId]]:
         """The id begins with the card's key."""

@@ -1,6 +1,6 @@
 """MIG instances as devices, and cards whose mode changes while they are used."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +10,7 @@ from nodeplug import NotFound
 from nodeplug_gpu.cards import Card, Uuid
 from nodeplug_gpu.config import Mps
 from nodeplug_gpu.ids import card_key
-from nodeplug_gpu.mps import MpsDaemons
-from nodeplug_gpu.plugin import MpsFollower
+from nodeplug_gpu.mps.cards import MpsDaemons, MpsFollower
 
 MEM, MIG, LARGE = "aliyun.com/gpu-mem", "nvidia.com/mig", "nvidia.com/mig-3g"
 Make = Callable[..., Any]
@@ -99,7 +98,13 @@ def test_a_card_that_is_divided_is_no_longer_served_by_mps(store: Make, card: Ma
     kept: list[set[str]] = []
 
     class Daemons(MpsDaemons):
-        def keep(self, wanted: Mapping[Uuid, tuple[Card, Mps]]) -> None:
+        def keep(
+            self,
+            wanted: Mapping[Uuid, tuple[Card, Mps]],
+            held: Callable[[Uuid], bool] = lambda _: False,
+            cards: Iterable[Card] = (),
+        ) -> None:
+            assert not held(Uuid("GPU-0")) or not shop.shop.inventory.view.cards[0].mig
             kept.append(set(wanted))
 
     follower = MpsFollower(Daemons(shop.shop.host, Path("/"), lambda: None), shop.config)

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -287,3 +288,25 @@ def test_a_slow_driver_is_waited_for_where_cards_were_sold(stage: Stage, monkeyp
     second.start()
     late[0].join()
     assert [one.healthy for one in second.device_list(MEM)] == [True] * 4
+
+
+def test_start_waits_for_the_mps_daemons_so_that_the_first_list_is_healthy(stage: Stage, tmp_path: Path) -> None:
+    programs = tmp_path / "driver" / "usr" / "bin"
+    programs.mkdir(parents=True)
+    control = """#!/bin/sh
+[ "$1" = -f ] || exit 0
+sleep 0.5
+touch "$CUDA_MPS_PIPE_DIRECTORY/control"
+exec sleep 600
+"""
+    for name, text in (("nvidia-cuda-mps-control", control), ("nvidia-smi", "#!/bin/sh\n")):
+        (programs / name).write_text(text)
+        (programs / name).chmod(0o755)
+    plugin = stage.plugin([MEMORY | {"mps": {"stop_after": "100ms"}}], driver_root=str(tmp_path / "driver"))
+    try:
+        plugin.start()
+        assert [(one.healthy, one.reason) for one in plugin.device_list(MEM)] == [(True, "")] * 4
+    finally:
+        plugin.stop()
+        for file in tmp_path.glob("mps/*/daemon.json"):
+            os.kill(json.loads(file.read_text())["pid"], 9)

@@ -1,0 +1,154 @@
+"""Which cards have an MPS control daemon.
+
+Owns: a daemon for each card that is sold with MPS, and the time between two ways of selling a card.
+Refuses: to take a daemon from its clients: while containers hold a card, its daemon goes on, and the card is not sold
+in another way.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from nodeplug import Host
+from nodeplug_gpu.cards import Card, Uuid
+from nodeplug_gpu.config import GpuConfig, Memory, Mps, Replicas
+from nodeplug_gpu.ids import card_key
+from nodeplug_gpu.mps.client import Folders
+from nodeplug_gpu.mps.daemon import STARTING, ControlDaemon, Record, recorded
+from nodeplug_gpu.shop import Inventory
+from nodeplug_gpu.stock import Entry
+
+
+def _nobody(_uuid: Uuid) -> bool:
+    return False
+
+
+@dataclass(slots=True)
+class MpsDaemons:
+    """The daemons of all cards. Called in one thread; `reason` and `leftover` may be called by any."""
+
+    host: Host
+    driver_root: Path
+    changed: Callable[[], None]
+    _daemons: dict[Uuid, ControlDaemon] = field(default_factory=dict)
+    _ending: dict[Uuid, ControlDaemon] = field(default_factory=dict)
+    _swept: bool = False
+
+    def keep(
+        self,
+        wanted: Mapping[Uuid, tuple[Card, Mps]],
+        held: Callable[[Uuid], bool] = _nobody,
+        cards: Iterable[Card] = (),
+    ) -> None:
+        """Run a daemon for each of these cards, and no other.
+
+        Args:
+            wanted: cards, with what the configuration says.
+            held: whether a container may hold a card: then the daemon that it has goes on.
+            cards: all that are there.
+        """
+        self._ending = {uuid: daemon for uuid, daemon in self._ending.items() if daemon.runs}
+        if not self._swept:
+            self._swept = True
+            self._adopt(wanted.keys(), {card_key(card.uuid): card for card in cards})
+        for uuid in self._daemons.keys() - wanted.keys():
+            if not held(uuid):
+                self.host.log.info("%s is no longer shared by MPS: its control daemon ends", uuid)
+                self._ending[uuid] = self._daemons.pop(uuid)
+                self._ending[uuid].end()
+        for uuid in wanted.keys() - self._daemons.keys() - self._ending.keys():
+            card, config = wanted[uuid]
+            self._daemons[uuid] = self._daemon(card, config)
+            self._daemons[uuid].start()
+
+    @property
+    def starting(self) -> bool:
+        """Whether a daemon has neither answered nor failed yet."""
+        return any(daemon.reason == STARTING for daemon in list(self._daemons.values()))
+
+    def reason(self, uuid: Uuid) -> str:
+        """Return why no client can connect to a card's daemon; empty when it can."""
+        if uuid in self._ending:
+            return "its former MPS control daemon is ending"
+        daemon = self._daemons.get(uuid)
+        return daemon.reason if daemon is not None else self._first_reason(uuid)
+
+    def leftover(self, uuid: Uuid) -> str:
+        """Return why a card cannot be sold without MPS; empty when it can."""
+        if uuid in self._daemons or uuid in self._ending or self._record(uuid) is not None:
+            return "its MPS control daemon still runs; it ends when no container holds the card"
+        return ""
+
+    def stop(self) -> None:
+        """End the threads; the daemons go on for their clients."""
+        for daemon in self._daemons.values():
+            daemon.leave()
+
+    def _daemon(self, card: Card, config: Mps) -> ControlDaemon:
+        folders = Folders.of(self.host.run_dir, card.uuid)
+        return ControlDaemon(
+            card, config, self.driver_root, folders, self.host, self.changed, self._first_reason(card.uuid)
+        )
+
+    def _record(self, uuid: Uuid) -> Record | None:
+        return Record.read(Folders.of(self.host.run_dir, uuid).record)
+
+    def _first_reason(self, uuid: Uuid) -> str:
+        """Return why clients cannot connect before anybody watches: a predecessor's daemon may serve them all along."""
+        folders = Folders.of(self.host.run_dir, uuid)
+        return "" if folders.ready and recorded(folders.record) is not None else STARTING
+
+    def _adopt(self, wanted: Iterable[Uuid], cards: Mapping[str, Card]) -> None:
+        """Take over the daemons of an earlier configuration; that of a card that is gone has lost its clients."""
+        known = {card_key(uuid) for uuid in wanted}
+        for file in (self.host.run_dir / "mps").glob("*/daemon.json"):
+            record, key = Record.read(file), file.parent.name
+            if key in known or record is None:
+                continue
+            card = cards.get(key)
+            if card is None:
+                self.host.log.info("the MPS control daemon %d of a card that is gone ends", record.pid)
+                record.end()
+                file.unlink(missing_ok=True)
+                continue
+            self._daemons[card.uuid] = self._daemon(card, Mps(exclusive_process=record.exclusive))
+            if record.runs:
+                self._daemons[card.uuid].start()
+
+
+@dataclass(frozen=True, slots=True)
+class MpsFollower:
+    """Runs MPS on the cards of the entries that want it."""
+
+    daemons: MpsDaemons
+    config: GpuConfig
+
+    def follow(self, inventory: Inventory) -> None:
+        """Keep a daemon per card; while the driver is away nothing is known about cards, and nothing is changed."""
+        if inventory.view.state != "running":
+            return
+        present = {card.uuid for card in inventory.view.cards if not card.mig}  # MPS serves no card in MIG mode here
+        wanted: dict[Uuid, tuple[Card, Mps]] = {}
+        for entry in self.config.resources:
+            mps = wish_of(entry)
+            if mps is not None:
+                cards = [offer.card for offer in inventory.stocks_of(entry.resource) if offer.card.uuid in present]
+                wanted.update({card.uuid: (card, mps) for card in cards})
+        self.daemons.keep(
+            wanted,
+            lambda uuid: uuid in present and (bool(inventory.unknown) or uuid in inventory.held),
+            inventory.view.cards,
+        )
+
+    def obstacle(self, entry: Entry, uuid: Uuid) -> str:
+        """Return why a card cannot be offered yet."""
+        return self.daemons.reason(uuid) if wish_of(entry) is not None else self.daemons.leftover(uuid)
+
+    def stop(self) -> None:
+        """Leave the daemons to their clients."""
+        self.daemons.stop()
+
+
+def wish_of(entry: Entry) -> Mps | None:
+    """Return what an entry says about MPS; None for none."""
+    return entry.mps if isinstance(entry, Memory | Replicas) else None

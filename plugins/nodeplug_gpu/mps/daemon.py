@@ -1,0 +1,284 @@
+"""The MPS control daemon of one card (`nvidia-cuda-mps-control -f`).
+
+Owns: its start, its watch, its restarts and its end, and the card's compute mode meanwhile.
+Refuses: to end a daemon when nodeplug ends: running containers are its clients. The next start finds it again.
+"""
+
+import errno
+import json
+import os
+import select
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Final
+
+from nodeplug import Host
+from nodeplug_gpu.cards import Card
+from nodeplug_gpu.config import Mps
+from nodeplug_gpu.driver.library import FOLDERS
+from nodeplug_gpu.mps.client import Folders
+
+STARTING: Final = "its MPS control daemon is starting"
+FIRST_RETRY: Final = 1.0
+LAST_RETRY: Final = 60.0
+_PROGRAMS: Final = ("usr/bin", "bin", "usr/local/nvidia/bin")
+_TURN: Final = 0.5
+_SMI_PATIENCE: Final = 30.0
+_STRAY_PATIENCE: Final = 5.0
+_LONGEST_SOCKET: Final = 107
+"""Bytes of a socket's path (unix(7))."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Which process serves a card, for the next start of nodeplug.
+
+    Attributes:
+        pid: of the control daemon.
+        started: when it started, in clock ticks since boot: with the pid, nobody else's.
+        exclusive: the card's compute mode was changed for it.
+    """
+
+    pid: int
+    started: str
+    exclusive: bool
+
+    @staticmethod
+    def read(file: Path) -> "Record | None":
+        """Return what a file says, whether the process runs or not."""
+        try:
+            found = json.loads(file.read_text(encoding="ascii"))
+            return Record(int(found["pid"]), str(found["started"]), bool(found.get("exclusive", True)))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return None
+
+    @property
+    def runs(self) -> bool:
+        """Whether it still is the process that was recorded."""
+        return bool(self.started) and _start_time(self.pid) == self.started
+
+    def end(self) -> None:
+        """End the process, if it still is the one."""
+        if self.runs:
+            _end_process(self.pid, _STRAY_PATIENCE)
+
+
+def recorded(file: Path) -> int | None:
+    """Return the pid of a daemon that an earlier nodeplug started and that still runs."""
+    record = Record.read(file)
+    return record.pid if record is not None and record.runs else None
+
+
+@dataclass(slots=True)
+class ControlDaemon:
+    """Keeps the daemon of one card running, in a thread of its own.
+
+    Attributes:
+        reason: why clients cannot connect; empty when they can.
+    """
+
+    card: Card
+    config: Mps
+    driver_root: Path
+    folders: Folders
+    host: Host
+    changed: Callable[[], None]
+    reason: str = STARTING
+    _ending: threading.Event = field(default_factory=threading.Event)
+    _quit: bool = False
+    _thread: threading.Thread | None = None
+
+    @property
+    def runs(self) -> bool:
+        """Whether it is looked after; after `end`, whether the end is still under way."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def start(self) -> None:
+        """Begin; returns at once."""
+        self._thread = threading.Thread(target=self._keep, name=f"gpu:mps:{self.card.index}", daemon=True)
+        self._thread.start()
+
+    def leave(self) -> None:
+        """End the thread; the daemon goes on for its clients."""
+        self._ending.set()
+        if self._thread is not None:
+            self._thread.join(2 * _TURN)
+
+    def end(self) -> None:
+        """End the daemon, and the thread after it; returns at once."""
+        self._quit = True
+        self._ending.set()
+        if self._thread is None:
+            self.start()
+
+    def _keep(self) -> None:
+        retry = FIRST_RETRY
+        while not self._ending.is_set():
+            try:
+                pid = self._found() or self._started()
+                if self._watch(pid):
+                    retry = FIRST_RETRY
+            except (OSError, subprocess.SubprocessError) as error:
+                self._say(f"its MPS control daemon does not start: {_text(error)}")
+            if not self._ending.wait(retry):
+                retry = min(retry * 2, LAST_RETRY)
+        if self._quit:
+            self._end_daemon()
+            self.changed()
+
+    def _watch(self, pid: int) -> bool:
+        """Wait for the daemon's end or ours; tell whether clients could ever connect."""
+        descriptor = os.pidfd_open(pid)
+        served = False
+        try:
+            while not self._ending.is_set():
+                if self.folders.ready:
+                    served = True
+                    self._say("")
+                ended, _, _ = select.select([descriptor], [], [], _TURN if served else _TURN / 10)
+                if ended:
+                    with suppress(ChildProcessError):
+                        os.waitpid(pid, os.WNOHANG)
+                    self._say(f"its MPS control daemon ended; see {self.folders.logs}")
+                    return served
+        finally:
+            os.close(descriptor)
+        return served
+
+    def _say(self, reason: str) -> None:
+        if reason != self.reason:
+            if reason and self.reason == "":
+                self.host.log.warning("%s: %s", self.card.uuid, reason)
+            self.reason = reason
+            self.changed()
+
+    def _found(self) -> int | None:
+        """Return the daemon of an earlier nodeplug, with the card in the mode that is wanted now."""
+        record = Record.read(self.folders.record)
+        if record is None or not record.runs:
+            return None
+        if record.exclusive != self.config.exclusive_process:
+            self._compute_mode("EXCLUSIVE_PROCESS" if self.config.exclusive_process else "DEFAULT")
+            self._note(record.pid)
+        return record.pid
+
+    def _note(self, pid: int) -> None:
+        record = Record(pid, _start_time(pid), self.config.exclusive_process)
+        self.folders.record.write_text(json.dumps(asdict(record)), encoding="ascii")
+
+    def _started(self) -> int:
+        if len(os.fsencode(self.folders.pipes / "control")) > _LONGEST_SOCKET:
+            why = f"the path of its socket is longer than {_LONGEST_SOCKET} bytes; take a shorter run folder"
+            raise OSError(errno.ENAMETOOLONG, why, str(self.folders.pipes))
+        for folder in (self.folders.pipes, self.folders.logs):
+            folder.mkdir(parents=True, exist_ok=True)
+            folder.chmod(0o777)  # clients are of any user; the folder above lets only the grant's mount in
+        (self.folders.pipes / "control").unlink(missing_ok=True)
+        record = Record.read(self.folders.record)
+        if self.config.exclusive_process:
+            self._compute_mode("EXCLUSIVE_PROCESS")
+        elif record is not None and record.exclusive:
+            self._compute_mode("DEFAULT")
+        command = [self._program(self.config.command), "-f"]
+        pid = _spawn(command, self._environment(), self.folders.root / "control.log")
+        self._note(pid)
+        return pid
+
+    def _end_daemon(self) -> None:
+        record = Record.read(self.folders.record)
+        if record is not None and record.runs:
+            with suppress(OSError, subprocess.SubprocessError):
+                subprocess.run(
+                    [self._program(self.config.command)],
+                    input=b"quit\n",
+                    env=self._environment(),
+                    timeout=self.config.stop_after,
+                    check=False,
+                    capture_output=True,
+                )
+            _end_process(record.pid, self.config.stop_after, asked=self.config.stop_after)
+        if record is not None and record.exclusive:
+            try:
+                self._compute_mode("DEFAULT")
+            except (OSError, subprocess.SubprocessError) as error:
+                self.host.log.warning("%s is left for MPS clients alone: %s", self.card.uuid, _text(error))
+        self.folders.record.unlink(missing_ok=True)
+
+    def _compute_mode(self, mode: str) -> None:
+        command = [self._program("nvidia-smi"), "-i", self.card.uuid, "-c", mode]
+        done = subprocess.run(
+            command, capture_output=True, timeout=_SMI_PATIENCE, check=False, text=True, env=self._environment()
+        )
+        if done.returncode:
+            said = (done.stdout + done.stderr).strip()[-300:]
+            raise OSError(0, f"`{' '.join(command)}` failed with {done.returncode}: {said}")
+
+    def _environment(self) -> Mapping[str, str]:
+        path, libraries = os.environ.get("PATH", os.defpath), {}
+        if self.driver_root != Path("/"):  # the server that the daemon starts loads libcuda
+            path = ":".join([*(str(self.driver_root / folder) for folder in _PROGRAMS), path])
+            libraries = {"LD_LIBRARY_PATH": ":".join(str(self.driver_root / folder) for folder in FOLDERS if folder)}
+        return libraries | {
+            "PATH": path,
+            "CUDA_VISIBLE_DEVICES": self.card.uuid,
+            "CUDA_MPS_PIPE_DIRECTORY": str(self.folders.pipes),
+            "CUDA_MPS_LOG_DIRECTORY": str(self.folders.logs),
+        }
+
+    def _program(self, name: str) -> str:
+        """Prefer the program that belongs to the driver."""
+        if "/" in name:
+            return name
+        places = [self.driver_root / folder / name for folder in _PROGRAMS]
+        return next((str(place) for place in places if place.exists()), name)
+
+
+def _spawn(command: list[str], environment: Mapping[str, str], output: Path) -> int:
+    """Start a program that outlives this process, in a session of its own.
+
+    Not by subprocess: its object wants to wait for the child, and warns when it cannot.
+    """
+    actions = [
+        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+        (os.POSIX_SPAWN_OPEN, 1, str(output), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600),
+        (os.POSIX_SPAWN_DUP2, 1, 2),
+    ]
+    return os.posix_spawnp(command[0], command, environment, file_actions=actions, setsid=True)
+
+
+def _text(error: OSError | subprocess.SubprocessError) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return str(error)
+
+
+def _start_time(pid: int) -> str:
+    """Return when a process started, in clock ticks since boot (proc(5), field 22): with the pid, nobody else's."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    state, *fields = stat.rpartition(")")[2].split()
+    return "" if state == "Z" else fields[18]
+
+
+def _end_process(pid: int, patience: float, asked: float = 0.0) -> None:
+    """End a process with signals, some seconds after it was asked to end."""
+    with suppress(OSError):
+        descriptor = os.pidfd_open(pid)
+        try:
+            ended = select.select([descriptor], [], [], asked)[0]
+            for number in (signal.SIGTERM, signal.SIGKILL):
+                if ended:
+                    break
+                signal.pidfd_send_signal(descriptor, number)
+                ended = select.select([descriptor], [], [], patience)[0]
+        finally:
+            os.close(descriptor)
+        with suppress(ChildProcessError):
+            os.waitpid(pid, os.WNOHANG)
