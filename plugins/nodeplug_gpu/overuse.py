@@ -2,7 +2,8 @@
 
 Owns: memory really used per container and card, how long it has been too much, the warning, and, where the
 administrator wants it, the end of the processes.
-Refuses: to guess: a process whose container is not known is counted as nobody's, and never ended.
+Refuses: to guess: a process whose container is not known is counted as nobody's, and never ended; nor is one whose
+container holds nothing of the card as far as kubelet tells (it tells nothing of init containers).
 """
 
 import os
@@ -35,17 +36,21 @@ class Usage:
         used: bytes, of all its processes.
         promised: bytes; None where nothing was promised or nobody knows.
         pids: its processes on the card.
+        stranger: it uses a card that is sold by memory, and holds nothing of it.
         over_since: since when it uses too much; None while it does not.
         warned: when the log said so.
-        terminated: when its processes got SIGTERM.
+        terminated: when processes of it got SIGTERM.
+        ending: those processes.
     """
 
     used: int
     promised: int | None
     pids: tuple[int, ...]
+    stranger: bool = False
     over_since: float | None = None
     warned: float | None = None
     terminated: float | None = None
+    ending: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -70,12 +75,13 @@ class OveruseWatch:
         now = self.clock()
         found, self.nobodys = self._measured(inventory.view.processes)
         promises = self._promises(inventory)
+        sold = self._sold(inventory)
         usage: dict[Place, Usage] = {}
         for place, processes in found.items():
             used = sum(process.used or 0 for process in processes)
             pids = tuple(sorted(process.pid for process in processes))
-            one = Usage(used, promises.get(place, (None, None))[0], pids)
-            entry = promises.get(place, (None, None))[1]
+            promised, entry = promises.get(place, (None, sold.get(place[1])))
+            one = Usage(used, promised, pids, stranger=promised is None and entry is not None)
             usage[place] = self._judged(place, one, entry.overuse, now) if entry is not None else one
         self.usage = usage
 
@@ -105,22 +111,39 @@ class OveruseWatch:
                 promises[use.who, use.card] = (before + use.promised, entry)
         return promises
 
+    def _sold(self, inventory: Inventory) -> Mapping[Uuid, Memory]:
+        """Return the entry of each card that is sold by memory; none while nobody knows who holds what."""
+        if inventory.unknown:
+            return {}
+        return {offer.card.uuid: entry for name, entry in self.entries.items() for offer in inventory.stocks_of(name)}
+
     def _judged(self, place: Place, one: Usage, rules: Overuse, now: float) -> Usage:
         before = self.usage.get(place)
-        if one.promised is None or one.used <= one.promised + rules.tolerance:
+        if before is not None and before.terminated is not None and not set(before.ending) & set(one.pids):
+            before = None  # they have ended; those that run now have all their time
+        if one.used <= (one.promised or 0) + rules.tolerance:
             if before is not None and before.warned is not None:
                 self.host.log.info("%s is within its promise again", _named(place))
             return one
         since = before.over_since if before is not None and before.over_since is not None else now
         one = replace(one, over_since=since)
         if before is not None:
-            one = replace(one, warned=before.warned, terminated=before.terminated)
+            one = replace(one, warned=before.warned, terminated=before.terminated, ending=before.ending)
         if one.warned is None and now - since >= rules.grace:
             self._warn(place, one, now - since)
             one = replace(one, warned=now)
         return self._ended(place, one, rules, now)
 
     def _warn(self, place: Place, one: Usage, lasted: float) -> None:
+        if one.stranger:
+            self.host.log.warning(
+                "%s uses %s for %.0f s now and holds nothing of it, as far as kubelet tells: does its pod or image set "
+                "NVIDIA_VISIBLE_DEVICES?",
+                _named(place),
+                show_quantity(one.used),
+                lasted,
+            )
+            return
         self.host.log.warning(
             "%s uses %s, promised are %s, for %.0f s now: its neighbours may run out of memory; give the container "
             "more units, or limit it with mps",
@@ -131,15 +154,16 @@ class OveruseWatch:
         )
 
     def _ended(self, place: Place, one: Usage, rules: Overuse, now: float) -> Usage:
-        if rules.kill_after is None or one.warned is None or now - one.warned < rules.kill_after:
+        if rules.kill_after is None or one.stranger or one.warned is None or now - one.warned < rules.kill_after:
             return one
         if one.terminated is None:
             self.host.log.warning("%s: its processes %s get SIGTERM", _named(place), _listed(one.pids))
             self._signal(place, one.pids, signal.SIGTERM)
-            return replace(one, terminated=now)
+            return replace(one, terminated=now, ending=one.pids)
         if now - one.terminated >= TERM_PATIENCE:
-            self.host.log.warning("%s: its processes %s get SIGKILL", _named(place), _listed(one.pids))
-            self._signal(place, one.pids, signal.SIGKILL)
+            left = sorted(set(one.ending) & set(one.pids))
+            self.host.log.warning("%s: its processes %s get SIGKILL", _named(place), _listed(left))
+            self._signal(place, left, signal.SIGKILL)
         return one
 
     def _signal(self, place: Place, pids: Sequence[int], number: signal.Signals) -> None:

@@ -76,7 +76,7 @@ def _card(card: Mapping[str, Any], marks: Marks) -> Text:
     text.append(f"\n  {card['uuid']}\n  ")
     text.append_text(_bar(card, marks))
     text.append(f"  {_sold(card)}\n")
-    for line in (*_holders(card, marks), *_instances(card)):
+    for line in (*_holders(card, marks), *_strangers(card), *_instances(card)):
         text.append("  ").append_text(line).append("\n")
     return text
 
@@ -129,6 +129,12 @@ def _holders(card: Mapping[str, Any], marks: Marks) -> Iterator[Text]:
         text.append(f" {_pod(use)}/{use['container']}  {use['units']}{promised}")
         text.append(f", {show_quantity(use['used_bytes'])} really used" if use["used_bytes"] else "")
         yield text.append(", OVER ITS PROMISE" if use["over"] else "", "bold red")
+
+
+def _strangers(card: Mapping[str, Any]) -> Iterator[Text]:
+    for use in card["strangers"]:
+        text = f"  {_pod(use)}/{use['container']}  holds nothing, {show_quantity(use['used_bytes'])} really used"
+        yield Text(text, "bold red")
 
 
 def _instances(card: Mapping[str, Any]) -> Iterator[Text]:

@@ -87,6 +87,12 @@ def _card(shop: Shop, overuse: OveruseWatch, entry: Entry, offer: Offer) -> dict
         "containers": [
             _use(use, overuse.usage.get((use.who, card.uuid))) for use in sorted(uses, key=lambda use: use.who)
         ],
+        "strangers": [
+            {"namespace": who.namespace, "pod": who.pod, "container": who.container, "used_bytes": one.used}
+            | {"pids": list(one.pids)}
+            for (who, uuid), one in sorted(overuse.usage.items(), key=lambda item: item[0])
+            if uuid == card.uuid and one.stranger
+        ],
     }
 
 
@@ -210,7 +216,7 @@ def _usage(overuse: OveruseWatch) -> Iterator[Metric]:
     over = [
         Sample(float(one.over_since is not None), _labels(*place))
         for place, one in overuse.usage.items()
-        if one.promised is not None
+        if one.promised is not None or one.stranger
     ]
     yield Metric("gpu_container_over_promise", "1 while a container uses more memory than was promised.", over)
 

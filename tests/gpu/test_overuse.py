@@ -4,7 +4,7 @@ import logging
 import os
 import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from nodeplug_gpu.containers import Containers
 from nodeplug_gpu.ledger import Container, Use
 from nodeplug_gpu.overuse import TERM_PATIENCE, OveruseWatch
 from nodeplug_gpu.shop import Inventory
+from nodeplug_gpu.stock import Offer, Stock
 
 CARD = Uuid("GPU-1")
 GIB = 1 << 30
@@ -39,6 +40,7 @@ class Scene:
 
     def __init__(self, folder: Path, caplog: pytest.LogCaptureFixture, **overuse: Any) -> None:
         self.folder, self.caplog, self.clock = folder, caplog, Clock()
+        self.unknown = ""
         self.entry = Memory.model_validate({"sharing": "memory", "overuse": overuse})
         log = logging.LoggerAdapter(logging.getLogger("nodeplug.plugin.gpu"), {})
         host = Host("gpu", "node", "boot", log, Journal(folder), folder, folder, lambda _: None, None)  # type: ignore[arg-type] # no CNI here
@@ -51,7 +53,9 @@ class Scene:
         self.clock.now += after
         use = Use(WEB, ResourceName(RESOURCE), CARD, (DeviceId("u"),), promised)
         view = View("running", cards=(Card(CARD, 0, 0, "X", 16 * GIB),), processes=processes, taken=self.clock.now)
-        self.watch.follow(Inventory(view, {}, {}, (use,) if promised is not None else ()))
+        stocks = {RESOURCE: Stock(tuple(Offer(card) for card in view.cards))}
+        uses = (use,) if promised is not None else ()
+        self.watch.follow(Inventory(view, stocks, {}, uses, unknown=self.unknown))
 
 
 @pytest.fixture
@@ -215,3 +219,43 @@ def test_a_folder_of_logs_that_is_missing_makes_everything_nobodys(
     tmp_path: Path, container: "subprocess.Popen[bytes]"
 ) -> None:
     assert Containers(logs=tmp_path / "missing").of(container.pid) is None
+
+
+def test_a_container_that_holds_nothing_is_warned_of_and_never_ended(
+    scene: Scene, container: "subprocess.Popen[bytes]"
+) -> None:
+    for _ in range(20):
+        scene.look(on_card(container, 3 * GIB), after=15, promised=None)
+    (record,) = scene.caplog.records
+    assert record.getMessage() == (
+        "container default/web/main on GPU-1 uses 3Gi for 60 s now and holds nothing of it, as far as kubelet tells: "
+        "does its pod or image set NVIDIA_VISIBLE_DEVICES?"
+    )
+    assert scene.watch.usage[WEB, CARD].stranger
+    assert container.poll() is None
+
+
+def test_nobody_is_a_stranger_while_it_is_not_known_who_holds_what(
+    scene: Scene, container: "subprocess.Popen[bytes]"
+) -> None:
+    scene.unknown = "kubelet does not tell"
+    for _ in range(20):
+        scene.look(on_card(container, 3 * GIB), after=15, promised=None)
+    assert not scene.watch.usage[WEB, CARD].stranger
+    assert not scene.caplog.records
+
+
+def test_a_container_that_was_started_again_has_all_its_time(
+    scene: Scene, container: "subprocess.Popen[bytes]"
+) -> None:
+    for after in (0, 61, 31):
+        scene.look(on_card(container, 6 * GIB), after=after)
+    assert container.wait(10) == -15
+    with subprocess.Popen(["sleep", "600"]) as again:
+        group = next(CGROUP.glob(f"nodeplug-gpu-test-{os.getpid()}.slice/*.scope"))
+        (group / "cgroup.procs").write_text(str(again.pid))
+        scene.look(on_card(again, 6 * GIB), after=TERM_PATIENCE)
+        usage = scene.watch.usage[WEB, CARD]
+        assert (usage.over_since, usage.terminated) == (scene.clock.now, None)
+        assert again.poll() is None
+        again.kill()

@@ -47,6 +47,7 @@ def card(*uses: dict[str, Any], **more: Any) -> dict[str, Any]:
         "used_units": sum(one["units"] for one in uses),
         "instances": [],
         "containers": list(uses),
+        "strangers": [],
         **more,
     }
 
@@ -220,3 +221,8 @@ def test_a_terminal_gets_a_colour_per_pod() -> None:
     text = "\n".join(drawn(report(card(use("a", 2), use("b", 2))), colour=True))
     assert text.count("\x1b[7;36mA") == 2
     assert text.count("\x1b[7;35mB") == 2
+
+
+def test_a_container_that_holds_nothing_and_uses_the_card_is_shown() -> None:
+    stranger = {"namespace": "ml", "pod": "greedy", "container": "main", "used_bytes": 3 * GIB, "pids": [7]}
+    assert "ml/greedy/main  holds nothing, 3Gi really used" in "\n".join(drawn(report(card(strangers=[stranger]))))
