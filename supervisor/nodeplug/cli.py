@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from nodeplug.commands import DEFAULT, GROUP, Config, Json, Root, print_json, show, show_names_as_they_are
+from nodeplug.commands import DEFAULT, GROUP, Config, Json, Root, SecretsFile, print_json, show, show_names_as_they_are
 from nodeplug.errors import NotReady, PluginError
 
 
@@ -313,6 +313,7 @@ def try_(
     option: Annotated[
         list[str] | None, typer.Option("--option", metavar="KEY=VALUE", help="An option of a volume; repeatable.")
     ] = None,
+    secrets: SecretsFile = None,
 ) -> None:
     """Serve a plugin to kubelet and container runtime, acted out in a temporary folder, and show what they get.
 
@@ -322,24 +323,23 @@ def try_(
     """
     from nodeplug.trial import Trial, options_of
 
-    raise typer.Exit(Trial(files, network, options_of(option or ())).run())
+    raise typer.Exit(Trial(files, network, options_of(option or ()), secrets).run())
 
 
 @app.command()
 def verify(
     name: Annotated[
         str,
-        typer.Argument(metavar="NAME", help="A section, an installed plugin, or `module:Class`.", show_default=False),
+        typer.Argument(metavar="NAME|FILE", help="A section, a plugin, `module:Class`, a drop-in.", show_default=False),
     ] = "",
     config: Config = DEFAULT,
     root: Root = None,
     as_json: Json = False,
-    conflist: Annotated[
-        Path | None, typer.Option("--conflist", metavar="FILE", help="The network of a CNI plugin.")
-    ] = None,
+    conflist: Annotated[Path | None, typer.Option("--conflist", metavar="FILE", help="A CNI plugin's network.")] = None,
     options: Annotated[
         str, typer.Option("--options", metavar="JSON|FILE", help="The options of a volume.", show_default=False)
     ] = "",
+    secrets: SecretsFile = None,
     beside: Annotated[
         list[str] | None, typer.Option("--beside", metavar="NAME", help="Also run this plugin; repeatable.")
     ] = None,
@@ -365,7 +365,7 @@ def verify(
         print(catalogue() if list_rules else "which plugin? `nodeplug verify --help` says how to name one")
         raise typer.Exit(0 if list_rules else MISUSED)
     try:
-        asked = Asked(name, config, root, conflist, options, beside or (), rule or (), as_json)
+        asked = Asked(name, config, root, conflist, options, secrets, beside or (), rule or (), as_json)
         raise typer.Exit(verify(asked))
     except Misuse as error:
         _say(f"error: {error}")

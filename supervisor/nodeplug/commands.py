@@ -30,6 +30,15 @@ Root = Annotated[
     typer.Option("--root", metavar="DIR", help="Put every path of the configuration below DIR.", show_default=False),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+SecretsFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--secrets",
+        metavar="FILE",
+        help="The Secret of a volume: a JSON object, or lines KEY=VALUE. It is never printed.",
+        show_default=False,
+    ),
+]
 
 
 def inspect(plugin: str, config: Path = DEFAULT, root: Path | None = None) -> Mapping[str, Any]:

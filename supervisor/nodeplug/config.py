@@ -172,12 +172,33 @@ def load(path: Path, root: Path | None = None) -> Configuration:
         ConfigError: with every problem that was found.
     """
     problems: list[str] = []
-    document = _read(path, problems)
+    document = _read(path, problems, "; `nodeplug check-config --config FILE` names another")
     origins = dict.fromkeys(_tables(document), path)
     for drop_in in _drop_ins(path, document):
         _merge(document, _read(drop_in, problems), drop_in, origins, problems)
     if root is not None and isinstance(document.setdefault("supervisor", {}), dict):
         document["supervisor"]["root"] = root
+    return _validate(document, path, origins, problems)
+
+
+def load_drop_in(path: Path) -> Mapping[str, PluginSection]:
+    """Read one file as in `plugins.d` by itself; answer its sections by name, at least one.
+
+    Raises:
+        ConfigError: with every problem that was found.
+    """
+    problems: list[str] = []
+    document: dict[str, Any] = {"version": 1}
+    origins: dict[str, Path] = {}
+    _merge(document, _read(path, problems), path, origins, problems)
+    if not origins:
+        problems.append(f"{path}: has no [plugins.NAME] table; give a file as in /etc/nodeplug/plugins.d")
+    return _validate(document, path, origins, problems).plugins
+
+
+def _validate(
+    document: Mapping[str, Any], path: Path, origins: Mapping[str, Path], problems: list[str]
+) -> Configuration:
     try:
         configuration = Configuration.model_validate(document)
     except ValidationError as error:
@@ -203,11 +224,11 @@ def origins(path: Path) -> Mapping[str, Path]:
     return {name: file for file, tables in reversed(files) for name in _tables(tables)}
 
 
-def _read(path: Path, problems: list[str]) -> dict[str, Any]:
+def _read(path: Path, problems: list[str], advice: str = "") -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        problems.append(f"{path}: the file does not exist; `nodeplug check-config --config FILE` names another")
+        problems.append(f"{path}: the file does not exist{advice}")
     except OSError as error:
         problems.append(f"{path}: cannot be read: {error.strerror}")
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

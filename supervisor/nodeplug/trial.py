@@ -11,7 +11,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -20,13 +19,16 @@ from typing import Any, Final
 
 from rich.console import Console
 
+from nodeplug.config import PluginSection, load_drop_in
 from nodeplug.errors import InvalidRequest, NotReady, PluginError
+from nodeplug.flex.codec import redact
 from nodeplug.mounts import mounted_at
 from nodeplug.registry import find, unmarked
 from nodeplug.tables import toml
 from nodeplug.testing import AdmissionError, BlockingKubelet, CniError, FlexFailure, FlexVolume, ScratchNode
+from nodeplug.testing.secrets_file import read_secrets
 from nodeplug.testing.stage import CniRuntimeFactory, FlexCallers, LeftBehind, scratch_node
-from nodeplug.values import Pod
+from nodeplug.values import Pod, Secrets
 
 _INSIDE: Final = "NODEPLUG_TRY_INSIDE"
 _FAILURES: Final = (AdmissionError, CniError, FlexFailure, LeftBehind, NotReady, TimeoutError)
@@ -48,11 +50,13 @@ class Trial:
         files: with `[plugins.*]` tables, in TOML. The plugins of the first are tried, the others run beside them.
         network: a conflist; by default the plugin's own example.
         options: of the volume; by default those of the plugin's own example.
+        secrets: a file with the volume's Secret, see `read_secrets`; by default those of the plugin's own example.
     """
 
     files: Sequence[Path]
     network: Path | None = None
     options: Mapping[str, str] = field(default_factory=dict)
+    secrets: Path | None = None
 
     def run(self) -> int:
         """Serve, call, show, and take down.
@@ -67,10 +71,10 @@ class Trial:
             inside = _namespaces()
             if inside:  # what a plugin mounts and links then ends with the command
                 return subprocess.run([*inside, *_again()], env={**os.environ, _INSIDE: "1"}, check=False).returncode
-        console = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH, highlight=False)
+        tables = [load_drop_in(path) for path in self.files]
         texts = [_read(path) for path in self.files]
-        tables = [_sections(path, text) for path, text in zip(self.files, texts, strict=True)]
         asked = {name: self._asked(name, section) for name, section in tables[0].items()}
+        screen = _Screen(tuple(Secrets(one.get("secrets", {})) for one in asked.values()))
         given = {name for table in tables for name in table}
         named = {name: more for one in asked.values() for name, more in one.get("beside", {}).items()}
         beside = {name: more for name, more in named.items() if name not in given}
@@ -79,39 +83,55 @@ class Trial:
         try:
             with scratch_node("\n".join(texts)) as node:
                 for name, example in asked.items():
-                    _serve(console, node, name, example)
+                    _serve(screen, node, name, example)
         except _FAILURES as error:
-            _line(console, "red", "✗", str(error))
+            screen.line("red", "✗", str(error))
             return 1
-        _line(console, "green", "✓", "nothing is left: no link, no mount, no nftables object")
+        screen.line("green", "✓", "nothing is left: no link, no mount, no nftables object")
         return 0
 
-    def _asked(self, name: str, section: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _asked(self, name: str, section: PluginSection) -> Mapping[str, Any]:
         """Return the plugin's example, with what the command line says instead."""
-        asked = dict(getattr(find(section.get("uses") or name).cls, "example", None) or {})
+        asked = dict(getattr(find(section.uses or name).cls, "example", None) or {})
         if self.network is not None:
             asked["cni"] = _network(self.network)
         if self.options:
             asked["volume_options"] = self.options
+        if self.secrets is not None:
+            asked["secrets"] = read_secrets(self.secrets)
         return asked
 
 
-def _serve(console: Console, node: ScratchNode, name: str, example: Mapping[str, Any]) -> None:
+class _Screen:
+    """Where everything is shown, but for secrets: a driver, and kubelet's words for one that failed, may tell them."""
+
+    def __init__(self, secrets: Sequence[Secrets]) -> None:
+        self._console = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH, highlight=False)
+        self._secrets = secrets
+
+    def line(self, colour: str, act: str, told: str) -> None:
+        for one in self._secrets:
+            told = redact(told, one)
+        self._console.print(f"[{colour}]{act:7}[/{colour}]", end=" ")
+        self._console.print(told, markup=False, soft_wrap=True)
+
+
+def _serve(screen: _Screen, node: ScratchNode, name: str, example: Mapping[str, Any]) -> None:
     row = next(row for row in node.status()["plugins"] if row["name"] == name)
     if row["state"] != "running":
         raise NotReady(f"plugin {name} is {row['state']}: {row['reason']}")
     styles: Mapping[str, Callable[[ScratchNode, str, Mapping[str, Any]], Iterator[tuple[str, str]]]]
     styles = {"device": _device, "cni": _cni, "volume": _volume}
-    _line(console, "green", "serve", f"plugin {name} claims {', '.join(row['claims'])}")
+    screen.line("green", "serve", f"plugin {name} claims {', '.join(row['claims'])}")
     for hook in unmarked(find(row["uses"]).cls):
-        _line(console, "yellow", "unused", f"{hook} has no @hookimpl: nobody calls it")
+        screen.line("yellow", "unused", f"{hook} has no @hookimpl: nobody calls it")
     for claim in row["claims"]:
         kind, _, what = claim.partition(":")
         try:
             for act, told in styles[kind](node, what, example):
-                _line(console, "green", act, told)
+                screen.line("green", act, told)
         except _FAILURES:
-            _line(console, "red", "log", _end_of(node.log))
+            screen.line("red", "log", _end_of(node.log))
             raise
 
 
@@ -120,11 +140,6 @@ def _end_of(log: str) -> str:
     telling = [record for record in _RECORD.split(log) if _TELLING.match(record)]
     newest = {_NUMBERS.sub("", record): record for record in telling}  # what is tried again says the same again
     return "".join(list(newest.values())[-_RECORDS:]).rstrip().replace("\n", "\n        ")
-
-
-def _line(console: Console, colour: str, act: str, told: str) -> None:
-    console.print(f"[{colour}]{act:7}[/{colour}]", end=" ")
-    console.print(told, markup=False, soft_wrap=True)
 
 
 def _cni(node: ScratchNode, claim: str, example: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -199,16 +214,6 @@ def _granted(answer: Any) -> Iterator[tuple[str, str]]:
         yield "note", f"{name}={value}"
     for device in answer.cdi_devices:
         yield "cdi", device.name
-
-
-def _sections(path: Path, text: str) -> Mapping[str, Any]:
-    try:
-        found = tomllib.loads(text).get("plugins", {})
-    except tomllib.TOMLDecodeError as error:
-        raise InvalidRequest(f"{path} is not TOML: {error}") from error
-    if not found:
-        raise InvalidRequest(f"{path} has no [plugins.NAME] table; give a file as in /etc/nodeplug/plugins.d")
-    return dict(found)
 
 
 def _network(path: Path) -> Mapping[str, Any]:

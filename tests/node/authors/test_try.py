@@ -30,6 +30,18 @@ class Mine:
     def device_list(self): LISTING
 """
 
+VOLUME = """
+from nodeplug import Claim, InvalidRequest, hookimpl
+class Mine:
+    def __init__(self, config, host): self.log = host.log
+    @hookimpl
+    def claims(self): return [Claim("volume", "example.com/mine")]
+    @hookimpl
+    def volume_publish(self, request):
+        self.log.warning("the password is %s", request.secrets["password"].decode())
+        raise InvalidRequest(f"{sorted(request.secrets)} of {len(request.secrets['password'])} bytes do not suffice")
+"""
+
 Try = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
@@ -70,11 +82,13 @@ def test_a_refused_call_shows_what_the_caller_reads_and_the_log(tried: Try, tmp_
     ("config", "arguments", "sentence"),
     [
         ("", [], "has no [plugins.NAME] table"),
-        ("[", [], "mine.toml is not TOML"),
+        ("[", [], "mine.toml: is not TOML"),
         ('[plugins.x]\nuses = "nowhere:X"', [], "No module named 'nowhere'"),
-        ('[plugins.fuse]\nuses = "fuse:Fuse"', ["absent.toml"], "cannot read absent.toml"),
+        ('[plugins.fuse]\nuses = "fuse:Fuse"', ["absent.toml"], "absent.toml: the file does not exist"),
         ('[plugins.fuse]\nuses = "fuse:Fuse"', ["--network", "mine.toml"], "mine.toml is no network list"),
         ('[plugins.fuse]\nuses = "fuse:Fuse"', ["--option", "x"], "write KEY=VALUE"),
+        ('[plugins.fuse]\nuses = "fuse:Fuse"', ["--secrets", "absent"], "cannot read absent"),
+        ('[plugins.fuse]\nused = "fuse:Fuse"', [], "mine.toml: plugins.fuse.used: unknown key; allowed: uses"),
     ],
 )
 def test_a_mistake_is_a_sentence(config: str, arguments: list[str], sentence: str, tried: Try) -> None:
@@ -116,3 +130,12 @@ def test_a_method_that_nobody_calls_is_named(tried: Try, tmp_path: Path) -> None
     done = tried('[plugins.mine]\nuses = "mine:Mine"\n')
     assert "device_allocate has no @hookimpl" in done.stdout
     assert "a container asks for one example.com/mine and gets nothing" in done.stdout
+
+
+def test_secrets_reach_the_driver_and_are_never_shown(tried: Try, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(VOLUME)
+    (tmp_path / "secret").write_text("password=tell-nobody\n")
+    done = tried('[plugins.mine]\nuses = "mine:Mine"\n', "--secrets", "secret")
+    assert "['password'] of 11 bytes do not suffice" in done.stdout, done.stdout + done.stderr
+    assert "the password is ***" in done.stdout
+    assert "tell-nobody" not in done.stdout + done.stderr

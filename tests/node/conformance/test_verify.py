@@ -50,8 +50,10 @@ def test_a_broken_rule_ends_with_1_and_what_to_do() -> None:
         (("tmpfs", "--rule", "no-such-rule"), "no rule no-such-rule"),
         (("tmpfs", "--options", "{"), "--options is not JSON"),
         (("bridge", "--conflist", "/no/such/file"), "/no/such/file"),
+        (("tmpfs", "--secrets", "/no/such/file"), "cannot read /no/such/file"),
+        (("/no/such/file.toml",), "/no/such/file.toml: the file does not exist"),
     ],
-    ids=["no name", "unknown plugin", "unknown rule", "broken options", "missing file"],
+    ids=["no name", "unknown plugin", "unknown rule", "broken options", "missing file", "no secrets", "no drop-in"],
 )
 def test_wrong_usage_ends_with_2_and_a_sentence(arguments: tuple[str, ...], told: str) -> None:
     done = verify(*arguments)
@@ -82,6 +84,40 @@ def test_a_section_brings_its_configuration(tmp_path: Path) -> None:
     config.write_text(f'version = 1\n[plugins.mine]\nuses = "hostdev"\nconfig = {{ resources = {resources} }}\n')
     done = verify("mine", "--config", str(config), "--rule", "claims-are-valid")
     assert "device:example.com/full" in done.stdout
+
+
+def test_a_drop_in_brings_the_plugin_and_its_configuration(tmp_path: Path) -> None:
+    drop_in = tmp_path / "mine.toml"
+    resources = '[{ resource = "example.com/full", groups = [{ nodes = [{ path = "/dev/full" }] }] }]'
+    drop_in.write_text(f'[plugins.mine]\nuses = "hostdev"\nconfig = {{ resources = {resources} }}\n')
+    done = verify(str(drop_in), "--rule", "claims-are-valid")
+    assert "device:example.com/full" in done.stdout, done.stdout + done.stderr
+
+
+def test_a_drop_in_with_two_plugins_says_how_to_choose(tmp_path: Path) -> None:
+    drop_in = tmp_path / "two.toml"
+    drop_in.write_text("[plugins.tmpfs]\n[plugins.hostdir]\n")
+    done = verify(str(drop_in))
+    assert done.returncode == 2
+    assert "has 2 plugins; verify a file with one, and give others with --beside" in done.stderr
+
+
+def test_plugins_beside_come_from_a_drop_in(tmp_path: Path) -> None:
+    ipam = {"type": "nodeplug-host-local", "subnet": "10.9.0.0/24", "dataDir": "{scratch}/addresses"}
+    conflist = tmp_path / "wire.conflist"
+    conflist.write_text(json.dumps({"name": "net", "plugins": [{"type": "example-wire", "ipam": ipam}]}))
+    beside = tmp_path / "beside.toml"
+    beside.write_text("[plugins.host-local]\n[plugins.tmpfs]\n")
+    done = verify("wire:Wire", "--conflist", str(conflist), "--beside", str(beside), "--rule", "add-succeeds")
+    assert "ok     add-succeeds" in done.stdout, done.stdout + done.stderr
+
+
+def test_secrets_of_a_file_are_given_and_never_shown(tmp_path: Path) -> None:
+    secret = tmp_path / "secret.json"
+    secret.write_text('{"password": "tell-nobody"}')
+    done = verify("zoo_volume:AnswersSecrets", "--secrets", str(secret), "--rule", "mount-succeeds", "--json")
+    assert "the password *** is wrong" in json.loads(done.stdout)["findings"][0]["seen"], done.stdout + done.stderr
+    assert "tell-nobody" not in done.stdout + done.stderr
 
 
 def test_a_network_and_a_plugin_beside_come_from_the_command_line(tmp_path: Path) -> None:

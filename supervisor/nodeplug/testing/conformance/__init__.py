@@ -13,9 +13,11 @@ configuration stays below `{scratch}`.
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from nodeplug.flex.codec import redact
 from nodeplug.testing.conformance import cni as _cni
 from nodeplug.testing.conformance import contract as _contract
 from nodeplug.testing.conformance import device as _device
@@ -26,6 +28,7 @@ from nodeplug.testing.conformance.rules import RULES, Rule, choose, require
 from nodeplug.testing.conformance.stage import Stage
 from nodeplug.testing.conformance.subject import describe
 from nodeplug.testing.conformance.verdict import Broken, NotApplicable
+from nodeplug.values import Secrets
 
 _ROOMS = (_contract, _device, _grants, _cni, _volume)
 """Importing a room registers its rules."""
@@ -85,7 +88,8 @@ def conformance(
         Stage(subject, Path(folder), patience) as stage,
     ):
         for one in chosen:
-            findings.append(_find(one, stage))
+            found = _find(one, stage)
+            findings.append(replace(found, seen=redact(found.seen, Secrets(subject.secrets))))
             progress(findings[-1])
     return Report(subject.uses, tuple(findings))
 

@@ -15,12 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from nodeplug.config import Configuration, load
+from nodeplug.config import Configuration, PluginSection, load, load_drop_in
 from nodeplug.errors import PluginError
 from nodeplug.mounts import mount
 from nodeplug.testing.conformance import conformance
 from nodeplug.testing.conformance.report import STYLES, Finding, Report
 from nodeplug.testing.conformance.rules import NEEDS_ROOT, RULES, choose
+from nodeplug.testing.secrets_file import read_secrets
 
 PASSED: Final = 0
 FAILED: Final = 1
@@ -40,12 +41,14 @@ class Asked:
     """What the command line said.
 
     Attributes:
-        name: a section of the configuration, an entry-point name, or `module:Class`.
+        name: a section of the configuration, an entry-point name, `module:Class`, or a file `*.toml` as in `plugins.d`
+            with one section.
         config: the main configuration file; it need not exist unless a section is named.
         root: what `--root` said.
         conflist: a network list or network configuration in a file.
         options: of a FlexVolume: JSON, or the name of a file with JSON.
-        beside: further sections or entry-point names, which run on the same node.
+        secrets: a file with the FlexVolume's Secret, see `read_secrets`.
+        beside: further plugins, which run on the same node; a file may have several sections.
         rules: names of rules; all when empty.
         as_json: print the report as JSON.
     """
@@ -55,6 +58,7 @@ class Asked:
     root: Path | None = None
     conflist: Path | None = None
     options: str = ""
+    secrets: Path | None = None
     beside: Sequence[str] = ()
     rules: Sequence[str] = ()
     as_json: bool = False
@@ -114,12 +118,20 @@ def _empty_folders() -> None:
 
 
 def _arguments(asked: Asked) -> tuple[str, dict[str, Any]]:
-    uses, config = _plugin(asked, asked.name)
-    beside = {name: dict(zip(("uses", "config"), _plugin(asked, name), strict=True)) for name in asked.beside}
+    found = _sections(asked, asked.name)
+    if len(found) > 1:
+        raise Misuse(f"{asked.name} has {len(found)} plugins; verify a file with one, and give others with --beside")
+    [(uses, config)] = found.values()
+    beside = {
+        section: dict(zip(("uses", "config"), plugin, strict=True))
+        for name in asked.beside
+        for section, plugin in _sections(asked, name).items()
+    }
     keywords: dict[str, Any] = {
         "config": config or None,
         "cni": _json(asked.conflist.read_text(encoding="utf-8"), asked.conflist) if asked.conflist else None,
         "volume_options": _options(asked.options) if asked.options else None,
+        "secrets": read_secrets(asked.secrets) if asked.secrets else None,
         "beside": {name: {key: value for key, value in one.items() if value} for name, one in beside.items()} or None,
         "rules": tuple(asked.rules) or None,
     }
@@ -127,12 +139,17 @@ def _arguments(asked: Asked) -> tuple[str, dict[str, Any]]:
     return uses, keywords
 
 
-def _plugin(asked: Asked, name: str) -> tuple[str, Mapping[str, Any]]:
-    """Return what a name uses, and its configuration where it is a section."""
-    if ":" in name:
-        return name, {}
-    section = _configuration(asked).plugins.get(name)
-    return (name, {}) if section is None else (section.uses or name, section.config)
+def _sections(asked: Asked, name: str) -> Mapping[str, tuple[str, Mapping[str, Any]]]:
+    """Return what a name means: by section, what it uses and its configuration; several only from a file."""
+    if name.endswith(".toml"):
+        sections = load_drop_in(Path(name))
+    else:
+        sections = {name: PluginSection(uses=name) if ":" in name else _section(asked, name)}
+    return {name: (section.uses or name, section.config) for name, section in sections.items()}
+
+
+def _section(asked: Asked, name: str) -> PluginSection:
+    return _configuration(asked).plugins.get(name) or PluginSection(uses=name)
 
 
 def _configuration(asked: Asked) -> Configuration:

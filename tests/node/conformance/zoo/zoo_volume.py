@@ -241,6 +241,14 @@ class TellsSecrets(Tame):
         super().volume_stage(request)
 
 
+class AnswersSecrets(Tame):
+    """Never mounts, and answers what nobody may read."""
+
+    @hookimpl
+    def volume_stage(self, request: VolumeStage) -> None:
+        raise InvalidRequest(f"the password {request.secrets['password'].decode()} is wrong")
+
+
 class AttachesAnew(Attached):
     breaks = "attach-is-repeatable", "then"
 
