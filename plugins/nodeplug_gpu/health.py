@@ -99,12 +99,6 @@ class Triage:
         """Drop a card that is gone and that nobody holds."""
         self._conditions.pop(uuid, None)
 
-    def next_change(self, now: float) -> float | None:
-        """Return when time alone will change a condition, None when nothing is due."""
-        due = [one.quiet_since + self._probation(one) for one in self._conditions.values() if one.state == "recovering"]
-        due += [one.faults[0] + self.config.window for one in self._conditions.values() if one.faults]
-        return max(min(due), now) if due else None
-
     # --- evidence -----------------------------------------------------------------------------------------------
 
     def _take_event(self, uuid: Uuid, event: GpuEvent, now: float) -> None:

@@ -176,6 +176,12 @@ def _metrics(config: GpuConfig, shop: Shop) -> Iterator[Metric]:
         for state in STATES
     ]
     yield Metric("gpu_state", "1 for the state that a card is in.", states)
+    offered = [
+        Sample(float(offer.healthy), {"card": offer.card.uuid, "resource": name})
+        for name, stock in inventory.stocks.items()
+        for offer in stock.offers
+    ]
+    yield Metric("gpu_offered", "1 while containers may get a card.", offered)
     memory = [Sample(float(offer.card.memory), {"card": uuid}) for uuid, offer in offers.items()]
     yield Metric("gpu_memory_bytes", "Memory of a card.", memory)
     used = [(uuid, vitals.used) for uuid, vitals in inventory.view.vitals.items() if vitals.used is not None]

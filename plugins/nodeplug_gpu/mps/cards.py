@@ -64,7 +64,7 @@ class MpsDaemons:
     @property
     def starting(self) -> bool:
         """Whether a daemon has neither answered nor failed yet."""
-        return any(daemon.reason == STARTING for daemon in list(self._daemons.values()))
+        return any(daemon.runs and daemon.reason == STARTING for daemon in list(self._daemons.values()))
 
     def reason(self, uuid: Uuid) -> str:
         """Return why no client can connect to a card's daemon; empty when it can."""

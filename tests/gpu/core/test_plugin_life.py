@@ -290,6 +290,23 @@ def test_a_slow_driver_is_waited_for_where_cards_were_sold(stage: Stage, monkeyp
     assert [one.healthy for one in second.device_list(MEM)] == [True] * 4
 
 
+def test_a_card_that_is_not_offered_is_counted_so(stage: Stage) -> None:
+    plugin = stage.plugin()
+    plugin.start()
+
+    def offered() -> dict[str, float]:
+        return {
+            str(sample.labels): sample.value
+            for metric in plugin.metrics()
+            if metric.name == "gpu_offered"
+            for sample in metric.samples
+        }
+
+    assert set(offered().values()) == {1.0}
+    stage.fail(cards={"0": {"lost": True}})
+    until(lambda: set(offered().values()) == {0.0})
+
+
 def test_start_waits_for_the_mps_daemons_so_that_the_first_list_is_healthy(stage: Stage, tmp_path: Path) -> None:
     programs = tmp_path / "driver" / "usr" / "bin"
     programs.mkdir(parents=True)
