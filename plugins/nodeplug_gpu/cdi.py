@@ -120,7 +120,7 @@ def specification(kind: str, parts: Iterable[Part], paths: NodePaths, driver_roo
             {"name": part.uuid, "containerEdits": {"deviceNodes": _nodes([part], paths)}}
             for part in sorted(parts, key=lambda part: part.uuid)
         ],
-        "containerEdits": {"mounts": _libraries(driver_root)},
+        "containerEdits": {"mounts": _mounts(driver_root)},
     }
 
 
@@ -131,14 +131,19 @@ def _nodes(parts: list[Part], paths: NodePaths) -> list[Mapping[str, str]]:
     ]
 
 
-def _libraries(driver_root: Path) -> list[Mapping[str, Any]]:
-    """Mount the driver's libraries by their SONAMEs, so that no cache of the linker needs to be made."""
+def libraries(driver_root: Path) -> Mapping[str, Path]:
+    """Return the driver's own libraries by their SONAMEs: of a whole file system, nothing but these."""
     found: dict[str, Path] = {}
     for folder in _FOLDERS:
         for path in sorted((driver_root / folder).glob("lib*.so.*")):
             if _WANTED.fullmatch(path.name):
                 found.setdefault(path.name, path)
+    return dict(sorted(found.items()))
+
+
+def _mounts(driver_root: Path) -> list[Mapping[str, Any]]:
+    """Mount the libraries by their SONAMEs, so that no cache of the linker needs to be made."""
     return [
         {"hostPath": str(path), "containerPath": f"{LIBRARIES}/{name}", "options": ["ro", "nosuid", "nodev", "bind"]}
-        for name, path in sorted(found.items())
+        for name, path in libraries(driver_root).items()
     ]

@@ -271,14 +271,20 @@ def test_the_mode_of_a_card_follows_a_changed_configuration(
     assert pid_of(short_path, CARD) == pid
 
 
-def test_a_daemon_finds_the_libraries_of_a_driver_that_is_not_the_hosts(
+def test_a_daemon_finds_the_libraries_of_a_driver_that_is_not_the_nodes_and_no_other(
     daemons: Callable[[], MpsDaemons], driver_root: Path
 ) -> None:
+    folder = driver_root / "usr/lib/x86_64-linux-gnu"
+    folder.mkdir(parents=True)
+    for name in ("libcuda.so.1", "libnvidia-ml.so.1", "libc.so.6"):
+        (folder / name).touch()
     one = daemons()
     one.keep(wanted(CARD))
     until(lambda: not one.reason(CARD.uuid))
-    libraries = (driver_root / "usr/bin/libraries").read_text().strip().split(":")
-    assert str(driver_root / "usr/lib/x86_64-linux-gnu") in libraries
+    found = Path((driver_root / "usr/bin/libraries").read_text().strip())
+    assert {path.name: path.resolve() for path in found.iterdir()} == {
+        name: folder / name for name in ("libcuda.so.1", "libnvidia-ml.so.1")
+    }
 
 
 def test_a_run_folder_whose_sockets_would_have_too_long_a_name_is_told(

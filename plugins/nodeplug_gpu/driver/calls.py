@@ -51,8 +51,6 @@ SYMBOLS: Final[Mapping[str, str]] = MappingProxyType(
 )
 """By symbol of the library that is used, the function of pynvml that calls it."""
 
-EVENT_SET_CALLS: Final = frozenset({"nvmlEventSetCreate", "nvmlEventSetFree", "nvmlEventSetWait_v2"})
-"""They ask about no card: one that hangs costs the events, and the cards can be looked at all the same."""
 _PATIENT: Final = frozenset({"nvmlInitWithFlags", "nvmlDeviceGetHandleByIndex_v2"})
 """They attach to cards, which takes seconds for each card that no other process holds open."""
 _PATIENCE: Final = 4

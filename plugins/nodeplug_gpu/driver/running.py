@@ -15,9 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from nodeplug_gpu.driver.calls import EVENT_SET_CALLS
 from nodeplug_gpu.driver.publish import Log
-from nodeplug_gpu.driver.wire import LIMIT, Beat, Farewell, Frame, GarbledFrame, LogLine, decode
+from nodeplug_gpu.driver.wire import EVENT_SET_CALLS, LIMIT, Beat, Farewell, Frame, GarbledFrame, LogLine, decode
 
 _START: Final = 10.0
 """Seconds that Python may need to start on a busy node, before the first sign of life."""

@@ -39,6 +39,10 @@ class Look:
     left_out: tuple[str, ...] = ()
 
 
+EVENT_SET_CALLS: Final = frozenset({"nvmlEventSetCreate", "nvmlEventSetFree", "nvmlEventSetWait_v2"})
+"""They ask about no card: one that hangs costs the events, and the cards can be looked at all the same."""
+
+
 @dataclass(frozen=True, slots=True)
 class Pending:
     """An NVML call that has not returned yet.

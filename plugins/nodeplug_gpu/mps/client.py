@@ -35,6 +35,11 @@ class Folders:
         return self.root / "log"
 
     @property
+    def libraries(self) -> Path:
+        """Links to the driver's own libraries, where the driver is not the node's."""
+        return self.root / "lib"
+
+    @property
     def record(self) -> Path:
         """Who it is, for the next start of nodeplug."""
         return self.root / "daemon.json"

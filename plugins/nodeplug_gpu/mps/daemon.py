@@ -19,8 +19,8 @@ from typing import Final
 
 from nodeplug import Host
 from nodeplug_gpu.cards import Card
+from nodeplug_gpu.cdi import libraries
 from nodeplug_gpu.config import Mps
-from nodeplug_gpu.driver.library import FOLDERS
 from nodeplug_gpu.mps.client import Folders
 
 STARTING: Final = "its MPS control daemon is starting"
@@ -178,6 +178,7 @@ class ControlDaemon:
         for folder in (self.folders.pipes, self.folders.logs):
             folder.mkdir(parents=True, exist_ok=True)
             folder.chmod(0o777)  # clients are of any user; the folder above lets only the grant's mount in
+        self._gather_libraries()
         (self.folders.pipes / "control").unlink(missing_ok=True)
         record = Record.read(self.folders.record)
         if self.config.exclusive_process:
@@ -209,6 +210,14 @@ class ControlDaemon:
                 self.host.log.warning("%s is left for MPS clients alone: %s", self.card.uuid, _text(error))
         self.folders.record.unlink(missing_ok=True)
 
+    def _gather_libraries(self) -> None:
+        """Link to the driver's libraries, which the server loads; not to their folder, which may have another libc."""
+        self.folders.libraries.mkdir(parents=True, exist_ok=True)
+        for name, path in libraries(self.driver_root).items():
+            link = self.folders.libraries / name
+            link.unlink(missing_ok=True)
+            link.symlink_to(path)
+
     def _compute_mode(self, mode: str) -> None:
         command = [self._program("nvidia-smi"), "-i", self.card.uuid, "-c", mode]
         done = subprocess.run(
@@ -219,11 +228,11 @@ class ControlDaemon:
             raise OSError(0, f"`{' '.join(command)}` failed with {done.returncode}: {said}")
 
     def _environment(self) -> Mapping[str, str]:
-        path, libraries = os.environ.get("PATH", os.defpath), {}
-        if self.driver_root != Path("/"):  # the server that the daemon starts loads libcuda
+        path, own = os.environ.get("PATH", os.defpath), {}
+        if self.driver_root != Path("/"):
             path = ":".join([*(str(self.driver_root / folder) for folder in _PROGRAMS), path])
-            libraries = {"LD_LIBRARY_PATH": ":".join(str(self.driver_root / folder) for folder in FOLDERS if folder)}
-        return libraries | {
+            own = {"LD_LIBRARY_PATH": str(self.folders.libraries)}
+        return own | {
             "PATH": path,
             "CUDA_VISIBLE_DEVICES": self.card.uuid,
             "CUDA_MPS_PIPE_DIRECTORY": str(self.folders.pipes),
