@@ -92,6 +92,10 @@ class Trial:
 
     def _asked(self, name: str, section: PluginSection) -> Mapping[str, Any]:
         """Return the plugin's example, with what the command line says instead."""
+        if not section.enabled:
+            raise InvalidRequest(
+                f"plugin {name} is not enabled; remove `enabled = false` from {self.files[0]} to try it"
+            )
         asked = dict(getattr(find(section.uses or name).cls, "example", None) or {})
         if self.network is not None:
             asked["cni"] = _network(self.network)

@@ -88,6 +88,7 @@ def test_a_refused_call_shows_what_the_caller_reads_and_the_log(tried: Try, tmp_
         ('[plugins.fuse]\nuses = "fuse:Fuse"', ["--network", "mine.toml"], "mine.toml is no network list"),
         ('[plugins.fuse]\nuses = "fuse:Fuse"', ["--option", "x"], "write KEY=VALUE"),
         ('[plugins.fuse]\nuses = "fuse:Fuse"', ["--secrets", "absent"], "cannot read absent"),
+        ('[plugins.fuse]\nuses = "fuse:Fuse"\nenabled = false', [], "remove `enabled = false` from mine.toml"),
         ('[plugins.fuse]\nused = "fuse:Fuse"', [], "mine.toml: plugins.fuse.used: unknown key; allowed: uses"),
     ],
 )
