@@ -62,8 +62,10 @@ class KnownCards:
     _units: dict[str, int] = field(default_factory=dict)
     _complaint: str = ""
 
-    def load(self) -> None:
-        """Read what a predecessor wrote; a record that cannot be understood is dropped."""
+    def load(self, *, mend: bool = True) -> None:
+        """Read what a predecessor wrote; with `mend` a record that cannot be understood is dropped."""
+        self.sold.clear()
+        self._units.clear()
         for entry in self.host.journal.entries():
             try:
                 if entry.phase == _CARD:
@@ -72,7 +74,8 @@ class KnownCards:
                 elif entry.phase == _UNIT:
                     self._units[str(entry.data["resource"])] = max(int(entry.data["bytes"]), 1)
             except (KeyError, TypeError, ValueError):
-                self._remove(entry.key)
+                if mend:
+                    self._remove(entry.key)
 
     def remember(self, sold: Iterable[Sold]) -> None:
         """Keep the cards that are new or have changed."""

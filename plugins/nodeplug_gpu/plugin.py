@@ -75,6 +75,7 @@ class Gpu:
         self._wake = threading.Event()
         self._started = False
         self._make()
+        self._shop.reserve()
 
     def _make(self) -> None:
         """Make everything that a start begins with; what a failed start left behind is of no use to the next one."""

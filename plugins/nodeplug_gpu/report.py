@@ -56,7 +56,8 @@ def document(config: GpuConfig, shop: Shop, overuse: OveruseWatch) -> Mapping[st
 
 
 def _unsold(inventory: Inventory, uuid: Uuid) -> str:
-    return inventory.faults.get(uuid, "") or inventory.rivals.get(uuid, "") or "no entry of `resources` chooses it"
+    whys = (inventory.faults, inventory.rivals, inventory.waiting)
+    return next((why[uuid] for why in whys if uuid in why), "") or "no entry of `resources` chooses it"
 
 
 def _card(shop: Shop, overuse: OveruseWatch, entry: Entry, offer: Offer) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
+from weakref import WeakValueDictionary
 
 from nodeplug_gpu.cards import Uuid
 from nodeplug_gpu.config import Kind
@@ -62,7 +63,8 @@ class Book:
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _sales: dict[tuple[Path, Uuid], dict[int, Sale]] = field(default_factory=dict)
     _ended: dict[tuple[Path, Uuid], tuple[Sale, float]] = field(default_factory=dict)
-    _counters: int = 0
+    _counters: "WeakValueDictionary[int, Counter]" = field(default_factory=WeakValueDictionary)
+    _made: int = 0
 
     def counter(self, node: Path, section: str) -> "Counter":
         """Return what one instance of a section sells over.
@@ -72,8 +74,9 @@ class Book:
             section: the section's name.
         """
         with self._lock:
-            self._counters += 1
-            return Counter(self, node, section, self._counters)
+            self._made += 1
+            counter = self._counters[self._made] = Counter(self, node, section, self._made)
+            return counter
 
     def claim(self, counter: "Counter", wanted: Mapping[Uuid, Sale], now: float) -> Answer:
         """Take cards for a counter, give back those that it no longer wants, and say which it cannot have."""
@@ -82,6 +85,7 @@ class Book:
         with self._lock:
             if counter.ended:
                 return Answer()
+            self._forget_the_unused()
             for uuid, sale in wanted.items():
                 place = (counter.node, uuid)
                 others = [one for one in self._sales.get(place, {}).values() if one.section != counter.section]
@@ -109,6 +113,14 @@ class Book:
                 if sale is not None and place not in self._sales:
                     self._ended[place] = (replace(sale, current=False), now)
 
+    def _forget_the_unused(self) -> None:
+        """Drop the claims of instances that were made and thrown away without a start, hence without a stop."""
+        for place, sales in list(self._sales.items()):
+            for number in [number for number in sales if number not in self._counters]:
+                del sales[number]
+            if not sales:
+                del self._sales[place]
+
     def _leave(self, place: tuple[Path, Uuid], counter: "Counter") -> Sale | None:
         sales = self._sales[place]
         sale = sales.pop(counter.number, None)
@@ -117,7 +129,7 @@ class Book:
         return sale
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True, eq=False)
 class Counter:
     """One instance of a section, as the book knows it; of no use after its end."""
 

@@ -11,10 +11,11 @@ way is listed as unhealthy in its new one until they are gone.
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
-from nodeplug import Device, DeviceId, Host, NotFound, NotReady, ResourceName
+from nodeplug import Device, DeviceId, Host, NotFound, NotReady, PluginError, ResourceName
 from nodeplug_gpu import held, ledger
 from nodeplug_gpu.access import NodePaths
 from nodeplug_gpu.cards import Card, GpuEvent, Uuid, View
@@ -53,6 +54,7 @@ class Inventory:
         faults: why a card is not sold although the configuration chooses it.
         rivals: which other section sells a card that the configuration chooses.
         held: cards that containers hold, however they were sold.
+        waiting: why a card is not sold yet that another section has sold and gave up.
     """
 
     view: View = field(default_factory=View)
@@ -65,6 +67,7 @@ class Inventory:
     faults: Mapping[Uuid, str] = field(default_factory=dict)
     rivals: Mapping[Uuid, str] = field(default_factory=dict)
     held: frozenset[Uuid] = frozenset()
+    waiting: Mapping[Uuid, str] = field(default_factory=dict)
 
     @property
     def refusal(self) -> str:
@@ -107,7 +110,11 @@ class Inventory:
             raise NotReady(f"the devices of {resource} are not known yet: the driver has not answered")
         sharing, stock = self.sharings.get(entry.resource), self.stocks.get(entry.resource, Stock())
         if sharing is None or not stock.offers:
-            why = self.view.reason if self.view.state != "running" else self.fault or "no card is for it"
+            why = (
+                self.view.reason
+                if self.view.state != "running"
+                else self.fault or "; ".join(self.waiting.values()) or "no card is for it"
+            )
             raise NotFound(f"there is nothing to offer as {resource}: {why}")
         return sharing, stock
 
@@ -133,14 +140,21 @@ class Shop:
     _unheld: dict[object, float] = field(default_factory=dict)
     _counter: Counter = field(init=False)
     _elsewhere: Mapping[Uuid, Sale] = field(default_factory=dict)
+    _waiting: Mapping[Uuid, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._triage = Triage(self.config.health)
         self._known = KnownCards(self.host)
         self._counter = BOOK.counter(self.host.run_dir.parent, self.host.plugin)
 
+    def reserve(self) -> None:
+        """Take what a predecessor sold before any section starts, so that no other sells it."""
+        with suppress(PluginError, OSError):  # such as for somebody who only looks at a configuration
+            self._known.load(mend=False)
+        self._claim(Shares({}), self.clock())
+
     def open(self) -> None:
-        """Read what a predecessor sold, before another section sells it."""
+        """Read what a predecessor sold."""
         self._known.load()
         self._claim(Shares({}), self.clock())
 
@@ -192,6 +206,7 @@ class Shop:
             shares.faults,
             rivals,
             frozenset(uuid for _, uuid in told.holders),
+            self._waiting,
         )
         return self.inventory
 
@@ -219,8 +234,14 @@ class Shop:
             for uuid, sale in answer.rivals.items()
             if sale.current and uuid in owners
         }
+        self._waiting = {
+            uuid: f"section {sale.section} sold it as {sale.resource}, and containers may still hold it"
+            for uuid, sale in answer.rivals.items()
+            if not sale.current
+        }
         left = {
-            name: tuple(card for card in chosen if card.uuid not in rivals) for name, chosen in shares.cards.items()
+            name: tuple(card for card in chosen if card.uuid not in answer.rivals)
+            for name, chosen in shares.cards.items()
         }
         return Shares(left, shares.faults), rivals
 
@@ -271,9 +292,6 @@ class Shop:
 
     def _sold_otherwise(self, entry: Entry, card: Card, told: held.Held) -> str:
         """Return why a card cannot be sold anew yet: it may be held in a way in which it was sold before."""
-        if card.uuid in self._elsewhere:
-            sale = self._elsewhere[card.uuid]
-            return f"section {sale.section} sold it as {sale.resource}, and containers may still hold it"
         for one in self._known.sold.values():
             if one.card.uuid == card.uuid and (one.resource, one.sharing) != (entry.resource, entry.sharing):
                 holder = self._holder(one, told)
