@@ -18,7 +18,7 @@ from typing import Any, Final
 from nodeplug import Host, NotReady
 from nodeplug_gpu.access import NodePaths, Part, device_nodes
 from nodeplug_gpu.config import Access, GpuConfig, Mig
-from nodeplug_gpu.shop import Inventory
+from nodeplug_gpu.inventory import Inventory
 
 VERSION: Final = "0.5.0"
 LIBRARIES: Final = "/usr/local/nvidia/lib64"

@@ -19,8 +19,8 @@ from nodeplug.fields import show_quantity
 from nodeplug_gpu.cards import GpuProcess, Uuid
 from nodeplug_gpu.config import Memory, Overuse
 from nodeplug_gpu.containers import Containers
+from nodeplug_gpu.inventory import Inventory
 from nodeplug_gpu.ledger import Container
-from nodeplug_gpu.shop import Inventory
 
 TERM_PATIENCE: Final = 10.0
 """Seconds between SIGTERM and SIGKILL."""

@@ -33,9 +33,10 @@ from nodeplug_gpu.config import GpuConfig, Memory, names_of
 from nodeplug_gpu.driver import Driver
 from nodeplug_gpu.driver.process import NvmlDriver
 from nodeplug_gpu.driver.simulated import SimulatedDriver
+from nodeplug_gpu.inventory import Inventory
 from nodeplug_gpu.mps.cards import MpsDaemons, MpsFollower
 from nodeplug_gpu.overuse import OveruseWatch
-from nodeplug_gpu.shop import Inventory, Shop
+from nodeplug_gpu.shop import Shop
 from nodeplug_gpu.stock import Entry
 
 _FIRST_LOOK: Final = 5.0

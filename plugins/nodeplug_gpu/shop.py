@@ -1,7 +1,7 @@
 """What the node sells: every entry of the configuration, its cards, and how they are.
 
-Owns: the one place where looks at the hardware, health, what kubelet tells and the configuration come together: an
-immutable `Inventory` that everything else reads.
+Owns: the one place where looks at the hardware, health, what kubelet tells and the configuration come together: the
+`Inventory` that everything else reads is made here.
 Refuses: threads and timing (the plugin has those); hardware (a driver shows it).
 
 No card is sold twice. Within one section `share_out` sees to that, between sections the book of `sections` does. Across
@@ -15,12 +15,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
-from nodeplug import Device, DeviceId, Host, NotFound, NotReady, PluginError, ResourceName
+from nodeplug import DeviceId, Host, NotFound, PluginError, ResourceName
 from nodeplug_gpu import held, ledger
 from nodeplug_gpu.access import NodePaths
 from nodeplug_gpu.cards import Card, GpuEvent, Uuid, View
 from nodeplug_gpu.config import GpuConfig, Kind, Memory, Mig, Replicas, names_of
-from nodeplug_gpu.health import Condition, Triage
+from nodeplug_gpu.health import Triage
+from nodeplug_gpu.inventory import GONE, Inventory
 from nodeplug_gpu.known import KnownCards, Sold
 from nodeplug_gpu.sections import BOOK, Counter, Sale
 from nodeplug_gpu.sharing import Sharing
@@ -33,90 +34,9 @@ from nodeplug_gpu.stock import Entry, Offer, Shares, Stock, share_out
 GRACE: Final = 60.0
 """Seconds for which nobody must have held something before that is believed: kubelet tells holders late, and for a
 while after its own start it knows none."""
-_GONE: Final = "it was there and is gone"
 _TELLING: Final = frozenset({"running", "absent"})
 """States of the driver in which a card that is not shown is not there."""
 _Names = tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Inventory:
-    """Everything that is known at one moment.
-
-    Attributes:
-        view: the driver's last look.
-        stocks: by the entry's main resource.
-        conditions: by card.
-        uses: who holds what, of all entries.
-        unknown: why it is not known who holds what; empty when it is.
-        sharings: how each entry sells, by its main resource; missing while its unit is not known.
-        ghosts: ids that containers hold and that are no longer sold, by resource; listed as unhealthy.
-        faults: why a card is not sold although the configuration chooses it.
-        rivals: which other section sells a card that the configuration chooses.
-        held: cards that containers hold, however they were sold.
-        waiting: why a card is not sold yet that another section has sold and gave up.
-    """
-
-    view: View = field(default_factory=View)
-    stocks: Mapping[str, Stock] = field(default_factory=dict)
-    conditions: Mapping[Uuid, Condition] = field(default_factory=dict)
-    uses: tuple[ledger.Use, ...] = ()
-    unknown: str = ""
-    sharings: Mapping[str, Sharing] = field(default_factory=dict)
-    ghosts: Mapping[str, tuple[DeviceId, ...]] = field(default_factory=dict)
-    faults: Mapping[Uuid, str] = field(default_factory=dict)
-    rivals: Mapping[Uuid, str] = field(default_factory=dict)
-    held: frozenset[Uuid] = frozenset()
-    waiting: Mapping[Uuid, str] = field(default_factory=dict)
-
-    @property
-    def refusal(self) -> str:
-        """Why the section's configuration cannot be right on this machine, as one text; empty when it can."""
-        return "; ".join(self.faults.values())
-
-    @property
-    def fault(self) -> str:
-        """All that is wrong with the configurations on this machine, as one text; empty when nothing is."""
-        return "; ".join((*self.faults.values(), *self.rivals.values()))
-
-    def stocks_of(self, resource: str) -> Sequence[Offer]:
-        """Return the offers of an entry, by its main resource."""
-        return self.stocks.get(resource, Stock()).offers
-
-    def devices(self, entry: Entry, resource: ResourceName) -> Sequence[Device]:
-        """List the devices of one of an entry's resources.
-
-        Raises:
-            NotFound: this node has nothing for it.
-            NotReady: the driver has not answered yet; what was listed before is as good as ever.
-        """
-        ghosts = [Device(name, healthy=False, reason=_GONE) for name in self.ghosts.get(resource, ())]
-        try:
-            sharing, stock = self.sold(entry, resource)
-            return [*sharing.devices(resource, stock), *ghosts]
-        except NotFound:
-            if ghosts:
-                return ghosts
-            raise
-
-    def sold(self, entry: Entry, resource: ResourceName) -> tuple[Sharing, Stock]:
-        """Return how an entry sells, and what.
-
-        Raises:
-            NotFound: this node has no card for it.
-            NotReady: that is not known yet.
-        """
-        if self.view.state == "starting":
-            raise NotReady(f"the devices of {resource} are not known yet: the driver has not answered")
-        sharing, stock = self.sharings.get(entry.resource), self.stocks.get(entry.resource, Stock())
-        if sharing is None or not stock.offers:
-            why = (
-                self.view.reason
-                if self.view.state != "running"
-                else self.fault or "; ".join(self.waiting.values()) or "no card is for it"
-            )
-            raise NotFound(f"there is nothing to offer as {resource}: {why}")
-        return sharing, stock
 
 
 @dataclass(slots=True)
@@ -374,7 +294,7 @@ class Shop:
     def _left(self, card: Card, present: set[Uuid], shares: Shares) -> str:
         """Return why a card that an entry has sold is not sold by it any more."""
         if card.uuid not in present:
-            return self._reason(card) or _GONE
+            return self._reason(card) or GONE
         if card.uuid in shares.faults:
             return shares.faults[card.uuid]
         if card.uuid in self._elsewhere:

@@ -12,7 +12,7 @@ from nodeplug_gpu.access import NodePaths, Part, grant
 from nodeplug_gpu.cards import Card, MigInstance, Uuid, View
 from nodeplug_gpu.cdi import LIBRARIES, CdiSpecs
 from nodeplug_gpu.config import Access, GpuConfig
-from nodeplug_gpu.shop import Inventory
+from nodeplug_gpu.inventory import Inventory
 from nodeplug_gpu.stock import Offer, Stock
 
 INSTANCE = MigInstance(Uuid("MIG-1"), "1g.10gb", 10 << 30, 7, 0)

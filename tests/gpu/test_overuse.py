@@ -14,9 +14,9 @@ from nodeplug import DeviceId, Host, Journal, ResourceName
 from nodeplug_gpu.cards import Card, GpuProcess, Uuid, View
 from nodeplug_gpu.config import Memory
 from nodeplug_gpu.containers import Containers
+from nodeplug_gpu.inventory import Inventory
 from nodeplug_gpu.ledger import Container, Use
 from nodeplug_gpu.overuse import TERM_PATIENCE, OveruseWatch
-from nodeplug_gpu.shop import Inventory
 from nodeplug_gpu.stock import Offer, Stock
 
 CARD = Uuid("GPU-1")

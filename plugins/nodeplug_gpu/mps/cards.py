@@ -13,9 +13,9 @@ from nodeplug import Host
 from nodeplug_gpu.cards import Card, Uuid
 from nodeplug_gpu.config import GpuConfig, Memory, Mps, Replicas
 from nodeplug_gpu.ids import card_key
+from nodeplug_gpu.inventory import Inventory
 from nodeplug_gpu.mps.client import Folders
 from nodeplug_gpu.mps.daemon import STARTING, ControlDaemon, Record, recorded
-from nodeplug_gpu.shop import Inventory
 from nodeplug_gpu.stock import Entry
 
 

@@ -38,7 +38,8 @@ from nodeplug_gpu.access import NodePaths
 from nodeplug_gpu.cards import Card, DriverState, GpuEvent, MigInstance, Uuid, View, Vitals
 from nodeplug_gpu.config import GpuConfig
 from nodeplug_gpu.ids import card_key
-from nodeplug_gpu.shop import Inventory, Shop
+from nodeplug_gpu.inventory import Inventory
+from nodeplug_gpu.shop import Shop
 
 MEM: Final = ResourceName("aliyun.com/gpu-mem")
 

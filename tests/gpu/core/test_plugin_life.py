@@ -15,8 +15,8 @@ from nodeplug import Device, DeviceId, Holding, Host, InvalidRequest, Journal, N
 from nodeplug_gpu.config import GpuConfig
 from nodeplug_gpu.driver import Observer
 from nodeplug_gpu.driver.simulated import SimulatedDriver
+from nodeplug_gpu.inventory import Inventory
 from nodeplug_gpu.plugin import FAULTS_FILE, Gpu
-from nodeplug_gpu.shop import Inventory
 
 MEM, WHOLE = ResourceName("aliyun.com/gpu-mem"), ResourceName("nvidia.com/gpu")
 ONE_CARD = [{"memory": "4Gi", "uuid": "GPU-0000"}]
