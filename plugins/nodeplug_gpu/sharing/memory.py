@@ -148,9 +148,9 @@ class MemorySharing:
         return client(folders, offer.card, units * self.unit, units / whole, threads=self.config.mps.thread_percentage)
 
     def environment(self, units: int, offer: Offer) -> Mapping[str, str]:
-        """Return the variables of gpushare; `_POD` holds this container's units, as its plugin has it."""
+        """Return the variables of gpushare as its plugin has them: `_IDX` the minor, `_POD` of this container."""
         return {
-            "ALIYUN_COM_GPU_MEM_IDX": str(offer.card.index),
+            "ALIYUN_COM_GPU_MEM_IDX": str(offer.card.minor),
             "ALIYUN_COM_GPU_MEM_POD": str(units),
             "ALIYUN_COM_GPU_MEM_CONTAINER": str(units),
             "ALIYUN_COM_GPU_MEM_DEV": str(self.units(offer)),

@@ -87,7 +87,7 @@ class GpuNode:
         config = {"resources": [{"sharing": "memory", "policy": policy}], "driver": "nvml"}
         self.config = GpuConfig.model_validate(config)
         self.entry = self.config.resources[0]
-        made = [Card(Uuid(f"GPU-{seed}-{n}"), n, n, "X", size << 30) for n, size in enumerate(memory)]
+        made = [Card(Uuid(f"GPU-{seed}-{n}"), n, len(memory) - n, "X", size << 30) for n, size in enumerate(memory)]
         self.cards = {str(card_key(card.uuid)): card for card in made}
         self.all = frozenset(card.uuid for card in made)
         self.present = set(self.all)
@@ -123,10 +123,6 @@ class GpuNode:
         here = [card for card in self.cards.values() if card.uuid in self.present]
         numbered = tuple(replace(card, index=index) for index, card in enumerate(here))
         return View("running", cards=numbered, vitals={card.uuid: Vitals() for card in here}, taken=self.now)
-
-    def index(self, uuid: str) -> int:
-        """NVML's index: it moves when a card before it is gone."""
-        return next(card.index for card in self.view().cards if card.uuid == uuid)
 
     def xid(self, uuid: Uuid, code: int) -> None:
         self.look(GpuEvent("xid", uuid, code, time=self.now))

@@ -103,7 +103,7 @@ class Life:
         card = self.node.cards[next(iter(cards))]
         assert env["ALIYUN_COM_GPU_MEM_POD"] == env["ALIYUN_COM_GPU_MEM_CONTAINER"] == str(size) == str(len(ids))
         assert env["ALIYUN_COM_GPU_MEM_DEV"] == str(card.memory // GIB)
-        assert env["ALIYUN_COM_GPU_MEM_IDX"] == str(self.node.index(card.uuid))
+        assert env["ALIYUN_COM_GPU_MEM_IDX"] == str(card.minor)
         assert env["NVIDIA_VISIBLE_DEVICES"] == env["NODEPLUG_GPU_UUID"] == card.uuid
         assert env["NODEPLUG_GPU_MEMORY_BYTES"] == str(size * GIB)
 
