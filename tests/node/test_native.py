@@ -13,6 +13,7 @@ import pytest
 
 from nodeplug.errors import NotFound, PluginError
 from nodeplug.install.deployment import deploy, inspect
+from nodeplug.install.files import _wait_for_writers
 from nodeplug.install.native import compile_one, compiler
 from nodeplug.install.scripts import is_ours, leader
 from nodeplug.testing.scratch_node import ScratchNode
@@ -198,6 +199,20 @@ def test_no_call_fails_while_script_and_program_change_places(node: ScratchNode)
     for thread in threads:
         thread.join()
     assert failed == []
+
+
+def test_a_file_is_put_in_its_place_once_nobody_writes_it_any_more(tmp_path: Path) -> None:
+    path = tmp_path / "program"
+    path.write_bytes(b"#!/bin/true\n")
+    path.chmod(0o755)
+    # A child of another thread, between its fork and its exec: it has every descriptor of its parent.
+    with path.open("ab") as writer:
+        child = subprocess.Popen(["sh", "-c", "sleep 0.4; exec sleep 0.4 >&-"], stdout=writer)
+    with pytest.raises(OSError, match="Text file busy"):
+        subprocess.run([path], check=False)
+    _wait_for_writers(path)
+    assert subprocess.run([path], check=False).returncode == 0
+    child.wait()
 
 
 def test_without_a_compiler_it_says_what_is_missing_and_what_works_instead(tmp_path: Path) -> None:

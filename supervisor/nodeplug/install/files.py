@@ -12,6 +12,7 @@ begin with a dot, and never again a driver whose first `init` failed: so a drive
 """
 
 import errno
+import fcntl
 import os
 import re
 import shutil
@@ -44,6 +45,8 @@ from nodeplug.journal import sync_folder
 from nodeplug.mounts import mounts
 
 _LEFTOVER_AGE: Final = 60.0
+_WRITER_TRIES: Final = 1000
+_WRITER_PAUSE: Final = 0.002
 _POD_VOLUME: Final = re.compile(r"/pods/[^/]+/volumes/([^/]+)/[^/]+$")
 _STAGED_VOLUME: Final = re.compile(r"/kubernetes\.io/flexvolume/([^/]+(?:/[^/]+)?)/mounts/[^/]+$")
 _NOT_HERE: Final = frozenset({errno.EXDEV, errno.EROFS, errno.EACCES, errno.EPERM})
@@ -216,6 +219,30 @@ def _write(path: Path, data: bytes, mode: int) -> None:
         stream.write(data)
         stream.flush()
         os.fsync(descriptor)
+    if mode & 0o111:
+        _wait_for_writers(path)
+
+
+def _wait_for_writers(path: Path) -> None:
+    """Wait until nobody has a file open for writing: the kernel executes no such file (execve(2), ETXTBSY).
+
+    A child that this process forked meanwhile has it open until its own exec. A read lease (fcntl(2), F_SETLEASE) is
+    granted only when there is no writer left; a filesystem without leases is not waited for.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        for _ in range(_WRITER_TRIES):
+            try:
+                fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+            except BlockingIOError:
+                time.sleep(_WRITER_PAUSE)
+            except OSError:
+                return
+            else:
+                fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+                return
+    finally:
+        os.close(descriptor)
 
 
 def _put_file(path: Path, data: bytes, mode: int, tally: _Tally) -> None:
