@@ -61,6 +61,8 @@ class Scene:
 @pytest.fixture
 def container(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A process in the cgroup of a container, and kubelet's link to its log."""
+    if not os.access(CGROUP / "cgroup.procs", os.W_OK):
+        pytest.skip("needs control groups that can be written")
     name = os.urandom(32).hex()
     pod = CGROUP / f"nodeplug-gpu-test-{os.getpid()}.slice"
     group = pod / f"cri-containerd-{name}.scope"
