@@ -71,7 +71,7 @@ def test_mig_profiles_divide_a_card() -> None:
 
 @pytest.mark.parametrize(
     ("written", "size"),
-    [("80GiB", 80 * GIB), ("80Gi", 80 * GIB), ("81559MiB", 81559 << 20), ("1TB", 10**12), ("1.5GiB", 3 * GIB // 2)],
+    [("80GiB", 80 * GIB), ("80Gi", 80 * GIB), ("81559MiB", 81559 << 20), ("1T", 10**12), ("1.5GiB", 3 * GIB // 2)],
 )
 def test_memory_is_written_as_people_write_it(written: str, size: int) -> None:
     assert SimulatedCard.model_validate({"memory": written}).memory == size

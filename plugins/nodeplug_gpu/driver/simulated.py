@@ -18,30 +18,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Final, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from nodeplug.fields import Quantity
 from nodeplug_gpu.cards import Card, GpuEvent, GpuProcess, MigInstance, Uuid, View, Vitals
 from nodeplug_gpu.driver import Observer
 from nodeplug_gpu.driver.publish import Log, Publisher
 
-_SIZE: Final = re.compile(r"(\d{1,8}(?:\.\d{1,3})?)\s*(|[KMGT]i?B?)")
 _PROFILE: Final = re.compile(r"(?:\dc\.)?(\d)g\.(\d{1,4})gb(?:[+-][a-z.]+)?")
 _UUID: Final = re.compile(r"GPU-[0-9A-Za-z-]{4,90}")
-_UNITS: Final = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 _NAMESPACE: Final = uuid.UUID("6f1c6a4e-5e1e-5c53-9d0a-5a1b8f3c2d10")
 _LOST: Final = (15, "the GPU is lost: it fell off the bus or has become inaccessible (NVML error 15, simulated)")
-
-
-def _size(value: object) -> object:
-    """Read `80GiB`, `80Gi`, `81559MiB` or bytes; decimal units (`80GB`) are powers of 1000."""
-    if not isinstance(value, str):
-        return value
-    match = _SIZE.fullmatch(value.strip())
-    if match is None:
-        raise ValueError(f"{value[:40]!r} is no size; write it like 80GiB, 81559MiB, or bytes")
-    unit = match[2].removesuffix("B")
-    base = 1024 if unit.endswith("i") else 1000
-    return int(float(match[1]) * base ** _UNITS[unit[:1]])
 
 
 def _profile(value: str) -> str:
@@ -50,7 +37,6 @@ def _profile(value: str) -> str:
     return value
 
 
-Size = Annotated[int, BeforeValidator(_size)]
 Profile = Annotated[str, AfterValidator(_profile)]
 
 
@@ -62,7 +48,7 @@ class SimulatedCard(_Strict):
     """Equal cards of a simulated machine."""
 
     model: str = Field("Simulated GPU", min_length=1, max_length=100, description="Product name.")
-    memory: Size = Field(16 << 30, ge=1 << 20, le=1 << 46, description='Memory of each card, such as "80GiB".')
+    memory: Quantity = Field(16 << 30, ge=1 << 20, le=1 << 46, description='Memory of each card, such as "80GiB".')
     count: int = Field(1, ge=1, le=64, description="How many such cards there are.")
     numa_node: int | None = Field(None, ge=0, le=1023, description="NUMA node of the cards; none by default.")
     uuid: str | None = Field(
@@ -84,7 +70,7 @@ class SimulatedProcess(_Strict):
     """A process that holds memory of a card."""
 
     pid: int = Field(ge=1, le=1 << 22, description="Process id on the host.")
-    used: Size | None = Field(None, ge=0, description='Memory that it holds, such as "2GiB"; unknown by default.')
+    used: Quantity | None = Field(None, ge=0, description='Memory that it holds, such as "2GiB"; unknown by default.')
     instance: str | None = Field(None, description="UUID of the MIG instance that it runs on.")
 
 
@@ -99,7 +85,7 @@ class CardFaults(_Strict):
     recovery_action: int | None = Field(
         None, ge=0, le=255, description="NVML's recovery action; a new one is an event."
     )
-    used: Size | None = Field(None, ge=0, description="Memory in use; the sum of the processes by default.")
+    used: Quantity | None = Field(None, ge=0, description="Memory in use; the sum of the processes by default.")
     processes: tuple[SimulatedProcess, ...] = Field((), description="Who uses the card.")
     mig: tuple[Profile, ...] | None = Field(None, description="MIG instances from now on; [] switches MIG off.")
 
