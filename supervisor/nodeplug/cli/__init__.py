@@ -1,0 +1,66 @@
+"""The command line.
+
+Owns: which commands there are and how they are listed. Exit statuses: 0 done, 1 an error told in a sentence on stderr,
+2 wrong usage; a command that has others says so in its help.
+Refuses: to do anything itself. What a command needs is imported inside it, so that `--help` and `version` are quick.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Final
+
+import typer
+
+from nodeplug.cli import asking, authoring, installing, serving
+from nodeplug.cli.group import Commands
+from nodeplug.commands import show_names_as_they_are
+
+app = typer.Typer(
+    cls=Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="One daemon per Kubernetes node that hosts Python plugins: devices, CNI networks, FlexVolume drivers.",
+)
+
+
+def main() -> None:
+    """Run the command line of this process."""
+    show_names_as_they_are()
+    app(prog_name="nodeplug")
+
+
+@app.callback()
+def _begin() -> None:
+    # Commands tell an error as their answer; only `serve` sets up a log, which would otherwise tell it twice.
+    logging.getLogger("nodeplug").addHandler(logging.NullHandler())
+
+
+def version() -> None:
+    """Print the version.
+
+    Example: `nodeplug version`
+    """
+    from importlib.metadata import version as version_of
+
+    print(f"nodeplug {version_of('nodeplug')}")
+
+
+_COMMANDS: Final[dict[str, Callable[..., None]]] = {
+    "serve": serving.serve,
+    "check-config": asking.check_config,
+    "plugins": asking.plugins,
+    "status": asking.status,
+    "inspect": asking.inspect,
+    "install": installing.install,
+    "uninstall": installing.uninstall,
+    "demo": authoring.demo,
+    "new": authoring.new,
+    "try": authoring.try_,
+    "verify": authoring.verify,
+    "version": version,
+}
+for _name, _command in _COMMANDS.items():
+    app.command(name=_name)(_command)

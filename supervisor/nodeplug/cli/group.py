@@ -1,0 +1,61 @@
+"""What every command goes through.
+
+Owns: the commands that plugins bring, and what becomes of an error: a sentence on stderr, and exit status 1.
+Refuses: the commands themselves.
+"""
+
+import sys
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from nodeplug.commands import GROUP
+from nodeplug.errors import PluginError
+
+
+class Commands(TyperGroup):
+    """Adds the commands of plugins, and turns an error that is a sentence into that sentence and exit status 1."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of all commands, ours first."""
+        own = super().list_commands(ctx)
+        return [*own, *sorted({point.name for point in entry_points(group=GROUP)} - set(own))]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return the command of a name, ours or a plugin's, or None."""
+        own = super().get_command(ctx, cmd_name)
+        if own is not None:  # of two commands with one name ours is meant, and nothing of plugins is looked for
+            return own
+        found = next(iter(entry_points(group=GROUP, name=cmd_name)), None)
+        return None if found is None else _brought(found)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command that was asked for."""
+        try:
+            return super().invoke(ctx)
+        except PluginError as error:
+            for line in getattr(error, "problems", None) or [str(error)]:
+                say(f"error: {line}")
+            raise typer.Exit(1) from error
+
+
+def _brought(point: EntryPoint) -> Any:
+    """Load a command that a plugin brings; one that cannot be loaded says so when it is called, not in every help."""
+    try:
+        return typer.main.get_command(point.load())
+    except (Exception, SystemExit) as error:
+        reason = f"the command {point.name!r} ({point.value}) cannot be loaded: {type(error).__name__}: {error}"
+        broken = typer.Typer(add_completion=False)
+
+        @broken.command(point.name, help=f"Unusable: {reason}")
+        def refuse() -> None:
+            raise PluginError(reason)
+
+        return typer.main.get_command(broken)
+
+
+def say(text: str) -> None:
+    """Print for people, beside the answer."""
+    print(text, file=sys.stderr)

@@ -1,0 +1,88 @@
+"""`nodeplug install` and `nodeplug uninstall`.
+
+Owns: their options, and what is shown of their reports.
+Refuses: to decide what belongs where.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from nodeplug.cli.group import say
+from nodeplug.commands import DEFAULT, Config, Json, Root, print_json, show
+from nodeplug.errors import PluginError
+
+
+def install(
+    config: Config = DEFAULT,
+    root: Root = None,
+    as_json: Json = False,
+    conflist: Annotated[
+        list[Path] | None,
+        typer.Option("--conflist", metavar="FILE", help="Also install this network configuration; repeatable."),
+    ] = None,
+    native: Annotated[
+        bool | None,
+        typer.Option(
+            "--native/--script",
+            help="Compile the entrypoints with this host's C compiler ($CC or cc), or never. "
+            "Without either: `native_entrypoints`, which compiles where there is a compiler.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Install the entrypoints of every enabled plugin where the runtime and kubelet look for them.
+
+    Names that belong to somebody else are never touched. Repeating it changes nothing; what an earlier installation
+    made and no plugin claims any more is removed.
+
+    Example: `nodeplug install --conflist configs/cni/10-nodeplug.conflist`
+    """
+    from nodeplug.config import ConfigError, load
+    from nodeplug.effective import refusals
+    from nodeplug.install.deployment import deploy, inspect
+
+    configuration = load(config, root)
+    inspected = inspect(configuration)
+    problems = refusals(inspected, config)
+    if problems:
+        end = "nothing was installed: a plugin that cannot be loaded would lose its entrypoints"
+        raise ConfigError([*problems, end])
+    conflists = {path.name: _read(path) for path in conflist or ()}
+    supervisor = configuration.supervisor
+    wanted = supervisor.native_entrypoints if native is None else native
+    done = deploy(inspected.registry, supervisor.paths, native=wanted, conflists=conflists)
+    if done.entrypoints.warning:
+        say(f"warning: {done.entrypoints.reason}; the Python scripts are installed instead")
+    _show_report(done.as_dict(), as_json=as_json)
+
+
+def uninstall(config: Config = DEFAULT, root: Root = None, as_json: Json = False) -> None:
+    """Remove what `install` installed, and nothing else.
+
+    A volume driver whose volumes are still mounted is kept, because kubelet unmounts through it: run it again later.
+
+    Example: `nodeplug uninstall --json`
+    """
+    from nodeplug.config import load
+    from nodeplug.install.deployment import withdraw
+
+    _show_report(withdraw(load(config, root).supervisor.paths).as_dict(), as_json=as_json)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise PluginError(f"cannot read {path}: {error.strerror}") from error
+
+
+def _show_report(report: Mapping[str, Any], *, as_json: bool) -> None:
+    from nodeplug import tables
+
+    if as_json:
+        print_json(report)
+    else:
+        show(tables.report(report))
