@@ -1,6 +1,6 @@
 """The composition root: one event loop, one TaskGroup of named tasks.
 
-Owns: which object knows which, the order of start and stop, signals, reload, and what the control socket answers.
+Owns: which object knows which, the order of start and stop, signals, and what the control socket answers.
 Refuses: protocols (the services know those), plugin code (the runner's), and to undo anything at the end that the next
 start could not do: `stop()` may never run, start is recovery.
 """
@@ -24,7 +24,7 @@ from nodeplug.cni.attachments import Attachments
 from nodeplug.cni.delegate import Delegation
 from nodeplug.cni.service import CniService
 from nodeplug.cni.spool import Spool
-from nodeplug.config import ConfigError, Configuration, load, node_name
+from nodeplug.config import Configuration, load, node_name
 from nodeplug.config_watch import watch
 from nodeplug.device.podresources import PodResources
 from nodeplug.device.registration import DevicePaths
@@ -46,6 +46,7 @@ from nodeplug.observe.metrics import Metrics
 from nodeplug.observe.observer import Observer
 from nodeplug.observe.plugin_metrics import PluginMetrics
 from nodeplug.registry import Registry
+from nodeplug.reload import Reloader
 from nodeplug.reports import Reports
 from nodeplug.runner import Runner, close_all
 from nodeplug.values import ResourceName
@@ -60,8 +61,6 @@ RETRY_INTERVAL: Final = 0.5
 SAMPLE_INTERVAL: Final = 1.0
 LIVELINESS: Final = 30.0
 """Seconds without a turn of the event loop after which /healthz says so."""
-_SETTLE: Final = 0.2
-"""Seconds of quiet before a changed configuration is read: editors and ConfigMaps write in several steps."""
 _PRIVATE: Final = 0o700
 
 
@@ -86,9 +85,7 @@ class Daemon:
 
     def __init__(self, config_path: Path, root: Path | None, configuration: Configuration) -> None:
         self._config_path = config_path
-        self._root = root
         self._configuration = configuration
-        self._config_error = ""
         self._started = time.monotonic()
         self._paths = configuration.supervisor.paths
         self._boot_id = read_boot_id()
@@ -118,11 +115,17 @@ class Daemon:
         self._runner.finished = self._finished
         exported = PluginMetrics(self._observer.metrics.registry)
         self._reports = Reports(self._lifecycle.states, self._runner, exported.take)
+        self._reloader = Reloader(
+            configuration,
+            read=lambda: load(config_path, root),
+            lifecycle=self._lifecycle,
+            install=self._install,
+            count=self._observer.metrics.reload,
+        )
         self._readiness: tuple[bool, Mapping[str, str]] = (False, {"daemon": "it is starting"})
         self._beat = self._started
         self._entrypoints = ""
         self._stop = asyncio.Event()
-        self._changed = asyncio.Event()
         self._resources: Resources | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -137,7 +140,7 @@ class Daemon:
         self._loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._stop.set)
-        self._loop.add_signal_handler(signal.SIGHUP, self._changed.set)
+        self._loop.add_signal_handler(signal.SIGHUP, self._reloader.changed.set)
         _make_folder(self._paths.run)
         _make_folder(self._paths.state)
         _make_folder(self._paths.spool)
@@ -186,11 +189,11 @@ class Daemon:
             "sample": _every(SAMPLE_INTERVAL, self._sample),
             "health": _every(HEALTH_INTERVAL, self._lifecycle.check_health),
             "metrics": _every(METRICS_INTERVAL, self._reports.measure),
-            "configuration": self._reload_when_changed(first),
+            "configuration": self._reload(first),
             "watch the configuration": watch(
                 self._config_path,
                 self._config_path.parent / self._configuration.supervisor.drop_in_dir,
-                self._changed.set,
+                self._reloader.changed.set,
             ),
         }
         return [*first, *(group.create_task(task, name=name) for name, task in tasks.items())]
@@ -206,6 +209,10 @@ class Daemon:
             supervisor.device_registration,
             supervisor.device_poll,
         )
+
+    async def _reload(self, first: list[asyncio.Task[None]]) -> None:
+        await asyncio.wait(first)
+        await self._reloader.run()
 
     async def _start_plugins(self) -> None:
         await self._lifecycle.apply(self._configuration.plugins)
@@ -231,38 +238,7 @@ class Daemon:
         notify.ready()
         LOG.info("serving %d plugins at %s", len(self._registry.plugins), self._paths.exec_socket)
 
-    # --- configuration ------------------------------------------------------------------------------------------
-
-    async def _reload_when_changed(self, first: list[asyncio.Task[None]]) -> None:
-        await asyncio.wait(first)
-        while True:
-            await self._changed.wait()
-            await asyncio.sleep(_SETTLE)
-            self._changed.clear()
-            await self._reload()
-
-    async def _reload(self) -> None:
-        try:
-            configuration = load(self._config_path, self._root)
-        except ConfigError as error:
-            if str(error) != self._config_error:
-                LOG.error("the running configuration stays, the new one cannot be used: %s", "; ".join(error.problems))
-            self._config_error = str(error)
-            self._observer.metrics.reload("refused")
-            return
-        self._config_error = ""
-        # What was refused is tried again even when the file is the same: its package may be installed by now.
-        if configuration == self._configuration and not self._lifecycle.refused:
-            return
-        notify.reloading()
-        if configuration.supervisor != self._configuration.supervisor:
-            LOG.warning("[supervisor] changed: that takes effect when the daemon is restarted")
-        self._configuration = configuration.model_copy(update={"supervisor": self._configuration.supervisor})
-        changes = await self._lifecycle.apply(configuration.plugins)
-        await self._install()
-        LOG.info("configuration reloaded: %s", changes)
-        self._observer.metrics.reload("applied")
-        notify.ready()
+    # --- entrypoints --------------------------------------------------------------------------------------------
 
     async def _install(self) -> None:
         if not self._configuration.supervisor.install:
@@ -361,8 +337,8 @@ class Daemon:
         """Return the part of the status that needs no disk."""
         statuses = self._resources.status() if self._resources is not None else []
         reasons = status.unready(self._lifecycle.states.values(), statuses)
-        if self._config_error:
-            reasons["configuration"] = self._config_error
+        if self._reloader.error:
+            reasons["configuration"] = self._reloader.error
         return {
             "ready": not reasons,
             "reasons": reasons,
