@@ -98,7 +98,7 @@ class Supervisor(_Model):
         16,
         ge=1,
         le=1024,
-        description="CNI calls that run at once; DEL goes before ADD, and one network never takes all.",
+        description="CNI calls that run at once; DEL goes before ADD, and one plugin never takes all.",
     )
     cni_waiting: int = Field(512, ge=1, description="CNI calls that may wait; one more is told to try again.")
 

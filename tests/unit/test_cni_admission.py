@@ -51,7 +51,7 @@ def test_no_more_run_than_there_is_room_for() -> None:
     async def story() -> None:
         calls = Calls(Admission(concurrency=2))
         for name in "abc":
-            await calls.come(name, network=name)
+            await calls.come(name, claim=name)
         assert calls.inside == ["a", "b"]
         assert (calls.room.running, calls.room.queued) == (2, 1)
         await calls.go("a")
@@ -68,7 +68,7 @@ def test_one_network_never_takes_the_last_place(places: int) -> None:
     async def story() -> None:
         calls = Calls(Admission(concurrency=places))
         assert await calls.crowd("hung", places) < places
-        assert await calls.crowd("other", 1, network="other") == 1
+        assert await calls.crowd("other", 1, claim="other") == 1
         await calls.end()
 
     asyncio.run(story())
@@ -193,13 +193,58 @@ def test_adds_that_hang_leave_places_for_dels_of_the_same_network() -> None:
     asyncio.run(story())
 
 
-def test_two_networks_that_hang_leave_places_for_a_third() -> None:
+def test_two_plugins_that_hang_leave_a_place_for_a_third() -> None:
     async def story() -> None:
         calls = Calls(Admission())
-        held = [await calls.crowd(name, 20, "ADD", name) for name in ("one-", "two-")]
+        held = [await calls.crowd(name, 20, "ADD", name, name) for name in ("one-", "two-")]
         assert sum(held) < 16
-        assert await calls.crowd("third-", 1, "ADD", "third-") == 1
+        assert await calls.crowd("third-", 1, "ADD", "third-", "third") == 1
         await calls.end()
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("verbs", [["ADD"], ["ADD", "DEL"], ["DEL", "ADD", "CHECK", "GC"]])
+@pytest.mark.parametrize("places", [2, 3, 4, 5, 16, 64])
+def test_a_plugin_with_many_networks_that_all_hang_leaves_a_place_for_another_plugin(
+    places: int, verbs: list[str]
+) -> None:
+    async def story() -> None:
+        calls = Calls(Admission(concurrency=places))
+        for verb in verbs:
+            for network in range(20):
+                await calls.crowd(f"hung-{verb}-{network}-", 4, verb, f"net-{network}")
+        assert calls.room.running < places
+        for verb in ("ADD", "DEL"):
+            assert await calls.crowd(f"well-{verb}-", 1, verb, "well", "other") == 1
+            await calls.go(f"well-{verb}-0")
+        await calls.end()
+
+    asyncio.run(story())
+
+
+def test_adds_of_many_networks_that_hang_leave_a_place_for_dels_of_their_plugin_and_two_for_others() -> None:
+    async def story() -> None:
+        calls = Calls(Admission())
+        held = [await calls.crowd(f"hung-{network}-", 4, "ADD", f"net-{network}") for network in range(20)]
+        assert sum(held) == 13
+        assert await calls.crowd("del-", 2, "DEL", "net-0") == 1
+        assert await calls.crowd("one-", 1, "ADD", "net-0", "one") == 1
+        assert await calls.crowd("two-", 1, "DEL", "net-0", "two") == 1
+        await calls.end()
+
+    asyncio.run(story())
+
+
+def test_a_plugin_with_many_networks_in_the_queue_leaves_room_to_wait_for_another_plugin() -> None:
+    async def story() -> None:
+        calls = Calls(Admission(concurrency=1, waiting=8))
+        for network in range(20):
+            await calls.crowd(f"hung-{network}-", 4, "ADD", f"net-{network}")
+        await calls.come("well", "ADD", "well", "other")
+        assert not calls.tasks["well"].done()
+        await calls.end()
+        assert "well" in calls.inside
 
     asyncio.run(story())
 
@@ -221,7 +266,7 @@ def test_a_long_queue_of_one_network_leaves_room_to_wait_for_another() -> None:
         calls = Calls(Admission(concurrency=1, waiting=6))
         await calls.crowd("hung", 12)
         assert calls.room.queued == 4
-        await calls.come("well", "ADD", "other")
+        await calls.come("well", "ADD", "other", "other")
         assert not calls.tasks["well"].done()
         await calls.end()
         assert "well" in calls.inside

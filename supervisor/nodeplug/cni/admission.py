@@ -1,44 +1,73 @@
 """How many CNI calls run at once, and which goes first.
 
 Owns: a bounded room and its bounded queue: DEL before every other verb (it frees what an ADD may be waiting for), a
-fair share for every flow, and GC of a network alone, without an ADD, CHECK or DEL of that network (SPEC 1.1.0, "GC").
+fair share for every plugin, and GC of a network alone, without an ADD, CHECK or DEL of that network (SPEC 1.1.0, "GC").
 Refuses: threads: state is touched on the event loop only.
 
-A flow is what one network of one plugin asks for, its DELs apart from the rest. It gets a place only while it holds
-fewer than twice as many as are free, so a plugin that hangs fills two thirds of the room (11 places of 16), two that
-hang leave one of 16, and its own DELs still come in. The last place is for a flow that holds none, however small the
-room. The queue is shared out by the same rule.
+Places are shared out on three levels: to a plugin as a whole, to what it is asked for in one direction (its DELs apart
+from the rest), and to one network of that. On each level a call gets a place only while its kin hold fewer than a few
+times as many as are free, and the last place is for a plugin that holds none, however small the room. So a network that
+hangs fills 11 places of 16, a plugin that hangs with any number of networks 13, with its DELs 14; those still come in,
+and every other plugin's ADD and DEL do. The queue is shared out by the same rule.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Hashable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
 from nodeplug.errors import TryAgain
 
-_PER_FREE: Final = 2
-"""Places that one flow may hold for each that is free."""
+_PER_FREE: Final = (6, 4, 2)
+"""Places that a plugin, one direction of it, and one network of that may hold for each place that is free."""
 
 
 @dataclass(slots=True, eq=False)
 class _Ticket:
+    """One call.
+
+    Attributes:
+        kin: what shares its places with this call: its plugin, the direction of that, the network of that.
+    """
+
     verb: str
     network: str
     claim: str
     turn: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    kin: tuple[Hashable, ...] = ()
 
-    @property
-    def flow(self) -> tuple[str, str, bool]:
-        """What shares its places with this call."""
-        return self.claim, self.network, self.verb == "DEL"
+    def __post_init__(self) -> None:
+        direction = self.claim, self.verb == "DEL"
+        self.kin = self.claim, direction, (*direction, self.network)
 
 
-def _has_share(ticket: _Ticket, among: list[_Ticket], places: int) -> bool:
-    held = sum(other.flow == ticket.flow for other in among)
-    free = places - len(among)
-    return held < _PER_FREE * free and (free > 1 or held == 0)
+class _Places(list[_Ticket]):
+    """The calls in one place, counted by kin: a long queue is looked through at each arrival."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held: Counter[Hashable] = Counter()
+
+    def take(self, ticket: _Ticket) -> None:
+        self.append(ticket)
+        self.held.update(ticket.kin)
+
+    def leave(self, ticket: _Ticket) -> None:
+        """Take one out; succeed when it is not in."""
+        if ticket in self:
+            self.remove(ticket)
+            self.held.subtract(ticket.kin)
+            self.held = +self.held
+
+    def has_share(self, ticket: _Ticket, places: int) -> bool:
+        """Tell whether one more is within what its kin may hold."""
+        free = places - len(self)
+        return all(
+            self.held[kin] < per * free and (free > 1 or not self.held[kin])
+            for kin, per in zip(ticket.kin, _PER_FREE, strict=True)
+        )
 
 
 @dataclass(slots=True)
@@ -54,8 +83,8 @@ class Admission:
     concurrency: int = 16
     waiting: int = 512
     patience: float = 20.0
-    _inside: list[_Ticket] = field(default_factory=list)
-    _queue: list[_Ticket] = field(default_factory=list)
+    _inside: _Places = field(default_factory=_Places)
+    _queue: _Places = field(default_factory=_Places)
 
     @property
     def running(self) -> int:
@@ -81,22 +110,22 @@ class Admission:
         """
         ticket = _Ticket(verb, network, claim)
         self._refuse_crowd(ticket)
-        self._queue.append(ticket)
+        self._queue.take(ticket)
         self._admit()
         try:
             await self._wait(ticket)
             yield
         finally:
-            for place in (self._queue, self._inside):
-                if ticket in place:
-                    place.remove(ticket)
+            self._queue.leave(ticket)
+            self._inside.leave(ticket)
             self._admit()
 
     def _refuse_crowd(self, ticket: _Ticket) -> None:
-        if not _has_share(ticket, self._queue, self.waiting):
+        if not self._queue.has_share(ticket, self.waiting):
             raise TryAgain(
-                f"{len(self._inside)} CNI calls run and {len(self._queue)} wait already, too many of them for network "
-                f"{ticket.network!r}; raise cni_concurrency or cni_waiting if that is normal on this node"
+                f"{len(self._inside)} CNI calls run and {len(self._queue)} wait already, too many of them for plugin "
+                f"{ticket.claim!r} or its network {ticket.network!r}; raise cni_concurrency or cni_waiting if that is "
+                "normal on this node"
             )
 
     async def _wait(self, ticket: _Ticket) -> None:
@@ -106,7 +135,8 @@ class Admission:
         except TimeoutError:
             raise TryAgain(
                 f"no place for this {ticket.verb} within {self.patience:g} s: {len(self._inside)} CNI calls run, "
-                f"{sum(other.flow == ticket.flow for other in self._inside)} of them for network {ticket.network!r}; "
+                f"{self._inside.held[ticket.claim]} of them for plugin {ticket.claim!r}, "
+                f"{sum(other.network == ticket.network for other in self._inside)} for network {ticket.network!r}; "
                 "see `nodeplug status` for the slow ones"
             ) from None
 
@@ -115,15 +145,15 @@ class Admission:
         for ticket in sorted(self._queue, key=lambda waiting: waiting.verb != "DEL"):
             if len(self._inside) >= self.concurrency:
                 return
-            if not _has_share(ticket, self._inside, self.concurrency):
+            if not self._inside.has_share(ticket, self.concurrency):
                 continue
             if ticket.network in held_back or not self._fits(ticket):
                 # A waiting GC is not overtaken by later calls of its network: it would never have its turn.
                 if ticket.verb == "GC":
                     held_back.add(ticket.network)
                 continue
-            self._queue.remove(ticket)
-            self._inside.append(ticket)
+            self._queue.leave(ticket)
+            self._inside.take(ticket)
             if not ticket.turn.done():
                 ticket.turn.set_result(None)
 
