@@ -143,7 +143,6 @@ class Daemon:
         self._loop.add_signal_handler(signal.SIGHUP, self._reloader.changed.set)
         _make_folder(self._paths.run)
         _make_folder(self._paths.state)
-        _make_folder(self._paths.spool)
         self._spool.prepare()
         handlers = {"cni": self._cni.handle, "flex": self._flex.handle, "control": self._control}
         server = ExecServer(self._paths.exec_socket, handlers)
@@ -180,6 +179,7 @@ class Daemon:
         self, group: asyncio.TaskGroup, server: ExecServer, first: list[asyncio.Task[None]]
     ) -> list[asyncio.Task[None]]:
         tasks = {
+            "watchdog": notify.keep_alive(),
             "exec socket": server.serve(),
             "keep the exec socket": server.keep_listening(),
             "keep the folders": _every(SAMPLE_INTERVAL, self._keep_folders),

@@ -3,6 +3,7 @@
 import io
 import json
 import logging
+import os
 import socket
 import sys
 from collections.abc import Iterator
@@ -290,3 +291,15 @@ def test_full_socket_does_not_block(systemd: socket.socket) -> None:
     sent = [notify.status("x" * 1000) for _ in range(2000)]
     assert sent[0]
     assert not sent[-1]
+
+
+@pytest.mark.parametrize(
+    ("microseconds", "pid", "seconds"),
+    [("20000000", "", 5.0), ("20000000", str(os.getpid()), 5.0), ("20000000", "1", 0.0), ("", "", 0.0), ("x", "", 0.0)],
+)
+def test_signs_of_life_are_due_four_times_in_the_time_of_the_watchdog(
+    monkeypatch: pytest.MonkeyPatch, microseconds: str, pid: str, seconds: float
+) -> None:
+    monkeypatch.setenv("WATCHDOG_USEC", microseconds)
+    monkeypatch.setenv("WATCHDOG_PID", pid)
+    assert notify.watchdog_interval() == seconds

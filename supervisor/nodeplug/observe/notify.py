@@ -1,12 +1,18 @@
 """Telling systemd how the daemon stands (sd_notify(3)).
 
-Owns: one datagram per message to the socket that NOTIFY_SOCKET names, in the filesystem or in the abstract namespace.
+Owns: one datagram per message to the socket that NOTIFY_SOCKET names, in the filesystem or in the abstract namespace;
+the signs of life that a watchdog wants, which the event loop itself gives.
 Refuses: to fail. Without systemd, or with a socket that does not take the message, nothing happens.
 """
 
+import asyncio
 import os
 import socket
 import time
+from typing import Final
+
+_SIGNS: Final = 4
+"""Signs of life within the time of the watchdog: one that comes late on a busy node is no reason to be killed."""
 
 
 def send(*assignments: str) -> bool:
@@ -36,6 +42,25 @@ def reloading() -> bool:
 def stopping() -> bool:
     """Say that the daemon is ending."""
     return send("STOPPING=1")
+
+
+def watchdog_interval() -> float:
+    """Return the seconds between two signs of life (sd_watchdog_enabled(3)); 0 where nobody waits for them."""
+    microseconds = os.environ.get("WATCHDOG_USEC", "")
+    if not microseconds.isdecimal() or os.environ.get("WATCHDOG_PID") not in {None, "", str(os.getpid())}:
+        return 0.0
+    return int(microseconds) / 1e6 / _SIGNS
+
+
+async def keep_alive() -> None:
+    """Give signs of life for as long as the event loop turns: a task of the daemon, ended by cancelling it.
+
+    Systemd replaces a daemon whose loop is frozen. That a plugin, a disk or the network hangs stops no sign.
+    """
+    interval = watchdog_interval()
+    while interval:
+        send("WATCHDOG=1")
+        await asyncio.sleep(interval)
 
 
 def status(text: str) -> bool:

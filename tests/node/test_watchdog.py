@@ -1,0 +1,99 @@
+"""The signs of life that the daemon gives to systemd's watchdog, and the unit that asks for them."""
+
+import configparser
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nodeplug.testing import ScratchNode
+
+SIGN = b"WATCHDOG=1"
+UNIT = Path(__file__).parents[2] / "deploy" / "nodeplug.service"
+PLUGIN = """
+import threading
+from nodeplug import Claim, hookimpl
+
+class Hung:
+    def __init__(self, config, host):
+        pass
+
+    @hookimpl
+    def claims(self):
+        return [Claim("cni", "hung")]
+
+    @hookimpl
+    def start(self):
+        threading.Event().wait()
+
+    @hookimpl
+    def cni_add(self, request):
+        raise NotImplementedError
+
+    @hookimpl
+    def cni_del(self, request):
+        raise NotImplementedError
+"""
+
+
+@pytest.fixture
+def systemd(tmp_path: Path) -> Iterator[socket.socket]:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as made:
+        made.bind(str(tmp_path / "notify"))
+        made.settimeout(30)
+        yield made
+
+
+@pytest.fixture
+def node(short_path: Path, tmp_path: Path, systemd: socket.socket) -> Iterator[ScratchNode]:
+    (tmp_path / "hung.py").write_text(PLUGIN)
+    env = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "400000", "PYTHONPATH": str(tmp_path)}
+    made = ScratchNode(short_path, '[plugins.hung]\nuses = "hung:Hung"\n', env=env)
+    made.start()
+    yield made
+    made.kill()
+
+
+def until_sign(systemd: socket.socket) -> None:
+    while SIGN not in systemd.recv(4096).splitlines():
+        pass
+
+
+def drain(systemd: socket.socket) -> None:
+    systemd.setblocking(False)
+    try:
+        while True:
+            systemd.recv(4096)
+    except BlockingIOError:
+        systemd.settimeout(30)
+
+
+def test_signs_of_life_come_while_a_plugin_hangs(node: ScratchNode, systemd: socket.socket) -> None:
+    for _ in range(5):
+        until_sign(systemd)
+
+
+def test_a_frozen_daemon_gives_no_sign_of_life_until_it_goes_on(node: ScratchNode, systemd: socket.socket) -> None:
+    until_sign(systemd)
+    os.kill(node.pid, signal.SIGSTOP)
+    while "\nState:\tT" not in Path(f"/proc/{node.pid}/status").read_text():
+        pass
+    drain(systemd)
+    systemd.settimeout(1.5)  # more than three times what the watchdog grants
+    with pytest.raises(TimeoutError):
+        systemd.recv(4096)
+    os.kill(node.pid, signal.SIGCONT)
+    systemd.settimeout(30)
+    until_sign(systemd)
+
+
+def test_the_unit_replaces_a_frozen_daemon_and_never_gives_up() -> None:
+    unit = configparser.RawConfigParser(strict=False)
+    unit.optionxform = str  # type: ignore[assignment, method-assign]  # keys of units have capitals
+    unit.read(UNIT)
+    assert unit["Unit"]["StartLimitIntervalSec"] == "0"
+    assert (unit["Service"]["Type"], unit["Service"]["Restart"]) == ("notify", "always")
+    assert int(unit["Service"]["WatchdogSec"]) > 0
