@@ -294,15 +294,15 @@ class _Arrival:
         Raises:
             InvalidNetns: the first descriptor is no network namespace.
         """
-        descriptors, self._descriptors = self._descriptors, []
         found: list[Netns] = []
-        for fd, path in zip(descriptors, ("/proc/self/ns/net", frame.env.get("CNI_NETNS", "")), strict=False):
+        for path in ("/proc/self/ns/net", frame.env.get("CNI_NETNS", ""))[: len(self._descriptors)]:
+            # Taken one by one, and closed when it is refused: whatever happens, `close` finds those that are left.
+            fd = self._descriptors.pop(0)
             try:
                 found.append(Netns.adopt(fd, path))
             except InvalidNetns:
                 # A CNI_NETNS that is no namespace is the verb's business: DEL must succeed without one.
                 if not found:
-                    self._descriptors = [other for other in descriptors if other != fd]
                     raise
         return tuple(found)
 

@@ -22,10 +22,16 @@ _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 
 
 def _is_network_namespace(fd: int) -> bool:
-    """Ask the descriptor itself: the name of a bind-mounted namespace says nothing (ioctl_ns(2))."""
-    if os.fstat(fd).st_dev != os.stat("/proc/thread-self/ns/net").st_dev:  # noqa: PTH116 - one call, both in os
+    """Ask the descriptor itself: the name of a bind-mounted namespace says nothing (ioctl_ns(2)).
+
+    One that was opened by path alone (O_PATH) refuses the question, as it would refuse setns(2).
+    """
+    try:
+        if os.fstat(fd).st_dev != os.stat("/proc/thread-self/ns/net").st_dev:  # noqa: PTH116 - one call, both in os
+            return False
+        return fcntl.ioctl(fd, _NS_GET_NSTYPE) == _CLONE_NEWNET
+    except OSError:
         return False
-    return fcntl.ioctl(fd, _NS_GET_NSTYPE) == _CLONE_NEWNET
 
 
 def _setns(fd: int) -> None:
@@ -70,7 +76,10 @@ class Netns:
         """
         if not _is_network_namespace(fd):
             os.close(fd)
-            raise InvalidNetns(f"{path!r} is not a network namespace; give the path of one, such as /run/netns/NAME")
+            raise InvalidNetns(
+                f"{path!r} is not a network namespace, or was opened by path alone (O_PATH); "
+                "give the path of one, such as /run/netns/NAME"
+            )
         return cls(fd, path)
 
     @classmethod

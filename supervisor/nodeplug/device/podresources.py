@@ -22,6 +22,7 @@ import grpc
 import grpc.aio
 
 from nodeplug.call import Call
+from nodeplug.device import pollers
 from nodeplug.errors import NotReady, PluginError, TryAgain
 from nodeplug.journal import write_durably
 from nodeplug.pb import podresources_v1_pb2 as pb
@@ -211,13 +212,15 @@ class PodResources:
     async def run(self) -> None:
         """Look until cancelled. Never fails by itself."""
         self._seen = await asyncio.to_thread(self._load)
-        while True:
-            self._asked.clear()  # before the look: what is asked during it is not seen by it
-            try:
-                await self.look()
-            except Exception:
-                LOG.exception("a look at podresources failed")
-            await self._pause(min(self.interval * 2.0 ** min(self._failures, 10), max(_LONGEST_PAUSE, self.interval)))
+        async with pollers.hold():
+            while True:
+                self._asked.clear()  # before the look: what is asked during it is not seen by it
+                try:
+                    await self.look()
+                except Exception:
+                    LOG.exception("a look at podresources failed")
+                pause = self.interval * 2.0 ** min(self._failures, 10)
+                await self._pause(min(pause, max(_LONGEST_PAUSE, self.interval)))
 
     async def _pause(self, seconds: float) -> None:
         if self._failures or seconds <= SETTLE:  # a rate limit asks for a slower pace

@@ -1,0 +1,94 @@
+"""The daemon's descriptors: none is kept for a caller who sends odd ones, and none being left ends nothing."""
+
+import os
+import resource
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodeplug.frame import Frame, Reply
+
+Make = Callable[..., Any]
+STDIN = b'{"cniVersion": "1.0.0", "name": "net", "type": "faulty"}'
+LOOKING_OFTEN = 'listen = ""\ninstall = true\ndevice_poll = "100ms"\npodresources_poll = "100ms"'
+
+
+def converse(node: Any, frame: Frame, fds: tuple[int, ...] = ()) -> Reply:
+    with socket.socket(socket.AF_UNIX) as peer:
+        peer.connect(str(node.scratch.paths.exec_socket))
+        socket.send_fds(peer, [frame.encode()], fds)
+        return Reply.decode(b"".join(iter(lambda: peer.recv(1 << 16), b"")))
+
+
+@contextmanager
+def opened(*ways: tuple[str | Path, int]) -> Iterator[tuple[int, ...]]:
+    with ExitStack() as stack:
+        fds = tuple(os.open(path, flags | os.O_CLOEXEC) for path, flags in ways)
+        for fd in fds:
+            stack.callback(os.close, fd)
+        yield fds
+
+
+ODD = {
+    "the caller's namespace by path alone": (("/proc/self/ns/net", os.O_PATH), (None, os.O_RDONLY)),
+    "the container's namespace by path alone": (("/proc/self/ns/net", os.O_RDONLY), (None, os.O_PATH)),
+    "both by path alone": (("/proc/self/ns/net", os.O_PATH), (None, os.O_PATH)),
+    "a file for the caller's namespace": (("/proc/self/status", os.O_RDONLY), (None, os.O_RDONLY)),
+    "another kind of namespace": (("/proc/self/ns/mnt", os.O_RDONLY), (None, os.O_RDONLY)),
+}
+
+
+@pytest.mark.parametrize("ways", ODD.values(), ids=ODD)
+@pytest.mark.parametrize("verb", ["ADD", "DEL"])
+def test_odd_descriptors_of_a_caller_are_closed(make_node: Make, ways: Any, verb: str) -> None:
+    node = make_node()
+    (own, how), (_, inner) = ways
+    frame = Frame("cni", "faulty", (), node.env(verb), STDIN)
+
+    def play(count: int) -> None:
+        with opened((own, how), (node.netns, inner)) as fds:
+            for _ in range(count):
+                converse(node, frame, fds)
+
+    play(3)
+    before = node.descriptors()
+    play(30)
+    node.until(lambda: node.descriptors() <= before + 2)
+
+
+def test_a_del_whose_namespace_came_by_path_alone_succeeds(make_node: Make) -> None:
+    node = make_node()
+    with opened(("/proc/self/ns/net", os.O_RDONLY), (node.netns, os.O_PATH)) as fds:
+        assert converse(node, Frame("cni", "faulty", (), node.env("DEL"), STDIN), fds).exit == 0
+
+
+def test_an_add_whose_own_namespace_came_by_path_alone_is_refused_with_a_sentence(make_node: Make) -> None:
+    node = make_node()
+    with opened(("/proc/self/ns/net", os.O_PATH), (node.netns, os.O_RDONLY)) as fds:
+        reply = converse(node, Frame("cni", "faulty", (), node.env("ADD"), STDIN), fds)
+    assert reply.exit == 1
+    assert b"not a network namespace, or was opened by path alone" in reply.stdout
+
+
+@pytest.mark.parametrize("kubelet", ["absent", "killed"])
+def test_a_daemon_without_a_descriptor_left_outlives_that(make_node: Make, kubelet: str) -> None:
+    node = make_node(run=False, supervisor=LOOKING_OFTEN, board={"kind": "device"}, faulty={})
+    folders = node.scratch.paths.device_plugins, node.scratch.paths.podresources_socket.parent
+    if kubelet == "killed":
+        for folder in folders:
+            folder.mkdir(parents=True)
+            with socket.socket(socket.AF_UNIX) as dead:
+                dead.bind(str(folder / "kubelet.sock"))
+    node.scratch.start()
+    limits = resource.prlimit(node.scratch.pid, resource.RLIMIT_NOFILE)
+    for spare in range(5):
+        resource.prlimit(node.scratch.pid, resource.RLIMIT_NOFILE, (node.descriptors() + spare, limits[1]))
+        time.sleep(0.5)  # several looks at kubelet
+        assert node.scratch.running, (spare, node.scratch.log[-2000:])
+    resource.prlimit(node.scratch.pid, resource.RLIMIT_NOFILE, limits)
+    assert node.cni().status == 0
