@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
@@ -23,13 +23,13 @@ from typing import Any, Final
 from rich.console import Console
 
 from bench import cni, daemon, devices, gpu, page, report, trace
-from bench.figures import Figures, flat, of_cni, traced
+from bench.attempts import Attempts
+from bench.figures import flat, of_cni, traced
 from nodeplug.testing import Kubelet, ScratchNode
 
 RESULTS: Final = Path(__file__).parent / "results"
 ROOT: Final = Path(__file__).parents[1]
 INSIDE: Final = "NODEPLUG_BENCH_INSIDE"
-Tell = Callable[[str], None]
 
 
 def main() -> int:
@@ -57,71 +57,103 @@ def _inside(*, quick: bool) -> int:
     console = Console()
     try:
         with console.status("starting") as status:
-            measured, kind = asyncio.run(_measure(folder, quick=quick, tell=status.update))
+            attempts = Attempts(status.update)
+            kind = asyncio.run(_measure(folder, attempts, quick=quick))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    figures = measured | _about(kind, quick=quick)
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / ("quick.json" if quick else "latest.json")
+    docs = None if quick else page.DOCS
+    return conclude(attempts, _about(kind, quick=quick), console, RESULTS, docs)
+
+
+def conclude(attempts: Attempts, about: Mapping[str, Any], console: Console, results: Path, docs: Path | None) -> int:
+    """Write and print what was measured, and say what was not.
+
+    Args:
+        attempts: the figures, and which measures failed.
+        about: what else goes beside them: the machine, the versions.
+        console: where tables are printed.
+        results: the folder of the results.
+        docs: the folder of the page that a whole run writes.
+
+    Returns:
+        The exit status: 1 when a measure failed.
+    """
+    figures: dict[str, Any] = {**attempts.figures, **about}
+    if attempts.failed:
+        figures["failed"] = attempts.reasons()
+    results.mkdir(exist_ok=True)
+    path = results / ("quick.json" if about["quick"] else "latest.json")
     path.write_text(json.dumps(figures, indent=1, sort_keys=True) + "\n")
     for table in (report.everything(figures), report.gates(figures)):
         console.print(table)
-    if not quick:
-        page.write(figures, page.DOCS)
-    if "cni_add_p50_ratio" not in figures:
+    if docs is not None:
+        page.write(figures, docs)
+    if not about["reference_version"]:
         console.print("no comparison: install containernetworking-plugins and iptables for the reference executables")
-    if kind != "native":
+    if about["entrypoints"] != "native":
         console.print("no compiled entrypoint: install gcc and libc6-dev")
-    return 0
+    for what, why in attempts.failed.items():
+        print(f"NOT MEASURED: {what}: {why}", file=sys.stderr)
+    return 1 if attempts.failed else 0
 
 
-async def _measure(folder: Path, *, quick: bool, tell: Tell) -> tuple[Figures, str]:
+async def _measure(folder: Path, attempts: Attempts, *, quick: bool) -> str:
     root = folder / "n"
     root.mkdir()
     devices.make_nodes(folder / "dev")
     node = ScratchNode(
         root, daemon.plugins(folder / "dev"), supervisor=daemon.SUPERVISOR, env={"PYTHONPATH": str(ROOT)}
     )
-    figures: Figures = {}
+    kind = ""
     async with Kubelet(root / "var" / "lib" / "kubelet") as kubelet:
         try:
-            tell("daemon: start to registration")
-            figures["registered_after_start_s"] = await daemon.registered_after_start(node, kubelet, 1 if quick else 7)
-            tell("device plugins")
-            figures |= await _measure_devices(kubelet, folder / "dev", quick=quick)
-            measured, kind = await asyncio.to_thread(_measure_cni, folder, node, quick=quick, tell=tell)
-            tell("daemon: idle")
-            seconds = 1 if quick else 10
-            figures["daemon_idle_cpu_percent"] = await asyncio.to_thread(daemon.idle_cpu_percent, node.pid, seconds)
-            figures["daemon_rss_mib"] = daemon.rss_mib(node.pid)
+            with attempts.measuring("daemon: start to registration") as figures:
+                times = 1 if quick else 7
+                figures["registered_after_start_s"] = await daemon.registered_after_start(node, kubelet, times)
+            await _measure_devices(kubelet, folder / "dev", attempts, quick=quick)
+            with attempts.measuring("CNI"):
+                kind = (await asyncio.to_thread(node.status))["entrypoints"]["kind"]
+                await asyncio.to_thread(_measure_cni, folder, node, attempts, quick=quick)
+            with attempts.measuring("daemon: idle") as figures:
+                seconds = 1 if quick else 10
+                figures["daemon_idle_cpu_percent"] = await asyncio.to_thread(daemon.idle_cpu_percent, node.pid, seconds)
+                figures["daemon_rss_mib"] = daemon.rss_mib(node.pid)
         finally:
-            node.stop()
-    tell("cards")
-    return figures | measured | await gpu.measure_gpu(quick=quick), kind
+            await asyncio.to_thread(node.stop)
+    with attempts.measuring("cards"):
+        await gpu.measure_gpu(attempts, quick=quick)
+    return str(kind)
 
 
-async def _measure_devices(kubelet: Kubelet, nodes: Path, *, quick: bool) -> Figures:
-    figures = flat("register_to_first_list", await devices.first_list(kubelet, 3 if quick else 30))
-    figures |= flat("allocate", await devices.allocate(kubelet, 50 if quick else 1000))
-    figures |= flat("preferred_allocation", await devices.preferred(kubelet, 50 if quick else 1000))
-    return figures | flat("health_to_stream", await devices.health(kubelet, nodes, 5 if quick else 100))
+async def _measure_devices(kubelet: Kubelet, nodes: Path, attempts: Attempts, *, quick: bool) -> None:
+    with attempts.measuring("devices: the first list") as figures:
+        figures.update(flat("register_to_first_list", await devices.first_list(kubelet, 3 if quick else 30)))
+    with attempts.measuring("devices: Allocate") as figures:
+        figures.update(flat("allocate", await devices.allocate(kubelet, 50 if quick else 1000)))
+    with attempts.measuring("devices: GetPreferredAllocation") as figures:
+        figures.update(flat("preferred_allocation", await devices.preferred(kubelet, 50 if quick else 1000)))
+    with attempts.measuring("devices: health") as figures:
+        figures.update(flat("health_to_stream", await devices.health(kubelet, nodes, 5 if quick else 100)))
 
 
-def _measure_cni(folder: Path, node: ScratchNode, *, quick: bool, tell: Tell) -> tuple[Figures, str]:
+def _measure_cni(folder: Path, node: ScratchNode, attempts: Attempts, *, quick: bool) -> None:
     engines = cni.engines(folder, node)
+    serial: Mapping[str, cni.Serial] = {}
+    bursts: Mapping[str, cni.Bursts] = {}
+    alone: cni.Alone = {}
     with cni.namespaces(folder, 8 if quick else 100) as paths:
-        series = cni.interleaved(engines, paths, node, tell)
-        tell(f"CNI, {cni.PARALLEL} at once")
-        cni.bursts(engines, paths[: 3 * cni.PARALLEL], 1 if quick else 3, series, node.pid)
-        tell("tracing")
-        shares: Figures = {}
+        with attempts.measuring("CNI, one at a time"):
+            serial = cni.interleaved(engines, paths, node, attempts.tell)
+        with attempts.measuring(f"CNI, {cni.PARALLEL} at once"):
+            bursts = cni.bursts(engines, paths[: 3 * cni.PARALLEL], 1 if quick else 3, node.pid)
         for engine in engines[:2]:  # the default, without and with ipMasq
-            trace_file = folder / f"trace-{engine.name}"
-            shares |= traced(engine.masq, trace.add(engine, paths[:30], node.pid, trace_file))
-    tell("the entrypoints alone")
-    ours = [engine for engine in engines if engine.kind != "reference" and not engine.masquerade]
-    alone = cni.alone(ours, 20 if quick else 300)
-    return of_cni(engines, series, alone) | shares, engines[0].kind
+            with attempts.measuring(f"tracing of {engine.name}") as figures:
+                shares = trace.add(engine, paths[:30], node.pid, folder / f"trace-{engine.name}")
+                figures.update(traced(engine.masq, shares))
+    with attempts.measuring("the entrypoints alone"):
+        ours = [engine for engine in engines if engine.kind != "reference" and not engine.masquerade]
+        alone = cni.alone(ours, 20 if quick else 300)
+    attempts.figures |= of_cni(engines, serial, bursts, alone)
 
 
 def _about(kind: str, *, quick: bool) -> dict[str, Any]:

@@ -26,6 +26,8 @@ REFERENCE: Final = Path("/usr/lib/cni")
 PATH: Final = "/usr/sbin:/usr/bin:/sbin:/bin"
 VERBS: Final = ("ADD", "CHECK", "DEL")
 PARALLEL: Final = 16
+Alone = Mapping[str, tuple[Summary, Summary]]
+"""VERSION and STATUS, by kind of entrypoint."""
 IDLE_AFTER_DEL: Final = 0.05
 """Seconds between lives: back to back, our background barriers would slow the reference and flatter us."""
 IDLE_AFTER_BURST: Final = 0.3
@@ -106,21 +108,30 @@ def engines(folder: Path, node: ScratchNode) -> list[Engine]:
 
 
 @dataclass(slots=True)
-class Series:
-    """What was measured of one engine.
+class Serial:
+    """What was measured of one engine, one call at a time.
 
     Attributes:
-        serial: seconds of each call, one at a time, by verb.
-        burst: seconds of each call, PARALLEL at once.
-        wall: seconds of all bursts together.
-        plugin: seconds that the daemon spent in calls of the serial run, by verb; empty for the reference.
-        cpu: seconds of user and of system time that the daemon spent in bursts.
+        calls: seconds of each call, by verb.
+        plugin: seconds of them that the daemon spent in the plugin, by verb; empty for the reference.
     """
 
-    serial: dict[str, list[float]] = field(default_factory=lambda: {verb: [] for verb in VERBS})
-    burst: dict[str, list[float]] = field(default_factory=lambda: {verb: [] for verb in VERBS})
-    wall: dict[str, float] = field(default_factory=lambda: dict.fromkeys(VERBS, 0.0))
+    calls: dict[str, list[float]] = field(default_factory=lambda: {verb: [] for verb in VERBS})
     plugin: dict[str, list[float]] = field(default_factory=lambda: {verb: [] for verb in VERBS})
+
+
+@dataclass(slots=True)
+class Bursts:
+    """What was measured of one engine, PARALLEL calls at once.
+
+    Attributes:
+        calls: seconds of each call, by verb.
+        wall: seconds of all bursts together.
+        cpu: seconds of user and of system time that the daemon spent meanwhile.
+    """
+
+    calls: dict[str, list[float]] = field(default_factory=lambda: {verb: [] for verb in VERBS})
+    wall: dict[str, float] = field(default_factory=lambda: dict.fromkeys(VERBS, 0.0))
     cpu: dict[str, tuple[float, float]] = field(default_factory=lambda: dict.fromkeys(VERBS, (0.0, 0.0)))
 
 
@@ -137,11 +148,11 @@ def _rotated(engines: list[Engine], turn: int) -> list[Engine]:
 
 def interleaved(
     engines: list[Engine], paths: list[Path], node: ScratchNode, report: Callable[[str], None]
-) -> Mapping[str, Series]:
+) -> Mapping[str, Serial]:
     """ADD, CHECK and DEL in every namespace, one at a time, the engines taking turns in rotating order."""
-    series = {engine.name: Series() for engine in engines}
+    series = {engine.name: Serial() for engine in engines}
     for engine in engines:  # one life to warm up: bridges, sysctls, page cache
-        _one_life(engine, Series(), "warm", paths[0], node)
+        _one_life(engine, Serial(), "warm", paths[0], node)
     for number, path in enumerate(paths):
         for engine in _rotated(engines, number):
             _one_life(engine, series[engine.name], f"c{number}", path, node)
@@ -150,21 +161,22 @@ def interleaved(
     return series
 
 
-def _one_life(engine: Engine, series: Series, container: str, netns: Path, node: ScratchNode) -> None:
+def _one_life(engine: Engine, series: Serial, container: str, netns: Path, node: ScratchNode) -> None:
     added = engine.call("ADD", container, netns)
     previous = json.loads(added.stdout)
     checked = engine.call("CHECK", container, netns, previous)
     deleted = engine.call("DEL", container, netns, previous)
     for verb, execution in zip(VERBS, (added, checked, deleted), strict=True):
-        series.serial[verb].append(execution.seconds)
+        series.calls[verb].append(execution.seconds)
     if engine.kind != "reference":
         for call in node.status()["recent"][: len(VERBS)]:
             series.plugin[call["verb"]].append(call["seconds"])
     time.sleep(IDLE_AFTER_DEL)
 
 
-def bursts(engines: list[Engine], paths: list[Path], rounds: int, series: Mapping[str, Series], daemon: int) -> None:
+def bursts(engines: list[Engine], paths: list[Path], rounds: int, daemon: int) -> Mapping[str, Bursts]:
     """ADD, CHECK and DEL in every namespace with PARALLEL callers; rounds of the engines take turns."""
+    series = {engine.name: Bursts() for engine in engines}
     with ThreadPoolExecutor(PARALLEL) as pool:
         for turn in range(rounds):
             for engine in _rotated(engines, turn):
@@ -181,16 +193,17 @@ def bursts(engines: list[Engine], paths: list[Path], rounds: int, series: Mappin
                     if verb == "ADD":
                         previous = [json.loads(execution.stdout) for execution in done]
                     time.sleep(IDLE_AFTER_BURST)
+    return series
 
 
-def _note(series: Series, verb: str, done: list[Execution], wall: float, cpu: tuple[float, float]) -> None:
-    series.burst[verb] += [execution.seconds for execution in done]
+def _note(series: Bursts, verb: str, done: list[Execution], wall: float, cpu: tuple[float, float]) -> None:
+    series.calls[verb] += [execution.seconds for execution in done]
     series.wall[verb] += wall
     user, system = series.cpu[verb]
     series.cpu[verb] = (user + cpu[0], system + cpu[1])
 
 
-def alone(engines: list[Engine], count: int) -> Mapping[str, tuple[Summary, Summary]]:
+def alone(engines: list[Engine], count: int) -> Alone:
     """Time VERSION and STATUS in turns: the entrypoint's own start, and the road through it to the daemon and back."""
     seconds: dict[str, tuple[list[float], list[float]]] = {engine.kind: ([], []) for engine in engines}
     for _ in range(count):

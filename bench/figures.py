@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from bench.cni import PARALLEL, VERBS, Engine, Series
+from bench.cni import PARALLEL, VERBS, Alone, Bursts, Engine, Serial
 from bench.measure import Summary
 
 Figures = dict[str, float]
@@ -52,15 +52,17 @@ def traced(masq: str, shares: Mapping[str, float]) -> Figures:
     return milliseconds | {f"cni_add{masq}_netlink_requests": shares["requests"]}
 
 
-def of_cni(
-    engines: list[Engine], series: Mapping[str, Series], alone: Mapping[str, tuple[Summary, Summary]]
-) -> Figures:
-    """Name everything that was measured of CNI; the first engine is the default and has no prefix."""
+def of_cni(engines: list[Engine], serial: Mapping[str, Serial], bursts: Mapping[str, Bursts], alone: Alone) -> Figures:
+    """Name everything that was measured of CNI, which may lack a part; the first engine is the default, unprefixed."""
     default = engines[0].kind
     prefixes = {engine.kind: "" if engine.kind == default else f"{engine.kind}_" for engine in engines}
     figures: Figures = {}
     for engine in engines:
-        figures |= _of_engine(prefixes[engine.kind], engine.masq, series[engine.name])
+        prefix = prefixes[engine.kind]
+        if engine.name in serial:
+            figures |= _one_at_a_time(prefix, engine.masq, serial[engine.name])
+        if engine.name in bursts:
+            figures |= _at_once(prefix, engine, bursts[engine.name])
     for kind, (version, status) in alone.items():
         figures |= flat(f"{prefixes[kind]}shim", status) | flat(f"{prefixes[kind]}entrypoint_alone", version)
     if "reference" in prefixes:
@@ -69,15 +71,25 @@ def of_cni(
     return figures | _shares(figures)
 
 
-def _of_engine(prefix: str, masq: str, series: Series) -> Figures:
+def _one_at_a_time(prefix: str, masq: str, series: Serial) -> Figures:
     figures: Figures = {}
     for verb in VERBS:
-        name, burst = f"{prefix}cni_{verb.lower()}{masq}", f"{prefix}cni_{verb.lower()}{masq}_{PARALLEL}"
-        figures |= flat(name, Summary.of(series.serial[verb])) | flat(burst, Summary.of(series.burst[verb]))
-        figures[f"{burst}_per_s"] = len(series.burst[verb]) / series.wall[verb]
+        name = f"{prefix}cni_{verb.lower()}{masq}"
+        figures |= flat(name, Summary.of(series.calls[verb]))
         if series.plugin[verb]:
             figures[f"{name}_in_plugin_p50_ms"] = Summary.of(series.plugin[verb]).p50
-            user, system = (seconds / len(series.burst[verb]) * 1e3 for seconds in series.cpu[verb])
+    return figures
+
+
+def _at_once(prefix: str, engine: Engine, series: Bursts) -> Figures:
+    figures: Figures = {}
+    for verb in VERBS:
+        name = f"{prefix}cni_{verb.lower()}{engine.masq}"
+        calls = series.calls[verb]
+        figures |= flat(f"{name}_{PARALLEL}", Summary.of(calls))
+        figures[f"{name}_{PARALLEL}_per_s"] = len(calls) / series.wall[verb]
+        if engine.kind != "reference":
+            user, system = (seconds / len(calls) * 1e3 for seconds in series.cpu[verb])
             figures |= {f"{name}_daemon_user_ms": user, f"{name}_daemon_system_ms": system}
     return figures
 
@@ -89,17 +101,23 @@ def _ratios(figures: Figures, prefix: str) -> Figures:
         for masq in ("", "_masq"):
             for rank in ("p50", "p99"):
                 name = f"cni_{verb}{masq}_{rank}"
-                ratios[f"{prefix}{name}_ratio"] = figures[f"{prefix}{name}_ms"] / figures[f"reference_{name}_ms"]
+                ratios |= _ratio(figures, f"{prefix}{name}", f"reference_{name}", "_ms", "_ratio")
             name = f"cni_{verb}{masq}_{PARALLEL}"
-            rate = figures[f"{prefix}{name}_per_s"] / figures[f"reference_{name}_per_s"]
-            ratios[f"{prefix}{name}_throughput_ratio"] = rate
+            ratios |= _ratio(figures, f"{prefix}{name}", f"reference_{name}", "_per_s", "_throughput_ratio")
     return ratios
+
+
+def _ratio(figures: Figures, ours: str, theirs: str, of: str, name: str) -> Figures:
+    measured = ours + of in figures and theirs + of in figures
+    return {ours + name: figures[ours + of] / figures[theirs + of]} if measured else {}
 
 
 def _shares(figures: Figures) -> Figures:
     """Where the time of an ADD of the default goes, of medians: start, plugin, and the road between the two."""
     shares: Figures = {}
     for masq in ("", "_masq"):
-        inside, whole = figures[f"cni_add{masq}_in_plugin_p50_ms"], figures[f"cni_add{masq}_p50_ms"]
-        shares[f"cni_add{masq}_on_the_road_ms"] = whole - inside - figures["entrypoint_alone_p50_ms"]
+        keys = (f"cni_add{masq}_p50_ms", f"cni_add{masq}_in_plugin_p50_ms", "entrypoint_alone_p50_ms")
+        if all(key in figures for key in keys):
+            whole, inside, alone = (figures[key] for key in keys)
+            shares[f"cni_add{masq}_on_the_road_ms"] = whole - inside - alone
     return shares

@@ -18,7 +18,8 @@ from typing import Any, Final
 
 import grpc.aio
 
-from bench.figures import Figures
+from bench import loop
+from bench.attempts import Attempts
 from bench.measure import Summary
 from nodeplug.pb import deviceplugin_v1beta1_pb2 as pb
 from nodeplug.pb import deviceplugin_v1beta1_pb2_grpc as pb_grpc
@@ -51,8 +52,8 @@ cards = {{ index = [8, 9, 10, 11, 12, 13, 14, 15] }}
 """
 
 
-async def measure_gpu(*, quick: bool = False) -> Figures:
-    """Run a node of its own and return every figure, in milliseconds."""
+async def measure_gpu(attempts: Attempts, *, quick: bool = False) -> None:
+    """Run a node of its own and add every figure, in milliseconds."""
     folder = Path(tempfile.mkdtemp(prefix="np-gpu-", dir="/tmp"))
     node = ScratchNode(folder, _PLUGINS, supervisor='listen = ""', env={"PYTHONPATH": str(ROOT)})
     try:
@@ -60,25 +61,28 @@ async def measure_gpu(*, quick: bool = False) -> Figures:
             await asyncio.to_thread(node.start)
             await kubelet.until_allocatable(UNITS, 640)
             await kubelet.until_allocatable(FINE, 16_000)
-            return await _measure(kubelet, folder, 5 if quick else 100)
+            await _measure(attempts, kubelet, folder, 5 if quick else 100)
     finally:
         await asyncio.to_thread(node.stop)
         shutil.rmtree(folder, ignore_errors=True)
 
 
-async def _measure(kubelet: Kubelet, folder: Path, count: int) -> Figures:
+async def _measure(attempts: Attempts, kubelet: Kubelet, folder: Path, count: int) -> None:
     stub, fine = _stub(kubelet, UNITS), _stub(kubelet, FINE)
     run = _run_folder(folder, "loop")
-    (run / "reset").touch()
-    await asyncio.sleep(0.5)
-    figures: Figures = {"gpu_first_list_ms": await _first_list(stub, count)}
-    figures["gpu_prefer_16000_ms"] = await _prefer(fine, sorted(kubelet.resources[FINE].reported), count)
-    async with _streams(kubelet) as streams:
-        ids = sorted(kubelet.resources[UNITS].reported)
-        figures["gpu_allocate_p99_ms"] = (await _allocate(stub, ids, 10 * count)).p99
-        figures["gpu_health_to_streams_ms"] = await _health(streams, folder, max(count // 5, 3))
-    await asyncio.sleep(0.5)
-    return figures | {"gpu_loop_longest_step_ms": float((run / "longest").read_text()) * 1e3}
+    with attempts.measuring("cards: the longest step of the event loop") as longest:
+        await asyncio.to_thread(loop.reset, run)
+        with attempts.measuring("cards: the first list") as figures:
+            figures["gpu_first_list_ms"] = await _first_list(stub, count)
+        with attempts.measuring("cards: the choice among many units") as figures:
+            figures["gpu_prefer_16000_ms"] = await _prefer(fine, sorted(kubelet.resources[FINE].reported), count)
+        async with _streams(kubelet) as streams:
+            with attempts.measuring("cards: Allocate beside many streams") as figures:
+                ids = sorted(kubelet.resources[UNITS].reported)
+                figures["gpu_allocate_p99_ms"] = (await _allocate(stub, ids, 10 * count)).p99
+            with attempts.measuring("cards: a card is lost") as figures:
+                figures["gpu_health_to_streams_ms"] = await _health(streams, folder, max(count // 5, 3))
+        longest["gpu_loop_longest_step_ms"] = await asyncio.to_thread(loop.longest, run) * 1e3
 
 
 def _run_folder(root: Path, plugin: str) -> Path:

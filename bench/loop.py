@@ -3,10 +3,15 @@
 import asyncio
 import threading
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
 
 from nodeplug import Claim, Host, hookimpl
+
+LONGEST: Final = "longest"
+RESET: Final = "reset"
+_PATIENCE: Final = 30.0
 
 
 class Loop:
@@ -43,8 +48,36 @@ class Loop:
 
     def _tell(self) -> None:
         while not self._ended.wait(0.1):
-            reset = self._folder / "reset"
+            reset = self._folder / RESET
             if reset.exists():
                 reset.unlink()
                 self._longest = 0.0
-            (self._folder / "longest").write_text(repr(self._longest))
+            fresh = self._folder / f"{LONGEST}.new"
+            fresh.write_text(repr(self._longest))
+            fresh.replace(self._folder / LONGEST)  # who reads meanwhile finds the former one, whole
+
+
+def reset(folder: Path) -> None:
+    """Let the plugin count from now on.
+
+    Args:
+        folder: the plugin's own, below the daemon's run folder.
+    """
+    (folder / RESET).touch()
+    _until(lambda: not (folder / RESET).exists(), "the plugin has not begun anew")
+
+
+def longest(folder: Path) -> float:
+    """Return the seconds of the longest step since `reset`, as they are now and not at the last writing."""
+    file = folder / LONGEST
+    file.unlink(missing_ok=True)
+    _until(file.exists, "the plugin does not tell its longest step")
+    return float(file.read_text())
+
+
+def _until(happened: Callable[[], bool], otherwise: str) -> None:
+    end = time.monotonic() + _PATIENCE
+    while not happened():
+        if time.monotonic() > end:
+            raise TimeoutError(f"{otherwise} after {_PATIENCE:g} s")
+        time.sleep(0.02)

@@ -65,7 +65,9 @@ def _title(figures: Mapping[str, Any]) -> str:
 
 
 def _legend(kind: str, other: str) -> list[str]:
-    named = {"default": f"{KINDS[kind]} entrypoint (default here)"} | ({"other": KINDS[other]} if other else {})
+    named = {"default": f"{KINDS.get(kind, 'unknown')} entrypoint (default here)"} | (
+        {"other": KINDS[other]} if other else {}
+    )
     parts = []
     for number, (style, words) in enumerate(named.items()):
         left = LEFT + 240 * number

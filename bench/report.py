@@ -67,6 +67,7 @@ def markdown(figures: Mapping[str, Any]) -> str:
     where = f"{figures['machine']}, load average {figures['load_average']:.1f}"
     parts = [
         f"Measured on {figures['date']} ({where}). The reference is Debian's {reference}, with {tables}.",
+        *([f"**Not everything was measured.** {figures['failed']}."] if figures.get("failed") else []),
         _table(("gate", "limit", "measured", ""), _gate_rows(figures)),
         "One call at a time, p50 / p90 / p99 in milliseconds; the ratio is of p50 to the reference:",
         _calls(figures, other),
@@ -124,7 +125,7 @@ def _bursts(figures: Mapping[str, Any], other: str) -> str:
 
 def _compared(figures: Mapping[str, Any], other: str, value: Callable[[str], str], ratio: Callable[[str], str]) -> str:
     """Return one row per call: the reference, then each kind of ours with its ratio."""
-    prefixes = {KINDS[figures["entrypoints"]]: ""} | ({KINDS[other]: f"{other}_"} if other else {})
+    prefixes = {KINDS.get(figures["entrypoints"], "nodeplug"): ""} | ({KINDS[other]: f"{other}_"} if other else {})
     rows = []
     for call, name in CALLS.items():
         row = [call, value(f"reference_{name}")]

@@ -1,0 +1,132 @@
+"""The benchmark: what a measure that fails takes with it, and what is read while it is written."""
+
+import asyncio
+import json
+import re
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+from xml.etree import ElementTree as ET
+
+import pytest
+from rich.console import Console
+
+from bench import loop, page
+from bench.__main__ import conclude
+from bench.attempts import Attempts
+from bench.figures import of_cni
+from nodeplug import Host
+
+ROOT = Path(__file__).parents[2]
+ABOUT = {"quick": False, "entrypoints": "native", "reference_version": "1", "date": "2026-01-01", "machine": "one"}
+ABOUT |= {"reference_iptables_version": "1", "load_average": 0.1}
+FAMILIES = ["cni_", "reference_cni", "script_", "gpu_", "daemon_", "entrypoint_", "shim_", "allocate", "registered"]
+
+
+def whole_run() -> dict[str, Any]:
+    figures: dict[str, Any] = json.loads((ROOT / "bench" / "results" / "latest.json").read_text())
+    return figures
+
+
+def quiet() -> Console:
+    return Console(quiet=True)
+
+
+def test_a_measure_that_fails_is_told_and_the_others_are_kept() -> None:
+    attempts = Attempts(tell=lambda _: None)
+    with attempts.measuring("first") as figures:
+        figures["a"] = 1.0
+    with attempts.measuring("second") as figures:
+        figures["half"] = float("")
+    with attempts.measuring("third") as figures:
+        figures["b"] = 2.0
+    assert attempts.figures == {"a": 1.0, "b": 2.0}
+    assert attempts.reasons() == "second: ValueError: could not convert string to float: ''"
+
+
+def test_a_measure_that_fails_half_way_leaves_no_figure() -> None:
+    attempts = Attempts(tell=lambda _: None)
+    with attempts.measuring("first") as figures:
+        figures["half"] = 1.0
+        figures["other half"] = float("")
+    assert attempts.figures == {}
+
+
+def test_an_interruption_ends_the_run() -> None:
+    attempts = Attempts(tell=lambda _: None)
+    with pytest.raises(KeyboardInterrupt), attempts.measuring("first"):
+        raise KeyboardInterrupt
+
+
+def test_a_run_without_a_measure_ends_with_one_and_keeps_what_it_has(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    attempts = Attempts(lambda _: None, {"daemon_rss_mib": 70.0}, {"cards": "ValueError: empty"})
+    assert conclude(attempts, ABOUT, quiet(), tmp_path, None) == 1
+    written = json.loads((tmp_path / "latest.json").read_text())
+    assert written["daemon_rss_mib"] == 70.0
+    assert written["failed"] == "cards: ValueError: empty"
+    assert "NOT MEASURED: cards: ValueError: empty" in capsys.readouterr().err
+
+
+def test_a_run_in_which_everything_was_measured_ends_with_zero(tmp_path: Path) -> None:
+    attempts = Attempts(lambda _: None, {"daemon_rss_mib": 70.0})
+    assert conclude(attempts, ABOUT, quiet(), tmp_path, None) == 0
+    assert "failed" not in json.loads((tmp_path / "latest.json").read_text())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_page_of_a_run_without_a_measure_is_written_and_says_so(family: str, tmp_path: Path) -> None:
+    shutil.copy(page.DOCS / "performance.md", tmp_path)
+    figures = {key: value for key, value in whole_run().items() if not key.startswith(family)}
+    assert len(figures) < len(whole_run())
+    page.write({**figures, "failed": f"{family}: it is broken"}, tmp_path)
+    assert f"**Not everything was measured.** {family}: it is broken." in (tmp_path / "performance.md").read_text()
+    ET.parse(tmp_path / "performance.svg")
+
+
+def test_figures_of_cni_are_named_where_nothing_of_it_was_measured() -> None:
+    engine = Mock(kind="native", masq="", name="native")
+    assert of_cni([engine], {}, {}, {}) == {}
+
+
+@pytest.fixture
+def counting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setattr(asyncio.events.Handle, "_run", asyncio.events.Handle._run)  # what start() replaces comes back
+    plugin = loop.Loop({}, Mock(spec=Host, run_dir=tmp_path))
+    plugin.start()
+    until((tmp_path / loop.LONGEST).exists)
+    yield tmp_path
+    plugin.stop()
+    for thread in threading.enumerate():
+        if thread.name == "bench:loop":
+            thread.join()
+
+
+def until(happened: Callable[[], bool]) -> None:
+    end = time.monotonic() + 30
+    while not happened():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_the_longest_step_is_never_seen_half_written(counting: Path) -> None:
+    file = counting / loop.LONGEST
+    with file.open() as held:
+        first = file.stat().st_ino
+        until(lambda: file.stat().st_ino != first)
+        assert re.fullmatch(r"[\d.e-]+", held.read())
+
+
+def test_the_longest_step_is_the_one_since_the_reset(counting: Path) -> None:
+    async def step(blocking: Callable[[float], None]) -> None:
+        blocking(0.2)
+
+    asyncio.run(step(time.sleep))
+    assert loop.longest(counting) >= 0.2
+    loop.reset(counting)
+    assert loop.longest(counting) < 0.2
