@@ -5,7 +5,7 @@ RUN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 BENCH_QUICK ?=
 
-.PHONY: docs help demo test lint unit node gpu real kubelet meta proto bench setup clean
+.PHONY: docs help demo test lint unit node gpu real kubelet consumers meta proto bench setup clean
 
 help: ## Show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | expand -t 12
@@ -43,6 +43,9 @@ real: $(STAMP) ## Run the tests against real consumers
 
 kubelet: ## Build the kubelet for tests/real from Debian's source package, once (5 minutes, 2.5 GB meanwhile)
 	.ci/build-kubelet
+
+consumers: ## Build today's kubelet, control plane, containerd and CNI plugins for tests/real, once (12 minutes)
+	.ci/build-consumers
 
 meta: $(STAMP)
 	$(RUN)/pytest tests/meta

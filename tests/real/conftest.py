@@ -69,7 +69,7 @@ def need(**packages: str) -> None:
 @pytest.fixture(scope="session")
 def make_private_node() -> Callable[..., PrivateNode]:
     """Make nodes in namespaces of their own, for containerd and kubelet; the folder is the daemon's root."""
-    need(containerd="containerd", runc="runc", ip="iproute2", busybox="busybox-static")
+    need(runc="runc", ip="iproute2", busybox="busybox-static")
     if not any(os.access(f"/sys/fs/cgroup/{tree}", os.W_OK) for tree in ("", "memory")):
         pytest.skip("needs control groups that can be written")
 
@@ -87,17 +87,52 @@ def private_node(make_private_node: Callable[..., PrivateNode], short_path: Path
         yield node
 
 
-@pytest.fixture(scope="session")
-def kubelet_program() -> Iterator[Path]:
-    """The kubelet that `make kubelet` built. Another run of these tests waits: two would remove each other's pods."""
-    command = [str(REPOSITORY / ".ci" / "build-kubelet"), "--cached"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+def cached(builder: str, *arguments: str) -> Path:
+    """Return what a builder in `.ci` made earlier, or skip with its own words."""
+    done = subprocess.run(
+        [str(REPOSITORY / ".ci" / builder), "--cached", *arguments], capture_output=True, text=True, check=False
+    )
     if done.returncode != 0:
         pytest.skip(done.stderr.strip())
+    return Path(done.stdout.strip())
+
+
+@pytest.fixture(scope="session")
+def consumer() -> Callable[[str], Path]:
+    """The folder of a module's programs, `kubernetes`, `containerd`, `cni` or `tools`, that `make consumers` built."""
+    return lambda module: cached("build-consumers", module)
+
+
+@pytest.fixture(scope="session", params=["old", "current"])
+def generation(request: pytest.FixtureRequest) -> str:
+    """`old`: Debian's containerd 1.6 with kubelet 1.20; `current`: today's, as `make consumers` builds them."""
+    return str(request.param)
+
+
+@pytest.fixture(scope="session")
+def runtime(generation: str, consumer: Callable[[str], Path]) -> Path | None:
+    """The folder of containerd, its shim and ctr; None: those of PATH."""
+    if generation == "current":
+        return consumer("containerd")
+    need(containerd="containerd")
+    return None
+
+
+@pytest.fixture(scope="session")
+def only_kubelet() -> Iterator[None]:
+    """Another run of these tests waits: two kubelets would remove each other's pods."""
     machine = os.open("/sys/fs/cgroup", os.O_RDONLY)
     fcntl.flock(machine, fcntl.LOCK_EX)
-    yield Path(done.stdout.strip())
+    yield
     os.close(machine)
+
+
+@pytest.fixture(scope="session")
+def kubelet_program(generation: str, consumer: Callable[[str], Path], only_kubelet: None) -> Path:
+    """The kubelet that `make kubelet` or `make consumers` built."""
+    if generation == "current":
+        return consumer("kubernetes") / "kubelet"
+    return cached("build-kubelet")
 
 
 def gateway_of(lab: Lab) -> str:
@@ -112,7 +147,7 @@ def gateway_of(lab: Lab) -> str:
 
 @pytest.fixture(scope="session")
 def make_kubelet_lab(
-    make_private_node: Callable[..., PrivateNode], kubelet_program: Path
+    make_private_node: Callable[..., PrivateNode], runtime: Path | None, kubelet_program: Path
 ) -> Callable[..., AbstractContextManager[Lab]]:
     """Start whole nodes, one at a time: two devices, the bundled plugins, and a kubelet that is warm.
 
@@ -130,7 +165,13 @@ def make_kubelet_lab(
             os.mknod(folder / "dev" / f"widget{number}", 0o020666, os.makedev(1, 5))
         search = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
         env = {"PYTHONPATH": search, "HOLD_FOLDER": str(folder)}
-        options: dict[str, Any] = {"resource": RESOURCE, "conflists": conflists, "env": env, "with_api": with_api}
+        options: dict[str, Any] = {
+            "resource": RESOURCE,
+            "conflists": conflists,
+            "env": env,
+            "with_api": with_api,
+            "runtime": runtime,
+        }
         try:
             with make_private_node(folder / "n", cgroup="kubepods") as private:
                 plugins = PLUGINS.format(folder=folder)

@@ -70,7 +70,9 @@ class Lab:
 
 
 @pytest.fixture
-def make_lab(private_node: PrivateNode, short_path: Path) -> Callable[..., AbstractContextManager[Lab]]:
+def make_lab(
+    private_node: PrivateNode, short_path: Path, runtime: Path | None
+) -> Callable[..., AbstractContextManager[Lab]]:
     @contextmanager
     def make(conflist: Path | None = PUBLISHED, *, inside: bool = True) -> Iterator[Lab]:
         within = private_node.command() if inside else []
@@ -80,7 +82,7 @@ def make_lab(private_node: PrivateNode, short_path: Path) -> Callable[..., Abstr
         with ExitStack() as stack:
             stack.callback(lambda: sys.stdout.write(daemon.log))  # shown when the test fails
             stack.enter_context(daemon)
-            containerd = Containerd(private_node, folder, daemon.paths.cni_bin, daemon.paths.cni_conf)
+            containerd = Containerd(private_node, folder, daemon.paths.cni_bin, daemon.paths.cni_conf, programs=runtime)
             lab = Lab(private_node, daemon, containerd)
             installed = daemon.run("install")
             assert installed.returncode == 0, installed.stderr

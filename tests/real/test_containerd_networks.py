@@ -61,7 +61,7 @@ class Lab:
 
 
 @pytest.fixture
-def lab(private_node: PrivateNode, short_path: Path) -> Iterator[Lab]:
+def lab(private_node: PrivateNode, short_path: Path, runtime: Path | None) -> Iterator[Lab]:
     (short_path / "c").mkdir()
     private_node.run("sh", "-ec", OUTSIDE)
     with ScratchNode(private_node.folder, PLUGINS, within=private_node.command()) as daemon:
@@ -69,7 +69,9 @@ def lab(private_node: PrivateNode, short_path: Path) -> Iterator[Lab]:
         installed = daemon.run("install", *conflists)
         assert installed.returncode == 0, installed.stderr
         paths = daemon.paths
-        with Containerd(private_node, short_path / "c", paths.cni_bin, paths.cni_conf, networks=2) as containerd:
+        with Containerd(
+            private_node, short_path / "c", paths.cni_bin, paths.cni_conf, networks=2, programs=runtime
+        ) as containerd:
             yield Lab(private_node, daemon, containerd)
     sys.stdout.write(daemon.log)  # shown when the test fails
 

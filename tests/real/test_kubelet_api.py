@@ -1,4 +1,4 @@
-"""kubelet 1.20.2 with an API server: two networks, Secrets, and what the node offers.
+"""kubelet with an API server: two networks, Secrets, and what the node offers.
 
 The API server is a stand-in in memory; kubelet, containerd and the daemon are the real ones.
 """

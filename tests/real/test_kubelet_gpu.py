@@ -1,4 +1,4 @@
-"""kubelet 1.20.2 and the memory of GPUs: two simulated cards, and static pods that share them.
+"""kubelet and the memory of GPUs: two simulated cards, and static pods that share them.
 
 One kubelet serves the whole file, and three pods live through all of it: two of them share a card.
 """
@@ -79,14 +79,16 @@ def wait_until_held(lab: Lab, pods: dict[str, int]) -> dict[str, tuple[str, int]
 
 
 @pytest.fixture(scope="module")
-def lab(make_private_node: Callable[..., PrivateNode], kubelet_program: Path) -> Iterator[Lab]:
+def lab(make_private_node: Callable[..., PrivateNode], runtime: Path | None, kubelet_program: Path) -> Iterator[Lab]:
     if any(Path("/sys/fs/cgroup").glob("kubepods*")) or any(Path("/sys/fs/cgroup").glob("*/kubepods*")):
         pytest.skip("another kubelet has its pods on this machine, and two would remove each other's")
     folder = Path(tempfile.mkdtemp(prefix="np-", dir="/tmp"))
     try:
         with (
             make_private_node(folder / "n", cgroup="kubepods") as private,
-            open_lab(private, folder, kubelet_program, PLUGINS, resource=MEMORY, conflists=[PUBLISHED]) as made,
+            open_lab(
+                private, folder, kubelet_program, PLUGINS, resource=MEMORY, conflists=[PUBLISHED], runtime=runtime
+            ) as made,
         ):
             made.run("warm")  # makes what stays on purpose, such as the bridge
             made.kubelet.clear()

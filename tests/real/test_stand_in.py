@@ -367,7 +367,7 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture
 def kubelet(
-    make_private_node: Callable[..., PrivateNode], kubelet_program: Path, folder: Path
+    make_private_node: Callable[..., PrivateNode], runtime: Path | None, kubelet_program: Path, folder: Path
 ) -> Iterator[KubeletProcess]:
     """A real kubelet, without a daemon of ours and without networks."""
     if any(Path("/sys/fs/cgroup").glob("kubepods*")) or any(Path("/sys/fs/cgroup").glob("*/kubepods*")):
@@ -376,7 +376,7 @@ def kubelet(
         (folder / name).mkdir()
     with (
         make_private_node(folder / "n", cgroup="kubepods") as node,
-        Containerd(node, folder / "c", folder / "bin", folder / "conf") as containerd,
+        Containerd(node, folder / "c", folder / "bin", folder / "conf", programs=runtime) as containerd,
         KubeletProcess(node, folder / "k", kubelet_program, containerd, folder / "flex") as kubelet,
     ):
         yield kubelet

@@ -1,7 +1,8 @@
-"""Real callers of node plugins on a private node: containerd through CRI, and kubelet."""
+"""Real callers of node plugins on a private node: containerd through CRI, kubelet, and a control plane."""
 
 from nodeplug.testing.consumers.api_server import ApiServer
 from nodeplug.testing.consumers.containerd import Containerd, write_images
+from nodeplug.testing.consumers.control_plane import ControlPlane
 from nodeplug.testing.consumers.cri import Cri
 from nodeplug.testing.consumers.kubelet_process import KubeletProcess, pod
 from nodeplug.testing.consumers.lab import Lab, open_lab
@@ -11,6 +12,7 @@ from nodeplug.testing.consumers.restarts import Restarts
 __all__ = [
     "ApiServer",
     "Containerd",
+    "ControlPlane",
     "Cri",
     "KubeletProcess",
     "Lab",

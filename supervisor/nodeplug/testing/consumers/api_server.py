@@ -156,6 +156,15 @@ class Store:
                 if selects(where, selector, key, entry):
                     yield {"type": what, "object": entry}
 
+    def listed_and_watched(self, where: Where, selector: str, seconds: float) -> Iterator[Object]:
+        """Yield what is there, a bookmark that says so (KEP 3157), and what changes then."""
+        found = self.listed(where, selector)
+        for entry in found["items"]:
+            yield {"type": "ADDED", "object": entry}
+        metadata = {**found["metadata"], "annotations": {"k8s.io/initial-events-end": "true"}}
+        yield {"type": "BOOKMARK", "object": {"apiVersion": where.version, "kind": where.kind, "metadata": metadata}}
+        yield from self.watched(where, selector, int(found["metadata"]["resourceVersion"]), seconds)
+
     def _changes_after(self, since: int, seconds: float) -> list[tuple[str, tuple[str, str, str], Object]]:
         with self.changed:
             self.changed.wait_for(lambda: self.closed or len(self.changes) > since, seconds)
@@ -196,6 +205,9 @@ class _Handler(BaseHTTPRequestHandler):
         selector = query.get("fieldSelector", "")
         if query.get("watch") in {"1", "true"}:
             seconds = float(query.get("timeoutSeconds", 300))
+            if query.get("sendInitialEvents") == "true":  # of clients since 1.35, instead of a list
+                self._stream(self.store.listed_and_watched(where, selector, seconds))
+                return
             self._stream(self.store.watched(where, selector, int(query.get("resourceVersion") or 0), seconds))
         elif where.name:
             self._answer_with(self.store.get(where))

@@ -11,6 +11,7 @@ import subprocess
 import tarfile
 import time
 import uuid
+from functools import cached_property
 from pathlib import Path
 from typing import Final, Self
 
@@ -45,7 +46,7 @@ _ENTRYPOINTS: Final = {
     PAUSE: ["/bin/sh", "-c", 'trap "exit 0" TERM INT; while :; do sleep 3600 & wait $!; done'],
 }
 # oom_score_adj may only be raised where CAP_SYS_RESOURCE is withheld, and runc fails on it.
-_CONFIG: Final = """version = 2
+_OLD: Final = """version = 2
 root = "{folder}/root"
 state = "{folder}/state"
 grpc.address = "{folder}/c.sock"
@@ -59,6 +60,26 @@ debug.level = "debug"
   options = {{BinaryName = "runc", SystemdCgroup = false, Root = "{folder}/runc"}}
 [plugins."io.containerd.internal.v1.opt"]
   path = "{folder}/opt"
+"""
+_CURRENT: Final = """version = 3
+root = "{folder}/root"
+state = "{folder}/state"
+[grpc]
+  address = "{folder}/c.sock"
+[debug]
+  level = "debug"
+[plugins."io.containerd.cri.v1.images".pinned_images]
+  sandbox = "{pause}"
+[plugins."io.containerd.cri.v1.runtime"]
+  restrict_oom_score_adj = true
+  cni = {{bin_dirs = ["{bin}"], conf_dir = "{conf}", max_conf_num = {networks}}}
+[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc]
+  runtime_type = "io.containerd.runc.v2"
+  options = {{BinaryName = "runc", SystemdCgroup = false, Root = "{folder}/runc"}}
+[plugins."io.containerd.internal.v1.opt"]
+  path = "{folder}/opt"
+[plugins."io.containerd.nri.v1.nri"]
+  disable = true
 """
 
 
@@ -105,18 +126,40 @@ class Containerd:
         bin_dir: its CNI executables.
         conf_dir: its network configurations.
         networks: how many of them each pod joins, in the order of their names: `eth0`, `eth1` and so on.
+        programs: the folder of containerd, its shim and ctr; None: those of PATH.
     """
 
-    def __init__(self, node: PrivateNode, folder: Path, bin_dir: Path, conf_dir: Path, networks: int = 1) -> None:
+    def __init__(
+        self,
+        node: PrivateNode,
+        folder: Path,
+        bin_dir: Path,
+        conf_dir: Path,
+        networks: int = 1,
+        programs: Path | None = None,
+    ) -> None:
         self.node, self.folder = node, folder
+        self._env = ENV if programs is None else {**ENV, "PATH": f"{programs}:{ENV['PATH']}"}
         self.socket = folder / "c.sock"
         self.log_path = folder / "containerd.log"
         conf_dir.mkdir(parents=True, exist_ok=True)  # it watches the folder that exists when it starts
+        config = _OLD if self.version < (2, 0) else _CURRENT
         (folder / "containerd.toml").write_text(
-            _CONFIG.format(folder=folder, pause=PAUSE, bin=bin_dir, conf=conf_dir, networks=networks), encoding="utf-8"
+            config.format(folder=folder, pause=PAUSE, bin=bin_dir, conf=conf_dir, networks=networks), encoding="utf-8"
         )
         self.cri = Cri(self.socket, f"/{node.cgroup}")
         self._process: subprocess.Popen[bytes] | None = None
+
+    @cached_property
+    def version(self) -> tuple[int, int]:
+        """Its release, such as (1, 6): 2.0 and later call STATUS and GC, apply CDI, and read another configuration.
+
+        Raises:
+            PluginError: it cannot be run.
+        """
+        said = self._run("containerd", "--version")
+        major, minor, *_ = said.split()[2].removeprefix("v").split(".")
+        return int(major), int(minor)
 
     def start(self) -> None:
         """Start it, wait until it answers, and give it the images.
@@ -131,7 +174,7 @@ class Containerd:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=ENV,
+                env=self._env,
                 cwd="/",
             )
         end = time.monotonic() + _PATIENCE
@@ -158,7 +201,10 @@ class Containerd:
         Raises:
             PluginError: it failed.
         """
-        return self.node.run("ctr", "-a", str(self.socket), "-n", "k8s.io", *arguments)
+        return self._run("ctr", "-a", str(self.socket), "-n", "k8s.io", *arguments)
+
+    def _run(self, *command: str) -> str:
+        return self.node.run("env", f"PATH={self._env['PATH']}", *command)
 
     def execute(self, container: str, *command: str) -> str:
         """Run a command in a container, or in a sandbox's own one, and return what it printed.

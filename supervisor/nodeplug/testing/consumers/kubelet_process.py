@@ -1,7 +1,7 @@
 """A real kubelet on a private node with its containerd, standalone or with an API server.
 
 Owns: its configuration, its process, the pods of its manifest folder, and looking at all pods.
-Refuses: to build it (see `make kubelet`), and the API server's objects (see `api_server`).
+Refuses: to build it (see `make kubelet` and `make consumers`), and the API server's objects (see `api_server`).
 """
 
 import http.client
@@ -9,12 +9,14 @@ import json
 import subprocess
 import time
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Self
 
 from nodeplug.errors import PluginError
 from nodeplug.testing.consumers.api_server import ApiServer
 from nodeplug.testing.consumers.containerd import BUSYBOX, PAUSE, Containerd
+from nodeplug.testing.consumers.control_plane import ControlPlane
 from nodeplug.testing.consumers.private_node import ADDRESS, ENV, PrivateNode
 
 _PATIENCE: Final = 60.0
@@ -43,6 +45,13 @@ resolvConf: /dev/null
 evictionHard: {{memory.available: "10Mi"}}
 imageGCHighThresholdPercent: 100
 imageGCLowThresholdPercent: 99
+"""
+# Control groups of version 1, and images that no registry knows, are refused by default; an API server in memory speaks
+# JSON alone. What is a flag to kubelet 1.20 is no longer one.
+_CURRENT: Final = """containerRuntimeEndpoint: unix://{socket}
+failCgroupV1: false
+imagePullCredentialsVerificationPolicy: NeverVerify
+contentType: application/json
 """
 
 
@@ -127,7 +136,7 @@ class KubeletProcess:
         program: the executable.
         containerd: its runtime, running.
         flexvolume_dir: where FlexVolume drivers are installed.
-        api: without it, the kubelet is standalone: static pods only, no Secrets, no node status.
+        api: its API server, acted out or real; without one it is standalone: static pods, no Secrets, no node status.
 
     Attributes:
         residents: names of pods that `clear` leaves alone.
@@ -140,22 +149,45 @@ class KubeletProcess:
         program: Path,
         containerd: Containerd,
         flexvolume_dir: Path,
-        api: ApiServer | None = None,
+        api: ApiServer | ControlPlane | None = None,
     ) -> None:
         self.node, self.folder, self.program, self.containerd = node, folder, program, containerd
         self.log_path = folder / "kubelet.log"
         self.residents: set[str] = set()
         manifests = folder / "manifests"
         manifests.mkdir()
-        self._pods: Manifests | ApiServer = api or Manifests(manifests)
+        self._pods: Manifests | ApiServer | ControlPlane = api or Manifests(manifests)
         config = _CONFIG.format(folder=folder, flex=flexvolume_dir)
+        if not self.old:
+            config += _CURRENT.format(socket=containerd.socket)
         (folder / "kubelet.yaml").write_text(config, encoding="utf-8")
-        self._api_flags: tuple[str, ...] = ()
         if api is not None:
             (folder / "kubeconfig").write_text(api.kubeconfig, encoding="utf-8")
-            self._api_flags = (f"--kubeconfig={folder}/kubeconfig", "--kube-api-content-type=application/json")
         self._process: subprocess.Popen[bytes] | None = None
         self._sysctls = {path: path.read_text(encoding="ascii") for path in KERNEL_SETTINGS}
+
+    @cached_property
+    def old(self) -> bool:
+        """Whether it is the 1.20 of `make kubelet`.
+
+        Raises:
+            PluginError: it cannot be run.
+        """
+        return self.node.run(str(self.program), "--version").startswith("Kubernetes v1.20.")
+
+    def _flags(self) -> list[str]:
+        flags = [
+            *(f"--config={self.folder}/kubelet.yaml", "--root-dir=/var/lib/kubelet", "--v=4"),
+            *(f"--hostname-override={self.node.name}", f"--node-ip={ADDRESS}"),
+        ]
+        with_api = (self.folder / "kubeconfig").exists()
+        if with_api:
+            flags.append(f"--kubeconfig={self.folder}/kubeconfig")
+        if self.old:
+            flags += ["--container-runtime=remote", f"--pod-infra-container-image={PAUSE}"]
+            flags.append(f"--container-runtime-endpoint=unix://{self.containerd.socket}")
+            flags += ["--kube-api-content-type=application/json"] * with_api
+        return flags
 
     def start(self) -> None:
         """Start it and wait until it is healthy.
@@ -163,16 +195,9 @@ class KubeletProcess:
         Raises:
             PluginError: it ended or did not become healthy in time; the message carries the end of its log.
         """
-        flags = [
-            *(f"--config={self.folder}/kubelet.yaml", "--root-dir=/var/lib/kubelet", "--container-runtime=remote"),
-            f"--container-runtime-endpoint=unix://{self.containerd.socket}",
-            f"--pod-infra-container-image={PAUSE}",
-            *(f"--hostname-override={self.node.name}", f"--node-ip={ADDRESS}", "--v=4"),
-            *self._api_flags,
-        ]
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
-                self.node.command(str(self.program), *flags),
+                self.node.command(str(self.program), *self._flags()),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -5,6 +5,7 @@ resource as kubelet lists them, the inventory.
 Refuses: what runs in the pods, and which plugins there are.
 """
 
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -15,6 +16,7 @@ from typing import Any, Final
 from nodeplug.errors import PluginError
 from nodeplug.testing.consumers.api_server import ApiServer
 from nodeplug.testing.consumers.containerd import Containerd
+from nodeplug.testing.consumers.control_plane import ControlPlane
 from nodeplug.testing.consumers.kubelet_process import KubeletProcess, pod
 from nodeplug.testing.consumers.private_node import PrivateNode
 from nodeplug.testing.inventory import Inventory
@@ -31,7 +33,8 @@ class Lab:
     Attributes:
         folder: everything lies below it.
         name: the resource whose devices are asked for.
-        api: kubelet's API server, or None for a standalone kubelet.
+        api: kubelet's API server that is acted out, or None.
+        control_plane: the real one, or None; without either, kubelet is standalone.
     """
 
     folder: Path
@@ -41,6 +44,7 @@ class Lab:
     containerd: Containerd
     kubelet: KubeletProcess
     api: ApiServer | None = None
+    control_plane: ControlPlane | None = None
 
     @property
     def watched(self) -> tuple[Path, ...]:
@@ -70,11 +74,11 @@ class Lab:
 
     def lists_taken(self) -> int:
         """Return how many lists of devices kubelet has logged."""
-        return self.kubelet.log.count(f"State pushed for device plugin {self.name}")
+        return len(re.findall(f'State pushed for device plugin"? (?:resource=")?{self.name}', self.kubelet.log))
 
     def streams_ended(self) -> int:
         """Return how many streams of devices kubelet has seen end."""
-        return self.kubelet.log.count("listAndWatch ended unexpectedly")
+        return self.kubelet.log.count("istAndWatch ended unexpectedly")
 
     def until_listed(self, action: Callable[[], object]) -> None:
         """Do something that makes the daemon send a list, and wait until kubelet has taken it in.
@@ -126,6 +130,8 @@ def open_lab(
     conflists: Sequence[Path],
     env: Mapping[str, str] | None = None,
     with_api: bool = False,
+    runtime: Path | None = None,
+    control_plane: Path | None = None,
 ) -> Iterator[Lab]:
     """Start everything, and end everything.
 
@@ -138,6 +144,8 @@ def open_lab(
         conflists: network configurations; each pod joins all of them.
         env: more environment for the daemon.
         with_api: give kubelet an API server: pods come from there and not from manifests.
+        runtime: the folder of containerd, its shim and ctr; None: those of PATH.
+        control_plane: the folder of kube-apiserver and its like: a real API server, whose scheduler places the pods.
 
     Raises:
         PluginError: something did not start; the message carries the end of its log.
@@ -154,11 +162,17 @@ def open_lab(
         for path in folders:
             path.mkdir()
         paths = daemon.paths
-        containerd = Containerd(private, folders[0], paths.cni_bin, paths.cni_conf, networks=len(conflists))
+        containerd = Containerd(
+            private, folders[0], paths.cni_bin, paths.cni_conf, networks=len(conflists), programs=runtime
+        )
         stack.enter_context(containerd)
         api = stack.enter_context(ApiServer(private)) if with_api else None
-        kubelet = KubeletProcess(private, folders[1], program, containerd, paths.flexvolume, api)
-        lab = Lab(folder, resource, private, daemon, containerd, kubelet, api)
+        cluster = None
+        if control_plane is not None:
+            (folder / "p").mkdir()
+            cluster = stack.enter_context(ControlPlane(private, folder / "p", control_plane))
+        kubelet = KubeletProcess(private, folders[1], program, containerd, paths.flexvolume, api or cluster)
+        lab = Lab(folder, resource, private, daemon, containerd, kubelet, api, cluster)
         stack.callback(containerd.clear)
         lab.until_listed(lambda: stack.enter_context(kubelet))
         yield lab

