@@ -4,7 +4,7 @@ Owns: which card an id belongs to, whatever kind of thing the id was when it was
 Refuses: to be asked what is free (kubelet's offer says that), and foreign ids: those of no card that was ever sold.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from nodeplug import DeviceId, Holding, Host, NotReady
@@ -28,6 +28,10 @@ class Held:
     unknown: str = ""
     holders: Mapping[tuple[str, Uuid], str] = field(default_factory=dict)
     ids: Mapping[str, Mapping[DeviceId, Uuid]] = field(default_factory=dict)
+
+    def of(self, resource: str, card: Uuid) -> Sequence[DeviceId]:
+        """Return what is held of a resource and belongs to a card."""
+        return [name for name, owner in self.ids.get(resource, {}).items() if owner == card]
 
 
 def ask(host: Host, resources: Iterable[str], sold: Iterable[Sold]) -> Held:

@@ -32,8 +32,9 @@ class Inventory:
         ghosts: ids that containers hold and that are no longer sold, by resource; listed as unhealthy.
         faults: why a card is not sold although the configuration chooses it.
         rivals: which other section sells a card that the configuration chooses.
-        held: cards that containers hold, however they were sold.
+        held: cards that containers hold, however they were sold, or were granted a moment ago.
         waiting: why a card is not sold yet that another section has sold and gave up.
+        former: why a card is not sold yet that may still be held as it was sold before.
     """
 
     view: View = field(default_factory=View)
@@ -47,6 +48,7 @@ class Inventory:
     rivals: Mapping[Uuid, str] = field(default_factory=dict)
     held: frozenset[Uuid] = frozenset()
     waiting: Mapping[Uuid, str] = field(default_factory=dict)
+    former: Mapping[Uuid, str] = field(default_factory=dict)
 
     @property
     def refusal(self) -> str:

@@ -29,20 +29,24 @@ class Sold:
         resource: the entry's main resource.
         sharing: the entry's kind: the same name may have been another kind of thing before.
         past: UUIDs of MIG instances that it had and that may still be held, the latest last.
+        terms: on which those who may hold it got it (see `terms`); None in a record that knows nothing of terms.
     """
 
     card: Card
     resource: str
     sharing: Kind
     past: tuple[str, ...] = ()
+    terms: str | None = None
 
     def after(self, before: "Sold | None") -> "Sold":
-        """Return the record with the instances that an earlier one had."""
+        """Return the record with the instances that an earlier one had, on its terms: they end with its holders."""
         if before is None:
             return self
+        terms = self.terms if before.terms is None else before.terms
         now = [one.uuid for one in self.card.instances]
         past = [*before.past, *(one.uuid for one in before.card.instances)]
-        return replace(self, past=tuple(uuid for uuid in dict.fromkeys(past) if uuid not in now)[-_PAST:])
+        kept = tuple(uuid for uuid in dict.fromkeys(past) if uuid not in now)[-_PAST:]
+        return replace(self, past=kept, terms=terms)
 
     @property
     def place(self) -> "Place":
@@ -85,6 +89,11 @@ class KnownCards:
             if before != after:
                 self.sold[one.place] = after
                 self._write(_key(one.place), _CARD, asdict(after))
+
+    def renew(self, place: Place, terms: str) -> None:
+        """Sell a card on other terms from now on."""
+        self.sold[place] = replace(self.sold[place], terms=terms)
+        self._write(_key(place), _CARD, asdict(self.sold[place]))
 
     def forget(self, place: Place) -> None:
         """Drop a record."""
@@ -132,4 +141,6 @@ def _sold(data: Mapping[str, Any]) -> Sold:
         raise TypeError("a card of another shape")
     if data["sharing"] not in {"exclusive", "replicas", "memory", "mig"}:
         raise ValueError("a kind of sharing that is not known")
-    return Sold(made, str(data["resource"]), data["sharing"], tuple(map(str, data["past"])))
+    terms = data.get("terms")
+    past = tuple(map(str, data["past"]))
+    return Sold(made, str(data["resource"]), data["sharing"], past, None if terms is None else str(terms))

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from nodeplug import DeviceId, Holding, ResourceName
 from nodeplug_gpu.cards import Uuid
+from nodeplug_gpu.config import Kind
 from nodeplug_gpu.sharing import Sharing
 from nodeplug_gpu.sharing.memory import MemorySharing
 from nodeplug_gpu.stock import Stock
@@ -30,6 +31,7 @@ class Use:
     Attributes:
         ids: units, replicas, instances or the card itself.
         promised: bytes that it may use; None where nothing is promised (whole cards, replicas, instances).
+        former: how the card was sold when it got it, where the resource is offered no more; None where it is.
     """
 
     who: Container
@@ -37,6 +39,27 @@ class Use:
     card: Uuid
     ids: tuple[DeviceId, ...]
     promised: int | None = None
+    former: Kind | None = None
+
+
+def former_uses(
+    holdings: Iterable[Holding], cards: Mapping[DeviceId, Uuid], sharing: Kind, unit: int | None
+) -> Sequence[Use]:
+    """Return what containers hold by a name that is offered no more.
+
+    Args:
+        holdings: of that resource.
+        cards: by id, of what belongs to one.
+        sharing: how it was sold.
+        unit: bytes of a unit, where it was sold by units.
+    """
+    found = []
+    for holding in holdings:
+        who = Container(holding.namespace, holding.pod, holding.container)
+        for card in sorted({cards[name] for name in holding.ids if name in cards}):
+            ids = tuple(name for name in holding.ids if cards.get(name) == card)
+            found.append(Use(who, holding.resource, card, ids, len(ids) * unit if unit else None, sharing))
+    return found
 
 
 def uses(holdings: Iterable[Holding], sharing: Sharing, stock: Stock) -> Sequence[Use]:

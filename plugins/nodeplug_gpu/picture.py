@@ -22,6 +22,7 @@ _MARKS: Final = string.ascii_uppercase + string.ascii_lowercase + string.digits
 """Pods are told apart by these, also where there is no colour."""
 _FREE: Final = "·"
 _UNKNOWN: Final = "?"
+_UNCONFIRMED: Final = "+"
 _STATES: Final = {"healthy": "green", "suspect": "yellow", "recovering": "yellow", "unhealthy": "red"}
 _MINUTE: Final = 60
 _HOUR: Final = 3600
@@ -100,6 +101,8 @@ def _sold(card: Mapping[str, Any]) -> str:
     used = _UNKNOWN if card["used_units"] is None else card["used_units"]
     text = f"{used}/{card['units']} "
     text += "instances" if card["instances"] and card["sharing"] == "mig" else f"of {card['resource']}"
+    if card["unconfirmed_units"]:
+        text += f", {card['unconfirmed_units']} of them granted and not confirmed by kubelet yet"
     if card["used_bytes"]:
         text += f", {show_quantity(card['used_bytes'])} really used"
     if card["nobodys_bytes"]:
@@ -110,11 +113,13 @@ def _sold(card: Mapping[str, Any]) -> str:
 def _bar(card: Mapping[str, Any], marks: Marks) -> Text:
     bar = Text("[")
     drawn = sold = 0
-    for use in card["containers"]:
-        sold += use["units"]
+    parts = [(use["card_units"], *marks[_pod(use)]) for use in card["containers"]]
+    if card["unconfirmed_units"]:
+        parts.append((card["unconfirmed_units"], _UNCONFIRMED, "white"))
+    for units, mark, colour in parts:
+        sold += units
         end = min(round(WIDTH * sold / card["units"]), WIDTH) if card["units"] else 0
         length = max(end - drawn, 1 if drawn < WIDTH else 0)  # whoever holds something is seen
-        mark, colour = marks[_pod(use)]
         bar.append(mark * length, f"reverse {colour}")
         drawn += length
     bar.append((_UNKNOWN if card["used_units"] is None else _FREE) * max(WIDTH - drawn, 0), "dim")
@@ -126,7 +131,8 @@ def _holders(card: Mapping[str, Any], marks: Marks) -> Iterator[Text]:
         mark, colour = marks[_pod(use)]
         text = Text().append(mark, f"reverse {colour}")
         promised = f" ({show_quantity(use['promised_bytes'])})" if use["promised_bytes"] else ""
-        text.append(f" {_pod(use)}/{use['container']}  {use['units']}{promised}")
+        name = f" of {use['resource']}" if use["former"] else ""
+        text.append(f" {_pod(use)}/{use['container']}  {use['units']}{name}{promised}")
         text.append(f", {show_quantity(use['used_bytes'])} really used" if use["used_bytes"] else "")
         yield text.append(", OVER ITS PROMISE" if use["over"] else "", "bold red")
 

@@ -160,7 +160,7 @@ class Gpu:
         """Grant cards, or say with the numbers why not."""
         sharing, stock = self._shop.inventory.sold(self._shop.entry_of(request.resource), request.resource)
         grant = sharing.allocate(request, stock)
-        self._shop.granted(request.resource)
+        self._shop.granted(request.resource, request.ids)
         return grant
 
     @hookimpl

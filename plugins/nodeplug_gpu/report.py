@@ -52,7 +52,10 @@ def document(config: GpuConfig, shop: Shop, overuse: OveruseWatch) -> Mapping[st
             if card.uuid not in sold
         ],
         "left_out": list(inventory.view.left_out),
-        "resources": [_resource(shop, entry, name) for entry in config.resources for name in names_of(entry)],
+        "resources": [
+            *(_resource(shop, entry, name) for entry in config.resources for name in names_of(entry)),
+            *_former_resources(inventory),
+        ],
     }
 
 
@@ -65,7 +68,7 @@ def _card(shop: Shop, overuse: OveruseWatch, entry: Entry, offer: Offer) -> dict
     inventory, card = shop.inventory, offer.card
     condition = inventory.conditions[card.uuid]
     vitals = inventory.view.vitals.get(card.uuid)
-    uses = [use for use in inventory.uses if use.card == card.uuid and use.resource in names_of(entry)]
+    uses = _uses(inventory, entry, card.uuid)
     sharing = shop.sharings.get(entry.resource)
     return {
         "uuid": card.uuid,
@@ -84,10 +87,12 @@ def _card(shop: Shop, overuse: OveruseWatch, entry: Entry, offer: Offer) -> dict
         "sharing": entry.sharing,
         "unit_bytes": sharing.unit if isinstance(sharing, MemorySharing) else None,
         "units": units(shop, entry, offer),
-        "used_units": None if inventory.unknown else sum(len(use.ids) for use in uses),
+        "used_units": _used(shop, entry, offer),
+        "unconfirmed_units": shop.grants.of_card(card.uuid, names_of(entry)),
         "instances": [_instance(sharing, inventory.stocks[entry.resource], one, uses) for one in card.instances],
         "containers": [
-            _use(use, overuse.usage.get((use.who, card.uuid))) for use in sorted(uses, key=lambda use: use.who)
+            _use(use, overuse.usage.get((use.who, card.uuid)), _in_units(shop, entry, offer, use))
+            for use in sorted(uses, key=lambda use: use.who)
         ],
         "strangers": [
             {"namespace": who.namespace, "pod": who.pod, "container": who.container, "used_bytes": one.used}
@@ -96,6 +101,30 @@ def _card(shop: Shop, overuse: OveruseWatch, entry: Entry, offer: Offer) -> dict
             if uuid == card.uuid and one.stranger
         ],
     }
+
+
+def _uses(inventory: Inventory, entry: Entry, uuid: Uuid) -> Sequence[ledger.Use]:
+    """Return who holds a card by a name of an entry, or by one that is offered no more."""
+    names = names_of(entry)
+    return [use for use in inventory.uses if use.card == uuid and (use.resource in names or use.former is not None)]
+
+
+def _used(shop: Shop, entry: Entry, offer: Offer) -> int | None:
+    """Return how many units of a card are used, those included that were granted a moment ago; None: nobody knows."""
+    if shop.inventory.unknown:
+        return None
+    held = sum(_in_units(shop, entry, offer, use) for use in _uses(shop.inventory, entry, offer.card.uuid))
+    return min(held, units(shop, entry, offer)) + shop.grants.of_card(offer.card.uuid, names_of(entry))
+
+
+def _in_units(shop: Shop, entry: Entry, offer: Offer, use: ledger.Use) -> int:
+    """Return what a use is in the units of now: a card that is held in another way is used as a whole."""
+    sharing = shop.sharings.get(entry.resource)
+    if use.former is None:
+        return len(use.ids)
+    if isinstance(sharing, MemorySharing) and use.promised is not None:
+        return -(-use.promised // sharing.unit)
+    return len(use.ids) if use.former == entry.sharing else units(shop, entry, offer)
 
 
 def _instance(sharing: Sharing | None, stock: Stock, one: MigInstance, uses: Sequence[ledger.Use]) -> dict[str, Any]:
@@ -109,13 +138,15 @@ def _instance(sharing: Sharing | None, stock: Stock, one: MigInstance, uses: Seq
     }
 
 
-def _use(use: ledger.Use, usage: Usage | None) -> dict[str, Any]:
+def _use(use: ledger.Use, usage: Usage | None, card_units: int) -> dict[str, Any]:
     return {
         "namespace": use.who.namespace,
         "pod": use.who.pod,
         "container": use.who.container,
         "resource": use.resource,
         "units": len(use.ids),
+        "card_units": card_units,
+        "former": use.former is not None,
         "promised_bytes": use.promised,
         "used_bytes": usage.used if usage is not None else None,
         "over": usage is not None and usage.over_since is not None,
@@ -143,7 +174,8 @@ def _resource(shop: Shop, entry: Entry, name: str) -> dict[str, Any]:
         devices = list(inventory.devices(entry, ResourceName(name)))
     except NotFound as error:
         reason = error.message
-    held = sum(len(use.ids) for use in inventory.uses if use.resource == name)
+    waiting = shop.grants.of(name)
+    held = sum(len(use.ids) for use in inventory.uses if use.resource == name) + waiting
     counts = name != entry.resource and isinstance(entry, Memory)
     notes = [f"only counts the cards; ask for {entry.resource}"] if counts else []
     if isinstance(sharing, MigInstances):
@@ -156,9 +188,20 @@ def _resource(shop: Shop, entry: Entry, name: str) -> dict[str, Any]:
         "devices": len(devices),
         "healthy": sum(device.healthy for device in devices),
         "used": None if inventory.unknown else held,
+        "unconfirmed": waiting,
         "reason": reason,
         "notes": notes,
     }
+
+
+def _former_resources(inventory: Inventory) -> Iterator[dict[str, Any]]:
+    """Describe what is offered no more and still held."""
+    kinds = {use.resource: use.former for use in inventory.uses if use.former is not None}
+    for name, sharing in kinds.items():
+        numbers = {"devices": 0, "healthy": 0, "unconfirmed": 0, "unit_bytes": None, "policy": None}
+        held = sum(len(use.ids) for use in inventory.uses if use.resource == name)
+        note = "it is offered no more; containers still hold what they got"
+        yield {"resource": name, "sharing": sharing, "used": held, "reason": "", "notes": [note], **numbers}
 
 
 # --- Prometheus -----------------------------------------------------------------------------------------------------
@@ -192,8 +235,9 @@ def _metrics(config: GpuConfig, shop: Shop) -> Iterator[Metric]:
     )
     yield Metric("gpu_units", "Units that a card is sold in.", _units(config, shop))
     held = Counter[str]()
-    for use in inventory.uses:
-        held[use.card] += len(use.ids)
+    for entry in config.resources:
+        for offer in inventory.stocks_of(entry.resource):
+            held[offer.card.uuid] = max(held[offer.card.uuid], _used(shop, entry, offer) or 0)
     yield Metric(
         "gpu_units_used",
         "Units of a card that containers hold; no sample while nobody knows.",

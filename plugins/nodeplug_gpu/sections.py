@@ -31,16 +31,18 @@ class Sale:
         resource: the entry's main resource.
         sharing: the entry's kind.
         current: its configuration chooses the card; otherwise containers may still hold what it sold before.
+        terms: on which it sells it (see `terms`).
     """
 
     section: str
     resource: str
     sharing: Kind
     current: bool = True
+    terms: str = ""
 
     def same(self, other: "Sale") -> bool:
         """Whether the same ids mean the same: the section was only renamed."""
-        return (self.resource, self.sharing) == (other.resource, other.sharing)
+        return (self.resource, self.sharing, self.terms) == (other.resource, other.sharing, other.terms)
 
 
 @dataclass(frozen=True, slots=True)

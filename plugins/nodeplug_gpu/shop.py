@@ -20,6 +20,7 @@ from nodeplug_gpu import held, ledger
 from nodeplug_gpu.access import NodePaths
 from nodeplug_gpu.cards import Card, GpuEvent, Uuid, View
 from nodeplug_gpu.config import GpuConfig, Kind, Memory, Mig, Replicas, names_of
+from nodeplug_gpu.grants import Grants
 from nodeplug_gpu.health import Triage
 from nodeplug_gpu.inventory import GONE, Inventory
 from nodeplug_gpu.known import KnownCards, Sold
@@ -30,6 +31,7 @@ from nodeplug_gpu.sharing.memory import MemorySharing, unit_for
 from nodeplug_gpu.sharing.mig import MigInstances
 from nodeplug_gpu.sharing.replicas import TimeSlicing
 from nodeplug_gpu.stock import Entry, Offer, Shares, Stock, share_out
+from nodeplug_gpu.terms import beyond, terms_of
 
 GRACE: Final = 60.0
 """Seconds for which nobody must have held something before that is believed: kubelet tells holders late, and for a
@@ -45,6 +47,7 @@ class Shop:
 
     Attributes:
         obstacle: why a healthy card cannot be offered yet all the same, such as an MPS daemon that does not run.
+        grants: what was granted and kubelet has not told of yet.
     """
 
     config: GpuConfig
@@ -53,6 +56,7 @@ class Shop:
     obstacle: Callable[[Entry, Uuid], str] = lambda _entry, _uuid: ""
     clock: Callable[[], float] = time.monotonic
     inventory: Inventory = field(default_factory=Inventory)
+    grants: Grants = field(default_factory=Grants)
     _triage: Triage = field(init=False)
     _known: KnownCards = field(init=False)
     _owners: Mapping[Uuid, str] = field(default_factory=dict)
@@ -96,9 +100,14 @@ class Shop:
         """Return the entry that offers a name; the plugin claims no other."""
         return next(entry for entry in self.config.resources if resource in names_of(entry))
 
-    def granted(self, resource: str) -> None:
+    def granted(self, resource: str, ids: Sequence[DeviceId] = ()) -> None:
         """Note that a container got something: kubelet will tell, but not yet."""
-        self._unheld[self.entry_of(resource).resource] = self.clock()
+        name = self.entry_of(resource).resource
+        self._unheld[name] = self.clock()
+        sharing, stock = self.inventory.sharings.get(name), self.inventory.stocks.get(name, Stock())
+        cards = sharing.by_card(ids, stock) if sharing is not None else {}
+        owners = {one: card for card, mine in cards.items() for one in mine}
+        self.grants.add(resource, {one: owners.get(one) for one in ids}, self.clock())
 
     def look(self, view: View, events: Sequence[GpuEvent] = ()) -> Inventory:
         """Take in a look at the hardware and what kubelet tells by now."""
@@ -107,13 +116,19 @@ class Shop:
         cards = view.cards if view.state != "absent" else ()
         shares, rivals = self._claim(share_out(self.config.resources, cards, self._owners), now)
         self._owners = {**self._owners, **shares.owner()}
+        terms = {entry.resource: terms_of(entry) for entry in self.config.resources}
         self._known.remember(
-            Sold(card, name, self._kinds[name]) for name, cards in shares.cards.items() for card in cards
+            Sold(card, name, self._kinds[name], terms=terms[name])
+            for name, cards in shares.cards.items()
+            for card in cards
         )
         told = held.ask(self.host, self._names(), self._known.sold.values())
+        if not told.unknown:
+            self.grants.settle(told.holdings, now)
         self._forget(shares, view, told, now)
         self._settle_units(shares, told, now)
-        stocks = self._stocks(shares, view, told)
+        former = self._held_back(shares, told)
+        stocks = self._stocks(shares, view, former, told)
         sold = [offer.card.uuid for stock in stocks.values() for offer in stock.offers]
         self.inventory = Inventory(
             view,
@@ -125,8 +140,9 @@ class Shop:
             dict(self._ghosts(stocks, told)),
             shares.faults,
             rivals,
-            frozenset(uuid for _, uuid in told.holders),
+            frozenset(uuid for _, uuid in told.holders) | self.grants.cards(),
             self._waiting,
+            former,
         )
         return self.inventory
 
@@ -138,14 +154,19 @@ class Shop:
         """Return the shares without the cards that another section sells, and why it is without them."""
         section, kinds = self.host.plugin, self._kinds
         wanted = {
-            one.card.uuid: Sale(section, one.resource, one.sharing, current=False) for one in self._known.sold.values()
+            one.card.uuid: Sale(section, one.resource, one.sharing, current=False, terms=one.terms or "")
+            for one in self._known.sold.values()
         }
         owners = shares.owner()
-        wanted |= {uuid: Sale(section, name, kinds[name]) for uuid, name in owners.items()}
+        wanted |= {
+            uuid: Sale(section, name, kinds[name], terms=self._terms(uuid, name)) for uuid, name in owners.items()
+        }
         answer = self._counter.claim(wanted, now)
         cards = {card.uuid: card for chosen in shares.cards.values() for card in chosen}
         self._known.remember(
-            Sold(cards[uuid], sale.resource, sale.sharing) for uuid, sale in answer.inherited.items() if uuid in cards
+            Sold(cards[uuid], sale.resource, sale.sharing, terms=sale.terms)
+            for uuid, sale in answer.inherited.items()
+            if uuid in cards
         )
         self._elsewhere = answer.rivals
         rivals = {
@@ -165,6 +186,11 @@ class Shop:
         }
         return Shares(left, shares.faults), rivals
 
+    def _terms(self, uuid: Uuid, resource: str) -> str:
+        """Return the terms on which an entry sells a card: those of its holders, as long as there may be any."""
+        known = self._known.sold.get((uuid, resource, self._kinds[resource]))
+        return known.terms if known is not None and known.terms is not None else terms_of(self.entry_of(resource))
+
     def _names(self) -> frozenset[str]:
         """Return every name under which a card was or is sold."""
         offered = {name for entry in self.config.resources for name in names_of(entry)}
@@ -177,10 +203,14 @@ class Shop:
         present = {card.uuid for card in view.cards} if view.state == "running" else set()
         for one in list(self._known.sold.values()):
             sold_now = one.card in shares.cards.get(one.resource, ()) and one.sharing == self._kind(one.resource)
-            if one.card.uuid in present and sold_now:
+            terms = terms_of(self.entry_of(one.resource)) if sold_now else ""
+            if one.card.uuid in present and sold_now and one.terms == terms:
                 self._unheld.pop(one.place, None)
             elif self._unheld_for(one.place, self._holder(one, told) is None, now) > GRACE and view.state in _TELLING:
-                self._known.forget(one.place)
+                if one.card.uuid in present and sold_now:
+                    self._known.renew(one.place, terms)
+                else:
+                    self._known.forget(one.place)
                 self._unheld.pop(one.place, None)
         kept = {uuid for uuid, _, _ in self._known.sold}
         for uuid in [uuid for uuid in self._owners if uuid not in kept and uuid not in present]:
@@ -213,11 +243,24 @@ class Shop:
     def _sold_otherwise(self, entry: Entry, card: Card, told: held.Held) -> str:
         """Return why a card cannot be sold anew yet: it may be held in a way in which it was sold before."""
         for one in self._known.sold.values():
-            if one.card.uuid == card.uuid and (one.resource, one.sharing) != (entry.resource, entry.sharing):
-                holder = self._holder(one, told)
-                why = f"it is held by {holder}" if holder is not None else "kubelet may still tell who holds it"
+            if one.card.uuid != card.uuid:
+                continue
+            holder = self._holder(one, told)
+            why = f"it is held by {holder}" if holder is not None else "kubelet may still tell who holds it"
+            if (one.resource, one.sharing) != (entry.resource, entry.sharing):
                 return f"it was sold as {one.resource} ({one.sharing}), and {why}"
-        return ""
+            if one.terms != terms_of(entry):
+                return f"{why} as it was sold before ({one.terms or 'without MPS'}); new terms wait for the end of that"
+        return beyond(entry, told.of(entry.resource, card.uuid))
+
+    def _held_back(self, shares: Shares, told: held.Held) -> Mapping[Uuid, str]:
+        """Return why cards cannot be sold yet that may be held as they were sold before."""
+        whys = {
+            card.uuid: self._sold_otherwise(entry, card, told)
+            for entry in self.config.resources
+            for card in shares.cards[entry.resource]
+        }
+        return {uuid: why for uuid, why in whys.items() if why}
 
     def _ghosts(self, stocks: Mapping[str, Stock], told: held.Held) -> Iterator[tuple[str, tuple[DeviceId, ...]]]:
         """Yield what is held and no longer listed: an instance that was destroyed, a card that has other units now."""
@@ -266,18 +309,12 @@ class Shop:
         self._known.keep_unit(name, unit)
         self._sharings[name] = MemorySharing(entry, self.paths, unit)
 
-    def _stocks(self, shares: Shares, view: View, told: held.Held) -> dict[str, Stock]:
+    def _stocks(self, shares: Shares, view: View, former: Mapping[Uuid, str], told: held.Held) -> dict[str, Stock]:
         present = {card.uuid for card in view.cards} if view.state != "absent" else set()
         stocks = {}
         for entry in self.config.resources:
             here = [card for card in shares.cards[entry.resource] if card.uuid in present]
-            offers = [
-                Offer(
-                    card,
-                    self._reason(card) or self._sold_otherwise(entry, card, told) or self.obstacle(entry, card.uuid),
-                )
-                for card in here
-            ]
+            offers = [self._offer(entry, card, former.get(card.uuid, ""), told) for card in here]
             listed = {card.uuid for card in here}
             offers += [
                 Offer(one.card, self._left(one.card, present, shares))
@@ -286,6 +323,15 @@ class Shop:
             ]
             stocks[entry.resource] = Stock(tuple(offers))
         return stocks
+
+    def _offer(self, entry: Entry, card: Card, former: str, told: held.Held) -> Offer:
+        """Offer a card, or say why not. Where only the terms are others, what containers hold of it stays healthy."""
+        ill = self._reason(card)
+        if not former or ill:
+            return Offer(card, ill or self.obstacle(entry, card.uuid))
+        ways = {(one.resource, one.sharing) for one in self._known.sold.values() if one.card.uuid == card.uuid}
+        kept = told.of(entry.resource, card.uuid) if ways == {(entry.resource, entry.sharing)} else ()
+        return Offer(card, former, frozenset(kept))
 
     def _reason(self, card: Card) -> str:
         condition = self._triage.condition(card.uuid)
@@ -307,6 +353,11 @@ class Shop:
         for name, sharing in self._sharings.items():
             for resource in self._names_of(name):
                 yield from ledger.uses(told.holdings.get(resource, ()), sharing, stocks[name])
+        offered = {name for entry in self.config.resources for name in names_of(entry)}
+        former = {one.resource: one.sharing for one in self._known.sold.values() if one.resource not in offered}
+        for resource, kind in former.items():
+            unit = self._known.unit(resource) if kind == "memory" else None
+            yield from ledger.former_uses(told.holdings.get(resource, ()), told.ids.get(resource, {}), kind, unit)
 
 
 def _sharing(entry: Entry, paths: NodePaths) -> Sharing:

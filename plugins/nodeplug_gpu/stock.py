@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from nodeplug import NotFound, NotReady
+from nodeplug import Device, DeviceId, NotFound, NotReady
 from nodeplug_gpu.cards import Card, Uuid
 from nodeplug_gpu.config import Exclusive, Memory, Mig, Replicas, sells_instances
 from nodeplug_gpu.ids import card_key
@@ -23,15 +23,22 @@ class Offer:
     Attributes:
         card: as the driver showed it last.
         reason: why it is not healthy; empty when it is.
+        kept: ids that are listed as healthy all the same, so that containers which hold them may start again.
     """
 
     card: Card
     reason: str = ""
+    kept: frozenset[DeviceId] = frozenset()
 
     @property
     def healthy(self) -> bool:
         """Whether a container may get it."""
         return not self.reason
+
+    def device(self, name: DeviceId, numa_nodes: tuple[int, ...] = ()) -> Device:
+        """Return a share or unit of the card, as kubelet is told of it."""
+        reason = "" if name in self.kept else self.reason
+        return Device(name, not reason, reason, numa_nodes)
 
     def usable(self) -> Card:
         """Return the card for a grant: kubelet may ask by a list that is older than what is known here.

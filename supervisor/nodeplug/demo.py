@@ -8,6 +8,7 @@ util-linux tool `unshare`, because a process with threads cannot enter a user na
 """
 
 import asyncio
+import json
 import os
 import re
 import shutil
@@ -36,6 +37,7 @@ from nodeplug.values import Pod
 _INSIDE: Final = "NODEPLUG_DEMO_INSIDE"
 DRIVER: Final = "nodeplug/tmpfs"
 _PIPE_WIDTH: Final = 130
+_TOLD_PATIENCE: Final = 10.0
 RESOURCE: Final = "demo.nodeplug.io/fuse" if Path("/dev/fuse").exists() else "demo.nodeplug.io/null"
 UNITS: Final = 4
 MEMORY: Final = "demo.nodeplug.io/gpu-mem"
@@ -177,6 +179,7 @@ class _Story:
             faults.write_text('{"cards": {"0": {"lost": true}}}', encoding="utf-8")
             await kubelet.until(lambda: kubelet.allocatable(MEMORY) < before)
             told.append(f"kubelet has {kubelet.allocatable(MEMORY)} healthy units of {kubelet.capacity(MEMORY)}")
+        await asyncio.to_thread(_until_told, node)
         await asyncio.to_thread(self._picture, node)
         with self._step("gpu", "the card is back") as told:
             faults.unlink()
@@ -220,7 +223,7 @@ class _Story:
         return flex
 
     def _status(self, node: ScratchNode) -> None:
-        time.sleep(0.3)  # one poll of podresources: who holds what
+        _until_told(node)
         self.console.print()
         self.console.print(tables.status(node.status()))
 
@@ -254,6 +257,19 @@ class _Story:
         self.console.print(f"[green]✓[/green] [bold]{act:8}[/bold] {what} [dim]{spent:.0f} ms[/dim]")
         for line in told:
             self.console.print(f"           {line}", style="cyan", soft_wrap=True)
+
+
+def _until_told(node: ScratchNode) -> None:
+    """Wait until kubelet has told who holds what was granted; a demo that is late shows what it can."""
+    end = time.monotonic() + _TOLD_PATIENCE
+    wanted = {RESOURCE: 1, MEMORY: sum(SHARERS.values())}
+    while time.monotonic() < end:
+        allocated = {one["resource"]: one["allocated"] for one in node.status()["resources"]}
+        if all(allocated.get(name) == count for name, count in wanted.items()):
+            gpus = json.loads(node.run("gpu", "--json").stdout or "{}")
+            if not any(card["unconfirmed_units"] for one in gpus.values() for card in one["cards"]):
+                return
+        time.sleep(0.1)
 
 
 def leftovers(difference: list[str], folder: Path) -> list[str]:

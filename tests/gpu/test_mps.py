@@ -4,8 +4,10 @@ import logging
 import os
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -63,10 +65,12 @@ def daemons(driver_root: Path, short_path: Path) -> Iterator[Callable[[], MpsDae
     yield make
     for one in made:
         one.stop()
-    for record in short_path.glob("mps/*/daemon.json"):
+    until(lambda: not [thread for thread in threading.enumerate() if thread.name.startswith("gpu:mps:")])
+    for record in short_path.glob("mps/*/daemon.json"):  # no thread is left that could write or remove one
         pid = recorded(record)
         if pid is not None:
-            os.kill(pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def until(true: Callable[[], object]) -> None:

@@ -18,6 +18,8 @@ def use(pod: str, units: int, **more: Any) -> dict[str, Any]:
         "container": "main",
         "resource": "aliyun.com/gpu-mem",
         "units": units,
+        "card_units": units,
+        "former": False,
         "promised_bytes": units * GIB,
         "used_bytes": None,
         "over": False,
@@ -45,6 +47,7 @@ def card(*uses: dict[str, Any], **more: Any) -> dict[str, Any]:
         "unit_bytes": GIB,
         "units": 8,
         "used_units": sum(one["units"] for one in uses),
+        "unconfirmed_units": 0,
         "instances": [],
         "containers": list(uses),
         "strangers": [],
@@ -226,3 +229,16 @@ def test_a_terminal_gets_a_colour_per_pod() -> None:
 def test_a_container_that_holds_nothing_and_uses_the_card_is_shown() -> None:
     stranger = {"namespace": "ml", "pod": "greedy", "container": "main", "used_bytes": 3 * GIB, "pids": [7]}
     assert "ml/greedy/main  holds nothing, 3Gi really used" in "\n".join(drawn(report(card(strangers=[stranger]))))
+
+
+def test_units_that_were_granted_a_moment_ago_are_drawn_apart() -> None:
+    lines = drawn(report(card(use("one", 2), used_units=6, unconfirmed_units=4)))
+    (bar,) = [line for line in lines if "  [" in line]
+    assert f"[{'A' * 8}{'+' * 16}{'·' * 8}]  6/8 of aliyun.com/gpu-mem, 4 of them granted and not confirmed" in bar
+
+
+def test_a_holder_by_a_former_name_is_drawn_in_units_of_now_and_named_in_its_own() -> None:
+    former = use("old", 5, card_units=4, former=True, resource="example.com/mem")
+    lines = drawn(report(card(former, used_units=4)))
+    assert any(f"[{'A' * 16}{'·' * 16}]  4/8 of aliyun.com/gpu-mem" in line for line in lines)
+    assert any("A default/old/main  5 of example.com/mem (5Gi)" in line for line in lines)

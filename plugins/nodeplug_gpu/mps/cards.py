@@ -66,6 +66,10 @@ class MpsDaemons:
         """Whether a daemon has neither answered nor failed yet."""
         return any(daemon.runs and daemon.reason == STARTING for daemon in list(self._daemons.values()))
 
+    def has(self, uuid: Uuid) -> bool:
+        """Whether a card has a daemon, of this process or of one before."""
+        return uuid in self._daemons or self._record(uuid) is not None
+
     def reason(self, uuid: Uuid) -> str:
         """Return why no client can connect to a card's daemon; empty when it can."""
         if uuid in self._ending:
@@ -133,12 +137,16 @@ class MpsFollower:
             mps = wish_of(entry)
             if mps is not None:
                 cards = [offer.card for offer in inventory.stocks_of(entry.resource) if offer.card.uuid in present]
-                wanted.update({card.uuid: (card, mps) for card in cards})
+                wanted.update({card.uuid: (card, mps) for card in cards if self._free(card.uuid, inventory)})
         self.daemons.keep(
             wanted,
             lambda uuid: uuid in present and (bool(inventory.unknown) or uuid in inventory.held),
             inventory.view.cards,
         )
+
+    def _free(self, uuid: Uuid, inventory: Inventory) -> bool:
+        """Whether a daemon may serve a card: one that is new would lock out those who use the card without MPS."""
+        return uuid not in inventory.former or self.daemons.has(uuid)
 
     def obstacle(self, entry: Entry, uuid: Uuid) -> str:
         """Return why a card cannot be offered yet."""

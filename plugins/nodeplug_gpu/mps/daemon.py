@@ -169,7 +169,9 @@ class ControlDaemon:
 
     def _note(self, pid: int) -> None:
         record = Record(pid, _start_time(pid), self.config.exclusive_process)
-        self.folders.record.write_text(json.dumps(asdict(record)), encoding="ascii")
+        new = self.folders.record.with_suffix(".new")  # who reads it must not find half of it
+        new.write_text(json.dumps(asdict(record)), encoding="ascii")
+        new.rename(self.folders.record)
 
     def _started(self) -> int:
         if len(os.fsencode(self.folders.pipes / "control")) > _LONGEST_SOCKET:

@@ -94,7 +94,7 @@ class MemorySharing:
 
     def _units(self, resource: ResourceName, stock: Stock) -> Sequence[Device]:
         units = [
-            Device(unit_id(card_key(offer.card.uuid), number), offer.healthy, offer.reason)
+            offer.device(unit_id(card_key(offer.card.uuid), number))
             for offer in stock.offers
             for number in range(self.units(offer))
         ]

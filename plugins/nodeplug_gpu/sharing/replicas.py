@@ -29,12 +29,7 @@ class TimeSlicing:
         """List every replica of every card."""
         del resource
         return [
-            Device(
-                unit_id(card_key(offer.card.uuid), number),
-                offer.healthy,
-                offer.reason,
-                numa_nodes(offer.card.numa_node),
-            )
+            offer.device(unit_id(card_key(offer.card.uuid), number), numa_nodes(offer.card.numa_node))
             for offer in stock.offers
             for number in range(self.config.replicas)
         ]

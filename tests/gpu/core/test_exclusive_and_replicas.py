@@ -73,6 +73,7 @@ def test_shares_that_are_not_there_are_refused(ids: list[str], store: Make, card
 
 def test_held_shares_stay_listed_when_there_are_fewer(store: Make, card: Make) -> None:
     shop = store([REPLICAS], [card(0)])
-    shop.held = {SHARED: {"pod": [share(0, 3)]}}
+    shop.held = {SHARED: {"pod": [share(0, 3)], "other": [share(0, 1)]}}
     shop.configure([REPLICAS | {"replicas": 2}])
-    assert shop.listed(SHARED) == {share(0): "", share(0, 1): "", share(0, 3): "it was there and is gone"}
+    why = "1 of its former replicas beyond the 2 of now are still held"
+    assert shop.listed(SHARED) == {share(0): why, share(0, 1): "", share(0, 3): "it was there and is gone"}
