@@ -27,12 +27,14 @@
 #ifndef FLEX
 #define FLEX 0
 #endif
-#define PATIENCE 10                 /* seconds for the daemon to come up */
+#define PATIENCE 10                 /* seconds for the daemon to come up, or to show that it is not stopped */
+#define HASTE 2                     /* the same for STATUS */
 #define TIMEOUT (FLEX ? 660 : 150)  /* seconds for it to answer */
 #define LIMIT ((size_t)4 << 20)     /* bytes of a request */
 #define CHUNK ((size_t)1 << 16)
 #define HEADER 16
 #define ANSWER 9
+#define ALIVE "NPX1\x08\0\0\0\0\0\0\0\0\0\0\0alive\0-" /* what a daemon that runs answers at once */
 #define VERSIONS(and) "0.1.0" and "0.2.0" and "0.3.0" and "0.3.1" and "0.4.0" and "1.0.0" and "1.1.0"
 
 _Static_assert(sizeof SOCKET <= sizeof((struct sockaddr_un *)0)->sun_path, "the socket's path has more than 107 bytes");
@@ -104,11 +106,12 @@ static double now(void) {
     return (double)at.tv_sec + (double)at.tv_nsec / 1e9;
 }
 
-/* Returns a connected socket, or -1 with errno. EAGAIN: the daemon is there, with a full backlog. */
-static int connected(int patient) {
+/* Returns a connected socket whose every step takes `step` seconds at most, or -1 with errno. EAGAIN: the daemon is
+ * there, with a full backlog. */
+static int connected(int patient, double wait, double step) {
     struct sockaddr_un address = {.sun_family = AF_UNIX, .sun_path = SOCKET};
-    struct timeval limit = {.tv_sec = TIMEOUT};
-    for (double end = now() + PATIENCE;;) {
+    struct timeval limit = {(time_t)step, (suseconds_t)(step * 1000000) % 1000000};
+    for (double end = now() + wait;;) {
         int peer = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
         if (peer < 0) return -1;
         if (!connect(peer, (struct sockaddr *)&address, sizeof address)) {
@@ -165,13 +168,27 @@ static int send_frame(int peer, const struct bytes *frame) {
     return 0;
 }
 
+/* Whether the daemon answers anything at all: the kernel takes connections for a stopped one, too. */
+static int is_alive(double step) {
+    char byte;
+    int peer = connected(0, 0, step);
+    int alive = peer >= 0 && !put(peer, ALIVE, sizeof ALIVE) && recv(peer, &byte, 1, 0) > 0;
+    if (peer >= 0) close(peer);
+    return alive;
+}
+
 /* Receives until the answer is whole; -1 with errno if the daemon was silent too long or the connection broke. */
-static int receive(int peer, struct bytes *answer, size_t *out, size_t *err) {
+static int receive(int peer, struct bytes *answer, double step, size_t *out, size_t *err) {
     uint64_t due = ANSWER;
+    double end = now() + TIMEOUT;
     while (answer->size < due) {
         make_room(answer, CHUNK);
         ssize_t got = recv(peer, answer->data + answer->size, CHUNK, 0);
         if (got < 0 && errno == EINTR) continue;
+        if (got < 0 && errno == EAGAIN && now() <= end) {
+            if (is_alive(step)) continue;
+            errno = ETIMEDOUT;
+        }
         if (got < 0) return -1;
         if (!got) break;
         answer->size += (size_t)got;
@@ -185,14 +202,14 @@ static int receive(int peer, struct bytes *answer, size_t *out, size_t *err) {
 }
 
 /* Returns why there is no answer; does not return when there is one. */
-static const char *ask(const struct bytes *frame, int patient) {
+static const char *ask(const struct bytes *frame, int patient, double bound) {
     struct bytes answer = {0};
     size_t out = 0, err = 0;
-    int peer = connected(patient);
+    int peer = connected(patient, bound, bound / 2);
     if (peer < 0) return FLEX ? "nodeplug daemon is not running" : strerror(errno);
-    if (send_frame(peer, frame) || receive(peer, &answer, &out, &err)) {
+    if (send_frame(peer, frame) || receive(peer, &answer, bound / 2, &out, &err)) {
         if (FLEX) return "nodeplug daemon ended or hung before it answered";
-        return errno == EAGAIN ? "timed out" : strerror(errno);
+        return errno == EAGAIN ? "timed out" : errno == ETIMEDOUT ? "it is stopped, or hangs" : strerror(errno);
     }
     if (answer.size < ANSWER || answer.size - ANSWER < (uint64_t)out + (FLEX ? 0 : err) || (FLEX && !out))
         return FLEX ? "nodeplug daemon ended or hung before it answered" : "the daemon ended before it answered";
@@ -293,7 +310,8 @@ _Noreturn static void cni(const char *path) {
     put_number(frame.data + 4, args);
     put_number(frame.data + 8, head - HEADER - args);
     put_number(frame.data + 12, frame.size - head);
-    end_alone(&frame, verb, ask(&frame, strcmp(verb, "DEL") && strcmp(verb, "STATUS")));
+    int status = !strcmp(verb, "STATUS");
+    end_alone(&frame, verb, ask(&frame, !status && strcmp(verb, "DEL"), status ? HASTE : PATIENCE));
 }
 
 /* kubelet probes `init` once: a daemon that is away now would hide the driver, so a file answers. */
@@ -320,7 +338,8 @@ _Noreturn static void flex(const char *path, int argc, char **argv) {
     for (int i = 1; i < argc; i++) append(&frame, argv[i], strlen(argv[i]) + 1);
     if (frame.size - HEADER > LIMIT) fail(1, "the arguments are too large for nodeplug");
     put_number(frame.data + 4, frame.size - HEADER);
-    fail(1, ask(&frame, 0));
+    for (int i = 1; i < argc; i++) memset(argv[i], 0, strlen(argv[i])); /* secrets: /proc shows them while we wait */
+    fail(1, ask(&frame, 0, PATIENCE));
 }
 
 int main(int argc, char **argv) {

@@ -1,11 +1,13 @@
 """The call in flight, as seen from anywhere inside it.
 
-Owns: the request id that ties log lines, error texts and metrics of one request together, and the stderr that a
-foreign CNI delegate wrote during it.
-Refuses: global state: the current call is a context variable, set by the runner in the call's own thread.
+Owns: the request id that ties log lines, error texts and metrics of one request together, the stderr that a
+foreign CNI delegate wrote during it, and whether its caller still waits.
+Refuses: global state: the current call and its caller are context variables.
 """
 
 import secrets
+import select
+import socket
 import time
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -46,3 +48,22 @@ class Call:
 
 
 CURRENT: Final[ContextVar[Call | None]] = ContextVar("nodeplug_call", default=None)
+_CALLER: Final[ContextVar[socket.socket | None]] = ContextVar("nodeplug_caller", default=None)
+
+
+def has_hung_up(peer: socket.socket) -> bool:
+    """Whether the other end of a connection is closed; one that only ended its writing still reads (poll(2))."""
+    look = select.poll()
+    look.register(peer, 0)
+    return bool(look.poll(0))
+
+
+def set_caller(peer: socket.socket) -> None:
+    """Say where the caller of this task's request waits for the answer."""
+    _CALLER.set(peer)
+
+
+def caller_is_gone() -> bool:
+    """Whether nobody waits for the answer any more; False where there never was a caller, as for a replayed DEL."""
+    peer = _CALLER.get()
+    return peer is not None and has_hung_up(peer)

@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from nodeplug.call import new_request_id
+from nodeplug.call import has_hung_up, new_request_id, set_caller
 from nodeplug.errors import InvalidNetns, NotSupported, PluginError, TryAgain, Undecodable, wire
 from nodeplug.frame import HEADER, LIMIT, Frame, Reply, body_size
 from nodeplug.netns import Netns
@@ -32,6 +32,8 @@ BACKLOG: Final = 1024
 """Connections that the kernel keeps until they are accepted (and at most net.core.somaxconn)."""
 CONNECTIONS: Final = 1024
 """Connections that are served at once; the next ones stay in the backlog."""
+ALIVE: Final = "alive"
+"""The style that is answered at once, by no handler: how an entrypoint tells a daemon at work from a stopped one."""
 _LOOK: Final = 0.5
 """Seconds between two looks at whether the socket is still at its path: one stat(2)."""
 _SILENCE: Final = 10.0
@@ -197,8 +199,9 @@ class ExecServer:
                 raise self._stranger(uid)
             async with asyncio.timeout(self._silence):
                 frame = await arrival.frame()
-            if frame is None:
+            if frame is None or _has_left(peer, frame):
                 return
+            set_caller(peer)
             reply = await self._answer(frame, arrival)
         except TimeoutError:
             LOG.warning("request %s: no whole request came within %g s", new_request_id(), self._silence)
@@ -234,6 +237,8 @@ class ExecServer:
                 await arrival.drain()
 
     async def _answer(self, frame: Frame, arrival: "_Arrival") -> Reply:
+        if frame.style == ALIVE:
+            return Reply()
         try:
             handler = self._handlers.get(frame.style)
             if handler is None:
@@ -347,6 +352,18 @@ async def _readable(peer: socket.socket, ready: "asyncio.Future[None] | None" = 
     finally:
         if peer.fileno() >= 0:
             loop.remove_reader(peer)
+
+
+def _has_left(peer: socket.socket, frame: Frame) -> bool:
+    """Whether a frame outlived its caller, as in the backlog of a daemon that was stopped for a while.
+
+    Its caller has told that it failed, or keeps the DEL in the spool: an ADD that is done now would never be undone.
+    """
+    if not has_hung_up(peer):
+        return False
+    verb = frame.env.get("CNI_COMMAND", "a call")
+    LOG.warning("%s of %r is not served: its caller ended before it was read", verb, frame.name)
+    return True
 
 
 async def _send(peer: socket.socket, reply: Reply) -> None:

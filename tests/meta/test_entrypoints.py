@@ -66,7 +66,7 @@ def test_a_script_stays_small_and_ascii(script: str) -> None:
     text = (BIN / script).read_text()
     code = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
     assert text.isascii()
-    assert len(code) <= 120
+    assert len(code) <= 140
     assert max(map(len, text.splitlines())) <= 120
 
 
@@ -119,7 +119,7 @@ def test_the_twin_bears_the_marker() -> None:
 def test_the_twin_stays_small_and_ascii() -> None:
     text = (BIN / SOURCE).read_text()
     assert text.isascii()
-    assert len(text.splitlines()) <= 350
+    assert len(text.splitlines()) <= 370
     assert max(map(len, text.splitlines())) <= 120
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from nodeplug.call import Call
+from nodeplug.call import Call, caller_is_gone
 from nodeplug.cni import codec
 from nodeplug.cni.admission import Admission
 from nodeplug.cni.attachments import Attachment, Attachments, Key
@@ -110,6 +110,9 @@ class CniService:
         if isinstance(request, CniAdd):
             await self.spool.settle(_key(request), self.replay)
         async with self.admission.enter(call.verb, request.network, request.claim):
+            if isinstance(request, CniAdd) and caller_is_gone():
+                # Its DEL may be done already, from the spool: what is made now would stay for ever.
+                raise TryAgain("the caller ended before its ADD began")
             return await self._run(route, request, owned, call)
 
     def _host_of(self, frame: Frame) -> Identity:

@@ -58,6 +58,7 @@ class ExecRoad:
         service: what answers the style "cni".
         bin: the folder of the scripts, for CNI_PATH; each claim's script appears when the plugin is loaded.
         handlers: for other styles than "cni".
+        native: whether the entrypoints are compiled.
         source: the folder of the entrypoints' sources; those of this project when None.
     """
 
@@ -75,7 +76,7 @@ class ExecRoad:
         self.handlers: dict[str, Handler] = {}
         self.source: Path | None = None
         self._silence = silence
-        self._native = native
+        self.native = native
         self._compiled: dict[bool, bytes] = {}
         self._serving: _Serving | None = None
 
@@ -106,7 +107,7 @@ class ExecRoad:
         socket, spool = self.socket, self.spool.folder
         scripts = Scripts.render(socket=socket, spool=spool, source=self.source)
         text = scripts.flex if flex else scripts.cni
-        if self._native:
+        if self.native:
             if flex not in self._compiled:
                 self._compiled[flex] = compile_one(flex=flex, socket=socket, spool=spool, source=self.source)
             program = path.with_name(program_name(self._compiled[flex]))

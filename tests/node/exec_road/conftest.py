@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from nodeplug import NotFound, bind, unmount
 from nodeplug.install.native import compiler
+from nodeplug.install.scripts import find_scripts
 from nodeplug.testing import ExecRoad
 
 
@@ -80,6 +82,34 @@ def env(road: ExecRoad, netns: Path) -> Callable[..., dict[str, str]]:
         return {name: value for name, value in full.items() if value is not None}
 
     return build
+
+
+@pytest.fixture
+def impatient(road: ExecRoad) -> Callable[..., None]:
+    """Changes the waits of the entrypoints, in seconds: of those that are installed from then on."""
+
+    def change(*, patience: int = 10, haste: int = 2, timeout: int = 150) -> None:
+        _make_impatient(road, patience, haste, timeout)
+
+    return change
+
+
+def _make_impatient(road: ExecRoad, patience: int, haste: int, timeout: int) -> None:
+    road.source = road.bin.with_name("impatient")
+    shutil.copytree(find_scripts(), road.source)
+    for style, flex in (("cni", False), ("flex", True)):
+        script = road.source / f"nodeplug-{style}"
+        _edit(script, "\nPATIENCE = 10 " if flex else "\nPATIENCE, HASTE = 10, 2 ", f"\nPATIENCE = {patience} ")
+        _edit(script, f"\nTIMEOUT, LIMIT = {660 if flex else 150},", f"\nHASTE = {haste}\nTIMEOUT, LIMIT = {timeout},")
+    _edit(road.source / "nodeplug-entrypoint.c", "#define PATIENCE 10 ", f"#define PATIENCE {patience} ")
+    _edit(road.source / "nodeplug-entrypoint.c", "#define HASTE 2 ", f"#define HASTE {haste} ")
+    _edit(road.source / "nodeplug-entrypoint.c", "(FLEX ? 660 : 150)", f"{timeout}")
+
+
+def _edit(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert text.count(old) == 1
+    path.write_text(text.replace(old, new))
 
 
 def open_namespaces() -> list[str]:

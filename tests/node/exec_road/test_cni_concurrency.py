@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 
 from nodeplug import Claim, CniAdd, CniDel, CniResult, hookimpl
+from nodeplug.cni.admission import Admission
 from nodeplug.testing import ExecRoad
 
 Env = Callable[..., dict[str, str]]
@@ -170,3 +171,38 @@ def test_a_plugin_whose_calls_all_hang_leaves_places_for_another_and_for_its_own
         finally:
             release.set()
         assert [call.result().status for call in hung] == [0] * 8
+
+
+def test_an_add_whose_caller_ended_while_it_waited_for_its_turn_is_not_begun(road: ExecRoad, env: Env) -> None:
+    begun, release = threading.Event(), threading.Event()
+
+    def hold(_: CniAdd) -> CniResult:
+        begun.set()
+        release.wait(30)
+        return RESULT
+
+    road.service.admission = admission = Admission(concurrency=1)
+    plugin = serve(road, Plugin(hold))
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(road.call, "test", env("ADD"), CONFIG)
+        assert begun.wait(30)
+        variables = env("ADD", CNI_CONTAINERID="c2")
+        with subprocess.Popen([road.script("test")], stdin=subprocess.PIPE, env=variables) as second:
+            assert second.stdin is not None
+            second.stdin.write(json.dumps(CONFIG).encode())
+            second.stdin.close()
+            wait_until(lambda: admission.queued == 1)
+            second.kill()
+        third = pool.submit(road.call, "test", env("ADD", CNI_CONTAINERID="c3"), CONFIG)
+        wait_until(lambda: admission.queued == 2)
+        release.set()
+        assert (first.result().status, third.result().status) == (0, 0)
+    assert [request.container_id for request in plugin.requests] == ["c1", "c3"]
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    for _ in range(3000):
+        if is_so():
+            return
+        threading.Event().wait(0.01)
+    raise AssertionError("it did not come to that within 30 s")

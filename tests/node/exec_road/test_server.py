@@ -185,6 +185,11 @@ def test_an_unknown_style_is_told_which_are_known(server: ExecRoad) -> None:
     assert b"it speaks: cni, control, flex" in reply.stderr
 
 
+def test_the_sign_of_life_is_answered_by_the_server_itself(server: ExecRoad) -> None:
+    # The bytes that installed entrypoints send.
+    assert converse(server, b"NPX1\x08" + bytes(11) + b"alive\0-\0") == Reply()
+
+
 def test_a_handler_that_raises_is_answered_and_the_server_lives(road: ExecRoad) -> None:
     async def fail(frame: Frame, namespaces: tuple[Netns, ...]) -> Reply:
         raise TimeoutError("not a silent client")
