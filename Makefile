@@ -5,18 +5,21 @@ RUN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 BENCH_QUICK ?=
 
-.PHONY: docs help demo test lint unit node gpu real kubelet consumers meta proto bench setup clean
+.PHONY: can-demo docs help demo test lint unit node gpu real kubelet consumers meta proto bench setup clean
 
 help: ## Show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | expand -t 12
 
 setup: $(STAMP) ## Make the virtual environment with everything in it
 
-$(STAMP): pyproject.toml .ci/constraints.txt .ci/make-venv
+$(STAMP): pyproject.toml .ci/constraints.txt .ci/make-venv .ci/prerequisites
 	.ci/make-venv "$(PYTHON)" "$(VENV)"
 	@touch $@
 
-demo: $(STAMP) ## Play a pod's whole life against the daemon, as root or as an ordinary user
+can-demo:
+	@.ci/prerequisites "$(PYTHON)" "$(VENV)" demo
+
+demo: can-demo $(STAMP) ## Play a pod's whole life against the daemon, as root or as an ordinary user
 	$(RUN)/nodeplug demo
 
 test: lint ## Run lint, types and every test (what needs root or a package is skipped with its reason)

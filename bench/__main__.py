@@ -25,7 +25,7 @@ from rich.console import Console
 from bench import cni, daemon, devices, gpu, page, report, trace
 from bench.attempts import Attempts
 from bench.figures import flat, of_cni, traced
-from nodeplug.testing import Kubelet, ScratchNode
+from nodeplug.testing import Kubelet, ScratchNode, folders, namespaces
 
 RESULTS: Final = Path(__file__).parent / "results"
 ROOT: Final = Path(__file__).parents[1]
@@ -46,8 +46,7 @@ def main() -> int:
         print("the benchmark makes network namespaces and needs root", file=sys.stderr)
         return 1
     if INSIDE not in os.environ:
-        command = ["unshare", "--net", "--mount", "--propagation", "private", "--"]
-        command += [sys.executable, "-m", "bench", *sys.argv[1:]]
+        command = [*namespaces.command(network=True), sys.executable, "-m", "bench", *sys.argv[1:]]
         return subprocess.run(command, env={**os.environ, INSIDE: "1"}, check=False).returncode
     return _inside(quick=arguments.quick)
 
@@ -60,7 +59,7 @@ def _inside(*, quick: bool) -> int:
             attempts = Attempts(status.update)
             kind = asyncio.run(_measure(folder, attempts, quick=quick))
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        folders.remove(folder)
     docs = None if quick else page.DOCS
     return conclude(attempts, _about(kind, quick=quick), console, RESULTS, docs)
 

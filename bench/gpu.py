@@ -7,7 +7,6 @@ Refuses: hardware: a simulated driver answers at once; what NVML costs is paid i
 
 import asyncio
 import json
-import shutil
 import statistics
 import tempfile
 import time
@@ -23,7 +22,7 @@ from bench.attempts import Attempts
 from bench.measure import Summary
 from nodeplug.pb import deviceplugin_v1beta1_pb2 as pb
 from nodeplug.pb import deviceplugin_v1beta1_pb2_grpc as pb_grpc
-from nodeplug.testing import Kubelet, ScratchNode
+from nodeplug.testing import Kubelet, ScratchNode, folders
 
 ROOT: Final = Path(__file__).parents[1]
 UNITS: Final = "aliyun.com/gpu-mem"
@@ -64,7 +63,7 @@ async def measure_gpu(attempts: Attempts, *, quick: bool = False) -> None:
             await _measure(attempts, kubelet, folder, 5 if quick else 100)
     finally:
         await asyncio.to_thread(node.stop)
-        shutil.rmtree(folder, ignore_errors=True)
+        folders.remove(folder)
 
 
 async def _measure(attempts: Attempts, kubelet: Kubelet, folder: Path, count: int) -> None:

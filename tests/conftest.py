@@ -1,9 +1,12 @@
-"""Rules for every test: what may be skipped, and what a test must not leave behind."""
+"""Rules for every test: where it runs, beside which others, what may be skipped, and what it must not leave behind.
+
+As root, each process that runs tests has a mount and a network namespace of its own, so what one test mounts, links or
+listens on is nothing to those that run beside it.
+"""
 
 import importlib.util
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -12,7 +15,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+from pyroute2 import IPRoute
 
+from nodeplug import PluginError
+from nodeplug.testing import folders, namespaces
+
+# A loaded machine is no failure: neither an example that takes long, nor few of them in a second.
+settings.register_profile("nodeplug", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+settings.load_profile("nodeplug")
+
+NAMESPACES = pytest.StashKey[str]()
+"""Why there are none, or nothing."""
+SHARED = frozenset(["class", "module", "package"])
 ALLOWED = Path(__file__).parents[1] / ".ci" / "allowed-skips"
 
 
@@ -47,11 +62,41 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     return report
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[NAMESPACES] = "needs root"
+    if os.geteuid() != 0:
+        return
+    try:
+        namespaces.enter(network=True)
+    except PluginError as error:
+        config.stash[NAMESPACES] = f"needs root that may make namespaces: {error}"
+    else:
+        with IPRoute() as route:
+            route.link("set", index=route.link_lookup(ifname="lo")[0], state="up")
+        config.stash[NAMESPACES] = ""
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    lacking = config.stash[NAMESPACES]
+    root = pytest.mark.skipif(bool(lacking), reason=lacking or "needs root")
     for item in items:
         if item.get_closest_marker("node") or {"node", "real"} & set(item.path.parts):
             item.add_marker(root)
+        if item.get_closest_marker("xdist_group") is None and (group := group_of(item)):
+            item.add_marker(pytest.mark.xdist_group(group))
+
+
+def group_of(item: pytest.Item) -> str:
+    """Name what must run in one process, one test after the other; most tests may run beside any other.
+
+    Real consumers share what the machine has once, such as its cgroups. A fixture of a whole file is made once.
+    """
+    if "real" in item.path.parts:
+        return "machine"
+    assert isinstance(item, pytest.Function)
+    fixtures = item._fixtureinfo.name2fixturedefs.values()
+    return str(item.path) if any(definition[-1].scope in SHARED for definition in fixtures) else ""
 
 
 @pytest.fixture
@@ -59,7 +104,7 @@ def short_path() -> Iterator[Path]:
     """A folder with a short name: sockets below it have at most 107 bytes in their path."""
     path = Path(tempfile.mkdtemp(prefix="np-", dir="/tmp"))
     yield path
-    shutil.rmtree(path)
+    folders.remove(path)
 
 
 @dataclass(frozen=True)

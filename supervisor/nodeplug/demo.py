@@ -11,7 +11,6 @@ import asyncio
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -30,7 +29,17 @@ from nodeplug import tables
 from nodeplug.errors import NotReady, PluginError
 from nodeplug.install.scripts import find_scripts
 from nodeplug.mounts import mounted_at
-from nodeplug.testing import AdmissionError, CniRuntime, FlexCaller, FlexVolume, Kubelet, Sandbox, ScratchNode
+from nodeplug.testing import (
+    AdmissionError,
+    CniRuntime,
+    FlexCaller,
+    FlexVolume,
+    Kubelet,
+    Sandbox,
+    ScratchNode,
+    folders,
+    namespaces,
+)
 from nodeplug.testing.inventory import Inventory
 from nodeplug.values import Pod
 
@@ -54,7 +63,7 @@ def run() -> int:
         The exit status: 0 when everything worked and nothing was left.
 
     Raises:
-        NotReady: this machine does not let an ordinary user make namespaces.
+        NotReady: this machine does not let this user make namespaces.
     """
     if os.environ.get(_INSIDE):
         return _Demo(_console()).play()
@@ -67,13 +76,12 @@ def _console() -> Console:
 
 
 def _start_again_inside() -> int:
-    unshare = shutil.which("unshare")
-    if unshare is None:
-        raise NotReady("the demo needs the tool `unshare` of util-linux; install util-linux, then try again")
-    user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
-    inside = [unshare, *user, "--net", "--mount", "--propagation", "private", "--"]
-    if user and subprocess.run([*inside, "true"], check=False, capture_output=True).returncode:
+    inside = namespaces.command(network=True)
+    probe = subprocess.run([*inside, "true"], check=False, capture_output=True, text=True)
+    if probe.returncode and os.geteuid() != 0:
         raise NotReady("this machine does not let an ordinary user make namespaces; run the demo as root")
+    if probe.returncode:
+        raise NotReady(f"root cannot make namespaces here: {probe.stderr.strip()}")
     command = [*inside, sys.executable, "-m", "nodeplug", "demo"]
     return subprocess.run(command, env={**os.environ, _INSIDE: "1"}, check=False).returncode
 
@@ -95,7 +103,8 @@ class _Demo:
             self.console.print(f"[red]✗ {error}[/red]")
             return 1
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            folders.unmount_below(folder)  # of a demo that failed; they are in its own namespace
+            folders.remove(folder)
         seconds = time.monotonic() - self.started
         if left:
             self.console.print("[red]✗ something is left:[/red]", *left, sep="\n  ")

@@ -8,7 +8,6 @@ those of `nodeplug.testing`.
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,7 +24,7 @@ from nodeplug.flex.codec import redact
 from nodeplug.mounts import mounted_at
 from nodeplug.registry import find, unmarked
 from nodeplug.tables import toml
-from nodeplug.testing import AdmissionError, BlockingKubelet, CniError, FlexFailure, FlexVolume, ScratchNode
+from nodeplug.testing import AdmissionError, BlockingKubelet, CniError, FlexFailure, FlexVolume, ScratchNode, namespaces
 from nodeplug.testing.secrets_file import read_secrets
 from nodeplug.testing.stage import CniRuntimeFactory, FlexCallers, LeftBehind, scratch_node
 from nodeplug.values import Pod, Secrets
@@ -236,9 +235,11 @@ def _read(path: Path) -> str:
 
 def _namespaces() -> list[str]:
     """Return the command that gives an ordinary user namespaces, or nothing where that is not allowed."""
-    inside = ["unshare", "--map-root-user", "--net", "--mount", "--propagation", "private", "--"]
-    allowed = shutil.which("unshare") and subprocess.run([*inside, "true"], check=False, capture_output=True)
-    return inside if allowed and allowed.returncode == 0 else []
+    try:
+        inside = namespaces.command(network=True)
+    except NotReady:
+        return []
+    return inside if subprocess.run([*inside, "true"], check=False, capture_output=True).returncode == 0 else []
 
 
 def _again() -> list[str]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from nodeplug.testing import Sandbox, ScratchNode
+from nodeplug.testing import Sandbox, ScratchNode, folders
 from nodeplug.testing.consumers import Lab, PrivateNode, open_lab
 
 HERE = Path(__file__).parent
@@ -187,7 +187,7 @@ def make_kubelet_lab(
         finally:
             log = folder / "n" / "daemon.log"
             sys.stdout.write(log.read_text() if log.exists() else "")  # shown when a test fails
-            shutil.rmtree(folder)
+            folders.remove(folder)
 
     return make
 

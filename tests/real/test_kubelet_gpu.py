@@ -5,7 +5,6 @@ One kubelet serves the whole file, and three pods live through all of it: two of
 
 import json
 import os
-import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from nodeplug.testing import folders
 from nodeplug.testing.consumers import Lab, PrivateNode, open_lab
 
 MEMORY = "aliyun.com/gpu-mem"
@@ -98,7 +98,7 @@ def lab(make_private_node: Callable[..., PrivateNode], runtime: Path | None, kub
     finally:
         log = folder / "n" / "daemon.log"
         sys.stdout.write(log.read_text() if log.exists() else "")  # shown when a test fails
-        shutil.rmtree(folder)
+        folders.remove(folder)
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,6 @@ import base64
 import difflib
 import json
 import re
-import shutil
 import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -24,7 +23,7 @@ from nodeplug.pb import deviceplugin_v1beta1_pb2 as pb
 from nodeplug.pb import deviceplugin_v1beta1_pb2_grpc as pb_grpc
 from nodeplug.pb import podresources_v1_pb2 as podresources_pb
 from nodeplug.pb import podresources_v1_pb2_grpc as podresources_grpc
-from nodeplug.testing import AdmissionError, Kubelet
+from nodeplug.testing import AdmissionError, Kubelet, folders
 from nodeplug.testing.consumers import Containerd, KubeletProcess, PrivateNode, pod
 from nodeplug.testing.kubelet.recording import RecordingPlugin
 
@@ -362,7 +361,7 @@ def folder() -> Iterator[Path]:
     """A short path on a real file system."""
     path = Path(tempfile.mkdtemp(prefix="np-", dir="/tmp"))
     yield path
-    shutil.rmtree(path)
+    folders.remove(path)
 
 
 @pytest.fixture

@@ -1,6 +1,8 @@
 """Reports, the registry of rules, and what is examined: the parts of the conformance kit that need no plugin."""
 
+import importlib.util
 import json
+import sys
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any, ClassVar
@@ -136,10 +138,20 @@ def test_the_scratch_folder_is_filled_in_at_every_depth() -> None:
     assert filled.cni == {"c": "/tmp/s"}
 
 
-def test_a_class_of_a_test_file_can_be_imported_by_another_process() -> None:
-    subject = describe(Plain, {})
-    assert subject.uses == "test_conformance:Plain"
-    assert str(Path(__file__).parent) in subject.python_path
+def test_a_class_of_a_test_file_can_be_imported_by_another_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "test_mine.py"
+    file.write_text("class Mine:\n    pass\n")
+    spec = importlib.util.spec_from_file_location("a_name_that_pytest_made_up.test_mine", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    spec.loader.exec_module(module)
+    subject = describe(module.Mine, {})
+    assert subject.uses == "test_mine:Mine"
+    assert str(tmp_path) in subject.python_path
 
 
 def test_a_class_of_an_installed_package_keeps_its_module() -> None:

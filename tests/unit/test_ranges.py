@@ -2,7 +2,7 @@ import ipaddress
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeplug import InvalidRequest
@@ -144,7 +144,6 @@ def range_sets(draw: st.DrawFn) -> RangeSet:
     return RangeSet(tuple(ranges))
 
 
-@settings(deadline=None)
 @given(range_sets())
 def test_every_free_address_is_given_out_exactly_once_before_the_set_is_full(ranges: RangeSet) -> None:
     taken: set[int] = set()
@@ -158,7 +157,6 @@ def test_every_free_address_is_given_out_exactly_once_before_the_set_is_full(ran
     assert len(taken) == ranges.size()
 
 
-@settings(deadline=None)
 @given(range_sets(), st.data())
 def test_a_released_address_is_the_last_to_come_again(ranges: RangeSet, data: st.DataObject) -> None:
     free = ranges.size()

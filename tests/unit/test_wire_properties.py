@@ -5,14 +5,13 @@ from contextlib import suppress
 from ipaddress import IPv4Interface, IPv4Network, IPv6Interface, IPv6Network
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeplug import CniDns, CniInterface, CniIp, CniResult, CniRoute, Netns, PluginError
 from nodeplug.cni import codec, results
 from nodeplug.frame import Frame, Reply, body_size
 
-PATIENT = settings(deadline=None)  # a loaded machine is no failure
 TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20)
 ENV_NAME = st.text(st.characters(exclude_characters="\0=", exclude_categories=["Cs"]), min_size=1, max_size=20)
 JSON: st.SearchStrategy[Any] = st.recursive(
@@ -73,7 +72,6 @@ ENVS = st.fixed_dictionaries(
 )
 
 
-@PATIENT
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_frame_or_an_error(data: bytes) -> None:
     for decode in (Frame.decode, Reply.decode):
@@ -81,26 +79,22 @@ def test_any_bytes_are_a_frame_or_an_error(data: bytes) -> None:
             decode(data)
 
 
-@PATIENT
 @given(st.binary(min_size=16, max_size=16))
 def test_any_header_has_a_size_or_is_an_error(header: bytes) -> None:
     with suppress(PluginError):
         assert body_size(header) >= 0
 
 
-@PATIENT
 @given(FRAMES)
 def test_a_frame_is_read_as_it_was_written(frame: Frame) -> None:
     assert Frame.decode(frame.encode()) == frame
 
 
-@PATIENT
 @given(st.integers(0, 255), st.binary(), st.binary())
 def test_a_reply_is_read_as_it_was_written(status: int, out: bytes, err: bytes) -> None:
     assert Reply.decode(Reply(status, out, err).encode()) == Reply(status, out, err)
 
 
-@PATIENT
 @given(ENVS, CONFIGS.map(lambda config: json.dumps(config).encode()) | st.binary(max_size=60))
 def test_any_call_is_a_request_or_an_error_that_can_be_said(env: dict[str, str], stdin: bytes) -> None:
     try:
@@ -111,21 +105,18 @@ def test_any_call_is_a_request_or_an_error_that_can_be_said(env: dict[str, str],
         assert document["msg"]
 
 
-@PATIENT
 @given(JSON, VERSION | TEXT)
 def test_any_document_is_a_result_or_an_error(document: Any, version: str) -> None:
     with suppress(PluginError):
         results.decode(document, version)
 
 
-@PATIENT
 @given(RESULTS)
 def test_the_newest_version_reads_back_every_result(result: CniResult) -> None:
     written = json.loads(codec.encode_result(result, "1.1.0"))
     assert results.decode(written, "1.1.0") == result
 
 
-@PATIENT
 @given(RESULTS, VERSION)
 def test_writing_what_was_read_changes_nothing(result: CniResult, version: str) -> None:
     try:

@@ -6,7 +6,6 @@ Refuses: pytest, so that other tools can use it too; the fixtures of `pytest_nod
 
 import os
 import re
-import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,9 +15,9 @@ from typing import Any, Final
 
 from pyroute2 import IPRoute
 
-from nodeplug.mounts import mounts, unmount
 from nodeplug.testing.cni_runtime import CniRuntime
 from nodeplug.testing.flex_caller import FlexCaller
+from nodeplug.testing.folders import mounted_below, remove, unmount_below
 from nodeplug.testing.inventory import Inventory
 from nodeplug.testing.sandbox import Sandbox
 from nodeplug.testing.scratch_cni import new_netns
@@ -82,10 +81,10 @@ def scratch_node(plugins: str, *, may_stay: Sequence[str] = ()) -> Iterator[Scra
     search = os.pathsep.join(dict.fromkeys(str(Path(entry).absolute()) for entry in sys.path if entry))
     folder = Path(tempfile.mkdtemp(prefix="np-", dir="/tmp"))  # a socket's path has at most 107 bytes
     with ExitStack() as stack:
-        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        stack.callback(remove, folder)
         private = stack.enter_context(own_network())
         before = _look(folder, private=private)
-        stack.callback(_unmount_below, folder)
+        stack.callback(unmount_below, folder)
         node = ScratchNode(
             folder, plugins.replace("{scratch}", str(folder)), supervisor=_SUPERVISOR, env={"PYTHONPATH": search}
         )
@@ -108,22 +107,13 @@ def ensure_running(node: ScratchNode) -> None:
 def _look(folder: Path, *, private: bool) -> Inventory:
     """Take what this node alone can have made: all of its own network, and what lies below its folder."""
     if not private:
-        return Inventory(frozenset(f"mount on {target}" for target in _mounted_below(folder)))
+        return Inventory(frozenset(f"mount on {target}" for target in mounted_below(folder)))
     entries = Inventory.take().entries
     return Inventory(frozenset(one for one in entries if one.startswith(_NETWORK) or f"{folder}/" in one))
 
 
 def _may_stay(line: str, patterns: Sequence[str]) -> bool:
     return any(re.fullmatch(pattern, line.removeprefix("+ ")) for pattern in patterns)
-
-
-def _mounted_below(folder: Path) -> list[str]:
-    return [mount.target for mount in mounts() if Path(mount.target).is_relative_to(folder)]
-
-
-def _unmount_below(folder: Path) -> None:
-    for target in reversed(_mounted_below(folder)):
-        unmount(target, lazy=True)
 
 
 class CniRuntimeFactory:

@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import subprocess
 import tempfile
 import time
@@ -13,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from nodeplug.testing import Sandbox, ScratchNode
+from nodeplug.testing import Sandbox, ScratchNode, folders
 
 HERE = Path(__file__).parent
 INSTALLING = 'listen = ""\ninstall = true'
@@ -142,7 +141,7 @@ def netns() -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="np-", dir="/tmp"))
     with Sandbox(folder / "netns") as made:
         yield made.path
-    shutil.rmtree(folder)
+    folders.remove(folder)
 
 
 def _nodes(folder: Path, netns: Path) -> Iterator[Callable[..., Node]]:
@@ -174,4 +173,4 @@ def make_shared_node(netns: Path) -> Iterator[Callable[..., Node]]:
     """Make a daemon for all tests of a module."""
     folder = Path(tempfile.mkdtemp(prefix="np-", dir="/tmp"))
     yield from _nodes(folder, netns)
-    shutil.rmtree(folder)
+    folders.remove(folder)

@@ -1,6 +1,5 @@
 """Volumes through the whole road: kubelet's stand-in, the installed scripts, the socket, the daemon, the plugins."""
 
-import shutil
 import tempfile
 import time
 from collections.abc import Iterator
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 
 from nodeplug import Pod, mounted_at, mounts, unmount
-from nodeplug.testing import FlexCaller, FlexFailure, FlexVolume, ScratchNode
+from nodeplug.testing import FlexCaller, FlexFailure, FlexVolume, ScratchNode, folders
 
 pytestmark = pytest.mark.node
 PLUGINS = """
@@ -41,7 +40,7 @@ def node() -> Iterator[ScratchNode]:
     finally:
         for target in reversed([mount.target for mount in mounts() if Path(mount.target).is_relative_to(root)]):
             unmount(target, lazy=True)
-        shutil.rmtree(root)
+        folders.remove(root)
 
 
 @pytest.fixture

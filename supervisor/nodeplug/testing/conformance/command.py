@@ -7,7 +7,6 @@ Refuses: rules, and the command line's own words.
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -18,6 +17,7 @@ from typing import Any, Final
 from nodeplug.config import Configuration, PluginSection, load, load_drop_in
 from nodeplug.errors import PluginError
 from nodeplug.mounts import mount
+from nodeplug.testing import namespaces
 from nodeplug.testing.conformance import conformance
 from nodeplug.testing.conformance.report import STYLES, Finding, Report
 from nodeplug.testing.conformance.rules import NEEDS_ROOT, RULES, choose
@@ -77,18 +77,8 @@ def verify(asked: Asked) -> int:
         uses, keywords = _arguments(asked)
     except (PluginError, OSError) as error:
         raise Misuse(str(error)) from None
-    if os.geteuid() == 0 and not os.environ.get(_INSIDE) and (unshare := shutil.which("unshare")):
-        command = [
-            unshare,
-            "--mount",
-            "--propagation",
-            "private",
-            "--",
-            sys.executable,
-            "-m",
-            "nodeplug",
-            *sys.argv[1:],
-        ]
+    if os.geteuid() == 0 and not os.environ.get(_INSIDE):
+        command = [*namespaces.command(network=False), sys.executable, "-m", "nodeplug", *sys.argv[1:]]
         return subprocess.run(command, env={**os.environ, _INSIDE: "1"}, check=False).returncode
     if os.environ.get(_INSIDE):
         _empty_folders()
