@@ -27,6 +27,7 @@ class Call:
         verb: as the caller names it, such as "ADD", "mount" or "Allocate".
         claim: `kind:name` of what was asked.
         key: what the call is about; one call per key runs at a time.
+        about: the same for people, where the key is not fit for them.
         id: the request id.
         started: `time.monotonic()` at arrival.
         whole: the front tells how the whole request ended, decoding and refusals included; the runner then does not.
@@ -37,6 +38,7 @@ class Call:
     claim: str
     key: str = ""
     whole: bool = False
+    about: str = ""
     id: str = field(default_factory=new_request_id)
     started: float = field(default_factory=time.monotonic)
     stderr: bytearray = field(default_factory=bytearray)

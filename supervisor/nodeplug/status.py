@@ -125,6 +125,7 @@ def calls(runner: Runner) -> list[dict[str, Any]]:
             "verb": call.verb,
             "claim": call.claim,
             "key": call.key,
+            "about": call.about or call.key,
             "age_seconds": round(call.age, 3),
             "overdue": call.id in runner.overdue,
         }

@@ -1,19 +1,21 @@
 """What the command line shows, as rich renderables.
 
 Owns: the choice and order of columns, and the words for numbers and times.
-Refuses: to print, to ask, and to know where the data came from: each function takes plain data. Every text is shown as
-it is: rich's markup in a name or a reason has no effect.
+Refuses: to print, to ask, to lay out (`listing` does), and to know where the data came from: each function takes plain
+data.
 """
 
 import json
+import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any, Final
 
-from rich import box
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
+
+from nodeplug.listing import CUT, Column, Listing, Paragraph
 
 _STYLES: Final = {
     "running": "green",
@@ -25,6 +27,19 @@ _STYLES: Final = {
     "quarantined": "red",
 }
 _RECENT: Final = 15
+_REASONS: Final = 5
+_IDS: Final = 3
+_CONTAINER: Final = re.compile(r"\b([0-9a-f]{13})[0-9a-f]{51}\b")
+"""A container's id; the tools of container runtimes show as much of it as the group here."""
+
+
+def _short(text: str) -> str:
+    return _CONTAINER.sub(rf"\1{CUT}", text)
+
+
+def _about(row: Mapping[str, Any]) -> str:
+    about = str(row.get("about", row["key"]))  # a daemon of an earlier version tells the key alone
+    return "" if row["claim"].endswith(f":{about}") else _short(about)
 
 
 def duration(seconds: float) -> str:
@@ -40,15 +55,8 @@ def duration(seconds: float) -> str:
     raise AssertionError(seconds)
 
 
-def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    return table
-
-
-def _row(table: Table, *cells: object) -> None:
-    table.add_row(*(cell if isinstance(cell, Text) else Text(str(cell)) for cell in cells))
+def _below(name: str) -> Column:
+    return Column(name, below=True)
 
 
 def _word(word: str) -> Text:
@@ -57,71 +65,90 @@ def _word(word: str) -> Text:
 
 def plugins(rows: Iterable[Mapping[str, Any]]) -> RenderableType:
     """Show plugins: name, origin, state, claims and the reason when one does not serve."""
-    table = _table("Plugins", "NAME", "USES", "FROM", "STATE", "CLAIMS", "REASON")
+    table = Listing("Plugins", "NAME", _below("USES"), _below("FROM"), "STATE", _below("CLAIMS"), _below("REASON"))
     for row in rows:
         state = "quarantined" if row["quarantined"] else row["state"]
-        _row(
-            table,
-            row["name"],
-            row["uses"],
-            row["distribution"],
-            _word(state),
-            "\n".join(row["claims"]) or "-",
-            row["reason"],
-        )
-    return table if table.row_count else Text("No plugin is enabled: add a [plugins.<name>] table.")
+        claims = "\n".join(row["claims"]) or "-"
+        table.add(row["name"], row["uses"], row["distribution"], _word(state), claims, row["reason"])
+    return table if len(table) else Text("No plugin is enabled: add a [plugins.<name>] table.")
 
 
 def available(names: Sequence[str]) -> RenderableType:
     """Show which installed plugins could be enabled."""
-    return Text(f"Installed and not enabled: {', '.join(names) or 'none'}")
+    return Paragraph([(f"Installed and not enabled: {', '.join(names) or 'none'}", "")])
 
 
 def resources(rows: Iterable[Mapping[str, Any]]) -> RenderableType:
-    """Show resources: how many devices, and whether kubelet knows them."""
-    table = _table("Resources", "RESOURCE", "PLUGIN", "KUBELET", "HEALTHY", "ALLOCATED", "STREAMS", "PROBLEM")
+    """Show resources: how many devices, and whether kubelet knows them; devices that are not well, by reason."""
+    numbers = ("KUBELET", "HEALTHY", "ALLOCATED", "STREAMS")
+    table = Listing("Resources", "RESOURCE", _below("PLUGIN"), *numbers, _below("PROBLEM"))
     for row in rows:
         known = Text("registered", style="green") if row["registered"] else Text("not registered", style="red")
-        sick = [f"{unit['id']}: {unit['reason']}" for unit in row.get("units", ()) if not unit["healthy"]]
-        problem = "\n".join([said, *sick] if (said := row["error"] or row.get("absent", "")) else sick)
+        said = row["error"] or row.get("absent", "")
+        problem = "\n".join([*([said] if said else []), *_sick(row.get("units", ()))])
         healthy = f"{row['healthy']} of {row['devices']}"
-        _row(table, row["resource"], row["plugin"], known, healthy, row["allocated"], row["streams"], problem)
+        table.add(row["resource"], row["plugin"], known, healthy, row["allocated"], row["streams"], problem)
     return table
+
+
+def _sick(units: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return a line per reason for which devices are not well, those of the most devices first."""
+    reasons: dict[str, list[str]] = {}
+    for unit in units:
+        if not unit["healthy"]:
+            reasons.setdefault(unit["reason"] or "no reason is given", []).append(unit["id"])
+    grouped = sorted(reasons.items(), key=lambda item: -len(item[1]))
+    lines = [_of_one_reason(reason, ids) for reason, ids in grouped[:_REASONS]]
+    more = [ids for _, ids in grouped[_REASONS:]]
+    if more:
+        lines.append(f"{sum(map(len, more))} more unhealthy, for {len(more)} other reasons: --json has each")
+    return lines
+
+
+def _of_one_reason(reason: str, ids: Sequence[str]) -> str:
+    if len(ids) == 1:
+        return f"{ids[0]}: {reason}"
+    more = f" and {len(ids) - _IDS} more" if len(ids) > _IDS else ""
+    return f"{len(ids)} unhealthy: {reason} ({', '.join(ids[:_IDS])}{more})"
 
 
 def attachments(rows: Iterable[Mapping[str, Any]], now: float) -> RenderableType:
     """Show network attachments, oldest first."""
-    table = _table("Network attachments", "NETWORK", "CONTAINER", "INTERFACE", "CLAIM", "ADDRESSES", "AGE")
+    places = (_below("CLAIM"), _below("ADDRESSES"))
+    table = Listing("Network attachments", "NETWORK", "CONTAINER", "INTERFACE", *places, "AGE")
     for row in sorted(rows, key=lambda row: float(row["since"])):
         age = duration(max(0.0, now - row["since"]))
         addresses = "\n".join(row["addresses"])
-        _row(table, row["network"], row["container_id"][:13], row["ifname"], row["claim"], addresses, age)
+        table.add(row["network"], _short(row["container_id"]), row["ifname"], row["claim"], addresses, age)
     return table
 
 
 def volumes(rows: Iterable[Mapping[str, Any]]) -> RenderableType:
     """Show volumes and where they are published."""
-    table = _table("Volumes", "DRIVER", "VOLUME", "PHASE", "PUBLISHED AT")
+    table = Listing("Volumes", "DRIVER", _below("VOLUME"), "PHASE", _below("PUBLISHED AT"))
     for row in rows:
-        _row(table, row["driver"], row["volume_id"], row["phase"], "\n".join(row["targets"]) or "-")
+        table.add(row["driver"], row["volume_id"], row["phase"], "\n".join(row["targets"]) or "-")
     return table
 
 
 def calls(rows: Iterable[Mapping[str, Any]]) -> RenderableType:
     """Show the calls in flight, oldest first."""
-    table = _table("Calls in flight", "REQUEST", "VERB", "CLAIM", "KEY", "AGE", "")
+    table = Listing("Calls in flight", "REQUEST", "VERB", _below("CLAIM"), _below("ABOUT"), "AGE", "")
     for row in sorted(rows, key=lambda row: -float(row["age_seconds"])):
         late = Text("overdue", style="red") if row["overdue"] else Text("")
-        _row(table, row["id"], row["verb"], row["claim"], row["key"], duration(row["age_seconds"]), late)
+        table.add(row["id"], row["verb"], row["claim"], _about(row), duration(row["age_seconds"]), late)
     return table
 
 
 def recent(rows: Iterable[Mapping[str, Any]]) -> RenderableType:
-    """Show the last finished calls, newest first."""
-    table = _table("Recent calls", "REQUEST", "VERB", "CLAIM", "KEY", "TOOK", "OUTCOME", "ERROR")
+    """Show the last finished calls, newest first; the time is UTC, as in the log."""
+    what = (_below("CLAIM"), _below("ABOUT"))
+    table = Listing("Recent calls", "ENDED", "REQUEST", "VERB", *what, "TOOK", "OUTCOME", _below("ERROR"))
     for row in list(rows)[:_RECENT]:
+        ended = datetime.fromtimestamp(row["at"], tz=UTC).strftime("%m-%d %H:%M:%SZ")
         took, outcome = duration(row["seconds"]), _word(row["outcome"])
-        _row(table, row["id"], row["verb"], row["claim"], row["key"], took, outcome, row.get("error", ""))
+        error = " ".join(row.get("error", "").split())
+        table.add(ended, row["id"], row["verb"], row["claim"], _about(row), took, outcome, error)
     return table
 
 
@@ -140,30 +167,30 @@ def status(answer: Mapping[str, Any], now: float | None = None) -> RenderableTyp
     return Group(*parts)
 
 
-def _summary(answer: Mapping[str, Any]) -> Iterable[Text]:
+def _summary(answer: Mapping[str, Any]) -> Iterable[RenderableType]:
     ready = ("ready", "green") if answer["ready"] else ("NOT READY", "bold red")
     place = f"nodeplug {answer['version']} on {answer['node']}, process {answer['pid']}"
-    yield Text.assemble(place, f", up {duration(answer['uptime_seconds'])}: ", ready)
+    yield Paragraph([(f"{place}, up {duration(answer['uptime_seconds'])}: ", ""), ready])
     for name, reason in answer.get("reasons", {}).items():
-        yield Text(f"  {name}: {reason}", style="red")
+        yield Paragraph([(f"{name}: {reason}", "red")], 2)
     kind, reason = (answer.get("entrypoints", {}).get(key, "") for key in ("kind", "reason"))
     if kind:
-        yield Text(f"  entrypoints: {kind}{reason and f' ({reason})'}")
+        yield Paragraph([(f"entrypoints: {kind}{reason and f' ({reason})'}", "")], 2)
     if answer["spool"]:
-        yield Text(f"  {answer['spool']} deferred DELs wait to be replayed", style="yellow")
+        yield Paragraph([(f"{answer['spool']} deferred DELs wait to be replayed", "yellow")], 2)
 
 
 def report(document: Mapping[str, Any]) -> RenderableType:
     """Show what an installation did, one line per path, and of which kind the entrypoints are."""
     styles = {"created": "green", "updated": "yellow", "removed": "red", "kept": "yellow"}
     lines = [
-        Text(f"{word:<10} {path}", style=styles.get(word, ""), overflow="fold")
+        Paragraph([(f"{word:<10} {path}", styles.get(word, ""))])
         for word, paths in document.items()
         if word != "entrypoints"
         for path in paths
     ]
     if chosen := document.get("entrypoints"):
-        lines.append(Text(f"entrypoints: {chosen['kind']} ({chosen['reason']})", overflow="fold"))
+        lines.append(Paragraph([(f"entrypoints: {chosen['kind']} ({chosen['reason']})", "")]))
     return Group(*lines) if lines else Text("nothing to do")
 
 

@@ -145,6 +145,7 @@ def test_record_names_the_call_and_how_it_ended() -> None:
         "verb": "ADD",
         "claim": "cni:nodeplug-bridge",
         "key": "pods/c1/eth0",
+        "about": "pods/c1/eth0",
         "outcome": "Exhausted",
         "error": "no address is left: 254 of 254 are in use",
     }

@@ -124,9 +124,158 @@ def test_oldest_call_in_flight_comes_first_and_overdue_shows() -> None:
 
 def test_recent_calls_tell_how_they_ended() -> None:
     row = {"id": "cccc", "verb": "ADD", "claim": "cni:x", "key": "k", "seconds": 0.0123, "outcome": "Exhausted"}
-    shown = text(tables.status({**ANSWER, "recent": [{**row, "error": "no address"}]}, 0))
+    shown = text(tables.status({**ANSWER, "recent": [{**row, "error": "no address", "at": 0.0}]}, 0))
     for part in ("cccc", "12ms", "Exhausted", "no address"):
         assert part in shown
+
+
+def test_recent_calls_tell_when_they_ended_in_the_time_of_the_log() -> None:
+    row = {"id": "cccc", "verb": "ADD", "claim": "cni:x", "key": "k", "seconds": 0.0123, "outcome": "ok"}
+    shown = text(tables.recent([{**row, "error": "", "at": 1795325000.0}]))
+    assert "11-22 05:23:20Z" in shown
+
+
+def test_recent_calls_tell_what_they_were_about_and_no_id_twice() -> None:
+    row = {"id": "cccc", "verb": "Allocate", "claim": "device:example.com/a", "key": "example.com/a:cccc"}
+    shown = text(tables.recent([{**row, "about": "a0, a1", "seconds": 0.0, "outcome": "ok", "error": "", "at": 0.0}]))
+    assert "a0, a1" in shown
+    assert shown.count("cccc") == 1
+
+
+def test_what_a_claim_says_already_is_not_said_again() -> None:
+    row = {"id": "cccc", "verb": "ListDevices", "claim": "device:example.com/a", "key": "example.com/a"}
+    shown = text(tables.recent([{**row, "seconds": 0.0, "outcome": "ok", "error": "", "at": 0.0}]))
+    assert shown.count("example.com/a") == 1
+
+
+def sick(count: int, reason: str) -> list[dict[str, Any]]:
+    return [{"id": f"{CARD}-_-{n}", "healthy": False, "reason": reason, "holder": ""} for n in range(count)]
+
+
+def resource(units: list[dict[str, Any]]) -> dict[str, Any]:
+    row = {"resource": "aliyun.com/gpu-mem", "plugin": "gpu", "registered": True, "devices": 10424, "healthy": 9121}
+    return {**row, "allocated": 27, "streams": 1, "socket": "", "error": "", "absent": "", "units": units}
+
+
+def test_a_lost_card_is_one_line_with_count_reason_and_a_few_ids() -> None:
+    shown = text(tables.resources([resource(sick(1303, "it has fallen off the bus"))]))
+    assert "1303 unhealthy: it has fallen off the bus" in shown
+    assert f"{CARD}-_-0, {CARD}-_-1, {CARD}-_-2 and 1300 more" in shown
+    assert len(shown.splitlines()) < 10
+
+
+def test_of_many_reasons_the_most_common_are_told_and_the_rest_is_counted() -> None:
+    units = [*sick(3, "common"), *(sick(1, f"reason {n}")[0] for n in range(40))]
+    shown = text(tables.resources([resource(units)]))
+    assert shown.index("3 unhealthy: common") < shown.index("reason 0")
+    assert "36 more unhealthy, for 36 other reasons: --json has each" in shown
+
+
+CARD = "GPU-8f6d3c0a-51be-4c7e-9d2f-0123456789ab"
+CONTAINER = "6c1d0b6fb0b6a8a1a5d3b1f4f55a4d0c1e0b2a3948576655443322110ffeeddc"
+POD = "/var/lib/kubelet/pods/0f8fad5b-d9cb-469f-a165-70867728950e/volumes/example.com~fuse/data-of-the-third-quarter"
+REAL: dict[str, Any] = {
+    **ANSWER,
+    "node": "ip-10-0-17-233.eu-central-1.compute.internal",
+    "ready": False,
+    "reasons": {
+        "gpu": f"aliyun.com/gpu-mem: the card {CARD} (index 3) has fallen off the bus (Xid 79): reset the node"
+    },
+    "entrypoints": {"kind": "native", "reason": "compiled with cc (Debian 12.2.0-14) 12.2.0"},
+    "plugins": [
+        PLUGIN,
+        {
+            **PLUGIN,
+            "name": "storage-of-the-machine-learning-team",
+            "uses": "nodeplug_third_party_volumes.fuse:FuseVolume",
+            "distribution": "nodeplug-fuse-volume 1.0.2.post3",
+            "state": "failed",
+            "claims": ["volume:machine-learning.example.com/fuse"],
+            "reason": "FileNotFoundError: /usr/lib/x86_64-linux-gnu/libfuse3.so.3.12.0 is missing; install libfuse3-3",
+        },
+    ],
+    "resources": [resource(sick(1303, "the card has fallen off the bus"))],
+    "attachments": [
+        {
+            "network": "nodeplug-pods-of-the-second-interface",
+            "container_id": CONTAINER,
+            "ifname": "net1",
+            "claim": "nodeplug-bridge",
+            "addresses": ["10.244.17.23/24", "fd00:10:244:17::1f3/64"],
+            "since": 0.0,
+        }
+    ],
+    "volumes": [
+        {
+            "driver": "machine-learning.example.com/fuse",
+            "volume_id": f"sha256:{CONTAINER}",
+            "phase": "staged",
+            "staging_path": "/s",
+            "targets": [POD],
+        }
+    ],
+    "calls": [
+        {
+            "id": "4f00aa01",
+            "verb": "GetPreferredAllocation",
+            "claim": "device:aliyun.com/gpu-mem-of-the-larger-cards",
+            "key": "k",
+            "about": "8 of 640 devices",
+            "age_seconds": 12.0,
+            "overdue": True,
+        }
+    ],
+    "recent": [
+        {
+            "id": "4f00aa02",
+            "verb": "ADD",
+            "claim": "cni:nodeplug-bridge",
+            "key": f"nodeplug-pods/{CONTAINER}/eth0",
+            "seconds": 0.012,
+            "outcome": "DeadlineExceeded",
+            "error": "network nodeplug-pods has no free address: 254 of 254 addresses of 10.244.17.0/24 are in use",
+            "at": 1795325000.0,
+        },
+    ],
+    "spool": 3,
+}
+
+
+def rendered(renderable: RenderableType, width: int) -> str:
+    console = Console(width=width, no_color=True)
+    with console.capture() as capture:
+        console.print(renderable)
+    return capture.get()
+
+
+def is_whole_or_marked(word: str, words: set[str]) -> bool:
+    headings = {whole.lower() for whole in words}
+    if word in words or "…" in word or not word.strip("─") or word.rstrip(":") in headings:
+        return True
+    return any(word in whole and (word.endswith("/") or whole.endswith(f"/{word}")) for whole in words)
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 132])
+def test_every_word_of_the_status_is_whole_or_marked_as_cut(width: int) -> None:
+    shown = rendered(tables.status(REAL, 4000.0), width)
+    words = set(rendered(tables.status(REAL, 4000.0), 2000).split())
+    assert [word for word in shown.split() if not is_whole_or_marked(word, words)] == []
+    assert [line for line in shown.splitlines() if len(line) > width] == []
+
+
+def test_at_80_columns_every_id_can_be_copied_whole() -> None:
+    shown = rendered(tables.status(REAL, 4000.0), 80)
+    for name in (CARD, CONTAINER[:13], "storage-of-the-machine-learning-team", "machine-learning.example.com/fuse"):
+        assert name in shown
+    assert "".join(shown.partition("published at: ")[2].split()).startswith(POD)
+
+
+def test_report_at_80_columns_breaks_no_word() -> None:
+    path = "/usr/libexec/kubernetes/kubelet-plugins/volume/exec/machine-learning.example.com~fuse/fuse"
+    report = {"created": [path], "kept": [f"{path}: it belongs to somebody else"]}
+    words = set(rendered(tables.report(report), 2000).split())
+    shown = rendered(tables.report(report), 80)
+    assert [word for word in shown.split() if not is_whole_or_marked(word, words)] == []
 
 
 def test_report_has_one_line_per_path() -> None:

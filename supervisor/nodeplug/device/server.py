@@ -10,7 +10,7 @@ must not hold up the others (the runner's quarantine bounds how many may hang).
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,6 +37,9 @@ LOG: Final = logging.getLogger(__name__)
 API_VERSION: Final = "v1beta1"
 _STOP_GRACE: Final = 1.0
 """Seconds that calls in progress get when a server ends."""
+_NAMES: Final = 3
+_NAME: Final = 100
+"""Of the devices of a call, people are told so many, and so much of each id."""
 # Kubelet's preferred-allocation request names every free id and may exceed gRPC's 4 MiB default.
 _OPTIONS: Final = (("grpc.max_receive_message_length", -1), ("grpc.so_reuseport", 0))
 _Answer = TypeVar("_Answer")
@@ -184,6 +187,8 @@ class _DevicePlugin(pb_grpc.DevicePluginServicer):
 
     async def _prefer(self, call: Call, request: pb.PreferredAllocationRequest) -> pb.PreferredAllocationResponse:
         route = await self._settled("device_prefer")
+        wanted = [(one.allocation_size, len(one.available_deviceIDs)) for one in request.container_requests]
+        call.about = ", ".join(f"{size} of {available} devices" for size, available in wanted[:_NAMES])
         answers = []
         for value in codec.decode_prefer(self._resource, request):
             if "device_prefer" not in route.hooks:
@@ -206,6 +211,7 @@ class _DevicePlugin(pb_grpc.DevicePluginServicer):
         return await self._answer(call, context, self._allocate(call, request))
 
     async def _allocate(self, call: Call, request: pb.AllocateRequest) -> pb.AllocateResponse:
+        call.about = _named([name for one in request.container_requests for name in one.devices_ids])
         route = await self._settled("device_allocate")
         current = self._snapshots.current
         grants = []
@@ -225,6 +231,7 @@ class _DevicePlugin(pb_grpc.DevicePluginServicer):
         return await self._answer(call, context, self._prestart(call, request))
 
     async def _prestart(self, call: Call, request: pb.PreStartContainerRequest) -> pb.PreStartContainerResponse:
+        call.about = _named(request.devices_ids)
         route = await self._settled("device_prestart")
         value = codec.decode_prestart(self._resource, request)
         if "device_prestart" in route.hooks:
@@ -237,6 +244,7 @@ class _DevicePlugin(pb_grpc.DevicePluginServicer):
     def _call(self, verb: str) -> Call:
         call = Call(verb, str(self._claim), whole=True)
         call.key = f"{self._resource}:{call.id}"
+        call.about = str(self._resource)
         return call
 
     async def _answer(self, call: Call, context: Any, work: Awaitable[_Answer]) -> _Answer:
@@ -256,6 +264,12 @@ class _DevicePlugin(pb_grpc.DevicePluginServicer):
         text = failure.message if call.id in failure.message else f"{failure.message} (request {call.id})"
         await context.abort(grpc.StatusCode[wire(failure).grpc], text)
         raise AssertionError  # abort raises: this line tells the type checker so
+
+
+def _named(ids: Sequence[str]) -> str:
+    """Name devices for people; what kubelet sends is not judged yet, so nothing of it may be long."""
+    names = [name if len(name) <= _NAME else f"{name[:_NAME]}…" for name in ids[:_NAMES]]
+    return ", ".join(names) + (f" and {len(ids) - _NAMES} more" if len(ids) > _NAMES else "")
 
 
 @dataclass(slots=True)

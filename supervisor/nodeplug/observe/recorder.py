@@ -24,7 +24,8 @@ class Record:
         id: the request id, as in the log.
         verb: as the caller names it.
         claim: `kind:name`.
-        key: what it was about.
+        key: what it was about; calls of one key run one after the other.
+        about: the same for people.
         seconds: from arrival to answer.
         outcome: "ok" or the error's name.
         error: the error's message, cut to 500 characters.
@@ -35,6 +36,7 @@ class Record:
     verb: str
     claim: str
     key: str
+    about: str
     seconds: float
     outcome: str
     error: str
@@ -50,8 +52,9 @@ class Recorder:
     def add(self, call: Call, outcome: str, error: str = "") -> None:
         """Record a call that ended now."""
         text = error if len(error) <= _TEXT_LIMIT else f"{error[: _TEXT_LIMIT - 3]}..."
-        seconds = round(call.age, 6)
-        self._records.append(Record(call.id, call.verb, call.claim, call.key, seconds, outcome, text, time.time()))
+        about, seconds = call.about or call.key, round(call.age, 6)
+        record = Record(call.id, call.verb, call.claim, call.key, about, seconds, outcome, text, time.time())
+        self._records.append(record)
 
     def latest(self) -> tuple[Record, ...]:
         """Return what is remembered, newest first."""

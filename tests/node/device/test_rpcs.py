@@ -77,6 +77,24 @@ def test_allocate_asks_the_plugin_with_the_listed_devices(full: "Full", root: Pa
     run(story())
 
 
+def test_a_call_tells_people_which_devices_it_is_about(full: "Full", root: Path, run: Run) -> None:
+    told: list[str] = []
+
+    async def story() -> None:
+        async with Kubelet(root) as kubelet, serve_devices(full, kubelet, root) as host:
+            await kubelet.until_allocatable(RESOURCE, 4)
+            host.runner.finished = lambda call, _: told.append(call.about)
+            async with dialled(host) as plugin:
+                await plugin.Allocate(allocation("d2", "d0"))
+                await plugin.Allocate(allocation("d0", "d1", "d2", "d3"))
+                await status_of(plugin.Allocate(allocation("x" * 5000)))
+                wanted = pb.ContainerPreferredAllocationRequest(available_deviceIDs=["d0", "d1"], allocation_size=1)
+                await plugin.GetPreferredAllocation(pb.PreferredAllocationRequest(container_requests=[wanted]))
+
+    run(story())
+    assert told == ["d2, d0", "d0, d1, d2 and 1 more", f"{'x' * 100}…", "1 of 2 devices"]
+
+
 @pytest.mark.parametrize(
     ("request_", "code", "text"),
     [

@@ -1,0 +1,185 @@
+"""Rows and sentences at any width of a terminal: no word is ever broken.
+
+Owns: where a column goes when its row is too long (onto a line of its own below it), and what becomes of a word that
+is longer than a line: a path goes on behind a `/`, anything else is cut in its middle and marked with `…`.
+Refuses: to know what is shown. Every text is shown as it is: rich's markup has no effect, and a character that a
+terminal would obey is escaped.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Final
+
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.text import Text
+
+CUT: Final = "…"
+_GAP: Final = 2
+_INDENT: Final = 4
+_LEAST: Final = 6
+"""Columns that a cell keeps, however narrow the terminal is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column.
+
+    Attributes:
+        name: its heading.
+        below: it may go below its row; the last such column goes first.
+    """
+
+    name: str
+    below: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Cell:
+    lines: tuple[str, ...]
+    style: str
+
+    @classmethod
+    def of(cls, content: object) -> "_Cell":
+        text, style = (content.plain, str(content.style)) if isinstance(content, Text) else (str(content), "")
+        return cls(tuple(_harmless(line) for line in text.split("\n")), style)
+
+    @property
+    def width(self) -> int:
+        return max(map(cell_len, self.lines))
+
+
+class Listing:
+    """A table: a title, headings, and rows of cells, which are plain or styled text, of one or more lines."""
+
+    def __init__(self, title: str, *columns: Column | str) -> None:
+        self._title = title
+        self._columns = [Column(each) if isinstance(each, str) else each for each in columns]
+        self._rows: list[list[_Cell]] = []
+
+    def add(self, *cells: object) -> None:
+        """Add a row, one cell per column."""
+        self._rows.append([_Cell.of(cell) for cell in cells])
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        width = options.max_width
+        beside, below = self._places(width)
+        widths = _narrowed({number: self._width(number) for number in beside}, width)
+        yield _line([(self._title, "bold")])
+        yield from _in_columns([_Cell((column.name,), "bold") for column in self._columns], widths)
+        yield _line([("─" * min(width, sum(widths.values()) + _GAP * (len(widths) - 1)), "dim")])
+        for row in self._rows:
+            yield from _in_columns(row, widths)
+            for number in below:
+                if any(row[number].lines):
+                    yield from self._below(console, width, number, row[number])
+        yield _line([])
+
+    def _width(self, number: int) -> int:
+        return max(cell_len(self._columns[number].name), *(row[number].width for row in self._rows), 0)
+
+    def _places(self, width: int) -> tuple[list[int], list[int]]:
+        """Return which columns stand beside each other, and which go below."""
+        beside, below = list(range(len(self._columns))), list[int]()
+        movable = [number for number in beside if self._columns[number].below]
+        while movable and sum(map(self._width, beside)) + _GAP * (len(beside) - 1) > width:
+            below.insert(0, movable.pop())
+            beside.remove(below[0])
+        return beside, below
+
+    def _below(self, console: Console, width: int, number: int, cell: _Cell) -> Iterator[Text]:
+        label = f"{self._columns[number].name.lower()}: "
+        hang = _INDENT + len(label)
+        for turn, line in enumerate(cell.lines):
+            lead = Text(" " * hang) if turn else Text.assemble(" " * _INDENT, (label, "dim"))
+            yield from _paragraph(console, width, lead, hang, [(line, cell.style)])
+
+
+@dataclass(frozen=True, slots=True)
+class Paragraph:
+    """Sentences in their styles; what does not fit into a line goes on in the next one, two columns further right.
+
+    Attributes:
+        parts: texts with their styles.
+        indent: columns that stay empty on the left.
+    """
+
+    parts: Sequence[tuple[str, str]] = field(default_factory=list)
+    indent: int = 0
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        parts = [(_harmless(text), style) for text, style in self.parts]
+        yield from _paragraph(console, options.max_width, Text(" " * self.indent), self.indent + _GAP, parts)
+
+
+def _paragraph(console: Console, width: int, lead: Text, hang: int, parts: Iterable[tuple[str, str]]) -> Iterator[Text]:
+    room = max(width - hang, _LEAST)
+    text = Text.assemble(*((fit(part, room), style) for part, style in parts))
+    for turn, line in enumerate(text.wrap(console, room)):
+        line.rstrip()
+        yield _unwrapped((Text(" " * hang) if turn else lead).append_text(line))
+
+
+def fit(text: str, width: int) -> str:
+    """Return a text without a word that is wider than a line."""
+    return " ".join(_fitted(word, width) if cell_len(word) > width else word for word in text.split(" "))
+
+
+def _fitted(word: str, width: int) -> str:
+    """Let a path go on in the next line behind a `/`; cut what is too long even so."""
+    lines = [""]
+    for piece in word.replace("/", "/\0").split("\0"):
+        if lines[-1] and cell_len(lines[-1] + piece) > width:
+            lines.append("")
+        lines[-1] += cut(piece, width)
+    return "\n".join(lines)
+
+
+def cut(text: str, width: int) -> str:
+    """Return a text whose middle is left out, and marked, where it is too wide."""
+    if cell_len(text) <= width:
+        return text
+    room = width - cell_len(CUT)
+    head = _head(text, room - room // 3)
+    return f"{head}{CUT}{_head(text[::-1], room - cell_len(head))[::-1]}"
+
+
+def _head(text: str, width: int) -> str:
+    return text[: sum(columns <= width for columns in accumulate(map(cell_len, text)))]
+
+
+def _narrowed(widths: dict[int, int], width: int) -> dict[int, int]:
+    """Take from the widest column until the row fits."""
+    available = width - _GAP * (len(widths) - 1)
+    while sum(widths.values()) > available and max(widths.values()) > _LEAST:
+        widest = max(widths, key=widths.__getitem__)
+        widths[widest] -= 1
+    return widths
+
+
+def _in_columns(row: Sequence[_Cell], widths: dict[int, int]) -> Iterator[Text]:
+    for turn in range(max(len(row[number].lines) for number in widths)):
+        parts = []
+        for number, width in widths.items():
+            text = cut(row[number].lines[turn], width) if turn < len(row[number].lines) else ""
+            parts.append((text + " " * (width - cell_len(text) + _GAP), row[number].style))
+        yield _line(parts)
+
+
+def _line(parts: Iterable[tuple[str, str]]) -> Text:
+    text = Text.assemble(*parts)
+    text.rstrip()
+    return _unwrapped(text)
+
+
+def _unwrapped(text: Text) -> Text:
+    text.no_wrap, text.overflow = True, "ignore"
+    return text
+
+
+def _harmless(text: str) -> str:
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
