@@ -49,6 +49,7 @@ from nodeplug.registry import Registry
 from nodeplug.reload import Reloader
 from nodeplug.reports import Reports
 from nodeplug.runner import Runner, close_all
+from nodeplug.state_disk import StateDisk
 from nodeplug.values import ResourceName
 
 LOG: Final = logging.getLogger(__name__)
@@ -89,6 +90,7 @@ class Daemon:
         self._started = time.monotonic()
         self._paths = configuration.supervisor.paths
         self._boot_id = read_boot_id()
+        self._disk = StateDisk(self._paths.state)
         self._registry = Registry()
         self._runner = Runner()
         self._lifecycle = Lifecycle(self._registry, self._runner, self._make_host)
@@ -143,7 +145,9 @@ class Daemon:
         self._loop.add_signal_handler(signal.SIGHUP, self._reloader.changed.set)
         _make_folder(self._paths.run)
         _make_folder(self._paths.state)
+        _make_folder(self._paths.spool)
         self._spool.prepare()
+        self._disk.watch()
         handlers = {"cni": self._cni.handle, "flex": self._flex.handle, "control": self._control}
         server = ExecServer(self._paths.exec_socket, handlers)
         # Listening comes first: it refuses to run beside another daemon, and early callers wait in the backlog.
@@ -256,7 +260,7 @@ class Daemon:
     # --- what plugins are given ---------------------------------------------------------------------------------
 
     def _journal(self, name: str) -> Journal:
-        return Journal(self._paths.journal / file_name(name), self._boot_id)
+        return Journal(self._paths.journal / file_name(name), self._boot_id, self._disk.removals)
 
     def _make_host(self, name: str) -> Host:
         state, run = self._folders(name)
@@ -339,6 +343,8 @@ class Daemon:
         reasons = status.unready(self._lifecycle.states.values(), statuses)
         if self._reloader.error:
             reasons["configuration"] = self._reloader.error
+        if self._disk.reason:
+            reasons["state folder"] = self._disk.reason
         return {
             "ready": not reasons,
             "reasons": reasons,

@@ -9,6 +9,7 @@ undo, repeated calls and verbs that carry too little. Secrets are never written.
 import errno
 import hashlib
 import json
+import logging
 import os
 import time
 from collections.abc import Mapping
@@ -18,12 +19,17 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
+from nodeplug.bounded import RECORD_LIMIT, read_bounded
 from nodeplug.errors import Exhausted, PluginError
+from nodeplug.removals import Removals
 
+LOG: Final = logging.getLogger(__name__)
 VERSION: Final = 1
 _NAME_LIMIT: Final = 200
 _TEMPORARY: Final = ".tmp"
 _LEFTOVER_AGE: Final = 60.0
+_NO_RECORD: Final = frozenset({errno.EISDIR, errno.EINVAL, errno.EFBIG, errno.ENXIO, errno.ELOOP})
+"""Reasons not to read a file that no waiting mends: a directory, a pipe, a socket, gigabytes."""
 
 
 def read_boot_id() -> str:
@@ -94,10 +100,17 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Journal:
-    """The records of one plugin; the folder is made by the first write."""
+    """The records of one plugin; the folder is made by the first write.
+
+    Attributes:
+        folder: where they are.
+        boot_id: of this boot.
+        removals: records that have ended on a disk that refuses to remove them; shared by all journals of a daemon.
+    """
 
     folder: Path
     boot_id: str = field(default_factory=read_boot_id)
+    removals: Removals = field(default_factory=Removals, compare=False, repr=False)
 
     def write(
         self, key: str, *, phase: str, data: Mapping[str, Any] | None = None, request: Mapping[str, Any] | None = None
@@ -117,12 +130,23 @@ class Journal:
             "request": entry.request,
             "data": entry.data,
         }
+        text = json.dumps(document, indent=1).encode()
+        if len(text) > RECORD_LIMIT:
+            raise PluginError(f"a record of {len(text)} bytes is too large for the journal, which takes {RECORD_LIMIT}")
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise PluginError(f"cannot make the journal folder {self.folder}: {error.strerror}") from error
-        write_durably(self._path(key), json.dumps(document, indent=1).encode())
+        self._replace(self._path(key), text)
         return entry
+
+    def _replace(self, path: Path, text: bytes) -> None:
+        if path not in self.removals:
+            write_durably(path, text)
+            return
+        with self.removals.lock:
+            write_durably(path, text)
+            self.removals.forget(path)
 
     def read(self, key: str) -> Entry | None:
         """Return a record, or None. A damaged file counts as none and is set aside as `*.damaged`."""
@@ -131,14 +155,19 @@ class Journal:
         return entry if entry is not None and entry.key == key else None
 
     def remove(self, key: str) -> None:
-        """Remove a record, durably; succeed when there is none."""
+        """Remove a record, durably; succeed when there is none.
+
+        A disk that refuses fails nobody: what ends must be able to end. The record counts as removed from here on, and
+        the daemon removes it as soon as the disk lets it; it says so in its log and in /readyz.
+        """
+        path = self._path(key)
         try:
-            self._path(key).unlink()
+            path.unlink()
             sync_folder(self.folder)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return
         except OSError as error:
-            raise PluginError(f"cannot remove {self._path(key)}: {error.strerror}") from error
+            self.removals.postpone(path, error)
 
     def entries(self) -> tuple[Entry, ...]:
         """Return every whole record, by key. Damaged files are set aside, leftovers of a killed write removed."""
@@ -163,12 +192,17 @@ class Journal:
         return self.folder / f"{file_name(key)}.json"
 
     def _load(self, path: Path) -> Entry | None:
+        if path in self.removals:
+            return None
         try:
-            text = path.read_bytes()
-        except FileNotFoundError:
+            text = read_bounded(path)
+        except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
-            raise PluginError(f"cannot read {path}: {error.strerror}") from error
+            if error.errno not in _NO_RECORD:
+                raise PluginError(f"cannot read {path}: {error.strerror}") from error
+            LOG.warning("%s is set aside, for it is no record: %s", path, error.strerror)
+            text = b""
         try:
             document = json.loads(text)
             if document["version"] != VERSION:

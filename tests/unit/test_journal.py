@@ -1,8 +1,11 @@
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from nodeplug import Journal, PluginError
+from nodeplug.bounded import RECORD_LIMIT
 from nodeplug.journal import file_name
 
 
@@ -63,3 +66,31 @@ def test_a_folder_that_cannot_be_made_is_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(PluginError, match="cannot make the journal folder"):
         Journal(tmp_path / "file" / "j").write("k", phase="p")
+
+
+def _sparse(path: Path) -> None:
+    with path.open("wb") as stream:
+        stream.truncate(3 << 30)
+
+
+ODD: dict[str, Callable[[Path], None]] = {
+    "a sparse file of 3 GiB": _sparse,
+    "a directory": Path.mkdir,
+    "a pipe": os.mkfifo,
+}
+
+
+@pytest.mark.parametrize("make", ODD.values(), ids=ODD)
+def test_what_is_no_record_is_set_aside_unread(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    journal = Journal(tmp_path)
+    journal.write("good", phase="p")
+    make(tmp_path / "bad.json")
+    assert [entry.key for entry in journal.entries()] == ["good"]
+    assert journal.read("bad") is None
+    assert (tmp_path / "bad.damaged").exists()
+    assert not (tmp_path / "bad.json").exists()
+
+
+def test_a_record_too_large_to_be_read_again_is_not_written(tmp_path: Path) -> None:
+    with pytest.raises(PluginError, match="too large for the journal"):
+        Journal(tmp_path).write("k", phase="p", data={"x": "y" * RECORD_LIMIT})

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from nodeplug.bounded import read_bounded
 from nodeplug.cni import results
 from nodeplug.cni.results import VERSIONS
 from nodeplug.errors import PluginError
@@ -119,7 +120,7 @@ class Attachments:
 
 def _load(path: Path) -> Attachment | None:
     try:
-        document: Any = json.loads(path.read_bytes())
+        document: Any = json.loads(read_bounded(path))
         key = Key(*(str(document[name]) for name in ("claim", "network", "container_id", "ifname")))
         result = results.decode(document["result"], VERSIONS[-1])
         device, inode = document.get("host", (0, 0))  # earlier versions did not write it

@@ -21,6 +21,7 @@ from typing import Final
 import grpc
 import grpc.aio
 
+from nodeplug.bounded import read_bounded
 from nodeplug.call import Call
 from nodeplug.device import pollers
 from nodeplug.errors import NotReady, PluginError, TryAgain
@@ -33,6 +34,8 @@ from nodeplug.values import DeviceId, DeviceReleased, Holding, ResourceName
 
 LOG: Final = logging.getLogger(__name__)
 _VERSION: Final = 1
+_STATE_LIMIT: Final = 64 << 20
+"""Bytes of the file of holders: a node with every unit of a thousand resources held stays far below."""
 _DEADLINE: Final = 10.0
 _LONGEST_PAUSE: Final = 120.0
 SETTLE: Final = 0.5
@@ -311,7 +314,7 @@ class PodResources:
 
     def _load(self) -> Holdings:
         try:
-            return decode_state(self.state.read_bytes())
+            return decode_state(read_bounded(self.state, _STATE_LIMIT))
         except FileNotFoundError:
             return {}
         except (OSError, ValueError) as error:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote
 
+from nodeplug.bounded import read_bounded
 from nodeplug.errors import InvalidRequest, PluginError
 from nodeplug.journal import Entry, Journal, file_name, write_durably
 from nodeplug.mounts import Mount, mounted_at, mounts
@@ -94,11 +95,11 @@ class Ledger:
     def _mark_key(self) -> bytes:
         path = self.journal.folder / _KEY_FILE
         try:
-            return path.read_bytes()
+            return read_bounded(path)
         except FileNotFoundError:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_durably(path, os.urandom(_KEY_SIZE))
-            return path.read_bytes()
+            return read_bounded(path)
 
     # --- targets
 

@@ -115,11 +115,95 @@ def test_a_damaged_journal_file_on_a_read_only_disk_counts_as_none(node: Any, di
     record = node.scratch.paths.journal / "faulty" / "kept.json"
     record.write_bytes(record.read_bytes()[:20])
     disk(node.scratch.paths.state, "ro")
-    answer = node.cni("DEL", container="kept")
-    assert (node.notes() / "deleted").read_text() == "kept unknown\n"
-    assert "Read-only file system" in answer.text  # the record itself cannot be removed: the DEL must come again
-    disk(node.scratch.paths.state, "rw")
     assert node.cni("DEL", container="kept").status == 0
+    assert (node.notes() / "deleted").read_text() == "kept unknown\n"
+
+
+def test_a_del_on_a_read_only_disk_succeeds_and_its_record_goes_later(node: Any, disk: Any) -> None:
+    record = node.scratch.paths.journal / "faulty" / "kept.json"
+    disk(node.scratch.paths.state, "ro")
+    assert node.cni("DEL", container="kept").status == 0
+    assert node.cni("DEL", container="kept").status == 0
+    assert (node.notes() / "deleted").read_text() == "kept done\nkept unknown\n"
+    assert sum(f"cannot remove {record}" in line for line in node.fresh) == 1
+    disk(node.scratch.paths.state, "rw")
+    node.until(lambda: not record.exists())
+
+
+def test_an_add_after_such_a_del_keeps_its_new_record(node: Any, disk: Any) -> None:
+    disk(node.scratch.paths.state, "ro")
+    assert node.cni("DEL", container="kept").status == 0
+    disk(node.scratch.paths.state, "rw")
+    assert node.cni(container="kept").status == 0
+    node.until(lambda: "can be written again" in node.scratch.log or node.scratch.status()["ready"])
+    assert node.cni("DEL", container="kept").status == 0
+    assert (node.notes() / "deleted").read_text() == "kept done\nkept done\n"
+
+
+@pytest.mark.parametrize("state", ["read-only", "full"])
+def test_a_state_folder_that_cannot_be_written_is_a_reason_of_the_daemon(node: Any, disk: Any, state: str) -> None:
+    if state == "full":
+        fill(node.scratch.paths.state)
+    else:
+        disk(node.scratch.paths.state, "ro")
+    node.until(lambda: "state folder" in node.scratch.status()["reasons"])
+    reason = node.scratch.status()["reasons"]["state folder"]
+    assert f"the state folder {node.scratch.paths.state} cannot be written" in reason
+    assert sum("cannot be written" in line for line in node.fresh) == 1
+    if state == "full":
+        (node.scratch.paths.state / "filler").unlink()
+    else:
+        disk(node.scratch.paths.state, "rw")
+    node.until(lambda: node.scratch.status()["ready"])
+
+
+@pytest.fixture
+def pod(make_node: Make, disk: Any) -> Iterator[Any]:
+    """A daemon whose state is on a disk of its own, with a volume mounted for a pod."""
+    node = make_node(run=False, drive={"kind": "volume"})
+    disk(node.scratch.paths.state)
+    node.scratch.start()
+    target = node.scratch.root / "pods/uid/volumes/scratch~drive/data"
+    target.mkdir(parents=True)
+    options = '{"kubernetes.io/pvOrVolumeName": "data", "kubernetes.io/readwrite": "rw"}'
+    assert node.flex("mount", str(target), options).document["status"] == "Success"
+    yield node, target
+    for mount in (target, *(node.scratch.paths.run / "staging").glob("*/*")):
+        unmount(str(mount), lazy=True)
+
+
+@pytest.mark.parametrize("state", ["read-only", "full"])
+def test_a_pod_ends_while_its_state_folder_cannot_be_written(pod: Any, disk: Any, state: str) -> None:
+    node, target = pod
+    if state == "full":
+        fill(node.scratch.paths.state)
+    else:
+        disk(node.scratch.paths.state, "ro")
+    for _ in range(2):  # kubelet may repeat it
+        assert node.flex("unmount", str(target)).document["status"] == "Success"
+    assert mounted_at(str(target)) is None
+    assert node.scratch.status()["volumes"] == []
+
+
+def test_the_records_of_a_pod_that_ended_on_a_read_only_disk_go_when_it_is_writable(pod: Any, disk: Any) -> None:
+    node, target = pod
+    records = node.scratch.paths.journal / "flexvolume"
+    disk(node.scratch.paths.state, "ro")
+    assert node.flex("unmount", str(target)).document["status"] == "Success"
+    assert list(records.glob("*.json"))
+    disk(node.scratch.paths.state, "rw")
+    node.until(lambda: not list(records.glob("*.json")))
+
+
+def test_a_daemon_that_is_restarted_meanwhile_takes_such_a_record_for_what_the_kernel_says(pod: Any, disk: Any) -> None:
+    node, target = pod
+    disk(node.scratch.paths.state, "ro")
+    assert node.flex("unmount", str(target)).document["status"] == "Success"
+    node.scratch.kill()
+    node.scratch.start()
+    assert node.flex("unmount", str(target)).document["status"] == "Success"
+    disk(node.scratch.paths.state, "rw")
+    node.until(lambda: node.scratch.status()["volumes"] == [])
 
 
 def test_a_full_run_folder_fails_no_call(make_node: Make, disk: Any) -> None:
