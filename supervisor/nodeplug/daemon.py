@@ -313,9 +313,8 @@ class Daemon:
                 case ("inspect", name):
                     answer = await self._reports.inspect(name)
                 case _:
-                    raise InvalidRequest(
-                        f"unknown control request {' '.join(frame.argv)!r}; known: status, inspect PLUGIN"
-                    )
+                    count = len(frame.argv)
+                    raise InvalidRequest(f"no known request in {count} arguments; known: status, inspect PLUGIN")
         except PluginError as error:
             return Reply(1, json.dumps({"error": str(error)}).encode())
         return Reply(0, json.dumps(answer).encode())

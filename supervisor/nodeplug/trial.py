@@ -20,7 +20,7 @@ from rich.console import Console
 
 from nodeplug.config import PluginSection, load_drop_in
 from nodeplug.errors import InvalidRequest, NotReady, PluginError
-from nodeplug.flex.codec import redact
+from nodeplug.flex.masking import redact
 from nodeplug.mounts import mounted_at
 from nodeplug.registry import find, unmarked
 from nodeplug.tables import toml

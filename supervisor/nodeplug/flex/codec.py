@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from nodeplug.errors import InvalidRequest, NotSupported, PluginError, Undecodable, wire
 from nodeplug.flex.commands import VERBS, Command, Mount, VolumeOptions, verb_of
+from nodeplug.flex.masking import redact
 from nodeplug.values import Claim, Pod, Secrets, VolumeId
 
 PREFIX: Final = "kubernetes.io/"
@@ -24,8 +25,6 @@ _CREDENTIAL: Final = "kubernetes.io/secret/"
 _FS_GROUPS: Final = ("kubernetes.io/mounterArgs.FsGroup", "kubernetes.io/fsGroup")  # kubelet >= 1.15, and before
 _GROUP_LIMIT: Final = (1 << 31) - 1
 _SIZE_LIMIT: Final = (1 << 63) - 1
-_REDACTED: Final = "***"
-_REDACT_FROM: Final = 4
 
 
 # --- argv ---------------------------------------------------------------------------------------------------------
@@ -43,7 +42,7 @@ def decode(argv: Sequence[str]) -> Command:
         raise InvalidRequest("no FlexVolume verb was given; expected one of " + ", ".join(VERBS))
     name, *texts = argv
     if name not in VERBS:
-        raise NotSupported(f"{name!r} is no FlexVolume verb; known: {', '.join(VERBS)}")
+        raise NotSupported(f"the first of {len(argv)} arguments is no FlexVolume verb; known: {', '.join(VERBS)}")
     form = _choose_form(name, texts)
     return VERBS[name].make(**{part: _PARTS[part](name, text) for part, text in zip(form, texts, strict=True)})
 
@@ -63,8 +62,19 @@ def _choose_form(verb: str, texts: list[str]) -> tuple[str, ...]:
         wanted = " or ".join(" ".join(("", *form)).strip() or "nothing" for form in VERBS[verb].forms)
         raise InvalidRequest(f"{verb} takes {wanted}; {len(texts)} arguments arrived")
     # A node or device name never starts with a brace, so the JSON argument shows which order was used.
-    at = [form for form in fitting if "options" in form and texts[form.index("options")].lstrip().startswith("{")]
+    at = [form for form in fitting if "options" in form and _is_json(texts[form.index("options")])]
     return (at or fitting)[0]
+
+
+def _is_json(text: str) -> bool:
+    return text.lstrip().startswith("{")
+
+
+def verb_in(argv: Sequence[str]) -> str:
+    """Return the verb for logs and records; what is none is never repeated, for it may be the options."""
+    if not argv:
+        return "(no verb)"
+    return argv[0] if argv[0] in VERBS else "(unknown verb)"
 
 
 def _text(verb: str, text: str, what: str = "an argument") -> str:
@@ -78,28 +88,36 @@ def _text(verb: str, text: str, what: str = "an argument") -> str:
 
 
 def _node(verb: str, text: str) -> str:
-    if not text or text.lstrip().startswith("{"):
+    if not text or _is_json(text):
         raise InvalidRequest(f"{verb} names no node: the argument is {'empty' if not text else 'JSON'}")
     return _text(verb, text)
 
 
+def _device(verb: str, text: str) -> str:
+    if _is_json(text):
+        raise InvalidRequest(f"{verb} names no device: the argument is JSON")
+    return _text(verb, text)
+
+
 def _volume_name(verb: str, text: str) -> str:
-    if not text:
-        raise InvalidRequest(f"{verb} names no volume: the argument is empty")
+    if not text or _is_json(text):
+        raise InvalidRequest(f"{verb} names no volume: the argument is {'empty' if not text else 'JSON'}")
     return _text(verb, text)
 
 
 def _target(verb: str, text: str) -> str:
     path = _text(verb, text)
     if not path.startswith("/") or {".", ".."} & set(path.split("/")) or not path.strip("/"):
-        raise InvalidRequest(f"{verb}: {path!r} is no absolute path without '.' and '..'")
+        found = "JSON" if _is_json(path) else f"{len(path)} characters" if path else "nothing"
+        raise InvalidRequest(f"{verb} needs an absolute path without '.' and '..'; found {found}")
     return "/" + "/".join(part for part in path.split("/") if part)
 
 
 def _size(verb: str, text: str) -> int:
     number = _number(text, _SIZE_LIMIT)
     if number is None:
-        raise InvalidRequest(f"{verb}: a size must be a whole number of bytes; found {text[:40]!r}")
+        found = "JSON" if _is_json(text) else f"{len(text)} characters"
+        raise InvalidRequest(f"{verb}: a size must be a whole number of bytes; found {found}")
     return number
 
 
@@ -202,7 +220,7 @@ _PARTS: Final[Mapping[str, Callable[[str, str], Any]]] = MappingProxyType(
     {
         "options": _options,
         "node": _node,
-        "device": _text,
+        "device": _device,
         "target": _target,
         "volume_name": _volume_name,
         "new_size": _size,
@@ -259,19 +277,6 @@ def encode_error(error: PluginError, *, secrets: Secrets | None = None) -> bytes
 
 def _line(document: Mapping[str, Any]) -> bytes:
     return json.dumps(document).encode() + b"\n"
-
-
-def redact(text: str, secrets: Secrets) -> str:
-    """Mask every secret value of at least four bytes, plain or in base64, in a text."""
-    for value in sorted(secrets.values(), key=len, reverse=True):
-        if len(value) < _REDACT_FROM:  # masking every "a" of a sentence would tell the secret
-            continue
-        plain = value.decode("utf-8", "replace")
-        forms = {plain, repr(plain)[1:-1], repr(value)[2:-1], base64.b64encode(value).decode()}
-        forms |= {form.strip() for form in forms}  # a secret made from a file often ends with a newline
-        for form in sorted(forms, key=len, reverse=True):
-            text = text.replace(form, _REDACTED) if form else text
-    return text
 
 
 def capabilities(claim: Claim, hooks: frozenset[str]) -> dict[str, bool]:

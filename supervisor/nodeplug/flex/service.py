@@ -19,6 +19,7 @@ from nodeplug.errors import InvalidRequest, NotFound, NotSupported, PluginError,
 from nodeplug.flex import codec
 from nodeplug.flex import commands as cmd
 from nodeplug.flex.codec import Answer
+from nodeplug.flex.masking import redact
 from nodeplug.flex.staging import Staging
 from nodeplug.flex.steps import Steps
 from nodeplug.flex.work import NOBODY
@@ -80,16 +81,17 @@ class FlexService:
             namespaces: of the caller; volumes need none, so they are closed at once.
         """
         close_all(namespaces)
-        verb = frame.argv[0] if frame.argv else "(no verb)"
-        call = Call(verb[:40], "volume:?", frame.path, whole=True)
+        call = Call(codec.verb_in(frame.argv), "volume:?", frame.path, whole=True)
         secrets = Secrets()
         try:
             driver = driver_name(frame.path)
             call.claim = f"volume:{driver}"
             command = codec.decode(frame.argv)
-            secrets = _secrets_of(command)
+            secrets = self._learn(driver, command)
             route = self._route(driver, command)
             answer = await self._answer(route, call, command)
+            if isinstance(command, cmd.Unmount):
+                self.staging.known.forget(driver, command.target)
             self.runner.finished(call, None)
             return Reply(stdout=codec.encode(answer))
         except PluginError as error:
@@ -100,6 +102,13 @@ class FlexService:
                 "%s of %s failed (request %s): %s\n%s", call.verb, call.claim, call.id, type(error).__name__, where
             )
             return self._failed(call, PluginError(f"{type(error).__name__} in the daemon"), secrets, logged=True)
+
+    def _learn(self, driver: str, command: cmd.Command) -> Secrets:
+        """Return the secrets that may turn up in an error: those of this call and of the driver's other volumes."""
+        options = getattr(command, "options", None)
+        if isinstance(options, cmd.VolumeOptions):
+            self.staging.known.remember(driver, getattr(command, "target", ""), options.secrets)
+        return self.staging.known.of(driver)
 
     def _route(self, driver: str, command: cmd.Command) -> Route:
         """Find the driver's plugin; one that does not run still ends what needs none of its hooks.
@@ -128,11 +137,11 @@ class FlexService:
         lacking = isinstance(error, NotSupported)
         if not logged:
             level = logging.DEBUG if lacking else logging.WARNING
-            text = codec.redact(str(error), secrets)
+            text = redact(str(error), secrets)
             LOG.log(level, "%s of %s failed (request %s): %s", call.verb, call.claim, call.id, text)
         if not lacking and call.id not in error.message:
             error.message = f"{error.message} (request {call.id})"
-        error.message = codec.redact(error.message, secrets)  # the flight recorder keeps it
+        error.message = redact(error.message, secrets)  # the flight recorder keeps it
         self.runner.finished(call, error)
         return Reply(stdout=codec.encode_error(error, secrets=secrets))
 
@@ -148,11 +157,6 @@ class FlexService:
         if route.callers:
             await self.staging.undo_left(self.registry, route.claim.name)
         return answers[0]
-
-
-def _secrets_of(command: cmd.Command) -> Secrets:
-    options = getattr(command, "options", None)
-    return options.secrets if isinstance(options, cmd.VolumeOptions) else Secrets()
 
 
 _UNDOES: Final[Mapping[type[cmd.Command], str]] = MappingProxyType(

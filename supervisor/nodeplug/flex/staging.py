@@ -20,6 +20,7 @@ from nodeplug.call import Call
 from nodeplug.errors import PluginError
 from nodeplug.flex import ledger as led
 from nodeplug.flex.ledger import Ledger, Target, Volume
+from nodeplug.flex.masking import Known, redact
 from nodeplug.flex.steps import Steps
 from nodeplug.flex.work import Work, Workshop
 from nodeplug.journal import Journal
@@ -52,6 +53,11 @@ class Staging:
             folder: where volumes are staged; made when needed.
         """
         return cls(Ledger(journal, folder.resolve()), Workshop(runner))
+
+    @property
+    def known(self) -> Known:
+        """The secrets of what is mounted."""
+        return self.workshop.known
 
     async def run(self, route: Route, call: Call, steps: Callable[[Steps], Coroutine[Any, Any, None]]) -> None:
         """Run the steps of one request as work that outlives its answer.
@@ -102,7 +108,8 @@ class Staging:
         try:
             await self.run(route, Call("recover", f"volume:{volume.driver}", volume.staging_path), steps)
         except PluginError as error:
-            LOG.warning("volume %s of %s stays as it is: %s", volume.volume_id, volume.driver, error.message)
+            text = redact(error.message, self.known.of(volume.driver))
+            LOG.warning("volume %s of %s stays as it is: %s", volume.volume_id, volume.driver, text)
 
 
 def _settle(ledger: Ledger) -> list[Target]:

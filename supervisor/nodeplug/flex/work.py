@@ -21,8 +21,8 @@ from typing import Any, Final, TypeVar
 
 from nodeplug.call import Call
 from nodeplug.errors import DeadlineExceeded, InvalidRequest, NotSupported, PluginError, TryAgain
-from nodeplug.flex.codec import redact
 from nodeplug.flex.ledger import Target, Volume
+from nodeplug.flex.masking import Known, redact
 from nodeplug.registry import Route
 from nodeplug.runner import Runner
 from nodeplug.values import Secrets
@@ -96,6 +96,7 @@ class Work:
         route: the driver.
         call: the request; its key names what the hooks are about.
         early: the answer that was given before the work ended.
+        known: what must not stand in an error.
     """
 
     runner: Runner
@@ -103,6 +104,7 @@ class Work:
     call: Call
     early: "asyncio.Future[PluginError]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     abandoned: bool = False
+    known: Known = field(default_factory=Known)
 
     def has(self, hook: str) -> bool:
         """Whether the driver implements a hook."""
@@ -128,7 +130,7 @@ class Work:
         """
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[_Outcome] = loop.create_future()
-        secrets: Secrets = getattr(arguments.get("request"), "secrets", Secrets())
+        secrets = self.known.of(self.route.claim.name)
 
         def observed(own: Callable[..., Any]) -> Callable[..., Any]:
             def run(**values: Any) -> Any:
@@ -181,10 +183,12 @@ class Workshop:
         runner: calls the hooks.
         left: by driver, what could not be undone wholly without its plugin: volumes that no pod uses, and targets that
             the host has unmounted.
+        known: the secrets of what is mounted.
     """
 
     runner: Runner
     left: dict[str, set[Volume | Target]] = field(default_factory=dict)
+    known: Known = field(default_factory=Known)
     _tasks: "set[asyncio.Task[None]]" = field(default_factory=set)
     _rooms: "dict[tuple[str, ...], asyncio.Future[None]]" = field(default_factory=dict)
 
@@ -195,7 +199,7 @@ class Workshop:
             DeadlineExceeded: a step is overdue; the work goes on.
             PluginError: what the steps raised.
         """
-        work = Work(self.runner, route, call)
+        work = Work(self.runner, route, call, known=self.known)
         task = asyncio.get_running_loop().create_task(steps(work), name=f"flex:{call.verb}:{call.id}")
         self._tasks.add(task)
         task.add_done_callback(lambda ended: self._ended(work, ended))

@@ -239,6 +239,7 @@ class Publisher:
     def __init__(self) -> None:
         self.calls: list[str] = []
         self.act: Callable[[VolumePublish], None] = lambda _: None
+        self.act_down: Callable[[VolumeUnpublish], None] = lambda _: None
         self.mounts = True
 
     @hookimpl
@@ -259,6 +260,7 @@ class Publisher:
     @hookimpl
     def volume_unpublish(self, request: VolumeUnpublish) -> None:
         self.calls.append(f"unpublish {request.volume_id}")
+        self.act_down(request)
 
 
 class Attacher(Stager):

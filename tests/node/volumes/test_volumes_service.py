@@ -130,6 +130,52 @@ def test_each_failure_is_logged_once_with_its_request_id(leaky: Any, caplog: pyt
     assert f"(request {request})" in lines[0]
 
 
+@pytest.mark.parametrize("kind", [PluginError, ValueError])
+def test_a_secret_of_the_mount_in_an_error_of_unmount_reaches_neither_kubelet_nor_the_log(
+    make_node: Any, publisher: Any, caplog: pytest.LogCaptureFixture, kind: type[Exception]
+) -> None:
+    def refuse(_: Any) -> None:
+        raise kind(f"cannot log out with {SECRET.decode()}, {SECRET.hex()} or {base64.b64encode(SECRET).decode()}")
+
+    publisher.act_down = refuse
+    node = make_node(disk=publisher)
+    options = OPTIONS | {"kubernetes.io/secret/password": base64.b64encode(SECRET).decode()}
+    target = node.target("a")
+
+    async def mount_then_unmount() -> dict[str, Any]:
+        service = node.service()
+        assert succeeded(await node.handle(service, DRIVER, "mount", str(target), json.dumps(options)))
+        answer: dict[str, Any] = await node.handle(service, DRIVER, "unmount", str(target))
+        return answer
+
+    with caplog.at_level(logging.DEBUG):
+        answer = asyncio.run(mount_then_unmount())
+    assert "cannot log out with ***, *** or ***" in answer["message"]
+    assert not any(form in caplog.text for form in (SECRET.decode(), SECRET.hex(), base64.b64encode(SECRET).decode()))
+
+
+@pytest.mark.parametrize("argv", [("{}",), ("unmount", "{}"), ("mount", "{}", "/target"), ("detach", "{}", "node")])
+def test_options_in_the_wrong_place_reach_neither_answer_nor_log_nor_record(
+    make_node: Any, publisher: Any, caplog: pytest.LogCaptureFixture, argv: tuple[str, ...]
+) -> None:
+    secret = base64.b64encode(SECRET).decode()
+    options = json.dumps({"kubernetes.io/secret/password": secret})
+    node = make_node(disk=publisher)
+    finished: list[str] = []
+
+    async def ask() -> dict[str, Any]:
+        service = node.service()
+        service.runner.finished = lambda call, error: finished.append(f"{call} {error}")
+        answer: dict[str, Any] = await node.handle(service, DRIVER, *(text.replace("{}", options) for text in argv))
+        return answer
+
+    with caplog.at_level(logging.DEBUG):
+        answer = asyncio.run(ask())
+    assert not succeeded(answer)
+    assert len(finished) == 1
+    assert not any(secret in text for text in (str(answer), caplog.text, *finished))
+
+
 def test_no_secret_and_no_option_is_written_to_the_journal(make_node: Any, publisher: Any) -> None:
     node = make_node(disk=publisher)
     encoded = base64.b64encode(SECRET).decode()

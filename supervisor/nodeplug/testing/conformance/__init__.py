@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from nodeplug.flex.codec import redact
+from nodeplug.flex.masking import redact
 from nodeplug.testing.conformance import cni as _cni
 from nodeplug.testing.conformance import contract as _contract
 from nodeplug.testing.conformance import device as _device

@@ -1,0 +1,84 @@
+"""Secrets in texts: whatever form one is in, it is masked."""
+
+import base64
+import json
+import shlex
+from collections.abc import Callable
+from urllib.parse import quote, quote_plus, urlencode
+
+import pytest
+
+from nodeplug.flex.masking import MASK, Known, redact
+from nodeplug.values import Secrets
+
+SECRETS = [
+    b"hunter2",
+    "p\u00e4ss/w ord&\"'<1>+~".encode(),
+    b"line one\nline two\n",
+    b"\x00\xff\xfe binary",
+    b"a/b?c=d%20e~f",
+]
+
+
+def readable(secret: bytes) -> str:
+    return secret.decode("utf-8", "replace")
+
+
+FORMS: dict[str, Callable[[bytes], str]] = {
+    "plain": readable,
+    "stripped": lambda secret: readable(secret.strip()),
+    "base64": lambda secret: base64.b64encode(secret).decode(),
+    "base64 without padding": lambda secret: base64.b64encode(secret).decode().rstrip("="),
+    "base64 for URLs": lambda secret: base64.urlsafe_b64encode(secret).decode(),
+    "hexadecimal": lambda secret: secret.hex(),
+    "HEXADECIMAL": lambda secret: secret.hex().upper(),
+    "hexadecimal in pairs": lambda secret: secret.hex(":"),
+    "quoted": quote,
+    "quoted wholly": lambda secret: quote(secret, safe=""),
+    "quoted in lower case": lambda secret: quote(secret).lower() if readable(secret).islower() else quote(secret),
+    "quoted with plus": quote_plus,
+    "a form": lambda secret: urlencode({"password": secret}),
+    "JSON": lambda secret: json.dumps({"password": readable(secret)}),
+    "JSON in UTF-8": lambda secret: json.dumps([readable(secret)], ensure_ascii=False),
+    "repr": lambda secret: repr(readable(secret)),
+    "repr of bytes": repr,
+    "an argv": lambda secret: str(["mount", "-o", f"password={readable(secret)}"]),
+    "base64 in a URL": lambda secret: quote(base64.b64encode(secret), safe=""),
+}
+
+
+@pytest.mark.parametrize("secret", SECRETS, ids=range(len(SECRETS)))
+@pytest.mark.parametrize("form", FORMS)
+def test_a_secret_is_masked_in_every_form(form: str, secret: bytes) -> None:
+    told = FORMS[form](secret)
+    masked = redact(f"login failed ({told}), try again", Secrets({"password": secret}))
+    assert MASK in masked
+    assert told not in masked
+    assert masked.startswith("login failed (")
+    assert masked.endswith("), try again")
+
+
+def test_a_secret_on_a_command_line_is_masked() -> None:
+    assert redact(shlex.join(["login", "-p", "hunter2"]), Secrets({"p": b"hunter2"})) == "login -p ***"
+
+
+def test_a_short_secret_does_not_shred_the_message() -> None:
+    assert redact("cannot mount a volume", Secrets({"flag": b"a"})) == "cannot mount a volume"
+
+
+def test_a_secret_with_a_newline_is_masked_without_it_too() -> None:
+    assert redact("login failed for hunter2", Secrets({"password": b"hunter2\n"})) == "login failed for ***"
+
+
+def test_a_secret_inside_another_leaves_nothing_of_the_longer_one() -> None:
+    assert redact("hunter2-and-more", Secrets({"one": b"hunter2", "two": b"hunter2-and-more"})) == "***"
+
+
+def test_secrets_of_a_driver_are_known_until_its_volumes_are_unmounted() -> None:
+    known = Known()
+    known.remember("acme/disk", "/a", Secrets({"password": b"hunter2"}))
+    known.remember("acme/disk", "/b", Secrets({"password": b"hunter3"}))
+    known.remember("other", "/a", Secrets({"password": b"hunter4"}))
+    known.forget("acme/disk", "/a")
+    known.forget("acme/disk", "/a")
+    assert redact("hunter2 hunter3 hunter4", known.of("acme/disk")) == "hunter2 *** hunter4"
