@@ -2,12 +2,13 @@
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -266,6 +267,67 @@ def test_status_asks_the_daemon_and_shows_its_answer(node: Node) -> None:
     assert frames == [Frame("control", "nodeplug", ("status",))]
     assert "worker-1" in done.stdout
     assert "cni:from-daemon" in done.stdout
+
+
+def test_status_of_a_node_that_is_ready_ends_with_0(node: Node) -> None:
+    with answering(node.root / "run/nodeplug/exec.sock", Reply(0, json.dumps(STATUS).encode())):
+        assert node.run("status").returncode == 0
+
+
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_status_of_a_node_that_is_not_ready_ends_with_3_and_says_why(node: Node, form: tuple[str, ...]) -> None:
+    unready = {**STATUS, "ready": False, "reasons": {"x": "it has no driver"}}
+    with answering(node.root / "run/nodeplug/exec.sock", Reply(0, json.dumps(unready).encode())):
+        done = node.run("status", *form)
+    assert (done.returncode, done.stderr) == (3, "")
+    assert "it has no driver" in done.stdout
+
+
+def watching(node: Node, *form: str) -> subprocess.Popen[str]:
+    place = ["--config", str(node.config), "--root", str(node.root)]
+    argv = [sys.executable, "-m", "nodeplug", "status", "--watch", "--interval", "0.1", *place, *form]
+    return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd="/")
+
+
+def test_watch_asks_again_until_it_is_interrupted_and_ends_as_the_last_answer(node: Node) -> None:
+    socket_path = node.root / "run/nodeplug/exec.sock"
+    unready = {**STATUS, "ready": False, "reasons": {}}
+    with watching(node, "--json") as process:
+        assert process.stdout is not None
+        assert "does not listen" in json.loads(process.stdout.readline())["error"]
+        for answer in (STATUS, unready):
+            with answering(socket_path, Reply(0, json.dumps(answer).encode())):
+                while "error" in (told := json.loads(process.stdout.readline())):
+                    pass
+            assert told == answer
+            socket_path.unlink()
+            socket_path.parent.rmdir()
+        with answering(socket_path, Reply(0, json.dumps(unready).encode())):
+            while "error" in json.loads(process.stdout.readline()):
+                pass
+            process.send_signal(signal.SIGINT)
+            assert (process.wait(30), process.stderr.read() if process.stderr else "") == (3, "")
+
+
+def test_watch_draws_a_terminal_anew(node: Node) -> None:
+    with answering(node.root / "run/nodeplug/exec.sock", Reply(0, json.dumps(STATUS).encode())):
+        ours, theirs = os.openpty()
+        place = ["--config", str(node.config), "--root", str(node.root)]
+        argv = [sys.executable, "-m", "nodeplug", "status", "--watch", *place]
+        environment = {**os.environ, "TERM": "xterm"}
+        with subprocess.Popen(argv, stdout=theirs, stdin=theirs, stderr=theirs, env=environment) as process:
+            os.close(theirs)
+            shown = b""
+            while b"cni:from-daemon" not in shown:
+                shown += os.read(ours, 1 << 16)
+            process.send_signal(signal.SIGINT)
+            with suppress(OSError):  # the other end is closed
+                while chunk := os.read(ours, 1 << 16):
+                    shown += chunk
+            assert process.wait(30) == 0
+        os.close(ours)
+    assert shown.startswith(b"\x1b[?1049h")  # a screen of its own, given back at the end
+    assert b"\x1b[?1049l" in shown
 
 
 def test_status_as_json_is_the_daemons_answer(node: Node) -> None:

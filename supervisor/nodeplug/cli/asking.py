@@ -68,22 +68,38 @@ def plugins(config: Config = DEFAULT, root: Root = None, as_json: Json = False) 
     show(tables.available(names))
 
 
-def status(config: Config = DEFAULT, root: Root = None, as_json: Json = False) -> None:
+def status(
+    config: Config = DEFAULT,
+    root: Root = None,
+    as_json: Json = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Ask again until Ctrl-C; with --json, one object per line.")
+    ] = False,
+    interval: Annotated[
+        float, typer.Option("--interval", metavar="SECONDS", min=0.1, help="The pause between two answers of --watch.")
+    ] = 2.0,
+) -> None:
     """Show what the running daemon does: plugins, devices, networks, volumes, calls.
 
-    The exit status is 1 when no daemon runs.
+    The exit status is 0 when the node is ready, 3 when the daemon says that it is not (as `/readyz` does), and 1 when
+    no daemon answers. With --watch it is that of the last answer.
 
     Example: `nodeplug status --json | jq '.calls[] | select(.overdue)'`
     """
     from nodeplug import tables
+    from nodeplug.cli import watching
     from nodeplug.config import load
     from nodeplug.control import ask
 
-    answer = ask(load(config, root).supervisor.paths.exec_socket, "status")
+    socket = load(config, root).supervisor.paths.exec_socket
+    if watch:
+        raise typer.Exit(watching.watch(lambda: ask(socket, "status"), interval, as_json=as_json))
+    answer = ask(socket, "status")
     if as_json:
         print_json(answer)
     else:
         show(tables.status(answer))
+    raise typer.Exit(watching.verdict(answer))
 
 
 def inspect(

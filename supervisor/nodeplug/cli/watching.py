@@ -1,0 +1,74 @@
+"""`nodeplug status --watch`.
+
+Owns: when the daemon is asked again, and what stands on the screen until then.
+Refuses: to end because there is no answer: who watches a node wants to see the daemon come back.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from nodeplug import tables
+from nodeplug.commands import show
+from nodeplug.errors import PluginError
+
+NOT_READY: Final = 3
+"""The exit status where the daemon answers that it is not ready: 1 is for no answer, 2 for wrong usage."""
+
+
+def verdict(answer: Mapping[str, Any]) -> int:
+    """Return the exit status that an answer comes to."""
+    return 0 if answer["ready"] else NOT_READY
+
+
+def watch(ask: Callable[[], Mapping[str, Any]], seconds: float, *, as_json: bool) -> int:
+    """Ask again and again, until interrupted.
+
+    On a terminal the screen is drawn anew; into a pipe each answer follows the one before, as JSON one per line.
+
+    Args:
+        ask: returns the daemon's answer.
+        seconds: the pause between two answers.
+        as_json: print for programs.
+
+    Returns:
+        The exit status of the last answer.
+    """
+    if sys.stdout.isatty() and not as_json:
+        with Live(console=Console(), screen=True, auto_refresh=False) as live:
+            return _repeat(ask, seconds, lambda _, shown: live.update(_headed(shown, seconds), refresh=True))
+    return _repeat(ask, seconds, _print_json if as_json else lambda _, shown: show(shown))
+
+
+def _repeat(
+    ask: Callable[[], Mapping[str, Any]], seconds: float, tell: Callable[[Mapping[str, Any], RenderableType], None]
+) -> int:
+    status = 1
+    try:
+        while True:
+            try:
+                answer = ask()
+            except PluginError as error:
+                status = 1
+                tell({"error": str(error)}, Text(f"error: {error}", "red"))
+            else:
+                status = verdict(answer)
+                tell(answer, tables.status(answer))
+            sys.stdout.flush()
+            time.sleep(seconds)
+    except KeyboardInterrupt:
+        return status
+
+
+def _print_json(answer: Mapping[str, Any], _shown: RenderableType) -> None:
+    print(json.dumps(answer, ensure_ascii=False))
+
+
+def _headed(shown: RenderableType, seconds: float) -> RenderableType:
+    return Group(Text(f"{time.strftime('%H:%M:%S')}, every {seconds:g} s; Ctrl-C ends it", "dim"), shown)
