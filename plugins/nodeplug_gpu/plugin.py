@@ -6,6 +6,7 @@ Refuses: to wait for the hardware in a hook.
 """
 
 import threading
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final, Protocol
@@ -35,14 +36,15 @@ from nodeplug_gpu.driver.process import NvmlDriver
 from nodeplug_gpu.driver.simulated import SimulatedDriver
 from nodeplug_gpu.inventory import Inventory
 from nodeplug_gpu.mps.cards import MpsDaemons, MpsFollower
+from nodeplug_gpu.mps.daemon import STARTING
 from nodeplug_gpu.overuse import OveruseWatch
 from nodeplug_gpu.shop import Shop
-from nodeplug_gpu.stock import Entry
+from nodeplug_gpu.stock import Entry, share_out
 
 _FIRST_LOOK: Final = 5.0
 """Seconds that start waits for the driver, so that the first list is whole and a card sold twice is refused there."""
 _PATIENT_LOOK: Final = 40.0
-"""The same where a predecessor sold cards: requests for them wait meanwhile, and would fail otherwise."""
+"""The same where a predecessor sold cards, whose pods may be admitted again, or where another instance still serves."""
 FAULTS_FILE: Final = "simulated-faults.json"
 
 
@@ -74,7 +76,7 @@ class Gpu:
         self._config = config
         self._host = host
         self._wake = threading.Event()
-        self._started = False
+        self._started = self._prepared = False
         self._make()
         self._shop.reserve()
 
@@ -89,14 +91,29 @@ class Gpu:
         self._overuse = OveruseWatch(memory, host)
         self._followers: Sequence[Follower] = (CdiSpecs(config, paths, host), self._mps, self._overuse)
         self._events: deque[GpuEvent] = deque(maxlen=10_000)
+        self._answered = threading.Event()
         self._looked = threading.Event()
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
+        self._patient_until = 0.0
 
     @hookimpl
     def claims(self) -> Sequence[Claim]:
         """Claim every configured resource."""
         return [Claim("device", name) for entry in self._config.resources for name in names_of(entry)]
+
+    @hookimpl
+    def prepare(self) -> None:
+        """Start the driver and wait for its first look, which may take long; the former instance sells the cards on.
+
+        Raises:
+            InvalidRequest: two entries choose one card.
+        """
+        self._prepared = True
+        self._driver.start(self._shown)
+        self._answered.wait(_PATIENT_LOOK)
+        if faults := share_out(self._config.resources, self._driver.view.cards).faults:
+            raise InvalidRequest("; ".join(faults.values()))
 
     @hookimpl
     def start(self) -> None:
@@ -108,21 +125,30 @@ class Gpu:
         if self._started:
             self._make()
         self._started = True
-        self._shop.open()
+        try:
+            self._shop.open()
+            self._begin()
+            if refusal := self._shop.inventory.refusal:
+                raise InvalidRequest(refusal)
+        except BaseException:
+            self.stop()
+            raise
+
+    def _begin(self) -> None:
+        patience = _PATIENT_LOOK if self._shop.has_sold else _FIRST_LOOK
+        # A list of a reloaded instance that failed would hold up nothing: kubelet has the one before.
+        self._patient_until = 0.0 if self._prepared else time.monotonic() + patience
         self._thread = threading.Thread(target=self._run, args=(self._ended,), name="gpu:look", daemon=True)
         self._thread.start()
         self._driver.start(self._shown)
-        self._looked.wait(_PATIENT_LOOK if self._shop.has_sold else _FIRST_LOOK)
-        if refusal := self._shop.inventory.refusal:
-            self.stop()
-            raise InvalidRequest(refusal)
+        self._wake.set()
+        self._looked.wait(patience)
 
     @hookimpl
     def stop(self) -> None:
         """End threads and the driver; what running containers use stays."""
-        self._ended.set()
-        self._looked.set()
-        self._wake.set()
+        for event in (self._ended, self._answered, self._looked, self._wake):
+            event.set()
         self._driver.stop()
         if self._thread is not None:
             self._thread.join(2)
@@ -145,9 +171,14 @@ class Gpu:
 
         Raises:
             NotFound: this node has no card for it.
-            NotReady: the driver has not answered yet.
+            NotReady: the driver has not answered yet, or an MPS daemon of a card that was not listed before.
         """
-        return self._shop.inventory.devices(self._shop.entry_of(resource), resource)
+        entry, inventory = self._shop.entry_of(resource), self._shop.inventory
+        devices = inventory.devices(entry, resource)
+        # A card that waits for its daemon is unhealthy, and a first list of such would end its pods after a boot.
+        if self._mps.starting(entry, inventory) and time.monotonic() < self._patient_until:
+            raise NotReady(f"the devices of {resource} are not known yet: {STARTING}")
+        return devices
 
     @hookimpl
     def device_prefer(self, request: DevicePrefer) -> Sequence[DeviceId] | None:
@@ -186,8 +217,9 @@ class Gpu:
 
     def _shown(self, view: View, events: Sequence[GpuEvent]) -> None:
         """Take note, in the driver's thread, that there is something to look at."""
-        del view
         self._events.extend(events)
+        if view.state != "starting":
+            self._answered.set()
         self._wake.set()
 
     def _run(self, ended: threading.Event) -> None:
@@ -215,8 +247,8 @@ class Gpu:
                     self._host.refresh(name)
         for follower in self._followers:
             self._follow(follower, after)
-        if after.view.state != "starting" and not self._mps.daemons.starting:
-            self._looked.set()  # a card that waits for its daemon is unhealthy, and would end its pods after a boot
+        if after.view.state != "starting":
+            self._looked.set()
 
     def _follow(self, follower: Follower, inventory: Inventory) -> None:
         """Tell one of them; its failure is not the others'."""

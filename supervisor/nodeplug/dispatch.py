@@ -18,7 +18,7 @@ import pluggy
 
 from nodeplug.hookspecs import ANSWERS, Contract
 
-LIFE_CYCLE: Final = frozenset({"claims", "start", "stop", "health"})
+LIFE_CYCLE: Final = frozenset({"claims", "prepare", "start", "stop", "health"})
 """Hooks that nobody else may wrap: another plugin's audit must not run in this one's start."""
 
 

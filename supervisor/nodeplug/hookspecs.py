@@ -33,6 +33,10 @@ class Contract:
         raise NotImplementedError
 
     @hookspec(firstresult=True)
+    def prepare(self) -> None:
+        """Get ready beside the instance that still serves: what takes long, and touches nothing that it uses."""
+
+    @hookspec(firstresult=True)
     def start(self) -> None:
         """Begin: adopt or undo what a killed predecessor left. Raising disables this plugin alone, with retries."""
 
@@ -175,6 +179,7 @@ _NONE: Final = Answer((type(None),))
 ANSWERS: Final[Mapping[str, Answer]] = MappingProxyType(
     {
         "claims": Answer((Sequence,), v.Claim),
+        "prepare": _NONE,
         "start": _NONE,
         "stop": _NONE,
         "health": _NONE,

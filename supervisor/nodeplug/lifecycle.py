@@ -14,15 +14,16 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from nodeplug.call import Call
 from nodeplug.config import PluginSection
+from nodeplug.dispatch import LIFE_CYCLE, callers
 from nodeplug.errors import PluginError, TryAgain
 from nodeplug.host import Host
 from nodeplug.loading import Difference, difference, prepare
-from nodeplug.plugin_state import FIRST_RETRY, PluginState
+from nodeplug.plugin_state import FIRST_RETRY, Load, PluginState
 from nodeplug.registry import Loaded, Registry, find
 from nodeplug.runner import Runner
 from nodeplug.served_devices import NoDevices, ServedDevices
@@ -133,28 +134,41 @@ class Lifecycle:
             state.state = "starting"
             if self._former(state) is None:
                 self.states[state.name] = state
-        loads = [_Load(state, asyncio.create_task(self._load(state), name=f"load {state.name}")) for state in states]
+        loads = [
+            Load(state, asyncio.create_task(self._load_beside(state), name=f"load {state.name}")) for state in states
+        ]
         if loads:
             await asyncio.wait([load.task for load in loads], timeout=LOAD_PATIENCE)
         prompt = [load for load in loads if load.task.done()]
         late = [load for load in loads if load not in prompt]
-        await asyncio.gather(self._exchange(prompt, leaving), *(self._bring_up_late(load) for load in late))
+        stays = {load.state.name: self._awaited(load, leaving) for load in late}
+        await asyncio.gather(
+            self._exchange(prompt, set(leaving).difference(*stays.values())),
+            *(self._bring_up_late(load, stays[load.state.name]) for load in late),
+        )
 
-    async def _bring_up_late(self, load: "_Load") -> None:
+    async def _bring_up_late(self, load: Load, leaving: Collection[str]) -> None:
         await asyncio.wait({load.task})
-        await self._exchange([load], ())
+        await self._exchange([load], leaving)
+
+    def _awaited(self, load: Load, leaving: Collection[str]) -> set[str]:
+        """Return the plugins that serve on until one that is getting ready takes their claims over."""
+        prepared = load.state.prepared
+        return self._donors(prepared) & set(leaving) if prepared is not None else set()
 
     def _former(self, state: PluginState) -> PluginState | None:
         """Return the state that this one is to replace, if there is a plugin behind it."""
         present = self.states.get(state.name)
         return None if present is state or present is None or present.loaded is None else present
 
-    async def _exchange(self, loads: Iterable["_Load"], leaving: Collection[str]) -> None:
+    async def _exchange(self, loads: Iterable[Load], leaving: Collection[str]) -> None:
         """Let loaded plugins take the places of their predecessors, and others go."""
+        loads = list(loads)
         candidates = self._candidates(load for load in loads if load.state.name in self.states)
         accepted, refusals = self.registry.admissible([loaded for _, loaded in candidates.values()], leaving)
         for name, error in refusals.items():
             self._refuse(candidates[name][0], error)
+        self._discard(load.state for load in loads if load.state.name not in {loaded.name for loaded in accepted})
         donors = {loaded.name: self._donors(loaded) for loaded in accepted}
         entering = {loaded.name: candidates[loaded.name][0] for loaded in accepted}
         old = {name: self.states.pop(name) for name in leaving if name in self.states}
@@ -181,7 +195,7 @@ class Lifecycle:
         )
         self._retiring.difference_update(retiring.values())
 
-    def _candidates(self, loads: Iterable["_Load"]) -> dict[str, tuple[PluginState, Loaded]]:
+    def _candidates(self, loads: Iterable[Load]) -> dict[str, tuple[PluginState, Loaded]]:
         candidates = {}
         for load in loads:
             try:
@@ -272,6 +286,23 @@ class Lifecycle:
         candidate: Loaded = await self.runner.load(state.name, work)
         return candidate
 
+    async def _load_beside(self, state: PluginState) -> Loaded:
+        """Load a plugin; where others serve what it claims, let it get ready beside them, in its own time."""
+        loaded = await self._load(state)
+        if "prepare" in loaded.hooks and self._donors(loaded):
+            state.prepared = replace(loaded, callers=callers(loaded.plugin, loaded.hooks & LIFE_CYCLE, ()))
+            await self._call_own(state, "prepare")
+        return loaded
+
+    def _discard(self, states: Iterable[PluginState]) -> None:
+        """Stop instances that got ready, or tried to, and are not wanted."""
+        for state in states:
+            if state.prepared is not None:
+                state.begun = True
+                stopping = asyncio.create_task(self._stop(state), name=f"stop {state.name}")
+                self._retiring.add(stopping)
+                stopping.add_done_callback(self._retiring.discard)
+
     def _refuse(self, state: PluginState, error: PluginError) -> None:
         LOG.error("plugin %s is refused: %s", state.name, str(error).replace("\n", "; "))
         if not self._kept(state, error):
@@ -303,10 +334,11 @@ class Lifecycle:
 
     async def _call_own(self, state: PluginState, hook: str) -> None:
         """Call a hook of the life cycle, if the plugin has it."""
-        if state.loaded is not None and hook in state.loaded.hooks:
+        loaded = state.loaded or state.prepared
+        if loaded is not None and hook in loaded.hooks:
             # A key per instance: one that hangs is left behind, and must not keep later instances from starting.
             call = Call(hook, f"plugin:{state.name}", key=f"instance {state.number} of {state.name}")
-            await self.runner.call(state.loaded.route, hook, call, {})
+            await self.runner.call(loaded.route, hook, call, {})
 
     def _begun(self, state: PluginState, error: PluginError | None) -> None:
         """Serve a plugin whose start has ended, or try again later."""
@@ -365,11 +397,3 @@ class Lifecycle:
             await self._call_own(state, "stop")
         except PluginError as error:
             LOG.error("plugin %s did not stop: %s", state.name, error)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Load:
-    """The loading of one plugin."""
-
-    state: PluginState
-    task: "asyncio.Task[Loaded]"

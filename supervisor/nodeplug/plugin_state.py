@@ -29,6 +29,7 @@ class PluginState:
         rejected: why a newer section is not in force, and this one still is; empty when there is none.
         retry_at: `time.monotonic()` of the next start, when failed.
         retry_after: seconds of the present backoff.
+        prepared: what was loaded, once its `prepare` was called: `stop` is due even if it never starts.
         begun: its `start` has succeeded, so that its `stop` is due.
         beginning: done when a `start` that is under way has ended.
         number: tells instances apart.
@@ -43,6 +44,7 @@ class PluginState:
     loaded: Loaded | None = None
     retry_at: float = 0.0
     retry_after: float = FIRST_RETRY
+    prepared: Loaded | None = None
     begun: bool = False
     beginning: asyncio.Future[None] | None = None
     number: int = field(default_factory=itertools.count(1).__next__)
@@ -56,3 +58,11 @@ class PluginState:
     def reason(self) -> str:
         """Everything that is wrong with it; empty when all is well."""
         return "; ".join(filter(None, (self.fault, self.rejected)))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Load:
+    """The loading of one plugin."""
+
+    state: PluginState
+    task: asyncio.Task[Loaded]

@@ -34,6 +34,7 @@ ASIDES: Final = frozenset({"inspect", "metrics"})
 """Hooks whose overdue calls quarantine nothing: each has one key, and no caller of a plugin needs them."""
 DEFAULT_DEADLINES: Final[Mapping[str, float]] = {
     "claims": 60,  # loading as a whole: the import, the constructor and claims()
+    "prepare": 60,
     "start": 60,
     "stop": 10,
     "health": 5,

@@ -61,11 +61,6 @@ class MpsDaemons:
             self._daemons[uuid] = self._daemon(card, config)
             self._daemons[uuid].start()
 
-    @property
-    def starting(self) -> bool:
-        """Whether a daemon has neither answered nor failed yet."""
-        return any(daemon.runs and daemon.reason == STARTING for daemon in list(self._daemons.values()))
-
     def has(self, uuid: Uuid) -> bool:
         """Whether a card has a daemon, of this process or of one before."""
         return uuid in self._daemons or self._record(uuid) is not None
@@ -85,8 +80,11 @@ class MpsDaemons:
 
     def stop(self) -> None:
         """End the threads; the daemons go on for their clients."""
-        for daemon in self._daemons.values():
+        daemons = list(self._daemons.values())
+        for daemon in daemons:
             daemon.leave()
+        for daemon in daemons:
+            daemon.join()
 
     def _daemon(self, card: Card, config: Mps) -> ControlDaemon:
         folders = Folders.of(self.host.run_dir, card.uuid)
@@ -151,6 +149,12 @@ class MpsFollower:
     def obstacle(self, entry: Entry, uuid: Uuid) -> str:
         """Return why a card cannot be offered yet."""
         return self.daemons.reason(uuid) if wish_of(entry) is not None else self.daemons.leftover(uuid)
+
+    def starting(self, entry: Entry, inventory: Inventory) -> bool:
+        """Whether cards of an entry wait for daemons that have neither answered nor failed yet."""
+        return wish_of(entry) is not None and any(
+            offer.reason == STARTING for offer in inventory.stocks_of(entry.resource)
+        )
 
     def stop(self) -> None:
         """Leave the daemons to their clients."""

@@ -104,8 +104,11 @@ class ControlDaemon:
         self._thread.start()
 
     def leave(self) -> None:
-        """End the thread; the daemon goes on for its clients."""
+        """Begin to end the thread; the daemon goes on for its clients."""
         self._ending.set()
+
+    def join(self) -> None:
+        """Wait for the end of the thread, for a moment."""
         if self._thread is not None:
             self._thread.join(2 * _TURN)
 

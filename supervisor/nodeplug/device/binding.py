@@ -5,10 +5,17 @@ Refuses: lists, sockets, plugins' lives.
 """
 
 import asyncio
+import time
+from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Final
 
 from nodeplug.errors import TryAgain
 from nodeplug.registry import Route
+
+EXCHANGE_PATIENCE: Final = 100.0
+"""Seconds that an exchange may take: the last calls (30), the stop of the former instance (10), the start (60)."""
+_TURN: Final = 0.25
 
 
 @dataclass(slots=True)
@@ -39,6 +46,11 @@ class Binding:
         self.route, self.held, self.why = route, False, ""
         self._listed.clear()
 
+    def give_up(self, route: Route, why: str) -> None:
+        """Go on without an instance: its start has failed."""
+        self.hold()
+        self.route, self.why = route, why
+
     def listed(self, route: Route) -> None:
         """Note that a listing over a route has ended, well or not."""
         if route is self.route and not self.held:
@@ -47,17 +59,23 @@ class Binding:
     async def settled(self, seconds: float) -> Route:
         """Wait for the first list after an exchange: what is granted before it would be the former instance's.
 
+        An exchange may outlast a plugin's deadline: kubelet sets none, and a refusal ends the pod for good.
+
+        Args:
+            seconds: to wait where no exchange is under way, since its start has failed.
+
         Raises:
-            TryAgain: there was none within `seconds`.
+            TryAgain: there was none in time.
         """
-        if not self._listed.is_set():
-            try:
-                async with asyncio.timeout(seconds):
-                    await self._listed.wait()
-            except TimeoutError:
+        begun = time.monotonic()
+        while not self._listed.is_set():
+            waited = time.monotonic() - begun
+            if waited >= (seconds if self.why else max(seconds, EXCHANGE_PATIENCE)):
                 what = self.why or "it is being reloaded"
-                text = (
-                    f"plugin {self.route.plugin!r} does not serve {self.route.claim.name} after {seconds:g} s: {what}"
+                raise TryAgain(
+                    f"plugin {self.route.plugin!r} does not serve {self.route.claim.name} after {waited:.3g} s: {what}"
                 )
-                raise TryAgain(text) from None
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_TURN):
+                    await self._listed.wait()
         return self.route

@@ -126,8 +126,7 @@ class ResourceTask:
 
     def withdraw(self, route: Route, reason: str) -> None:
         """List every device as unhealthy until `take_over`: no instance of the plugin that owns it could be started."""
-        self._binding.hold()
-        self._binding.route, self._binding.why = route, reason
+        self._binding.give_up(route, reason)
         self._asked.set()
 
     def status(self) -> ResourceStatus:

@@ -79,6 +79,13 @@ def until(true: Callable[[], object]) -> None:
         time.sleep(0.005)
 
 
+def _listed(plugin: Gpu) -> bool:
+    try:
+        return bool(plugin.device_list(MEM))
+    except NotReady:
+        return False
+
+
 def own_threads() -> set[str]:
     return {thread.name for thread in threading.enumerate() if thread.name.startswith(("gpu:", "nodeplug-gpu"))}
 
@@ -307,7 +314,31 @@ def test_a_card_that_is_not_offered_is_counted_so(stage: Stage) -> None:
     until(lambda: set(offered().values()) == {0.0})
 
 
-def test_start_waits_for_the_mps_daemons_so_that_the_first_list_is_healthy(stage: Stage, tmp_path: Path) -> None:
+def test_an_instance_that_was_prepared_lists_its_cards_as_soon_as_it_has_started(stage: Stage) -> None:
+    plugin = stage.plugin(poll="1h")
+    plugin.prepare()
+    plugin.start()
+    assert [one.healthy for one in plugin.device_list(MEM)] == [True] * 4
+
+
+def test_an_instance_that_prepares_follows_nothing_and_sells_nothing(stage: Stage) -> None:
+    plugin = stage.plugin([MEMORY | {"access": {"cdi": "field", "cdi_folder": str(stage.folder / "cdi")}}])
+    plugin.prepare()
+    assert not (stage.folder / "cdi").exists()
+    assert stage.refreshed == []
+    plugin.stop()
+    assert own_threads() == set()
+
+
+def test_a_card_that_two_entries_choose_is_found_while_the_former_instance_serves(stage: Stage) -> None:
+    plugin = stage.plugin(CHOSEN_TWICE)
+    with pytest.raises(InvalidRequest, match=f"{WHOLE} and {MEM} would both sell GPU-0000"):
+        plugin.prepare()
+
+
+def test_the_first_list_of_cards_with_mps_waits_for_their_daemons_so_that_it_is_healthy(
+    stage: Stage, tmp_path: Path
+) -> None:
     programs = tmp_path / "driver" / "usr" / "bin"
     programs.mkdir(parents=True)
     control = """#!/bin/sh
@@ -322,6 +353,9 @@ exec sleep 600
     plugin = stage.plugin([MEMORY | {"mps": {"stop_after": "100ms"}}], driver_root=str(tmp_path / "driver"))
     try:
         plugin.start()
+        with pytest.raises(NotReady, match="its MPS control daemon is starting"):
+            plugin.device_list(MEM)
+        until(lambda: _listed(plugin))
         assert [(one.healthy, one.reason) for one in plugin.device_list(MEM)] == [(True, "")] * 4
     finally:
         plugin.stop()

@@ -28,6 +28,7 @@ class Net:
         mark: str = "first"
         broken: bool = False
         failing: bool = False
+        unready: bool = False
         delegate: str = ""
 
     life: ClassVar[list[str]] = []
@@ -77,6 +78,16 @@ class Checking(Net):
 
     @hookimpl
     def cni_check(self) -> None: ...
+
+
+class Slow(Net):
+    """Gets ready before it starts."""
+
+    @hookimpl
+    def prepare(self) -> None:
+        self._say("prepare")
+        if self._config.unready:
+            raise OSError("no")
 
 
 class Policy(Net):

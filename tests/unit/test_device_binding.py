@@ -1,0 +1,61 @@
+"""The time between two instances of a plugin, as requests of kubelet see it."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from nodeplug import Claim, TryAgain
+from nodeplug.device.binding import Binding
+from nodeplug.registry import Route
+
+
+def route(plugin: str = "gpu") -> Route:
+    return Route(plugin, frozenset(), {}, Claim("device", "example.com/card"))
+
+
+def run(story: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        async with asyncio.timeout(20):
+            await story()
+
+    asyncio.run(bounded())
+
+
+def test_a_request_outwaits_its_deadline_as_long_as_an_exchange_lasts() -> None:
+    async def story() -> None:
+        binding, new = Binding(route()), route()
+        binding.hold()
+        waiting = asyncio.create_task(binding.settled(0.01))
+        await asyncio.sleep(0.1)
+        assert not waiting.done()
+        binding.take_over(new)
+        binding.listed(new)
+        assert await waiting is new
+
+    run(story)
+
+
+def test_a_request_is_refused_at_its_deadline_once_the_start_has_failed() -> None:
+    async def story() -> None:
+        binding = Binding(route())
+        binding.hold()
+        waiting = asyncio.create_task(binding.settled(0.01))
+        await asyncio.sleep(0.1)
+        binding.give_up(route(), "no driver")
+        with pytest.raises(TryAgain, match=r"does not serve example.com/card after .* no driver"):
+            await waiting
+
+    run(story)
+
+
+def test_an_exchange_that_does_not_end_is_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nodeplug.device.binding.EXCHANGE_PATIENCE", 0.1)
+
+    async def story() -> None:
+        binding = Binding(route())
+        binding.hold()
+        with pytest.raises(TryAgain, match="it is being reloaded"):
+            await binding.settled(0.01)
+
+    run(story)
