@@ -4,9 +4,10 @@ Owns: allocation that answers a repeated request with the same addresses, releas
 the release of addresses that a reboot left behind.
 Refuses: links. The bridge calls this in-process where the reference executes a second program.
 
-After a reboot every container is gone but its files are not. A file is released when two things agree: the journal
-says that an earlier boot of this machine used the folder, and the file is older than this boot. Files that anybody
-wrote since the boot stay. When the clock was wrong at boot, files may look younger and stay too: GC releases those.
+After a reboot every container is gone but its files are not. A file is released when two things agree: the journal, or
+the folder's own lock, says that an earlier boot of this machine used the folder, and the file is older than this boot.
+Files that anybody wrote since the boot stay. When the clock was wrong at boot, files may look younger and stay too: GC
+releases those.
 """
 
 import time
@@ -68,11 +69,15 @@ class Ipam:
     _known: set[Path] = field(default_factory=set)
 
     def recover(self) -> None:
-        """Release what an earlier boot left in every pool that the journal knows."""
-        for entry in self.host.journal.entries():
-            folder = entry.data.get("folder")
-            if entry.phase == "pool" and isinstance(folder, str):
-                self._remember(Path(folder))
+        """Release what an earlier boot left in every pool that the journal knows, or that lies where pools do."""
+        entries = [entry for entry in self.host.journal.entries() if entry.phase == "pool"]
+        known = [Path(folder) for entry in entries if isinstance(folder := entry.data.get("folder"), str)]
+        beside = [lock.parent for lock in sorted(self.data_dir.glob("*/lock"))]
+        for folder in dict.fromkeys([*known, *beside]):
+            store = self._store(folder)
+            with store.locked(create=False) as exists:
+                if exists and (folder in known or store.boot()):
+                    self._notice(store)
 
     def allocate(self, request: CniAttachmentRequest) -> Allocation:
         """Reserve one address out of each range set; what the attachment holds already is its answer.
@@ -82,11 +87,12 @@ class Ipam:
             Exhausted: a range set has no free address.
         """
         config = parse_config(request, self.data_dir)
-        self._remember(config.folder)
         store = self._store(config.folder)
         owner = (request.container_id, request.ifname)
         fresh: list[Address] = []
         with store.locked(create=True):
+            self._notice(store)
+            store.keep(owner)
             try:
                 ips = _allocate(store, config, owner, fresh)
             except BaseException:
@@ -161,6 +167,10 @@ class Ipam:
         config = parse_config(request, self.data_dir)
         store = self._store(config.folder)
         with store.locked(create=False) as exists:
+            if exists and not store.is_writable:
+                raise NotReady(f"network {request.network}: {store.folder}, where addresses are reserved, is read-only")
+            if exists:  # else a pool full of an earlier boot's addresses would keep the ADD away that releases them
+                self._notice(store)
             used = [store.in_use(ranges) if exists else 0 for ranges in config.ranges]
         full = [
             f"range set {ranges} has 0 of {ranges.size()} addresses free"
@@ -173,24 +183,26 @@ class Ipam:
     def _store(self, folder: Path) -> Store:
         return self._stores.setdefault(folder, Store(folder))
 
-    def _remember(self, folder: Path) -> None:
-        """Note in the journal, once per boot, that a pool is in use; first release what an earlier boot left."""
+    def _notice(self, store: Store) -> None:
+        """Note, once per boot, that a pool is in use; first release what an earlier boot left. Needs the lock."""
+        folder, journal, boot = store.folder, self.host.journal, self.host.boot_id
         if folder in self._known:
             return
-        journal = self.host.journal
-        entry = journal.read(f"pool {folder}")
-        if entry is None or journal.is_stale(entry):
-            if entry is not None:
-                self._release_old(folder)
-            journal.write(f"pool {folder}", phase="pool", data={"folder": str(folder)})
+        entry, noted = journal.read(f"pool {folder}"), store.boot()
+        stale = entry is not None and journal.is_stale(entry)
+        if noted != boot and (noted or stale):
+            freed = store.release_older(self.booted())
+            if freed:
+                self.host.log.info("released %d addresses in %s that are older than this boot", len(freed), folder)
+        if noted != boot:
+            store.set_boot(boot)
+        if entry is None or stale:
+            try:
+                journal.write(f"pool {folder}", phase="pool", data={"folder": str(folder)})
+            except PluginError as error:  # the lock tells, too; a disk that refuses must not keep pods from ending
+                self.host.log.warning("the pool %s is used without a record of it: %s", folder, error)
+                return
         self._known.add(folder)
-
-    def _release_old(self, folder: Path) -> None:
-        store = self._store(folder)
-        with store.locked(create=False) as exists:
-            freed = store.release_older(self.booted()) if exists else []
-        if freed:
-            self.host.log.info("released %d addresses in %s that are older than this boot", len(freed), folder)
 
 
 def _allocate(store: Store, config: IpamConfig, owner: Owner, fresh: list[Address]) -> tuple[CniIp, ...]:

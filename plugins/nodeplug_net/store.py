@@ -2,17 +2,21 @@ r"""The folder in which addresses are reserved, shared with the reference plugin
 
 Owns: `<dataDir>/<network>/`: one file per address (mode 0600, created with O_EXCL, content `<id>\r\n<ifname>`, by old
 versions the id alone), `last_reserved_ip.<n>`, and flock(2) on `lock`, which lets this daemon and the reference's
-executable work on one folder at a time.
+executable work on one folder at a time. The reference never looks into `lock`; here it says which boot used the folder.
 Refuses: to decide which address is next (see `ranges`), and to trust its memory: what it remembers of the folder holds
 as long as the folder's modification time is the one that it set itself, a reservation succeeds only through O_EXCL,
-and a file is read again before it is taken for somebody's.
+and a file is read again before it is taken for somebody's. What is no file but has an address for its name makes that
+address taken, and is nobody's.
 
 Remembering matters: the reference reads every file of the folder for each ADD and DEL.
 """
 
+import errno
 import fcntl
 import ipaddress
+import logging
 import os
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -23,22 +27,37 @@ from typing import Final
 from nodeplug import PluginError
 from nodeplug_net.ranges import Address, RangeSet
 
+LOG: Final = logging.getLogger(__name__)
 Owner = tuple[str, str]
 """Container id and interface name; the name is empty in files of old versions."""
 _LAST: Final = "last_reserved_ip."
-_FILE_LIMIT: Final = 4096
+_USUAL: Final = 4096
+_FILE_LIMIT: Final = 1 << 18
+"""Bytes that are read of a file: an environment variable, and so a container id, has 128 KiB at most (execve(2))."""
+_NO_FOLDER: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG})
+"""What says that there is no such folder, and so nothing in it."""
+_UNWRITABLE: Final = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 _READ: Final = (0, 0, 0)
 """The stamp of what has just been read: it equals no folder's."""
 
 
 def _read(path: str) -> str | None:
-    """Read a small file; plain system calls, because `Path.read_text` takes six times as long."""
+    """Read a small file; plain system calls, because `Path.read_text` takes six times as long.
+
+    Raises:
+        OSError: it is something else, or cannot be read.
+    """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except FileNotFoundError:
         return None
     try:
-        return os.read(descriptor, _FILE_LIMIT).decode("utf-8", "replace")
+        content = os.read(descriptor, _USUAL)
+        if len(content) == _USUAL:
+            content += os.read(descriptor, _FILE_LIMIT)
+        elif not content and not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file")
+        return content.decode("utf-8", "replace")
     finally:
         os.close(descriptor)
 
@@ -68,6 +87,8 @@ class Store:
     taken: dict[int, set[int]] = field(default_factory=lambda: {4: set(), 6: set()})
     _owned: dict[Owner, set[Address]] = field(default_factory=dict)
     _stamp: tuple[int, int, int] | None = None
+    _odd: dict[str, str] = field(default_factory=dict)
+    _due: dict[Address, Owner] = field(default_factory=dict)
 
     @contextmanager
     def locked(self, *, create: bool) -> Iterator[bool]:
@@ -89,6 +110,7 @@ class Store:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             self._refresh()
+            self._release_due()
             yield True
         finally:
             self._stamp = self._seal() if self._stamp is not None else None
@@ -98,16 +120,44 @@ class Store:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         try:
             return os.open(self.folder / "lock", flags, 0o600)
-        except FileNotFoundError:
-            if not create:
-                return None
         except OSError as error:
-            raise PluginError(f"cannot open the lock of {self.folder}: {error.strerror}") from error
+            if not create and error.errno in _NO_FOLDER:
+                return None
+            if not create and error.errno in _UNWRITABLE:
+                return self._open_lock_to_read()
+            if error.errno != errno.ENOENT:
+                raise PluginError(f"cannot open the lock of {self.folder}: {error.strerror}") from error
         try:
             self.folder.mkdir(mode=0o755, parents=True, exist_ok=True)
             return os.open(self.folder / "lock", flags, 0o600)
         except OSError as error:
             raise PluginError(f"cannot make the folder {self.folder} for addresses: {error.strerror}") from error
+
+    def _open_lock_to_read(self) -> int | None:
+        """Open the lock on a disk that is read-only, where nobody reserves and a DEL must succeed all the same."""
+        try:
+            return os.open(self.folder / "lock", os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise PluginError(f"cannot open the lock of {self.folder}: {error.strerror}") from error
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether an address could be reserved; the superuser, too, is told of a disk that is read-only."""
+        return os.access(self.folder, os.W_OK)
+
+    def boot(self) -> str:
+        """Return the id of the boot that used the folder last; empty when that is not known."""
+        try:
+            return _read(f"{self.folder}/lock") or ""
+        except OSError:
+            return ""
+
+    def set_boot(self, boot_id: str) -> None:
+        """Note the boot that uses the folder; without the note, the journal's record alone can tell."""
+        with suppress(OSError):
+            (self.folder / "lock").write_text(boot_id, encoding="utf-8")
 
     def _look(self) -> tuple[int, int, int] | None:
         try:
@@ -149,12 +199,23 @@ class Store:
             if address is None:
                 continue
             path = f"{self.folder}/{name}"
-            content = _read(path)
-            if content == "":
-                os.unlink(path)  # noqa: PTH108  a plain string, see above
-            elif content is not None:
-                self._remember(address, _parse_owner(content))
+            try:
+                content = _read(path)
+                if content == "":
+                    os.unlink(path)  # noqa: PTH108  a plain string, see above
+                elif content is not None:
+                    self._remember(address, _parse_owner(content))
+            except OSError as error:
+                self._take_out(address, path, error)
         self._stamp = _READ if stamp is not None else None
+
+    def _take_out(self, address: Address, path: str, error: OSError) -> None:
+        """Never give out an address whose file cannot be read, or is none."""
+        reason = error.strerror or str(error)
+        if self._odd.get(path) != reason:
+            LOG.warning("address %s is not given out: %s: %s; remove what is there", address, path, reason)
+        self._odd[path] = reason
+        self.taken[address.version].add(int(address))
 
     def _remember(self, address: Address, owner: Owner) -> None:
         self.taken[address.version].add(int(address))
@@ -176,8 +237,11 @@ class Store:
         return []
 
     def owner_of(self, address: Address) -> Owner | None:
-        """Read who holds an address."""
-        content = _read(f"{self.folder}/{address}")
+        """Read who holds an address; None when nobody does, or nobody can tell."""
+        try:
+            content = _read(f"{self.folder}/{address}")
+        except OSError:
+            return None
         return None if content is None else _parse_owner(content)
 
     def owners(self) -> list[Owner]:
@@ -210,13 +274,32 @@ class Store:
         return True
 
     def release(self, addresses: list[Address], owner: Owner) -> None:
-        """Free addresses of an owner; those that somebody else holds by now stay."""
+        """Free addresses of an owner; those that somebody else holds by now stay.
+
+        What a disk refuses to remove stays reserved, and is freed by a later call that holds the lock.
+        """
         for address in addresses:
             if self.owner_of(address) in {owner, (owner[0], "")}:
-                with suppress(FileNotFoundError):
-                    (self.folder / str(address)).unlink()
+                try:
+                    (self.folder / str(address)).unlink(missing_ok=True)
+                except OSError as error:
+                    if address not in self._due:
+                        path = self.folder / str(address)
+                        LOG.warning("address %s stays reserved for now: %s: %s", address, path, error.strerror)
+                    self._due[address] = owner
+                    continue
+            self._due.pop(address, None)
             self._forget(address, owner)
             self._forget(address, (owner[0], ""))
+
+    def _release_due(self) -> None:
+        for address, owner in list(self._due.items()):
+            self.release([address], owner)
+
+    def keep(self, owner: Owner) -> None:
+        """Free nothing more of an owner: it is being attached again."""
+        for address in [one for one, former in self._due.items() if former == owner]:
+            del self._due[address]
 
     def release_older(self, moment: float) -> list[Address]:
         """Free every address that was reserved before a moment (seconds since the epoch); return them."""
@@ -231,7 +314,10 @@ class Store:
 
     def last(self, index: int) -> Address | None:
         """Return the address that range set `index` gave out last."""
-        content = _read(f"{self.folder}/{_LAST}{index}")
+        try:
+            content = _read(f"{self.folder}/{_LAST}{index}")
+        except OSError:
+            return None
         return None if content is None else _parse_address(content.strip())
 
     def set_last(self, index: int, address: Address) -> None:
