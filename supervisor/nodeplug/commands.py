@@ -20,6 +20,8 @@ from typing import Annotated, Any, Final
 import typer
 from rich.console import Console, RenderableType
 
+from nodeplug.errors import NotReady
+
 GROUP: Final = "nodeplug.commands"
 DEFAULT: Final = Path("/etc/nodeplug/nodeplug.toml")
 _PIPE_WIDTH: Final = 240
@@ -56,10 +58,36 @@ def inspect(plugin: str, config: Path = DEFAULT, root: Path | None = None) -> Ma
         NotReady: no daemon runs.
         PluginError: the plugin is not enabled, does not run, has nothing to tell, or failed; the message says which.
     """
-    from nodeplug.config import load
+    return ask_daemon(config, root, "inspect", plugin)
+
+
+def ask_daemon(config: Path, root: Path | None, *request: str, warn: bool = True) -> dict[str, Any]:
+    """Ask the running daemon; it is found although its configuration has mistakes by now.
+
+    Args:
+        config: the main configuration file.
+        root: what `--root` said.
+        request: what is asked, such as "status".
+        warn: tell people that the configuration has mistakes.
+
+    Raises:
+        ConfigError: no daemon runs where a configuration with mistakes seems to put it.
+        NotReady: no daemon runs.
+        PluginError: it refused.
+    """
+    from nodeplug.config import ConfigError, read
     from nodeplug.control import ask
 
-    return ask(load(config, root).supervisor.paths.exec_socket, "inspect", plugin)
+    reading = read(config, root)
+    try:
+        answer = ask(reading.configuration.supervisor.paths.exec_socket, *request)
+    except NotReady as error:
+        if reading.mistakes:
+            raise ConfigError([*reading.mistakes, str(error)]) from error
+        raise
+    if reading.mistakes and warn:
+        print("warning: the configuration has mistakes; `nodeplug check-config` tells them", file=sys.stderr)
+    return answer
 
 
 def show(renderable: RenderableType) -> None:

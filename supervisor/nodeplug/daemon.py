@@ -24,8 +24,8 @@ from nodeplug.cni.attachments import Attachments
 from nodeplug.cni.delegate import Delegation
 from nodeplug.cni.service import CniService
 from nodeplug.cni.spool import Spool
-from nodeplug.config import Configuration, load, node_name
-from nodeplug.config_watch import watch
+from nodeplug.config import Reading, node_name, read
+from nodeplug.config.watch import watch
 from nodeplug.device.podresources import PodResources
 from nodeplug.device.registration import DevicePaths
 from nodeplug.device.resources import Resources
@@ -75,25 +75,26 @@ def serve(config_path: Path, root: Path | None = None) -> int:
         ConfigError: the configuration cannot be used.
         PluginError: another daemon runs already, or a folder cannot be made.
     """
-    configuration = load(config_path, root)
+    reading = read(config_path, root)
+    configuration = reading.whole()
     logs.configure(configuration.supervisor.log_level, configuration.supervisor.log_format)
     process.allow_descriptors()
-    return asyncio.run(Daemon(config_path, root, configuration).run())
+    return asyncio.run(Daemon(config_path, root, reading).run())
 
 
 class Daemon:
     """Everything, composed."""
 
-    def __init__(self, config_path: Path, root: Path | None, configuration: Configuration) -> None:
+    def __init__(self, config_path: Path, root: Path | None, reading: Reading) -> None:
         self._config_path = config_path
-        self._configuration = configuration
+        self._configuration = configuration = reading.configuration
         self._started = time.monotonic()
         self._paths = configuration.supervisor.paths
         self._boot_id = read_boot_id()
         self._disk = StateDisk(self._paths.state)
         self._registry = Registry()
         self._runner = Runner()
-        self._lifecycle = Lifecycle(self._registry, self._runner, self._make_host)
+        self._lifecycle = Lifecycle(self._registry, self._runner, self._make_host, tell=reading.places.tell)
         self._attachments = Attachments(self._paths.attachments)
         self._spool = Spool(self._paths.spool)
         self._delegation = Delegation(self._registry, visiting=self._runner.visiting)
@@ -118,8 +119,8 @@ class Daemon:
         exported = PluginMetrics(self._observer.metrics.registry)
         self._reports = Reports(self._lifecycle.states, self._runner, exported.take)
         self._reloader = Reloader(
-            configuration,
-            read=lambda: load(config_path, root),
+            reading,
+            read=lambda before: read(config_path, root, before),
             lifecycle=self._lifecycle,
             install=self._install,
             count=self._observer.metrics.reload,
@@ -142,7 +143,7 @@ class Daemon:
         self._loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._stop.set)
-        self._loop.add_signal_handler(signal.SIGHUP, self._reloader.changed.set)
+        self._loop.add_signal_handler(signal.SIGHUP, self._reloader.ask)
         _make_folder(self._paths.run)
         _make_folder(self._paths.state)
         _make_folder(self._paths.spool)
@@ -196,8 +197,8 @@ class Daemon:
             "configuration": self._reload(first),
             "watch the configuration": watch(
                 self._config_path,
-                self._config_path.parent / self._configuration.supervisor.drop_in_dir,
-                self._reloader.changed.set,
+                self._reloader.reading.folder,
+                self._reloader.notice,
             ),
         }
         return [*first, *(group.create_task(task, name=name) for name, task in tasks.items())]
@@ -248,7 +249,11 @@ class Daemon:
         if not self._configuration.supervisor.install:
             return
         try:
-            known = all(state.loaded is not None for state in self._lifecycle.states.values())
+            states = self._lifecycle.states.values()
+            # Without any plugin nothing is removed: the configuration is more likely wrong than meant so.
+            if not states:
+                LOG.warning("no plugin is enabled: entrypoints stay; `nodeplug install --remove-all` removes them")
+            known = bool(states) and all(state.loaded is not None for state in states)
             native = self._configuration.supervisor.native_entrypoints
             done = await asyncio.to_thread(deploy, self._registry, self._paths, native=native, prune=known)
         except PluginError as error:

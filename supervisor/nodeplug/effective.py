@@ -1,48 +1,89 @@
 """What a configuration comes to before anything is started.
 
-Owns: the effective configuration with every default, the refusals with file and key, and the rows of `nodeplug plugins`
-without a daemon.
+Owns: the effective configuration with every default, every mistake in it with its place, what it enables in numbers,
+and the rows of `nodeplug plugins` without a daemon.
 Refuses: to start plugins, and to print.
 """
 
-from pathlib import Path
-from typing import Any
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
 
 from nodeplug import status
-from nodeplug.config import Configuration, origins
-from nodeplug.errors import PluginError
-from nodeplug.install.deployment import Inspected
-from nodeplug.registry import find, validate_config
+from nodeplug.config import ConfigError, PluginSection, Reading
+from nodeplug.install.deployment import Inspected, inspect
+from nodeplug.registry import Misconfigured, PluginRefused, find, validate_config
 from nodeplug.runner import Runner
+from nodeplug.values import ClaimKind
+
+_COUNTED: Final[Mapping[ClaimKind, str]] = {"device": "resource", "cni": "network", "volume": "volume driver"}
 
 
-def refusals(inspected: Inspected, config: Path) -> list[str]:
-    """Return one sentence per mistake in the plugins' tables, each with its file.
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """A configuration, looked at as far as that goes without starting anything.
 
-    Args:
-        inspected: the loaded configuration.
-        config: the main file.
+    Attributes:
+        document: the effective configuration with every default, those of the plugins' own tables included.
+        problems: one sentence per mistake.
+        inspected: the plugins without a mistake.
     """
-    files = origins(config)
-    return [f"{files[name]}: {line}" for name, reason in inspected.refused.items() for line in reason.splitlines()]
+
+    document: dict[str, Any]
+    problems: tuple[str, ...]
+    inspected: Inspected
+
+    @property
+    def summary(self) -> str:
+        """Say in numbers what is enabled."""
+        names = Counter(claim.kind for loaded in self.inspected.registry.plugins.values() for claim in loaded.claims)
+        parts = [_number(len(self.inspected.registry.plugins), "plugin")]
+        parts += [_number(names[kind], word) for kind, word in _COUNTED.items() if names[kind]]
+        return ", ".join(parts)
+
+    def whole(self) -> Inspected:
+        """Return the plugins.
+
+        Raises:
+            ConfigError: there are mistakes.
+        """
+        if self.problems:
+            raise ConfigError(self.problems)
+        return self.inspected
 
 
-def effective(configuration: Configuration) -> dict[str, Any]:
-    """Return the configuration with every default, those of the plugins' own tables included.
+def examine(reading: Reading) -> Examined:
+    """Validate the plugins' own tables too, and construct the plugins without a mistake.
 
-    A plugin's own table that cannot be validated stays as it was written: `refusals` tells what is wrong with it.
+    A table that cannot be validated stays in the document as it was written.
     """
+    configuration, tell = reading.configuration, reading.places.tell
     document: dict[str, Any] = configuration.model_dump(mode="json")
+    if not reading.folder_was_read:
+        document["supervisor"].pop("drop_in_dir")  # once it is named it has to exist
+    problems = list(reading.mistakes)
+    good: dict[str, PluginSection] = {}
     for name, section in configuration.plugins.items():
         try:
-            found = find(section.uses or name)
-            document["plugins"][name]["config"] = validate_config(name, found, section.config).model_dump(mode="json")
-        except PluginError:
-            continue
-    return document
+            own = validate_config(name, find(section.uses or name), section.config, tell)
+            document["plugins"][name]["config"] = own.model_dump(mode="json")
+            good[name] = section
+        except Misconfigured as error:
+            problems += str(error).splitlines() if section.enabled else []
+        except PluginRefused as error:
+            problems += [tell(("plugins", name), str(error))] if section.enabled else []
+    inspected = inspect(configuration.model_copy(update={"plugins": good}))
+    problems += [tell(("plugins", name), text) for name, text in inspected.refused.items()]
+    return Examined(document, tuple(problems), inspected)
 
 
-def rows_of(inspected: Inspected) -> list[dict[str, Any]]:
+def rows_of(reading: Reading) -> list[dict[str, Any]]:
     """Describe the plugins in the shape of the daemon's status; what could start is told as stopped."""
+    inspected = inspect(reading.configuration, reading.places.tell)
     rows = status.plugins(inspected.states.values(), Runner(), {})
     return [{**row, "state": row["state"] if row["state"] == "refused" else "stopped"} for row in rows]
+
+
+def _number(count: int, word: str) -> str:
+    return f"{count} {word}{'' if count == 1 else 's'}"

@@ -23,6 +23,7 @@ from nodeplug.dispatch import LIFE_CYCLE, callers
 from nodeplug.errors import PluginError, TryAgain
 from nodeplug.host import Host
 from nodeplug.loading import Difference, difference, prepare
+from nodeplug.mistakes import Location, told
 from nodeplug.plugin_state import FIRST_RETRY, Load, PluginState
 from nodeplug.registry import Loaded, Registry, find
 from nodeplug.runner import Runner
@@ -44,6 +45,7 @@ class Lifecycle:
 
     Attributes:
         devices: what serves the plugins' resources.
+        tell: writes a mistake in a section with its file and line.
     """
 
     registry: Registry
@@ -51,6 +53,7 @@ class Lifecycle:
     make_host: Callable[[str], Host]
     devices: ServedDevices = field(default_factory=NoDevices)
     states: dict[str, PluginState] = field(default_factory=dict)
+    tell: Callable[[Location, str], str] = told
     _retries: set["asyncio.Task[None]"] = field(default_factory=set)
     _retiring: set["asyncio.Task[None]"] = field(default_factory=set)
 
@@ -281,7 +284,7 @@ class Lifecycle:
         def work() -> Loaded:
             found = find(state.uses)
             state.distribution = found.distribution
-            return prepare(state.name, found, state.section.config, self.make_host)
+            return prepare(state.name, found, state.section.config, self.make_host, self.tell)
 
         candidate: Loaded = await self.runner.load(state.name, work)
         return candidate

@@ -12,6 +12,7 @@ from typing import Any, Final
 from nodeplug.config import PluginSection
 from nodeplug.errors import PluginError, text_of
 from nodeplug.host import Host
+from nodeplug.mistakes import Location, told
 from nodeplug.registry import Found, Loaded, PluginRefused, examine, unmarked, validate_config
 
 LOG: Final = logging.getLogger(__name__)
@@ -44,13 +45,19 @@ def difference(now: Mapping[str, PluginSection], wanted: Mapping[str, PluginSect
     )
 
 
-def prepare(name: str, found: Found, config: Mapping[str, Any], make_host: Callable[[str], Host]) -> Loaded:
+def prepare(
+    name: str,
+    found: Found,
+    config: Mapping[str, Any],
+    make_host: Callable[[str], Host],
+    tell: Callable[[Location, str], str] = told,
+) -> Loaded:
     """Configure, construct and examine a plugin: its own code, so it belongs into a thread with a deadline.
 
     Raises:
         PluginRefused: it cannot be loaded; the message says at which step.
     """
-    plugin = _construct(name, found.cls, validate_config(name, found, config), make_host(name))
+    plugin = _construct(name, found.cls, validate_config(name, found, config, tell), make_host(name))
     if forgotten := unmarked(found.cls):
         LOG.warning("plugin %s: %s without @hookimpl: nobody calls it", name, ", ".join(forgotten))
     return examine(name, plugin, found.distribution)

@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from nodeplug.dispatch import Hooks, callers, hooks_of
 from nodeplug.errors import InvalidRequest, NotFound, PluginError, TryAgain, text_of
 from nodeplug.hookspecs import ANSWERS
-from nodeplug.schema import allowed_keys
+from nodeplug.mistakes import Location, Mistake, explain, told
 from nodeplug.values import Claim, ClaimKind
 
 GROUP: Final = "nodeplug"
@@ -41,6 +41,13 @@ class NoConfig(BaseModel):
 
 class PluginRefused(PluginError):
     """A plugin cannot be loaded; the message names it, its distribution and the reason."""
+
+
+class Misconfigured(PluginRefused):
+    """A plugin's own table is wrong; the message has one line per mistake."""
+
+    def __init__(self, mistakes: Iterable[Mistake], tell: Callable[[Location, str], str]) -> None:
+        super().__init__("\n".join(tell(one.location, one.text) for one in mistakes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,31 +144,29 @@ def find(uses: str) -> Found:
     return Found(cls, origin)
 
 
-def validate_config(name: str, found: Found, config: Mapping[str, Any]) -> BaseModel:
-    """Validate a plugin's own configuration.
+def validate_config(
+    name: str, found: Found, config: Mapping[str, Any], tell: Callable[[Location, str], str] = told
+) -> BaseModel:
+    """Validate a plugin's own configuration; `tell` writes a mistake with its file and line.
 
     Raises:
-        PluginRefused: with one line per wrong key.
+        Misconfigured: with every wrong key.
+        PluginRefused: its class raises something else.
     """
+    document = dict(config)
     try:
-        return found.config_model.model_validate(dict(config))
+        return found.config_model.model_validate(document)
     except ValidationError as error:
-        raise PluginRefused("\n".join(describe(error, f"plugins.{name}.config", found.config_model))) from error
+        mistakes = explain(error, found.config_model, document)
+        raise Misconfigured([_in_section(name, found, one) for one in mistakes], tell) from error
+    except (Exception, SystemExit) as error:
+        text = f"plugin {name!r} of {found.distribution} cannot validate its configuration: {type(error).__name__}"
+        raise PluginRefused(f"{text}: {text_of(error)}") from error
 
 
-def describe(error: ValidationError, where: str, model: type[BaseModel]) -> list[str]:
-    """Turn a validation error into lines `key: what is wrong (found ...)`; an unknown key is told the allowed ones."""
-    lines = []
-    for item in error.errors(include_url=False):
-        key = ".".join([where, *(str(part) for part in item["loc"])])
-        if item["type"] == "extra_forbidden":
-            allowed = ", ".join(allowed_keys(model, item["loc"])) or "none"
-            why = ": the plugin's class has no Config" if model is NoConfig else ""
-            lines.append(f"{key}: unknown key; allowed: {allowed}{why}")
-            continue
-        found = "" if item["type"] == "missing" else f" (found {item['input']!r})"
-        lines.append(f"{key}: {item['msg']}{found}")
-    return lines
+def _in_section(name: str, found: Found, mistake: Mistake) -> Mistake:
+    why = ": the plugin's class has no Config" if found.config_model is NoConfig else ""
+    return Mistake(("plugins", name, "config", *mistake.location), mistake.text + why)
 
 
 _QUALIFIED: Final = re.compile(r"([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]")

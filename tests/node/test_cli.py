@@ -146,8 +146,11 @@ def test_every_mistake_is_told_with_file_and_key(node: Node) -> None:
     done = node.run("check-config")
     assert done.returncode == 1
     assert done.stderr.splitlines() == [
-        f"error: {drop_in}: plugins.other.config.resources: Field required",
-        f"error: {drop_in}: plugins.other.config.rezources: unknown key; allowed: resources, watch",
+        f"error: {drop_in}:3: plugins.other.config.resources: is missing, and has no default",
+        (
+            f'error: {drop_in}:4: plugins.other.config.rezources: unknown key; did you mean "resources"? '
+            "allowed: resources, watch"
+        ),
     ]
 
 
@@ -155,8 +158,9 @@ def test_mistakes_of_the_main_tables_are_all_told(node: Node) -> None:
     node.configure('[supervisor]\nlog_level = "loud"\nsocket = 1\n')
     done = node.run("check-config")
     assert done.returncode == 1
-    assert f"error: {node.config}: supervisor.log_level: Input should be 'debug'" in done.stderr
-    assert f"error: {node.config}: supervisor.socket: unknown key; allowed: root, drop_in_dir, node_name" in done.stderr
+    lines = {line.partition(": supervisor.")[2] for line in done.stderr.splitlines()}
+    assert 'log_level: must be "debug", "info", "warning" or "error", not "loud"' in lines
+    assert any(line.startswith("socket: unknown key") for line in lines)
 
 
 def test_missing_file_is_one_sentence(node: Node) -> None:

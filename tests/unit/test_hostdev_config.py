@@ -40,17 +40,20 @@ def test_shipped_example_names_every_key() -> None:
 @pytest.mark.parametrize(
     ("group", "problem"),
     [
-        ({"nodes": []}, "groups.0.nodes: .*at least 1"),
+        ({"nodes": []}, r"groups\[0\].nodes: .*at least 1"),
         ({"nodes": [{"path": "dev/fuse"}]}, "must be an absolute path"),
         ({"nodes": [{"path": "/dev/../etc"}]}, r"without '\.\.'"),
         ({"nodes": [{"path": "/dev/**/x"}]}, r"'\*\*' is not supported"),
         ({"nodes": [{"path": "/dev/a", "permissions": "rx"}]}, "'r' .read., 'w' .write. and 'm'"),
         ({"nodes": [{"path": "/dev/a", "permissions": ""}]}, "'r' .read., 'w' .write. and 'm'"),
         ({"nodes": [{"path": "/dev/a", "optional": True}]}, "cannot be optional"),
-        ({"nodes": [{"path": "/dev/a"}], "count": 0}, "groups.0.count: .*greater than or equal to 1"),
-        ({"nodes": [{"path": "/dev/a"}], "limit": 0}, "groups.0.limit: .*greater than or equal to 1"),
-        ({"nodes": [{"path": "/dev/a", "probe": "stat"}]}, "'open' or 'exists'"),
-        ({"nodes": [{"path": "/dev/a"}], "shares": 2}, "groups.0.shares: unknown key; allowed: nodes, count, limit"),
+        ({"nodes": [{"path": "/dev/a"}], "count": 0}, r"groups\[0\].count: must be at least 1, not 0"),
+        ({"nodes": [{"path": "/dev/a"}], "limit": 0}, r"groups\[0\].limit: must be at least 1, not 0"),
+        ({"nodes": [{"path": "/dev/a", "probe": "stat"}]}, '"open" or "exists"'),
+        (
+            {"nodes": [{"path": "/dev/a"}], "shares": 2},
+            r"groups\[0\].shares: unknown key; allowed: nodes, count, limit",
+        ),
     ],
 )
 def test_wrong_group_is_refused_with_its_key(group: dict[str, Any], problem: str) -> None:
@@ -69,7 +72,7 @@ def test_resource_without_a_group_is_refused() -> None:
 
 
 def test_mount_with_a_relative_path_is_refused() -> None:
-    with pytest.raises(PluginRefused, match=r"mounts\.0\.host_path: .*absolute"):
+    with pytest.raises(PluginRefused, match=r"mounts\[0\]\.host_path: .*absolute"):
         check({"nodes": [{"path": "/dev/a"}]}, mounts=[{"host_path": "etc", "container_path": "/etc"}])
 
 

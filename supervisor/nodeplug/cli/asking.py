@@ -4,6 +4,7 @@ Owns: the options and exit statuses of these commands.
 Refuses: to change anything.
 """
 
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -14,28 +15,25 @@ from nodeplug.errors import NotReady
 
 
 def check_config(config: Config = DEFAULT, root: Root = None, as_json: Json = False) -> None:
-    """Print the effective configuration, defaults included, or every mistake with its file and key.
+    """Print the effective configuration, defaults included, or every mistake with its file, line and key.
 
-    Nothing is started or written. The exit status is 1 when there is a mistake.
+    The last line counts what is enabled. Nothing is started or written. The exit status is 1 when there is a mistake.
 
     Example: `nodeplug check-config --config ./nodeplug.toml`
     """
-    from nodeplug.config import load
-    from nodeplug.effective import effective, refusals
-    from nodeplug.install.deployment import inspect
+    from nodeplug.config import read
+    from nodeplug.effective import examine
 
-    configuration = load(config, root)
-    problems = refusals(inspect(configuration), config)
-    document = effective(configuration)
+    examined = examine(read(config, root))
     if as_json:
-        print_json({"configuration": document, "problems": problems})
-    elif not problems:
+        print_json({"configuration": examined.document, "problems": examined.problems})
+    elif not examined.problems:
         from nodeplug.tables import toml
 
-        print(toml(document), end="")
-    for problem in problems:
+        print(f"{toml(examined.document)}\n# ok: {examined.summary}")
+    for problem in examined.problems:
         say(f"error: {problem}")
-    raise typer.Exit(1 if problems else 0)
+    raise typer.Exit(1 if examined.problems else 0)
 
 
 def plugins(config: Config = DEFAULT, root: Root = None, as_json: Json = False) -> None:
@@ -46,20 +44,18 @@ def plugins(config: Config = DEFAULT, root: Root = None, as_json: Json = False) 
     Example: `nodeplug plugins --json | jq -r '.plugins[].claims[]'`
     """
     from nodeplug import tables
-    from nodeplug.config import load
-    from nodeplug.control import ask
+    from nodeplug.commands import ask_daemon
+    from nodeplug.config import read
     from nodeplug.effective import rows_of
-    from nodeplug.install.deployment import inspect
     from nodeplug.registry import installed
 
-    configuration = load(config, root)
     source = "daemon"
     try:
-        rows = ask(configuration.supervisor.paths.exec_socket, "status")["plugins"]
+        rows = ask_daemon(config, root, "status")["plugins"]
     except NotReady as error:
         source = "configuration"
         say(f"{error}\nThis is what the configuration would load:")
-        rows = rows_of(inspect(configuration))
+        rows = rows_of(read(config, root))
     names = sorted(installed().keys() - {row["uses"] for row in rows})
     if as_json:
         print_json({"source": source, "plugins": rows, "available": names})
@@ -88,13 +84,12 @@ def status(
     """
     from nodeplug import tables
     from nodeplug.cli import watching
-    from nodeplug.config import load
-    from nodeplug.control import ask
+    from nodeplug.commands import ask_daemon
 
-    socket = load(config, root).supervisor.paths.exec_socket
     if watch:
-        raise typer.Exit(watching.watch(lambda: ask(socket, "status"), interval, as_json=as_json))
-    answer = ask(socket, "status")
+        ask = partial(ask_daemon, config, root, "status", warn=False)
+        raise typer.Exit(watching.watch(ask, interval, as_json=as_json))
+    answer = ask_daemon(config, root, "status")
     if as_json:
         print_json(answer)
     else:

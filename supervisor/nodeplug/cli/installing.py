@@ -32,26 +32,35 @@ def install(
             show_default=False,
         ),
     ] = None,
+    remove_all: Annotated[
+        bool, typer.Option("--remove-all", help="Remove every entrypoint although no plugin is enabled.")
+    ] = False,
 ) -> None:
     """Install the entrypoints of every enabled plugin where the runtime and kubelet look for them.
 
     Names that belong to somebody else are never touched. Repeating it changes nothing; what an earlier installation
-    made and no plugin claims any more is removed.
+    made and no plugin claims any more is removed. A configuration without plugins is taken for a mistake: then nothing
+    is removed unless `--remove-all` says so.
 
     Example: `nodeplug install --conflist configs/cni/10-nodeplug.conflist`
     """
-    from nodeplug.config import ConfigError, load
-    from nodeplug.effective import refusals
-    from nodeplug.install.deployment import deploy, inspect
+    from nodeplug.config import ConfigError, read
+    from nodeplug.effective import examine
+    from nodeplug.install.deployment import deploy, entrypoints_present
 
-    configuration = load(config, root)
-    inspected = inspect(configuration)
-    problems = refusals(inspected, config)
-    if problems:
+    reading = read(config, root)
+    examined = examine(reading)
+    if examined.problems:
         end = "nothing was installed: a plugin that cannot be loaded would lose its entrypoints"
-        raise ConfigError([*problems, end])
+        raise ConfigError([*examined.problems, end])
+    supervisor, inspected = reading.configuration.supervisor, examined.inspected
+    left = [] if inspected.states or remove_all else entrypoints_present(supervisor.paths)
+    if left:
+        raise PluginError(
+            f"{config} enables no plugin, so that these would be removed: {', '.join(map(str, left))}; nothing was "
+            "changed; enable a plugin, or say --remove-all"
+        )
     conflists = {path.name: _read(path) for path in conflist or ()}
-    supervisor = configuration.supervisor
     wanted = supervisor.native_entrypoints if native is None else native
     done = deploy(inspected.registry, supervisor.paths, native=wanted, conflists=conflists)
     if done.entrypoints.warning:

@@ -8,7 +8,7 @@ Refuses: to touch files itself (see `nodeplug.install.files`).
 import asyncio
 import logging
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal, Never
@@ -19,10 +19,11 @@ from nodeplug.flex.codec import capabilities_file
 from nodeplug.host import Host
 from nodeplug.install.files import Report, drivers_in_use, install, uninstall
 from nodeplug.install.native import compile_one, compiler
-from nodeplug.install.ownership import Folders, folder_name, installed_kind
+from nodeplug.install.ownership import Folders, folder_name, installed_kind, is_our_link, listed, our_drivers
 from nodeplug.install.scripts import PROGRAM, Scripts, led_by
 from nodeplug.journal import Journal, file_name, read_boot_id
 from nodeplug.lifecycle import Lifecycle
+from nodeplug.mistakes import Location, told
 from nodeplug.mounts import mounts
 from nodeplug.plugin_state import PluginState
 from nodeplug.registry import Registry
@@ -86,8 +87,13 @@ class Inspected:
         return {name: state.reason for name, state in self.states.items() if state.loaded is None}
 
 
-def inspect(configuration: Configuration) -> Inspected:
-    """Load every enabled plugin far enough to know its claims and hooks; start nothing, write nothing."""
+def inspect(configuration: Configuration, tell: Callable[[Location, str], str] = told) -> Inspected:
+    """Load every enabled plugin far enough to know its claims and hooks; start nothing, write nothing.
+
+    Args:
+        configuration: what enables them.
+        tell: writes a mistake in a section with its file and line.
+    """
 
     def make_host(name: str) -> Host:
         paths = configuration.supervisor.paths
@@ -103,7 +109,7 @@ def inspect(configuration: Configuration) -> Inspected:
             _delegate=_not_here,
         )
 
-    lifecycle = Lifecycle(Registry(), Runner(), make_host)
+    lifecycle = Lifecycle(Registry(), Runner(), make_host, tell=tell)
     enabled = {name: section for name, section in configuration.plugins.items() if section.enabled}
     asyncio.run(lifecycle.load_all(enabled))  # in threads with deadlines: a constructor may block
     return Inspected(lifecycle.registry, lifecycle.states)
@@ -197,6 +203,12 @@ def installed(paths: Paths) -> str:
         return installed_kind(folders(paths))
     except OSError:
         return "unreadable"
+
+
+def entrypoints_present(paths: Paths) -> list[Path]:
+    """Return the entrypoints on the node that an earlier installation made: names of CNI claims, folders of drivers."""
+    places = folders(paths)
+    return [path for path in listed(places.cni_bin) if is_our_link(path)] + list(our_drivers(places.flex))
 
 
 def compiled_cache(paths: Paths) -> Path:

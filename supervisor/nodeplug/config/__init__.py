@@ -1,0 +1,31 @@
+"""The configuration: its models, reading its files, and noticing that they changed.
+
+Owns: what other rooms may use of it; the modules here have the rest.
+Refuses: defaults for a plugin's own section (its class validates that), and any look at the node.
+"""
+
+from nodeplug.config.models import (
+    DEFAULT_PATH,
+    Configuration,
+    Paths,
+    PluginSection,
+    Supervisor,
+    node_name,
+    parse_address,
+)
+from nodeplug.config.reading import ConfigError, Reading, load, load_drop_in, read
+
+__all__ = [
+    "DEFAULT_PATH",
+    "ConfigError",
+    "Configuration",
+    "Paths",
+    "PluginSection",
+    "Reading",
+    "Supervisor",
+    "load",
+    "load_drop_in",
+    "node_name",
+    "parse_address",
+    "read",
+]

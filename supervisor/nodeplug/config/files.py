@@ -1,0 +1,195 @@
+"""Opening the files of a configuration, whatever lies in their places.
+
+Owns: which files there are, that only regular ones of a sane size are read, their syntax, and limits that TOML leaves
+open: how deep tables lie, how large a number is, no NUL in a text.
+Refuses: what a key means, and to go on after a fault of one file: its reader collects them.
+
+A FIFO would wait for a writer and a device node may act when it is opened, so a path is looked at before it is opened.
+A filesystem that hangs can hang this room: the daemon enters it in a thread that nobody needs (`nodeplug.aside`).
+"""
+
+import errno
+import os
+import re
+import stat
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from nodeplug.config.toml_lines import Location, positions
+from nodeplug.errors import PluginError
+
+LARGEST_FILE: Final = 1 << 20
+MOST_FILES: Final = 500
+DEEPEST: Final = 32
+_LARGEST_NUMBER: Final = 1 << 63
+_AT: Final = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
+_KINDS: Final = (
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISFIFO, "a FIFO"),
+    (stat.S_ISCHR, "a device node"),
+    (stat.S_ISBLK, "a device node"),
+    (stat.S_ISSOCK, "a socket"),
+)
+_TOO_DEEP: Final = f"is nested too deep; at most {DEEPEST} tables and lists inside each other"
+_TOO_LARGE: Final = "is a number of more than 64 bits, which no key takes"
+
+Mark = tuple[str, int, int, int]
+"""What tells one version of a file from another: path, inode, time of change, size."""
+
+
+class Unreadable(PluginError):
+    """A file that cannot be read as TOML; the message says which and why."""
+
+    def __init__(self, path: Path, text: str, line: int | None = None) -> None:
+        super().__init__(f"{path}:{line}: {text}" if line else f"{path}: {text}")
+        self.path, self.line = path, line or 0
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One file that was read.
+
+    Attributes:
+        tables: what it says.
+        positions: the line of each key.
+        excess: where it goes beyond our limits, and how.
+    """
+
+    path: Path
+    mark: Mark
+    tables: dict[str, Any] = field(repr=False)
+    positions: Mapping[Location, int] = field(default_factory=dict, repr=False)
+    excess: tuple[tuple[Location, str], ...] = ()
+
+    def line(self, location: Location) -> int | None:
+        """Return the line of a key, or of the innermost table around it that is written down."""
+        for length in range(len(location), 0, -1):
+            if location[:length] in self.positions:
+                return self.positions[location[:length]]
+        return None
+
+
+def read(path: Path, advice: str = "") -> Document:
+    """Read one file.
+
+    Args:
+        path: of a TOML file.
+        advice: what to do when it does not exist.
+
+    Raises:
+        Unreadable: it is no file, cannot be read, is too large, or is not TOML.
+    """
+    data, mark = _bytes(path, advice)
+    try:
+        text = data.decode()
+        tables = tomllib.loads(text)
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise Unreadable(path, f"is not TOML: byte {error.start} of the file is no UTF-8", line) from None
+    except tomllib.TOMLDecodeError as error:
+        raise _not_toml(path, str(error), text) from None
+    except RecursionError:
+        raise Unreadable(path, _TOO_DEEP) from None
+    except ValueError:  # a number of thousands of digits, which Python refuses to read
+        raise Unreadable(path, f"holds what {_TOO_LARGE}") from None
+    return Document(path, mark, tables, positions(text), tuple(_excess(tables)))
+
+
+def salvage(path: Path) -> dict[str, Any]:
+    """Return what a file says before its first mistake of syntax; nothing when even that cannot be had."""
+    try:
+        lines = _bytes(path, "")[0].decode(errors="replace").splitlines(keepends=True)
+    except Unreadable:
+        return {}
+    while lines:
+        try:
+            return tomllib.loads("".join(lines))
+        except tomllib.TOMLDecodeError as error:
+            at = _AT.search(str(error))
+            end = int(at[1]) - 1 if at and at[1] else len(lines) - 1
+            lines = lines[: min(end, len(lines) - 1)]
+        except (ValueError, RecursionError):
+            return {}
+    return {}
+
+
+def drop_ins(folder: Path) -> list[Path]:
+    """Return the drop-ins of a folder by name; hidden files, as editors leave them, are none.
+
+    Raises:
+        FileNotFoundError: there is no such folder.
+        Unreadable: it is no folder, cannot be listed, or holds too much.
+    """
+    try:
+        names = sorted(path.name for path in folder.iterdir() if path.match("[!.]*.toml"))
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise Unreadable(folder, f"the folder of drop-ins cannot be read: {_reason(error)}") from error
+    if len(names) > MOST_FILES:
+        raise Unreadable(folder, f"the folder of drop-ins has {len(names)} files; at most {MOST_FILES} are read")
+    return [folder / name for name in names]
+
+
+def _bytes(path: Path, advice: str) -> tuple[bytes, Mark]:
+    try:
+        _check(path, path.stat())
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+        with os.fdopen(descriptor, "rb") as file:
+            status = os.fstat(descriptor)
+            _check(path, status)
+            data = file.read(LARGEST_FILE + 1)
+    except FileNotFoundError:
+        raise Unreadable(path, f"the file does not exist{advice}") from None
+    except OSError as error:
+        raise Unreadable(path, f"cannot be read: {_reason(error)}") from error
+    if len(data) > LARGEST_FILE:
+        raise _larger(path)
+    return data, (str(path), status.st_ino, status.st_mtime_ns, status.st_size)
+
+
+def _check(path: Path, status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        kind = next((name for test, name in _KINDS if test(status.st_mode)), "no file")
+        raise Unreadable(path, f"is {kind}; a configuration is a regular file")
+    if status.st_size > LARGEST_FILE:
+        raise _larger(path)
+
+
+def _larger(path: Path) -> Unreadable:
+    return Unreadable(path, f"is larger than {LARGEST_FILE >> 20} MiB, which no configuration is")
+
+
+def _reason(error: OSError) -> str:
+    return error.strerror or errno.errorcode.get(error.errno or 0, "unknown error")
+
+
+def _not_toml(path: Path, message: str, text: str) -> Unreadable:
+    at = _AT.search(message)
+    what = message[: at.start()] if at else message
+    if at and at[1]:
+        return Unreadable(path, f"is not TOML: {what} (column {at[2]})", int(at[1]))
+    return Unreadable(path, f"is not TOML: {what} (at its end)", text.count("\n") + 1)
+
+
+def _excess(tables: dict[str, Any]) -> list[tuple[Location, str]]:
+    """Find what later steps could not bear: they recurse, they print numbers, they open paths."""
+    found: list[tuple[Location, str]] = []
+    rest: list[tuple[Location, Any]] = [((), tables)]
+    while rest:
+        location, value = rest.pop()
+        if len(location) > DEEPEST:
+            found.append((location[:4], _TOO_DEEP))
+        elif isinstance(value, dict):
+            found += [((*location, key), "has a NUL in its name") for key in value if "\0" in key]
+            rest += [((*location, key), inner) for key, inner in value.items()]
+        elif isinstance(value, list):
+            rest += [((*location, index), inner) for index, inner in enumerate(value)]
+        elif isinstance(value, int) and not -_LARGEST_NUMBER <= value < _LARGEST_NUMBER:
+            found.append((location, _TOO_LARGE))
+        elif isinstance(value, str) and "\0" in value:
+            found.append((location, "holds a NUL, which no path, name or option can hold"))
+    return found

@@ -1,0 +1,151 @@
+"""The configuration as frozen models.
+
+Owns: the keys of `[supervisor]` and of `[plugins.<name>]`, their defaults, and the paths that follow from `root`.
+Refuses: to read files (`nodeplug.config.reading`), and what stands in a plugin's own table.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from nodeplug.fields import Seconds
+
+DEFAULT_PATH: Final = Path("/etc/nodeplug/nodeplug.toml")
+
+
+def parse_address(address: str) -> tuple[str, int]:
+    """Split `host:port` or `[v6]:port`.
+
+    Raises:
+        ValueError: it has another form; pydantic adds the key.
+    """
+    host, colon, port = address.rpartition(":")
+    bare = host.removeprefix("[").removesuffix("]")
+    if not colon or not port.isdecimal() or int(port) > 65535 or (":" in host and host != f"[{bare}]"):
+        raise ValueError(f"{address!r} is no address; write host:port, such as 127.0.0.1:9808 or [::1]:9808")
+    return bare, int(port)
+
+
+def _check_address(address: str) -> str:
+    if address:
+        parse_address(address)
+    return address
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Supervisor(_Model):
+    """`[supervisor]`: the daemon itself. Every path is taken below `root`."""
+
+    root: Path = Field(Path("/"), description="Prefix of every path below; `--root` overrides it.")
+    drop_in_dir: str = Field(
+        "plugins.d", description="Folder of more [plugins.*] tables, relative to this file; empty: none."
+    )
+    node_name: str = Field("", description="The node's name in the cluster; empty: the host name.")
+    exec_socket: Path = Field(Path("/run/nodeplug/exec.sock"), description="Where the entrypoint scripts connect.")
+    state_dir: Path = Field(Path("/var/lib/nodeplug"), description="Survives a reboot: journal, spool.")
+    run_dir: Path = Field(Path("/run/nodeplug"), description="Gone at reboot: attachments, staging.")
+    cni_bin_dir: Path = Field(Path("/opt/cni/bin"), description="Where the runtime looks for CNI executables.")
+    cni_conf_dir: Path = Field(Path("/etc/cni/net.d"), description="Where the runtime reads network configurations.")
+    flexvolume_dir: Path = Field(
+        Path("/usr/libexec/kubernetes/kubelet-plugins/volume/exec"), description="kubelet's --volume-plugin-dir."
+    )
+    device_plugins_dir: Path = Field(
+        Path("/var/lib/kubelet/device-plugins"), description="Fixed in kubelet; its --root-dir does not move it."
+    )
+    plugins_registry_dir: Path = Field(
+        Path("/var/lib/kubelet/plugins_registry"), description="kubelet's plugin watcher; moves with --root-dir."
+    )
+    podresources_socket: Path = Field(
+        Path("/var/lib/kubelet/pod-resources/kubelet.sock"), description="Who holds which device."
+    )
+    device_registration: Literal["register", "watcher"] = Field(
+        "register", description="'register': dial kubelet.sock; 'watcher': kubelet dials plugins_registry."
+    )
+    device_poll: Seconds = Field(10.0, description="How often every device list is read again.")
+    podresources_poll: Seconds = Field(10.0, description="How often kubelet is asked who holds which device.")
+    install: bool = Field(False, description="Install the entrypoint scripts of all claims at start and reload.")
+    native_entrypoints: bool | Literal["auto"] = Field(
+        "auto", description="Compiled entrypoints: 'auto': if the node has a C compiler; true: or fail; false: scripts."
+    )
+    listen: Annotated[str, AfterValidator(_check_address)] = Field(
+        "127.0.0.1:9808", description="Address of /healthz, /readyz and /metrics; empty switches them off."
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="What the log shows.")
+    log_format: Literal["text", "json"] = Field("text", description="One line per record, for people or machines.")
+    cni_concurrency: int = Field(
+        16,
+        ge=1,
+        le=1024,
+        description="CNI calls that run at once; DEL goes before ADD, and one plugin never takes all.",
+    )
+    cni_waiting: int = Field(512, ge=1, description="CNI calls that may wait; one more is told to try again.")
+
+    def below_root(self, path: Path) -> Path:
+        """Return a configured path below `root`."""
+        return self.root.absolute() / str(path).lstrip("/")
+
+    @property
+    def paths(self) -> "Paths":
+        """Return every path that the daemon uses, below `root`."""
+        state, run = self.below_root(self.state_dir), self.below_root(self.run_dir)
+        return Paths(
+            exec_socket=self.below_root(self.exec_socket),
+            state=state,
+            run=run,
+            journal=state / "journal",
+            spool=state / "spool",
+            attachments=run / "attachments",
+            cni_bin=self.below_root(self.cni_bin_dir),
+            cni_conf=self.below_root(self.cni_conf_dir),
+            flexvolume=self.below_root(self.flexvolume_dir),
+            device_plugins=self.below_root(self.device_plugins_dir),
+            plugins_registry=self.below_root(self.plugins_registry_dir),
+            podresources_socket=self.below_root(self.podresources_socket),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Paths:
+    """Where things are on this node, absolute, `root` included."""
+
+    exec_socket: Path
+    state: Path
+    run: Path
+    journal: Path
+    spool: Path
+    attachments: Path
+    cni_bin: Path
+    cni_conf: Path
+    flexvolume: Path
+    device_plugins: Path
+    plugins_registry: Path
+    podresources_socket: Path
+
+
+class PluginSection(_Model):
+    """`[plugins.<name>]`: its presence enables a plugin."""
+
+    uses: str = Field("", description="Entry-point name or `module:Class`; empty: the section's own name.")
+    enabled: bool = Field(True, description="False keeps the section without the plugin.")
+    deadline: Mapping[str, Seconds] = Field(default_factory=dict, description="Per hook, such as cni_add = '30s'.")
+    config: Mapping[str, Any] = Field(default_factory=dict, description="Validated by the plugin's own Config.")
+
+
+class Configuration(_Model):
+    """The whole file."""
+
+    version: Literal[1]
+    supervisor: Supervisor = Supervisor()
+    plugins: Mapping[str, PluginSection] = Field(default_factory=dict)
+
+
+def node_name(supervisor: Supervisor) -> str:
+    """Return the configured node name, or the host's."""
+    return supervisor.node_name or os.uname().nodename

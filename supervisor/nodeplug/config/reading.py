@@ -1,0 +1,305 @@
+"""From the files to a configuration, or to every mistake in them at once.
+
+Owns: the main file and its drop-ins put together, which drop-in folder is read and when its absence is a mistake, and
+where each mistake stands.
+Refuses: to open files (`nodeplug.config.files`), and the plugins' own tables: their classes validate those.
+
+The drop-ins (`plugins.d/*.toml` beside the main file unless `drop_in_dir` says otherwise, by name) may hold
+`[plugins.*]` tables alone; a plugin that two files define is an error that names both. A folder that `drop_in_dir`
+names must exist. The default one need not; but once a daemon has read it, it must stay.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from nodeplug.config import files
+from nodeplug.config.files import Document, Unreadable
+from nodeplug.config.models import Configuration, PluginSection
+from nodeplug.errors import PluginError
+from nodeplug.hookspecs import ANSWERS
+from nodeplug.mistakes import Location, dotted, explain, unknown
+
+_DEFAULT_FOLDER: Final = Configuration(version=1).supervisor.drop_in_dir
+
+
+class ConfigError(PluginError):
+    """The configuration cannot be used; `problems` has one sentence per mistake, each with file, line and key."""
+
+    def __init__(self, problems: Iterable[str]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join(self.problems))
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A mistake, and where to look for it; without a line 0."""
+
+    path: Path
+    line: int
+    text: str
+
+    @classmethod
+    def of(cls, error: Unreadable) -> "Fault":
+        """Return that of a file that cannot be read."""
+        return cls(error.path, error.line, str(error))
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where things stand: the main file, and the file of each plugin's section."""
+
+    main: Document
+    sections: Mapping[str, Document] = field(default_factory=dict)
+
+    def file(self, location: Location) -> Document:
+        """Return the file that a key stands in."""
+        name = location[1] if len(location) > 1 and location[0] == "plugins" else None
+        return self.sections.get(str(name), self.main)
+
+    def fault(self, location: Location, text: str) -> Fault:
+        """Return a mistake with its place."""
+        file = self.file(location)
+        line = file.line(location) or 0
+        place = f"{file.path}:{line}" if line else str(file.path)
+        return Fault(file.path, line, ": ".join(filter(None, (place, dotted(location), text))))
+
+    def tell(self, location: Location, text: str) -> str:
+        """Write a sentence as `file:line: key: text`; without what is not known."""
+        return self.fault(location, text).text
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What the files said.
+
+    Attributes:
+        configuration: of everything that is right; as if the rest had not been written.
+        mistakes: one sentence per mistake.
+        places: where things stand.
+        folder: of the drop-ins; None when there shall be none.
+        folder_was_read: it exists.
+        identity: the same for two readings of the same files.
+    """
+
+    configuration: Configuration
+    mistakes: tuple[str, ...]
+    places: Places
+    folder: Path | None
+    folder_was_read: bool
+    identity: tuple[object, ...]
+
+    def whole(self) -> Configuration:
+        """Return the configuration.
+
+        Raises:
+            ConfigError: there are mistakes.
+        """
+        if self.mistakes:
+            raise ConfigError(self.mistakes)
+        return self.configuration
+
+    def in_force(self, configuration: Configuration) -> "Reading":
+        """Return the reading that stands for what a daemon makes of it."""
+        return replace(self, configuration=configuration)
+
+
+def load(path: Path, root: Path | None = None) -> Configuration:
+    """Read the main file and its drop-ins.
+
+    Args:
+        path: the main file.
+        root: overrides `supervisor.root`.
+
+    Raises:
+        ConfigError: with every mistake that was found.
+    """
+    return read(path, root).whole()
+
+
+def read(path: Path, root: Path | None = None, before: Reading | None = None) -> Reading:
+    """Read the main file and its drop-ins, whatever is wrong with them.
+
+    Args:
+        path: the main file.
+        root: overrides `supervisor.root`.
+        before: what a running daemon has in force: the folder of its drop-ins is read again, and has to be there
+            still. Another one that the main file names is only looked for.
+    """
+    mistakes: list[Fault] = []
+    main = _main(path, mistakes)
+    collected = _Collected(main, mistakes)
+    folder, named = _folder(main, path)
+    if before is not None and folder != before.folder:
+        if folder is not None and named and not folder.is_dir():
+            mistakes.append(_absent(main, folder))
+        folder, named = before.folder, True
+    gone = before is not None and before.folder_was_read
+    was_read = folder is not None and collected.add_folder(folder, named=named, gone=gone)
+    if root is not None and isinstance(collected.document.setdefault("supervisor", {}), dict):
+        collected.document["supervisor"]["root"] = root
+    configuration = collected.validated()
+    told = _ordered(mistakes, path)
+    identity = tuple(file.mark for file in collected.files), told, was_read
+    return Reading(configuration, told, collected.places, folder, was_read or gone, identity)
+
+
+def load_drop_in(path: Path) -> Mapping[str, PluginSection]:
+    """Read one file as in `plugins.d` by itself; answer its sections by name, at least one.
+
+    Raises:
+        ConfigError: with every mistake that was found.
+    """
+    mistakes: list[Fault] = []
+    collected = _Collected(Document(path, (str(path), 0, 0, 0), {"version": 1}), mistakes)
+    collected.add(path)
+    if not collected.sections and not mistakes:
+        mistakes.append(
+            Fault(path, 0, f"{path}: has no [plugins.NAME] table; give a file as in /etc/nodeplug/plugins.d")
+        )
+    configuration = collected.validated()
+    if mistakes:
+        raise ConfigError(_ordered(mistakes, path))
+    return configuration.plugins
+
+
+def _ordered(mistakes: Iterable[Fault], main: Path) -> tuple[str, ...]:
+    """Return the sentences as somebody mends them: the main file first, then by file and line."""
+    ordered = sorted(mistakes, key=lambda fault: (fault.path != main, str(fault.path), fault.line))
+    return tuple(dict.fromkeys(fault.text for fault in ordered))
+
+
+def _main(path: Path, mistakes: list[Fault]) -> Document:
+    """Read the main file; of one that is broken what says where things are, if that can be had."""
+    try:
+        return files.read(path, "; `nodeplug check-config --config FILE` names another")
+    except Unreadable as error:
+        mistakes.append(Fault.of(error))
+    supervisor = files.salvage(path).get("supervisor", {})
+    return Document(path, (str(path), 0, 0, 0), {"version": 1, "supervisor": supervisor})
+
+
+def _folder(main: Document, path: Path) -> tuple[Path | None, bool]:
+    """Return the folder of drop-ins, and whether the file names it."""
+    supervisor = main.tables.get("supervisor")
+    name = supervisor.get("drop_in_dir") if isinstance(supervisor, dict) else None
+    if not isinstance(name, str):
+        return path.parent / _DEFAULT_FOLDER, False
+    return (path.parent / name if name else None), True
+
+
+def _absent(main: Document, folder: Path) -> Fault:
+    text = f"the folder {folder} does not exist; make it, name another, or write '' for none"
+    return Places(main).fault(("supervisor", "drop_in_dir"), text)
+
+
+class _Collected:
+    """The tables of all files put together, and which file has what."""
+
+    def __init__(self, main: Document, mistakes: list[Fault]) -> None:
+        self.document = dict(main.tables)
+        self.mistakes = mistakes
+        self.files = [main]
+        self.sections: dict[str, Document] = dict.fromkeys(_sections(main.tables), main)
+        self.places = Places(main, self.sections)
+        self._tell_excess(main)
+
+    def add_folder(self, folder: Path, *, named: bool, gone: bool) -> bool:
+        """Add every drop-in of a folder; return whether it is there."""
+        try:
+            for path in files.drop_ins(folder):
+                self.add(path)
+        except FileNotFoundError:
+            if gone:
+                text = f"{folder}: the folder of drop-ins is gone; put it back; another one, or none, takes a restart"
+                self.mistakes.append(Fault(folder, 0, text))
+            elif named:
+                self.mistakes.append(_absent(self.places.main, folder))
+            return False
+        except Unreadable as error:
+            self.mistakes.append(Fault.of(error))
+        return True
+
+    def add(self, path: Path) -> None:
+        """Add one drop-in."""
+        try:
+            file = files.read(path)
+        except Unreadable as error:
+            self.mistakes.append(Fault.of(error))
+            return
+        self.files.append(file)
+        self._tell_excess(file)
+        own = Places(file)
+        self.mistakes += [
+            own.fault((key,), "a drop-in holds [plugins.*] tables alone; move this key to the main file")
+            for key in file.tables
+            if key != "plugins"
+        ]
+        if "plugins" in file.tables and not isinstance(file.tables["plugins"], dict):
+            self.mistakes.append(own.fault(("plugins",), "must be a table"))
+        for name, section in _sections(file.tables).items():
+            if name in self.sections:
+                first = self.sections[name].path
+                text = f"already defined in {first}; remove one of the two"
+                self.mistakes.append(own.fault(("plugins", name), text))
+                continue
+            if not isinstance(self.document.get("plugins"), dict):
+                self.document["plugins"] = {}
+            self.sections[name] = file
+            self.document["plugins"] = {**self.document["plugins"], name: section}
+
+    def validated(self) -> Configuration:
+        """Return the configuration of what is right, and note what is not."""
+        document = self.document
+        try:
+            configuration = Configuration.model_validate(document)
+        except ValidationError as error:
+            found = explain(error, Configuration, document)
+            self.mistakes += [self.places.fault(one.location, _text(one.location, one.text)) for one in found]
+            configuration = Configuration.model_validate(_without(document, [one.location for one in found]))
+        self.mistakes += [
+            self.places.fault(("plugins", name, "deadline", hook), unknown("hook", hook, tuple(ANSWERS)))
+            for name, section in configuration.plugins.items()
+            for hook in section.deadline
+            if hook not in ANSWERS
+        ]
+        return configuration
+
+    def _tell_excess(self, file: Document) -> None:
+        self.mistakes += [Places(file).fault(location, text) for location, text in file.excess]
+        for location, _ in file.excess:  # nothing that follows may meet it
+            file.tables.pop(str(location[0]), None)
+            if file is self.places.main:
+                self.document.pop(str(location[0]), None)
+
+
+def _sections(tables: Mapping[str, Any]) -> Mapping[str, Any]:
+    plugins = tables.get("plugins", {})
+    return plugins if isinstance(plugins, dict) else {}
+
+
+def _text(location: Location, text: str) -> str:
+    if location == ("version",) and text.startswith("is missing"):
+        return "is missing; the main file begins with `version = 1`; a drop-in is no main file"
+    if len(location) == 3 and location[0] == "plugins" and text.startswith("unknown key"):
+        return f"{text}; the plugin's own keys belong into [{dotted(location[:2])}.config]"
+    return text
+
+
+def _without(document: Mapping[str, Any], wrong: Iterable[Location]) -> dict[str, Any]:
+    """Return a document without the sections and top-level keys that have a mistake."""
+    left = {"version": 1, **{key: value for key, value in document.items() if key != "version"}}
+    for location in wrong:
+        match location:
+            case ("plugins", name, *_) if isinstance(left.get("plugins"), dict):
+                left["plugins"] = {key: value for key, value in left["plugins"].items() if key != name}
+            case ("supervisor", "root", *_):
+                left.pop("supervisor", None)
+            case ("supervisor", key, *_) if isinstance(left.get("supervisor"), dict):
+                left["supervisor"] = {name: value for name, value in left["supervisor"].items() if name != key}
+            case (str() as key, *_) if key != "version":
+                left.pop(key, None)
+    return left

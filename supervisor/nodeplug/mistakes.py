@@ -1,0 +1,278 @@
+"""What is wrong with a configuration, in sentences of our own.
+
+Owns: one sentence per kind of mistake that pydantic finds, where in the file it is meant, what is allowed instead,
+and which known word was probably meant.
+Refuses: validation, and any knowledge of particular models.
+
+A wrong value of a union is told once, with all that would be right. The names that pydantic gives to the alternatives
+of a union are no keys of a file and are left out.
+"""
+
+import difflib
+import json
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, get_args
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import core_schema
+
+from nodeplug.schema import allowed_keys
+
+Location = tuple[str | int, ...]
+_LONGEST: Final = 60
+_QUOTED: Final = re.compile(r"'((?:[^'\\]|\\.)*)'")
+_SECRET: Final = re.compile(r"secret|passw|token|credential|private|api_?key", re.IGNORECASE)
+_PYDANTIC: Final = frozenset(get_args(core_schema.ErrorType))
+
+
+@dataclass(frozen=True, slots=True)
+class Mistake:
+    """One mistake.
+
+    Attributes:
+        location: of the key, from the validated table.
+        text: what is wrong, to be read after the key.
+    """
+
+    location: Location
+    text: str
+
+
+def dotted(location: Location) -> str:
+    """Write a location as people do: `resources[0].sharing`."""
+    text = ""
+    for part in location:
+        text += f"[{part}]" if isinstance(part, int) else f"{'.' if text else ''}{_key(part)}"
+    return text
+
+
+def told(location: Location, text: str) -> str:
+    """Write a mistake of which the file is not known."""
+    return f"{dotted(location)}: {text}"
+
+
+def did_you_mean(word: object, known: Collection[str]) -> str:
+    """Return `; did you mean "..."?` when a known word is near, else nothing."""
+    near = difflib.get_close_matches(word, known, n=1) if isinstance(word, str) else []
+    return f"; did you mean {json.dumps(near[0], ensure_ascii=False)}?" if near else ""
+
+
+def unknown(kind: str, word: str, known: Sequence[str]) -> str:
+    """Say that a word is none of those that are known."""
+    near = did_you_mean(word, known)
+    return f"unknown {kind}{near or ';'} allowed: {', '.join(known) or 'none'}"
+
+
+def shown(value: object) -> str:
+    """Write a value as it stands in a file, shortened."""
+    if isinstance(value, Mapping):
+        return "a table"
+    if isinstance(value, list | tuple):
+        return f"a list of {len(value)}" if value else "an empty list"
+    text = json.dumps(value, ensure_ascii=False) if isinstance(value, str | bool) else str(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+
+
+def explain(error: ValidationError, model: type[BaseModel], document: object) -> list[Mistake]:
+    """Return every mistake that a validation found, in the order of the file, one per key.
+
+    Args:
+        error: what pydantic raised.
+        model: what it validated against.
+        document: what it validated.
+    """
+    texts: dict[Location, list[str]] = {}
+    found = [(_written(item, document), item) for item in error.errors(include_url=False)]
+    for location, item in found:
+        # pydantic counts only the right entries of a list: too few of them is no mistake of its own.
+        if item["type"] == "too_short" and any(len(at) > len(location) == _common(at, location) for at, _ in found):
+            continue
+        texts.setdefault(location, []).append(_sentence(item, location, model))
+    return [Mistake(location, _joined(said)) for location, said in texts.items()]
+
+
+def _key(part: str) -> str:
+    return part if re.fullmatch(r"[A-Za-z0-9_-]+", part) else json.dumps(part, ensure_ascii=False)
+
+
+def _written(item: Any, document: object) -> Location:
+    """Return the location without what is not in the file, but for the key that is missing there."""
+    path: list[str | int] = []
+    place = document
+    for number, part in enumerate(item["loc"], start=1):
+        if _holds(place, part):
+            place = place[part]  # type: ignore[index] # _holds has looked
+        elif not (item["type"] == "missing" and number == len(item["loc"]) and isinstance(place, Mapping)):
+            continue
+        path.append(part)
+    if item["type"] in {"union_tag_invalid", "union_tag_not_found"}:
+        path.append(item["ctx"]["discriminator"].strip("'"))
+    return tuple(path)
+
+
+def _common(one: Location, other: Location) -> int:
+    """Return how many parts from the top two locations share."""
+    return next((number for number, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), len(other))
+
+
+def _holds(place: object, part: str | int) -> bool:
+    if isinstance(place, Mapping):
+        return part in place
+    return isinstance(place, list | tuple) and isinstance(part, int) and part < len(place)
+
+
+def _sentence(item: Any, location: Location, model: type[BaseModel]) -> str:
+    kind, found, context = item["type"], item["input"], item.get("ctx", {})
+    if kind in {"extra_forbidden", "unexpected_keyword_argument"}:
+        return unknown("key", str(location[-1]), allowed_keys(model, item["loc"]))
+    write = _SENTENCES.get(kind)
+    if write is None:
+        own = item["msg"] if kind not in _PYDANTIC else f"is not accepted: it breaks the rule {kind.replace('_', ' ')}"
+        write = str(own).replace("{", "{{").replace("}", "}}")
+    text = write(found, context) if callable(write) else write.format(**context)
+    if item["loc"] and item["loc"][-1] == "[key]":
+        text = f"has a name that {text}"
+    secret = any(isinstance(part, str) and _SECRET.search(part) for part in location)
+    hide = secret or kind in _WITHOUT_VALUE or isinstance(found, BaseModel) or shown(found) in text
+    return text if hide or (isinstance(found, str) and repr(found) in text) else f"{text}, not {shown(found)}"
+
+
+def _joined(texts: Sequence[str]) -> str:
+    """Tell the alternatives of a union in one sentence."""
+    unique = list(dict.fromkeys(texts))
+    if len(unique) > 1 and all(text.startswith("must be ") for text in unique):
+        parts = [text.removeprefix("must be ").partition(", not ") for text in unique]
+        end = next((f", not {found}" for _, _, found in parts if found), "")
+        return f"must be {' or '.join(dict.fromkeys(part for part, _, _ in parts))}{end}"
+    return "; or: ".join(unique)
+
+
+def _one_of(found: object, context: Mapping[str, Any]) -> str:
+    expected = str(context.get("expected") or context.get("expected_tags") or "")
+    known = _QUOTED.findall(expected)
+    for word in known:
+        expected = expected.replace(f"'{word}'", json.dumps(word, ensure_ascii=False))
+    tag = context.get("tag", found)
+    text = f"must be {expected}"
+    if isinstance(tag, str | int | float) and not isinstance(found, str | int | float):
+        text += f", not {shown(tag)}"
+    elif not isinstance(found, Mapping | list | tuple):
+        text += f", not {shown(found)}"
+    return text + did_you_mean(tag, known)
+
+
+def _several(word: str) -> Callable[[object, Mapping[str, Any]], str]:
+    def write(_: object, context: Mapping[str, Any]) -> str:
+        few = "min_length" in context
+        number = context["min_length" if few else "max_length"]
+        unit = context.get("field_type", "")
+        noun = word or ("entry" if number == 1 else "entries")
+        noun = noun if not word or number == 1 else f"{noun}s"
+        actual = context.get("actual_length")
+        end = f", not {actual}" if actual is not None and unit else ""
+        return f"must have at {'least' if few else 'most'} {number} {noun}{end}"
+
+    return write
+
+
+def _own(_: object, context: Mapping[str, Any]) -> str:
+    return str(context.get("error", "")) or "is not accepted"
+
+
+_TEXT: Final = "must be text in quotes"
+_WHOLE: Final = "must be a whole number"
+_NUMBER: Final = "must be a number"
+_BOOL: Final = "must be true or false"
+_LIST: Final = "must be a list"
+_TABLE: Final = "must be a table"
+_DATE_TIME: Final = "must be a date with a time, such as 2026-01-02T03:04:05Z"
+_DATE: Final = "must be a date, such as 2026-01-02"
+_TIME: Final = "must be a time of day, such as 03:04:05"
+_URL: Final = "must be a URL, such as https://example.com/path"
+_UUID: Final = "must be a UUID"
+_DECIMAL: Final = "must be a decimal number"
+
+_WITHOUT_VALUE: Final = frozenset(
+    {
+        "missing",
+        "literal_error",
+        "enum",
+        "union_tag_invalid",
+        "union_tag_not_found",
+        "too_short",
+        "too_long",
+        "value_error",
+        "assertion_error",
+    }
+)
+_SENTENCES: Final[Mapping[str, str | Callable[[object, Mapping[str, Any]], str]]] = {
+    "missing": "is missing, and has no default",
+    "value_error": _own,
+    "assertion_error": _own,
+    "literal_error": _one_of,
+    "enum": _one_of,
+    "union_tag_invalid": _one_of,
+    "union_tag_not_found": "is missing; it tells which kind of table this is",
+    "bool_type": _BOOL,
+    "bool_parsing": _BOOL,
+    "int_type": _WHOLE,
+    "int_parsing": _WHOLE,
+    "int_parsing_size": "must be a number of at most 64 bits",
+    "int_from_float": _WHOLE,
+    "float_type": _NUMBER,
+    "float_parsing": _NUMBER,
+    "finite_number": "must be a finite number",
+    "decimal_type": _DECIMAL,
+    "decimal_parsing": _DECIMAL,
+    "complex_type": _NUMBER,
+    "multiple_of": "must be a multiple of {multiple_of}",
+    "greater_than": "must be more than {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be less than {lt}",
+    "less_than_equal": "must be at most {le}",
+    "string_type": _TEXT,
+    "string_sub_type": _TEXT,
+    "string_unicode": "must be text in UTF-8",
+    "string_too_short": _several("character"),
+    "string_too_long": _several("character"),
+    "string_pattern_mismatch": "must match the pattern {pattern}",
+    "bytes_type": _TEXT,
+    "bytes_too_short": _several("byte"),
+    "bytes_too_long": _several("byte"),
+    "path_type": "must be a path, as text in quotes",
+    "path_not_file": "must be the path of a file that exists",
+    "path_not_directory": "must be the path of a folder that exists",
+    "path_exists": "must be a path where nothing exists yet",
+    "list_type": _LIST,
+    "tuple_type": _LIST,
+    "set_type": _LIST,
+    "frozen_set_type": _LIST,
+    "iterable_type": _LIST,
+    "too_short": _several(""),
+    "too_long": _several(""),
+    "dict_type": _TABLE,
+    "mapping_type": _TABLE,
+    "model_type": _TABLE,
+    "model_attributes_type": _TABLE,
+    "dataclass_type": _TABLE,
+    "none_required": "must be left out",
+    "datetime_type": _DATE_TIME,
+    "datetime_parsing": _DATE_TIME,
+    "datetime_from_date_parsing": _DATE_TIME,
+    "date_type": _DATE,
+    "date_parsing": _DATE,
+    "date_from_datetime_parsing": _DATE,
+    "time_type": _TIME,
+    "time_parsing": _TIME,
+    "url_type": _URL,
+    "url_parsing": _URL,
+    "url_syntax_violation": _URL,
+    "url_too_long": "must be a shorter URL, of at most {max_length} characters",
+    "url_scheme": "must be a URL that begins with {expected_schemes}",
+    "uuid_type": _UUID,
+    "uuid_parsing": _UUID,
+    "uuid_version": "must be a UUID of version {expected_version}",
+}
+"""By pydantic's type of an error: the sentence after the key."""

@@ -1,0 +1,288 @@
+"""Whatever happens to the files of a running daemon, it goes on with what it has, and says why."""
+
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import pytest
+
+from nodeplug.testing import ScratchNode
+
+PLUGIN = """
+from nodeplug import Claim, CniResult, hookimpl
+from pydantic import BaseModel
+
+class Plugin:
+    class Config(BaseModel, extra="forbid"):
+        claim: str = "net"
+        depth: int = 0
+
+    def __init__(self, config, host):
+        self.config = config
+
+    @hookimpl
+    def claims(self):
+        return [Claim("cni", self.config.claim)]
+
+    @hookimpl
+    def cni_add(self, request):
+        return CniResult()
+
+    @hookimpl
+    def cni_del(self):
+        return None
+"""
+
+
+def section(name: str, claim: str = "", more: str = "") -> str:
+    head = f'[plugins.{name}]\nuses = "scratch_plugin:Plugin"\n'
+    return f'{head}[plugins.{name}.config]\nclaim = "{claim or name}"\n{more}\n'
+
+
+def until(condition: Callable[[], object], seconds: float = 30.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come to pass"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Callable[..., ScratchNode]]:
+    (tmp_path / "scratch_plugin.py").write_text(PLUGIN)
+    root = tmp_path / "n"
+    root.mkdir()
+    nodes: list[ScratchNode] = []
+
+    def make(plugins: str = "", supervisor: str = 'listen = ""', **drop_ins: str) -> ScratchNode:
+        nodes.append(ScratchNode(root, plugins, supervisor=supervisor, env={"PYTHONPATH": str(tmp_path)}))
+        for name, text in drop_ins.items():
+            drop_in(nodes[-1], name, text)
+        nodes[-1].start()
+        return nodes[-1]
+
+    yield make
+    for made in nodes:
+        made.stop()
+
+
+@pytest.fixture
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def drop_in(node: ScratchNode, name: str, text: str) -> None:
+    folder = node.config_path.parent / "plugins.d"
+    folder.mkdir(exist_ok=True)
+    (folder / f"{name}.new").write_text(text)
+    (folder / f"{name}.new").rename(folder / f"{name}.toml")
+
+
+def states(node: ScratchNode) -> dict[str, str]:
+    return {plugin["name"]: plugin["state"] for plugin in node.status()["plugins"]}
+
+
+def reason(node: ScratchNode) -> str:
+    told: dict[str, Any] = node.status()["reasons"]
+    return str(told.get("configuration", ""))
+
+
+def test_a_drop_in_folder_that_vanishes_keeps_every_plugin_and_says_so(node: Callable[..., ScratchNode]) -> None:
+    scratch = node(a=section("a"), b=section("b"))
+    folder = scratch.config_path.parent / "plugins.d"
+    folder.rename(folder.with_name("x"))
+    until(lambda: "the folder of drop-ins is gone" in reason(scratch))
+    assert states(scratch) == {"a": "running", "b": "running"}
+    folder.with_name("x").rename(folder)
+    until(lambda: not reason(scratch))
+    assert states(scratch) == {"a": "running", "b": "running"}
+
+
+def test_a_changed_drop_in_folder_acts_after_a_restart(node: Callable[..., ScratchNode]) -> None:
+    scratch = node(a=section("a"))
+    other = scratch.config_path.parent / "other"
+    other.mkdir()
+    (other / "b.toml").write_text(section("b"))
+    scratch.config_path.write_text('version = 1\n[supervisor]\nlisten = ""\ndrop_in_dir = "other"\n')
+    until(lambda: "takes effect when the daemon is restarted" in scratch.log)
+    until(lambda: "configuration reloaded" in scratch.log)
+    assert states(scratch) == {"a": "running"}
+    scratch.stop()
+    scratch.start()
+    assert states(scratch) == {"b": "running"}
+
+
+def fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def huge(path: Path) -> None:
+    with path.open("ab") as file:
+        file.truncate(1 << 40)
+
+
+def deep(path: Path) -> None:
+    path.write_text(f"version = 1\na = {'[' * 20000}{']' * 20000}\n")
+
+
+def long_number(path: Path) -> None:
+    path.write_text(f"version = 1\na = {'9' * 5000}\n")
+
+
+def binary(path: Path) -> None:
+    path.write_bytes(bytes(range(256)))
+
+
+@pytest.mark.parametrize("spoil", [fifo, huge, deep, long_number, binary])
+def test_no_file_ends_or_freezes_the_running_daemon(
+    node: Callable[..., ScratchNode], spoil: Callable[[Path], None]
+) -> None:
+    scratch = node(section("kept"))
+    spoil(scratch.config_path)
+    until(lambda: str(scratch.config_path) in reason(scratch))
+    assert states(scratch) == {"kept": "running"}
+    scratch.config_path.unlink()
+    scratch.configure(section("kept") + section("new"))
+    until(lambda: states(scratch) == {"kept": "running", "new": "running"})
+    assert "Traceback" not in scratch.log
+
+
+@pytest.mark.parametrize("spoil", [fifo, huge, deep, long_number, binary])
+def test_a_check_of_such_a_file_is_one_sentence(tmp_path: Path, spoil: Callable[[Path], None]) -> None:
+    scratch = ScratchNode(tmp_path, "")
+    spoil(scratch.config_path)
+    done = scratch.run("check-config")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(f"error: {scratch.config_path}")
+    assert "Traceback" not in done.stderr
+
+
+def reloads(node: ScratchNode, port: int) -> dict[str, float]:
+    with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+        lines = answer.read().decode().splitlines()
+    found = {}
+    for line in lines:
+        if line.startswith("nodeplug_reloads_total{"):
+            found[line.split('"')[1]] = float(line.rpartition(" ")[2])
+    return found
+
+
+def settle() -> None:
+    """Let every look at the files that can follow a change happen: one by inotify, one or two by polling."""
+    time.sleep(5)
+
+
+def test_a_refused_reload_is_counted_and_logged_once(node: Callable[..., ScratchNode], free_port: int) -> None:
+    scratch = node(section("a"), supervisor=f'listen = "127.0.0.1:{free_port}"')
+    scratch.configure(section("a", more="nonsense = 1"))
+    until(lambda: any("nonsense" in plugin["reason"] for plugin in scratch.status()["plugins"]))
+    settle()
+    assert reloads(scratch, free_port) == {"refused": 1}
+    assert scratch.log.count("plugin a is refused") == 1
+    assert scratch.log.count("configuration reloaded, refused: changed a; not in force: a") == 1
+
+
+def test_a_configuration_with_a_mistake_is_counted_and_logged_once(
+    node: Callable[..., ScratchNode], free_port: int
+) -> None:
+    scratch = node(section("a"), supervisor=f'listen = "127.0.0.1:{free_port}"')
+    scratch.configure("[plugins.a]\ncolour = 1\n")
+    until(lambda: "colour" in reason(scratch))
+    settle()
+    assert reloads(scratch, free_port) == {"refused": 1}
+    assert scratch.log.count("the running configuration stays") == 1
+
+
+def test_a_reload_that_is_in_force_in_part_is_counted_so(node: Callable[..., ScratchNode], free_port: int) -> None:
+    scratch = node(section("a"), supervisor=f'listen = "127.0.0.1:{free_port}"')
+    scratch.configure(section("a", more="nonsense = 1") + section("b"))
+    until(lambda: states(scratch).get("b") == "running")
+    until(lambda: reloads(scratch, free_port))
+    assert reloads(scratch, free_port) == {"partly refused": 1}
+
+
+def test_a_good_reload_is_counted_once_as_applied(node: Callable[..., ScratchNode], free_port: int) -> None:
+    scratch = node(section("a"), supervisor=f'listen = "127.0.0.1:{free_port}"')
+    scratch.configure(section("a") + section("b"))
+    until(lambda: states(scratch).get("b") == "running")
+    settle()
+    assert reloads(scratch, free_port) == {"applied": 1}
+
+
+def test_a_refusal_names_file_line_and_key_in_log_and_readiness(node: Callable[..., ScratchNode]) -> None:
+    scratch = node(section("a"), z=section("z"))
+    path = scratch.config_path.parent / "plugins.d" / "z.toml"
+    drop_in(scratch, "z", section("z", more="\ndept = 1"))
+    told = f'{path}:6: plugins.z.config.dept: unknown key; did you mean "depth"? allowed: claim, depth'
+    until(lambda: told in str(scratch.status()["reasons"].get("z")))
+    assert told in scratch.log
+
+
+def test_status_finds_the_daemon_although_the_main_file_is_broken(node: Callable[..., ScratchNode]) -> None:
+    scratch = node(section("a"), supervisor='listen = ""\nexec_socket = "/run/elsewhere.sock"')
+    for broken in ("[plugins.a\n", "x = = 1\n", "[plugins.a]\ncolour = 1\n"):
+        scratch.configure(broken)
+        done = scratch.run("status")
+        assert "NOT READY" in done.stdout or "ready" in done.stdout
+        assert "`nodeplug check-config` tells them" in done.stderr
+        assert '"a"' in scratch.run("plugins", "--json").stdout
+
+
+def test_status_without_a_daemon_tells_the_mistakes_too(tmp_path: Path) -> None:
+    scratch = ScratchNode(tmp_path, "x = = 1\n")
+    done = scratch.run("status")
+    assert done.returncode == 1
+    assert f"{scratch.config_path}:4: is not TOML" in done.stderr
+    assert "the daemon does not listen at" in done.stderr
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> ScratchNode:
+    (tmp_path / "scratch_plugin.py").write_text(PLUGIN)
+    scratch = ScratchNode(tmp_path, section("a") + section("b"), env={"PYTHONPATH": str(tmp_path)})
+    assert scratch.run("install", "--script").returncode == 0
+    assert names(scratch) == {"nodeplug-cni", "a", "b"}
+    return scratch
+
+
+def names(node: ScratchNode) -> set[str]:
+    return {path.name for path in node.paths.cni_bin.glob("[!.]*")}
+
+
+def test_install_of_no_plugins_removes_nothing_and_names_what_it_kept(installed: ScratchNode) -> None:
+    installed.configure("")
+    done = installed.run("install", "--script")
+    assert done.returncode == 1
+    assert str(installed.paths.cni_bin / "a") in done.stderr
+    assert "--remove-all" in done.stderr
+    assert names(installed) == {"nodeplug-cni", "a", "b"}
+
+
+def test_install_of_no_plugins_removes_everything_when_told_so(installed: ScratchNode) -> None:
+    installed.configure("")
+    assert installed.run("install", "--script", "--remove-all").returncode == 0
+    assert names(installed) == set()
+
+
+def test_install_with_a_typo_in_the_drop_in_folder_removes_nothing(installed: ScratchNode) -> None:
+    installed.config_path.write_text('version = 1\n[supervisor]\ndrop_in_dir = "plugin.d"\n')
+    done = installed.run("install", "--script")
+    assert done.returncode == 1
+    assert f"{installed.config_path}:3: supervisor.drop_in_dir: the folder" in done.stderr
+    assert names(installed) == {"nodeplug-cni", "a", "b"}
+
+
+def test_a_daemon_that_installs_removes_nothing_without_plugins(node: Callable[..., ScratchNode]) -> None:
+    scratch = node(section("a"), supervisor='listen = ""\ninstall = true\nnative_entrypoints = false')
+    until(lambda: names(scratch) == {"nodeplug-cni", "a"})
+    scratch.configure("")
+    until(lambda: "entrypoints stay" in scratch.log)
+    until(lambda: "configuration reloaded: removed a" in scratch.log)
+    assert names(scratch) == {"nodeplug-cni", "a"}

@@ -1,0 +1,229 @@
+"""What may lie where a configuration is expected."""
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from nodeplug.config import ConfigError, Configuration, load, read
+from nodeplug.config.files import LARGEST_FILE
+
+
+def problems(path: Path) -> tuple[str, ...]:
+    with pytest.raises(ConfigError) as caught:
+        load(path)
+    return caught.value.problems
+
+
+def main(folder: Path, text: str) -> Path:
+    path = folder / "nodeplug.toml"
+    path.write_text(text)
+    return path
+
+
+def drop_in(folder: Path, name: str, text: str) -> Path:
+    (folder / "plugins.d").mkdir(exist_ok=True)
+    path = folder / "plugins.d" / name
+    path.write_text(text)
+    return path
+
+
+def test_a_fifo_is_refused_without_waiting_for_a_writer(tmp_path: Path) -> None:
+    path = tmp_path / "nodeplug.toml"
+    os.mkfifo(path)
+    assert problems(path) == (f"{path}: is a FIFO; a configuration is a regular file",)
+
+
+def test_a_device_node_is_refused_without_opening_it() -> None:
+    assert problems(Path("/dev/zero"))[0] == "/dev/zero: is a device node; a configuration is a regular file"
+
+
+def test_a_folder_in_the_place_of_the_file_is_refused(tmp_path: Path) -> None:
+    assert problems(tmp_path) == (f"{tmp_path}: is a folder; a configuration is a regular file",)
+
+
+def test_a_socket_in_the_place_of_the_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind("s.toml")
+    assert "is a socket" in problems(Path("s.toml"))[0]
+
+
+def test_a_huge_sparse_file_is_refused_by_its_size(tmp_path: Path) -> None:
+    path = tmp_path / "nodeplug.toml"
+    with path.open("wb") as file:
+        file.truncate(1 << 40)
+    assert problems(path) == (f"{path}: is larger than 1 MiB, which no configuration is",)
+
+
+def test_a_file_of_the_largest_size_is_read(tmp_path: Path) -> None:
+    text = "version = 1\n#"
+    assert load(main(tmp_path, text + "x" * (LARGEST_FILE - len(text)))).plugins == {}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a = " + "[" * 5000 + "]" * 5000,
+        "a = " + "{a = " * 5000 + "1" + "}" * 5000,
+        f"[{'.'.join('a' * 5000)}]",
+        "a = " + "[" * 40 + "]" * 40,
+    ],
+    ids=["lists", "inline tables", "dotted keys", "forty"],
+)
+def test_deep_nesting_is_one_sentence(tmp_path: Path, text: str) -> None:
+    path = main(tmp_path, f"version = 1\n{text}\n")
+    assert all("is nested too deep; at most 32" in line or "unknown key" in line for line in problems(path))
+    assert any("is nested too deep" in line for line in problems(path))
+
+
+@pytest.mark.parametrize("number", ["9" * 4301, "9" * 30, "0x" + "f" * 5000, "-" + "9" * 19 + "9"])
+def test_a_number_that_64_bits_do_not_hold_is_refused(tmp_path: Path, number: str) -> None:
+    path = main(tmp_path, f"version = 1\n[plugins.a.config]\nx = {number}\n")
+    (line,) = problems(path)
+    assert line.startswith(str(path))
+    assert "number of more than 64 bits" in line
+
+
+def test_a_number_of_thousands_of_digits_among_right_keys_names_its_own(tmp_path: Path) -> None:
+    path = main(tmp_path, f"version = 1\n[plugins.a.config]\ny = 1\nx = 0x{'f' * 5000}\n")
+    assert problems(path)[0].startswith(f"{path}:4: plugins.a.config.x: is a number of more than 64 bits")
+
+
+def test_a_nul_in_a_text_is_refused_with_its_key(tmp_path: Path) -> None:
+    path = main(tmp_path, 'version = 1\n[supervisor]\ndrop_in_dir = "a\\u0000b"\n')
+    assert problems(path)[0].startswith(f"{path}:3: supervisor.drop_in_dir: holds a NUL")
+
+
+def test_bytes_that_are_no_utf_8_name_their_line(tmp_path: Path) -> None:
+    path = tmp_path / "nodeplug.toml"
+    path.write_bytes(b"version = 1\n# \xff\n")
+    assert problems(path) == (f"{path}:2: is not TOML: byte 14 of the file is no UTF-8",)
+
+
+def test_each_broken_file_is_told_and_hides_no_other(tmp_path: Path) -> None:
+    path = main(tmp_path, "version = = 1\n")
+    first = drop_in(tmp_path, "a.toml", "[plugins.a]\nx = = 1\n")
+    second = drop_in(tmp_path, "b.toml", "[plugins.b]\ncolour = 1\n")
+    third = drop_in(tmp_path, "c.toml", "[plugins.c\n")
+    told = problems(path)
+    assert [line.partition(": ")[0] for line in told] == [f"{path}:1", f"{first}:2", f"{second}:2", f"{third}:1"]
+
+
+def test_hidden_files_of_editors_are_no_drop_ins(tmp_path: Path) -> None:
+    path = main(tmp_path, "version = 1\n")
+    drop_in(tmp_path, "a.toml", "[plugins.a]\n")
+    (tmp_path / "plugins.d" / ".#a.toml").symlink_to("somebody@host.1234")
+    assert list(load(path).plugins) == ["a"]
+
+
+# --- the folder of drop-ins --------------------------------------------------------------------------------------
+
+
+def test_a_default_folder_that_is_not_there_is_no_mistake(tmp_path: Path) -> None:
+    assert load(main(tmp_path, "version = 1\n")).plugins == {}
+
+
+@pytest.mark.parametrize("name", ["plugins.b", "plugins.d", "/nowhere/at/all"])
+def test_a_named_folder_that_is_not_there_is_a_mistake(tmp_path: Path, name: str) -> None:
+    path = main(tmp_path, f'version = 1\n[supervisor]\ndrop_in_dir = "{name}"\n')
+    (line,) = problems(path)
+    assert line.startswith(f"{path}:3: supervisor.drop_in_dir: the folder {tmp_path / name} does not exist")
+
+
+def test_a_file_in_the_place_of_the_folder_is_a_mistake(tmp_path: Path) -> None:
+    (tmp_path / "plugins.d").touch()
+    text = f"{tmp_path / 'plugins.d'}: the folder of drop-ins cannot be read: Not a directory"
+    assert problems(main(tmp_path, "version = 1\n")) == (text,)
+
+
+def test_a_folder_that_was_read_may_not_vanish(tmp_path: Path) -> None:
+    path = main(tmp_path, "version = 1\n")
+    drop_in(tmp_path, "a.toml", "[plugins.a]\n")
+    before = read(path)
+    (tmp_path / "plugins.d").rename(tmp_path / "x")
+    (line,) = read(path, before=before).mistakes
+    assert line.startswith(f"{tmp_path / 'plugins.d'}: the folder of drop-ins is gone")
+
+
+def test_a_folder_that_comes_later_may_not_vanish_again(tmp_path: Path) -> None:
+    path = main(tmp_path, "version = 1\n")
+    before = read(path)
+    drop_in(tmp_path, "a.toml", "[plugins.a]\n")
+    between = read(path, before=before)
+    assert list(between.whole().plugins) == ["a"]
+    (tmp_path / "plugins.d").rename(tmp_path / "x")
+    assert read(path, before=between).mistakes
+
+
+def test_a_folder_that_lost_its_last_file_is_no_mistake(tmp_path: Path) -> None:
+    path = main(tmp_path, "version = 1\n")
+    file = drop_in(tmp_path, "a.toml", "[plugins.a]\n")
+    before = read(path)
+    file.unlink()
+    assert read(path, before=before).whole().plugins == {}
+
+
+def test_another_folder_is_not_read_before_a_restart(tmp_path: Path) -> None:
+    path = main(tmp_path, "version = 1\n")
+    drop_in(tmp_path, "a.toml", "[plugins.a]\n")
+    before = read(path)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "b.toml").write_text("[plugins.b]\n")
+    main(tmp_path, 'version = 1\n[supervisor]\ndrop_in_dir = "other"\n')
+    assert list(read(path, before=before).whole().plugins) == ["a"]
+    assert list(read(path).whole().plugins) == ["b"]
+
+
+def test_another_folder_that_does_not_exist_is_told_before_the_restart(tmp_path: Path) -> None:
+    path = main(tmp_path, "version = 1\n")
+    drop_in(tmp_path, "a.toml", "[plugins.a]\n")
+    before = read(path)
+    main(tmp_path, 'version = 1\n[supervisor]\ndrop_in_dir = "typo"\n')
+    assert "does not exist" in read(path, before=before).mistakes[0]
+
+
+# --- any bytes ---------------------------------------------------------------------------------------------------
+
+KEYS = st.sampled_from(
+    ["version", "supervisor", "plugins", "root", "drop_in_dir", "config", "deadline", "uses", "cni_add", '""', "a"]
+)
+SCALARS = st.sampled_from(
+    [
+        "1",
+        "1.5",
+        "nan",
+        "-inf",
+        "true",
+        '""',
+        '"10s"',
+        "'plugins.d'",
+        '"\\u0000"',
+        "1979-05-27",
+        "[]",
+        "{}",
+        "0x" + "f" * 20,
+    ]
+)
+LINES = st.one_of(
+    st.builds("{} = {}".format, st.lists(KEYS, min_size=1, max_size=4).map(".".join), SCALARS),
+    st.builds("[{}]".format, st.lists(KEYS, min_size=1, max_size=5).map(".".join)),
+    st.builds("[[{}]]".format, st.lists(KEYS, min_size=1, max_size=3).map(".".join)),
+    st.text(max_size=20),
+)
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300)
+@given(st.one_of(st.binary(max_size=400), st.lists(LINES, max_size=12).map(lambda lines: "\n".join(lines).encode())))
+def test_any_bytes_become_a_configuration_or_sentences(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "plugins.d").mkdir(exist_ok=True)
+    for path in (tmp_path / "nodeplug.toml", tmp_path / "plugins.d" / "a.toml"):
+        path.write_bytes(data)
+        reading = read(tmp_path / "nodeplug.toml")
+        assert isinstance(reading.configuration, Configuration)
+        assert all(line and line.isprintable() for line in reading.mistakes), reading.mistakes
+        assert not any("validation" in line or "Input should" in line for line in reading.mistakes)
+        (tmp_path / "nodeplug.toml").write_text("version = 1\n")
