@@ -10,17 +10,20 @@ Source: Container Device Interface Specification, version 0.5.0; `/var/run/cdi` 
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from nodeplug import Host, NotReady
 from nodeplug_gpu.access import NodePaths, Part, device_nodes
-from nodeplug_gpu.config import Access, GpuConfig, Mig
+from nodeplug_gpu.cards import Uuid
+from nodeplug_gpu.config import Access, GpuConfig, Mig, sells_instances
 from nodeplug_gpu.inventory import Inventory
+from nodeplug_gpu.stock import Entry
 
 VERSION: Final = "0.5.0"
+PENDING: Final = "its CDI spec is not written yet"
 LIBRARIES: Final = "/usr/local/nvidia/lib64"
 """Where NVIDIA's images look for the driver (their LD_LIBRARY_PATH); the libraries of the host's driver go there."""
 _FOLDERS: Final = ("usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64", "lib64", "usr/lib", "lib")
@@ -30,45 +33,105 @@ _WANTED: Final = re.compile(
 )
 
 
+Place = tuple[str, Path]
+"""A kind, and the folder of its spec."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Named:
+    """Something that a spec names.
+
+    Attributes:
+        resource: of the entry that sells it.
+        granted: whether containers get this very name: of a card that is sold by instances these, not the card.
+    """
+
+    resource: str
+    part: Part
+    granted: bool
+
+
 @dataclass(slots=True)
 class CdiSpecs:
-    """Follows the inventory. Called in one thread."""
+    """Follows the inventory. Called in one thread; `obstacle` and `fault` may be called by any.
+
+    Attributes:
+        changed: called when a card can be granted by its name from now on, or no longer.
+    """
 
     config: GpuConfig
     paths: NodePaths
     host: Host
+    changed: Callable[[], None] = lambda: None
+    _whys: Mapping[tuple[str, Uuid], str] = field(default_factory=dict)
     _complaint: str = ""
 
     def follow(self, inventory: Inventory) -> None:
         """Write what is new; while the driver is away the specs stay as they are."""
         if inventory.view.state != "running":
             return
-        for place, parts in self._parts(inventory).items():
-            kind, folder = place
-            try:
-                self._write(folder / self._name(kind), specification(kind, parts, self.paths, self.config.driver_root))
-            except (OSError, NotReady) as error:
-                self._complain(f"the CDI spec of {kind} is not up to date: {error}")
-            else:
-                self._complaint = ""
+        whys: dict[tuple[str, Uuid], str] = {}
+        for place, named in self._named(inventory).items():
+            faults = self._kept(place, [one.part for one in named])
+            for one in named:
+                key = (one.resource, one.part.card.uuid)
+                whys[key] = whys.get(key, "") or (faults.get(one.part.uuid, "") if one.granted else "")
+        changed, self._whys = whys != self._whys, whys
+        self._complain(self.fault)
+        if changed:
+            self.changed()
 
     def stop(self) -> None:
         """Leave the files to containers that start again."""
 
-    def _parts(self, inventory: Inventory) -> Mapping[tuple[str, Path], list[Part]]:
+    def obstacle(self, entry: Entry, uuid: Uuid) -> str:
+        """Return why a card cannot be granted by its CDI name; empty when it can, or needs none."""
+        return self._whys.get((entry.resource, uuid), PENDING) if _writes(entry.access) else ""
+
+    def pending(self, inventory: Inventory) -> bool:
+        """Whether a card waits for the next look, since its spec was not written before this one."""
+        return any(offer.reason == PENDING for stock in inventory.stocks.values() for offer in stock.offers)
+
+    @property
+    def fault(self) -> str:
+        """What is wrong with the specs, as one text; empty when nothing is."""
+        return "; ".join(sorted({why for why in self._whys.values() if why}))
+
+    def _named(self, inventory: Inventory) -> Mapping[Place, list[_Named]]:
         """Return what each kind names: every card, and every instance of those sold by instances."""
         present = {card.uuid for card in inventory.view.cards}
-        found: dict[tuple[str, Path], list[Part]] = {}
+        found: dict[Place, list[_Named]] = {}
         for entry in self.config.resources:
-            access = entry.access
-            if not _writes(access):
+            if not _writes(entry.access):
                 continue
-            parts = found.setdefault((access.cdi_kind, access.cdi_folder), [])
+            named = found.setdefault((entry.access.cdi_kind, entry.access.cdi_folder), [])
             for offer in inventory.stocks_of(entry.resource):
                 if offer.card.uuid in present:
-                    parts.append(Part(offer.card))
-                    parts += [Part(offer.card, one) for one in offer.card.instances if isinstance(entry, Mig)]
+                    named.append(_Named(entry.resource, Part(offer.card), not sells_instances(entry)))
+                    instances = offer.card.instances if isinstance(entry, Mig) else ()
+                    named += [
+                        _Named(entry.resource, Part(offer.card, one), sells_instances(entry)) for one in instances
+                    ]
         return found
+
+    def _kept(self, place: Place, parts: Iterable[Part]) -> Mapping[str, str]:
+        """Keep a spec true; return why the names of parts, by UUID, cannot be granted."""
+        kind, folder = place
+        path = folder / self._name(kind)
+        devices, faults = [], {}
+        for part in sorted(set(parts), key=lambda part: part.uuid):
+            try:
+                devices.append(_device(part, self.paths))
+            except NotReady as error:
+                faults[part.uuid] = f"{kind}={part.uuid} cannot be described: {error.message}"
+        document = specification(kind, devices, self.config.driver_root)
+        try:
+            self._write(path, document)
+        except OSError as error:
+            why = f"the CDI spec of {kind} cannot be written: {error.filename or path}: {error.strerror or error}"
+            known = _described(path, document)
+            faults |= {device["name"]: why for device in devices if device not in known}
+        return faults
 
     def _name(self, kind: str) -> str:
         return f"{re.sub(r'[^A-Za-z0-9.-]', '-', f'nodeplug-{self.host.plugin}-{kind}')}.json"
@@ -80,12 +143,15 @@ class CdiSpecs:
             return
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}.{os.getpid()}")  # the runtime reads *.json alone
-        temporary.write_bytes(data)
-        temporary.chmod(0o644)
-        temporary.rename(path)
+        try:
+            temporary.write_bytes(data)
+            temporary.chmod(0o644)
+            temporary.rename(path)
+        finally:
+            temporary.unlink(missing_ok=True)
 
     def _complain(self, text: str) -> None:
-        if text != self._complaint:
+        if text and text != self._complaint:
             self.host.log.warning("%s", text)
         self._complaint = text
 
@@ -101,27 +167,38 @@ def _writes(access: Access) -> bool:
     return access.cdi != "none" and access.cdi_write
 
 
-def specification(kind: str, parts: Iterable[Part], paths: NodePaths, driver_root: Path) -> Mapping[str, Any]:
+def specification(kind: str, devices: Iterable[Mapping[str, Any]], driver_root: Path) -> Mapping[str, Any]:
     """Return the document.
 
     Args:
         kind: vendor and class.
-        parts: cards and instances, each a device by its UUID.
-        paths: where the driver's nodes are.
-        driver_root: where its libraries are.
-
-    Raises:
-        NotReady: a device node is missing.
+        devices: cards and instances, as the document has them.
+        driver_root: where the driver's libraries are.
     """
     return {
         "cdiVersion": VERSION,
         "kind": kind,
-        "devices": [
-            {"name": part.uuid, "containerEdits": {"deviceNodes": _nodes([part], paths)}}
-            for part in sorted(parts, key=lambda part: part.uuid)
-        ],
+        "devices": list(devices),
         "containerEdits": {"mounts": _mounts(driver_root)},
     }
+
+
+def _device(part: Part, paths: NodePaths) -> Mapping[str, Any]:
+    """Describe a card or an instance by its UUID.
+
+    Raises:
+        NotReady: a device node is missing.
+    """
+    return {"name": part.uuid, "containerEdits": {"deviceNodes": _nodes([part], paths)}}
+
+
+def _described(path: Path, document: Mapping[str, Any]) -> list[Any]:
+    """Return the devices of the spec on disk, where it is as good as the one that could not be written."""
+    try:
+        found = json.loads(_read(path) or b"")
+        return list(found["devices"]) if found["containerEdits"] == document["containerEdits"] else []
+    except (ValueError, KeyError, TypeError):
+        return []
 
 
 def _nodes(parts: list[Part], paths: NodePaths) -> list[Mapping[str, str]]:

@@ -28,7 +28,7 @@ from nodeplug import (
 )
 from nodeplug_gpu import report
 from nodeplug_gpu.access import NodePaths
-from nodeplug_gpu.cards import GpuEvent, View
+from nodeplug_gpu.cards import GpuEvent, Uuid, View
 from nodeplug_gpu.cdi import CdiSpecs
 from nodeplug_gpu.config import GpuConfig, Memory, names_of
 from nodeplug_gpu.driver import Driver
@@ -85,11 +85,12 @@ class Gpu:
         config, host = self._config, self._host
         self._mps = MpsFollower(MpsDaemons(host, config.driver_root, self._look_again), config)
         paths = NodePaths(run=host.run_dir)
-        self._shop = Shop(config, host, paths, self._mps.obstacle)
+        self._cdi = CdiSpecs(config, paths, host, self._look_again)
+        self._shop = Shop(config, host, paths, self._obstacle)
         self._driver = _driver(config, host)
         memory = {entry.resource: entry for entry in config.resources if isinstance(entry, Memory)}
         self._overuse = OveruseWatch(memory, host)
-        self._followers: Sequence[Follower] = (CdiSpecs(config, paths, host), self._mps, self._overuse)
+        self._followers: Sequence[Follower] = (self._cdi, self._mps, self._overuse)
         self._events: deque[GpuEvent] = deque(maxlen=10_000)
         self._answered = threading.Event()
         self._looked = threading.Event()
@@ -164,6 +165,8 @@ class Gpu:
             raise NotReady(inventory.fault)
         if inventory.view.state == "failed":
             raise NotReady(f"the GPU driver does not answer: {inventory.view.reason}")
+        if self._cdi.fault:
+            raise NotReady(self._cdi.fault)
 
     @hookimpl
     def device_list(self, resource: ResourceName) -> Sequence[Device]:
@@ -210,6 +213,9 @@ class Gpu:
         """Measure cards and containers."""
         return report.metrics(self._config, self._shop, self._overuse)
 
+    def _obstacle(self, entry: Entry, uuid: Uuid) -> str:
+        return self._cdi.obstacle(entry, uuid) or self._mps.obstacle(entry, uuid)
+
     def _look_again(self) -> None:
         self._wake.set()
 
@@ -247,7 +253,7 @@ class Gpu:
                     self._host.refresh(name)
         for follower in self._followers:
             self._follow(follower, after)
-        if after.view.state != "starting":
+        if after.view.state != "starting" and not self._cdi.pending(after):
             self._looked.set()
 
     def _follow(self, follower: Follower, inventory: Inventory) -> None:

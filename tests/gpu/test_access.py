@@ -1,5 +1,6 @@
 """How a container gets at its cards: variables, nodes, CDI names, and the spec that gives the names a meaning."""
 
+import errno
 import json
 import logging
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 from nodeplug import Host, Journal, NotReady
 from nodeplug_gpu.access import NodePaths, Part, grant
 from nodeplug_gpu.cards import Card, MigInstance, Uuid, View
-from nodeplug_gpu.cdi import LIBRARIES, CdiSpecs
+from nodeplug_gpu.cdi import LIBRARIES, PENDING, CdiSpecs
 from nodeplug_gpu.config import Access, GpuConfig
 from nodeplug_gpu.inventory import Inventory
 from nodeplug_gpu.stock import Offer, Stock
@@ -118,14 +119,22 @@ class Specs:
                 ],
             }
         )
-        self.specs = CdiSpecs(config, paths, host)
+        self.told: list[str] = []
+        self.specs = CdiSpecs(config, paths, host, lambda: self.told.append("changed"))
+        self.entries = {entry.resource: entry for entry in config.resources}
 
-    def follow(self, *cards: Card, state: Any = "running") -> dict[str, Any] | None:
+    def inventory(self, *cards: Card, state: Any = "running") -> Inventory:
         stocks = {
             "example.com/gpu": Stock(tuple(Offer(card) for card in cards if not card.mig)),
             "example.com/mig": Stock(tuple(Offer(card) for card in cards if card.mig)),
         }
-        self.specs.follow(Inventory(View(state, cards=cards), stocks))
+        return Inventory(View(state, cards=cards), stocks)
+
+    def why(self, card: Card) -> str:
+        return self.specs.obstacle(self.entries["example.com/mig" if card.mig else "example.com/gpu"], card.uuid)
+
+    def follow(self, *cards: Card, state: Any = "running") -> dict[str, Any] | None:
+        self.specs.follow(self.inventory(*cards, state=state))
         found = list(self.folder.iterdir()) if self.folder.exists() else []
         return json.loads(found[0].read_text()) if found else None
 
@@ -184,11 +193,60 @@ def test_no_spec_is_written_where_another_writes_it(tmp_path: Path, paths: NodeP
     assert Specs(tmp_path, paths, cdi_write=False).follow(CARD) is None
 
 
-def test_a_missing_node_leaves_the_last_spec(
-    tmp_path: Path, paths: NodePaths, caplog: pytest.LogCaptureFixture
+def test_a_card_whose_node_is_missing_is_left_out_and_not_offered(tmp_path: Path, paths: NodePaths) -> None:
+    specs = Specs(tmp_path, paths)
+    specs.follow(CARD)
+    (paths.dev / "nvidia4").unlink()
+    document = specs.follow(CARD, SPLIT)
+    assert document is not None
+    assert [device["name"] for device in document["devices"]] == ["GPU-1"]
+    assert specs.why(CARD) == ""
+    assert f"{paths.dev}/nvidia4 does not exist" in specs.why(SPLIT)
+    assert "MIG-1" in specs.specs.fault
+
+
+def test_no_card_is_offered_before_its_spec_is_written(tmp_path: Path, paths: NodePaths) -> None:
+    specs = Specs(tmp_path, paths)
+    assert specs.why(CARD) == PENDING
+    specs.follow(CARD)
+    assert specs.why(CARD) == ""
+    assert specs.why(SPLIT) == PENDING
+
+
+def test_a_card_whose_spec_cannot_be_written_is_not_offered_with_the_reason(tmp_path: Path, paths: NodePaths) -> None:
+    specs = Specs(tmp_path, paths)
+    specs.folder.parent.mkdir(parents=True, exist_ok=True)
+    specs.folder.touch()
+    specs.specs.follow(specs.inventory(CARD))
+    assert f"the CDI spec of nodeplug.io/gpu cannot be written: {specs.folder}" in specs.why(CARD)
+    assert specs.why(CARD) in specs.specs.fault
+    specs.folder.unlink()
+    specs.follow(CARD)
+    assert (specs.why(CARD), specs.specs.fault) == ("", "")
+
+
+def test_a_card_that_the_spec_on_disk_describes_stays_offered_though_a_new_one_cannot_be_written(
+    tmp_path: Path, paths: NodePaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     specs = Specs(tmp_path, paths)
-    before = specs.follow(CARD)
-    (paths.dev / "nvidia4").unlink()
-    assert specs.follow(CARD, SPLIT) == before
-    assert "is not up to date" in caplog.text
+    specs.follow(CARD)
+
+    def full(path: Path, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    specs.follow(CARD, SPLIT)
+    assert specs.why(CARD) == ""
+    assert "No space left on device" in specs.why(SPLIT)
+
+
+def test_cards_need_no_spec_of_ours_where_another_writes_it(tmp_path: Path, paths: NodePaths) -> None:
+    specs = Specs(tmp_path, paths, cdi_write=False)
+    assert (specs.why(CARD), specs.specs.fault) == ("", "")
+
+
+def test_whoever_waits_is_told_when_a_spec_was_written(tmp_path: Path, paths: NodePaths) -> None:
+    specs = Specs(tmp_path, paths)
+    for _ in range(2):
+        specs.follow(CARD)
+    assert specs.told == ["changed"]

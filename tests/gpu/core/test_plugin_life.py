@@ -6,12 +6,14 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from nodeplug import Device, DeviceId, Holding, Host, InvalidRequest, Journal, NotFound, NotReady, ResourceName
+from nodeplug_gpu.access import NodePaths
 from nodeplug_gpu.config import GpuConfig
 from nodeplug_gpu.driver import Observer
 from nodeplug_gpu.driver.simulated import SimulatedDriver
@@ -361,3 +363,35 @@ exec sleep 600
         plugin.stop()
         for file in tmp_path.glob("mps/*/daemon.json"):
             os.kill(json.loads(file.read_text())["pid"], 9)
+
+
+def test_a_card_whose_cdi_spec_cannot_be_written_is_not_offered_and_readyz_says_why(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dev, folder = tmp_path / "dev", tmp_path / "cdi"
+    dev.mkdir()
+    for name in ("nvidiactl", "nvidia0"):
+        (dev / name).touch()
+    monkeypatch.setattr("nodeplug_gpu.plugin.NodePaths", partial(NodePaths, dev=dev))
+    folder.touch()
+    plugin = stage.plugin([MEMORY | {"access": {"cdi": "field", "cdi_folder": str(folder)}}])
+    plugin.start()
+    assert {one.reason.partition(":")[0] for one in devices(plugin)} == {
+        "the CDI spec of nodeplug.io/gpu cannot be written"
+    }
+    with pytest.raises(NotReady, match=r"the CDI spec of nodeplug.io/gpu cannot be written"):
+        plugin.health()
+    folder.unlink()
+    until(lambda: all(one.healthy for one in devices(plugin)))
+    plugin.health()
+
+
+def test_the_first_list_of_cards_with_a_cdi_spec_is_healthy(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("nvidiactl", "nvidia0"):
+        (tmp_path / name).touch()
+    monkeypatch.setattr("nodeplug_gpu.plugin.NodePaths", partial(NodePaths, dev=tmp_path))
+    plugin = stage.plugin([MEMORY | {"access": {"cdi": "field", "cdi_folder": str(tmp_path / "cdi")}}], poll="1h")
+    plugin.start()
+    assert [one.healthy for one in plugin.device_list(MEM)] == [True] * 4
