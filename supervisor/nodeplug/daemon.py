@@ -29,7 +29,7 @@ from nodeplug.config.watch import watch
 from nodeplug.device.podresources import PodResources
 from nodeplug.device.registration import DevicePaths
 from nodeplug.device.resources import Resources
-from nodeplug.errors import InvalidRequest, PluginError
+from nodeplug.errors import InvalidRequest, PluginError, clip
 from nodeplug.execserver import ExecServer
 from nodeplug.flex.service import FlexService
 from nodeplug.flex.staging import Staging
@@ -321,7 +321,7 @@ class Daemon:
                     count = len(frame.argv)
                     raise InvalidRequest(f"no known request in {count} arguments; known: status, inspect PLUGIN")
         except PluginError as error:
-            return Reply(1, json.dumps({"error": str(error)}).encode())
+            return Reply(1, json.dumps({"error": clip(str(error))}).encode())
         return Reply(0, json.dumps(answer).encode())
 
     async def status(self) -> dict[str, Any]:

@@ -26,6 +26,10 @@ from types import MappingProxyType
 from typing import Final, Literal
 
 FlexStatus = Literal["Failure", "Not supported"]
+SHOWN: Final = 4096
+"""Characters of a text of others (plugins, callers, foreign programs) that an answer, the log or a status shows."""
+HELD: Final = 1 << 19
+"""Characters of an error's text that are held until it is shown: a mask must find a secret whole, in every form."""
 
 
 class PluginError(Exception):
@@ -127,6 +131,8 @@ class Wire:
     flex: FlexStatus = "Failure"
 
 
+_OWN: Final = ("nodeplug.registry", "nodeplug.offloop")
+"""Where the host has further classes of errors."""
 WIRES: Final[Mapping[type[PluginError], Wire]] = MappingProxyType(
     {
         PluginError: Wire(999, "INTERNAL"),
@@ -161,8 +167,42 @@ def wire(error: PluginError) -> Wire:
 
 
 def text_of(error: BaseException) -> str:
-    """Return the text of any exception, also of one whose own `__str__` raises."""
+    """Return the text of any exception, also of one whose own `__str__` raises; what is held of it is bounded."""
     try:
-        return str(error)
-    except Exception:
+        return clip(str(error), HELD)
+    except BaseException:
         return "(its text cannot be read)"
+
+
+def clip(text: str, limit: int = SHOWN) -> str:
+    """Return a text of at most `limit` characters, and a mark that says how much was cut off."""
+    # A subclass of str is code of whoever made it: what leaves here is plain text.
+    plain = str.__str__(text)
+    return plain if len(plain) <= limit else f"{plain[:limit]} ...[{len(plain) - limit} more characters]"
+
+
+def bounded(error: PluginError) -> PluginError:
+    """Return an error that plugin code raised in a form that is safe to keep and to show.
+
+    A class of the plugin's own counts as its ancestor in the contract: its `__str__` is plugin code, and errors are
+    written on the event loop. Call this in the thread of the plugin's call.
+    """
+    cls = next(cls for cls in type(error).__mro__ if cls in WIRES or cls.__module__ in _OWN)
+    assert issubclass(cls, PluginError)  # noqa: S101 - for the type checker: PluginError is in every such order
+    texts = [_read(error, name) for name in ("message", "details")]
+    if type(error) is cls and texts == [error.message, error.details]:
+        return error
+    if issubclass(cls, DelegateFailed):
+        code = getattr(error, "code", 0)
+        return DelegateFailed(texts[0], code=code if type(code) is int else WIRES[DelegateFailed].cni, details=texts[1])
+    plain = cls.__new__(cls)
+    PluginError.__init__(plain, texts[0], details=texts[1])
+    return plain
+
+
+def _read(error: PluginError, name: str) -> str:
+    try:
+        text = getattr(error, name)
+        return clip(text if isinstance(text, str) else str(text), HELD)
+    except BaseException:
+        return f"(its {name} cannot be read)"

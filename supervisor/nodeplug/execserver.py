@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from nodeplug.call import has_hung_up, new_request_id, set_caller
-from nodeplug.errors import InvalidNetns, NotSupported, PluginError, TryAgain, Undecodable, wire
+from nodeplug.errors import InvalidNetns, NotSupported, PluginError, TryAgain, Undecodable, clip, wire
 from nodeplug.frame import HEADER, LIMIT, Frame, Reply, body_size
 from nodeplug.netns import Netns
 
@@ -43,13 +43,16 @@ _CREDENTIALS: Final = struct.Struct("3i")
 _CHUNK: Final = 1 << 18
 
 
-def refusal(style: str, error: PluginError) -> Reply:
+def refusal(style: str, error: PluginError, request: str = "") -> Reply:
     """Say an error in the form of a style: CNI error JSON, FlexVolume status JSON, or text on stderr."""
+    text = clip(str(error))
+    if request and request not in text:
+        text += f" (request {request})"
     if style == "cni":
-        return Reply(1, json.dumps({"code": wire(error).cni, "msg": str(error)}).encode() + b"\n")
+        return Reply(1, json.dumps({"code": wire(error).cni, "msg": text}).encode() + b"\n")
     if style == "flex":
-        return Reply(0, json.dumps({"status": wire(error).flex, "message": str(error)}).encode() + b"\n")
-    return Reply(1, b"", f"{error}\n".encode(errors="replace"))
+        return Reply(0, json.dumps({"status": wire(error).flex, "message": text}).encode() + b"\n")
+    return Reply(1, b"", f"{text}\n".encode(errors="replace"))
 
 
 class ExecServer:
@@ -226,12 +229,13 @@ class ExecServer:
 
     async def _refuse(self, arrival: "_Arrival", error: PluginError, *, quiet: bool) -> None:
         """Answer a frame that is not read to its end; what it still sends is thrown away, so that it can read."""
+        request = "" if quiet else new_request_id()
         if not quiet:
-            LOG.warning("refused request %s: %s", new_request_id(), error)
+            LOG.warning("refused request %s: %s", request, error)
         with suppress(TimeoutError):
             async with asyncio.timeout(_GRACE):
                 style = await arrival.style()
-                await _send(arrival.peer, refusal(style, error))
+                await _send(arrival.peer, refusal(style, error, request))
                 with suppress(OSError):
                     arrival.peer.shutdown(socket.SHUT_WR)
                 await arrival.drain()
@@ -247,8 +251,9 @@ class ExecServer:
             namespaces = arrival.namespaces(frame)
             return await handler(frame, namespaces)
         except PluginError as error:
-            LOG.warning("refused request %s: %s", new_request_id(), error)
-            return refusal(frame.style, error)
+            request = new_request_id()
+            LOG.warning("refused request %s: %s", request, error)
+            return refusal(frame.style, error, request)
         except Exception as error:
             request = new_request_id()
             LOG.exception("the handler for %r failed (request %s)", frame.style, request)

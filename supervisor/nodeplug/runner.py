@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from nodeplug.call import CURRENT, Call
-from nodeplug.errors import DeadlineExceeded, PluginError, TryAgain
+from nodeplug.errors import DeadlineExceeded, PluginError, TryAgain, bounded
 from nodeplug.hookspecs import ANSWERS
 from nodeplug.netns import Netns
 from nodeplug.registry import PluginRoute, Route
@@ -363,7 +363,7 @@ class _CallThread(threading.Thread):
             finally:
                 self._done()
         except PluginError as raised:
-            error = raised
+            error = bounded(raised)
         except BaseException as raised:
             error = self.strays.told(self.plugin, self.hook, self.call, raised)
         try:

@@ -5,15 +5,18 @@ Refuses: rendering, and any question that costs a call into a plugin: a status m
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from nodeplug.cni.attachments import Attachment
 from nodeplug.device.podresources import Holder
 from nodeplug.device.resource import ResourceStatus
+from nodeplug.errors import clip
 from nodeplug.flex.ledger import Staged, Target
 from nodeplug.plugin_state import PluginState
 from nodeplug.runner import Runner
 from nodeplug.values import DeviceId, ResourceName
+
+_NAME_LIMIT: Final = 256
 
 
 def unready(states: Iterable[PluginState], resources: Iterable[ResourceStatus]) -> dict[str, str]:
@@ -22,13 +25,13 @@ def unready(states: Iterable[PluginState], resources: Iterable[ResourceStatus]) 
     A kubelet that is away is no reason: it comes back, and nobody on the node could do anything about it here.
     """
     reasons = {
-        state.name: state.reason or f"it is {state.state}"
+        state.name: clip(state.reason) or f"it is {state.state}"
         for state in states
         if state.state != "running" or state.reason
     }
     for resource in resources:
         if resource.error and not resource.listed:
-            reasons.setdefault(resource.plugin, f"{resource.resource}: {resource.error}")
+            reasons.setdefault(resource.plugin, f"{resource.resource}: {clip(resource.error)}")
     return reasons
 
 
@@ -40,7 +43,7 @@ def plugins(states: Iterable[PluginState], runner: Runner, reasons: Mapping[str,
             "uses": state.uses,
             "distribution": state.distribution,
             "state": state.state,
-            "reason": state.reason or (reasons.get(state.name, "") if state.state == "running" else ""),
+            "reason": clip(state.reason) or (reasons.get(state.name, "") if state.state == "running" else ""),
             "claims": [str(claim) for claim in state.loaded.claims] if state.loaded else [],
             "hooks": sorted(state.loaded.hooks) if state.loaded else [],
             "quarantined": runner.quarantined(state.name),
@@ -66,13 +69,13 @@ def _resource(status: ResourceStatus, holders: Mapping[DeviceId, Holder]) -> dic
         "allocated": sum(device.id in holders for device in status.devices),
         "streams": status.streams,
         "socket": str(status.socket or ""),
-        "error": status.error,
+        "error": clip(status.error),
         "absent": status.absent,
         "units": [
             {
                 "id": device.id,
                 "healthy": device.healthy,
-                "reason": device.reason,
+                "reason": clip(device.reason),
                 "holder": _holder(holders.get(device.id)),
             }
             for device in status.devices
@@ -122,10 +125,10 @@ def calls(runner: Runner) -> list[dict[str, Any]]:
     return [
         {
             "id": call.id,
-            "verb": call.verb,
-            "claim": call.claim,
-            "key": call.key,
-            "about": call.about or call.key,
+            "verb": clip(call.verb, _NAME_LIMIT),
+            "claim": clip(call.claim, _NAME_LIMIT),
+            "key": clip(call.key, _NAME_LIMIT),
+            "about": clip(call.about or call.key, _NAME_LIMIT),
             "age_seconds": round(call.age, 3),
             "overdue": call.id in runner.overdue,
         }

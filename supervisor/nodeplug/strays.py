@@ -11,10 +11,12 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from nodeplug.call import Call
-from nodeplug.errors import PluginError, text_of
+from nodeplug.errors import SHOWN, PluginError, clip, text_of
 
 LOG: Final = logging.getLogger(__name__)
 _TIMED: Final = frozenset({"device_list", "device_released", "health", "metrics"})
+_PLACES: Final = 20
+"""Innermost frames that tell one fault from another."""
 
 
 @dataclass(slots=True)
@@ -32,12 +34,13 @@ class Strays:
             call: the request.
             error: what it raised.
         """
-        fault = f"{hook} of plugin {plugin!r} raised {type(error).__name__}: {text_of(error)}"
-        place = "".join(traceback.format_tb(error.__traceback__)) + type(error).__name__
+        kind = clip(type(error).__name__, 100)
+        fault = f"{hook} of plugin {plugin!r} raised {kind}: {clip(text_of(error), SHOWN // 2)}"
+        place = "".join(traceback.format_tb(error.__traceback__, limit=-_PLACES)) + kind
         before, first = self._told.get((plugin, hook), ("", ""))
         if hook in _TIMED and before == place:
             return PluginError(f"{fault} (request {call.id}; the daemon's log has the traceback at request {first})")
         if hook in _TIMED:
             self._told[plugin, hook] = place, call.id
-        LOG.error("%s of plugin %s raised %s", hook, plugin, type(error).__name__, exc_info=error)
+        LOG.error("%s of plugin %s raised %s", hook, plugin, kind, exc_info=error)
         return PluginError(f"{fault} (request {call.id}; the daemon's log has the traceback)")

@@ -3,7 +3,9 @@
 import asyncio
 import json
 import os
+import re
 from collections.abc import Iterator
+from dataclasses import replace
 from ipaddress import ip_address, ip_interface, ip_network
 from pathlib import Path
 from typing import Any
@@ -66,6 +68,8 @@ MODERN = (
     f'"routes": [{V4_ROUTE}, {V6_ROUTE}], {DNS}'
 )
 FORMS = dict(zip(VERSIONS, [OLDEST] * 2 + [MIDDLE] * 3 + [MODERN] * 2, strict=True))
+ID = "00000000"
+"""What stands in the answers below for the id of the request, which is another one each time."""
 ENV = {
     "CNI_CONTAINERID": "c1",
     "CNI_NETNS": "/ns",
@@ -73,6 +77,11 @@ ENV = {
     "CNI_PATH": "/opt/cni/bin",
     "CNI_ARGS": "IgnoreUnknown=1;K8S_POD_NAME=web",
 }
+
+
+def with_id(text: str) -> str:
+    """Add the id of the request to an error, as `ask` shows it."""
+    return f'{text[:-1]}; request {ID}"' if '"details": ' in text else f'{text}, "details": "request {ID}"'
 
 
 class Plugin:
@@ -126,13 +135,18 @@ def answer(plugin: Plugin, tmp_path: Path) -> Iterator[Any]:
     # setns(2) into the namespace that a thread is in already needs no new one; the codec wants two that differ.
     host = Netns.current()
 
+    seen: list[list[bytes]] = []
+
     def ask(verb: str, config: Any, **env: str | None) -> Reply:
         merged = {"CNI_COMMAND": verb, **ENV, **env}
         stdin = config if isinstance(config, bytes) else json.dumps(config).encode()
         frame = Frame("cni", "/opt/cni/bin/golden", env={k: v for k, v in merged.items() if v is not None}, stdin=stdin)
         other = Netns(os.open("/proc/self/ns/uts", os.O_RDONLY), "/ns")
-        return asyncio.run(service.handle(frame, (Netns(os.dup(host.fd), host.path), other)))
+        reply = asyncio.run(service.handle(frame, (Netns(os.dup(host.fd), host.path), other)))
+        seen.append(re.findall(rb"request ([0-9a-f]{8})", reply.stdout))
+        return replace(reply, stdout=re.sub(rb"request [0-9a-f]{8}", f"request {ID}".encode(), reply.stdout))
 
+    ask.ids = seen  # type: ignore[attr-defined]  # what `ask` has replaced, call by call
     yield ask
     host.close()
 
@@ -169,7 +183,7 @@ def test_every_other_verb_prints_nothing(answer: Any, plugin: Plugin, verb: str,
     else:
         details = f"cniVersion is {version}, {since} is needed"
         text = f'"code": 1, "msg": "config version does not allow {verb}", "details": "{details}"'
-        assert reply == Reply(1, f'{{"cniVersion": "{version}", {text}}}\n'.encode())
+        assert reply == Reply(1, f'{{"cniVersion": "{version}", {with_id(text)}}}\n'.encode())
         assert plugin.seen == []
 
 
@@ -179,14 +193,25 @@ def test_an_error_is_printed_on_stdout_with_its_version(answer: Any, plugin: Plu
     plugin.error = Exhausted("no address is left", details="254 of 254 in use")
     reply = answer("ADD", config(version))
     text = '"code": 11, "msg": "no address is left", "details": "254 of 254 in use"'
-    assert reply == Reply(1, f'{{"cniVersion": "{version}", {text}}}\n'.encode())
+    assert reply == Reply(1, f'{{"cniVersion": "{version}", {with_id(text)}}}\n'.encode())
 
 
 @pytest.mark.node
 def test_limited_connectivity_is_51(answer: Any, plugin: Plugin) -> None:
     plugin.error = LimitedConnectivity("the bridge is down")
     reply = answer("STATUS", config("1.1.0"))
-    assert reply == Reply(1, b'{"cniVersion": "1.1.0", "code": 51, "msg": "the bridge is down"}\n')
+    text = with_id('"code": 51, "msg": "the bridge is down"')
+    assert reply == Reply(1, f'{{"cniVersion": "1.1.0", {text}}}\n'.encode())
+
+
+@pytest.mark.node
+def test_a_status_that_fails_again_for_the_same_reason_says_the_same(answer: Any, plugin: Plugin) -> None:
+    # Runtimes pass the text on to kubelet, which writes the node's condition whenever it changes.
+    for reason in ("the bridge is down", "the bridge is down", "the firewall is down"):
+        plugin.error = LimitedConnectivity(reason)
+        answer("STATUS", config("1.1.0"))
+    first, second, third = answer.ids
+    assert first == second != third
 
 
 @pytest.mark.parametrize(
@@ -204,7 +229,7 @@ def test_limited_connectivity_is_51(answer: Any, plugin: Plugin) -> None:
 def test_a_call_that_is_wrong_is_refused_in_the_words_that_runtimes_know(
     answer: Any, plugin: Plugin, verb: str, stdin: Any, env: dict[str, str | None], text: bytes
 ) -> None:
-    assert answer(verb, stdin, **env) == Reply(1, b"{" + text + b"}\n")
+    assert answer(verb, stdin, **env) == Reply(1, b"{" + with_id(text.decode()).encode() + b"}\n")
     assert plugin.seen == []
 
 

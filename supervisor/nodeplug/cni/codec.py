@@ -24,6 +24,7 @@ from nodeplug.errors import (
     InvalidRequest,
     PluginError,
     Undecodable,
+    clip,
     wire,
 )
 from nodeplug.frame import Frame
@@ -280,12 +281,20 @@ def encode_result(result: CniResult, version: str) -> bytes:
     return json.dumps(results.encode(result, version)).encode() + b"\n"
 
 
-def encode_error(error: PluginError, version: str = "") -> bytes:
-    """Write an error; `cniVersion` is left out when the version is not one that is served."""
+def encode_error(error: PluginError, version: str = "", request: str = "") -> bytes:
+    """Write an error.
+
+    Args:
+        error: what went wrong.
+        version: of the configuration; left out when it is not one that is served.
+        request: the request id, which ends `details` unless the texts have it already.
+    """
     document: dict[str, Any] = {"cniVersion": version} if version in VERSIONS else {}
-    document |= {"code": wire(error).cni, "msg": error.message}
-    if error.details:
-        document["details"] = error.details
+    document |= {"code": wire(error).cni, "msg": clip(error.message)}
+    mention = f"request {request}" if request and request not in document["msg"] + error.details else ""
+    details = "; ".join(filter(None, (clip(error.details), mention)))
+    if details:
+        document["details"] = details
     return json.dumps(document).encode() + b"\n"
 
 

@@ -51,6 +51,8 @@ HOOK_OF: Final[Mapping[str, str]] = {
     "GC": "cni_gc",
     "STATUS": "cni_status",
 }
+STDERR_LIMIT: Final = 64 << 10
+"""Bytes of what foreign plugins write to stderr that one caller is passed."""
 _BUSY_TRIES: Final = 30
 _BUSY_PAUSE: Final = 0.2
 _INTERNAL: Final = 999
@@ -137,7 +139,7 @@ class Delegation:
         answer = run(program, env, stdin, descriptors, self.timeout)
         call = CURRENT.get()
         if call is not None:
-            call.stderr.extend(answer.stderr)
+            call.stderr.extend(answer.stderr[: max(0, STDERR_LIMIT - len(call.stderr))])
         if answer.status != 0:
             raise _failure(program.name, answer)
         return answer.stdout

@@ -60,19 +60,20 @@ class CniService:
     attachments: Attachments
     spool: Spool
     admission: Admission = field(default_factory=Admission)
-    _unready: dict[str, str] = field(default_factory=dict)
+    _unready: dict[str, tuple[str, str]] = field(default_factory=dict)
 
     async def handle(self, frame: Frame, namespaces: tuple[Netns, ...]) -> Reply:
         """Answer one call; takes over the namespaces. Never raises but for cancellation."""
         call = Call(frame.env.get("CNI_COMMAND", ""), f"cni:{frame.name}", whole=True)
         owned = _Owned(namespaces)
+        told = call.id
         try:
             stdout = await self._answer(frame, owned, call)
             self.runner.finished(call, None)
             return Reply(0, stdout, bytes(call.stderr))
         except PluginError as error:
             failure = error
-            self._log_failure(call, error)
+            told = self._log_failure(call, error)
         except Exception as error:
             LOG.exception("%s of %s failed in the daemon (request %s)", call.verb, call.claim, call.id)
             text = f"nodeplug failed: {type(error).__name__} (request {call.id}; the daemon's log has the traceback)"
@@ -80,15 +81,21 @@ class CniService:
         finally:
             owned.close()
         self.runner.finished(call, failure)
-        return Reply(1, codec.encode_error(failure, codec.version_of(frame.stdin)), bytes(call.stderr))
+        return Reply(1, codec.encode_error(failure, codec.version_of(frame.stdin), told), bytes(call.stderr))
 
-    def _log_failure(self, call: Call, error: PluginError) -> None:
-        # Runtimes ask for STATUS every few seconds: a reason that stays the same is said once.
-        repeated = call.verb == "STATUS" and self._unready.get(call.claim) == str(error)
-        if call.verb == "STATUS":
-            self._unready[call.claim] = str(error)
+    def _log_failure(self, call: Call, error: PluginError) -> str:
+        """Log a failure; return the id of the request under which the log has it.
+
+        Runtimes ask for STATUS every few seconds and pass its text on: a reason that stays the same is logged once, and
+        keeps the id of its first request.
+        """
+        reason, first = self._unready.get(call.claim, ("", ""))
+        repeated = call.verb == "STATUS" and reason == str(error)
+        if call.verb == "STATUS" and not repeated:
+            self._unready[call.claim] = str(error), call.id
         level = logging.DEBUG if repeated else logging.WARNING
         LOG.log(level, "%s of %s failed (request %s): %s", call.verb, call.claim, call.id, error)
+        return first if repeated else call.id
 
     async def replay(self, frame: Frame) -> Reply:
         """Answer one spooled DEL, in the host namespace of its ADD where that is known and alive (see `namespaces`)."""

@@ -24,7 +24,7 @@ from nodeplug.device import codec
 from nodeplug.device.binding import Binding
 from nodeplug.device.snapshots import Snapshots
 from nodeplug.device.sockets import bind_private, check_socket_path
-from nodeplug.errors import PluginError, wire
+from nodeplug.errors import PluginError, clip, wire
 from nodeplug.pb import deviceplugin_v1beta1_pb2 as pb
 from nodeplug.pb import deviceplugin_v1beta1_pb2_grpc as pb_grpc
 from nodeplug.pb import pluginregistration_v1_pb2 as watcher_pb
@@ -261,7 +261,8 @@ class _DevicePlugin(pb_grpc.DevicePluginServicer):
             self._runner.finished(call, None)
             return answer
         self._runner.finished(call, failure)
-        text = failure.message if call.id in failure.message else f"{failure.message} (request {call.id})"
+        text = clip(failure.message)
+        text = text if call.id in text else f"{text} (request {call.id})"
         await context.abort(grpc.StatusCode[wire(failure).grpc], text)
         raise AssertionError  # abort raises: this line tells the type checker so
 

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from nodeplug.call import Call
-from nodeplug.errors import InvalidRequest, NotFound, NotSupported, PluginError, TryAgain
+from nodeplug.errors import InvalidRequest, NotFound, NotSupported, PluginError, TryAgain, clip
 from nodeplug.flex import codec
 from nodeplug.flex import commands as cmd
 from nodeplug.flex.codec import Answer
@@ -139,9 +139,10 @@ class FlexService:
             level = logging.DEBUG if lacking else logging.WARNING
             text = redact(str(error), secrets)
             LOG.log(level, "%s of %s failed (request %s): %s", call.verb, call.claim, call.id, text)
+        # Masked before it is cut, so that no part of a secret is left; the flight recorder keeps it.
+        error.message = clip(redact(error.message, secrets))
         if not lacking and call.id not in error.message:
             error.message = f"{error.message} (request {call.id})"
-        error.message = redact(error.message, secrets)  # the flight recorder keeps it
         self.runner.finished(call, error)
         return Reply(stdout=codec.encode_error(error, secrets=secrets))
 

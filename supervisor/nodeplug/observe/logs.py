@@ -1,20 +1,34 @@
 """The daemon's log: one record per line on stderr, for people or for machines.
 
-Owns: the two formats, and the request id and the plugin in each record.
+Owns: the two formats, the request id and the plugin in each record, and how much of one record is shown.
 Refuses: files, rotation and levels per module: systemd and the container runtime keep logs. Secrets never reach a log
 record, so nothing is filtered here.
+
+A record is written out by the thread that made it, before any lock is taken: the text of an exception is code of the
+plugin that raised it, and may be large, slow, or never come.
 """
 
 import json
 import logging
 import sys
+import traceback
+from collections import deque
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from typing import Any, Final, Literal, TextIO
 
 from nodeplug.call import CURRENT
+from nodeplug.errors import SHOWN, clip
 
 Format = Literal["text", "json"]
 _OURS: Final = "nodeplug"
+MESSAGE: Final = 2 * SHOWN
+"""Characters of one message: an error's text and what the daemon says around it."""
+TRACE: Final = 4 * SHOWN
+"""Characters of one traceback."""
+_FIRST: Final = 20
+_LAST: Final = 60
+"""Pieces of a traceback that are kept: frames, and the texts of exceptions."""
 
 
 def configure(level: str, form: Format, stream: TextIO | None = None) -> logging.Handler:
@@ -28,7 +42,7 @@ def configure(level: str, form: Format, stream: TextIO | None = None) -> logging
     Returns:
         The handler.
     """
-    handler = logging.StreamHandler(stream or sys.stderr)
+    handler = _Handler(stream or sys.stderr)
     handler.addFilter(_add_call)
     handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
     root = logging.getLogger()
@@ -38,6 +52,44 @@ def configure(level: str, form: Format, stream: TextIO | None = None) -> logging
     for name in (_OURS, "plugin"):
         logging.getLogger(name).setLevel(chosen)
     return handler
+
+
+class _Handler(logging.StreamHandler[TextIO]):
+    """Writes records that are formatted already: the base class formats while it keeps all other threads out."""
+
+    def handle(self, record: logging.LogRecord) -> bool:
+        """Format in peace, then write in one piece."""
+        if not self.filter(record):
+            return False
+        try:
+            line = self.format(record) + self.terminator
+            with self.lock or nullcontext():
+                self.stream.write(line)
+                self.flush()
+        except Exception:
+            self.handleError(record)
+        return True
+
+
+def _trace(record: logging.LogRecord) -> str:
+    """Write out a record's traceback; of a long one the beginning and, mainly, the end."""
+    if not record.exc_info:
+        return ""
+    kind, error, place = record.exc_info
+    if kind is None or error is None:
+        return ""
+    head: list[str] = []
+    tail: deque[str] = deque(maxlen=_LAST)
+    for piece in traceback.TracebackException(kind, error, place, compact=True).format():
+        (head if len(head) < _FIRST else tail).append(clip(piece))
+    text = "".join([*head, *tail])
+    if len(text) <= TRACE:
+        return text
+    return f"{text[: TRACE // 4]}\n  ...[{len(text) - TRACE} more characters]\n{text[-TRACE * 3 // 4 :]}"
+
+
+def _message(record: logging.LogRecord) -> str:
+    return clip(record.getMessage(), MESSAGE)
 
 
 def _add_call(record: logging.LogRecord) -> bool:
@@ -58,12 +110,9 @@ class TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Write one record; no text in it, a traceback included, can begin a line that looks like a record."""
         where = " ".join(filter(None, (getattr(record, "request", ""), getattr(record, "plugin", ""))))
-        message = _printable(record.getMessage())
+        message = _printable(_message(record))
         line = f"{_time(record)} {record.levelname} {record.name}{f' [{where}]' if where else ''} {message}"
-        if not record.exc_info:
-            return line
-        trace = self.formatException(record.exc_info).splitlines()
-        return "\n".join([line, *(f"  {_printable(part)}" for part in trace)])
+        return "\n".join([line, *(f"  {_printable(part)}" for part in _trace(record).splitlines())])
 
 
 def _printable(text: str) -> str:
@@ -79,10 +128,10 @@ class JsonFormatter(logging.Formatter):
             "time": _time(record),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": _message(record),
             "request": getattr(record, "request", ""),
             "plugin": getattr(record, "plugin", ""),
             "thread": record.threadName if record.threadName != "MainThread" else "",
-            "exception": self.formatException(record.exc_info) if record.exc_info else "",
+            "exception": _trace(record).rstrip("\n"),
         }
         return json.dumps({name: value for name, value in document.items() if value}, ensure_ascii=False)

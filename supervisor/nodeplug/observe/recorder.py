@@ -11,9 +11,11 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from nodeplug.call import Call
+from nodeplug.errors import clip
 
 SIZE: Final = 256
 _TEXT_LIMIT: Final = 500
+_NAME_LIMIT: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +30,7 @@ class Record:
         about: the same for people.
         seconds: from arrival to answer.
         outcome: "ok" or the error's name.
-        error: the error's message, cut to 500 characters.
+        error: the error's message, cut after 500 characters.
         at: when it ended, in seconds since the epoch.
     """
 
@@ -51,10 +53,9 @@ class Recorder:
 
     def add(self, call: Call, outcome: str, error: str = "") -> None:
         """Record a call that ended now."""
-        text = error if len(error) <= _TEXT_LIMIT else f"{error[: _TEXT_LIMIT - 3]}..."
-        about, seconds = call.about or call.key, round(call.age, 6)
-        record = Record(call.id, call.verb, call.claim, call.key, about, seconds, outcome, text, time.time())
-        self._records.append(record)
+        verb, claim, key = (clip(text, _NAME_LIMIT) for text in (call.verb, call.claim, call.key))
+        about, text, seconds = clip(call.about or call.key, _NAME_LIMIT), clip(error, _TEXT_LIMIT), round(call.age, 6)
+        self._records.append(Record(call.id, verb, claim, key, about, seconds, outcome, text, time.time()))
 
     def latest(self) -> tuple[Record, ...]:
         """Return what is remembered, newest first."""

@@ -1,18 +1,32 @@
 """Plugins for the daemon under test: they do what the request, or their own configuration, says under "do"."""
 
 import asyncio
+import inspect
 import os
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pydantic import BaseModel
 
-from nodeplug import Claim, CniAdd, CniDel, CniResult, Device, DeviceId, Exhausted, Host, PluginError, hookimpl
+from nodeplug import (
+    Claim,
+    CniAdd,
+    CniDel,
+    CniResult,
+    Device,
+    DeviceId,
+    Exhausted,
+    Host,
+    PluginError,
+    TryAgain,
+    hookimpl,
+)
 
+HUGE = "x" * 50_000_000
 FORGED = "2026-01-01T00:00:00.000Z ERROR nodeplug.daemon forged"
 
 
@@ -32,6 +46,29 @@ class Misbehaviour(BaseModel, extra="forbid"):
 class Unprintable(Exception):
     def __str__(self) -> str:
         raise RuntimeError("no text")
+
+
+class Slow(Exception):
+    """Its text does not come before the test lets go."""
+
+    def __init__(self, wait: Callable[[], None]) -> None:
+        self.wait = wait
+
+    def __str__(self) -> str:
+        self.wait()
+        return "at last"
+
+
+class SlowRefusal(TryAgain):
+    """The same, of the contract."""
+
+    def __init__(self, wait: Callable[[], None]) -> None:
+        super().__init__("a text of the contract")
+        self.wait = wait
+
+    def __str__(self) -> str:
+        self.wait()
+        return "at last"
 
 
 class Mute(PluginError):
@@ -65,6 +102,43 @@ class Plugin:
 
     def do_unprintable(self, key: str) -> None:
         raise Unprintable
+
+    def hang(self, key: str) -> None:
+        (self.host.run_dir / f"held{key}").touch()
+        self.wait_for(f"go{key}")
+
+    def do_slow(self, key: str) -> None:
+        raise Slow(lambda: self.hang(key))
+
+    def do_slow_refusal(self, key: str) -> None:
+        raise SlowRefusal(lambda: self.hang(key))
+
+    def do_slow_log(self, key: str) -> None:
+        self.host.log.error("it went wrong", exc_info=Slow(lambda: self.hang(key)))
+
+    def do_huge(self, key: str) -> None:
+        raise OSError("begin " + HUGE)
+
+    def do_huge_lines(self, key: str) -> None:
+        raise OSError("begin\n" + "\n" * len(HUGE))
+
+    def do_huge_refusal(self, key: str) -> None:
+        raise Exhausted("begin " + HUGE, details="more " + HUGE)
+
+    def do_huge_cause(self, key: str) -> None:
+        try:
+            self.do_huge(key)
+        except OSError as error:
+            raise RuntimeError("begin " + HUGE) from error
+
+    def do_huge_log(self, key: str) -> None:
+        self.host.log.error("begin %s", HUGE)
+        raise Exhausted("begin")
+
+    def do_deep(self, key: str) -> None:
+        if len(inspect.stack(0)) < 300:
+            self.do_deep(key + "x")
+        raise RuntimeError(f"begin at {key}")
 
     def do_mute(self, key: str) -> None:
         raise Mute
