@@ -1,8 +1,10 @@
 """The unix socket behind the entrypoint scripts: frames and file descriptors in, answers out.
 
-Owns: the listening socket and its mode, who may speak to it, the bounds on silence and size, and one task per
+Owns: the listening socket and its mode, who may speak to it, the bounds on silence, size and number, and one task per
 connection. An error that concerns a caller is answered to that caller and logged in one line; none of them ends the
 daemon.
+Nobody is left in the backlog: every connection is accepted at once, and when too many have not sent their request, the
+oldest silent one is dropped for the newcomer. An entrypoint sends its request as it connects, so it is never silent.
 Refuses: protocol knowledge beyond the form of an error in each style, and threads: everything runs on the event loop.
 """
 
@@ -19,9 +21,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from nodeplug.arrival import Arrival, readable
 from nodeplug.call import has_hung_up, new_request_id, set_caller
-from nodeplug.errors import InvalidNetns, NotSupported, PluginError, TryAgain, Undecodable, clip, wire
-from nodeplug.frame import HEADER, LIMIT, Frame, Reply, body_size
+from nodeplug.errors import NotSupported, PluginError, TryAgain, clip, wire
+from nodeplug.frame import Frame, Reply
 from nodeplug.netns import Netns
 
 LOG: Final = logging.getLogger(__name__)
@@ -30,17 +33,17 @@ Handler = Callable[[Frame, tuple[Netns, ...]], Awaitable[Reply]]
 
 BACKLOG: Final = 1024
 """Connections that the kernel keeps until they are accepted (and at most net.core.somaxconn)."""
-CONNECTIONS: Final = 1024
-"""Connections that are served at once; the next ones stay in the backlog."""
+READING: Final = 1024
+"""Connections that may be without a whole request at once."""
+CALLS: Final = 1024
+"""Requests that are served at once; the next ones are told to try again."""
 ALIVE: Final = "alive"
 """The style that is answered at once, by no handler: how an entrypoint tells a daemon at work from a stopped one."""
 _LOOK: Final = 0.5
 """Seconds between two looks at whether the socket is still at its path: one stat(2)."""
 _SILENCE: Final = 10.0
 _GRACE: Final = 2.0
-_DESCRIPTORS: Final = 2
 _CREDENTIALS: Final = struct.Struct("3i")
-_CHUNK: Final = 1 << 18
 
 
 def refusal(style: str, error: PluginError, request: str = "") -> Reply:
@@ -72,7 +75,8 @@ class ExecServer:
         self._identity = (0, 0)
         self._idle: asyncio.Future[None] | None = None
         self._connections: set[asyncio.Task[None]] = set()
-        self._room = asyncio.Semaphore(CONNECTIONS)
+        self._reading: dict[Arrival, asyncio.Task[None]] = {}
+        self._calls = 0
         self._refused: set[int] = set()
 
     async def start(self) -> None:
@@ -144,18 +148,25 @@ class ExecServer:
 
     async def serve(self) -> None:
         """Accept until cancelled, or until `stop`."""
-        while self._listener is not None:
-            await self._room.acquire()
-            peer = None
-            try:
-                peer = await self._accept()
-            finally:
-                if peer is None:
-                    self._room.release()
-            if peer is not None:
-                task = asyncio.create_task(self._connection(peer), name="exec-connection")
-                self._connections.add(task)
-                task.add_done_callback(self._connections.discard)
+        while (peer := await self._accept()) is not None:
+            if len(self._reading) >= READING:
+                self._evict()
+            arrival = Arrival(peer)
+            task = asyncio.create_task(self._connection(arrival), name="exec-connection")
+            self._reading[arrival] = task
+            self._connections.add(task)
+            task.add_done_callback(self._connections.discard)
+            task.add_done_callback(arrival.end)  # also of a task that is cancelled before its first step
+            await asyncio.sleep(0)  # it reads what is there already, before others can push it out
+
+    def _evict(self) -> bool:
+        """Drop the connection that is most likely nobody's call; tell whether there was one."""
+        if not self._reading:
+            return False
+        # One that is refused has its answer; then those that have sent nothing; the oldest first.
+        arrival = min(self._reading, key=lambda arrival: (not arrival.refused, not arrival.silent))
+        self._reading.pop(arrival).cancel()
+        return True
 
     async def _accept(self) -> socket.socket | None:
         while (listener := self._listener) is not None:
@@ -163,7 +174,7 @@ class ExecServer:
                 return listener.accept()[0]
             except BlockingIOError:
                 self._idle = asyncio.get_running_loop().create_future()
-                await _readable(listener, self._idle)
+                await readable(listener, self._idle)
             except OSError as error:  # such as EMFILE: it passes
                 LOG.warning("cannot accept on %s: %s", self.path, error.strerror)
                 await asyncio.sleep(0.1)
@@ -178,24 +189,24 @@ class ExecServer:
             with suppress(OSError):
                 self.path.unlink()
         self._close(listener)
+        while self._evict():
+            pass
         if self._connections:
             _, late = await asyncio.wait(self._connections, timeout=grace)
             for task in late:
                 task.cancel()
             await asyncio.gather(*late, return_exceptions=True)
 
-    async def _connection(self, peer: socket.socket) -> None:
+    async def _connection(self, arrival: Arrival) -> None:
         try:
-            peer.setblocking(False)
-            with peer:
-                await self._serve_one(peer)
+            await self._serve_one(arrival)
         except Exception:
             LOG.exception("a connection on %s failed", self.path)
         finally:
-            self._room.release()
+            self._reading.pop(arrival, None)
 
-    async def _serve_one(self, peer: socket.socket) -> None:
-        arrival = _Arrival(peer)
+    async def _serve_one(self, arrival: Arrival) -> None:
+        peer = arrival.peer
         uid = _CREDENTIALS.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))[1]
         try:
             if uid not in {0, os.geteuid()}:
@@ -205,7 +216,8 @@ class ExecServer:
             if frame is None or _has_left(peer, frame):
                 return
             set_caller(peer)
-            reply = await self._answer(frame, arrival)
+            self._reading.pop(arrival, None)
+            reply = await self._call(frame, arrival)
         except TimeoutError:
             LOG.warning("request %s: no whole request came within %g s", new_request_id(), self._silence)
             return
@@ -215,6 +227,16 @@ class ExecServer:
         finally:
             arrival.close()
         await _send(peer, reply)
+
+    async def _call(self, frame: Frame, arrival: Arrival) -> Reply:
+        # Questions to the daemon itself are short, and tell what all the others wait for.
+        if self._calls >= CALLS and frame.style not in {"control", ALIVE}:
+            raise TryAgain(f"{self._calls} requests are being served already; see `nodeplug status` for the slow ones")
+        self._calls += 1
+        try:
+            return await self._answer(frame, arrival)
+        finally:
+            self._calls -= 1
 
     def _stranger(self, uid: int) -> PluginError:
         if uid not in self._refused:
@@ -227,8 +249,9 @@ class ExecServer:
         self._refused.add(uid)
         return PluginError(f"only root may call nodeplug; the caller has user id {uid}")
 
-    async def _refuse(self, arrival: "_Arrival", error: PluginError, *, quiet: bool) -> None:
+    async def _refuse(self, arrival: Arrival, error: PluginError, *, quiet: bool) -> None:
         """Answer a frame that is not read to its end; what it still sends is thrown away, so that it can read."""
+        arrival.refused = True
         request = "" if quiet else new_request_id()
         if not quiet:
             LOG.warning("refused request %s: %s", request, error)
@@ -240,7 +263,7 @@ class ExecServer:
                     arrival.peer.shutdown(socket.SHUT_WR)
                 await arrival.drain()
 
-    async def _answer(self, frame: Frame, arrival: "_Arrival") -> Reply:
+    async def _answer(self, frame: Frame, arrival: Arrival) -> Reply:
         if frame.style == ALIVE:
             return Reply()
         try:
@@ -259,104 +282,6 @@ class ExecServer:
             LOG.exception("the handler for %r failed (request %s)", frame.style, request)
             text = f"the daemon failed: {type(error).__name__} (request {request}; the daemon's log has the traceback)"
             return refusal(frame.style, PluginError(text))
-
-
-class _Arrival:
-    """What one caller has sent so far. Descriptors that nobody took over are closed."""
-
-    def __init__(self, peer: socket.socket) -> None:
-        self.peer = peer
-        self._data = bytearray()
-        self._descriptors: list[int] = []
-
-    async def frame(self) -> Frame | None:
-        """Read one frame; None when the caller closed before its first byte.
-
-        Raises:
-            Undecodable: not a frame, too large, or cut off.
-        """
-        total = HEADER.size
-        while len(self._data) < total:
-            if not await self._more():
-                if not self._data:
-                    return None
-                raise Undecodable(f"the request ends after {len(self._data)} bytes; {total} were announced")
-            if len(self._data) >= HEADER.size:
-                total = HEADER.size + body_size(bytes(self._data[: HEADER.size]))
-        return Frame.decode(bytes(self._data))
-
-    async def style(self) -> str:
-        """Read far enough to know the style; empty when the bytes are no frame."""
-        while b"\0" not in self._data[HEADER.size :] and len(self._data) < HEADER.size + 16 and await self._more():
-            pass
-        return bytes(self._data[HEADER.size :]).partition(b"\0")[0].decode("ascii", "replace")
-
-    async def drain(self) -> None:
-        """Throw away what is still coming, up to a few times the limit."""
-        seen = 0
-        while seen < 4 * LIMIT and await self._more():
-            seen += len(self._data)
-            self._data.clear()
-
-    def namespaces(self, frame: Frame) -> tuple[Netns, ...]:
-        """Hand over the caller's namespace, and CNI_NETNS if what was opened there is a namespace.
-
-        Raises:
-            InvalidNetns: the first descriptor is no network namespace.
-        """
-        found: list[Netns] = []
-        for path in ("/proc/self/ns/net", frame.env.get("CNI_NETNS", ""))[: len(self._descriptors)]:
-            # Taken one by one, and closed when it is refused: whatever happens, `close` finds those that are left.
-            fd = self._descriptors.pop(0)
-            try:
-                found.append(Netns.adopt(fd, path))
-            except InvalidNetns:
-                # A CNI_NETNS that is no namespace is the verb's business: DEL must succeed without one.
-                if not found:
-                    raise
-        return tuple(found)
-
-    def close(self) -> None:
-        """Close what was not handed over."""
-        for fd in self._descriptors:
-            os.close(fd)
-        self._descriptors = []
-
-    async def _more(self) -> bool:
-        while True:
-            try:
-                # Of more descriptors than there is room for, the kernel drops the rest.
-                data, fds, flags, _ = socket.recv_fds(self.peer, _CHUNK, _DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
-            except (BlockingIOError, InterruptedError):
-                await _readable(self.peer)
-                continue
-            except ConnectionError:
-                return False
-            room = _DESCRIPTORS - len(self._descriptors)
-            self._descriptors += fds[:room]
-            for fd in fds[room:]:
-                os.close(fd)
-            self._data += data
-            if flags & socket.MSG_CTRUNC and len(fds) < _DESCRIPTORS:
-                # The call would be served in the daemon's own namespace, or as if the container's were gone.
-                raise TryAgain("the daemon has no file descriptor left for this call; raise its limit (LimitNOFILE)")
-            return bool(data)
-
-
-async def _readable(peer: socket.socket, ready: "asyncio.Future[None] | None" = None) -> None:
-    loop = asyncio.get_running_loop()
-    future = loop.create_future() if ready is None else ready
-
-    def resolve() -> None:
-        if not future.done():
-            future.set_result(None)
-
-    loop.add_reader(peer, resolve)
-    try:
-        await future
-    finally:
-        if peer.fileno() >= 0:
-            loop.remove_reader(peer)
 
 
 def _has_left(peer: socket.socket, frame: Frame) -> bool:

@@ -22,6 +22,8 @@ from nodeplug.errors import TryAgain
 
 _PER_FREE: Final = (6, 4, 2)
 """Places that a plugin, one direction of it, and one network of that may hold for each place that is free."""
+_LEFT: Final = (1, 2, 2)
+"""Places that each of them leaves free unless it holds none: one for another plugin, one for the other direction."""
 
 
 @dataclass(slots=True, eq=False)
@@ -65,8 +67,8 @@ class _Places(list[_Ticket]):
         """Tell whether one more is within what its kin may hold."""
         free = places - len(self)
         return all(
-            self.held[kin] < per * free and (free > 1 or not self.held[kin])
-            for kin, per in zip(ticket.kin, _PER_FREE, strict=True)
+            self.held[kin] < per * free and (free > left or not self.held[kin])
+            for kin, per, left in zip(ticket.kin, _PER_FREE, _LEFT, strict=True)
         )
 
 

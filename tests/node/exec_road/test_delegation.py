@@ -190,11 +190,8 @@ def test_the_error_of_a_delegate_keeps_its_code_and_is_followed_by_del(
     )
     done = road.call("test", env("ADD"), CONFIG)
     assert done.status == 1
-    assert {key: done.document[key] for key in ("code", "msg", "details")} == {
-        "code": 123,
-        "msg": "no",
-        "details": "why",
-    }
+    assert (done.document["code"], done.document["msg"]) == (123, "no")
+    assert done.document["details"].startswith("why; request ")
     assert (tmp_path / "verbs").read_text().split() == ["ADD", "DEL"]
 
 

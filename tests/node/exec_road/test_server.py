@@ -7,7 +7,7 @@ import resource
 import socket
 import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -39,8 +39,8 @@ def server(road: ExecRoad) -> ExecRoad:
 def converse(road: ExecRoad, data: bytes, fds: tuple[int, ...] = ()) -> Reply:
     """Send bytes as they are, and read the answer to its end."""
     with socket.socket(socket.AF_UNIX) as peer:
+        peer.connect(str(road.socket))  # with a timeout, it would not wait for room in the backlog
         peer.settimeout(30)
-        peer.connect(str(road.socket))
         sent = socket.send_fds(peer, [data[:65536]], fds)
         if sent < len(data):
             peer.sendall(data[sent:])
@@ -232,15 +232,71 @@ def test_another_user_is_refused_in_the_form_of_the_style(server: ExecRoad, styl
     assert converse(server, Frame("control", "x").encode()).exit == 0
 
 
-def test_more_silent_clients_than_the_backlog_still_leave_room(server: ExecRoad) -> None:
-    idle = [socket.socket(socket.AF_UNIX) for _ in range(300)]
-    try:
+@pytest.fixture
+def descriptors() -> Iterator[None]:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(16384, limits[1]), limits[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+@pytest.mark.usefixtures("descriptors")
+@pytest.mark.parametrize("first", [b"", b"N", HEADER.pack(MAGIC, 10, 0, 0)], ids=["silent", "one byte", "header"])
+def test_clients_that_never_send_their_request_keep_nobody_waiting(tmp_path: Path, first: bytes) -> None:
+    road = ExecRoad(tmp_path, silence=3600)  # none of them is dropped for its silence while this test runs
+    road.handlers = {"control": echo}
+    idle = [socket.socket(socket.AF_UNIX) for _ in range(2500)]
+    with road:
         for peer in idle:
-            peer.connect(str(server.socket))
-        assert converse(server, Frame("control", "x").encode()).exit == 0
-    finally:
+            peer.connect(str(road.socket))
+            peer.sendall(first)
+        for _ in range(3):
+            assert converse(road, Frame("control", "x").encode()).exit == 0
+    for peer in idle:
+        peer.close()
+
+
+@pytest.mark.usefixtures("descriptors")
+def test_a_request_that_comes_late_is_served_although_silent_clients_came_after_it(tmp_path: Path) -> None:
+    road = ExecRoad(tmp_path, silence=3600)
+    road.handlers = {"control": echo}
+    data = Frame("control", "x", stdin=b" " * 100).encode()
+    with road, socket.socket(socket.AF_UNIX) as slow:
+        slow.connect(str(road.socket))
+        slow.settimeout(30)
+        slow.sendall(data[:50])
+        idle = [socket.socket(socket.AF_UNIX) for _ in range(2500)]
+        for peer in idle:
+            peer.connect(str(road.socket))
+        slow.sendall(data[50:])
+        assert slow.recv(1 << 16)
         for peer in idle:
             peer.close()
+
+
+def test_a_request_beyond_the_bound_on_calls_is_told_to_try_again(
+    road: ExecRoad, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inside = threading.Semaphore(0)
+
+    async def hang(frame: Frame, namespaces: tuple[Netns, ...]) -> Reply:
+        inside.release()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    monkeypatch.setattr("nodeplug.execserver.CALLS", 2)
+    road.handlers = {"flex": hang, "control": echo}
+    road.start()
+    waiting = [socket.socket(socket.AF_UNIX) for _ in range(2)]
+    for peer in waiting:
+        peer.connect(str(road.socket))
+        peer.sendall(Frame("flex", "x").encode())
+        inside.acquire()
+    reply = converse(road, Frame("cni", "x", env={"CNI_COMMAND": "VERSION"}).encode())
+    assert (reply.exit, json.loads(reply.stdout)["code"]) == (1, 11)
+    assert converse(road, Frame("control", "x").encode()).exit == 0
+    for peer in waiting:
+        peer.close()
 
 
 # --- the FlexVolume script --------------------------------------------------------------------------------------

@@ -257,18 +257,18 @@ def test_a_del_while_add_runs_undoes_what_add_did(make_node: Callable[..., Any])
 
 
 def test_status_is_answered_while_every_place_for_calls_is_taken(make_node: Callable[..., Any]) -> None:
-    node = make_node()
+    # Each of a plugin of its own: one plugin never gets every place.
     names = [f"h{number}" for number in range(16)]
+    node = make_node(**{name: {} for name in names})
     with ThreadPoolExecutor(16) as pool:
-        # Each in a network of its own: one network never gets every place.
-        calls = [pool.submit(node.cni, container=name, name=name, do="hold") for name in names]
-        node.until(lambda: all((node.notes() / f"held-{name}").exists() for name in names))
+        calls = [pool.submit(node.cni, container=name, claim=name, do="hold") for name in names]
+        node.until(lambda: all((node.notes(name) / f"held-{name}").exists() for name in names))
         try:
             assert len(node.scratch.status()["calls"]) == 16
-            assert node.cni("STATUS", cniVersion="1.1.0").status == 0
+            assert node.cni("STATUS", claim="h0", cniVersion="1.1.0").status == 0
         finally:
             for name in names:
-                (node.notes() / f"go-{name}").touch()
+                (node.notes(name) / f"go-{name}").touch()
         assert {call.result().status for call in calls} == {0}
 
 
