@@ -36,7 +36,7 @@ from nodeplug.flex.staging import Staging
 from nodeplug.frame import Frame, Reply
 from nodeplug.host import Host
 from nodeplug.install.deployment import deploy, installed
-from nodeplug.install.files import reprobe
+from nodeplug.install.drivers import reprobe
 from nodeplug.journal import Journal, file_name, read_boot_id
 from nodeplug.lifecycle import Lifecycle
 from nodeplug.netns import Netns

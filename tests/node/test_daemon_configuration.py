@@ -248,7 +248,7 @@ def installed(tmp_path: Path) -> ScratchNode:
     (tmp_path / "scratch_plugin.py").write_text(PLUGIN)
     scratch = ScratchNode(tmp_path, section("a") + section("b"), env={"PYTHONPATH": str(tmp_path)})
     assert scratch.run("install", "--script").returncode == 0
-    assert names(scratch) == {"nodeplug-cni", "a", "b"}
+    assert names(scratch) == {"a", "b"}
     return scratch
 
 
@@ -262,7 +262,7 @@ def test_install_of_no_plugins_removes_nothing_and_names_what_it_kept(installed:
     assert done.returncode == 1
     assert str(installed.paths.cni_bin / "a") in done.stderr
     assert "--remove-all" in done.stderr
-    assert names(installed) == {"nodeplug-cni", "a", "b"}
+    assert names(installed) == {"a", "b"}
 
 
 def test_install_of_no_plugins_removes_everything_when_told_so(installed: ScratchNode) -> None:
@@ -276,13 +276,13 @@ def test_install_with_a_typo_in_the_drop_in_folder_removes_nothing(installed: Sc
     done = installed.run("install", "--script")
     assert done.returncode == 1
     assert f"{installed.config_path}:3: supervisor.drop_in_dir: the folder" in done.stderr
-    assert names(installed) == {"nodeplug-cni", "a", "b"}
+    assert names(installed) == {"a", "b"}
 
 
 def test_a_daemon_that_installs_removes_nothing_without_plugins(node: Callable[..., ScratchNode]) -> None:
     scratch = node(section("a"), supervisor='listen = ""\ninstall = true\nnative_entrypoints = false')
-    until(lambda: names(scratch) == {"nodeplug-cni", "a"})
+    until(lambda: names(scratch) == {"a"})
     scratch.configure("")
     until(lambda: "entrypoints stay" in scratch.log)
     until(lambda: "configuration reloaded: removed a" in scratch.log)
-    assert names(scratch) == {"nodeplug-cni", "a"}
+    assert names(scratch) == {"a"}

@@ -55,19 +55,19 @@ def names(node: ScratchNode) -> set[str]:
 
 
 def test_daemon_installs_what_its_plugins_claim(node: ScratchNode) -> None:
-    assert names(node) == {"nodeplug-cni", "nodeplug-one", "nodeplug-two"}
+    assert names(node) == {"nodeplug-one", "nodeplug-two"}
 
 
 def test_plugin_that_is_no_longer_configured_loses_its_name_at_reload(node: ScratchNode) -> None:
     node.configure(ONE)
-    assert eventually(lambda: names(node) == {"nodeplug-cni", "nodeplug-one"})
+    assert eventually(lambda: names(node) == {"nodeplug-one"})
 
 
 def test_plugin_that_is_refused_after_a_change_keeps_its_name(node: ScratchNode) -> None:
     node.configure(f"{ONE}{TWO}config = {{ nonsense = 1 }}\n")
     assert eventually(lambda: any("nonsense" in row["reason"] for row in node.status()["plugins"]))
     assert eventually(lambda: "configuration reloaded" in node.log)
-    assert names(node) == {"nodeplug-cni", "nodeplug-one", "nodeplug-two"}
+    assert names(node) == {"nodeplug-one", "nodeplug-two"}
 
 
 def test_status_of_a_running_daemon_is_shown(node: ScratchNode) -> None:

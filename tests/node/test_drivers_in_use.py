@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from nodeplug import mount, unmount
-from nodeplug.install.files import drivers_in_use
+from nodeplug.install.drivers import drivers_in_use
 
 
 @pytest.mark.parametrize(

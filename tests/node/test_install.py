@@ -2,6 +2,7 @@
 
 import json
 import os
+import stat
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -11,8 +12,10 @@ import pytest
 
 from nodeplug import PluginError, mount, unmount
 from nodeplug.errors import InvalidRequest
-from nodeplug.install.files import Report, install, reprobe, uninstall
+from nodeplug.install.drivers import reprobe
+from nodeplug.install.files import install, uninstall
 from nodeplug.install.ownership import Folders, ForeignFile
+from nodeplug.install.report import Report
 from nodeplug.install.scripts import MARKER, Scripts
 
 ANSWER = b'{"status":"Success","capabilities":{"attach":false}}'
@@ -61,11 +64,88 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_each_cni_claim_becomes_a_symlink_to_the_one_script(folders: Folders) -> None:
+def test_each_cni_claim_becomes_a_file_of_its_own(folders: Folders) -> None:
     run(folders)
-    assert names(folders.cni_bin) == ["nodeplug-bridge", "nodeplug-cni", "nodeplug-loopback"]
-    assert os.readlink(folders.cni_bin / "nodeplug-bridge") == "nodeplug-cni"
-    assert (folders.cni_bin / "nodeplug-bridge").stat().st_mode & 0o777 == 0o755
+    assert names(folders.cni_bin) == ["nodeplug-bridge", "nodeplug-loopback"]
+    for path in folders.cni_bin.iterdir():
+        status = path.lstat()
+        assert (stat.S_IFMT(status.st_mode), status.st_mode & 0o777, status.st_nlink) == (stat.S_IFREG, 0o755, 1)
+
+
+def test_who_copies_over_one_name_does_not_write_through_to_the_others(folders: Folders, tmp_path: Path) -> None:
+    run(folders)
+    foreign = tmp_path / "loopback"
+    foreign.write_text("#!/bin/sh\necho foreign\n")
+    foreign.chmod(0o755)
+    subprocess.run(["cp", foreign, folders.cni_bin / "nodeplug-loopback"], check=True)
+    told = [
+        subprocess.run([folders.cni_bin / f"nodeplug-{name}"], capture_output=True, text=True, check=True).stdout
+        for name in ("bridge", "loopback")
+    ]
+    assert told == ["one\n", "foreign\n"]
+
+
+def linked(folders: Folders) -> None:
+    """Install as older versions did: one script, and a symlink to it for each claim."""
+    folders.cni_bin.mkdir(parents=True)
+    (folders.cni_bin / "nodeplug-cni").write_bytes(scripts().cni)
+    (folders.cni_bin / "nodeplug-cni").chmod(0o755)
+    for name in ("nodeplug-bridge", "nodeplug-loopback", "nodeplug-gone"):
+        (folders.cni_bin / name).symlink_to("nodeplug-cni")
+
+
+def test_symlinks_of_an_older_version_become_files_and_their_script_goes(folders: Folders) -> None:
+    linked(folders)
+    report = run(folders)
+    assert names(folders.cni_bin) == ["nodeplug-bridge", "nodeplug-loopback"]
+    assert not any(path.is_symlink() for path in folders.cni_bin.iterdir())
+    assert [len(paths) for paths in (report.created, report.updated, report.removed)] == [1, 2, 2]
+
+
+def test_an_upgrade_that_was_killed_half_way_is_finished_by_the_next(folders: Folders) -> None:
+    linked(folders)
+    (folders.cni_bin / "nodeplug-bridge").unlink()
+    (folders.cni_bin / "nodeplug-bridge").write_bytes(scripts().cni)
+    (folders.cni_bin / "nodeplug-cni").unlink()  # the other names lead nowhere
+    run(folders)
+    assert names(folders.cni_bin) == ["nodeplug-bridge", "nodeplug-loopback"]
+    assert subprocess.run([folders.cni_bin / "nodeplug-loopback"], check=False).returncode == 0
+
+
+def test_what_an_older_version_installed_is_removed_by_uninstall(folders: Folders) -> None:
+    linked(folders)
+    uninstall(folders=folders)
+    assert names(folders.cni_bin) == []
+
+
+def test_no_call_fails_while_symlinks_become_files(folders: Folders) -> None:
+    ended = threading.Event()
+    failed: list[str] = []
+    linked(folders)
+
+    def call() -> None:
+        while not ended.is_set():
+            done = subprocess.run([folders.cni_bin / "nodeplug-bridge"], capture_output=True, text=True, check=False)
+            if done.stdout != "one\n":
+                failed.append(f"{done}")
+
+    threads = [threading.Thread(target=call) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for _ in range(20):
+        run(folders)
+        for name in ("nodeplug-cni", "nodeplug-bridge"):
+            temporary = folders.cni_bin / "temporary"
+            if name == "nodeplug-cni":
+                temporary.write_bytes(scripts().cni)
+                temporary.chmod(0o755)
+            else:
+                temporary.symlink_to("nodeplug-cni")
+            temporary.rename(folders.cni_bin / name)
+    ended.set()
+    for thread in threads:
+        thread.join()
+    assert failed == []
 
 
 def test_installed_names_can_be_executed(folders: Folders) -> None:
@@ -93,7 +173,7 @@ def test_modes_do_not_depend_on_the_umask(folders: Folders) -> None:
         os.umask(before)
     assert (folders.flex / "nodeplug~loopfile").stat().st_mode & 0o777 == 0o755
     assert (folders.flex / "nodeplug~loopfile/capabilities.json").stat().st_mode & 0o777 == 0o644
-    assert (folders.cni_bin / "nodeplug-cni").stat().st_mode & 0o777 == 0o755
+    assert (folders.cni_bin / "nodeplug-bridge").stat().st_mode & 0o777 == 0o755
 
 
 def test_second_installation_touches_nothing(folders: Folders, tmp_path: Path) -> None:
@@ -102,13 +182,13 @@ def test_second_installation_touches_nothing(folders: Folders, tmp_path: Path) -
     second = run(folders, conflists={"10-pods.conflist": CONFLIST})
     assert everything(tmp_path) == before
     assert (first.changed, second.changed) == (True, False)
-    assert len(second.unchanged) == 6
+    assert len(second.unchanged) == 5
 
 
-def test_new_script_replaces_the_files_and_keeps_the_links(folders: Folders) -> None:
+def test_new_script_replaces_the_files(folders: Folders) -> None:
     run(folders)
     report = run(folders, text="two")
-    assert sorted(map(os.path.basename, report.updated)) == ["loopfile", "nodeplug-cni"]
+    assert sorted(map(os.path.basename, report.updated)) == ["loopfile", "nodeplug-bridge", "nodeplug-loopback"]
     assert (folders.flex / "nodeplug~loopfile/loopfile").read_bytes() == scripts("two").flex
     assert names(folders.flex / "nodeplug~loopfile") == ["capabilities.json", "loopfile"]
 
@@ -139,13 +219,13 @@ def test_driver_with_mounted_volumes_is_kept(folders: Folders) -> None:
     assert (folders.flex / "nodeplug~loopfile/loopfile").is_file()
 
 
-def test_without_cni_claims_the_script_itself_goes_too(folders: Folders) -> None:
+def test_without_cni_claims_nothing_of_ours_stays(folders: Folders) -> None:
     run(folders)
     run(folders, cni=())
     assert names(folders.cni_bin) == []
 
 
-@pytest.mark.parametrize("name", ["nodeplug-cni", "nodeplug-bridge"])
+@pytest.mark.parametrize("name", ["nodeplug-loopback", "nodeplug-bridge"])
 def test_foreign_file_in_the_binary_folder_is_refused_by_name(folders: Folders, name: str, tmp_path: Path) -> None:
     folders.cni_bin.mkdir(parents=True)
     (folders.cni_bin / name).write_bytes(b"somebody else's")
@@ -247,7 +327,7 @@ def test_leftovers_of_a_killed_installation_are_swept(folders: Folders) -> None:
 def test_uninstall_removes_all_that_is_ours(folders: Folders) -> None:
     run(folders, conflists={"10-pods.conflist": CONFLIST})
     report = uninstall(folders=folders)
-    assert len(report.removed) == 5
+    assert len(report.removed) == 4
     assert [names(folder) for folder in (folders.cni_bin, folders.cni_conf, folders.flex)] == [[], [], []]
 
 

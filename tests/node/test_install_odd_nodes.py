@@ -11,7 +11,7 @@ import pytest
 from nodeplug import PluginError, unmount
 from nodeplug.install import native
 from nodeplug.install.deployment import deploy, inspect, installed
-from nodeplug.install.files import reprobe
+from nodeplug.install.drivers import reprobe
 from nodeplug.install.native import compile_one
 from nodeplug.testing.scratch_node import ScratchNode
 
@@ -108,7 +108,7 @@ def test_drivers_of_a_read_only_image_are_left_to_kubelet(read_only: ScratchNode
 def unreadable(tmp_path: Path) -> Iterator[ScratchNode]:
     """A node whose disk answers with an error (reading address 0 of a process is one, too: proc(5))."""
     node = ScratchNode(tmp_path, PLUGINS)
-    script = node.paths.cni_bin / "nodeplug-cni"
+    script = node.paths.cni_bin / "nodeplug-bridge"
     script.parent.mkdir(parents=True)
     script.touch()
     subprocess.run(["mount", "--bind", "/proc/self/mem", script], check=True)
@@ -118,6 +118,6 @@ def unreadable(tmp_path: Path) -> Iterator[ScratchNode]:
 
 def test_an_entrypoint_that_cannot_be_read_is_told(unreadable: ScratchNode) -> None:
     registry = inspect(unreadable.configuration).registry
-    with pytest.raises(PluginError, match=r"cannot examine .*nodeplug-cni: No such process"):
+    with pytest.raises(PluginError, match=r"cannot examine .*nodeplug-bridge: No such process"):
         deploy(registry, unreadable.paths, native=False)
     assert installed(unreadable.paths) == "unreadable"

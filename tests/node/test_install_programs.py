@@ -68,6 +68,6 @@ def test_kind_is_mixed_while_an_exchange_is_half_done(folders: Folders) -> None:
 
 def test_program_in_the_place_of_a_script_as_older_versions_put_it_is_replaced(folders: Folders) -> None:
     put(folders, PLAIN)
-    (folders.cni_bin / "nodeplug-cni").write_bytes(b"\x7fELF" + MARKER)
+    (folders.cni_bin / "nodeplug-bridge").write_bytes(b"\x7fELF" + MARKER)
     put(folders, COMPILED)
-    assert leader((folders.cni_bin / "nodeplug-cni").read_bytes()).name.startswith(".nodeplug.")
+    assert leader((folders.cni_bin / "nodeplug-bridge").read_bytes()).name.startswith(".nodeplug.")

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from nodeplug.errors import NotFound, PluginError
+from nodeplug.install.atomic import wait_for_writers
 from nodeplug.install.deployment import deploy, inspect
-from nodeplug.install.files import _wait_for_writers
 from nodeplug.install.native import compile_one, compiler
 from nodeplug.install.scripts import is_ours, leader
 from nodeplug.testing.scratch_node import ScratchNode
@@ -169,7 +169,7 @@ def test_superseded_program_stays_for_calls_that_are_about_to_start_it(node: Scr
     node.run("install", "--script")
     programs = [path for folder in entrypoints(node) for path in folder.parent.glob(".nodeplug.*")]
     assert len(programs) == 2
-    for path in (node.paths.cni_bin / "nodeplug-cni", entrypoints(node)[1], *programs):
+    for path in (*entrypoints(node), *programs):
         os.utime(path, (time.time() - age, time.time() - age))
     node.run("install", "--script")
     assert all(path.exists() for path in programs) == (age == 0)
@@ -210,7 +210,7 @@ def test_a_file_is_put_in_its_place_once_nobody_writes_it_any_more(tmp_path: Pat
         child = subprocess.Popen(["sh", "-c", "sleep 0.4; exec sleep 0.4 >&-"], stdout=writer)
     with pytest.raises(OSError, match="Text file busy"):
         subprocess.run([path], check=False)
-    _wait_for_writers(path)
+    wait_for_writers(path)
     assert subprocess.run([path], check=False).returncode == 0
     child.wait()
 

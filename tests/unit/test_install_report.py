@@ -1,7 +1,7 @@
 """What an installation tells people."""
 
 from nodeplug.install.deployment import Deployment, Entrypoints
-from nodeplug.install.files import Report
+from nodeplug.install.report import Report
 
 
 def test_report_names_what_changed_and_counts_the_rest() -> None:

@@ -17,9 +17,11 @@ from nodeplug.config import Configuration, Paths, node_name
 from nodeplug.errors import NotFound, NotSupported, PluginError
 from nodeplug.flex.codec import capabilities_file
 from nodeplug.host import Host
-from nodeplug.install.files import Report, drivers_in_use, install, uninstall
+from nodeplug.install.drivers import drivers_in_use
+from nodeplug.install.files import install, uninstall
 from nodeplug.install.native import compile_one, compiler
-from nodeplug.install.ownership import Folders, folder_name, installed_kind, is_our_link, listed, our_drivers
+from nodeplug.install.ownership import Folders, folder_name, installed_kind, our_drivers, our_entrypoints
+from nodeplug.install.report import Report
 from nodeplug.install.scripts import PROGRAM, Scripts, led_by
 from nodeplug.journal import Journal, file_name, read_boot_id
 from nodeplug.lifecycle import Lifecycle
@@ -208,7 +210,7 @@ def installed(paths: Paths) -> str:
 def entrypoints_present(paths: Paths) -> list[Path]:
     """Return the entrypoints on the node that an earlier installation made: names of CNI claims, folders of drivers."""
     places = folders(paths)
-    return [path for path in listed(places.cni_bin) if is_our_link(path)] + list(our_drivers(places.flex))
+    return [*our_entrypoints(places.cni_bin), *our_drivers(places.flex)]
 
 
 def compiled_cache(paths: Paths) -> Path:

@@ -1,14 +1,14 @@
 """Which files are nodeplug's, and which names are taken by somebody else.
 
-Owns: the marks of what is ours (the second line of a script, the target of a symlink, one key of a conflist) and the
-search for them in the runtime's and kubelet's folders.
+Owns: the marks of what is ours (the second line of a script, one key of a conflist, the target of a former symlink)
+and the search for them in the runtime's and kubelet's folders.
 Refuses: to change anything; `nodeplug.install.files` does that with the answers from here.
 """
 
 import json
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -21,6 +21,9 @@ CONFLIST_KEY: Final = "installedBy"
 """A conflist with this key and the value "nodeplug" is ours; libcni ignores keys that it does not know."""
 TEMPORARY: Final = ".nodeplug-"
 """How temporary names begin: the dot hides them from kubelet."""
+_HEAD: Final = 1 << 12
+_LARGEST: Final = 4 << 20
+"""Bytes of the largest program that can be one of ours; a compiled entrypoint has about one million."""
 _PROGRAM: Final = re.compile(rf"{re.escape(PROGRAM)}[0-9a-f]{{12}}")
 
 
@@ -86,12 +89,10 @@ def refuse_foreign(
         InvalidRequest: two of our own files would have one name.
     """
     if CNI_SCRIPT in cni:
-        raise InvalidRequest(f"{CNI_SCRIPT!r} is the script behind every CNI claim; no claim can have that name")
+        raise InvalidRequest(f"{CNI_SCRIPT!r} was the script behind every CNI claim; no claim can have that name")
     if CAPABILITIES in map(executable, drivers):
         raise InvalidRequest(f"no driver can be called {CAPABILITIES!r}")
-    script = folders.cni_bin / CNI_SCRIPT
-    taken = [script] if cni and os.path.lexists(script) and not is_our_script(script) else []
-    taken += [folders.cni_bin / name for name in cni if _is_taken(folders.cni_bin / name)]
+    taken = [folders.cni_bin / name for name in cni if _is_taken(folders.cni_bin / name)]
     taken += [path for driver in drivers for path in _foreign_in_driver(folders.flex, driver)]
     taken += [path for name in lists if os.path.lexists(path := folders.cni_conf / name) and not _is_our_list(path)]
     if taken:
@@ -101,12 +102,36 @@ def refuse_foreign(
 
 def is_our_script(path: Path) -> bool:
     """Whether a path is a script of ours itself: not a folder, not a symlink (rename would replace that alone)."""
-    return path.is_file() and not path.is_symlink() and is_ours(path.read_bytes())
+    return path.is_file() and not path.is_symlink() and is_ours(_bytes_of(path))
+
+
+def _bytes_of(path: Path) -> bytes:
+    """Read what can be ours: a folder of executables holds large ones of others."""
+    with path.open("rb") as stream:
+        head = stream.read(_HEAD)
+        if head.startswith(b"\x7fELF") and os.fstat(stream.fileno()).st_size > _LARGEST:
+            return head
+        return head + stream.read()
 
 
 def is_our_link(path: Path) -> bool:
-    """Whether a path is a symlink to our script in the same folder."""
+    """Whether a path is a symlink to our script in the same folder, as versions before this one made them."""
     return path.is_symlink() and os.readlink(path) in {CNI_SCRIPT, str(path.with_name(CNI_SCRIPT))}
+
+
+def is_our_entrypoint(path: Path) -> bool:
+    """Whether a path is an entrypoint of ours in the folder of CNI executables."""
+    return is_our_link(path) or is_our_script(path)
+
+
+def our_entrypoints(cni_bin: Path) -> list[Path]:
+    """Return the entrypoints of ours in the folder of CNI executables, links and the script behind them included."""
+    compiled = set(programs(cni_bin))
+    return [
+        path
+        for path in listed(cni_bin)
+        if path not in compiled and not path.name.startswith(TEMPORARY) and is_our_entrypoint(path)
+    ]
 
 
 def _is_our_list(path: Path) -> bool:
@@ -114,7 +139,7 @@ def _is_our_list(path: Path) -> bool:
 
 
 def _is_taken(path: Path) -> bool:
-    return os.path.lexists(path) and not is_our_link(path)
+    return os.path.lexists(path) and not is_our_entrypoint(path)
 
 
 def _foreign_in_driver(flex: Path, driver: str) -> list[Path]:
@@ -151,15 +176,15 @@ def programs(folder: Path) -> list[Path]:
     return [path for path in listed(folder) if _PROGRAM.fullmatch(path.name) and not path.is_symlink()]
 
 
-def superseded(folder: Path, script: Path) -> list[Path]:
-    """Return the compiled programs in a folder that its script does not name (any more)."""
-    named = leader(script.read_bytes()).name if is_our_script(script) else ""
-    return [path for path in programs(folder) if path.name != named]
+def superseded(folder: Path, scripts: Iterable[Path]) -> list[Path]:
+    """Return the compiled programs in a folder that none of its scripts names (any more)."""
+    named = {leader(script.read_bytes()).name for script in scripts if is_our_script(script)}
+    return [path for path in programs(folder) if path.name not in named]
 
 
 def installed_kind(folders: Folders) -> str:
     """Return what is installed: "native", "script", "mixed" while only some are exchanged, "" when nothing is."""
-    scripts = [folders.cni_bin / CNI_SCRIPT]
+    scripts = our_entrypoints(folders.cni_bin)
     scripts += [folder / executable(folder.name) for folder in our_drivers(folders.flex)]
     kinds = {_kind(path.read_bytes()) for path in scripts if is_our_script(path)}
     return kinds.pop() if len(kinds) == 1 else "mixed" if kinds else ""

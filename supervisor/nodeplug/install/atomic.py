@@ -1,0 +1,120 @@
+"""Files that appear, change and go in one step each.
+
+Owns: the temporary names, the sync of file and folder, and the wait until a new program can be executed.
+Refuses: to know whose a file is (see `nodeplug.install.ownership`) and what it is for.
+
+libcni reads "text file busy" as success after six tries, and containerd does not notice a file that is moved in from
+another folder: so files are written under a temporary name beside their place and renamed, never where they are.
+"""
+
+import errno
+import fcntl
+import os
+import time
+from pathlib import Path
+from typing import Final
+
+from nodeplug.errors import Exhausted, PluginError
+from nodeplug.install.ownership import TEMPORARY, ForeignFile
+from nodeplug.install.report import Tally
+from nodeplug.journal import sync_folder
+
+_WRITER_TRIES: Final = 1000
+_WRITER_PAUSE: Final = 0.002
+_NO_LINKS: Final = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS})
+
+
+def temporary_in(folder: Path) -> Path:
+    """Name a new file: hidden from kubelet by its dot, and from runtimes by an ending that none of them reads."""
+    return folder / f"{TEMPORARY}{os.urandom(6).hex()}.tmp"
+
+
+def write_new(path: Path, data: bytes, mode: int) -> None:
+    """Write a file that is not there yet, synced, with its mode whatever the umask."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    with os.fdopen(descriptor, "wb") as stream:
+        os.fchmod(descriptor, mode)  # whatever the umask
+        stream.write(data)
+        stream.flush()
+        os.fsync(descriptor)
+    if mode & 0o111:
+        wait_for_writers(path)
+
+
+def wait_for_writers(path: Path) -> None:
+    """Wait until nobody has a file open for writing: the kernel executes no such file (execve(2), ETXTBSY).
+
+    A child that this process forked meanwhile has it open until its own exec. A read lease (fcntl(2), F_SETLEASE) is
+    granted only when there is no writer left; a filesystem without leases is not waited for.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        for _ in range(_WRITER_TRIES):
+            try:
+                fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+            except BlockingIOError:
+                time.sleep(_WRITER_PAUSE)
+            except OSError:
+                return
+            else:
+                fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+                return
+    finally:
+        os.close(descriptor)
+
+
+def put_file(path: Path, data: bytes, mode: int, tally: Tally) -> None:
+    """Bring a file to these bytes and this mode; what stands there and differs is ours and is replaced.
+
+    Raises:
+        ForeignFile: somebody made a file of that name meanwhile.
+    """
+    there = os.path.lexists(path)
+    if has(path, data, mode):
+        tally.unchanged.append(str(path))
+        return
+    temporary = temporary_in(path.parent)
+    try:
+        write_new(temporary, data, mode)
+        if there:
+            temporary.rename(path)
+        else:
+            _link_in(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_folder(path.parent)
+    (tally.updated if there else tally.created).append(str(path))
+
+
+def has(path: Path, data: bytes, mode: int) -> bool:
+    """Whether a path is a file of its own, not a link to another, with these bytes and this mode."""
+    if path.is_symlink() or not path.is_file():
+        return False
+    return path.stat().st_mode & 0o777 == mode and path.read_bytes() == data
+
+
+def _link_in(temporary: Path, path: Path) -> None:
+    """Give a file its name. Unlike a rename, link(2) cannot replace what somebody made meanwhile."""
+    try:
+        path.hardlink_to(temporary)
+    except FileExistsError:
+        raise ForeignFile(f"{path} was made by somebody else meanwhile; install again") from None
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        temporary.rename(path)
+
+
+def remove(path: Path, tally: Tally) -> None:
+    """Unlink one file; succeed when it is gone already."""
+    path.unlink(missing_ok=True)
+    sync_folder(path.parent)
+    tally.removed.append(str(path))
+
+
+def failed(what: str, error: OSError) -> PluginError:
+    """Say in a sentence that a step of the installation failed."""
+    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        return Exhausted(f"cannot {what} the entrypoint scripts: {error.strerror}; free space there and try again")
+    place = error.filename2 or error.filename or "an entrypoint"  # a failed read names no file
+    return PluginError(f"cannot {what} {place}: {error.strerror}; make its folder writable, or name another")

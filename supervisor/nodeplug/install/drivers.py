@@ -1,0 +1,117 @@
+"""Volume drivers where kubelet looks for them: one folder each.
+
+Owns: the order in which a driver's folder appears, changes and goes, and which drivers still have mounts.
+Refuses: the texts of its files, and the folder of CNI executables (see `nodeplug.install.files`).
+
+Kubelet probes a driver at each event in its folder whose name does not begin with a dot, and never again a driver whose
+first `init` failed: so a driver folder appears complete or not at all.
+"""
+
+import errno
+import os
+import re
+import shutil
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from nodeplug.install.atomic import put_file, temporary_in, write_new
+from nodeplug.install.ownership import CAPABILITIES, executable, folder_name, is_our_script, our_drivers, programs
+from nodeplug.install.report import Tally
+from nodeplug.journal import sync_folder
+from nodeplug.mounts import mounts
+
+_POD_VOLUME: Final = re.compile(r"/pods/[^/]+/volumes/([^/]+)/[^/]+$")
+_STAGED_VOLUME: Final = re.compile(r"/kubernetes\.io/flexvolume/([^/]+(?:/[^/]+)?)/mounts/[^/]+$")
+_NOT_HERE: Final = frozenset({errno.EXDEV, errno.EROFS, errno.EACCES, errno.EPERM})
+
+
+def reprobe(flex: Path, drivers: Iterable[str]) -> None:
+    """Touch our executables: kubelet probes the drivers anew and forgets what it took for "Not supported"."""
+    for driver in drivers:
+        script = flex / folder_name(driver) / executable(driver)
+        with suppress(OSError):  # gone meanwhile; or part of a read-only image, which kubelet probes at its own start
+            if is_our_script(script):
+                os.utime(script)
+
+
+def drivers_in_use(targets: Iterable[str] | None = None) -> frozenset[str]:
+    """Return the drivers that own one of these mount points.
+
+    Kubelet has pods at `pods/<uid>/volumes/<vendor~driver>/<name>` and attached volumes at
+    `plugins/kubernetes.io/flexvolume/<vendor/driver>/mounts/<name>`.
+
+    Args:
+        targets: mount points, as in `nodeplug.Mount.target`; those of this process's mount namespace when None.
+    """
+    if targets is None:
+        targets = [mount.target for mount in mounts()]
+    found = (_POD_VOLUME.search(target) or _STAGED_VOLUME.search(target) for target in targets)
+    return frozenset(match[1].replace("~", "/", 1) for match in found if match)
+
+
+def put_driver(folder: Path, files: Mapping[str, bytes], tally: Tally) -> None:
+    """Install one driver; `files` are in the order in which an existing driver is updated: the executable last."""
+    modes = {name: 0o644 if name == CAPABILITIES else 0o755 for name in files}
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    if not folder.exists() and _rename_in(folder, files, modes):
+        tally.created.append(str(folder))
+        return
+    for name, data in files.items():
+        put_file(folder / name, data, modes[name], tally)
+
+
+def _rename_in(folder: Path, files: Mapping[str, bytes], modes: Mapping[str, int]) -> bool:
+    """Build a driver folder beside the plugin folder and rename it in; False when another installation was faster.
+
+    Where the plugin folder is a mount of its own, it is built under a dot name inside: kubelet ignores that event.
+    """
+    for place in (folder.parent.parent, folder.parent):
+        staging = temporary_in(place)
+        try:
+            staging.mkdir(mode=0o755)
+            staging.chmod(0o755)  # whatever the umask
+            for name, data in files.items():
+                write_new(staging / name, data, modes[name])
+            sync_folder(staging)
+            staging.rename(folder)
+            sync_folder(folder.parent)
+            return True
+        except OSError as error:
+            if error.errno in {errno.ENOTEMPTY, errno.EEXIST}:
+                return False
+            if error.errno not in _NOT_HERE or place == folder.parent:
+                raise
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+    return False
+
+
+def prune_drivers(flex: Path, wanted: frozenset[str], in_use: Collection[str], tally: Tally) -> None:
+    """Remove the drivers of ours that are not wanted and have no mounts."""
+    busy = frozenset(map(folder_name, in_use))
+    for folder in list(our_drivers(flex)):
+        if folder.name in wanted:
+            continue
+        if folder.name in busy:
+            tally.kept.append(f"{folder}: its volumes are still mounted, and kubelet unmounts through it")
+        else:
+            _remove_driver(folder, tally)
+
+
+def _remove_driver(folder: Path, tally: Tally) -> None:
+    """Unlink and rmdir, never rename away: kubelet takes a rename for an update and then fails `init` for ever."""
+    script, answer = folder / executable(folder.name), folder / CAPABILITIES
+    compiled = programs(folder)
+    alone = set(folder.iterdir()) <= {script, answer, *compiled}
+    # Kubelet takes the unlink of the executable for the removal. Killed after it, nothing fails; but if the folder has
+    # to stay, no event may follow it, or kubelet probes a driver without executable.
+    for path in (script, *compiled, answer) if alone else (answer, script, *compiled):
+        path.unlink(missing_ok=True)
+    if alone:
+        folder.rmdir()
+        tally.removed.append(str(folder))
+    else:
+        tally.kept.append(f"{folder}: holds files that nodeplug did not make")
+    sync_folder(folder.parent)
