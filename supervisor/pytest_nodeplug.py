@@ -36,7 +36,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def nodeplug_config(pytestconfig: pytest.Config) -> str:
     """The `[plugins.*]` tables of the node, in TOML: by default the files that the ini key `nodeplug_config` names.
 
-    `{scratch}` in it stands for the node's folder.
+    `{scratch}` in it stands for an empty folder of the node.
     """
     files = pytestconfig.getini(_KEY)
     if not files:

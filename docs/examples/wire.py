@@ -1,8 +1,9 @@
 """A small CNI plugin: a veth pair between container and host, with addresses from the network's IPAM plugin."""
 
+from errno import ENODEV
 from hashlib import sha256
 
-from pyroute2 import IPRoute
+from pyroute2 import IPRoute, NetlinkError
 
 from nodeplug import Claim, CniAdd, CniDel, CniInterface, CniIp, CniResult, Host, hookimpl
 
@@ -11,6 +12,16 @@ def host_end(request: CniAdd | CniDel) -> str:
     """A computed name: a repeated ADD and a DEL without namespace or result find the same link."""
     key = f"{request.network} {request.container_id} {request.ifname}"
     return f"wire{sha256(key.encode()).hexdigest()[:8]}"
+
+
+def remove(link: str) -> None:
+    """Remove a link by its name; one that is gone, perhaps with its container just now, is as good as removed."""
+    with IPRoute() as outside:
+        try:
+            outside.link("del", ifname=link)
+        except NetlinkError as error:
+            if error.code != ENODEV:
+                raise
 
 
 class Wire:
@@ -28,9 +39,9 @@ class Wire:
             if not outside.link_lookup(ifname=host_end(request)):
                 peer = {"ifname": request.ifname, "net_ns_fd": request.netns.fd}
                 outside.link("add", ifname=host_end(request), kind="veth", peer=peer)
-            outside.link("set", index=outside.link_lookup(ifname=host_end(request))[0], state="up")
+            outside.link("set", ifname=host_end(request), state="up")
         with request.netns.entered(), IPRoute() as inside:  # and here it is in the container's
-            index = inside.link_lookup(ifname=request.ifname)[0]
+            index = inside.link("get", ifname=request.ifname)[0]["index"]
             for ip in addresses.ips:
                 inside.addr("replace", index=index, address=str(ip.address.ip), prefixlen=ip.address.network.prefixlen)
             inside.link("set", index=index, state="up")
@@ -39,7 +50,5 @@ class Wire:
 
     @hookimpl
     def cni_del(self, request: CniDel) -> None:
-        with IPRoute() as outside:
-            for index in outside.link_lookup(ifname=host_end(request)):
-                outside.link("del", index=index)
+        remove(host_end(request))
         self.host.delegate(request, request.config["ipam"]["type"])

@@ -25,8 +25,9 @@ from nodeplug.mounts import mounted_at
 from nodeplug.registry import find, unmarked
 from nodeplug.tables import toml
 from nodeplug.testing import AdmissionError, BlockingKubelet, CniError, FlexFailure, FlexVolume, ScratchNode, namespaces
+from nodeplug.testing.place_holder import filled
 from nodeplug.testing.secrets_file import read_secrets
-from nodeplug.testing.stage import CniRuntimeFactory, FlexCallers, LeftBehind, scratch_node
+from nodeplug.testing.stage import CniRuntimeFactory, FlexCallers, LeftBehind, scratch_node, scratch_of
 from nodeplug.values import Pod, Secrets
 
 _INSIDE: Final = "NODEPLUG_TRY_INSIDE"
@@ -82,7 +83,7 @@ class Trial:
         try:
             with scratch_node("\n".join(texts)) as node:
                 for name, example in asked.items():
-                    _serve(screen, node, name, example)
+                    _serve(screen, node, name, filled(example, scratch_of(node.root)))
         except _FAILURES as error:
             screen.line("red", "✗", str(error))
             return 1

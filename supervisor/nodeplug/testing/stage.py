@@ -19,6 +19,7 @@ from nodeplug.testing.cni_runtime import CniRuntime
 from nodeplug.testing.flex_caller import FlexCaller
 from nodeplug.testing.folders import mounted_below, remove, unmount_below
 from nodeplug.testing.inventory import Inventory
+from nodeplug.testing.place_holder import filled
 from nodeplug.testing.sandbox import Sandbox
 from nodeplug.testing.scratch_cni import new_netns
 from nodeplug.testing.scratch_node import ScratchNode
@@ -71,7 +72,7 @@ def scratch_node(plugins: str, *, may_stay: Sequence[str] = ()) -> Iterator[Scra
     What this process can import, the daemon can import as well.
 
     Args:
-        plugins: the `[plugins.*]` tables, in TOML; `{scratch}` stands for the node's folder.
+        plugins: the `[plugins.*]` tables, in TOML; `{scratch}` stands for an empty folder of the node.
         may_stay: regular expressions; what one of them matches as a whole may be left at the end.
 
     Raises:
@@ -85,9 +86,10 @@ def scratch_node(plugins: str, *, may_stay: Sequence[str] = ()) -> Iterator[Scra
         private = stack.enter_context(own_network())
         before = _look(folder, private=private)
         stack.callback(unmount_below, folder)
-        node = ScratchNode(
-            folder, plugins.replace("{scratch}", str(folder)), supervisor=_SUPERVISOR, env={"PYTHONPATH": search}
-        )
+        scratch = scratch_of(folder)
+        scratch.mkdir()
+        plugins = filled(plugins, scratch)
+        node = ScratchNode(folder, plugins, supervisor=_SUPERVISOR, env={"PYTHONPATH": search})
         stack.callback(node.stop)
         node.start()
         yield node
@@ -95,6 +97,11 @@ def scratch_node(plugins: str, *, may_stay: Sequence[str] = ()) -> Iterator[Scra
         left = [line for line in _look(folder, private=private).since(before) if not _may_stay(line, may_stay)]
         if left:
             raise LeftBehind("the plugin left behind:\n" + "\n".join(left))
+
+
+def scratch_of(root: Path) -> Path:
+    """Return the folder for which `{scratch}` stands on a node."""
+    return root / "scratch"
 
 
 def ensure_running(node: ScratchNode) -> None:

@@ -42,6 +42,26 @@ class Mine:
         raise InvalidRequest(f"{sorted(request.secrets)} of {len(request.secrets['password'])} bytes do not suffice")
 """
 
+PLACED = """
+from pathlib import Path
+from pydantic import BaseModel
+from nodeplug import Claim, hookimpl, mount
+class PlacedConfig(BaseModel):
+    folder: Path
+class Placed:
+    Config = PlacedConfig
+    example = {"volume_options": {"place": "{scratch}/data"}}
+    def __init__(self, config, host):
+        if list(config.folder.iterdir()): raise RuntimeError(f"{config.folder} is not empty")
+        self.folder = config.folder
+    @hookimpl
+    def claims(self): return [Claim("volume", "example.com/placed")]
+    @hookimpl
+    def volume_stage(self, request):
+        if Path(request.options["place"]) != self.folder / "data": raise RuntimeError(request.options["place"])
+        mount("tmpfs", request.staging_path, "tmpfs")
+"""
+
 Try = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
@@ -68,6 +88,12 @@ def test_a_volume_gets_the_options_of_the_command_line(tried: Try) -> None:
     done = tried('[plugins.scratch]\nuses = "scratch:Scratch"\n', "--option", "name=x")
     assert done.returncode == 0, done.stdout + done.stderr
     assert 'options: {"name": "x"}' in done.stdout
+
+
+def test_scratch_in_the_example_is_the_folder_that_verify_means(tried: Try, tmp_path: Path) -> None:
+    (tmp_path / "placed.py").write_text(PLACED)
+    done = tried('[plugins.placed]\nuses = "placed:Placed"\nconfig = { folder = "{scratch}" }\n')
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_a_refused_call_shows_what_the_caller_reads_and_the_log(tried: Try, tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """What is examined: a plugin, its configuration, and what callers would ask of it.
 
-Owns: finding the class again in other processes, the plugin's own example, and the place holder `{scratch}`.
+Owns: finding the class again in other processes, and the plugin's own example.
 Refuses: to run anything of the plugin but the import of its module.
 """
 
@@ -14,9 +14,7 @@ from typing import Any, Final
 
 from nodeplug.errors import PluginError
 from nodeplug.registry import find
-
-SCRATCH: Final = "{scratch}"
-"""In any text of a configuration: an existing empty folder of the run."""
+from nodeplug.testing.place_holder import filled
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,23 +43,15 @@ class Subject:
 
     def within(self, scratch: Path) -> "Subject":
         """Return the same with the scratch folder's path in every place that holds `{scratch}`."""
-
-        def fill(value: Any) -> Any:
-            if isinstance(value, str):
-                return value.replace(SCRATCH, str(scratch))
-            if isinstance(value, Mapping):
-                return {key: fill(item) for key, item in value.items()}
-            return [fill(item) for item in value] if isinstance(value, list | tuple) else value
-
         return Subject(
             self.uses,
             self.python_path,
-            _plain(fill(self.config)),
-            fill(self.cni),
-            fill(self.options),
+            _plain(filled(self.config, scratch)),
+            filled(self.cni, scratch),
+            filled(self.options, scratch),
             self.secrets,
             self.keeps_data,
-            _plain(fill(self.beside)),
+            _plain(filled(self.beside, scratch)),
         )
 
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from errno import ENODEV
 from hashlib import sha256
 from ipaddress import ip_interface
 from itertools import count
@@ -81,7 +82,7 @@ class Tame:
                     raise PluginError(f"cannot make {request.ifname}: {error}") from None
         (self.leases / name).write_text(json.dumps(address))
         with request.netns.entered(), IPRoute() as inside:
-            index = inside.link_lookup(ifname=request.ifname)[0]
+            index = inside.link("get", ifname=request.ifname)[0]["index"]
             self.set_address(inside, index, address)
             inside.link("set", index=index, state="up")
             mac = str(inside.get_links(index)[0].get_attr("IFLA_ADDRESS"))
@@ -103,8 +104,11 @@ class Tame:
 
     def remove(self, name: str) -> None:
         with IPRoute() as outside:
-            for index in outside.link_lookup(ifname=name):
-                outside.link("del", index=index)
+            try:
+                outside.link("del", ifname=name)
+            except NetlinkError as error:
+                if error.code != ENODEV:
+                    raise
         (self.leases / name).unlink(missing_ok=True)
 
     @hookimpl
