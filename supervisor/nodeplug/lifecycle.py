@@ -17,7 +17,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from nodeplug import plugin_health
 from nodeplug.call import Call
+from nodeplug.claimants import Verdict
 from nodeplug.config import PluginSection
 from nodeplug.dispatch import LIFE_CYCLE, callers
 from nodeplug.errors import PluginError, TryAgain
@@ -25,7 +27,7 @@ from nodeplug.host import Host
 from nodeplug.loading import Difference, difference, prepare
 from nodeplug.mistakes import Location, told
 from nodeplug.plugin_state import FIRST_RETRY, Load, PluginState
-from nodeplug.registry import Loaded, Registry, find
+from nodeplug.registry import Loaded, PluginRefused, Registry, find
 from nodeplug.runner import Runner
 from nodeplug.served_devices import NoDevices, ServedDevices
 
@@ -63,6 +65,7 @@ class Lifecycle:
     async def load_all(self, sections: Mapping[str, PluginSection]) -> None:
         """Load sections without starting them: to look at a configuration, not to serve it."""
         self.runner.deadlines = {name: section.deadline for name, section in sections.items()}
+        self.registry.order = tuple(sections)
         self.states.update({name: PluginState(name, section) for name, section in sections.items()})
         loads = [asyncio.create_task(self._load(state)) for state in self.states.values()]
         for state, result in zip(
@@ -84,6 +87,7 @@ class Lifecycle:
         """
         wanted = {name: section for name, section in sections.items() if section.enabled}
         self.runner.deadlines = {name: section.deadline for name, section in wanted.items()}
+        self.registry.order = tuple(wanted)
         changes = difference({name: state.section for name, state in self.states.items()}, wanted)
         renewed = {*changes.added, *changes.changed}
         for name in wanted.keys() & self.states.keys() - renewed:
@@ -109,17 +113,8 @@ class Lifecycle:
         return [name for name, state in self.states.items() if state.state == "refused" or state.rejected]
 
     async def check_health(self) -> Mapping[str, str]:
-        """Ask every running plugin for its health.
-
-        Returns:
-            The reason of each plugin that is not well, by section name.
-        """
-        await asyncio.gather(*(self._check(state) for state in self.states.values() if state.state == "running"))
-        return {
-            name: state.reason or state.state
-            for name, state in self.states.items()
-            if state.state != "running" or state.reason
-        }
+        """Ask every running plugin for its health; return what is wrong, by section name."""
+        return await plugin_health.check(self.states.values(), self.runner)
 
     async def stop_all(self) -> None:
         """Stop every plugin, those that are being exchanged included; one that hangs is left behind at its deadline."""
@@ -130,8 +125,8 @@ class Lifecycle:
     async def _bring_up(self, states: Sequence[PluginState], leaving: Collection[str] = ()) -> None:
         """Load and start, each plugin in its own time.
 
-        Those that load promptly are taken in by their order in the configuration, so that of two owners of one claim
-        it is always the same that serves.
+        Of two that claim one name the first in the configuration serves, also when it is the last to load: then the
+        other is refused while it runs, and those that were refused because of that one get their chance.
         """
         for state in states:
             state.state = "starting"
@@ -145,14 +140,18 @@ class Lifecycle:
         prompt = [load for load in loads if load.task.done()]
         late = [load for load in loads if load not in prompt]
         stays = {load.state.name: self._awaited(load, leaving) for load in late}
-        await asyncio.gather(
+        displaced = await asyncio.gather(
             self._exchange(prompt, set(leaving).difference(*stays.values())),
             *(self._bring_up_late(load, stays[load.state.name]) for load in late),
         )
+        gone = set().union(*displaced)
+        again = [PluginState(one.name, one.section) for one in self.states.values() if one.outdone_by in gone]
+        if again:
+            await self._bring_up(again)
 
-    async def _bring_up_late(self, load: Load, leaving: Collection[str]) -> None:
+    async def _bring_up_late(self, load: Load, leaving: Collection[str]) -> set[str]:
         await asyncio.wait({load.task})
-        await self._exchange([load], leaving)
+        return await self._exchange([load], leaving)
 
     def _awaited(self, load: Load, leaving: Collection[str]) -> set[str]:
         """Return the plugins that serve on until one that is getting ready takes their claims over."""
@@ -164,17 +163,20 @@ class Lifecycle:
         present = self.states.get(state.name)
         return None if present is state or present is None or present.loaded is None else present
 
-    async def _exchange(self, loads: Iterable[Load], leaving: Collection[str]) -> None:
-        """Let loaded plugins take the places of their predecessors, and others go."""
+    async def _exchange(self, loads: Iterable[Load], leaving: Collection[str]) -> set[str]:
+        """Let loaded plugins take the places of their predecessors, and others go; return who was displaced."""
         loads = list(loads)
         candidates = self._candidates(load for load in loads if load.state.name in self.states)
-        accepted, refusals = self.registry.admissible([loaded for _, loaded in candidates.values()], leaving)
-        for name, error in refusals.items():
-            self._refuse(candidates[name][0], error)
+        verdict = self.registry.admissible([loaded for _, loaded in candidates.values()], leaving)
+        accepted, leaving = verdict.accepted, {*leaving, *verdict.displaced}
+        for name, reason in verdict.refused.items():
+            candidates[name][0].outdone_by = verdict.owners[name]
+            self._refuse(candidates[name][0], PluginRefused(reason))
         self._discard(load.state for load in loads if load.state.name not in {loaded.name for loaded in accepted})
         donors = {loaded.name: self._donors(loaded) for loaded in accepted}
         entering = {loaded.name: candidates[loaded.name][0] for loaded in accepted}
         old = {name: self.states.pop(name) for name in leaving if name in self.states}
+        self._displace(verdict, {**old, **{name: state for name, (state, _) in candidates.items()}})
         old |= {name: former for name, state in entering.items() if (former := self._former(state)) is not None}
         inside = {name: self.runner.working(name) for name in old}
         for name in old:
@@ -197,6 +199,14 @@ class Lifecycle:
             ),
         )
         self._retiring.difference_update(retiring.values())
+        return set(verdict.displaced)
+
+    def _displace(self, verdict: Verdict[Loaded], newest: Mapping[str, PluginState]) -> None:
+        """Let sections stand as refused whose plugins another takes a claim from, unless they are removed anyway."""
+        for name in verdict.displaced.keys() & set(self.registry.order):
+            state = self.states[name] = PluginState(name, newest[name].section, newest[name].distribution)
+            state.outdone_by = verdict.owners[name]
+            self._refuse(state, PluginRefused(verdict.displaced[name]))
 
     def _candidates(self, loads: Iterable[Load]) -> dict[str, tuple[PluginState, Loaded]]:
         candidates = {}
@@ -226,7 +236,8 @@ class Lifecycle:
 
     async def _retire(self, old: PluginState, inside: "set[asyncio.Future[Any]]") -> None:
         """Stop an instance once the calls inside it have ended."""
-        if old.name not in self.states:  # it has no successor
+        successor = self.states.get(old.name)
+        if successor is None or successor.loaded is None:
             await self.devices.end(old.name)
         if inside:
             _, late = await asyncio.wait(inside, timeout=CALL_PATIENCE)
@@ -365,21 +376,6 @@ class Lifecycle:
         state.retry_after = min(state.retry_after * 2, LAST_RETRY)
         self.registry.disabled[state.name] = f"its start failed: {error}"
         self.devices.withdraw(state.name, str(error))
-
-    async def _check(self, state: PluginState) -> None:
-        loaded = state.loaded
-        if loaded is None or "health" not in loaded.hooks:
-            return
-        try:
-            await self.runner.call(
-                loaded.route, "health", Call("health", f"plugin:{state.name}", f"health of {state.name}"), {}
-            )
-        except PluginError as error:
-            if state.fault != str(error):
-                LOG.warning("plugin %s is not well: %s", state.name, error)
-            state.fault = str(error)
-        else:
-            state.fault = ""
 
     async def _end(self, name: str) -> None:
         state = self.states.pop(name)

@@ -26,6 +26,7 @@ class PluginState:
         section: the configuration that led here.
         state: "refused" cannot be loaded; "failed" its start raised or its loading hangs; "starting"; "running".
         fault: why it is refused, failed or not healthy; empty when all is well.
+        outdone_by: who has what it claims, if that is why it is refused.
         rejected: why a newer section is not in force, and this one still is; empty when there is none.
         retry_at: `time.monotonic()` of the next start, when failed.
         retry_after: seconds of the present backoff.
@@ -40,6 +41,7 @@ class PluginState:
     distribution: str = ""
     state: State = "refused"
     fault: str = ""
+    outdone_by: str = ""
     rejected: str = ""
     loaded: Loaded | None = None
     retry_at: float = 0.0

@@ -18,6 +18,7 @@ from typing import Any, Final
 import pluggy
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from nodeplug.claimants import Verdict, settle
 from nodeplug.dispatch import Hooks, callers, hooks_of
 from nodeplug.errors import InvalidRequest, NotFound, PluginError, TryAgain, text_of
 from nodeplug.hookspecs import ANSWERS
@@ -208,10 +209,12 @@ class Registry:
     Attributes:
         plugins: by section name.
         disabled: why a loaded plugin serves nothing at present, by section name.
+        order: of the sections in the configuration.
     """
 
     plugins: dict[str, Loaded] = field(default_factory=dict)
     disabled: dict[str, str] = field(default_factory=dict)
+    order: tuple[str, ...] = ()
     _routes: dict[tuple[ClaimKind, str], Route] = field(default_factory=dict)
 
     def load(self, name: str, plugin: object, distribution: str) -> Loaded:
@@ -228,32 +231,16 @@ class Registry:
         Raises:
             PluginRefused: one of its claims has another owner; both are named.
         """
-        _, refusals = self.admissible([candidate])
-        if candidate.name in refusals:
-            raise refusals[candidate.name]
+        verdict = settle(self.plugins, [candidate], ())
+        if candidate.name in verdict.refused:
+            raise PluginRefused(verdict.refused[candidate.name])
         self.exchange((), [candidate])
         return candidate
 
-    def admissible(
-        self, candidates: Iterable[Loaded], leaving: Collection[str] = ()
-    ) -> tuple[list[Loaded], dict[str, PluginRefused]]:
-        """Tell which candidates can be taken in together, once the plugins `leaving` are gone.
-
-        The first of two candidates for a claim gets it. A refused one's predecessor keeps its own claims, which may
-        refuse others in turn.
-
-        Returns:
-            The candidates without conflict, and why the others are refused, by section name.
-        """
-        chosen = {candidate.name: candidate for candidate in candidates}
-        refusals: dict[str, PluginRefused] = {}
-        while True:
-            staying = [other for name, other in self.plugins.items() if name not in chosen and name not in leaving]
-            refused = _first_conflict(staying, chosen.values())
-            if refused is None:
-                return list(chosen.values()), refusals
-            name, refusals[name] = refused
-            del chosen[name]
+    def admissible(self, candidates: Iterable[Loaded], leaving: Collection[str] = ()) -> Verdict[Loaded]:
+        """Tell which candidates can be taken in together, once the plugins `leaving` are gone; see `claimants`."""
+        present = {name: loaded for name, loaded in self.plugins.items() if name not in leaving}
+        return settle(present, candidates, self.order)
 
     def exchange(self, leaving: Iterable[str], entering: Iterable[Loaded]) -> None:
         """Let plugins go and others take their places, in one step: each claim leads to its new owner from now on."""
@@ -301,23 +288,15 @@ class Registry:
         """Renew all callers: a plugin that came or went may have brought or taken wrappers."""
         # Delegation reads the table from the threads of calls, so it is swapped whole.
         routes: dict[tuple[ClaimKind, str], Route] = {}
-        for loaded in self.plugins.values():
-            others = [(other.plugin, other.wrappers) for other in self.plugins.values() if other is not loaded]
+        ranks = {name: rank for rank, name in enumerate(self.order)}
+        # By their order in the configuration: of two wrappers the same one is the outer one after a restart.
+        ordered = sorted(self.plugins.values(), key=lambda loaded: ranks.get(loaded.name, len(ranks)))
+        for loaded in ordered:
+            others = [(other.plugin, other.wrappers) for other in ordered if other is not loaded]
             loaded.callers.update(callers(loaded.plugin, loaded.hooks, others))
             for claim in loaded.claims:
                 routes[claim.kind, claim.name] = Route(loaded.name, loaded.hooks, loaded.callers, claim)
         self._routes = routes
-
-
-def _first_conflict(staying: Iterable[Loaded], entering: Iterable[Loaded]) -> tuple[str, PluginRefused] | None:
-    owners = {claim: other for other in staying for claim in other.claims}
-    for candidate in entering:
-        for claim in candidate.claims:
-            if claim in owners:
-                text = f"{candidate.who} claims {claim}, which {owners[claim].who} owns already; disable one of the two"
-                return candidate.name, PluginRefused(text)
-        owners.update(dict.fromkeys(candidate.claims, candidate))
-    return None
 
 
 def examine(name: str, plugin: object, distribution: str) -> Loaded:

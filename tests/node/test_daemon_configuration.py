@@ -286,3 +286,38 @@ def test_a_daemon_that_installs_removes_nothing_without_plugins(node: Callable[.
     until(lambda: "entrypoints stay" in scratch.log)
     until(lambda: "configuration reloaded: removed a" in scratch.log)
     assert names(scratch) == {"a"}
+
+
+def serving(node: ScratchNode) -> dict[str, str]:
+    """Return who serves the claim "net", and who is refused."""
+    return {plugin["name"]: plugin["state"] for plugin in node.status()["plugins"]}
+
+
+def test_of_two_claimants_the_first_in_the_configuration_serves_after_a_reload_as_after_a_restart(
+    node: Callable[..., ScratchNode],
+) -> None:
+    scratch = node(b=section("b", claim="net"))
+    drop_in(scratch, "a", section("a", claim="net"))
+    until(lambda: serving(scratch) == {"a": "running", "b": "refused"})
+    told = "which plugin 'a' of module scratch_plugin owns: it comes first in the configuration"
+    assert told in scratch.status()["reasons"]["b"]
+    assert told in scratch.log
+    scratch.stop()
+    scratch.start()
+    until(lambda: serving(scratch) == {"a": "running", "b": "refused"})
+
+
+def test_a_later_claimant_is_refused_after_a_reload_as_after_a_restart(node: Callable[..., ScratchNode]) -> None:
+    scratch = node(a=section("a", claim="net"))
+    drop_in(scratch, "b", section("b", claim="net"))
+    until(lambda: serving(scratch) == {"a": "running", "b": "refused"})
+    scratch.stop()
+    scratch.start()
+    until(lambda: serving(scratch) == {"a": "running", "b": "refused"})
+
+
+def test_a_refused_claimant_serves_once_the_first_is_gone(node: Callable[..., ScratchNode]) -> None:
+    scratch = node(a=section("a", claim="net"), b=section("b", claim="net"))
+    until(lambda: serving(scratch) == {"a": "running", "b": "refused"})
+    (scratch.config_path.parent / "plugins.d" / "a.toml").unlink()
+    until(lambda: serving(scratch) == {"b": "running"})

@@ -144,3 +144,26 @@ def test_a_constructor_that_hangs_keeps_the_old_instance(net: "Nets") -> None:
 
     net.run(scenario)
     assert net.life[-1] == "added first"
+
+
+def test_one_that_loads_last_and_stands_first_gets_its_claim_and_the_refused_their_chance(net: "Nets") -> None:
+    async def scenario() -> None:
+        gate = net.gate("construct late")
+        sections = {
+            "a": net.section(mark="late"),
+            "b": net.section(mark="quick", claims=("net", "other")),
+            "c": net.section(mark="third", claims=("other",)),
+        }
+        applied = asyncio.create_task(net.lifecycle.apply(sections))
+        await net.said("start quick")
+        while net.lifecycle.states["b"].state != "running":
+            await asyncio.sleep(0.001)
+        assert net.lifecycle.states["c"].state == "refused"
+        gate.set()
+        await applied
+        states = {name: state.state for name, state in net.lifecycle.states.items()}
+        assert states == {"a": "running", "b": "refused", "c": "running"}
+        assert net.lifecycle.registry.route("cni", "net").plugin == "a"
+        assert net.lifecycle.registry.route("cni", "other").plugin == "c"
+
+    net.run(scenario)

@@ -57,13 +57,9 @@ def test_an_instance_that_cannot_get_ready_is_stopped_and_the_former_one_left_al
 
 def test_an_instance_that_got_ready_for_claims_of_others_is_stopped(net: "Nets") -> None:
     async def scenario() -> None:
-        await net.lifecycle.apply({"a": net.section("Slow"), "b": net.section(mark="other", claims=("other",))})
-        await net.lifecycle.apply(
-            {
-                "a": net.section("Slow", mark="second", claims=("net", "other")),
-                "b": net.section(mark="other", claims=("other",)),
-            }
-        )
+        other = net.section(mark="other", claims=("other",))
+        await net.lifecycle.apply({"b": other, "a": net.section("Slow")})
+        await net.lifecycle.apply({"b": other, "a": net.section("Slow", mark="second", claims=("net", "other"))})
         await net.said("stop second")
         assert net.lifecycle.states["a"].state == "running"
 
