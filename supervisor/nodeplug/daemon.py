@@ -96,7 +96,7 @@ class Daemon:
         self._runner = Runner()
         self._lifecycle = Lifecycle(self._registry, self._runner, self._make_host, tell=reading.places.tell)
         self._attachments = Attachments(self._paths.attachments)
-        self._spool = Spool(self._paths.spool)
+        self._spool = Spool(self._paths.spool, boot_id=self._boot_id)
         self._delegation = Delegation(self._registry, visiting=self._runner.visiting)
         self._cni = CniService(
             self._registry,
@@ -349,6 +349,8 @@ class Daemon:
             reasons["configuration"] = self._reloader.error
         if self._disk.reason:
             reasons["state folder"] = self._disk.reason
+        if self._spool.trouble:
+            reasons["deferred DELs"] = self._spool.trouble
         return {
             "ready": not reasons,
             "reasons": reasons,
@@ -356,6 +358,7 @@ class Daemon:
             "resources": status.resources(statuses, self._podresources.holders()),
             "calls": status.calls(self._runner),
             "spool": self._spool.count(),
+            "stranded": status.stranded(self._spool.stranded()),
         }
 
     async def _sample(self) -> None:

@@ -7,7 +7,7 @@ Refuses: rendering, and any question that costs a call into a plugin: a status m
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from nodeplug.cni.attachments import Attachment
+from nodeplug.cni.attachments import Attachment, Key
 from nodeplug.device.podresources import Holder
 from nodeplug.device.resource import ResourceStatus
 from nodeplug.errors import clip
@@ -99,6 +99,20 @@ def attachments(records: Iterable[Attachment]) -> list[dict[str, Any]]:
             "since": record.time,
         }
         for record in records
+    ]
+
+
+def stranded(waiting: Iterable[tuple[Key, str]]) -> list[dict[str, Any]]:
+    """Describe every deferred DEL whose plugin no enabled section serves."""
+    return [
+        {
+            "network": key.network,
+            "container_id": key.container_id,
+            "ifname": key.ifname,
+            "claim": key.claim,
+            "reason": reason,
+        }
+        for key, reason in waiting
     ]
 
 

@@ -8,6 +8,7 @@ data.
 import json
 import re
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -178,6 +179,9 @@ def _summary(answer: Mapping[str, Any]) -> Iterable[RenderableType]:
         yield Paragraph([(f"entrypoints: {kind}{reason and f' ({reason})'}", "")], 2)
     if answer["spool"]:
         yield Paragraph([(f"{answer['spool']} deferred DELs wait to be replayed", "yellow")], 2)
+    for claim, count in Counter(one["claim"] for one in answer.get("stranded", ())).items():
+        text = f"{count} of them wait for {claim!r}, which no enabled plugin serves: enable it, or restart the node"
+        yield Paragraph([(text, "yellow")], 2)
 
 
 def report(document: Mapping[str, Any]) -> RenderableType:

@@ -10,6 +10,7 @@ accepts a trailing newline and Go's does not.
 """
 
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -110,7 +111,7 @@ def _decode_attachment(
     rest: dict[str, Any] = {
         "container_id": env["CNI_CONTAINERID"],
         "ifname": env["CNI_IFNAME"],
-        "args": parse_args(env.get("CNI_ARGS", "")),
+        "args": _args(env.get("CNI_ARGS", ""), forgiving=command == "DEL"),
         "netns": netns,
         **common,
     }
@@ -146,7 +147,18 @@ def _check_container_id(text: str) -> None:
         raise InvalidEnvironment("invalid characters in containerID", details=text)
 
 
+def is_void(frame: Frame) -> bool:
+    """Whether a DEL is about an interface that no ADD can have made, for its name is no text: it is done."""
+    return frame.env.get("CNI_COMMAND") == "DEL" and not _is_text(frame.env.get("CNI_IFNAME", ""))
+
+
+def _is_text(name: str) -> bool:
+    return name.encode(errors="replace") == name.encode(errors="surrogateescape")
+
+
 def _check_ifname(text: str) -> None:
+    if not _is_text(text):
+        raise InvalidEnvironment("interface name is not UTF-8", details=repr(os.fsencode(text)))
     if len(text.encode(errors="surrogateescape")) > _IFNAME_LIMIT:
         raise InvalidEnvironment(
             "interface name is too long", details=f"interface name should be less than {_IFNAME_LIMIT + 1} characters"
@@ -224,6 +236,15 @@ def parse_args(text: str) -> dict[str, str]:
             raise InvalidEnvironment(f"ARGS: invalid pair {json.dumps(pair)}", details="CNI_ARGS has the form K=V;K=V")
         pairs[key] = value
     return pairs
+
+
+def _args(text: str, *, forgiving: bool) -> dict[str, str]:
+    try:
+        return parse_args(text)
+    except InvalidEnvironment:
+        if not forgiving:
+            raise
+        return {}  # ADD refused them, and the DEL that follows must still end
 
 
 def _overridden(env: Mapping[str, str]) -> bool:

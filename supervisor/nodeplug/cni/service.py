@@ -62,6 +62,9 @@ class CniService:
     admission: Admission = field(default_factory=Admission)
     _unready: dict[str, tuple[str, str]] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self.spool.is_served = lambda name: any(route.claim.name == name for route in self.registry.routes("cni"))
+
     async def handle(self, frame: Frame, namespaces: tuple[Netns, ...]) -> Reply:
         """Answer one call; takes over the namespaces. Never raises but for cancellation."""
         call = Call(frame.env.get("CNI_COMMAND", ""), f"cni:{frame.name}", whole=True)
@@ -108,6 +111,8 @@ class CniService:
     async def _answer(self, frame: Frame, owned: _Owned, call: Call) -> bytes:
         if call.verb == "VERSION":
             return codec.encode_versions()
+        if codec.is_void(frame):
+            return b""
         if not owned.namespaces:
             owned.namespaces = reopen(frame, self._host_of(frame))
         request = codec.decode(frame, owned.namespaces)

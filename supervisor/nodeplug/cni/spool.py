@@ -3,7 +3,8 @@
 Owns: the folder into which the entrypoint script writes a DEL that it could not deliver, one frame per file, named by
 time; replaying them oldest first, until each has succeeded once.
 Refuses: to drop one: a file that cannot be read is set aside as `*.damaged`, one whose DEL fails stays and is tried
-again, less and less often.
+again, less and less often. One whose plugin is gone waits for it; the node's next start ends that wait, because then
+nothing is left of its container but what a reboot frees anyway.
 
 A replay that comes late must never destroy a fresh attachment, so an ADD first settles the pending DELs of its own
 attachment.
@@ -19,15 +20,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from nodeplug.bounded import read_bounded
 from nodeplug.cni import codec
 from nodeplug.cni.attachments import Key
 from nodeplug.errors import PluginError, TryAgain, Undecodable
-from nodeplug.frame import Frame, Reply
+from nodeplug.frame import HEADER, LIMIT, Frame, Reply
+from nodeplug.journal import write_durably
 
 LOG: Final = logging.getLogger(__name__)
 _FIRST_RETRY: Final = 2.0
 _LAST_RETRY: Final = 300.0
 _LEFTOVER_AGE: Final = 600.0
+_TRIES_WITHOUT_PLUGIN: Final = 5
+"""Replays, about a minute, that a DEL of an earlier boot gets before its plugin counts as gone for good."""
+_BOOT_LIMIT: Final = 100
 _PASSING: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 """Reasons not to read a file that have nothing to do with the file."""
 Serve = Callable[[Frame], Awaitable[Reply]]
@@ -43,6 +49,7 @@ class _Pending:
     failures: int = 0
     due: float = 0.0
     replay: asyncio.Task[str] | None = None
+    reason: str = ""
 
 
 @dataclass(slots=True)
@@ -52,10 +59,18 @@ class Spool:
     Attributes:
         folder: where the entrypoint scripts of this node write.
         poll: seconds between two looks: a script may write while the daemon is already up.
+        boot_id: of this boot; without one, no DEL is of an earlier boot.
+        is_served: whether an enabled plugin serves what was executed under a name.
+        damaged: the files that were set aside, or could not be, and are not replayed.
     """
 
     folder: Path
     poll: float = 2.0
+    boot_id: str = ""
+    is_served: Callable[[str], bool] = lambda _: True
+    damaged: tuple[str, ...] = ()
+    _unreadable: dict[str, str] = field(default_factory=dict)
+    _earlier: set[str] = field(default_factory=set)
     _pending: dict[str, _Pending] = field(default_factory=dict)
     _done: set[str] = field(default_factory=set)
 
@@ -70,11 +85,36 @@ class Spool:
             with suppress(OSError):
                 if time.time() - leftover.stat().st_mtime > _LEFTOVER_AGE:
                     leftover.unlink()
+        self._compare_boots()
+
+    def _compare_boots(self) -> None:
+        """Tell the DELs that an earlier boot left from those of this one."""
+        note = self.folder.with_name(f"{self.folder.name}.boot")
+        with suppress(FileNotFoundError, OSError):
+            if self.boot_id and read_bounded(note, _BOOT_LIMIT).decode("ascii", "replace") != self.boot_id:
+                self._earlier = {path.name for path in self.folder.glob("*.frame")}
+        if self.boot_id:
+            with suppress(PluginError):  # on a read-only disk: the next start compares with an older boot
+                write_durably(note, self.boot_id.encode())
 
     def count(self) -> int:
         """Return how many DELs are pending."""
         self._scan()
         return len(self._pending)
+
+    def stranded(self) -> list[tuple[Key, str]]:
+        """Return the DELs, as last looked at, whose plugin no enabled section serves, each with its last failure."""
+        return [(one.key, one.reason) for one in self._pending.values() if not self.is_served(one.frame.name)]
+
+    @property
+    def trouble(self) -> str:
+        """What somebody has to look at; empty when that is nothing."""
+        if not self.damaged:
+            return ""
+        return (
+            f"{len(self.damaged)} deferred DELs cannot be read, such as {self.folder / self.damaged[0]}; the addresses "
+            "of their containers stay reserved until GC or a reboot frees them: look at the files, then remove them"
+        )
 
     async def settle(self, key: Key, serve: Serve) -> None:
         """Replay the pending DELs of one attachment now.
@@ -121,10 +161,21 @@ class Spool:
             self._remove(pending.path)
             return ""
         pending.failures += 1
+        pending.reason = reply.stdout.decode(errors="replace").strip()
+        if self._is_over(pending):
+            self._pending.pop(pending.path.name, None)
+            LOG.warning("dropped the DEL of %s, of an earlier boot: nothing serves %s", pending.key, pending.frame.name)
+            self._remove(pending.path)
+            return ""
         delay = min(_FIRST_RETRY * 2 ** (pending.failures - 1), _LAST_RETRY)
         pending.due = time.monotonic() + delay
         LOG.warning("the spooled DEL of %s failed; next try in %g s", pending.key, delay)
-        return reply.stdout.decode(errors="replace").strip()
+        return pending.reason
+
+    def _is_over(self, pending: _Pending) -> bool:
+        """Whether a DEL is of an earlier boot, and nobody serves it although every plugin had the time to start."""
+        over = pending.path.name in self._earlier and pending.failures >= _TRIES_WITHOUT_PLUGIN
+        return over and not self.is_served(pending.frame.name)
 
     def _remove(self, path: Path) -> None:
         """Remove a file whose DEL is done. One that stays must not be replayed: its container may be back by then."""
@@ -144,13 +195,17 @@ class Spool:
             Why it could not be read this time, or nothing; what is known of it stays known.
         """
         try:
-            found = {path.name: path for path in self.folder.iterdir() if path.suffix == ".frame"}
+            there = list(self.folder.iterdir())
+            found = {path.name: path for path in there if path.suffix == ".frame"}
+            self._unreadable = {name: why for name, why in self._unreadable.items() if name in found}
             for gone in self._pending.keys() - found.keys():
                 del self._pending[gone]
             for name in sorted(found.keys() & self._done):
                 self._remove(found.pop(name))
             for name in sorted(found.keys() - self._pending.keys()):
                 self._take(found[name])
+            aside = [path.name for path in there if path.suffix == ".damaged"]
+            self.damaged = tuple(sorted([*aside, *self._unreadable]))
         except (FileNotFoundError, NotADirectoryError):
             self._pending.clear()
         except OSError as error:
@@ -159,16 +214,29 @@ class Spool:
 
     def _take(self, path: Path) -> None:
         try:
-            frame = Frame.decode(path.read_bytes())
+            frame = Frame.decode(read_bounded(path, HEADER.size + LIMIT))
+            if codec.is_void(frame):
+                self._remove(path)
+                return
             self._pending[path.name] = _Pending(path, frame, _key(frame))
         except OSError as error:
             if error.errno in _PASSING:
                 raise
-            LOG.warning("cannot read the spooled %s: %s", path, error.strerror)
+            self._set_aside(path, error.strerror or str(error))
         except PluginError as error:
-            LOG.error("set the spooled %s aside: %s", path, error)
-            with suppress(OSError):
-                path.rename(path.with_suffix(".damaged"))
+            self._set_aside(path, str(error))
+
+    def _set_aside(self, path: Path, reason: str) -> None:
+        """Give a file that is no DEL another name; where the disk refuses that, it is left out, and said once."""
+        if self._unreadable.get(path.name) == reason:
+            return
+        LOG.error("the spooled %s is set aside: %s", path, reason)
+        try:
+            path.rename(path.with_suffix(".damaged"))
+        except OSError:
+            self._unreadable[path.name] = reason
+        else:
+            self._unreadable.pop(path.name, None)
 
 
 def _key(frame: Frame) -> Key:

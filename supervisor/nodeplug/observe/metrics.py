@@ -67,6 +67,11 @@ class Metrics:
             "nodeplug_registrations", "Registrations with kubelet.", ("resource", "outcome"), registry=within
         )
         self._spool = Gauge("nodeplug_spooled_deletes", "DELs that wait to be replayed.", registry=within)
+        self._stranded = Gauge(
+            "nodeplug_spooled_deletes_stranded",
+            "DELs that wait for a plugin that no enabled section serves.",
+            registry=within,
+        )
         self._reloads = Counter("nodeplug_reloads", "Configurations read again.", ("outcome",), registry=within)
 
     def observe(self, call: Call, outcome: str) -> None:
@@ -111,6 +116,10 @@ class Metrics:
     def spool(self, size: int) -> None:
         """Tell how many DELs are spooled."""
         self._spool.set(size)
+
+    def stranded(self, size: int) -> None:
+        """Tell how many spooled DELs wait for a plugin that is gone."""
+        self._stranded.set(size)
 
     def reload(self, outcome: str) -> None:
         """Count one reading of the configuration."""

@@ -41,6 +41,7 @@ class Observer:
         calls = status["calls"]
         self.metrics.running(len(calls), sum(call["overdue"] for call in calls))
         self.metrics.spool(status["spool"])
+        self.metrics.stranded(len(status["stranded"]))
         self._sample_plugins(status["plugins"])
         self._sample_resources(status["resources"])
 
