@@ -67,7 +67,7 @@ class Group(_Model):
 class HostMount(_Model):
     """A host path that every container of the resource gets."""
 
-    host_path: AbsolutePath = Field(description="An existing path of the host.")
+    host_path: AbsolutePath = Field(description="A path of the host; while it is not there, no device is healthy.")
     container_path: AbsolutePath = Field(description="Where the container finds it.")
     read_only: bool = Field(True, description="The container cannot write to it.")
 

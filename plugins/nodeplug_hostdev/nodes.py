@@ -47,6 +47,15 @@ def exists(path: str) -> bool:
     return _device(path) is not None
 
 
+def absence(path: str) -> str:
+    """Return why a path of any kind cannot be mounted into a container, or an empty text."""
+    try:
+        os.stat(path)  # noqa: PTH116 - a path as the user wrote it
+    except OSError as error:
+        return f"{path}: {os.strerror(error.errno or 0)}"
+    return ""
+
+
 def device_id(path: str, share: int = 0) -> DeviceId:
     """Return the id of one share of a node.
 

@@ -95,11 +95,12 @@ class HostDev:
         entry = self._resources[resource]
         present: _Listed = {}
         taken: set[str] = set()
+        unmountable = _unmountable(entry)
         for group in entry.groups:
             paths = [path for path in nodes.matches(group.nodes[0].path) if path not in taken][: group.limit]
             taken.update(paths)
             for path in paths:
-                present.update(_shares(entry, group, path))
+                present.update(_shares(entry, group, path, unmountable))
         with self._lock:
             before = self._gone[resource] | self._present[resource]  # the oldest losses first
             gone = {name: known for name, known in before.items() if name not in present}
@@ -167,8 +168,17 @@ def _unlisted(device: Device, path: str) -> Device:
     return replace(device, healthy=False, reason=f"{path} {reason}")
 
 
-def _shares(entry: Resource, group: Group, path: str) -> _Listed:
+def _unmountable(entry: Resource) -> str:
+    """Return why a container could not be started with the mounts of its resource, or an empty text."""
+    reasons = (nodes.absence(mount.host_path) for mount in entry.mounts)
+    return next(
+        (f"{reason}; each container of {entry.resource} gets it as a mount" for reason in reasons if reason), ""
+    )
+
+
+def _shares(entry: Resource, group: Group, path: str, unmountable: str) -> _Listed:
     reason, granted = _granted(group, path)
+    reason = reason or unmountable
     grant = Grant(
         env=entry.env,
         nodes=granted,

@@ -26,7 +26,7 @@ NAME = ResourceName("example.com/a")
 
 def test_grant_carries_node_mounts_and_environment(mknod: Any, group: Any, plugins: Make, dev: Path) -> None:
     mknod(dev / "a")
-    mounts = [{"host_path": "/etc/a", "container_path": "/etc/b", "read_only": False}]
+    mounts = [{"host_path": str(dev), "container_path": "/etc/b", "read_only": False}]
     plugin = plugins(group(dev / "a", permissions="rwm", container_path="/dev/x"), mounts=mounts, env={"A": "1"})
     grant = plugin.device_list(NAME)[0].grant
     assert (grant.nodes[0].container_path, grant.nodes[0].permissions) == ("/dev/x", "rwm")

@@ -31,6 +31,19 @@ def test_missing_companion_makes_the_device_unhealthy_with_a_reason(
     assert "tun, which goes along with" in device.reason
 
 
+def test_device_is_unhealthy_until_what_its_containers_mount_is_there(
+    mknod: Any, group: Any, plugins: Make, dev: Path, tmp_path: Path
+) -> None:
+    mknod(dev / "a")
+    firmware = tmp_path / "firmware"
+    plugin = plugins(group(dev / "a"), mounts=[{"host_path": str(firmware), "container_path": "/firmware"}])
+    (device,) = plugin.device_list(NAME)
+    assert not device.healthy
+    assert device.reason == f"{firmware}: No such file or directory; each container of {NAME} gets it as a mount"
+    firmware.mkdir()
+    assert plugin.device_list(NAME)[0].healthy
+
+
 def test_node_without_a_driver_is_unhealthy_with_the_kernels_reason(
     mknod: Any, group: Any, plugins: Make, dev: Path
 ) -> None:
