@@ -17,16 +17,20 @@ from pathlib import Path, PurePath
 from types import NoneType, UnionType
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 
+from prometheus_client import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 import nodeplug.testing
 import pytest_nodeplug
+from nodeplug.call import Call
 from nodeplug.config import PluginSection, Supervisor
 from nodeplug.errors import WIRES, DelegateFailed
 from nodeplug.fields import show_quantity
 from nodeplug.hookspecs import ANSWERS
+from nodeplug.observe.metrics import OK, Metrics
 from nodeplug.registry import find
 from nodeplug.runner import Runner
 from nodeplug.testing.conformance import RULES
@@ -53,6 +57,7 @@ def _generate(kind: str, argument: str, folder: Path) -> str:
         "section": lambda: _keys(PluginSection),
         "plugin": lambda: _keys(find(argument).config_model),
         "errors": _errors,
+        "metrics": _metrics,
         "hook": lambda: _hook(argument),
         "fixtures": _fixtures,
         "rules": lambda: _rules_of(argument),
@@ -171,6 +176,29 @@ def _default(field: FieldInfo) -> str:
         return f'`"{value:g}s"`'
     value = str(value) if isinstance(value, PurePath) else value
     return f"`{json.dumps(value)}`"
+
+
+# --- what Prometheus scrapes
+
+
+def _metrics() -> str:
+    """Describe every series of the daemon as a scrape shows it, after each thing that it counts has happened once."""
+    metrics = Metrics("1")
+    metrics.observe(Call("ADD", "cni:example"), OK)
+    metrics.plugin("example", running=True, quarantined=False)
+    metrics.devices("example.com/a", total=1, healthy=1, allocated=0, registered=True)
+    metrics.registration("example.com/a", OK)
+    metrics.reload("applied")
+    rows = ["| series | type | labels | meaning |", "|---|---|---|---|"]
+    for family in text_string_to_metric_families(generate_latest(metrics.registry).decode()):
+        if family.name.startswith("process_"):
+            continue
+        if not family.samples:
+            raise RuntimeError(f"{family.name} has no sample: let what it counts happen once, above")
+        names = ", ".join(dict.fromkeys(f"`{sample.name}`" for sample in family.samples))
+        labels = ", ".join(f"`{label}`" for label in family.samples[0].labels if label != "le")
+        rows.append(f"| {names} | {family.type} | {labels} | {family.documentation} |")
+    return "\n".join(rows)
 
 
 # --- errors and hooks

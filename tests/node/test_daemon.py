@@ -246,6 +246,15 @@ def test_health_readiness_and_metrics_are_served(node: Callable[..., ScratchNode
     assert 'nodeplug_plugin_running{plugin="good"} 1.0' in get(free_port, "/metrics")[1]
 
 
+def test_every_series_of_a_scrape_is_in_the_manual(node: Callable[..., ScratchNode], free_port: int) -> None:
+    scratch = node(section("good"), supervisor=f'listen = "127.0.0.1:{free_port}"')
+    scratch.start()
+    page = get(free_port, "/metrics")[1]
+    scraped = {line.partition(" ")[0].partition("{")[0] for line in page.splitlines() if not line.startswith("#")}
+    manual = (Path(__file__).parents[2] / "docs" / "operating.md").read_text()
+    assert [name for name in sorted(scraped) if not name.startswith("process_") and f"`{name}`" not in manual] == []
+
+
 def test_a_read_only_state_folder_is_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "n" / "var").mkdir(parents=True)
     (tmp_path / "n" / "var" / "lib").write_text("a file in the way")

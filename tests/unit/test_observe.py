@@ -123,6 +123,15 @@ def test_outcome_is_the_name_in_the_contract() -> None:
     ]
 
 
+def test_a_scrape_has_no_series_of_when_others_were_created() -> None:
+    metrics = Metrics()
+    metrics.observe(call(), "ok")
+    metrics.reload("applied")
+    names = {sample.name for family in metrics.registry.collect() for sample in family.samples}
+    assert {"nodeplug_calls_total", "nodeplug_build_info", "nodeplug_call_seconds_sum"} <= names
+    assert [name for name in names if name.endswith("_created")] == []
+
+
 # --- recorder ----------------------------------------------------------------------------------------------------
 
 

@@ -7,7 +7,15 @@ flight recorder has them.
 
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, ProcessCollector
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    Info,
+    ProcessCollector,
+    disable_created_metrics,
+)
 
 from nodeplug.call import Call
 from nodeplug.errors import WIRES, PluginError
@@ -32,10 +40,12 @@ class Metrics:
     """Every metric of one daemon. Methods are for the event loop; reading is safe from any thread."""
 
     def __init__(self, version: str = "") -> None:
+        # A series beside each counter and histogram that nobody asks for.
+        disable_created_metrics()  # type: ignore[no-untyped-call] # the library gives this one function no types
         self.registry: Final = CollectorRegistry()
         within = self.registry
         ProcessCollector(registry=within)
-        Info("nodeplug_build", "The running version.", registry=within).info({"version": version})
+        Info("nodeplug_build", "The running version, as a label.", registry=within).info({"version": version})
         self._calls = Counter(
             "nodeplug_calls",
             "Finished calls, by outcome: ok or the error's name.",
@@ -55,8 +65,10 @@ class Metrics:
         self._quarantined = Gauge(
             "nodeplug_plugin_quarantined", "1 when too many of its calls hang.", ("plugin",), registry=within
         )
-        self._devices = Gauge("nodeplug_devices", "Listed devices.", ("resource",), registry=within)
-        self._healthy = Gauge("nodeplug_devices_healthy", "Listed healthy devices.", ("resource",), registry=within)
+        self._devices = Gauge("nodeplug_devices", "Devices that the plugin lists.", ("resource",), registry=within)
+        self._healthy = Gauge(
+            "nodeplug_devices_healthy", "Devices that the plugin lists as healthy.", ("resource",), registry=within
+        )
         self._allocated = Gauge(
             "nodeplug_devices_allocated", "Devices that containers hold.", ("resource",), registry=within
         )
@@ -64,7 +76,10 @@ class Metrics:
             "nodeplug_resource_registered", "1 when kubelet knows the resource.", ("resource",), registry=within
         )
         self._registrations = Counter(
-            "nodeplug_registrations", "Registrations with kubelet.", ("resource", "outcome"), registry=within
+            "nodeplug_registrations",
+            "Attempts to register with kubelet, by outcome.",
+            ("resource", "outcome"),
+            registry=within,
         )
         self._spool = Gauge("nodeplug_spooled_deletes", "DELs that wait to be replayed.", registry=within)
         self._stranded = Gauge(
@@ -72,7 +87,12 @@ class Metrics:
             "DELs that wait for a plugin that no enabled section serves.",
             registry=within,
         )
-        self._reloads = Counter("nodeplug_reloads", "Configurations read again.", ("outcome",), registry=within)
+        self._reloads = Counter(
+            "nodeplug_reloads",
+            "Configurations read again: applied, refused, or partly refused (some plugins are not in force).",
+            ("outcome",),
+            registry=within,
+        )
 
     def observe(self, call: Call, outcome: str) -> None:
         """Count a finished call; its duration is its age now."""
