@@ -1,5 +1,5 @@
 # ruff: noqa: INP001 - a script beside its outputs, not a package
-"""Write what the documentation repeats from the code: tables of keys, the error table, facts of hooks, examples.
+"""Write what the documentation repeats from the code: tables of keys, errors, hooks, examples, the manual page.
 
     python docs/generate.py            into the pages of this folder, where they are committed
     python docs/generate.py FOLDER     into a copy of this folder, to compare
@@ -17,6 +17,7 @@ from pathlib import Path, PurePath
 from types import NoneType, UnionType
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 
+import manpage
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import BaseModel
@@ -48,6 +49,7 @@ def main(folder: Path) -> None:
         fresh = _BLOCK.sub(lambda block: f"{block[1]}{_generate(block[2], block[3], folder)}\n{block[4]}", text)
         if fresh != text:
             page.write_text(fresh, encoding="utf-8")
+    (folder / manpage.PLACE).write_text(manpage.page(), encoding="utf-8")
 
 
 def _generate(kind: str, argument: str, folder: Path) -> str:

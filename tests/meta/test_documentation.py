@@ -58,15 +58,29 @@ def test_every_module_that_a_page_names_exists(page: Path) -> None:
     assert [name for name in named if not any((place / name).exists() for place in places)] == []
 
 
-def commands() -> set[str]:
+def list_of_commands() -> list[str]:
     group = typer.main.get_command(app)
     assert isinstance(group, TyperGroup)
-    return set(group.list_commands(typer.Context(group)))  # those of plugins too
+    return group.list_commands(typer.Context(group))  # those of plugins too
+
+
+def commands() -> set[str]:
+    return set(list_of_commands())
 
 
 def test_the_command_table_is_the_command_line() -> None:
     table = re.findall(r"^\| `nodeplug ([a-z-]+)` \|", (ROOT / "docs" / "operating.md").read_text(), flags=re.MULTILINE)
     assert sorted(table) == sorted(commands())
+
+
+def test_the_manual_page_has_every_command() -> None:
+    page = (ROOT / "docs" / "man" / "nodeplug.1").read_text()
+    assert re.findall(r'^\.SS "nodeplug ([a-z-]+)', page, flags=re.MULTILINE) == list_of_commands()
+
+
+def test_an_installation_has_the_manual_page_where_man_looks() -> None:
+    targets = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]
+    assert targets["wheel"]["shared-data"]["docs/man"] == "share/man/man1"
 
 
 @each_page

@@ -109,8 +109,31 @@ def test_help_imports_nothing_heavy() -> None:
     assert done.stderr == "set()\n"
 
 
-def test_version_is_printed() -> None:
-    assert run("version").stdout == "nodeplug 0.1.0\n"
+@pytest.mark.parametrize("form", ["version", "--version"])
+def test_version_is_printed(form: str) -> None:
+    done = run(form)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "nodeplug 0.1.0\n", "")
+
+
+@pytest.mark.parametrize(
+    ("typed", "completed"),
+    [("nodeplug st", ["status"]), ("nodeplug status --wa", ["--watch"]), ("nodeplug gp", ["gpu"])],
+)
+def test_a_shell_completes_commands_and_options(typed: str, completed: list[str]) -> None:
+    asked = {"_NODEPLUG_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" "))}
+    command = [sys.executable, "-m", "nodeplug"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **asked})
+    assert (done.stdout.split(), done.stderr) == (completed, "")
+
+
+def test_the_completion_of_a_shell_can_be_shown() -> None:
+    shown = subprocess.run(
+        ["/bin/bash", "-c", f"{sys.executable} -m nodeplug --show-completion; :"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "complete -o default -F _nodeplug_completion nodeplug" in shown.stdout, shown.stderr
 
 
 def test_wrong_usage_is_status_2() -> None:

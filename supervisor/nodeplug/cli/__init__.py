@@ -7,7 +7,7 @@ Refuses: to do anything itself. What a command needs is imported inside it, so t
 
 import logging
 from collections.abc import Callable
-from typing import Final
+from typing import Annotated, Final
 
 import typer
 
@@ -18,7 +18,6 @@ from nodeplug.commands import show_names_as_they_are
 app = typer.Typer(
     cls=Commands,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -32,8 +31,18 @@ def main() -> None:
     app(prog_name="nodeplug")
 
 
+def _tell_version(wanted: bool) -> None:
+    if wanted:
+        version()
+        raise typer.Exit
+
+
 @app.callback()
-def _begin() -> None:
+def _begin(
+    _version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_tell_version, help="Print the version and exit.")
+    ] = False,
+) -> None:
     # Commands tell an error as their answer; only `serve` sets up a log, which would otherwise tell it twice.
     logging.getLogger("nodeplug").addHandler(logging.NullHandler())
 
