@@ -12,7 +12,7 @@ import os
 import signal
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
@@ -61,7 +61,7 @@ METRICS_INTERVAL: Final = 5.0
 RETRY_INTERVAL: Final = 0.5
 SAMPLE_INTERVAL: Final = 1.0
 LIVELINESS: Final = 30.0
-"""Seconds without a turn of the event loop after which /healthz says so."""
+"""Seconds without a look at the daemon's own state after which /healthz says so."""
 _PRIVATE: Final = 0o700
 
 
@@ -153,13 +153,12 @@ class Daemon:
         server = ExecServer(self._paths.exec_socket, handlers)
         # Listening comes first: it refuses to run beside another daemon, and early callers wait in the backlog.
         await server.start()
-        with self._endpoints():
-            async with asyncio.TaskGroup() as group:
-                await self._serve(group, server)
+        async with self._endpoints(), asyncio.TaskGroup() as group:
+            await self._serve(group, server)
         LOG.info("stopped")
         return 0
 
-    def _endpoints(self) -> AbstractContextManager[object]:
+    def _endpoints(self) -> AbstractAsyncContextManager[object]:
         address = self._configuration.supervisor.listen
         if not address:
             return nullcontext()
@@ -369,7 +368,7 @@ class Daemon:
 
     def _liveness(self) -> str:
         silent = time.monotonic() - self._beat
-        return f"the event loop has not moved for {silent:.0f} s" if silent > LIVELINESS else ""
+        return f"the daemon has not looked at its own state for {silent:.0f} s" if silent > LIVELINESS else ""
 
 
 def _make_folder(folder: Path) -> None:

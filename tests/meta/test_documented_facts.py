@@ -150,7 +150,7 @@ NUMBERS = [
     ("architecture.md", f"end, in {lifecycle.CALL_PATIENCE:g} s at most"),
     ("hooks.md", f"at most {ID_LIMIT} characters"),
     ("hooks.md", f"more than {LIST_LIMIT >> 20} MiB"),
-    ("operating.md", f"has not moved for {daemon.LIVELINESS:g} s"),
+    ("operating.md", f"own state for {daemon.LIVELINESS:g} s"),
     ("operating.md", f"after {plugin_state.FIRST_RETRY:g} s to {lifecycle.LAST_RETRY:g} s"),
     ("operating.md", f"waits up to {script_constant('nodeplug-cni', 'PATIENCE')} s"),
     ("plugins/bridge.md", f"{Supervisor().cni_concurrency} calls run at once"),

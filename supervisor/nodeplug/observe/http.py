@@ -1,73 +1,49 @@
 """`/healthz`, `/readyz` and `/metrics`.
 
-Owns: one listening socket and the threads that answer on it, beside the event loop, so that a scrape is answered even
-when the loop is not.
-Refuses: to know what ready means: it asks what it was given. Those callables run in its threads; they must read
-values that the loop replaces as a whole, never what the loop changes in place.
+Owns: what the three paths answer.
+Refuses: to know what ready means: it asks what it was given, on the event loop; and to write metrics there: that takes
+long when plugins give many, and is done once for all who ask within a second. How much a stranger can hold is bounded
+by `nodeplug.httpserver`.
 """
 
-import errno
 import json
-import socket
-import threading
-from collections.abc import Callable, Iterable, Mapping
+import time
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
-from socketserver import ThreadingMixIn
-from typing import Any, Final, Self
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
-from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+from typing import Final, Self
 
-from prometheus_client import CollectorRegistry, make_wsgi_app
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
 
 from nodeplug.config import parse_address
-from nodeplug.errors import InvalidRequest, PluginError
+from nodeplug.errors import PluginError
+from nodeplug.httpserver import JSON, Bounds, HttpServer, Request, Response, listen
+from nodeplug.offloop import Lane
 
 Readiness = Callable[[], tuple[bool, Mapping[str, str]]]
 """Whether every plugin serves, and by plugin the reason why one does not."""
 Liveness = Callable[[], str]
 """Why the daemon should be restarted, or an empty text."""
-_SILENCE: Final = 10.0
-_TURN: Final = 60.0
-"""Seconds between two looks of the listening thread at nothing; `close` wakes it."""
-_TEXT: Final = "text/plain; charset=utf-8"
-_JSON: Final = "application/json"
-
-
-class _Quiet(WSGIRequestHandler):
-    """Answers one connection, and gives up on a silent one."""
-
-    timeout = _SILENCE
-
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name of the overridden method
-        """Write nothing: probes come every few seconds."""
-
-
-class _Server(ThreadingMixIn, WSGIServer):
-    daemon_threads = True
-    block_on_close = False
-
-    def __init__(self, family: socket.AddressFamily, address: tuple[Any, ...]) -> None:
-        self.address_family = family
-        super().__init__((str(address[0]), int(address[1])), _Quiet)
-
-    def server_bind(self) -> None:
-        """Bind without the reverse look-up of the host name that the base class makes: it can take seconds.
-
-        Connections of a daemon that has just ended must not keep its successor off the port (socket(7), SO_REUSEADDR);
-        a port that somebody listens on is refused all the same.
-        """
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        socket.socket.bind(self.socket, self.server_address)
-        self.server_address = self.socket.getsockname()
-        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
-        self.setup_environ()
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Write nothing: a client that goes away in the middle is no event."""
+FRESH: Final = 1.0
+"""Seconds for which a page of metrics is given to everybody who asks: samples are taken as often."""
+_PATIENCE: Final = 8.0
+"""Seconds for writing a page; less than one request may take."""
 
 
 class Endpoints:
-    """Serves until it is closed."""
+    """Listens from the start, and answers between `start` and `stop`.
+
+    Args:
+        address: `host:port`; port 0 takes a free one.
+        registry: what `/metrics` shows.
+        readiness: asked by `/readyz`.
+        liveness: asked by `/healthz`.
+        bounds: what strangers are granted.
+
+    Raises:
+        InvalidRequest: the address has another form or names no host.
+        PluginError: the port is taken, or cannot be used.
+    """
 
     def __init__(
         self,
@@ -75,95 +51,78 @@ class Endpoints:
         registry: CollectorRegistry,
         readiness: Readiness,
         liveness: Liveness = lambda: "",
+        bounds: Bounds | None = None,
     ) -> None:
-        """Listen and answer, in a daemon thread.
-
-        Args:
-            address: `host:port`; port 0 takes a free one.
-            registry: what `/metrics` shows.
-            readiness: asked by `/readyz`.
-            liveness: asked by `/healthz`.
-
-        Raises:
-            InvalidRequest: the address has another form or names no host.
-            PluginError: the port is taken, or cannot be used.
-        """
-        host, port = parse_address(address)
-        application = _Application(registry, readiness, liveness)
         try:
-            # An empty host means every address.
-            flags = socket.AI_PASSIVE
-            family, _, _, _, target = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=flags)[0]
-            self._server = _Server(family, target)
-        except socket.gaierror as error:
-            raise InvalidRequest(f"listen = {address!r} names no address of this host: {error.strerror}") from error
-        except OSError as error:
-            hint = "another process listens there" if error.errno == errno.EADDRINUSE else str(error.strerror)
-            raise PluginError(
-                f"cannot serve /healthz, /readyz and /metrics on {address}: {hint}; set supervisor.listen to another "
-                "address, or to '' to switch them off"
+            listener = listen(*parse_address(address))
+        except PluginError as error:
+            raise type(error)(
+                f"cannot serve /healthz, /readyz and /metrics: {error}; set supervisor.listen to another address, or "
+                "to '' to switch them off"
             ) from error
-        self._server.set_app(application)
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(_TURN,), name="http", daemon=True)
-        self._thread.start()
-
-    @property
-    def port(self) -> int:
-        """The port that is listened on."""
-        return self._server.server_port
-
-    def close(self) -> None:
-        """Stop listening."""
-        # A listening socket that is shut down is readable, which ends the wait of the thread at once (shutdown(2)).
-        self._server.socket.shutdown(socket.SHUT_RD)
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-class _Application:
-    """The three paths, as a WSGI application."""
-
-    def __init__(self, registry: CollectorRegistry, readiness: Readiness, liveness: Liveness) -> None:
+        self.port: Final[int] = listener.getsockname()[1]
         self._readiness = readiness
         self._liveness = liveness
-        self._routes: Mapping[str, WSGIApplication] = {
-            "/healthz": self._healthz,
-            "/readyz": self._readyz,
-            "/metrics": make_wsgi_app(registry),
-        }
+        self._metrics = _Pages(registry)
+        self._server = HttpServer(listener, self._answer, bounds or Bounds())
 
-    def __call__(self, environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
-        route = self._routes.get(environ.get("PATH_INFO", ""))
-        if route is None:
-            paths = ", ".join(self._routes)
-            return _answer(start, HTTPStatus.NOT_FOUND, f"there are: {paths}\n")
-        method = environ["REQUEST_METHOD"]
-        if method not in {"GET", "HEAD"}:
-            return _answer(start, HTTPStatus.METHOD_NOT_ALLOWED, "only GET and HEAD\n", ("Allow", "GET, HEAD"))
-        body = route({**environ, "REQUEST_METHOD": "GET"}, start)
-        return [] if method == "HEAD" else body
+    async def __aenter__(self) -> Self:
+        await self._server.start()
+        return self
 
-    def _healthz(self, _: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
+    async def __aexit__(self, *_: object) -> None:
+        await self._server.stop()
+
+    async def _answer(self, request: Request) -> Response:
+        if request.path not in _PATHS:
+            return Response(HTTPStatus.NOT_FOUND, f"there are: {', '.join(_PATHS)}\n".encode())
+        if request.method not in {"GET", "HEAD"}:
+            allowed = {"Allow": "GET, HEAD"}
+            return Response(HTTPStatus.METHOD_NOT_ALLOWED, b"only GET and HEAD\n", headers=allowed)
+        if request.path == "/metrics":
+            return await self._metrics.page(request.headers.get("accept", ""))
+        return self._healthz() if request.path == "/healthz" else self._readyz()
+
+    def _healthz(self) -> Response:
         reason = self._liveness()
         status = HTTPStatus.SERVICE_UNAVAILABLE if reason else HTTPStatus.OK
-        return _answer(start, status, f"{reason or 'ok'}\n")
+        return Response(status, f"{reason or 'ok'}\n".encode())
 
-    def _readyz(self, _: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
+    def _readyz(self) -> Response:
         ready, reasons = self._readiness()
         status = HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE
-        return _answer(start, status, json.dumps({"ready": ready, "reasons": dict(reasons)}) + "\n", form=_JSON)
+        return Response(status, (json.dumps({"ready": ready, "reasons": dict(reasons)}) + "\n").encode(), JSON)
 
 
-def _answer(
-    start: StartResponse, status: HTTPStatus, text: str, *headers: tuple[str, str], form: str = _TEXT
-) -> Iterable[bytes]:
-    body = text.encode()
-    start(f"{status.value} {status.phrase}", [("Content-Type", form), ("Content-Length", str(len(body))), *headers])
-    return [body]
+_PATHS: Final = ("/healthz", "/readyz", "/metrics")
+
+
+class _Pages:
+    """The metrics as they are written down, for a second."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+        self._lane = Lane("the writing of metrics", _PATIENCE)
+        self._written: dict[str, tuple[float, bytes]] = {}
+
+    async def page(self, accept: str) -> Response:
+        encoder, form = choose_encoder(accept)
+        page = self._fresh(form)
+        if page is None:
+            try:
+                page = await self._lane.run(lambda: self._write(form, lambda: encoder(self._registry)))
+            except PluginError as error:
+                return Response(HTTPStatus.SERVICE_UNAVAILABLE, f"{error}\n".encode())
+        return Response(HTTPStatus.OK, page, form)
+
+    def _fresh(self, form: str) -> bytes | None:
+        at, page = self._written.get(form, (0.0, b""))
+        return page if page and time.monotonic() - at < FRESH else None
+
+    def _write(self, form: str, encode: Callable[[], bytes]) -> bytes:
+        """Write a page, in the lane's thread, unless somebody who waited for the same turn has just written it."""
+        page = self._fresh(form)
+        if page is None:
+            page = encode()
+            self._written[form] = time.monotonic(), page
+        return page
