@@ -26,6 +26,7 @@ from nodeplug.cni.service import CniService
 from nodeplug.cni.spool import Spool
 from nodeplug.config import Reading, node_name, read
 from nodeplug.config.watch import watch
+from nodeplug.device.checkpoint import CHECKPOINT
 from nodeplug.device.podresources import PodResources
 from nodeplug.device.registration import DevicePaths
 from nodeplug.device.resources import Resources
@@ -113,6 +114,7 @@ class Daemon:
             lambda: self._registry.routes("device"),
             self._runner,
             configuration.supervisor.podresources_poll,
+            checkpoint=self._paths.device_plugins / CHECKPOINT,
         )
         self._observer = Observer(Metrics(version("nodeplug")))
         self._runner.finished = self._finished
@@ -354,7 +356,7 @@ class Daemon:
             "ready": not reasons,
             "reasons": reasons,
             "plugins": status.plugins(self._lifecycle.states.values(), self._runner, reasons),
-            "resources": status.resources(statuses, self._podresources.holders()),
+            "resources": status.resources(statuses, self._podresources.holders(), self._podresources.unconfirmed()),
             "calls": status.calls(self._runner),
             "spool": self._spool.count(),
             "stranded": status.stranded(self._spool.stranded()),

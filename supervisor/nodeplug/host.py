@@ -58,7 +58,8 @@ class Host:
     def holders(self, resource: str) -> Sequence[Holding]:
         """Return who holds devices of a resource, as kubelet last told (podresources List). Returns at once.
 
-        One value per container, in the order of their names. Kubelet tells it some seconds after a container got its
+        One value per container, in the order of their names. Init containers, which List leaves out, come from its
+        checkpoint, some by their pod's UID in namespace "?". Kubelet tells it some seconds after a container got its
         devices, and after it was gone: decide about free devices by what kubelet offers, never by this.
 
         Raises:

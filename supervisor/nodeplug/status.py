@@ -4,11 +4,11 @@ Owns: the shape of `nodeplug status --json`.
 Refuses: rendering, and any question that costs a call into a plugin: a status must answer while plugins hang.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Final
 
 from nodeplug.cni.attachments import Attachment, Key
-from nodeplug.device.podresources import Holder
+from nodeplug.device.holders import Holder
 from nodeplug.device.resource import ResourceStatus
 from nodeplug.errors import clip
 from nodeplug.flex.ledger import Staged, Target
@@ -53,13 +53,19 @@ def plugins(states: Iterable[PluginState], runner: Runner, reasons: Mapping[str,
 
 
 def resources(
-    statuses: Iterable[ResourceStatus], holders: Mapping[ResourceName, Mapping[DeviceId, Holder]]
+    statuses: Iterable[ResourceStatus],
+    holders: Mapping[ResourceName, Mapping[DeviceId, Holder]],
+    unconfirmed: Mapping[ResourceName, Collection[DeviceId]],
 ) -> list[dict[str, Any]]:
-    """Describe every resource, its devices, and who holds them."""
-    return [_resource(status, holders.get(status.resource, {})) for status in statuses]
+    """Describe every resource, its devices, and who holds them, and of how many that is not confirmed."""
+    return [
+        _resource(status, holders.get(status.resource, {}), unconfirmed.get(status.resource, ())) for status in statuses
+    ]
 
 
-def _resource(status: ResourceStatus, holders: Mapping[DeviceId, Holder]) -> dict[str, Any]:
+def _resource(
+    status: ResourceStatus, holders: Mapping[DeviceId, Holder], unconfirmed: Collection[DeviceId]
+) -> dict[str, Any]:
     return {
         "resource": status.resource,
         "plugin": status.plugin,
@@ -67,6 +73,7 @@ def _resource(status: ResourceStatus, holders: Mapping[DeviceId, Holder]) -> dic
         "devices": status.total,
         "healthy": status.healthy,
         "allocated": sum(device.id in holders for device in status.devices),
+        "unconfirmed": sum(device.id in unconfirmed for device in status.devices),
         "streams": status.streams,
         "socket": str(status.socket or ""),
         "error": clip(status.error),

@@ -88,7 +88,9 @@ def resources(rows: Iterable[Mapping[str, Any]]) -> RenderableType:
         said = row["error"] or row.get("absent", "")
         problem = "\n".join([*([said] if said else []), *_sick(row.get("units", ()))])
         healthy = f"{row['healthy']} of {row['devices']}"
-        table.add(row["resource"], row["plugin"], known, healthy, row["allocated"], row["streams"], problem)
+        unconfirmed = row.get("unconfirmed", 0)
+        allocated = f"{row['allocated']}" + (f", {unconfirmed} unconfirmed" if unconfirmed else "")
+        table.add(row["resource"], row["plugin"], known, healthy, allocated, row["streams"], problem)
     return table
 
 

@@ -12,7 +12,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +24,8 @@ import grpc.aio
 from nodeplug.bounded import read_bounded
 from nodeplug.call import Call
 from nodeplug.device import pollers
+from nodeplug.device.checkpoint import LedgerEntry, Unlisted, read_ledger
+from nodeplug.device.holders import Holder, Holdings, by_resource, joined
 from nodeplug.errors import NotReady, PluginError, TryAgain
 from nodeplug.journal import write_durably
 from nodeplug.pb import podresources_v1_pb2 as pb
@@ -46,19 +48,6 @@ _OPTIONS: Final = (
     ("grpc.default_authority", "localhost"),
     ("grpc.enable_http_proxy", 0),
 )
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Holder:
-    """A container, as podresources names it (there is no pod UID)."""
-
-    namespace: str
-    pod: str
-    container: str
-
-
-Holdings = Mapping[tuple[ResourceName, Holder], frozenset[DeviceId]]
-"""The ids that each container holds of each resource."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,11 +92,6 @@ def released(seen: Holdings, present: Holdings) -> Sequence[DeviceReleased]:
         if gone:
             values.append(DeviceReleased(resource, tuple(sorted(gone)), holder.namespace, holder.pod, holder.container))
     return values
-
-
-def joined(one: Holdings, other: Holdings) -> Holdings:
-    """Join two holdings."""
-    return {key: one.get(key, frozenset()) | other.get(key, frozenset()) for key in (*one, *other)}
 
 
 def without(holdings: Holdings, told: Iterable[DeviceReleased]) -> Holdings:
@@ -167,6 +151,7 @@ class PodResources:
         unsynced_grace: seconds for which an answer that names no pod at all, or comes from a kubelet that was
             restarted, is not believed. A kubelet that just started knows no pods yet, or those of its manifest folder
             alone while the API server is away, and would seem to have released everything else.
+        checkpoint: kubelet's own ledger, for those whom podresources leaves out; None: not read.
         present: the holdings of the last answer.
         error: why there is no answer at present; empty when there is.
     """
@@ -177,6 +162,7 @@ class PodResources:
     runner: Runner
     interval: float = 10.0
     unsynced_grace: float = 60.0
+    checkpoint: Path | None = None
     present: Holdings = field(default_factory=dict)
     error: str = ""
     _seen: Holdings = field(default_factory=dict)
@@ -185,6 +171,9 @@ class PodResources:
     _restarted: float = -math.inf
     _failures: int = 0
     _answered: bool = False
+    _unsynced: bool = False
+    _unlisted: Unlisted = field(default_factory=Unlisted)
+    _beyond: Holdings = field(default_factory=dict)
     _asked: asyncio.Event = field(default_factory=asyncio.Event)
 
     def soon(self) -> None:
@@ -192,11 +181,21 @@ class PodResources:
         self._asked.set()
 
     def holders(self) -> Mapping[ResourceName, Mapping[DeviceId, Holder]]:
-        """Return who holds each id, as of the last answer."""
-        table: dict[ResourceName, dict[DeviceId, Holder]] = {}
-        for (resource, holder), ids in self.present.items():
-            table.setdefault(resource, {}).update(dict.fromkeys(ids, holder))
-        return table
+        """Return who holds each id, as far as is known; see `unconfirmed`."""
+        return by_resource(self._known())
+
+    def unconfirmed(self) -> Mapping[ResourceName, frozenset[DeviceId]]:
+        """Return the ids whose holders are known from the past: kubelet is away, or has not met all its pods yet."""
+        silent = bool(self.error) or not self._answered
+        sure = {} if silent else by_resource(joined(self.present, self._beyond))
+        known = by_resource(self._known())
+        left = {name: frozenset(ids.keys() - sure.get(name, {}).keys()) for name, ids in known.items()}
+        return {name: ids for name, ids in left.items() if ids}
+
+    def _known(self) -> Holdings:
+        """Return who holds what: a kubelet that just started knows fewer holders than there are."""
+        unsure = bool(self.error) or not self._answered or self._unsynced
+        return joined(joined(self.present, self._seen) if unsure else self.present, self._beyond)
 
     def holdings(self, resource: ResourceName) -> Sequence[Holding]:
         """Return who holds devices of a resource, as of the last answer. May be called from any thread.
@@ -208,7 +207,7 @@ class PodResources:
             raise NotReady(f"who holds {resource} is unknown at present: {self.error or 'kubelet was not asked yet'}")
         return [
             Holding(resource, tuple(sorted(ids)), holder.namespace, holder.pod, holder.container)
-            for (name, holder), ids in sorted(self.present.items())
+            for (name, holder), ids in sorted(self._known().items())
             if name == resource
         ]
 
@@ -245,6 +244,9 @@ class PodResources:
             return
         self._failures = 0
         self._notice_restart()
+        ledger, alive = await asyncio.to_thread(self._read_ledger)
+        self._beyond = self._unlisted.take(ledger, answer.holdings, alive)
+        self._unsynced = not answer.pods or time.monotonic() - self._restarted < self.unsynced_grace
         self.present = answer.holdings
         self._answered, self.error = True, ""
         served = {route.claim.name: route for route in self.routes()}
@@ -275,8 +277,7 @@ class PodResources:
         now = time.monotonic()
         missing = released(self._seen, answer.holdings)
         self._missing_since = {value: self._missing_since.get(value, now) for value in missing}
-        unsynced = not answer.pods or now - self._restarted < self.unsynced_grace
-        grace = self.unsynced_grace if unsynced else 0.0
+        grace = self.unsynced_grace if self._unsynced else 0.0
         return [value for value in missing if self._missing_since[value] < now - grace]
 
     async def _tell(self, values: Sequence[DeviceReleased], served: Mapping[str, Route]) -> Sequence[DeviceReleased]:
@@ -311,6 +312,16 @@ class PodResources:
             await asyncio.to_thread(write_durably, self.state, encode_state(holdings))
         except PluginError as error:
             LOG.warning("a release during a restart of the daemon would be missed: %s", error)
+
+    def _read_ledger(self) -> tuple[list[LedgerEntry], Collection[str] | None]:
+        """Return kubelet's ledger, and the UIDs of the pods that have a folder (below kubelet's `--root-dir`)."""
+        if self.checkpoint is None:
+            return [], None
+        try:
+            alive = frozenset(one.name for one in (self.socket.parent.parent / "pods").iterdir())
+        except OSError:
+            alive = None
+        return read_ledger(self.checkpoint), alive
 
     def _load(self) -> Holdings:
         try:

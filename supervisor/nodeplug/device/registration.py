@@ -15,6 +15,7 @@ import time
 from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol
 
@@ -43,6 +44,8 @@ REGISTER_DEADLINE: Final = 15.0
 """Seconds. Kubelet dials back inside the call and gives that 10 s: a shorter deadline would hide its reason."""
 _FIRST_PAUSE: Final = 0.05
 _LONGEST_PAUSE: Final = 30.0
+_SILENCE: Final = 1.0
+"""Seconds without a stream after which kubelet is taken for gone: right after a registration it opens one."""
 # Own subchannels: gRPC shares them by address, and a new kubelet would inherit the back-off of the dead one.
 _CHANNEL_OPTIONS: Final = (
     ("grpc.use_local_subchannel_pool", 1),
@@ -186,6 +189,7 @@ class Registration:
     _look: asyncio.Event = field(default_factory=asyncio.Event)
     _retry: Retry = field(default_factory=Retry)
     _said: str = ""
+    _silent_since: float | None = None
     _target: Target = field(init=False)
     _watch: FolderWatch | None = None
     _options: pb.DevicePluginOptions = field(default_factory=pb.DevicePluginOptions)
@@ -194,6 +198,16 @@ class Registration:
         folder = self.paths.folder(self.mode)
         self._target = KubeletSocket(folder) if self.mode == "register" else PluginWatcherFolder(folder)
         check_socket_path(socket_path(folder, self.binding.route.claim.name))
+
+    @property
+    def away(self) -> str:
+        """Since when a kubelet that had accepted the server does not listen; empty while one does."""
+        silent = self.registered and self._silent_since is not None and time.time() - self._silent_since >= _SILENCE
+        return f"{self._away()}: no stream is open" if silent else ""
+
+    def _away(self) -> str:
+        since = datetime.fromtimestamp(self._silent_since or time.time()).astimezone()
+        return f"kubelet is away since {since.isoformat(sep=' ', timespec='seconds')}"
 
     def look(self) -> None:
         """Look again at once whether the registration still holds."""
@@ -209,7 +223,8 @@ class Registration:
             while True:
                 identity = self._target.identity()
                 if identity is None:
-                    self._say(self._target.absent)
+                    absent = self._target.absent
+                    self._say(absent if self._silent_since is None else f"{self._away()}: {absent}")
                     self._retry.succeeded()
                     await self._wait(self.poll)
                 elif not await self._register_once(identity):
@@ -232,7 +247,8 @@ class Registration:
             await self._announce(server, identity)
             return await self._hold(server, identity)
         except PluginError as error:
-            self._say(error.message)
+            gone = self._silent_since is not None and grpc.StatusCode.UNAVAILABLE.name in error.message
+            self._say(f"{self._away()}: {error.message}" if gone else error.message)
             return False
         finally:
             self.registered = False
@@ -281,11 +297,11 @@ class Registration:
             if server.verdict is not None:
                 self._take_verdict(server)
             if server.streams.open:
-                idle_since = now
+                idle_since, self._silent_since = now, None
                 if now - streaming_since >= self.watchdog:
                     self._retry.succeeded()
             else:
-                streaming_since = now
+                streaming_since, self._silent_since = now, self._silent_since or time.time()
             loss = self._loss(server, identity, now - idle_since)
             if loss is not None:
                 self._say(f"{loss.reason}; registering again")

@@ -31,7 +31,7 @@ class ResourceStatus:
     """How a resource is, for status, metrics and health.
 
     Attributes:
-        registered: kubelet has accepted the present registration.
+        registered: kubelet has accepted the present registration, and listens.
         healthy, total: devices of the present list; both 0 before the first.
         listed: there was a first list; nothing is registered before.
         streams: open ListAndWatch streams; 0 while registered means that kubelet does not listen.
@@ -133,18 +133,18 @@ class ResourceTask:
         """Tell how the resource is."""
         current = self._snapshots.current
         devices = tuple(current.devices.values()) if current is not None else ()
-        server = self._registration.server
+        server, away = self._registration.server, self._registration.away
         return ResourceStatus(
             resource=self.resource,
             plugin=self.plugin,
-            registered=self._registration.registered,
+            registered=self._registration.registered and not away,
             healthy=current.healthy if current is not None else 0,
             total=len(devices),
             listed=current is not None,
             streams=server.streams.open if server is not None else 0,
             registrations=self._registration.registrations,
             socket=server.path if server is not None else None,
-            error=self._binding.why or self._list_error or self._registration.error,
+            error=self._binding.why or self._list_error or away or self._registration.error,
             devices=devices,
             absent=self._absent,
         )

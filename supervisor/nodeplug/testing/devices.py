@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
+from nodeplug.device.checkpoint import CHECKPOINT
 from nodeplug.device.podresources import PodResources
 from nodeplug.device.registration import DevicePaths, Mode
 from nodeplug.device.resource import ResourceTask
@@ -98,5 +99,6 @@ def _compose(
         runner,
         interval=poll,
         unsynced_grace=unsynced_grace,
+        checkpoint=kubelet.device_plugins / CHECKPOINT,
     )
     return DeviceHost(tasks, runner, podresources)

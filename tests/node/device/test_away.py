@@ -1,0 +1,130 @@
+"""What people are told while kubelet is away, has just come back, or leaves somebody out."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nodeplug import ResourceName
+from nodeplug import status as told
+from nodeplug.testing import Kubelet, serve_devices
+
+if TYPE_CHECKING:
+    from tests.node.device.conftest import Full, Minimal
+
+Run = Callable[[Coroutine[Any, Any, None]], None]
+RESOURCE = "example.com/thing"
+
+
+def shown(host: Any) -> dict[str, Any]:
+    statuses = [task.status() for task in host.tasks.values()]
+    (row,) = told.resources(statuses, host.podresources.holders(), host.podresources.unconfirmed())
+    return row
+
+
+def test_a_resource_is_not_registered_with_a_kubelet_that_has_gone(minimal: "Minimal", root: Path, run: Run) -> None:
+    async def story() -> None:
+        async with Kubelet(root) as kubelet, serve_devices(minimal, kubelet, root) as host:
+            await kubelet.until_allocatable(RESOURCE, 4)
+            assert (shown(host)["registered"], shown(host)["error"]) == (True, "")
+            await kubelet.stop()
+            await kubelet.until(lambda: not shown(host)["registered"])
+            assert shown(host)["error"].startswith("kubelet is away since ")
+            await kubelet.start()
+            await kubelet.until_allocatable(RESOURCE, 4)
+            await kubelet.until(lambda: bool(shown(host)["registered"]))
+            assert shown(host)["error"] == ""
+
+    run(story())
+
+
+def test_a_resource_is_not_registered_with_a_kubelet_that_was_killed(minimal: "Minimal", root: Path, run: Run) -> None:
+    async def story() -> None:
+        async with Kubelet(root) as kubelet, serve_devices(minimal, kubelet, root, watchdog=3600) as host:
+            await kubelet.until_allocatable(RESOURCE, 4)
+            await kubelet.kill()
+            await kubelet.until(lambda: not shown(host)["registered"])
+            assert shown(host)["error"].startswith("kubelet is away since ")
+            await kubelet.start()
+            await kubelet.until(lambda: bool(shown(host)["registered"]))
+
+    run(story())
+
+
+def test_what_was_held_stays_allocated_until_a_restarted_kubelet_knows_its_pods(
+    minimal: "Minimal", root: Path, run: Run
+) -> None:
+    async def story() -> None:
+        async with Kubelet(root) as kubelet, serve_devices(minimal, kubelet, root) as host:
+            await kubelet.until_allocatable(RESOURCE, 4)
+            await kubelet.admit("pod", {RESOURCE: 3})
+            await kubelet.until(lambda: shown(host)["allocated"] == 3 and not shown(host)["unconfirmed"])
+            kubelet.pods_known = False
+            await kubelet.restart()
+            await kubelet.until(lambda: not host.podresources.present)
+            assert (shown(host)["allocated"], shown(host)["unconfirmed"]) == (3, 3)
+            assert sum(len(one.ids) for one in host.podresources.holdings(ResourceName(RESOURCE))) == 3
+            kubelet.pods_known = True
+            await kubelet.until(lambda: bool(host.podresources.present))
+            assert (shown(host)["allocated"], shown(host)["unconfirmed"]) == (3, 0)
+
+    run(story())
+
+
+def test_what_was_held_before_a_restart_of_the_daemon_is_shown_before_the_first_answer(
+    minimal: "Minimal", root: Path, run: Run
+) -> None:
+    async def story() -> None:
+        async with Kubelet(root) as kubelet:
+            async with serve_devices(minimal, kubelet, root) as host:
+                await kubelet.until_allocatable(RESOURCE, 4)
+                await kubelet.admit("pod", {RESOURCE: 3})
+                await kubelet.until(lambda: shown(host)["allocated"] == 3)
+            await kubelet.stop()
+            async with serve_devices(minimal, kubelet, root) as host:
+                await kubelet.until(lambda: shown(host)["devices"] == 4 and bool(shown(host)["allocated"]))
+                assert (shown(host)["allocated"], shown(host)["unconfirmed"]) == (3, 3)
+
+    run(story())
+
+
+def test_devices_of_an_init_container_are_held_though_kubelet_does_not_list_it(
+    full: "Full", root: Path, run: Run
+) -> None:
+    async def story() -> None:
+        async with Kubelet(root) as kubelet, serve_devices(full, kubelet, root) as host:
+            await kubelet.until_allocatable(RESOURCE, 4)
+            await kubelet.admit("pod", {RESOURCE: 3}, container="warm", init=True)
+            await kubelet.until(lambda: shown(host)["allocated"] == 3)
+            (holding,) = host.podresources.holdings(ResourceName(RESOURCE))
+            assert (holding.container, len(holding.ids)) == ("warm", 3)
+            await kubelet.admit("pod", {RESOURCE: 1}, container="work")
+            await kubelet.until(lambda: len(host.podresources.holdings(ResourceName(RESOURCE))) == 2)
+            held = {
+                one.container: (one.pod, len(one.ids)) for one in host.podresources.holdings(ResourceName(RESOURCE))
+            }
+            assert held == {"work": ("pod", 1), "warm": ("pod", 2)}
+            kubelet.remove_pod("pod")
+            await kubelet.admit("other", {RESOURCE: 1})
+            await kubelet.until(lambda: shown(host)["allocated"] == 1)
+
+    run(story())
+
+
+def test_the_end_of_a_pod_frees_its_devices_although_the_checkpoint_is_older(
+    full: "Full", root: Path, run: Run
+) -> None:
+    async def story() -> None:
+        async with Kubelet(root) as kubelet, serve_devices(full, kubelet, root) as host:
+            await kubelet.until_allocatable(RESOURCE, 4)
+            await kubelet.admit("other", {})
+            await kubelet.admit("pod", {RESOURCE: 3})
+            await kubelet.until(lambda: shown(host)["allocated"] == 3)
+            written = (kubelet.device_plugins / "kubelet_internal_checkpoint").read_bytes()
+            kubelet.remove_pod("pod")
+            await kubelet.until(lambda: bool(full.releases()))
+            (kubelet.device_plugins / "kubelet_internal_checkpoint").write_bytes(written)
+            await asyncio.sleep(0.3)
+            await kubelet.until(lambda: shown(host)["allocated"] == 0)
+
+    run(story())
