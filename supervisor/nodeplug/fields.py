@@ -13,7 +13,7 @@ import re
 from decimal import Decimal
 from typing import Annotated, Final
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, PlainSerializer
 
 from nodeplug.errors import InvalidRequest
 
@@ -39,7 +39,22 @@ def parse_duration(value: object) -> object:
     raise ValueError(f"{value!r} is no duration; write a number with ms, s, m or h, such as '10s'")
 
 
-Seconds = Annotated[float, BeforeValidator(parse_duration), Field(gt=0, le=86400)]
+def write_duration(seconds: float) -> str:
+    """Write seconds as a file has them, in the largest unit that needs no fraction."""
+    exact = Decimal(repr(seconds))
+    for unit, size in (("h", 3600), ("m", 60), ("s", 1)):
+        if exact % size == 0:
+            return f"{int(exact / size)}{unit}"
+    text = f"{(exact * 1000).normalize():f}ms"
+    return text if exact < 1 and parse_duration(text) == seconds else f"{exact:f}s"
+
+
+Seconds = Annotated[
+    float,
+    BeforeValidator(parse_duration),
+    Field(gt=0, le=86400),
+    PlainSerializer(write_duration, return_type=str, when_used="json"),
+]
 """A duration in seconds, written as `"10s"` in the file."""
 
 
@@ -74,6 +89,15 @@ def show_quantity(size: int) -> str:
     return f"{size} bytes"
 
 
+def write_quantity(size: int) -> int | str:
+    """Write bytes as a file has them, exactly: in the largest binary unit that divides them, else as a number."""
+    for unit in ("Ei", "Pi", "Ti", "Gi", "Mi", "Ki"):
+        factor = 1024 ** _BINARY[unit]
+        if size and size % factor == 0:
+            return f"{size // factor}{unit}"
+    return size
+
+
 def _from_config(value: object) -> object:
     if isinstance(value, str):
         try:
@@ -83,5 +107,10 @@ def _from_config(value: object) -> object:
     return value
 
 
-Quantity = Annotated[int, BeforeValidator(_from_config), Field(ge=0)]
+Quantity = Annotated[
+    int,
+    BeforeValidator(_from_config),
+    Field(ge=0),
+    PlainSerializer(write_quantity, return_type=int | str, when_used="json"),
+]
 """A configuration value: bytes, at least 0, or text such as "64Mi"."""

@@ -127,16 +127,35 @@ def _sentence(item: Any, location: Location, model: type[BaseModel]) -> str:
     kind, found, context = item["type"], item["input"], item.get("ctx", {})
     if kind in {"extra_forbidden", "unexpected_keyword_argument"}:
         return unknown("key", str(location[-1]), allowed_keys(model, item["loc"]))
-    write = _SENTENCES.get(kind)
-    if write is None:
-        own = item["msg"] if kind not in _PYDANTIC else f"is not accepted: it breaks the rule {kind.replace('_', ' ')}"
-        write = str(own).replace("{", "{{").replace("}", "}}")
+    if kind == "missing" and isinstance(item["loc"][-1], int):
+        return f"must have at least {item['loc'][-1] + 1} entries, not {len(found)}"
+    write = _SENTENCES.get(kind, _foreign(item))
     text = write(found, context) if callable(write) else write.format(**context)
     if item["loc"] and item["loc"][-1] == "[key]":
         text = f"has a name that {text}"
-    secret = any(isinstance(part, str) and _SECRET.search(part) for part in location)
-    hide = secret or kind in _WITHOUT_VALUE or isinstance(found, BaseModel) or shown(found) in text
-    return text if hide or (isinstance(found, str) and repr(found) in text) else f"{text}, not {shown(found)}"
+    return text if _hidden(kind, found, text, location) else f"{text}, not {shown(found)}"
+
+
+def _foreign(item: Any) -> str:
+    """Return the words of a kind of mistake that the table does not have: the plugin's own, or plain ones."""
+    if item["type"] in _PYDANTIC:
+        return f"is not accepted: it breaks the rule {item['type'].replace('_', ' ')}"
+    text = re.sub(
+        r"^(Input|Value|value) (should|is)\b", lambda match: {"should": "must"}.get(match[2], match[2]), item["msg"]
+    )
+    return text.replace("{", "{{").replace("}", "}}")
+
+
+def _hidden(kind: str, found: object, text: str, location: Location) -> bool:
+    """Whether a value is not to be shown: it is there already, says nothing, or may be a secret."""
+    if kind in _WITHOUT_VALUE or any(isinstance(part, str) and _SECRET.search(part) for part in location):
+        return True
+    if isinstance(found, str):
+        return repr(found) in text or shown(found) in text
+    own = kind in {"value_error", "assertion_error"} or kind not in _PYDANTIC
+    return own and (
+        not isinstance(found, int | float) or re.search(rf"\b{re.escape(shown(found))}\b", text) is not None
+    )
 
 
 def _joined(texts: Sequence[str]) -> str:
@@ -192,6 +211,7 @@ _DATE: Final = "must be a date, such as 2026-01-02"
 _TIME: Final = "must be a time of day, such as 03:04:05"
 _URL: Final = "must be a URL, such as https://example.com/path"
 _UUID: Final = "must be a UUID"
+_IP: Final = ("address", "interface", "network")
 _DECIMAL: Final = "must be a decimal number"
 
 _WITHOUT_VALUE: Final = frozenset(
@@ -203,8 +223,6 @@ _WITHOUT_VALUE: Final = frozenset(
         "union_tag_not_found",
         "too_short",
         "too_long",
-        "value_error",
-        "assertion_error",
     }
 )
 _SENTENCES: Final[Mapping[str, str | Callable[[object, Mapping[str, Any]], str]]] = {
@@ -271,6 +289,8 @@ _SENTENCES: Final[Mapping[str, str | Callable[[object, Mapping[str, Any]], str]]
     "url_syntax_violation": _URL,
     "url_too_long": "must be a shorter URL, of at most {max_length} characters",
     "url_scheme": "must be a URL that begins with {expected_schemes}",
+    **{f"ip_v{version}_{part}": f"must be an IPv{version} {part}" for version in (4, 6) for part in _IP},
+    **{f"ip_any_{part}": f"must be an IPv4 or IPv6 {part}" for part in _IP},
     "uuid_type": _UUID,
     "uuid_parsing": _UUID,
     "uuid_version": "must be a UUID of version {expected_version}",

@@ -24,9 +24,16 @@ def allowed_keys(model: type[BaseModel], location: Sequence[str | int]) -> tuple
     definitions: Mapping[str, Any] = root.get("$defs", {})
     places = [root]
     for part in location[:-1]:
-        places = [inner for place in places for inner in _inside(_resolve(place, definitions), part)]
+        tagged = [inner for place in places for inner in _tagged(place, part, definitions)]
+        places = tagged or [inner for place in places for inner in _inside(_resolve(place, definitions), part)]
     tables = [table for place in places for table in _resolve(place, definitions)]
     return tuple(dict.fromkeys(key for table in tables for key in table.get("properties", {})))
+
+
+def _tagged(place: Mapping[str, Any], part: str | int, definitions: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the alternative of a union that a tag names; a key of that alternative may be called the same."""
+    reference = place.get("discriminator", {}).get("mapping", {}).get(part)
+    return [definitions[reference.rpartition("/")[2]]] if reference else []
 
 
 def _resolve(place: Mapping[str, Any], definitions: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -5,7 +5,6 @@ Refuses: to print, to ask, to lay out (`listing` does), and to know where the da
 data.
 """
 
-import json
 import re
 import time
 from collections import Counter
@@ -198,33 +197,3 @@ def report(document: Mapping[str, Any]) -> RenderableType:
     if chosen := document.get("entrypoints"):
         lines.append(Paragraph([(f"entrypoints: {chosen['kind']} ({chosen['reason']})", "")]))
     return Group(*lines) if lines else Text("nothing to do")
-
-
-def toml(document: Mapping[str, Any]) -> str:
-    """Write a configuration as TOML; None is left out."""
-    return "\n".join(_toml_table(document, ())).strip() + "\n"
-
-
-def _toml_table(table: Mapping[str, Any], path: tuple[str, ...]) -> Iterable[str]:
-    inner = {key: value for key, value in table.items() if isinstance(value, Mapping) and value}
-    plain = {key: value for key, value in table.items() if key not in inner and value is not None}
-    if path and (plain or not inner):
-        yield f"\n[{'.'.join(map(_toml_key, path))}]"
-    for key, value in plain.items():
-        yield f"{_toml_key(key)} = {_toml_value(value)}"
-    for key, value in inner.items():
-        yield from _toml_table(value, (*path, key))
-
-
-def _toml_key(key: str) -> str:
-    return key if key and key.isascii() and key.replace("-", "").replace("_", "").isalnum() else _toml_value(key)
-
-
-def _toml_value(value: object) -> str:
-    if isinstance(value, Mapping):
-        pairs = ", ".join(f"{_toml_key(key)} = {_toml_value(item)}" for key, item in value.items() if item is not None)
-        return f"{{ {pairs} }}" if pairs else "{}"
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(_toml_value(item) for item in value if item is not None)}]"
-    # What is left are JSON's scalars, which TOML writes alike, save for the one control character that JSON allows.
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

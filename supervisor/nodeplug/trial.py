@@ -23,11 +23,11 @@ from nodeplug.errors import InvalidRequest, NotReady, PluginError
 from nodeplug.flex.masking import redact
 from nodeplug.mounts import mounted_at
 from nodeplug.registry import find, unmarked
-from nodeplug.tables import toml
 from nodeplug.testing import AdmissionError, BlockingKubelet, CniError, FlexFailure, FlexVolume, ScratchNode, namespaces
 from nodeplug.testing.place_holder import filled
 from nodeplug.testing.secrets_file import read_secrets
 from nodeplug.testing.stage import CniRuntimeFactory, FlexCallers, LeftBehind, scratch_node, scratch_of
+from nodeplug.toml_text import toml
 from nodeplug.values import Pod, Secrets
 
 _INSIDE: Final = "NODEPLUG_TRY_INSIDE"

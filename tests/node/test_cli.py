@@ -450,3 +450,41 @@ def test_conflist_that_does_not_exist_is_one_sentence(node: Node) -> None:
     done = node.run("install", "--conflist", "/nowhere/10-x.conflist")
     assert done.returncode == 1
     assert done.stderr == "error: cannot read /nowhere/10-x.conflist: No such file or directory\n"
+
+
+def test_effective_configuration_ends_with_what_it_enables(node: Node) -> None:
+    done = node.run("check-config")
+    assert done.stdout.splitlines()[-1] == "# ok: 1 plugin, 1 resource"
+
+
+def test_effective_configuration_has_values_as_people_write_them_and_no_long_line(node: Node) -> None:
+    cards = "\n".join("[[plugins.gpu.config.simulated]]" for _ in range(40))
+    node.configure(
+        f"[supervisor]\ndevice_poll = 10\n[plugins.gpu.config]\ndriver = 'simulated'\n{cards}\n"
+        '[[plugins.gpu.config.resources]]\nresource = "a.b/c"\nsharing = "memory"\nunit = 1073741824\n'
+    )
+    done = node.run("check-config")
+    assert 'device_poll = "10s"' in done.stdout
+    assert 'unit = "1Gi"' in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 120
+
+
+def test_mistakes_of_all_files_and_all_plugins_are_told_at_once(node: Node) -> None:
+    folder = node.config.parent / "plugins.d"
+    folder.mkdir()
+    node.configure("[supervisor]\nlisten = 5\n[plugins.tmpfs.config]\nmax_sise = '1Gi'\n")
+    (folder / "a.toml").write_text("[plugins.a\n")
+    (folder / "b.toml").write_text('[plugins.gpu.config]\nresources = []\n[plugins.bridge]\nuse = "x"\n')
+    (folder / "c.toml").write_text("[plugins.nothing]\n")
+    done = node.run("check-config")
+    places = [line.split(": ")[1:3] for line in done.stderr.splitlines()]
+    assert [(place.removeprefix(f"{node.config.parent}/"), key) for place, key in places] == [
+        ("nodeplug.toml:3", "supervisor.listen"),
+        ("plugins.d/a.toml:1", "is not TOML"),
+        ("plugins.d/b.toml:4", "plugins.bridge.use"),
+        ("nodeplug.toml:5", "plugins.tmpfs.config.max_sise"),
+        ("plugins.d/b.toml:2", "plugins.gpu.config.resources"),
+        ("plugins.d/c.toml:1", "plugins.nothing"),
+    ]
+    assert 'did you mean "max_size"?' in done.stderr
+    assert "must have at least 1 entry, not 0" in done.stderr

@@ -1,9 +1,11 @@
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from nodeplug.config import ConfigError, load
-from nodeplug.fields import parse_duration
+from nodeplug.fields import parse_duration, parse_quantity, write_duration, write_quantity
 
 
 def write(folder: Path, text: str, **drop_ins: str) -> Path:
@@ -101,3 +103,25 @@ def test_a_duration_without_number_or_unit_is_refused(tmp_path: Path, text: str)
 def test_root_moves_every_path(tmp_path: Path) -> None:
     supervisor = load(write(tmp_path, "version = 1"), root=tmp_path).supervisor
     assert supervisor.below_root(supervisor.exec_socket) == tmp_path / "run/nodeplug/exec.sock"
+
+
+@given(st.floats(min_value=1e-6, max_value=86400) | st.integers(1, 86400).map(float))
+def test_a_duration_is_written_as_it_is_read(seconds: float) -> None:
+    assert parse_duration(write_duration(seconds)) == seconds
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(10.0, "10s"), (0.2, "200ms"), (60.0, "1m"), (90.0, "90s"), (7200.0, "2h"), (1.5, "1.5s")]
+)
+def test_a_duration_is_written_as_people_do(seconds: float, text: str) -> None:
+    assert write_duration(seconds) == text
+
+
+@given(st.integers(0, (1 << 63) - 1) | st.integers(0, 1 << 33).map(lambda count: count << 20))
+def test_a_size_is_written_exactly(size: int) -> None:
+    written = write_quantity(size)
+    assert (parse_quantity(written) if isinstance(written, str) else written) == size
+
+
+def test_a_size_is_written_as_people_do() -> None:
+    assert [write_quantity(size) for size in (1 << 30, 1536 << 20, 1000, 0)] == ["1Gi", "1536Mi", 1000, 0]

@@ -1,11 +1,8 @@
 """What people see: plain data in, text out."""
 
-import tomllib
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from rich.console import Console, RenderableType
 
 from nodeplug import tables
@@ -293,20 +290,3 @@ def test_report_of_nothing_says_so() -> None:
 )
 def test_durations_are_short(seconds: float, words: str) -> None:
     assert tables.duration(seconds) == words
-
-
-SCALARS = (
-    st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False, allow_infinity=False) | st.text()
-)
-VALUES = st.recursive(
-    SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3)
-)
-
-
-@given(st.dictionaries(st.text(), VALUES, max_size=4))
-def test_toml_reads_back_as_what_was_written(document: dict[str, Any]) -> None:
-    assert tomllib.loads(tables.toml(document)) == document
-
-
-def test_toml_leaves_none_out() -> None:
-    assert tables.toml({"a": None, "b": {"c": None, "d": 1}}) == "[b]\nd = 1\n"

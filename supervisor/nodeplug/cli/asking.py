@@ -28,7 +28,7 @@ def check_config(config: Config = DEFAULT, root: Root = None, as_json: Json = Fa
     if as_json:
         print_json({"configuration": examined.document, "problems": examined.problems})
     elif not examined.problems:
-        from nodeplug.tables import toml
+        from nodeplug.toml_text import toml
 
         print(f"{toml(examined.document)}\n# ok: {examined.summary}")
     for problem in examined.problems:

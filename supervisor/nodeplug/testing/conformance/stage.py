@@ -15,7 +15,6 @@ from typing import Any, Final, Self, TypeVar
 from nodeplug.errors import PluginError
 from nodeplug.mounts import mounts, unmount
 from nodeplug.netns import Netns
-from nodeplug.tables import toml
 from nodeplug.testing.conformance.rehearsal import Rehearsal, rehearse
 from nodeplug.testing.conformance.report import Style
 from nodeplug.testing.conformance.subject import Subject
@@ -24,6 +23,7 @@ from nodeplug.testing.inventory import Inventory
 from nodeplug.testing.kubelet import BlockingKubelet
 from nodeplug.testing.scratch_cni import new_netns, run_in
 from nodeplug.testing.scratch_node import ScratchNode
+from nodeplug.toml_text import toml
 
 SECTION: Final = "subject"
 """The section of the examined plugin in the configuration of the node."""
