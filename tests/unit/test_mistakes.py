@@ -94,7 +94,7 @@ def told(kind: Any, value: object) -> list[str]:
         (tuple[int, int], [1], "key: must have at least 2 entries, not 1"),
         (dict[str, int], 5, "key: must be a table, not 5"),
         (Cat, 5, "key: must be a table, not 5"),
-        (Literal["open", "exists"], "opne", 'key: must be "open" or "exists", not "opne"; did you mean "open"?'),
+        (Literal["open", "exists"], "opened", 'key: must be "open" or "exists", not "opened"; did you mean "open"?'),
         (Literal[1], 2, "key: must be 1, not 2"),
         (Colour, "gren", 'key: must be "red" or "green", not "gren"; did you mean "green"?'),
         (Pet, {"kind": "dgo"}, 'key.kind: must be "cat", "dog", not "dgo"; did you mean "dog"?'),
