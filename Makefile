@@ -4,8 +4,10 @@ VENV := .venv
 RUN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 BENCH_QUICK ?=
+# Many tests wait for each other's processes rather than compute: one more worker than there are cores.
+WORKERS ?= $(shell expr $$(nproc) + 1)
 
-.PHONY: can-demo docs help demo test lint unit node gpu real kubelet consumers meta proto bench setup clean
+.PHONY: can-demo docs help demo test suite soak lint unit node gpu real kubelet consumers meta proto bench setup clean
 
 help: ## Show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | expand -t 12
@@ -22,8 +24,13 @@ can-demo:
 demo: can-demo $(STAMP) ## Play a pod's whole life against the daemon, as root or as an ordinary user
 	$(RUN)/nodeplug demo
 
-test: lint ## Run lint, types and every test (what needs root or a package is skipped with its reason)
-	$(RUN)/pytest
+test: lint suite ## Run lint, types and every test (what needs root or a package is skipped with its reason)
+
+suite: $(STAMP)
+	$(RUN)/pytest -n $(WORKERS) --dist loadgroup --durations 10
+
+soak: $(STAMP) ## Run the tests that take longer than anybody waits for (none chosen is no failure)
+	$(RUN)/pytest -m soak --durations 10 || [ $$? = 5 ]
 
 lint: $(STAMP) ## Check format, lint, types, layers, spelling
 	$(RUN)/ruff format --check .

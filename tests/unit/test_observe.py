@@ -306,6 +306,7 @@ def test_full_socket_does_not_block(systemd: socket.socket) -> None:
 @pytest.mark.parametrize(
     ("microseconds", "pid", "seconds"),
     [("20000000", "", 5.0), ("20000000", str(os.getpid()), 5.0), ("20000000", "1", 0.0), ("", "", 0.0), ("x", "", 0.0)],
+    ids=["anybody", "ours", "another's", "unset", "no number"],
 )
 def test_signs_of_life_are_due_four_times_in_the_time_of_the_watchdog(
     monkeypatch: pytest.MonkeyPatch, microseconds: str, pid: str, seconds: float

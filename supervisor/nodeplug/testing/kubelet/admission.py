@@ -305,9 +305,11 @@ def merged(responses: Collection[pb.ContainerAllocateResponse]) -> pb.ContainerA
     whole = pb.ContainerAllocateResponse()
     for response in responses:
         for name, value in response.envs.items():
-            whole.envs.setdefault(name, value)
+            if name not in whole.envs:  # older versions of protobuf answer setdefault with an empty text
+                whole.envs[name] = value
         for name, value in response.annotations.items():
-            whole.annotations.setdefault(name, value)
+            if name not in whole.annotations:
+                whole.annotations[name] = value
         mounts = {mount.container_path for mount in whole.mounts}
         whole.mounts.extend(mount for mount in response.mounts if mount.container_path not in mounts)
         devices = {device.container_path for device in whole.devices}
