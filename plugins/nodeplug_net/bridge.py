@@ -15,6 +15,7 @@ from nodeplug_net import bridge_add, bridge_check, bridge_del
 from nodeplug_net.addressing import Addressing
 from nodeplug_net.dataplane import Dataplane
 from nodeplug_net.ipam import Ipam
+from nodeplug_net.needs import Networks
 from nodeplug_net.reaper import Reaper
 from nodeplug_net.sockets import NftSockets
 from nodeplug_net.undo import kernel_errors
@@ -54,7 +55,7 @@ class Bridge:
         self._names = config.names
         reaper = Reaper()
         addressing = Addressing(Ipam(host, config.data_dir), host)
-        self._plane = Dataplane(addressing, reaper, NftSockets(reaper), host.log)
+        self._plane = Dataplane(addressing, reaper, NftSockets(reaper), host.log, Networks(host))
 
     @hookimpl
     def claims(self) -> Sequence[Claim]:
@@ -66,12 +67,19 @@ class Bridge:
         """Encode the messages that every ADD needs, and release addresses that an earlier boot left."""
         warm_up()
         self._plane.addressing.recover()
+        self._plane.networks.recover()
         self._plane.tidy()
 
     @hookimpl
     def stop(self) -> None:
         """Close idle sockets."""
         self._plane.nft.close()
+
+    @hookimpl
+    def health(self) -> None:
+        """Be not ready when a network with containers lost what they need."""
+        with kernel_errors():
+            bridge_check.health(self._plane)
 
     @hookimpl
     def cni_add(self, request: CniAdd) -> CniResult:

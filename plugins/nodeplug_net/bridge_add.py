@@ -219,7 +219,9 @@ def attach(request: CniAdd, plane: Dataplane) -> CniResult:
     config = parse_bridge(request)
     with Netlink() as netlink, Undo(plane.log) as undo:
         attaching = Attaching(request, config, Attachment.of(request), Links(netlink), plane, undo)
-        return attaching.run()
+        result = attaching.run()
+    plane.networks.note(request, config, result)
+    return result
 
 
 def plan_addresses(config: BridgeConfig, found: CniResult) -> CniResult:

@@ -7,7 +7,16 @@ Refuses: repair, and complaints about what a later plugin of the list may add: e
 from collections.abc import Iterator
 from ipaddress import ip_interface
 
-from nodeplug import CniCheck, CniInterface, CniIp, CniStatus, InvalidRequest, LimitedConnectivity, PluginError
+from nodeplug import (
+    CniCheck,
+    CniInterface,
+    CniIp,
+    CniStatus,
+    InvalidRequest,
+    LimitedConnectivity,
+    NotReady,
+    PluginError,
+)
 from nodeplug_net.addressing import IN_PROCESS
 from nodeplug_net.attachment import Attachment, network_label
 from nodeplug_net.bridge_add import routed
@@ -17,6 +26,18 @@ from nodeplug_net.dataplane import Dataplane
 from nodeplug_net.ipam_config import has_ranges, parse_config
 from nodeplug_net.links import Link, Links, links_in
 from nodeplug_net.netlink import Netlink
+
+
+def health(plane: Dataplane) -> None:
+    """Tell what the networks of this node lack.
+
+    Raises:
+        NotReady: with everything that is missing.
+        OSError: the kernel refuses.
+    """
+    missing = plane.networks.all_missing()
+    if missing:
+        raise NotReady("; ".join(missing))
 
 
 def check(request: CniCheck, plane: Dataplane) -> None:
@@ -136,7 +157,7 @@ def status(request: CniStatus, plane: Dataplane) -> None:
 
     Raises:
         LimitedConnectivity: containers are attached, and the bridge cannot be mended.
-        NotReady: IPAM has no address.
+        NotReady: containers are attached and something of what they need is gone; or IPAM has no address.
         OSError: the kernel refuses.
     """
     config = parse_bridge(request)
@@ -145,6 +166,9 @@ def status(request: CniStatus, plane: Dataplane) -> None:
         bridge = links.get(bridge_name(request))
         if bridge is not None:
             _mend_bridge(request, plane, links, bridge)
+    missing = plane.networks.missing(request, config)
+    if missing:
+        raise NotReady(f"network {request.network} is damaged: {'; '.join(missing)}")
     plane.addressing.status(request, config.ipam)
 
 

@@ -1,6 +1,6 @@
 """What the verbs of one bridge plugin share.
 
-Owns: the plugin's IPAM, reaper, nf_tables sockets and log, made once.
+Owns: the plugin's IPAM, reaper, nf_tables sockets, log, and what its networks need, made once.
 Refuses: state about containers: that is in the kernel and in the address folders.
 """
 
@@ -14,6 +14,7 @@ from nodeplug_net.addressing import Addressing
 from nodeplug_net.bridge_config import BridgeConfig
 from nodeplug_net.links import Links
 from nodeplug_net.masquerade import Entry, Masquerade
+from nodeplug_net.needs import Networks
 from nodeplug_net.reaper import Reaper
 from nodeplug_net.sockets import NftSockets, open_nft
 
@@ -26,6 +27,7 @@ class Dataplane:
     reaper: Reaper
     nft: NftSockets
     log: logging.LoggerAdapter[logging.Logger]
+    networks: Networks
 
     def attached(self, request: CniRequest, config: BridgeConfig, links: Links) -> list[Entry]:
         """List the addresses of a network that should be masqueraded: those of attachments whose port is there.

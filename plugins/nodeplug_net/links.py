@@ -214,6 +214,11 @@ class Links:
         answer = self.netlink.ask(Request(data, f"list the ports of bridge {bridge.name}"))[0]
         return [link for link in map(parse_link, answer.messages) if link.master == bridge.index]
 
+    def all(self) -> list[Link]:
+        """List every link."""
+        answer = self.netlink.ask(Request(messages.dump_links().fill(), "list the interfaces"))[0]
+        return [parse_link(message) for message in answer.messages]
+
     def create_bridge(self, name: str, mtu: int) -> None:
         """Create a bridge that is up, unless the name is taken.
 

@@ -148,6 +148,12 @@ def dump_ports() -> Template:
 
 
 @cache
+def dump_links() -> Template:
+    """GETLINK dump of every link."""
+    return Template(_encode("ifinfmsg", RTM_GETLINK, _DUMP, [("IFLA_EXT_MASK", _SKIP_STATISTICS)], {}))
+
+
+@cache
 def create_bridge(*, mtu: bool) -> Template:
     """NEWLINK of a bridge that is up, with the holes `name`, `mac` and, if asked, `mtu`."""
     attrs: list[tuple[str, Any]] = [

@@ -1,0 +1,172 @@
+"""What the containers of a network need of their host, and whether it is there.
+
+Owns: one record per network of what its newest ADD made (bridge, gateway addresses, masqueraded subnets), and the
+comparison of it with the kernel while any container of the network is attached. STATUS and `health` ask here, so that
+a bridge that somebody deleted or a ruleset that somebody flushed is told before the next pod finds out.
+Refuses: repair, networks without a container, and other namespaces than the daemon's own.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from ipaddress import ip_address, ip_network
+from typing import Any, Final
+
+from nodeplug import CniAdd, CniRequest, CniResult, Host, Netns, PluginError
+from nodeplug_net.attachment import network_label
+from nodeplug_net.bridge_config import BridgeConfig
+from nodeplug_net.links import Link, Links
+from nodeplug_net.masquerade import Masquerade
+from nodeplug_net.netlink import Netlink
+from nodeplug_net.sockets import Identity, open_nft
+
+_PHASE: Final = "network"
+_AGAIN: Final = "the next ADD, STATUS or GC of the network mends it"
+_ANEW: Final = "make their containers anew"
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What one network needs.
+
+    Attributes:
+        bridge: the bridge of its ports.
+        gateways: addresses that the bridge has, without a prefix.
+        subnets: those that are masqueraded.
+        made_for: what the configuration said; another one makes these needs void.
+    """
+
+    bridge: str
+    gateways: frozenset[str] = frozenset()
+    subnets: frozenset[str] = frozenset()
+    made_for: str = ""
+
+    def covers(self, other: "Needs") -> bool:
+        """Whether another's needs are among these."""
+        same = (self.bridge, self.made_for) == (other.bridge, other.made_for)
+        return same and other.gateways <= self.gateways and other.subnets <= self.subnets
+
+    def with_those(self, other: "Needs") -> "Needs":
+        """Return the needs after one more ADD."""
+        if (self.bridge, self.made_for) != (other.bridge, other.made_for):
+            return other
+        return Needs(self.bridge, self.gateways | other.gateways, self.subnets | other.subnets, self.made_for)
+
+
+@dataclass(slots=True)
+class Networks:
+    """The networks of the daemon's own namespace. Any thread may call it: each network has one entry."""
+
+    host: Host
+    home: Identity | None = None
+    _known: dict[str, Needs] = field(default_factory=dict)
+
+    def recover(self) -> None:
+        """Read what was noted in this boot; the calling thread is in the daemon's own namespace."""
+        current = Netns.current()
+        self.home = current.identity
+        current.close()
+        for entry in self.host.journal.entries():
+            if entry.phase != _PHASE:
+                continue
+            if self.host.journal.is_stale(entry):
+                self.host.journal.remove(entry.key)
+            elif (needs := _decode(entry.data)) is not None:
+                self._known[entry.key.removeprefix("network ")] = needs
+
+    def note(self, request: CniAdd, config: BridgeConfig, result: CniResult) -> None:
+        """Note what an ADD made, unless that is known."""
+        if request.host_netns.identity != self.home:
+            return
+        needs = _of(request, config, result)
+        known = self._known.get(request.network, needs)
+        if known.covers(needs) and request.network in self._known:
+            return
+        self._known[request.network] = known = known.with_those(needs)
+        try:
+            self.host.journal.write(f"network {request.network}", phase=_PHASE, data=_encode(known))
+        except PluginError as error:
+            self.host.log.warning("what network %s needs is not noted: %s", request.network, error)
+
+    def missing(self, request: CniRequest, config: BridgeConfig) -> list[str]:
+        """Tell what a network lacks; the calling thread is in the request's host namespace."""
+        known = self._known.get(request.network) if request.host_netns.identity == self.home else None
+        if known is None or known.bridge != config.bridge:
+            known = Needs(config.bridge)
+        return _missing({request.network: known})
+
+    def all_missing(self) -> list[str]:
+        """Tell what any network lacks; the calling thread is in the daemon's own namespace."""
+        return _missing(self._known) if self._known else []
+
+
+def _missing(networks: Mapping[str, Needs]) -> list[str]:
+    with Netlink() as netlink:
+        links = Links(netlink)
+        there = links.all()
+        attached = {name: _ports_of(name, there) for name in networks}
+        found = [
+            text
+            for name, needs in networks.items()
+            if attached[name]
+            for text in _differences(name, needs, attached[name], links, there)
+        ]
+    subnets = {subnet for name, needs in networks.items() if attached[name] for subnet in needs.subnets}
+    return found + list(_without_rules(subnets))
+
+
+def _ports_of(network: str, there: list[Link]) -> list[Link]:
+    return [link for link in there if link.alias.startswith(network_label(network))]
+
+
+def _differences(network: str, needs: Needs, attached: list[Link], links: Links, there: list[Link]) -> Iterator[str]:
+    bridge = next((link for link in there if link.name == needs.bridge and link.kind == "bridge"), None)
+    if bridge is None:
+        yield f"bridge {needs.bridge} of network {network} is gone: make its {len(attached)} containers anew"
+        return
+    if not bridge.is_up:
+        yield f"bridge {needs.bridge} of network {network} is down: {_AGAIN}"
+    loose = [link.name for link in attached if link.master != bridge.index]
+    if loose:
+        yield f"{len(loose)} interfaces of network {network}, such as {loose[0]}, left bridge {bridge.name}: {_ANEW}"
+    present = {address.ip for address in links.addresses(bridge)}
+    lost = sorted(gateway for gateway in needs.gateways if ip_address(gateway) not in present)
+    if lost:
+        yield f"bridge {bridge.name} lost {', '.join(lost)}, the gateway of network {network}: {_AGAIN}"
+
+
+def _without_rules(subnets: set[str]) -> Iterator[str]:
+    if not subnets:
+        return
+    with open_nft() as netlink:
+        lost = Masquerade(netlink).lacking(ip_network(subnet) for subnet in sorted(subnets))
+    for network in lost:
+        yield f"subnet {network} has no rule that masquerades it: {_AGAIN}"
+
+
+def _of(request: CniAdd, config: BridgeConfig, result: CniResult) -> Needs:
+    asked = [config.is_gateway, config.ip_masq, request.config.get("ipam")]
+    return Needs(
+        config.bridge,
+        frozenset(str(ip.gateway) for ip in result.ips if ip.gateway is not None) if config.is_gateway else frozenset(),
+        frozenset(str(ip.address.network) for ip in result.ips) if config.ip_masq else frozenset(),
+        json.dumps(asked, sort_keys=True, default=str),
+    )
+
+
+def _encode(needs: Needs) -> dict[str, Any]:
+    return {
+        "bridge": needs.bridge,
+        "gateways": sorted(needs.gateways),
+        "subnets": sorted(needs.subnets),
+        "made_for": needs.made_for,
+    }
+
+
+def _decode(data: Mapping[str, Any]) -> Needs | None:
+    try:
+        gateways = frozenset(str(ip_address(one)) for one in data["gateways"])
+        subnets = frozenset(str(ip_network(one)) for one in data["subnets"])
+        return Needs(str(data["bridge"]), gateways, subnets, str(data["made_for"]))
+    except (KeyError, TypeError, ValueError):
+        return None

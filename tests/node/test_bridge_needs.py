@@ -1,0 +1,188 @@
+"""What a bridge network needs, when somebody takes it away: STATUS and health tell, and cry for nothing else."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from ipaddress import ip_interface
+from typing import Any
+
+import pytest
+
+from nodeplug import Journal, Netns, NotReady
+from nodeplug.testing.scratch_cni import ScratchCni
+from nodeplug_net import nftmessages as nft
+from nodeplug_net.bridge import Bridge, BridgeConfig
+from nodeplug_net.links import Link, Links
+from nodeplug_net.netlink import Netlink
+
+Make = Callable[..., dict[str, Any]]
+
+
+Start = Callable[..., Bridge]
+
+
+@pytest.fixture
+def start(scratch: ScratchCni) -> Iterator[Start]:
+    """Start a plugin whose daemon lives in the host namespace."""
+    made: list[Bridge] = []
+
+    def begin(boot_id: str = "boot-1") -> Bridge:
+        host = replace(scratch.host, boot_id=boot_id, journal=Journal(scratch.folder / "journal", boot_id))
+        plugin = Bridge(BridgeConfig(data_dir=scratch.folder / "networks"), host)
+        made.append(plugin)
+        scratch.on_host(plugin.start)
+        return plugin
+
+    yield begin
+    for plugin in made:
+        plugin.stop()
+
+
+@pytest.fixture
+def bridge(start: Start) -> Bridge:
+    return start()
+
+
+@pytest.fixture
+def network(config: Make) -> dict[str, Any]:
+    return config(ipMasq=True, cniVersion="1.1.0")
+
+
+def delete_bridge(scratch: ScratchCni) -> None:
+    def run() -> None:
+        from pyroute2 import IPRoute  # noqa: PLC0415  damage is done with other means than the plugin's own
+
+        with IPRoute() as route:
+            route.link("del", index=route.link_lookup(ifname="br0")[0])
+
+    scratch.on_host(run)
+
+
+def on_bridge(scratch: ScratchCni, action: Callable[[Links, Link], object]) -> None:
+    def run() -> None:
+        with Netlink() as netlink:
+            links = Links(netlink)
+            link = links.get("br0")
+            assert link is not None
+            action(links, link)
+
+    scratch.on_host(run)
+
+
+def take_gateway(scratch: ScratchCni) -> None:
+    on_bridge(scratch, lambda links, link: links.remove_address(link, ip_interface("10.88.0.1/24")))
+
+
+def flush(scratch: ScratchCni) -> None:
+    def run() -> None:
+        with Netlink(12) as netlink:
+            netlink.exchange([(nft.begin(None), False), (nft.delete_table(), True), (nft.end(), False)])
+
+    scratch.on_host(run)
+
+
+def set_down(scratch: ScratchCni) -> None:
+    on_bridge(scratch, Links.set_down)
+
+
+DAMAGE = {
+    "a deleted bridge": (delete_bridge, "bridge br0 of network net is gone: make its 1 containers anew"),
+    "a gateway address that was removed": (take_gateway, r"bridge br0 lost 10\.88\.0\.1, the gateway of network net"),
+    "a flushed ruleset": (flush, r"subnet 10\.88\.0\.0/24 has no rule that masquerades it"),
+    "a bridge that is down": (set_down, "bridge br0 of network net is down"),
+}
+
+
+def health(scratch: ScratchCni, plugin: Bridge) -> None:
+    scratch.on_host(plugin.health)
+
+
+@pytest.mark.parametrize(("damage", "text"), DAMAGE.values(), ids=DAMAGE)
+@pytest.mark.parametrize("restarted", [False, True], ids=["", "restarted"])
+def test_health_tells_what_a_network_with_containers_lacks(
+    scratch: ScratchCni, start: Start, bridge: Bridge, network: Any, damage: Any, text: str, restarted: bool
+) -> None:
+    scratch.add(bridge, network, "c1", scratch.container())
+    health(scratch, bridge)
+    damage(scratch)
+    with pytest.raises(NotReady, match=text):
+        health(scratch, start() if restarted else bridge)
+
+
+def test_status_tells_of_a_deleted_bridge(scratch: ScratchCni, bridge: Bridge, network: Any) -> None:
+    scratch.add(bridge, network, "c1", scratch.container())
+    scratch.status(bridge, network)
+    delete_bridge(scratch)
+    with pytest.raises(NotReady, match="bridge br0 of network net is gone"):
+        scratch.status(bridge, network)
+
+
+def test_status_tells_of_containers_that_a_bridge_made_anew_left_behind(
+    scratch: ScratchCni, bridge: Bridge, network: Any
+) -> None:
+    scratch.add(bridge, network, "c1", scratch.container())
+    delete_bridge(scratch)
+    scratch.add(bridge, network, "c2", scratch.container())
+    lost = r"1 interfaces of network net, such as veth[0-9a-f]{8}, left bridge br0"
+    with pytest.raises(NotReady, match=lost):
+        scratch.status(bridge, network)
+    with pytest.raises(NotReady, match=lost):
+        health(scratch, bridge)
+    scratch.delete(bridge, network, "c1")
+    scratch.status(bridge, network)
+    health(scratch, bridge)
+
+
+def test_status_tells_of_a_gateway_that_it_cannot_give_back(scratch: ScratchCni, bridge: Bridge, config: Make) -> None:
+    asked = config(ipam={"type": "host-local"}, capabilities={"ipRanges": True})
+    ranges = {"runtimeConfig": {"ipRanges": [[{"subnet": "10.88.0.0/24"}]]}}
+    scratch.add(bridge, asked | ranges, "c1", scratch.container())
+    take_gateway(scratch)
+    with pytest.raises(NotReady, match=r"bridge br0 lost 10\.88\.0\.1"):
+        scratch.status(bridge, asked)
+
+
+@pytest.mark.parametrize("damage", [damage for damage, _ in DAMAGE.values()], ids=DAMAGE)
+def test_a_network_without_containers_is_ready_whatever_is_missing(
+    scratch: ScratchCni, bridge: Bridge, network: Any, damage: Any
+) -> None:
+    scratch.status(bridge, network)
+    health(scratch, bridge)
+    scratch.add(bridge, network, "c1", scratch.container())
+    scratch.delete(bridge, network, "c1")
+    damage(scratch)
+    scratch.status(bridge, network)
+    health(scratch, bridge)
+
+
+def test_another_subnet_of_a_changed_configuration_needs_no_former_gateway(
+    scratch: ScratchCni, bridge: Bridge, config: Make
+) -> None:
+    scratch.add(bridge, config("10.88.0.0/24", forceAddress=True), "c1", scratch.container())
+    scratch.add(bridge, config("10.99.0.0/24", forceAddress=True), "c2", scratch.container())
+    health(scratch, bridge)
+
+
+def test_what_was_noted_in_an_earlier_boot_is_forgotten(
+    scratch: ScratchCni, start: Start, bridge: Bridge, network: Any
+) -> None:
+    scratch.add(bridge, network, "c1", scratch.container())
+    take_gateway(scratch)
+    health(scratch, start("boot-2"))
+
+
+def test_a_network_is_noted_once_and_not_with_each_container(scratch: ScratchCni, bridge: Bridge, network: Any) -> None:
+    scratch.add(bridge, network, "c1", scratch.container())
+    (record,) = (scratch.folder / "journal").glob("network*.json")
+    before = record.stat().st_mtime_ns
+    scratch.add(bridge, network, "c2", scratch.container())
+    assert record.stat().st_mtime_ns == before
+
+
+def test_networks_of_another_host_namespace_are_not_the_daemons(
+    scratch: ScratchCni, network: Any, bridge: Bridge
+) -> None:
+    other: Netns = scratch.container()
+    scratch.host_netns, home = other, scratch.host_netns
+    scratch.add(bridge, network, "c1", home)
+    scratch.host_netns = home
+    assert list((scratch.folder / "journal").glob("network*.json")) == []
