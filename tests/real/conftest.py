@@ -156,7 +156,7 @@ def make_kubelet_lab(
     """
 
     @contextmanager
-    def make(*conflists: Path, with_api: bool = False) -> Iterator[Lab]:
+    def make(*conflists: Path, **more: Any) -> Iterator[Lab]:
         if any(Path("/sys/fs/cgroup").glob("kubepods*")) or any(Path("/sys/fs/cgroup").glob("*/kubepods*")):
             pytest.skip("another kubelet has its pods on this machine, and two would remove each other's")
         folder = Path(tempfile.mkdtemp(prefix="np-", dir="/tmp"))
@@ -169,8 +169,8 @@ def make_kubelet_lab(
             "resource": RESOURCE,
             "conflists": conflists,
             "env": env,
-            "with_api": with_api,
             "runtime": runtime,
+            **more,
         }
         try:
             with make_private_node(folder / "n", cgroup="kubepods") as private:

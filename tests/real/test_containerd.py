@@ -158,6 +158,31 @@ def test_every_version_that_containerd_knows_is_served(
         assert lab.difference_of(lambda: lab.end(lab.cri.run("pod"))) == []
 
 
+def test_containerd_2_serves_a_list_of_version_1_1_0_and_1_6_fails_each_add(
+    make_lab: Callable[..., AbstractContextManager[Lab]], short_path: Path
+) -> None:
+    with make_lab(variant(short_path, cniVersion="1.1.0")) as lab:
+        if lab.containerd.version >= (2, 0):
+            assert lab.difference_of(lambda: lab.end(lab.cri.run("pod"))) == []
+        else:
+            with pytest.raises(grpc.RpcError, match="unsupported CNI result version"):
+                lab.cri.run("pod")
+
+
+@pytest.mark.parametrize("generation", ["current"], indirect=True, scope="session")
+def test_containerd_2_learns_by_status_that_the_daemon_is_away_and_back(
+    make_lab: Callable[..., AbstractContextManager[Lab]], short_path: Path
+) -> None:
+    with make_lab(variant(short_path, cniVersion="1.1.0")) as lab:
+        assert lab.cri.conditions()["NetworkReady"] == (True, "")
+        lab.daemon.kill()
+        ready, message = lab.cri.conditions()["NetworkReady"]
+        assert not ready
+        assert "Network plugin returns error: " in message
+        lab.daemon.start()
+        assert lab.cri.conditions()["NetworkReady"] == (True, "")
+
+
 def test_a_running_containerd_notices_the_conflist_that_install_writes(
     make_lab: Callable[..., AbstractContextManager[Lab]],
 ) -> None:

@@ -1,9 +1,12 @@
-"""Debian's reference plugins and ours, side by side: the same configuration must come to the same thing."""
+"""The reference plugins and ours, side by side: the same configuration must come to the same thing.
+
+`old` are Debian's, which stop at cniVersion 1.0.0; `current` are today's.
+"""
 
 import json
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +16,8 @@ import pytest
 
 from nodeplug.testing import CniError, CniRuntime, Sandbox, ScratchNode
 
-REFERENCE = Path("/usr/lib/cni")
-VERSIONS = ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0"]
+DEBIAN = Path("/usr/lib/cni")
+VERSIONS = ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"]
 V4 = [[{"subnet": "10.77.0.0/24"}]]
 DUAL = [*V4, [{"subnet": "fd77::/64"}]]
 VARIANTS: Mapping[str, tuple[dict[str, Any], list[Any]]] = {
@@ -53,11 +56,20 @@ class Side:
         return json.loads(subprocess.run(command, capture_output=True, check=True).stdout or "[]")
 
 
+@pytest.fixture(scope="session")
+def reference(generation: str, consumer: Callable[[str], Path]) -> Path:
+    """The folder of the reference plugins."""
+    if generation == "current":
+        return consumer("cni")
+    if not (DEBIAN / "bridge").exists():
+        pytest.skip("containernetworking-plugins is missing: apt-get install containernetworking-plugins")
+    return DEBIAN
+
+
 @pytest.fixture
-def sides(short_path: Path) -> Iterator[tuple[Side, Side]]:
-    for package, path in (("containernetworking-plugins", REFERENCE / "bridge"), ("iproute2", shutil.which("ip"))):
-        if path is None or not Path(path).exists():
-            pytest.skip(f"{package} is missing: apt-get install {package}")
+def sides(short_path: Path, reference: Path) -> Iterator[tuple[Side, Side]]:
+    if shutil.which("ip") is None:
+        pytest.skip("iproute2 is missing: apt-get install iproute2")
     root = short_path / "n"
     root.mkdir()
     with ExitStack() as stack:
@@ -69,7 +81,7 @@ def sides(short_path: Path) -> Iterator[tuple[Side, Side]]:
             return Side(name, short_path, folder, kind, host, pod)
 
         yield (
-            side("reference", REFERENCE, "bridge"),
+            side("reference", reference, "bridge"),
             side("ours", node.paths.cni_bin, "nodeplug-bridge"),
         )
 
@@ -104,7 +116,11 @@ def routes(side: Side, family: str) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_results_are_equal_in_every_version(sides: tuple[Side, Side], version: str) -> None:
+def test_results_are_equal_in_every_version(sides: tuple[Side, Side], version: str, generation: str) -> None:
+    if (generation, version) == ("old", "1.1.0"):
+        with pytest.raises(CniError, match="incompatible CNI versions"):
+            sides[0].add(sides[0].runtime(version, {}, V4))
+        return
     results = [comparable(side.add(side.runtime(version, {"isDefaultGateway": True}, V4)), side) for side in sides]
     assert results[1] == results[0]
 
@@ -168,10 +184,10 @@ def test_both_refuse_the_same_configurations(sides: tuple[Side, Side], keys: dic
 
 
 def test_a_reference_plugin_can_be_chained_behind_ours(sides: tuple[Side, Side]) -> None:
-    _, ours = sides
+    reference, ours = sides
     runtime = ours.runtime("1.0.0", {"isGateway": True}, V4)
     plugins = [*runtime.conflist["plugins"], {"type": "tuning", "mtu": 1300}]
-    chained = CniRuntime({**runtime.conflist, "plugins": plugins}, [ours.bin, REFERENCE])
+    chained = CniRuntime({**runtime.conflist, "plugins": plugins}, [ours.bin, reference.bin])
     ours.add(chained)
     assert ours.show("link", "show", "eth0")[0]["mtu"] == 1300
     with ours.host.netns.entered():
@@ -181,13 +197,13 @@ def test_a_reference_plugin_can_be_chained_behind_ours(sides: tuple[Side, Side])
 
 
 def test_the_reference_ipam_serves_our_bridge(sides: tuple[Side, Side]) -> None:
-    _, ours = sides
+    reference, ours = sides
     plugin = {
         "type": "nodeplug-bridge",
         "bridge": "br0",
         "ipam": {"type": "static", "addresses": [{"address": "10.99.0.5/24", "gateway": "10.99.0.1"}]},
     }
-    runtime = CniRuntime({"cniVersion": "1.0.0", "name": "static", "plugins": [plugin]}, [ours.bin, REFERENCE])
+    runtime = CniRuntime({"cniVersion": "1.0.0", "name": "static", "plugins": [plugin]}, [ours.bin, reference.bin])
     result = ours.add(runtime)
     assert [ip["address"] for ip in result["ips"]] == ["10.99.0.5/24"]
     with ours.host.netns.entered():

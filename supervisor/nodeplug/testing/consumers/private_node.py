@@ -111,11 +111,14 @@ class PrivateNode:
     def inventory(self, *folders: Path) -> Inventory:
         """Take an inventory from inside, the cgroups of consumers included.
 
-        What the machine had mounted when the node was made is left out, and so are loop devices on other folders, and
-        the version 2 tree beside version 1 trees, in which runc makes folders that kubelet 1.20 does not know of.
+        What the machine had mounted when the node was made is left out, and so are loop devices on other folders, the
+        folder of all pods' cgroups, which containerd 2 removes with the last of them, and the version 2 tree beside
+        version 1 trees, in which runc makes folders that kubelet 1.20 does not know of.
         """
         cgroups = [
-            f"cgroup {path}" for path in cgroups_of(self.cgroup) if not path.is_relative_to(_CGROUPS / "unified")
+            f"cgroup {path}"
+            for path in cgroups_of(self.cgroup)
+            if path.name != self.cgroup and not path.is_relative_to(_CGROUPS / "unified")
         ]
         return Inventory(frozenset([*self._look(*folders), *cgroups]) - self._inherited)
 
