@@ -38,6 +38,9 @@ class LoopbackConfig(BaseModel):
     names: tuple[str, ...] = Field(
         ("nodeplug-loopback",), description="executables on CNI_PATH; add 'loopback' to take the reference plugin over"
     )
+    where_absent: tuple[str, ...] = Field(
+        ("loopback",), description="executables that are installed only where no other program has the name"
+    )
 
 
 class Loopback:
@@ -47,12 +50,14 @@ class Loopback:
 
     def __init__(self, config: LoopbackConfig, host: Host) -> None:
         self._names = config.names
+        self._where_absent = tuple(name for name in config.where_absent if name not in config.names)
         self._host = host
 
     @hookimpl
     def claims(self) -> Sequence[Claim]:
         """Answer for the configured names."""
-        return [Claim("cni", name) for name in self._names]
+        own = [Claim("cni", name) for name in self._names]
+        return own + [Claim("cni", name, gives_way=True) for name in self._where_absent]
 
     @hookimpl
     def cni_add(self, request: CniAdd) -> CniResult:

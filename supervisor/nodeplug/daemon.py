@@ -36,7 +36,7 @@ from nodeplug.flex.service import FlexService
 from nodeplug.flex.staging import Staging
 from nodeplug.frame import Frame, Reply
 from nodeplug.host import Host
-from nodeplug.install.deployment import deploy, installed
+from nodeplug.install import keeper
 from nodeplug.install.drivers import reprobe
 from nodeplug.journal import Journal, file_name, read_boot_id
 from nodeplug.lifecycle import Lifecycle
@@ -120,16 +120,16 @@ class Daemon:
         self._runner.finished = self._finished
         exported = PluginMetrics(self._observer.metrics.registry)
         self._reports = Reports(self._lifecycle.states, self._runner, exported.take)
+        self._keeper = keeper.Keeper(self._registry, self._lifecycle.states, configuration.supervisor)
         self._reloader = Reloader(
             reading,
             read=lambda before: read(config_path, root, before),
             lifecycle=self._lifecycle,
-            install=self._install,
+            install=self._keeper.install,
             count=self._observer.metrics.reload,
         )
         self._readiness: tuple[bool, Mapping[str, str]] = (False, {"daemon": "it is starting"})
         self._beat = self._started
-        self._entrypoints = ""
         self._stop = asyncio.Event()
         self._resources: Resources | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -193,6 +193,7 @@ class Daemon:
             "podresources": self._podresources.run(),
             "start failed plugins": _every(RETRY_INTERVAL, self._lifecycle.retry_failed),
             "sample": _every(SAMPLE_INTERVAL, self._sample),
+            "keep the entrypoints": _every(keeper.INTERVAL, self._keeper.look),
             "health": _every(HEALTH_INTERVAL, self._lifecycle.check_health),
             "metrics": _every(METRICS_INTERVAL, self._reports.measure),
             "configuration": self._reload(first),
@@ -233,7 +234,7 @@ class Daemon:
         # A DEL that hangs must not hold up the others: an ADD settles its own pending DELs in any case.
         replay = group.create_task(self._spool.replay(self._cni.replay), name="first replay")
         await asyncio.wait({replay}, timeout=START_PATIENCE)
-        installing = group.create_task(self._install(), name="first installation")
+        installing = group.create_task(self._keeper.install(), name="first installation")
         await asyncio.wait({installing}, timeout=START_PATIENCE)  # a compiler may hang
         drivers = [route.claim.name for route in self._registry.routes("volume")]
         await asyncio.to_thread(reprobe, self._paths.flexvolume, drivers)
@@ -243,25 +244,6 @@ class Daemon:
         process.settle()
         notify.ready()
         LOG.info("serving %d plugins at %s", len(self._registry.plugins), self._paths.exec_socket)
-
-    # --- entrypoints --------------------------------------------------------------------------------------------
-
-    async def _install(self) -> None:
-        if not self._configuration.supervisor.install:
-            return
-        try:
-            states = self._lifecycle.states.values()
-            # Without any plugin nothing is removed: the configuration is more likely wrong than meant so.
-            if not states:
-                LOG.warning("no plugin is enabled: entrypoints stay; `nodeplug install --remove-all` removes them")
-            known = bool(states) and all(state.loaded is not None for state in states)
-            native = self._configuration.supervisor.native_entrypoints
-            done = await asyncio.to_thread(deploy, self._registry, self._paths, native=native, prune=known)
-        except PluginError as error:
-            LOG.error("the entrypoints cannot be installed: %s", error)
-            return
-        self._entrypoints = done.entrypoints.reason
-        done.tell(LOG)
 
     # --- what plugins are given ---------------------------------------------------------------------------------
 
@@ -330,7 +312,7 @@ class Daemon:
         ledger = self._staging.ledger
         records = await asyncio.to_thread(self._attachments.list)
         staged, targets = await asyncio.to_thread(lambda: (ledger.all_staged(), ledger.targets()))
-        kind = await asyncio.to_thread(installed, self._paths)
+        entrypoints = await self._keeper.as_dict()
         return self._vital() | {
             "version": version("nodeplug"),
             "node": node_name(self._configuration.supervisor),
@@ -339,7 +321,7 @@ class Daemon:
             "attachments": status.attachments(records),
             "volumes": status.volumes(staged, targets),
             "recent": self._observer.recorder.as_dicts(),
-            "entrypoints": {"kind": kind, "reason": self._entrypoints},
+            "entrypoints": entrypoints,
         }
 
     def _vital(self) -> dict[str, Any]:
@@ -348,6 +330,8 @@ class Daemon:
         reasons = status.unready(self._lifecycle.states.values(), statuses)
         if self._reloader.error:
             reasons["configuration"] = self._reloader.error
+        if self._keeper.problem:
+            reasons["entrypoints"] = self._keeper.problem
         if self._disk.reason:
             reasons["state folder"] = self._disk.reason
         if self._spool.trouble:

@@ -191,9 +191,10 @@ def report(document: Mapping[str, Any]) -> RenderableType:
     lines = [
         Paragraph([(f"{word:<10} {path}", styles.get(word, ""))])
         for word, paths in document.items()
-        if word != "entrypoints"
+        if word not in {"entrypoints", "notes", "warnings"}
         for path in paths
     ]
+    lines += [Paragraph([(note, "")]) for note in document.get("notes", ())]
     if chosen := document.get("entrypoints"):
         lines.append(Paragraph([(f"entrypoints: {chosen['kind']} ({chosen['reason']})", "")]))
     return Group(*lines) if lines else Text("nothing to do")

@@ -5,6 +5,7 @@ Refuses: to decide what belongs where.
 """
 
 from collections.abc import Mapping
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +14,15 @@ import typer
 from nodeplug.cli.group import say
 from nodeplug.commands import DEFAULT, Config, Json, Root, print_json, show
 from nodeplug.errors import PluginError
+
+
+class CniVersion(StrEnum):
+    """What `--cni-version` takes."""
+
+    AUTO = "auto"
+    FILE = "file"
+    OLD = "1.0.0"
+    NEW = "1.1.0"
 
 
 def install(
@@ -32,13 +42,24 @@ def install(
             show_default=False,
         ),
     ] = None,
+    cni_version: Annotated[
+        CniVersion,
+        typer.Option(
+            "--cni-version",
+            help="The cniVersion of the configurations: `auto` chooses what the node's runtime and the plugins "
+            "understand, `file` keeps the file's own.",
+        ),
+    ] = CniVersion.AUTO,
+    force: Annotated[
+        bool, typer.Option("--force", help="Take back names that were nodeplug's and are another program's by now.")
+    ] = False,
     remove_all: Annotated[
         bool, typer.Option("--remove-all", help="Remove every entrypoint although no plugin is enabled.")
     ] = False,
 ) -> None:
     """Install the entrypoints of every enabled plugin where the runtime and kubelet look for them.
 
-    Names that belong to somebody else are never touched. Repeating it changes nothing; what an earlier installation
+    Names that belong to somebody else are not touched. Repeating it changes nothing; what an earlier installation
     made and no plugin claims any more is removed. A configuration without plugins is taken for a mistake: then nothing
     is removed unless `--remove-all` says so.
 
@@ -62,9 +83,18 @@ def install(
         )
     conflists = {path.name: _read(path) for path in conflist or ()}
     wanted = supervisor.native_entrypoints if native is None else native
-    done = deploy(inspected.registry, supervisor.paths, native=wanted, conflists=conflists)
+    done = deploy(
+        inspected.registry,
+        supervisor.paths,
+        native=wanted,
+        conflists=conflists,
+        cni_version=cni_version.value,
+        force=force,
+    )
     if done.entrypoints.warning:
         say(f"warning: {done.entrypoints.reason}; the Python scripts are installed instead")
+    for warning in done.warnings:
+        say(f"warning: {warning}")
     _show_report(done.as_dict(), as_json=as_json)
 
 

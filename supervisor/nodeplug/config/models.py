@@ -108,6 +108,7 @@ class Supervisor(_Model):
             device_plugins=self.below_root(self.device_plugins_dir),
             plugins_registry=self.below_root(self.plugins_registry_dir),
             podresources_socket=self.below_root(self.podresources_socket),
+            root=self.root.absolute(),
         )
 
 
@@ -127,6 +128,7 @@ class Paths:
     device_plugins: Path
     plugins_registry: Path
     podresources_socket: Path
+    root: Path = Path("/")
 
 
 class PluginSection(_Model):

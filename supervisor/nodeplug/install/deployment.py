@@ -7,8 +7,9 @@ Refuses: to touch files itself (see `nodeplug.install.files`).
 
 import asyncio
 import logging
+import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal, Never
@@ -17,12 +18,22 @@ from nodeplug.config import Configuration, Paths, node_name
 from nodeplug.errors import NotFound, NotSupported, PluginError
 from nodeplug.flex.codec import capabilities_file
 from nodeplug.host import Host
+from nodeplug.install.conflists import Wanted, choose, not_first
 from nodeplug.install.drivers import drivers_in_use
 from nodeplug.install.files import install, uninstall
 from nodeplug.install.native import compile_one, compiler
-from nodeplug.install.ownership import Folders, folder_name, installed_kind, our_drivers, our_entrypoints
+from nodeplug.install.needs import unmet
+from nodeplug.install.ownership import (
+    Folders,
+    folder_name,
+    installed_kind,
+    is_our_entrypoint,
+    our_drivers,
+    our_entrypoints,
+)
 from nodeplug.install.report import Report
 from nodeplug.install.scripts import PROGRAM, Scripts, led_by
+from nodeplug.install.upkeep import read_record, take_stock, write_record
 from nodeplug.journal import Journal, file_name, read_boot_id
 from nodeplug.lifecycle import Lifecycle
 from nodeplug.mistakes import Location, told
@@ -61,10 +72,13 @@ class Deployment:
 
     report: Report
     entrypoints: Entrypoints
+    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report and the kind of the entrypoints for JSON."""
-        return self.report.as_dict() | {"entrypoints": self.entrypoints.as_dict()}
+        told = {"notes": list(self.notes), "warnings": list(self.warnings)}
+        return self.report.as_dict() | told | {"entrypoints": self.entrypoints.as_dict()}
 
     def __str__(self) -> str:
         return f"entrypoints: {self.entrypoints.kind} ({self.entrypoints.reason}): {self.report}"
@@ -73,6 +87,10 @@ class Deployment:
         """Log it."""
         if self.entrypoints.warning:
             log.warning("scripts are installed, not compiled entrypoints: %s", self.entrypoints.reason)
+        for warning in self.warnings:
+            log.warning("%s", warning)
+        for note in self.notes:
+            log.info("%s", note)
         log.info("%s", self)
 
 
@@ -132,7 +150,11 @@ def deploy(
     *,
     native: Native = "auto",
     conflists: Mapping[str, bytes] | None = None,
+    cni_version: Wanted = "auto",
     prune: bool = True,
+    force: bool = False,
+    only_present: bool = False,
+    mend: Collection[Path] = (),
 ) -> Deployment:
     """Install the entrypoints of every claim, and remove those of claims that are gone.
 
@@ -141,25 +163,56 @@ def deploy(
         paths: of the node.
         native: whether to compile the entrypoints.
         conflists: by file name, network configurations to install as well.
+        cni_version: in which version; see `install.conflists`.
         prune: False while a plugin is refused: its claims are unknown, and a runtime that finds no executable can
             never DEL its containers.
+        force: take back names that were ours and have been replaced.
+        only_present: only what the record says was installed before, for mending.
+        mend: files that were ours and bear our mark no more.
 
     Raises:
         PluginError: see `install.files.install` and `entrypoints`; if they cannot be compiled, nothing was changed.
     """
+    record = read_record(record_path(paths)) or {}
     drivers = {route.claim.name: capabilities_file(route.claim, route.hooks) for route in registry.routes("volume")}
-    places = [paths.cni_bin, *(paths.flexvolume / folder_name(driver) for driver in drivers)]
-    scripts, chosen = entrypoints(paths, native, places)
+    claims = {route.claim.name: route.claim for route in registry.routes("cni")}
+    yielded = [name for name, claim in claims.items() if claim.gives_way and _is_foreign(paths.cni_bin / name)]
+    names = [name for name in claims if name not in yielded]
+    if only_present:
+        places = {name: paths.cni_bin / name for name in names}
+        names = [name for name, path in places.items() if path in record and (path in mend or not _is_foreign(path))]
+        native = native if any(path.name.startswith(PROGRAM) for path in record) else False  # as it was installed
+        known = {path.parent.name for path in record}
+        drivers = {name: answer for name, answer in drivers.items() if folder_name(name) in known}
+    homes = [paths.cni_bin, *(paths.flexvolume / folder_name(driver) for driver in drivers)]
+    scripts, chosen = entrypoints(paths, native, homes)
+    lists = {name: choose(name, data, paths, claims, cni_version) for name, data in (conflists or {}).items()}
     report = install(
-        cni=[route.claim.name for route in registry.routes("cni")],
+        cni=names,
         drivers=drivers,
         folders=folders(paths),
         scripts=scripts,
-        conflists=conflists,
+        conflists={name: one.data for name, one in lists.items()},
         prune=prune,
         in_use=drivers_in_use(mount.target for mount in mounts()),
+        retake=record if force else mend,
     )
-    return Deployment(report, chosen)
+    # Names of ours that others have by now stay in it: they are told, and can be taken back.
+    lost = {path: digest for path, digest in record.items() if path.name in claims and _is_foreign(path)}
+    write_record(record_path(paths), lost | take_stock(folders(paths)))
+    notes = [f"{paths.cni_bin / name} is another program's, and stays" for name in yielded]
+    notes += [one.reason for one in lists.values() if one.reason]
+    warnings = [*filter(None, [not_first(lists, paths.cni_conf)]), *unmet(paths, claims)]
+    return Deployment(report, chosen, tuple(notes), tuple(warnings))
+
+
+def _is_foreign(path: Path) -> bool:
+    return os.path.lexists(path) and not is_our_entrypoint(path)
+
+
+def record_path(paths: Paths) -> Path:
+    """Return where the record of what is installed lies."""
+    return paths.state / "installed.json"
 
 
 def entrypoints(paths: Paths, native: Native, places: Iterable[Path] = ()) -> tuple[Scripts, Entrypoints]:
@@ -226,4 +279,5 @@ def withdraw(paths: Paths) -> Report:
     """
     report = uninstall(folders=folders(paths), in_use=drivers_in_use(mount.target for mount in mounts()))
     shutil.rmtree(compiled_cache(paths), ignore_errors=True)
+    write_record(record_path(paths), take_stock(folders(paths)))
     return report

@@ -49,6 +49,7 @@ def install(
     conflists: Mapping[str, bytes] | None = None,
     prune: bool = True,
     in_use: Collection[str] = (),
+    retake: Collection[Path] = (),
 ) -> Report:
     """Bring the folders to what the claims need; repeating it changes nothing.
 
@@ -58,8 +59,10 @@ def install(
         folders: where to install; made when they are missing and needed.
         scripts: the rendered scripts.
         conflists: by file name, network configuration lists for the runtime; written last, once their plugins exist.
+            Other ones of ours go then: of two, the runtime takes the first by name.
         prune: remove what an earlier installation made and no claim needs any more.
         in_use: drivers with mounts on this node; they are never removed (see `drivers_in_use`).
+        retake: files that may be replaced although they are foreign, for they were ours.
 
     Raises:
         ForeignFile: a name is taken; the message lists every one. Nothing was changed.
@@ -69,7 +72,7 @@ def install(
     """
     lists = {name: marked_conflist(name, data) for name, data in (conflists or {}).items()}
     try:
-        refuse_foreign(cni, drivers, lists, folders)
+        refuse_foreign(cni, drivers, lists, folders, retake)
     except OSError as error:
         raise failed("examine", error) from error
     cni_files: dict[str, bytes] = {}
@@ -93,6 +96,8 @@ def install(
         for name, data in lists.items():
             folders.cni_conf.mkdir(parents=True, exist_ok=True)
             put_file(folders.cni_conf / name, data, 0o644, tally)
+        if lists:
+            _prune_conflists(folders.cni_conf, lists, tally)
         if prune:
             prune_drivers(folders.flex, frozenset(map(folder_name, drivers)), in_use, tally)
             _prune_entrypoints(folders.cni_bin, frozenset(cni), tally)
@@ -131,6 +136,13 @@ def _entrypoint(folder: Path, name: str, script: bytes, program: bytes) -> dict[
     if not program:
         return {name: script}
     return {program_name(program): program, name: led_by(script, folder / program_name(program))}
+
+
+def _prune_conflists(conf: Path, wanted: Collection[str], tally: Tally) -> None:
+    """Remove the lists of ours that are superseded: of two, the runtime takes the first by name."""
+    for path in our_conflists(conf):
+        if path.name not in wanted:
+            remove(path, tally)
 
 
 def _prune_entrypoints(cni_bin: Path, wanted: frozenset[str], tally: Tally) -> None:

@@ -80,9 +80,13 @@ def executable(driver: str) -> str:
 
 
 def refuse_foreign(
-    cni: Collection[str], drivers: Mapping[str, bytes], lists: Mapping[str, bytes], folders: Folders
+    cni: Collection[str],
+    drivers: Mapping[str, bytes],
+    lists: Mapping[str, bytes],
+    folders: Folders,
+    retake: Collection[Path] = (),
 ) -> None:
-    """Refuse names that are taken, all of them in one message.
+    """Refuse names that are taken, but for those in `retake`; all of them in one message.
 
     Raises:
         ForeignFile: somebody else's file stands in the way.
@@ -95,9 +99,13 @@ def refuse_foreign(
     taken = [folders.cni_bin / name for name in cni if _is_taken(folders.cni_bin / name)]
     taken += [path for driver in drivers for path in _foreign_in_driver(folders.flex, driver)]
     taken += [path for name in lists if os.path.lexists(path := folders.cni_conf / name) and not _is_our_list(path)]
+    taken = [path for path in taken if path not in retake or not path.is_file()]
     if taken:
         names = ", ".join(map(str, taken))
-        raise ForeignFile(f"not installed by nodeplug and in the way: {names}; move them away, or claim another name")
+        raise ForeignFile(
+            f"not installed by nodeplug and in the way: {names}; move them away, or claim another name; "
+            "`--force` takes back a name that was nodeplug's"
+        )
 
 
 def is_our_script(path: Path) -> bool:

@@ -33,11 +33,13 @@ class Claim:
         kind: "cni" (name = the executable's name), "device" (a resource) or "volume" (`vendor/driver`).
         name: unique per kind on the node; two owners of one claim refuse to load.
         capabilities: for volumes only.
+        gives_way: for CNI only: the executable is installed where no other program has the name, and never takes it.
     """
 
     kind: ClaimKind
     name: str
     capabilities: VolumeCapabilities = VolumeCapabilities()
+    gives_way: bool = False
 
     def __str__(self) -> str:
         return f"{self.kind}:{self.name}"

@@ -1,0 +1,103 @@
+"""Network configuration lists: in which version of CNI they are installed, and which one the runtime takes.
+
+Owns: the choice of `cniVersion` by the runtime and the plugins of the list, and the warning when another list comes
+first.
+Refuses: to touch a list of a version that it does not choose from, and files (see `nodeplug.install.files`).
+
+A list of 1.1.0 brings STATUS and GC, from containerd 2.0 and CRI-O 1.33 on; containerd 1.x loads it and then fails each
+ADD, and so does a plugin that does not know the version.
+"""
+
+import json
+import os
+import subprocess
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from nodeplug.config import Paths
+from nodeplug.install import runtimes
+from nodeplug.install.needs import configurations
+from nodeplug.install.ownership import is_our_entrypoint
+
+Wanted = Literal["auto", "file", "1.0.0", "1.1.0"]
+"""Which version a list is installed in: chosen by the runtime, the file's own, or this one."""
+OLD: Final = "1.0.0"
+NEW: Final = "1.1.0"
+_SINCE: Final = {"containerd": (2, 0), "cri-o": (1, 33)}
+_TIMEOUT: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A list as it is installed, and why its version is what it is; no reason when nothing was chosen."""
+
+    data: bytes
+    reason: str = ""
+
+
+def choose(name: str, data: bytes, paths: Paths, claims: Collection[str], wanted: Wanted = "auto") -> Chosen:
+    """Return a list in the version that the node's runtime and the list's plugins understand.
+
+    Args:
+        name: of the file, for the reason.
+        data: the list; what is no list is returned as it is, and refused elsewhere.
+        paths: of the node.
+        claims: the CNI claims that are served: those know every version.
+        wanted: which version.
+    """
+    try:
+        document: Any = json.loads(data)
+        written = document["cniVersion"]
+    except (ValueError, KeyError, TypeError):
+        return Chosen(data)
+    if wanted == "file" or (wanted == "auto" and written not in {OLD, NEW}):
+        return Chosen(data, f"{name}: cniVersion {written}, as the file says")
+    version, why = (wanted, "as it was asked for") if wanted != "auto" else _best(document, paths, claims)
+    document["cniVersion"] = version
+    chosen = data if version == written else json.dumps(document, indent=2, ensure_ascii=False).encode() + b"\n"
+    return Chosen(chosen, f"{name}: cniVersion {version}, {why}")
+
+
+def _best(document: Mapping[str, Any], paths: Paths, claims: Collection[str]) -> tuple[str, str]:
+    found = runtimes.find(paths)
+    if not found:
+        return OLD, "for no container runtime was found here, and every one takes it"
+    for runtime in found:
+        if runtime.version < _SINCE[runtime.name]:
+            return OLD, f"for {runtime} takes no newer one"
+    for plugin in document.get("plugins") or ():
+        kind = str(plugin.get("type", "")) if isinstance(plugin, dict) else ""
+        if kind and kind not in claims and not _knows(paths.cni_bin / kind):
+            return OLD, f"for the plugin {kind} knows no newer one"
+    return NEW, f"so that {' and '.join(map(str, found))} asks for STATUS and GC"
+
+
+def _knows(program: Path) -> bool:
+    """Whether a plugin supports the new version; one that is not there yet has no say."""
+    if not program.is_file() or is_our_entrypoint(program):
+        return True
+    try:
+        done = subprocess.run(
+            [program],
+            input=b'{"cniVersion":"1.1.0"}',
+            env={**os.environ, "CNI_COMMAND": "VERSION", "CNI_PATH": str(program.parent)},
+            capture_output=True,
+            timeout=_TIMEOUT,
+            check=False,
+        )
+        return NEW in json.loads(done.stdout).get("supportedVersions", ())
+    except (OSError, ValueError, AttributeError, subprocess.TimeoutExpired):
+        return False
+
+
+def not_first(names: Collection[str], conf: Path) -> str:
+    """Return a warning when a runtime would take another list than one of these, or nothing."""
+    first = next(iter(configurations(conf)), None)
+    if not names or first is None or first.name in names:
+        return ""
+    return (
+        f"{first} comes before {', '.join(sorted(names))}: runtimes take the first by name as the node's network; "
+        "remove it, or choose a name that comes before"
+    )

@@ -1,0 +1,137 @@
+"""The entrypoints of a running daemon: installed when it starts and reloads, looked after in between.
+
+Owns: when to install, the look at what is installed every few seconds, mending what was ours, and what `status` and
+`/readyz` tell about it.
+Refuses: to block the loop (each look is a thread's), to overwrite a foreign program, and to mend at the first look: an
+installation by hand exchanges files and record one after the other.
+"""
+
+import asyncio
+import logging
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from nodeplug.config import Paths, Supervisor
+from nodeplug.errors import PluginError
+from nodeplug.install.deployment import deploy, folders, installed, record_path
+from nodeplug.install.needs import unmet
+from nodeplug.install.ownership import folder_name
+from nodeplug.install.scripts import PROGRAM
+from nodeplug.install.upkeep import Fault, Inspection, Record, read_record, take_stock, write_record
+from nodeplug.plugin_state import PluginState
+from nodeplug.registry import Registry
+from nodeplug.values import Claim
+
+LOG: Final = logging.getLogger(__name__)
+INTERVAL: Final = 5.0
+"""Seconds between two looks: a few stat(2) and one readdir while nothing changes."""
+
+
+@dataclass(slots=True)
+class Keeper:
+    """Looks after the entrypoints. Used from the event loop alone.
+
+    Attributes:
+        registry: whose claims they are.
+        states: of the configured plugins.
+        supervisor: the daemon's settings, which never change.
+        reason: why they are of the kind that they are.
+    """
+
+    registry: Registry
+    states: Mapping[str, PluginState]
+    supervisor: Supervisor
+    reason: str = ""
+    _problems: tuple[str, ...] = ()
+    _seen: frozenset[Fault] = frozenset()
+    _inspection: Inspection = field(default_factory=Inspection)
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @property
+    def problem(self) -> str:
+        """Why callers cannot be served although every plugin runs, or nothing."""
+        return "; ".join(self._problems)
+
+    async def install(self) -> None:
+        """Install the entrypoints of all claims, if the configuration says so."""
+        if not self.supervisor.install:
+            return
+        states = self.states.values()
+        # Without any plugin nothing is removed: the configuration is more likely wrong than meant so.
+        if not states:
+            LOG.warning("no plugin is enabled: entrypoints stay; `nodeplug install --remove-all` removes them")
+        known = bool(states) and all(state.loaded is not None for state in states)
+        async with self._turn:
+            await self._deploy(prune=known)
+
+    async def look(self) -> None:
+        """Compare what is installed with what should be, mend what was ours, and say the rest."""
+        claims, drivers = self._claims()
+        async with self._turn:
+            faults, problems = await asyncio.to_thread(self._examine, claims, drivers)
+            lasting = [fault for fault in faults if fault in self._seen and fault.kind != "foreign"]
+            self._seen = frozenset(faults)
+            if lasting:
+                LOG.warning("mending the entrypoints: %s", "; ".join(f"{one.path} is {one.kind}" for one in lasting))
+                torn = [fault.path for fault in lasting]
+                await self._deploy(prune=False, only_present=not self.supervisor.install, mend=torn)
+                faults, problems = await asyncio.to_thread(self._examine, claims, drivers)
+        told = (*map(str, faults), *problems)
+        if told != self._problems:
+            for text in set(told) - set(self._problems):
+                LOG.warning("%s", text)
+            self._problems = told
+
+    async def as_dict(self) -> dict[str, Any]:
+        """Describe the entrypoints as they are now."""
+        await self.look()
+        kind = await asyncio.to_thread(installed, self.supervisor.paths)
+        return {"kind": kind, "reason": self.reason, "problems": list(self._problems)}
+
+    def _claims(self) -> tuple[dict[str, Claim], set[str]]:
+        """Return the CNI claims, and the names of the drivers' folders; looked up here, on the loop."""
+        cni = {route.claim.name: route.claim for route in self.registry.routes("cni")}
+        return cni, {folder_name(route.claim.name) for route in self.registry.routes("volume")}
+
+    async def _deploy(self, **how: Any) -> None:
+        try:
+            done = await asyncio.to_thread(
+                deploy, self.registry, self.supervisor.paths, native=self.supervisor.native_entrypoints, **how
+            )
+        except PluginError as error:
+            LOG.error("the entrypoints cannot be installed: %s", error)
+            return
+        self.reason = done.entrypoints.reason
+        done.tell(LOG)
+
+    def _examine(self, claims: Mapping[str, Claim], drivers: Collection[str]) -> tuple[list[Fault], list[str]]:
+        paths = self.supervisor.paths
+        place = record_path(paths)
+        try:
+            record = read_record(place)
+            if record is None and (record := take_stock(folders(paths))):  # installed by a version before the record
+                write_record(place, record)
+        except OSError as error:
+            return [], [f"the entrypoints cannot be read: {error}"]
+        yielded = {paths.cni_bin / name for name, claim in claims.items() if claim.gives_way}
+        faults = self._inspection.faults(_claimed(record or {}, paths, claims, drivers))
+        faults = [fault for fault in faults if fault.kind != "foreign" or fault.path not in yielded]
+        return faults, unmet(paths, claims, {fault.path for fault in faults})
+
+
+def _claimed(record: Record, paths: Paths, claims: Mapping[str, Claim], drivers: Collection[str]) -> Record:
+    """Return the part of the record that somebody still needs: what no plugin claims any more may be removed."""
+    folders = {paths.flexvolume / driver for driver in drivers}
+    if any(paths.cni_bin / name in record for name in claims):
+        folders.add(paths.cni_bin)
+
+    def is_needed(path: Path) -> bool:
+        return path.parent in folders and (path.parent != paths.cni_bin or path.name in claims or _is_program(path))
+
+    return {path: digest for path, digest in record.items() if is_needed(path)}
+
+
+def _is_program(path: Path) -> bool:
+    return path.name.startswith(PROGRAM)

@@ -1,0 +1,105 @@
+"""Which container runtime is on the node, and which version: what it makes of a network depends on that.
+
+Owns: where the runtimes' sockets and programs are, and asking them for their name and version: the socket first (CRI's
+Version, which containerd and CRI-O both have), else the program itself.
+Refuses: to decide what follows from it (see `nodeplug.install.conflists` and `nodeplug.install.needs`).
+"""
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import grpc
+
+from nodeplug.config import Paths
+
+_SOCKETS: Final = {
+    "/run/containerd/containerd.sock": "containerd",
+    "/run/k3s/containerd/containerd.sock": "containerd",
+    "/run/crio/crio.sock": "cri-o",
+}
+_PROGRAMS: Final = {"containerd": "containerd", "crio": "cri-o"}
+_VERSION: Final = re.compile(r"\bv?(\d+)\.(\d+)(?:\.\d+)?")
+_TIMEOUT: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """A container runtime.
+
+    Attributes:
+        name: "containerd" or "cri-o".
+        version: major and minor; (0, 0) when it does not tell.
+        how: where it was found.
+    """
+
+    name: str
+    version: tuple[int, int]
+    how: str
+
+    def __str__(self) -> str:
+        number = ".".join(map(str, self.version)) if any(self.version) else "of unknown version"
+        return f"{self.name} {number} ({self.how})"
+
+
+def sockets(paths: Paths) -> dict[Path, str]:
+    """Return the sockets of runtimes that are on the node, with the name of the runtime."""
+    places = {paths.root / socket.lstrip("/"): name for socket, name in _SOCKETS.items()}
+    return {path: name for path, name in places.items() if path.is_socket()}
+
+
+def find(paths: Paths) -> list[Runtime]:
+    """Return the runtimes that run, else those whose program is on PATH."""
+    running = [Runtime(name, _ask(path), str(path)) for path, name in sockets(paths).items()]
+    if running or paths.root != Path("/"):
+        return running
+    return list(_programs())
+
+
+def _programs() -> Iterator[Runtime]:
+    for program, name in _PROGRAMS.items():
+        if path := shutil.which(program):
+            yield Runtime(name, _version_of(path), path)
+
+
+def _version_of(program: str) -> tuple[int, int]:
+    try:
+        command = [program, "--version"]
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return 0, 0
+    return _number(done.stdout)
+
+
+def _number(text: str) -> tuple[int, int]:
+    found = _VERSION.search(text)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
+
+
+def _ask(socket: Path) -> tuple[int, int]:
+    """Ask for the version over CRI (runtime/v1 api.proto: VersionResponse.runtime_version is field 3)."""
+
+    def as_it_is(data: bytes) -> bytes:
+        return data
+
+    try:
+        with grpc.insecure_channel(f"unix://{socket}") as channel:
+            method = "/runtime.v1.RuntimeService/Version"
+            call = channel.unary_unary(method, request_serializer=as_it_is, response_deserializer=as_it_is)
+            return _number(_field(call(b"", timeout=_TIMEOUT), 3))
+    except grpc.RpcError:
+        return 0, 0
+
+
+def _field(message: bytes, wanted: int) -> str:
+    """Return a text of a protobuf message whose fields are all texts shorter than 128 bytes, as these are."""
+    while len(message) >= 2 and message[0] & 7 == 2:
+        number, size = message[0] >> 3, message[1]
+        if number == wanted:
+            return message[2 : 2 + size].decode("utf-8", "replace")
+        message = message[2 + size :]
+    return ""

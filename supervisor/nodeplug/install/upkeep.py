@@ -1,0 +1,133 @@
+"""Whether what was installed is still there, and whole.
+
+Owns: the record of what nodeplug installed on this node (`<state>/installed.json`: a digest per path), and the
+comparison of the disk with it. A file that is gone, or torn, or changed and still bears our mark was ours and may be
+mended; one that somebody replaced is foreign and only told.
+Refuses: to mend (see `nodeplug.install.keeper`), and to read a file again that has not changed since it was right.
+"""
+
+import hashlib
+import json
+import stat
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Literal
+
+from nodeplug.install.atomic import temporary_in, write_new
+from nodeplug.install.ownership import (
+    CAPABILITIES,
+    Folders,
+    executable,
+    is_our_link,
+    is_our_script,
+    our_drivers,
+    our_entrypoints,
+)
+from nodeplug.install.scripts import MARKER, PROGRAM, is_ours, leader
+from nodeplug.journal import sync_folder
+
+Record = Mapping[Path, str]
+"""By path, the digest of what was installed there."""
+_EXECUTABLE: Final = 0o111
+
+
+def take_stock(folders: Folders) -> dict[Path, str]:
+    """Return what of ours is installed now, with its digest: scripts, the programs that they start, the answers."""
+    scripts = [path for path in our_entrypoints(folders.cni_bin) if is_our_script(path)]
+    found = list(scripts)
+    for folder in our_drivers(folders.flex):
+        scripts.append(folder / executable(folder.name))
+        found += [scripts[-1], folder / CAPABILITIES]
+    found += {leader(path.read_bytes()) for path in scripts if path.is_file()}
+    return {path: _digest(path.read_bytes()) for path in found if path.is_file() and _can_be_ours(path, folders)}
+
+
+def _can_be_ours(path: Path, folders: Folders) -> bool:
+    return path.is_relative_to(folders.cni_bin) or path.is_relative_to(folders.flex)
+
+
+def read_record(path: Path) -> dict[Path, str] | None:
+    """Return the record; None when there is none that can be read."""
+    try:
+        document = json.loads(path.read_bytes())
+        return {Path(name): str(digest) for name, digest in document["files"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def write_record(path: Path, record: Record) -> None:
+    """Write the record, or remove it when nothing is installed; without it, what is there is taken for right."""
+    with suppress(OSError):
+        if not record:
+            path.unlink(missing_ok=True)
+            return
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        temporary = temporary_in(path.parent)
+        files = {str(name): digest for name, digest in sorted(record.items())}
+        write_new(temporary, json.dumps({"version": 1, "files": files}, indent=1).encode(), 0o600)
+        temporary.rename(path)
+        sync_folder(path.parent)
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One file that is not as it was installed."""
+
+    path: Path
+    kind: Literal["missing", "damaged", "foreign"]
+
+    def __str__(self) -> str:
+        if self.kind == "foreign":
+            return (
+                f"{self.path} was replaced by a program that is not nodeplug's; `nodeplug install --force` takes the "
+                "name back, or stop claiming it"
+            )
+        return f"{self.path} is {self.kind}; `nodeplug install` mends it"
+
+
+@dataclass(slots=True)
+class Inspection:
+    """Compares the disk with the record, again and again. Used from one thread at a time."""
+
+    _right: dict[Path, tuple[object, ...]] = field(default_factory=dict)
+
+    def faults(self, record: Record) -> list[Fault]:
+        """Return what is not as it was installed."""
+        found = ((path, self._look(path, digest)) for path, digest in sorted(record.items()))
+        return [Fault(path, kind) for path, kind in found if kind is not None]
+
+    def _look(self, path: Path, digest: str) -> Literal["missing", "damaged", "foreign"] | None:
+        try:
+            status = path.lstat()
+            identity = (digest, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_mode)
+            if self._right.get(path) == identity:
+                return None
+            if not stat.S_ISREG(status.st_mode):
+                return "damaged" if is_our_link(path) else "foreign"
+            data = path.read_bytes()
+        except FileNotFoundError:
+            return "missing"
+        except OSError:
+            return "damaged"
+        wanted = 0 if path.name == CAPABILITIES else _EXECUTABLE
+        if _digest(data) == digest and status.st_mode & wanted == wanted:
+            self._right[path] = identity
+            return None
+        return "damaged" if _was_ours(path, data) else "foreign"
+
+
+def _was_ours(path: Path, data: bytes) -> bool:
+    """Whether a file that differs from what was installed bears our mark, or is what is left of one that did."""
+    named = path.name == CAPABILITIES or path.name.startswith(PROGRAM)
+    return named or is_ours(data) or not data.strip(b"\0") or _is_torn(data)
+
+
+def _is_torn(data: bytes) -> bool:
+    head, _, second = data.partition(b"\n")
+    return head.startswith(b"#!") and b"\n" not in second and MARKER.startswith(second) and bool(second)
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

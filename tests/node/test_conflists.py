@@ -1,0 +1,222 @@
+"""Network configuration lists: which version is installed for whom, which a runtime takes, and what it then needs."""
+
+import json
+import os
+import socket
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from nodeplug.install.conflists import OLD, choose
+from nodeplug.install.needs import unmet
+from nodeplug.install.runtimes import Runtime, find
+from nodeplug.testing.scratch_node import ScratchNode
+
+LIST = {"cniVersion": "1.0.0", "name": "pods", "plugins": [{"type": "nodeplug-bridge"}]}
+CONTAINERD, CRIO = "run/containerd/containerd.sock", "run/crio/crio.sock"
+PLUGINS = "[plugins.bridge]\n"
+
+
+@contextmanager
+def runtime(path: Path, name: str, version: str) -> Iterator[None]:
+    """Answer Version of CRI as a runtime does."""
+    fields = enumerate(("0.1.0", name, version, "v1"), start=1)
+    answer = b"".join(bytes([number << 3 | 2, len(text)]) + text.encode() for number, text in fields)
+    handler: Any = grpc.unary_unary_rpc_method_handler(lambda *_: answer)
+    server = grpc.server(futures.ThreadPoolExecutor(1))
+    service = grpc.method_handlers_generic_handler("runtime.v1.RuntimeService", {"Version": handler})
+    server.add_generic_rpc_handlers((service,))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    server.add_insecure_port(f"unix://{path}")
+    server.start()
+    yield
+    server.stop(None).wait()
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> ScratchNode:
+    return ScratchNode(tmp_path, PLUGINS)
+
+
+def put_plugin(node: ScratchNode, name: str, *versions: str) -> Path:
+    path = node.paths.cni_bin / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    answer = json.dumps({"cniVersion": versions[-1], "supportedVersions": versions}) if versions else ""
+    path.write_text(f"#!/bin/sh\necho '{answer}'\n")
+    path.chmod(0o755)
+    return path
+
+
+def put_list(node: ScratchNode, name: str, **changes: Any) -> Path:
+    path = node.root / name
+    path.write_text(json.dumps({**LIST, **changes}))
+    return path
+
+
+def version_in(node: ScratchNode, name: str) -> str:
+    return str(json.loads((node.paths.cni_conf / name).read_bytes())["cniVersion"])
+
+
+# --- the version --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "version", "chosen"),
+    [
+        (CONTAINERD, "containerd", "v2.3.4", "1.1.0"),
+        (CONTAINERD, "containerd", "2.0.0-rc.1", "1.1.0"),
+        (CONTAINERD, "containerd", "1.7.27", "1.0.0"),
+        (CONTAINERD, "containerd", "1.6.20~ds1", "1.0.0"),
+        (CONTAINERD, "containerd", "unknown", "1.0.0"),
+        (CRIO, "cri-o", "1.37.0", "1.1.0"),
+        (CRIO, "cri-o", "1.28.3", "1.0.0"),
+    ],
+)
+def test_a_list_is_installed_in_the_version_that_the_runtime_takes_and_the_choice_is_told(
+    node: ScratchNode, place: str, name: str, version: str, chosen: str
+) -> None:
+    with runtime(node.root / place, name, version):
+        done = node.run("install", "--script", "--conflist", str(put_list(node, "10-pods.conflist")))
+    assert (done.returncode, version_in(node, "10-pods.conflist")) == (0, chosen)
+    assert f"cniVersion {chosen}, " in done.stdout
+    assert name in done.stdout
+
+
+def test_without_a_runtime_a_list_is_of_the_version_that_every_runtime_takes(node: ScratchNode) -> None:
+    put_list(node, "10-pods.conflist", cniVersion="1.1.0")
+    done = node.run("install", "--script", "--conflist", str(node.root / "10-pods.conflist"))
+    assert version_in(node, "10-pods.conflist") == "1.0.0"
+    assert "no container runtime was found" in done.stdout
+
+
+def test_of_two_runtimes_the_older_decides(node: ScratchNode) -> None:
+    with (
+        runtime(node.root / CONTAINERD, "containerd", "1.7.0"),
+        runtime(node.root / CRIO, "cri-o", "1.37.0"),
+    ):
+        assert [str(one).split(" (")[0] for one in find(node.paths)] == ["containerd 1.7", "cri-o 1.37"]
+        chosen = choose("x", json.dumps(LIST).encode(), node.paths, ["nodeplug-bridge"])
+    assert json.loads(chosen.data)["cniVersion"] == OLD
+
+
+def test_a_runtime_that_does_not_answer_is_of_unknown_version(node: ScratchNode) -> None:
+    path = node.root / CONTAINERD
+    path.parent.mkdir(parents=True)
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+    assert find(node.paths) == [Runtime("containerd", (0, 0), str(path))]
+
+
+@pytest.mark.parametrize(("known", "chosen"), [(("1.0.0",), "1.0.0"), (("1.0.0", "1.1.0"), "1.1.0"), ((), "1.0.0")])
+def test_a_plugin_of_the_list_that_does_not_know_the_new_version_decides(
+    node: ScratchNode, known: tuple[str, ...], chosen: str
+) -> None:
+    put_plugin(node, "portmap", *known)
+    chain = put_list(node, "10-pods.conflist", plugins=[{"type": "nodeplug-bridge"}, {"type": "portmap"}])
+    with runtime(node.root / CONTAINERD, "containerd", "v2.3.4"):
+        node.run("install", "--script", "--conflist", str(chain))
+    assert version_in(node, "10-pods.conflist") == chosen
+
+
+@pytest.mark.parametrize(("wanted", "chosen"), [("1.1.0", "1.1.0"), ("1.0.0", "1.0.0"), ("file", "0.4.0")])
+def test_an_option_decides_instead(node: ScratchNode, wanted: str, chosen: str) -> None:
+    path = put_list(node, "10-pods.conflist", cniVersion="0.4.0")
+    node.run("install", "--script", "--cni-version", wanted, "--conflist", str(path))
+    assert version_in(node, "10-pods.conflist") == chosen
+
+
+def test_a_list_of_an_older_version_is_meant_so(node: ScratchNode) -> None:
+    with runtime(node.root / CONTAINERD, "containerd", "v2.3.4"):
+        node.run("install", "--script", "--conflist", str(put_list(node, "10-pods.conflist", cniVersion="0.4.0")))
+    assert version_in(node, "10-pods.conflist") == "0.4.0"
+
+
+# --- the name -----------------------------------------------------------------------------------------------------
+
+
+def test_a_list_under_a_new_name_takes_the_place_of_the_former_one(node: ScratchNode) -> None:
+    for name in ("10-pods.conflist", "20-pods.conflist"):
+        node.run("install", "--script", "--conflist", str(put_list(node, name)))
+    assert [path.name for path in node.paths.cni_conf.iterdir()] == ["20-pods.conflist"]
+
+
+def test_an_installation_without_lists_keeps_them(node: ScratchNode) -> None:
+    node.run("install", "--script", "--conflist", str(put_list(node, "10-pods.conflist")))
+    node.run("install", "--script")
+    assert [path.name for path in node.paths.cni_conf.iterdir()] == ["10-pods.conflist"]
+
+
+def test_a_list_of_somebody_else_that_comes_first_is_warned_about_and_stays(node: ScratchNode) -> None:
+    node.paths.cni_conf.mkdir(parents=True)
+    (node.paths.cni_conf / "05-other.conf").write_text("{}")
+    done = node.run("install", "--script", "--conflist", str(put_list(node, "10-pods.conflist")))
+    assert done.returncode == 0
+    assert "05-other.conf comes before 10-pods.conflist" in done.stderr
+    assert sorted(path.name for path in node.paths.cni_conf.iterdir()) == ["05-other.conf", "10-pods.conflist"]
+
+
+# --- what the runtime will need -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def told(node: ScratchNode) -> Callable[..., list[str]]:
+    node.paths.cni_conf.mkdir(parents=True)
+    (node.paths.cni_conf / "10-pods.conflist").write_text(json.dumps(LIST))
+    return lambda *claims: unmet(node.paths, claims)
+
+
+def listen(node: ScratchNode, place: str = CONTAINERD) -> None:
+    path = node.root / place
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+
+
+def test_a_plugin_of_our_list_without_executable_is_told(told: Callable[..., list[str]]) -> None:
+    (problem,) = told("nodeplug-bridge")
+    assert "no executable" in problem
+    assert "nodeplug install" in problem
+
+
+@pytest.mark.parametrize("place", [CONTAINERD, CRIO])
+def test_a_runtime_without_loopback_is_told(node: ScratchNode, told: Callable[..., list[str]], place: str) -> None:
+    put_plugin(node, "nodeplug-bridge", "1.1.0")
+    assert told("nodeplug-bridge") == []
+    listen(node, place)
+    (problem,) = told("nodeplug-bridge")
+    assert "loopback for each pod" in problem
+    assert "enable [plugins.loopback]" in problem
+    put_plugin(node, "loopback", "1.0.0")
+    assert told("nodeplug-bridge") == []
+
+
+def test_networks_of_others_are_not_our_business(node: ScratchNode, told: Callable[..., list[str]]) -> None:
+    listen(node)
+    assert told("another-claim") == []
+    (node.paths.cni_conf / "00-first.conflist").write_text(json.dumps({**LIST, "plugins": [{"type": "flannel"}]}))
+    assert told("nodeplug-bridge") == []
+
+
+def test_a_node_whose_runtime_lacks_loopback_is_not_ready_and_says_why(node: ScratchNode) -> None:
+    listen(node)
+    done = node.run("install", "--script", "--conflist", str(put_list(node, "10-pods.conflist")))
+    assert "calls" in done.stderr
+    with node:
+        status = node.status()
+        assert "loopback for each pod" in status["reasons"]["entrypoints"]
+        put_plugin(node, "loopback", "1.0.0")
+        assert node.status()["ready"]
+
+
+def test_the_shipped_configuration_serves_loopback_where_none_is(tmp_path: Path) -> None:
+    shipped = (Path(__file__).parents[2] / "configs/plugins.d/net.toml").read_text()
+    node = ScratchNode(tmp_path, shipped)
+    listen(node)
+    done = node.run("install", "--script", "--conflist", str(put_list(node, "10-pods.conflist")))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert os.access(node.paths.cni_bin / "loopback", os.X_OK)

@@ -1,0 +1,231 @@
+"""Installed entrypoints that somebody damages, removes or replaces: seen, said, and mended if they were ours."""
+
+import asyncio
+import json
+import os
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from nodeplug.install.deployment import deploy, inspect, record_path
+from nodeplug.install.keeper import Keeper
+from nodeplug.testing.scratch_node import ScratchNode
+
+PLUGINS = """
+[plugins.bridge]
+[plugins.tmpfs]
+[plugins.loopback.config]
+names = ["nodeplug-loopback"]
+where_absent = ["loopback"]
+"""
+FOREIGN = "#!/bin/sh\necho foreign\n"
+
+
+class Node:
+    """A node with entrypoints, and the keeper of a daemon that does not install by itself."""
+
+    def __init__(self, folder: Path) -> None:
+        self.scratch = ScratchNode(folder, PLUGINS)
+        self.paths = self.scratch.paths
+        inspected = inspect(self.scratch.configuration)
+        self.registry = inspected.registry
+        self.keeper = Keeper(self.registry, inspected.states, self.scratch.configuration.supervisor)
+
+    @property
+    def bridge(self) -> Path:
+        return self.paths.cni_bin / "nodeplug-bridge"
+
+    @property
+    def loopback(self) -> Path:
+        return self.paths.cni_bin / "loopback"
+
+    @property
+    def driver(self) -> Path:
+        return self.paths.flexvolume / "nodeplug~tmpfs"
+
+    def install(self) -> None:
+        deploy(self.registry, self.paths, native=False)
+
+    def look(self, times: int = 1) -> str:
+        for _ in range(times):
+            asyncio.run(self.keeper.look())
+        return self.keeper.problem
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path)
+
+
+def put_foreign(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(FOREIGN)
+    path.chmod(0o755)
+
+
+def remove(path: Path) -> None:
+    path.unlink()
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def tear(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:40])
+
+
+def change(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b"\nraise SystemExit\n")
+
+
+def forbid(path: Path) -> None:
+    path.chmod(0o644)
+
+
+@pytest.mark.parametrize("damage", [remove, empty, tear, change, forbid])
+@pytest.mark.parametrize("name", ["bridge", "driver"])
+def test_what_was_ours_is_said_at_the_first_look_and_mended_at_the_second(
+    node: Node, name: str, damage: Callable[[Path], None]
+) -> None:
+    node.install()
+    path = node.bridge if name == "bridge" else node.driver / "tmpfs"
+    before = path.read_bytes()
+    assert node.look() == ""
+    damage(path)
+    assert f"{path} is {'missing' if damage is remove else 'damaged'}" in node.look()
+    assert node.look() == ""
+    assert (path.read_bytes(), path.stat().st_mode & 0o777) == (before, 0o755)
+
+
+def test_a_program_that_entrypoints_start_is_mended_too(node: Node) -> None:
+    deploy(node.registry, node.paths)
+    programs = list(node.paths.cni_bin.glob(".nodeplug.*"))
+    if not programs:
+        pytest.skip("needs a C compiler: apt-get install gcc libc6-dev")
+    programs[0].unlink()
+    assert f"{programs[0]} is missing" in node.look()
+    assert node.look() == ""
+    assert subprocess.run([node.bridge], env={"CNI_COMMAND": "VERSION"}, capture_output=True, check=True).stdout
+
+
+def test_the_answer_of_a_driver_is_mended_too(node: Node) -> None:
+    node.install()
+    (node.driver / "capabilities.json").write_bytes(b"{")
+    assert node.look(2) == ""
+    assert json.loads((node.driver / "capabilities.json").read_bytes())["status"] == "Success"
+
+
+def test_a_foreign_program_in_our_place_is_said_and_stays(node: Node) -> None:
+    node.install()
+    put_foreign(node.bridge)
+    assert f"{node.bridge} was replaced by a program that is not nodeplug's" in node.look(3)
+    assert node.bridge.read_text() == FOREIGN
+
+
+def test_force_takes_a_name_back_that_was_ours(node: Node) -> None:
+    node.install()
+    put_foreign(node.bridge)
+    done = node.scratch.run("install", "--script")
+    assert (done.returncode, node.bridge.read_text()) == (1, FOREIGN)
+    assert "--force" in done.stderr
+    assert node.scratch.run("install", "--script", "--force").returncode == 0
+    assert node.look() == ""
+
+
+def test_force_takes_no_name_that_never_was_ours(node: Node) -> None:
+    put_foreign(node.bridge)
+    assert node.scratch.run("install", "--script", "--force").returncode == 1
+    assert node.bridge.read_text() == FOREIGN
+
+
+def test_a_name_that_no_plugin_claims_any_more_may_go(node: Node) -> None:
+    node.install()
+    node.registry.unload("bridge")
+    node.bridge.unlink()
+    assert node.look(2) == ""
+    assert not node.bridge.exists()
+
+
+def test_what_was_installed_before_there_was_a_record_is_looked_after(node: Node) -> None:
+    node.install()
+    record_path(node.paths).unlink()
+    assert node.look() == ""
+    node.bridge.unlink()
+    assert "is missing" in node.look()
+    node.look()
+    assert os.access(node.bridge, os.X_OK)
+
+
+def test_nothing_is_installed_where_nothing_was(node: Node) -> None:
+    assert node.look(3) == ""
+    assert not node.paths.cni_bin.exists()
+
+
+def test_uninstall_ends_the_looking_after(node: Node) -> None:
+    node.install()
+    node.look()
+    assert node.scratch.run("uninstall").returncode == 0
+    assert node.look(3) == ""
+    assert not node.bridge.exists()
+
+
+# --- a name that gives way ----------------------------------------------------------------------------------------
+
+
+def test_a_loopback_is_installed_where_none_is(node: Node) -> None:
+    node.install()
+    assert os.access(node.loopback, os.X_OK)
+
+
+def test_a_loopback_of_somebody_else_keeps_its_name(node: Node) -> None:
+    put_foreign(node.loopback)
+    done = node.scratch.run("install", "--script")
+    assert (done.returncode, node.loopback.read_text()) == (0, FOREIGN)
+    assert f"{node.loopback} is another program's, and stays" in done.stdout
+
+
+def test_a_loopback_that_is_copied_over_ours_is_no_problem_and_ours_comes_back_when_it_goes(node: Node) -> None:
+    node.install()
+    put_foreign(node.loopback)
+    node.install()
+    assert (node.look(2), node.loopback.read_text()) == ("", FOREIGN)
+    node.loopback.unlink()
+    node.install()
+    assert os.access(node.loopback, os.X_OK)
+
+
+# --- the whole daemon ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[ScratchNode]:
+    node = ScratchNode(tmp_path, PLUGINS)
+    assert node.run("install", "--script").returncode == 0
+    node.start()
+    yield node
+    node.stop()
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    for _ in range(1200):
+        if is_so():
+            return
+        threading.Event().wait(0.1)
+    raise AssertionError("it did not come to that within 120 s")
+
+
+def test_a_running_daemon_mends_what_was_ours_and_is_not_ready_for_what_is_foreign(daemon: ScratchNode) -> None:
+    bridge, loopback = (daemon.paths.cni_bin / f"nodeplug-{name}" for name in ("bridge", "loopback"))
+    bridge.unlink()
+    until(bridge.exists)
+    put_foreign(loopback)
+    status = daemon.status()
+    assert (status["ready"], list(status["reasons"])) == (False, ["entrypoints"])
+    assert "nodeplug-loopback was replaced" in status["reasons"]["entrypoints"]
+    loopback.unlink()
+    until(lambda: bool(daemon.status()["ready"]))
