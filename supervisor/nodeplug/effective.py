@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from nodeplug import status
-from nodeplug.config import ConfigError, PluginSection, Reading
+from nodeplug.config import ConfigError, Fault, PluginSection, Reading
 from nodeplug.install.deployment import Inspected, inspect
 from nodeplug.registry import Misconfigured, PluginRefused, find, validate_config
 from nodeplug.runner import Runner
@@ -58,24 +58,24 @@ def examine(reading: Reading) -> Examined:
 
     A table that cannot be validated stays in the document as it was written.
     """
-    configuration, tell = reading.configuration, reading.places.tell
+    configuration, fault = reading.configuration, reading.places.fault
     document: dict[str, Any] = configuration.model_dump(mode="json")
     if not reading.folder_was_read:
         document["supervisor"].pop("drop_in_dir")  # once it is named it has to exist
-    problems = list(reading.mistakes)
+    faults: list[Fault] = []
     good: dict[str, PluginSection] = {}
     for name, section in configuration.plugins.items():
         try:
-            own = validate_config(name, find(section.uses or name), section.config, tell)
+            own = validate_config(name, find(section.uses or name), section.config)
             document["plugins"][name]["config"] = own.model_dump(mode="json")
             good[name] = section
         except Misconfigured as error:
-            problems += str(error).splitlines() if section.enabled else []
+            faults += [fault(one.location, one.text) for one in error.mistakes] if section.enabled else []
         except PluginRefused as error:
-            problems += [tell(("plugins", name), str(error))] if section.enabled else []
+            faults += [fault(("plugins", name), str(error))] if section.enabled else []
     inspected = inspect(configuration.model_copy(update={"plugins": good}))
-    problems += [tell(("plugins", name), text) for name, text in inspected.refused.items()]
-    return Examined(document, tuple(problems), inspected)
+    faults += [fault(("plugins", name), text) for name, text in inspected.refused.items()]
+    return Examined(document, reading.told(faults), inspected)
 
 
 def rows_of(reading: Reading) -> list[dict[str, Any]]:

@@ -22,7 +22,7 @@ from nodeplug.claimants import Verdict, settle
 from nodeplug.dispatch import Hooks, callers, hooks_of
 from nodeplug.errors import InvalidRequest, NotFound, PluginError, TryAgain, text_of
 from nodeplug.hookspecs import ANSWERS
-from nodeplug.mistakes import Location, Mistake, explain, told
+from nodeplug.mistakes import Location, Mistake, did_you_mean, explain, told
 from nodeplug.values import Claim, ClaimKind
 
 GROUP: Final = "nodeplug"
@@ -48,7 +48,8 @@ class Misconfigured(PluginRefused):
     """A plugin's own table is wrong; the message has one line per mistake."""
 
     def __init__(self, mistakes: Iterable[Mistake], tell: Callable[[Location, str], str]) -> None:
-        super().__init__("\n".join(tell(one.location, one.text) for one in mistakes))
+        self.mistakes = tuple(mistakes)
+        super().__init__("\n".join(tell(one.location, one.text) for one in self.mistakes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +129,10 @@ def find(uses: str) -> Found:
         known = installed()
         if uses not in known:
             names = ", ".join(sorted(known)) or "none"
-            raise PluginRefused(f"no plugin {uses!r} is installed; installed: {names}; or give `uses = 'module:Class'`")
+            near = did_you_mean(uses, known) or ";"
+            raise PluginRefused(
+                f"no plugin {uses!r} is installed{near} installed: {names}; or give `uses = 'module:Class'`"
+            )
         point = known[uses]
         origin = f"{point.dist.name} {point.dist.version}" if point.dist is not None else point.value
     try:

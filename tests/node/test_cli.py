@@ -480,10 +480,10 @@ def test_mistakes_of_all_files_and_all_plugins_are_told_at_once(node: Node) -> N
     places = [line.split(": ")[1:3] for line in done.stderr.splitlines()]
     assert [(place.removeprefix(f"{node.config.parent}/"), key) for place, key in places] == [
         ("nodeplug.toml:3", "supervisor.listen"),
-        ("plugins.d/a.toml:1", "is not TOML"),
-        ("plugins.d/b.toml:4", "plugins.bridge.use"),
         ("nodeplug.toml:5", "plugins.tmpfs.config.max_sise"),
+        ("plugins.d/a.toml:1", "is not TOML"),
         ("plugins.d/b.toml:2", "plugins.gpu.config.resources"),
+        ("plugins.d/b.toml:4", "plugins.bridge.use"),
         ("plugins.d/c.toml:1", "plugins.nothing"),
     ]
     assert 'did you mean "max_size"?' in done.stderr

@@ -321,3 +321,15 @@ def test_a_refused_claimant_serves_once_the_first_is_gone(node: Callable[..., Sc
     until(lambda: serving(scratch) == {"a": "running", "b": "refused"})
     (scratch.config_path.parent / "plugins.d" / "a.toml").unlink()
     until(lambda: serving(scratch) == {"b": "running"})
+
+
+def test_a_change_of_the_daemons_own_table_acts_after_a_restart(node: Callable[..., ScratchNode]) -> None:
+    scratch = node(section("a"))
+    head = 'version = 1\n[supervisor]\nlisten = ""\nlog_level = "error"\ninstall = true\nnative_entrypoints = false\n'
+    scratch.config_path.write_text(head + section("a") + section("b"))
+    until(lambda: states(scratch) == {"a": "running", "b": "running"})
+    until(lambda: "configuration reloaded: added b" in scratch.log)
+    assert not scratch.paths.cni_bin.exists()
+    scratch.stop()
+    scratch.start()
+    until(lambda: names(scratch) == {"a", "b"})

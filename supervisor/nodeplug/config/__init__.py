@@ -13,12 +13,13 @@ from nodeplug.config.models import (
     node_name,
     parse_address,
 )
-from nodeplug.config.reading import ConfigError, Reading, load, load_drop_in, read
+from nodeplug.config.reading import ConfigError, Fault, Reading, load, load_drop_in, read
 
 __all__ = [
     "DEFAULT_PATH",
     "ConfigError",
     "Configuration",
+    "Fault",
     "Paths",
     "PluginSection",
     "Reading",

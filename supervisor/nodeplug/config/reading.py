@@ -78,7 +78,7 @@ class Reading:
 
     Attributes:
         configuration: of everything that is right; as if the rest had not been written.
-        mistakes: one sentence per mistake.
+        faults: every mistake.
         places: where things stand.
         folder: of the drop-ins; None when there shall be none.
         folder_was_read: it exists.
@@ -86,11 +86,20 @@ class Reading:
     """
 
     configuration: Configuration
-    mistakes: tuple[str, ...]
+    faults: tuple[Fault, ...]
     places: Places
     folder: Path | None
     folder_was_read: bool
     identity: tuple[object, ...]
+
+    @property
+    def mistakes(self) -> tuple[str, ...]:
+        """One sentence per mistake."""
+        return self.told(())
+
+    def told(self, more: Iterable[Fault]) -> tuple[str, ...]:
+        """Return one sentence per mistake, and more of them, as somebody mends them: by file and line."""
+        return _ordered([*self.faults, *more], self.places.main.path)
 
     def whole(self) -> Configuration:
         """Return the configuration.
@@ -142,9 +151,8 @@ def read(path: Path, root: Path | None = None, before: Reading | None = None) ->
     if root is not None and isinstance(collected.document.setdefault("supervisor", {}), dict):
         collected.document["supervisor"]["root"] = root
     configuration = collected.validated()
-    told = _ordered(mistakes, path)
-    identity = tuple(file.mark for file in collected.files), told, was_read
-    return Reading(configuration, told, collected.places, folder, was_read or gone, identity)
+    identity = tuple(file.mark for file in collected.files), tuple(mistakes), was_read
+    return Reading(configuration, tuple(mistakes), collected.places, folder, was_read or gone, identity)
 
 
 def load_drop_in(path: Path) -> Mapping[str, PluginSection]:
