@@ -52,11 +52,14 @@ from nodeplug.reports import Reports
 from nodeplug.runner import Runner, close_all
 from nodeplug.state_disk import StateDisk
 from nodeplug.values import ResourceName
+from nodeplug.waiting import until
 
 LOG: Final = logging.getLogger(__name__)
 START_PATIENCE: Final = 5.0
 """Seconds that plugins get to start, spooled DELs to be replayed, and entrypoints to be compiled, before callers are
 served without them."""
+LAST_ANSWERS: Final = 1.0
+"""Seconds for answers that are on their way when every plugin has stopped."""
 HEALTH_INTERVAL: Final = 10.0
 METRICS_INTERVAL: Final = 5.0
 RETRY_INTERVAL: Final = 0.5
@@ -169,15 +172,16 @@ class Daemon:
     async def _serve(self, group: asyncio.TaskGroup, server: ExecServer) -> None:
         self._compose_devices(group)
         started = group.create_task(self._start_plugins(), name="start plugins")
-        await asyncio.wait({started}, timeout=START_PATIENCE)
+        await until(started, self._stop, START_PATIENCE)
         replay, installation = await self._recover(group)
         background = [replay, *self._background(group, server, [started, installation])]
         await self._sample()
         self._ready()
         await self._stop.wait()
         notify.stopping()
-        await server.stop()
+        # The socket answers until the end: callers are told, and ask again.
         await self._lifecycle.stop_all()
+        await server.stop(LAST_ANSWERS)
         for task in background:
             task.cancel()
 
@@ -233,9 +237,9 @@ class Daemon:
         await self._staging.recover(self._registry)
         # A DEL that hangs must not hold up the others: an ADD settles its own pending DELs in any case.
         replay = group.create_task(self._spool.replay(self._cni.replay), name="first replay")
-        await asyncio.wait({replay}, timeout=START_PATIENCE)
+        await until(replay, self._stop, START_PATIENCE)
         installing = group.create_task(self._keeper.install(), name="first installation")
-        await asyncio.wait({installing}, timeout=START_PATIENCE)  # a compiler may hang
+        await until(installing, self._stop, START_PATIENCE)  # a compiler may hang
         drivers = [route.claim.name for route in self._registry.routes("volume")]
         await asyncio.to_thread(reprobe, self._paths.flexvolume, drivers)
         return replay, installing

@@ -30,6 +30,7 @@ from nodeplug.plugin_state import FIRST_RETRY, Load, PluginState
 from nodeplug.registry import Loaded, PluginRefused, Registry, find
 from nodeplug.runner import Runner
 from nodeplug.served_devices import NoDevices, ServedDevices
+from nodeplug.waiting import until
 
 LOG: Final = logging.getLogger(__name__)
 LAST_RETRY: Final = 60.0
@@ -58,6 +59,7 @@ class Lifecycle:
     tell: Callable[[Location, str], str] = told
     _retries: set["asyncio.Task[None]"] = field(default_factory=set)
     _retiring: set["asyncio.Task[None]"] = field(default_factory=set)
+    _ending: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
         self.runner.renew = self.registry.renewed
@@ -116,9 +118,10 @@ class Lifecycle:
         """Ask every running plugin for its health; return what is wrong, by section name."""
         return await plugin_health.check(self.states.values(), self.runner)
 
-    async def stop_all(self) -> None:
-        """Stop every plugin, those that are being exchanged included; one that hangs is left behind at its deadline."""
-        await asyncio.gather(*(self._end(name) for name in list(self.states)))
+    async def stop_all(self, grace: float = 5.0) -> None:
+        """Stop every plugin, once the calls inside have had `grace` seconds; nobody waits for one that is starting."""
+        self._ending.set()
+        await asyncio.gather(*(self._end(name, grace) for name in list(self.states)))
         if self._retiring:
             await asyncio.wait(self._retiring, timeout=LAST_PATIENCE)
 
@@ -221,11 +224,8 @@ class Lifecycle:
 
     def _donors(self, loaded: Loaded) -> set[str]:
         """Return the plugins that must have stopped before one starts: its predecessor, and owners of its claims."""
-        return {
-            name
-            for name, other in self.registry.plugins.items()
-            if name == loaded.name or set(other.claims) & set(loaded.claims)
-        }
+        known = self.registry.plugins.items()
+        return {name for name, other in known if name == loaded.name or set(other.claims) & set(loaded.claims)}
 
     def _close(self, name: str, *, hold: bool) -> None:
         """Keep calls off a plugin that does not run yet: they wait if they were served before, or are refused."""
@@ -377,18 +377,19 @@ class Lifecycle:
         self.registry.disabled[state.name] = f"its start failed: {error}"
         self.devices.withdraw(state.name, str(error))
 
-    async def _end(self, name: str) -> None:
-        state = self.states.pop(name)
+    async def _end(self, name: str, grace: float) -> None:
+        state, inside = self.states.pop(name), self.runner.working(name)
+        self.registry.disabled[name] = "the daemon is ending; ask again in a moment"
         await self.devices.end(name)
+        if state.begun and inside:
+            await asyncio.wait(inside, timeout=grace)
         await self._stop(state)
-        self.registry.unload(name)
-        self.registry.disabled.pop(name, None)
         LOG.info("plugin %s is unloaded", name)
 
     async def _stop(self, state: PluginState) -> None:
-        """Stop an instance that was started, or is being started just now."""
+        """Stop an instance that was started, or is being started just now unless the daemon ends."""
         if state.beginning is not None:
-            await asyncio.wait([state.beginning])
+            await until(state.beginning, self._ending)
         if not state.begun:
             return
         state.begun = False

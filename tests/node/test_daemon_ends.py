@@ -1,10 +1,17 @@
 """The end of the daemon while something hangs that its start began."""
 
 import json
+import os
+import signal
 import subprocess
+import time
+from collections.abc import Callable
 from pathlib import Path
 
-from nodeplug.testing import ScratchNode
+import pytest
+
+from nodeplug import PluginError
+from nodeplug.testing import Sandbox, ScratchNode
 
 PLUGIN = """
 import threading
@@ -48,3 +55,105 @@ def test_a_replayed_del_that_hangs_does_not_keep_the_daemon_alive(short_path: Pa
     node.start()
     assert (node.paths.run / "plugins" / "net" / "hangs").exists()
     assert node.stop() == 0
+
+
+HANGING = """
+import threading, time
+from nodeplug import Claim, CniResult, hookimpl
+
+class Net:
+    name = "nodeplug-net"
+
+    def __init__(self, config, host):
+        self.host = host
+
+    @hookimpl
+    def claims(self):
+        return [Claim("cni", self.name)]
+
+    @hookimpl
+    def cni_add(self, request):
+        return CniResult()
+
+    @hookimpl
+    def cni_del(self, request):
+        pass
+
+class Starting(Net):
+    name = "nodeplug-starting"
+
+    @hookimpl
+    def start(self):
+        (self.host.run_dir / "starts").touch()
+        threading.Event().wait()
+
+class Stopping(Net):
+    name = "nodeplug-stopping"
+
+    @hookimpl
+    def stop(self):
+        (self.host.run_dir / "stops").touch()
+        while not (self.host.run_dir / "go").exists():
+            time.sleep(0.01)
+"""
+STARTING = '[plugins.starting]\nuses = "hanging:Starting"\ndeadline = { start = "10m" }\n'
+STOPPING = '[plugins.stopping]\nuses = "hanging:Stopping"\ndeadline = { stop = "10m" }\n'
+
+
+def until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def execute(node: ScratchNode, verb: str, name: str, netns: Path) -> int:
+    """Execute an entrypoint; the answer is the code of its error."""
+    done = subprocess.run(
+        [node.paths.cni_bin / name],
+        env={**DEL, "CNI_COMMAND": verb, "CNI_NETNS": str(netns)},
+        input=json.dumps({**CONFIG, "type": name, "cniVersion": "1.1.0"}).encode(),
+        capture_output=True,
+        check=False,
+    )
+    return int(json.loads(done.stdout)["code"]) if done.returncode else 0
+
+
+def test_a_start_that_hangs_does_not_keep_the_daemon_alive(short_path: Path, tmp_path: Path) -> None:
+    (tmp_path / "hanging.py").write_text(HANGING)
+    node = ScratchNode(short_path, STARTING, env={"PYTHONPATH": str(tmp_path)})
+    node.start()
+    assert (node.paths.run / "plugins" / "starting" / "starts").exists()
+    assert node.stop() == 0
+
+
+def test_sigterm_while_the_daemon_starts_ends_it_without_waiting_for_the_start(
+    short_path: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "hanging.py").write_text(HANGING)
+    node = ScratchNode(short_path, STARTING, env={"PYTHONPATH": str(tmp_path)})
+    with node.log_path.open("ab") as log:
+        process = subprocess.Popen(
+            node.command("serve"), stdout=log, stderr=log, env={**os.environ, "PYTHONPATH": str(tmp_path)}
+        )
+    until((node.paths.run / "plugins" / "starting" / "starts").exists)
+    process.terminate()
+    assert process.wait(30) == 0
+
+
+def test_the_socket_answers_until_the_end(short_path: Path, tmp_path: Path) -> None:
+    (tmp_path / "hanging.py").write_text(HANGING)
+    supervisor = 'listen = ""\ninstall = true'
+    node = ScratchNode(short_path, STOPPING, supervisor=supervisor, env={"PYTHONPATH": str(tmp_path)})
+    node.start()
+    run = node.paths.run / "plugins" / "stopping"
+    os.kill(node.pid, signal.SIGTERM)
+    until((run / "stops").exists)
+    assert node.status()["pid"] == node.pid
+    with Sandbox(short_path / "netns") as sandbox:
+        codes = [execute(node, verb, "nodeplug-stopping", sandbox.path) for verb in ("ADD", "DEL", "STATUS")]
+    assert codes == [11, 11, 50]
+    (run / "go").touch()
+    assert node.stop() == 0
+    with pytest.raises(PluginError):
+        node.status()
