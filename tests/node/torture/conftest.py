@@ -1,0 +1,242 @@
+"""Pod lives on a node whose daemon is killed again and again.
+
+Owns: the story of one pod (network, volume, device, and their ends, each repeated until it succeeds, as runtimes and
+kubelet do), the threads that play such stories, the one that kills, the node, and what must be true of all of it.
+Every choice comes from the seed: the same seed plays the same stories and draws the same pauses.
+"""
+
+import os
+import secrets
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any, Final
+
+import pytest
+
+from nodeplug import Pod
+from nodeplug.testing import (
+    AdmissionError,
+    BlockingKubelet,
+    CniError,
+    CniRuntime,
+    FlexCaller,
+    FlexFailure,
+    FlexVolume,
+    Sandbox,
+    ScratchNode,
+    stage,
+)
+
+RESOURCE: Final = "example.com/zero"
+_PATIENCE: Final = 120.0
+_PAUSE: Final = 0.05
+_ENDS: Final = ((True,), (True, False), (False,), (False, False))
+"""The DELs of a pod: with or without its namespace, once or twice, as runtimes send them."""
+
+
+class Lost(AssertionError):
+    """A promise was broken."""
+
+
+@dataclass
+class Torture:
+    """One node and everybody who calls it.
+
+    Attributes:
+        node: its daemon is killed.
+        runtime: calls CNI.
+        caller: calls FlexVolume.
+        kubelet: calls the device plugin.
+        seed: of every choice.
+        failures: what broke.
+        lives: how many pods lived to their end.
+        kills: how often the daemon was killed.
+    """
+
+    node: ScratchNode
+    runtime: CniRuntime
+    caller: FlexCaller
+    kubelet: BlockingKubelet
+    seed: int
+    failures: list[BaseException] = field(default_factory=list)
+    lives: int = 0
+    kills: int = 0
+    _held: dict[str, str] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _over: threading.Event = field(default_factory=threading.Event)
+
+    def play(self, workers: int, seconds: float, *, killing: bool = True) -> None:
+        """Let pods live for some seconds while the daemon is killed; return when the last of them has ended.
+
+        Raises:
+            BaseException: the first thing that broke.
+        """
+        self._over.clear()
+        threads = [threading.Thread(target=self._work, args=(number,), name=f"w{number}") for number in range(workers)]
+        killer = threading.Thread(target=self._kill, name="killer")
+        for thread in threads:
+            thread.start()
+        if killing:
+            killer.start()
+        self._over.wait(seconds)  # a failure ends it early
+        self._over.set()
+        if killing:
+            killer.join()
+        for thread in threads:
+            thread.join()
+        if self.failures:
+            raise self.failures[0]
+
+    def _work(self, worker: int) -> None:
+        number = 0
+        while not self._over.is_set():
+            try:
+                self.live(f"p{worker}-{number}")
+            except BaseException as error:
+                self.failures.append(error)
+                self._over.set()
+            number += 1
+
+    def _kill(self) -> None:
+        random = Random(f"{self.seed} killer")
+        while not self._over.wait(random.uniform(0.05, 2.5)):
+            try:
+                self.node.kill()
+                time.sleep(random.uniform(0.0, 0.3))
+                self.node.start()
+                self.kills += 1
+            except BaseException as error:
+                self.failures.append(error)
+                self._over.set()
+
+    # --- one pod
+
+    def live(self, name: str) -> None:
+        """Play one pod from its sandbox to its end."""
+        random = Random(f"{self.seed} {name}")
+        pod = Pod(name=name, namespace="default", uid=name)
+        with Sandbox(self.node.root / f"ns-{name}") as sandbox:
+            self._attach(name, sandbox, random)
+            has_volume, has_device = random.random() < 0.5, random.random() < 0.3
+            if has_volume:
+                volume = FlexVolume("data", {"size": "1Mi"})
+                _until(f"mount of {name}", lambda: self.caller.mount(pod, volume))
+            if has_device:
+                _until(f"device of {name}", lambda: self.kubelet.admit(name, {RESOURCE: 1}))
+            time.sleep(random.uniform(0.0, 0.05))
+            if has_device:
+                self.kubelet.remove_pod(name)
+            if has_volume:
+                _until(f"unmount of {name}", lambda: self.caller.unmount(pod, "data"))
+            self._detach(name, sandbox.path, random)
+        self.lives += 1
+
+    def _attach(self, name: str, sandbox: Sandbox, random: Random) -> None:
+        def add() -> dict[str, Any]:
+            try:
+                return self.runtime.add(name, sandbox.path)
+            except CniError:
+                _until(f"DEL after a failed ADD of {name}", lambda: self.runtime.delete(name, sandbox.path))
+                raise
+
+        result = _until(f"ADD of {name}", add)
+        if random.random() < 0.2:
+            again = _until(f"second ADD of {name}", lambda: self.runtime.add(name, sandbox.path))
+            if again["ips"] != result["ips"]:
+                raise Lost(f"a repeated ADD of {name} answered {again['ips']} after {result['ips']}")
+        with self._lock:
+            for ip in result["ips"]:
+                other = self._held.setdefault(ip["address"], name)
+                if other != name:
+                    raise Lost(f"{ip['address']} belongs to {other} and was given to {name}")
+        if "eth0" not in sandbox.links():
+            raise Lost(f"ADD of {name} succeeded and its interface is not there")
+
+    def _detach(self, name: str, netns: Path, random: Random) -> None:
+        with self._lock:  # given back from here on
+            self._held = {address: holder for address, holder in self._held.items() if holder != name}
+        for place in random.choice(_ENDS):
+            _until(f"DEL of {name}", partial(self.runtime.delete, name, netns if place else None))
+
+    # --- afterwards
+
+    def settle(self) -> None:
+        """Wait until the daemon has nothing left to do.
+
+        Raises:
+            Lost: it does not come to that.
+        """
+        end = time.monotonic() + _PATIENCE
+        while True:
+            status = self.node.status()
+            left = {key: status[key] for key in ("attachments", "volumes", "spool", "calls") if status[key]}
+            if not left:
+                return
+            if time.monotonic() > end:
+                raise Lost(f"left after {self.lives} lives and {self.kills} kills: {left}")
+            time.sleep(_PAUSE)
+
+
+def _until(what: str, step: Callable[[], Any]) -> Any:
+    """Repeat a call until it succeeds, as runtimes and kubelet do."""
+    end = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            return step()
+        except (CniError, FlexFailure, AdmissionError) as error:
+            if time.monotonic() > end:
+                raise Lost(f"{what} does not succeed: {error}") from error
+            time.sleep(_PAUSE)
+
+
+# --- the node
+
+PLUGINS = """
+[plugins.bridge.config]
+data_dir = "{scratch}/addresses"
+[plugins.tmpfs]
+[plugins.hostdev]
+[[plugins.hostdev.config.resources]]
+resource = "example.com/zero"
+[[plugins.hostdev.config.resources.groups]]
+count = 100
+nodes = [{ path = "/dev/zero" }]
+"""
+CONFLIST = {
+    "cniVersion": "1.0.0",
+    "name": "net",
+    "plugins": [
+        {
+            "type": "nodeplug-bridge",
+            "bridge": "torture0",
+            "isDefaultGateway": True,
+            "ipMasq": True,
+            "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.89.0.0/24"}], [{"subnet": "fd00:89::/64"}]]},
+        }
+    ],
+}
+MAY_STAY = ["link torture0", r"address \S+ on torture0", r"nft (table|chain|rule|set) nodeplug_masquerade.*"]
+
+
+@pytest.fixture
+def seed() -> int:
+    """NODEPLUG_SEED, or a fresh one; printed, so that a run can be repeated."""
+    chosen = int(os.environ.get("NODEPLUG_SEED") or secrets.randbelow(1 << 32))
+    sys.stdout.write(f"NODEPLUG_SEED={chosen}\n")
+    return chosen
+
+
+@pytest.fixture
+def torture(seed: int) -> Iterator[Torture]:
+    """The node; at the end nothing of it is left but the bridge and the empty table."""
+    with stage.scratch_node(PLUGINS, may_stay=MAY_STAY) as node:
+        network, volumes = stage.CniRuntimeFactory(node), stage.FlexCallers(node)
+        with BlockingKubelet(node.root / "var" / "lib" / "kubelet") as kubelet:
+            kubelet.until_allocatable("example.com/zero", 100)
+            yield Torture(node, network(CONFLIST), volumes("nodeplug/tmpfs"), kubelet, seed)

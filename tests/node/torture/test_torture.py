@@ -1,0 +1,75 @@
+"""What survives when the daemon is killed at any instant, and when it lives long: nothing lost, nothing left."""
+
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def left_on_disk(torture: Any) -> list[str]:
+    """What may not be there when every pod has ended: reserved addresses, records, deferred DELs."""
+    paths = torture.node.paths
+    folders = (torture.node.root / "addresses" / "net", paths.journal / "flexvolume", paths.attachments, paths.spool)
+    found = [path for folder in folders if folder.is_dir() for path in folder.iterdir()]
+    # A killed write leaves its temporary file, which a later look removes when it is old enough to be nobody's.
+    kept = re.compile(r"lock|last_reserved_ip\.\d|.*\.key|\..*\.tmp")
+    return sorted(str(path) for path in found if not kept.fullmatch(path.name))
+
+
+def torture_for(torture: Any, seconds: float) -> None:
+    torture.play(6, seconds)
+    torture.settle()
+    sys.stdout.write(f"{torture.lives} lives, {torture.kills} kills\n")
+    assert left_on_disk(torture) == []
+    assert "Traceback" not in torture.node.log
+    assert torture.kills > 0
+    assert torture.lives > 0
+
+
+def test_pods_live_and_end_while_the_daemon_is_killed(torture: Any) -> None:
+    torture_for(torture, float(os.environ.get("NODEPLUG_TORTURE_SECONDS", "30")))
+
+
+@pytest.mark.soak
+def test_pods_live_and_end_for_long_while_the_daemon_is_killed(torture: Any) -> None:
+    torture_for(torture, float(os.environ.get("NODEPLUG_TORTURE_SECONDS", "1800")))
+
+
+def held(torture: Any) -> dict[str, int]:
+    """What a daemon holds that must not grow: descriptors, threads, files of its own, memory in KiB."""
+    proc = Path(f"/proc/{torture.node.pid}")
+    numbers = dict(re.findall(r"^(Threads|VmRSS):\s+(\d+)", (proc / "status").read_text(), re.MULTILINE))
+    files = sum(len(names) for base in ("run", "var/lib/nodeplug") for *_, names in os.walk(torture.node.root / base))
+    return {
+        "descriptors": len(list((proc / "fd").iterdir())),
+        "threads": int(numbers["Threads"]),
+        "files": files,
+        "memory": int(numbers["VmRSS"]),
+    }
+
+
+def soak_for(torture: Any, seconds: float) -> None:
+    torture.play(4, seconds / 3, killing=False)  # caches, idle sockets and reapers are made here
+    torture.settle()
+    before = held(torture)
+    torture.play(4, seconds, killing=False)
+    torture.settle()
+    after = held(torture)
+    sys.stdout.write(f"{torture.lives} lives: {before} -> {after}\n")
+    assert after["descriptors"] <= before["descriptors"] + 8
+    assert after["threads"] <= before["threads"] + 8
+    assert after["files"] <= before["files"] + 4
+    assert after["memory"] <= before["memory"] + 16384
+    assert left_on_disk(torture) == []
+
+
+def test_a_long_life_holds_no_more_than_a_short_one(torture: Any) -> None:
+    soak_for(torture, float(os.environ.get("NODEPLUG_SOAK_SECONDS", "20")))
+
+
+@pytest.mark.soak
+def test_a_very_long_life_holds_no_more_than_a_short_one(torture: Any) -> None:
+    soak_for(torture, float(os.environ.get("NODEPLUG_SOAK_SECONDS", "1800")))
