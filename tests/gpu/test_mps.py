@@ -34,12 +34,24 @@ if [ "$1" = -f ]; then
     rm -f "$folder/control" "$folder/quit"
 else
     read -r command
-    [ "$command" = quit ] && touch "$folder/quit"
+    case "$command" in
+        quit) touch "$folder/quit" ;;
+        get_default_active_thread_percentage)
+            [ -e "$(dirname "$0")/mute" ] && exec sleep 600
+            [ -e "$folder/control" ] && echo 100.0 ;;
+    esac
 fi
 """
 SMI = """#!/bin/sh
 echo "$@" >> "$(dirname "$0")/modes"
 """
+
+
+@pytest.fixture(autouse=True)
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nodeplug_gpu.mps.daemon.ASK_EVERY", 0.2)
+    monkeypatch.setattr("nodeplug_gpu.mps.daemon.ASK_PATIENCE", 1.0)
+    monkeypatch.setattr("nodeplug_gpu.mps.daemon.START_PATIENCE", 2.0)
 
 
 @pytest.fixture
@@ -306,6 +318,50 @@ def test_a_client_gets_limits_by_its_share(tmp_path: Path) -> None:
     assert grant.env["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "25"
     pipes = grant.mounts[0]
     assert (pipes.host_path, pipes.container_path) == (str(tmp_path / "pipe"), grant.env["CUDA_MPS_PIPE_DIRECTORY"])
+
+
+def test_a_client_can_change_nothing_in_the_folder_of_the_socket_and_sees_no_log(tmp_path: Path) -> None:
+    grant = client(Folders(tmp_path), CARD, 4 << 30, 0.25, threads=True)
+    assert grant.mounts[0].read_only
+    assert not [mount for mount in grant.mounts if "log" in mount.host_path]
+    assert "CUDA_MPS_LOG_DIRECTORY" not in grant.env
+
+
+def test_no_other_user_may_write_to_the_folders_of_a_daemon(
+    daemons: Callable[[], MpsDaemons], short_path: Path
+) -> None:
+    folders = Folders.of(short_path, CARD.uuid)
+    folders.pipes.mkdir(parents=True)
+    folders.pipes.chmod(0o777)  # as a version before left it
+    one = daemons()
+    one.keep(wanted(CARD))
+    until(lambda: not one.reason(CARD.uuid))
+    assert (folders.pipes.stat().st_mode & 0o777, folders.logs.stat().st_mode & 0o777) == (0o755, 0o700)
+
+
+def test_a_socket_without_an_answer_is_not_enough(daemons: Callable[[], MpsDaemons], driver_root: Path) -> None:
+    mute = driver_root / "usr/bin/mute"
+    mute.touch()
+    one = daemons()
+    one.keep(wanted(CARD))
+    until(lambda: "has not answered" in one.reason(CARD.uuid))
+    mute.unlink()
+    until(lambda: not one.reason(CARD.uuid))
+
+
+def test_a_daemon_that_stops_answering_is_told_and_not_ended(
+    daemons: Callable[[], MpsDaemons], driver_root: Path, short_path: Path
+) -> None:
+    one = daemons()
+    one.keep(wanted(CARD))
+    until(lambda: not one.reason(CARD.uuid))
+    pid = pid_of(short_path, CARD)
+    mute = driver_root / "usr/bin/mute"
+    mute.touch()
+    until(lambda: "does not answer" in one.reason(CARD.uuid))
+    mute.unlink()
+    until(lambda: not one.reason(CARD.uuid))
+    assert pid_of(short_path, CARD) == pid
 
 
 def test_a_small_share_still_is_one_percent(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from nodeplug_gpu.cards import Card, Uuid
 from nodeplug_gpu.ids import card_key
 
 PIPES: Final = "/tmp/nvidia-mps"  # noqa: S108 - where CUDA looks by default, inside the container
-LOGS: Final = "/var/log/nvidia-mps"
 FIRST_VOLTA: Final = (7, 0)
 """Compute capability from which MPS has limits of memory and isolated address spaces."""
 
@@ -65,14 +64,14 @@ def client(folders: Folders, card: Card, memory: int, share: float, *, threads: 
         share: of the card, above 0 and up to 1.
         threads: limit multiprocessors by the same share.
     """
-    env = {"CUDA_MPS_PIPE_DIRECTORY": PIPES, "CUDA_MPS_LOG_DIRECTORY": LOGS}
+    env = {"CUDA_MPS_PIPE_DIRECTORY": PIPES}
     if card.compute_capability >= FIRST_VOLTA:
         env["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = f"0={memory >> 20}M"
         if threads:
             env["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(max(1, round(100 * share)))
     mounts = (
-        DeviceMount(str(folders.pipes), PIPES, read_only=False),
-        DeviceMount(str(folders.logs), LOGS, read_only=False),
+        # To connect takes write access to the socket, not to its folder: there a client could put a socket of its own.
+        DeviceMount(str(folders.pipes), PIPES, read_only=True),
         DeviceMount("/dev/shm", "/dev/shm", read_only=False),  # noqa: S108 - client and daemon share memory there
     )
     return Grant(env=env, mounts=mounts)

@@ -11,6 +11,7 @@ import select
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -26,6 +27,13 @@ from nodeplug_gpu.mps.client import Folders
 STARTING: Final = "its MPS control daemon is starting"
 FIRST_RETRY: Final = 1.0
 LAST_RETRY: Final = 60.0
+START_PATIENCE: Final = 30.0
+"""Seconds after which a daemon that has not answered yet is told to be silent, and not to be starting."""
+ASK_EVERY: Final = 10.0
+ASK_PATIENCE: Final = 5.0
+_QUESTION: Final = b"get_default_active_thread_percentage\n"
+"""A command that every control daemon answers with a number, and that changes nothing."""
+_MOST_SILENCES: Final = 2
 _PROGRAMS: Final = ("usr/bin", "bin", "usr/local/nvidia/bin")
 _TURN: Final = 0.5
 _SMI_PATIENCE: Final = 30.0
@@ -137,12 +145,20 @@ class ControlDaemon:
     def _watch(self, pid: int) -> bool:
         """Wait for the daemon's end or ours; tell whether clients could ever connect."""
         descriptor = os.pidfd_open(pid)
-        served = False
+        served, silences, begun, ask_at = False, 0, time.monotonic(), 0.0
         try:
             while not self._ending.is_set():
-                if self.folders.ready:
-                    served = True
-                    self._say("")
+                now = time.monotonic()
+                if self.folders.ready and now >= ask_at:
+                    why = self._silence()
+                    served, silences = served or not why, silences + 1 if why else 0
+                    ask_at = time.monotonic() + (_TURN if why else ASK_EVERY)
+                    if not why:
+                        self._say("")
+                    elif served and silences >= _MOST_SILENCES:
+                        self._say(f"its MPS control daemon does not answer: {why}")
+                if not served and now - begun >= START_PATIENCE:
+                    self._say(f"its MPS control daemon has not answered since it was started; see {self.folders.logs}")
                 ended, _, _ = select.select([descriptor], [], [], _TURN if served else _TURN / 10)
                 if ended:
                     with suppress(ChildProcessError):
@@ -152,6 +168,24 @@ class ControlDaemon:
         finally:
             os.close(descriptor)
         return served
+
+    def _silence(self) -> str:
+        """Ask the daemon something; return why there is no answer. A socket alone may be anybody's, or a dead one."""
+        try:
+            done = subprocess.run(
+                [self._program(self.config.command)],
+                input=_QUESTION,
+                env=self._environment(),
+                timeout=ASK_PATIENCE,
+                check=False,
+                capture_output=True,
+            )
+        except subprocess.TimeoutExpired:
+            return f"no answer to a command in {ASK_PATIENCE:g} s"
+        except OSError as error:
+            return _text(error)
+        said = (done.stdout + done.stderr).decode(errors="replace").strip()[-200:]
+        return "" if not done.returncode and done.stdout.strip() else f"a command ended with {done.returncode}: {said}"
 
     def _say(self, reason: str) -> None:
         if reason != self.reason:
@@ -180,9 +214,10 @@ class ControlDaemon:
         if len(os.fsencode(self.folders.pipes / "control")) > _LONGEST_SOCKET:
             why = f"the path of its socket is longer than {_LONGEST_SOCKET} bytes; take a shorter run folder"
             raise OSError(errno.ENAMETOOLONG, why, str(self.folders.pipes))
-        for folder in (self.folders.pipes, self.folders.logs):
+        # Clients are of any user, and only read here: who may write could take the socket's place, or fill the disk.
+        for folder, mode in ((self.folders.pipes, 0o755), (self.folders.logs, 0o700)):
             folder.mkdir(parents=True, exist_ok=True)
-            folder.chmod(0o777)  # clients are of any user; the folder above lets only the grant's mount in
+            folder.chmod(mode)
         self._gather_libraries()
         (self.folders.pipes / "control").unlink(missing_ok=True)
         record = Record.read(self.folders.record)

@@ -344,7 +344,7 @@ def test_the_first_list_of_cards_with_mps_waits_for_their_daemons_so_that_it_is_
     programs = tmp_path / "driver" / "usr" / "bin"
     programs.mkdir(parents=True)
     control = """#!/bin/sh
-[ "$1" = -f ] || exit 0
+[ "$1" = -f ] || { echo 100.0; exit 0; }
 sleep 0.5
 touch "$CUDA_MPS_PIPE_DIRECTORY/control"
 exec sleep 600

@@ -20,7 +20,7 @@ WHOLE = "nvidia.com/gpu"
 SUPERVISOR = 'listen = ""\ndevice_poll = "200ms"\npodresources_poll = "200ms"'
 ROOT = Path(__file__).parents[3]
 CONTROL = """#!/bin/sh
-[ "$1" = -f ] || exit 0
+[ "$1" = -f ] || { echo 100.0; exit 0; }
 echo $$ >> "$(dirname "$0")/starts"
 : > "$CUDA_MPS_PIPE_DIRECTORY/control"
 trap 'exit 0' TERM
