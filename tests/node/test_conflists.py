@@ -87,10 +87,11 @@ def test_a_list_is_installed_in_the_version_that_the_runtime_takes_and_the_choic
     assert name in done.stdout
 
 
-def test_without_a_runtime_a_list_is_of_the_version_that_every_runtime_takes(node: ScratchNode) -> None:
-    put_list(node, "10-pods.conflist", cniVersion="1.1.0")
+@pytest.mark.parametrize("written", ["1.0.0", "1.1.0"])
+def test_without_a_runtime_a_list_keeps_its_version(node: ScratchNode, written: str) -> None:
+    put_list(node, "10-pods.conflist", cniVersion=written)
     done = node.run("install", "--script", "--conflist", str(node.root / "10-pods.conflist"))
-    assert version_in(node, "10-pods.conflist") == "1.0.0"
+    assert version_in(node, "10-pods.conflist") == written
     assert "no container runtime was found" in done.stdout
 
 

@@ -63,7 +63,7 @@ def choose(name: str, data: bytes, paths: Paths, claims: Collection[str], wanted
 def _best(document: Mapping[str, Any], paths: Paths, claims: Collection[str]) -> tuple[str, str]:
     found = runtimes.find(paths)
     if not found:
-        return OLD, "for no container runtime was found here, and every one takes it"
+        return str(document["cniVersion"]), "as the file says: no container runtime was found here"
     for runtime in found:
         if runtime.version < _SINCE[runtime.name]:
             return OLD, f"for {runtime} takes no newer one"
