@@ -11,7 +11,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -30,7 +30,7 @@ from nodeplug.device.checkpoint import CHECKPOINT
 from nodeplug.device.podresources import PodResources
 from nodeplug.device.registration import DevicePaths
 from nodeplug.device.resources import Resources
-from nodeplug.errors import InvalidRequest, PluginError, clip
+from nodeplug.errors import InvalidRequest, PluginError, TryAgain, clip
 from nodeplug.execserver import ExecServer
 from nodeplug.flex.service import FlexService
 from nodeplug.flex.staging import Staging
@@ -46,6 +46,7 @@ from nodeplug.observe.http import Endpoints
 from nodeplug.observe.metrics import Metrics
 from nodeplug.observe.observer import Observer
 from nodeplug.observe.plugin_metrics import PluginMetrics
+from nodeplug.offloop import Lane
 from nodeplug.registry import Registry
 from nodeplug.reload import Reloader
 from nodeplug.reports import Reports
@@ -96,6 +97,11 @@ class Daemon:
         self._paths = configuration.supervisor.paths
         self._boot_id = read_boot_id()
         self._disk = StateDisk(self._paths.state)
+        self._disk_lane = Lane(f"the state folder {self._paths.state}")
+        self._look_lanes = {
+            "attachments": Lane(f"the folder {self._paths.attachments}"),
+            "volumes": Lane(f"the state folder {self._paths.state}"),
+        }
         self._registry = Registry()
         self._runner = Runner()
         self._lifecycle = Lifecycle(self._registry, self._runner, self._make_host, tell=reading.places.tell)
@@ -278,10 +284,9 @@ class Daemon:
 
     async def _keep_folders(self) -> None:
         """Make the plugins' folders again when somebody has removed them: they were promised to exist."""
-        for name in self._lifecycle.states:
-            for folder in self._folders(name):
-                with suppress(PluginError):  # a plugin that writes there gets the error, and says it better
-                    _make_folder(folder)
+        folders = [folder for name in self._lifecycle.states for folder in self._folders(name)]
+        with suppress(TryAgain):  # the disk is frozen, and says so itself (`StateDisk`)
+            await self._disk_lane.run(lambda: _make_folders(folders))
 
     def _refresh(self, resource: ResourceName) -> None:
         """Pass a request for a new listing from a plugin's thread to the loop."""
@@ -314,8 +319,9 @@ class Daemon:
     async def status(self) -> dict[str, Any]:
         """Describe the daemon; see `nodeplug.status` for the shape."""
         ledger = self._staging.ledger
-        records = await asyncio.to_thread(self._attachments.list)
-        staged, targets = await asyncio.to_thread(lambda: (ledger.all_staged(), ledger.targets()))
+        unknown: dict[str, str] = {}
+        records = await self._known("attachments", self._attachments.list, (), unknown)
+        volumes = await self._known("volumes", lambda: (ledger.all_staged(), ledger.targets()), ((), ()), unknown)
         entrypoints = await self._keeper.as_dict()
         return self._vital() | {
             "version": version("nodeplug"),
@@ -323,10 +329,19 @@ class Daemon:
             "pid": os.getpid(),
             "uptime_seconds": round(time.monotonic() - self._started, 3),
             "attachments": status.attachments(records),
-            "volumes": status.volumes(staged, targets),
+            "volumes": status.volumes(*volumes),
+            "unknown": unknown,
             "recent": self._observer.recorder.as_dicts(),
             "entrypoints": entrypoints,
         }
+
+    async def _known(self, what: str, look: Callable[[], Any], otherwise: Any, unknown: dict[str, str]) -> Any:
+        """Look at the disk for a part of the status, or note why that part is not known."""
+        try:
+            return await self._look_lanes[what].run(look)
+        except TryAgain as error:
+            unknown[what] = str(error)
+            return otherwise
 
     def _vital(self) -> dict[str, Any]:
         """Return the part of the status that needs no disk."""
@@ -359,6 +374,12 @@ class Daemon:
     def _liveness(self) -> str:
         silent = time.monotonic() - self._beat
         return f"the daemon has not looked at its own state for {silent:.0f} s" if silent > LIVELINESS else ""
+
+
+def _make_folders(folders: Iterable[Path]) -> None:
+    for folder in folders:
+        with suppress(PluginError):  # a plugin that writes there gets the error, and says it better
+            _make_folder(folder)
 
 
 def _make_folder(folder: Path) -> None:

@@ -7,7 +7,8 @@ Nothing but one JSON document ever reaches stdout.
 """
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -21,6 +22,7 @@ from nodeplug.cni.spool import Spool
 from nodeplug.errors import NotReady, PluginError, TryAgain
 from nodeplug.frame import Frame, Reply
 from nodeplug.netns import Netns
+from nodeplug.offloop import Lane, Unanswered
 from nodeplug.registry import Registry, Route
 from nodeplug.runner import Runner, close_all
 from nodeplug.values import CniAdd, CniAttachmentRequest, CniDel, CniGc, CniRequest, CniStatus
@@ -61,6 +63,8 @@ class CniService:
     spool: Spool
     admission: Admission = field(default_factory=Admission)
     _unready: dict[str, tuple[str, str]] = field(default_factory=dict)
+    _records: Lane = field(default_factory=lambda: Lane("the folder of attachment records"))
+    _lookups: Lane = field(default_factory=lambda: Lane("the lookup of namespaces", 10.0))
 
     def __post_init__(self) -> None:
         self.spool.is_served = lambda name: any(route.claim.name == name for route in self.registry.routes("cni"))
@@ -114,7 +118,8 @@ class CniService:
         if codec.is_void(frame):
             return b""
         if not owned.namespaces:
-            owned.namespaces = reopen(frame, self._host_of(frame))
+            host = await self._host_of(frame)
+            owned.namespaces = await self._lookups.run(lambda: reopen(frame, host), late=close_all)
         request = codec.decode(frame, owned.namespaces)
         if isinstance(request, CniStatus):
             return await self._status(request, owned, call)
@@ -127,13 +132,25 @@ class CniService:
                 raise TryAgain("the caller ended before its ADD began")
             return await self._run(route, request, owned, call)
 
-    def _host_of(self, frame: Frame) -> Identity:
+    async def _host_of(self, frame: Frame) -> Identity:
         """Return the host namespace in which ADD made the attachment that a frame without descriptors is about."""
         try:
-            recorded = self.attachments.find(Key(frame.name, *codec.attachment_of(frame)))
+            recorded = await self._find(Key(frame.name, *codec.attachment_of(frame)))
+        except Unanswered:  # in the wrong namespace it would find nothing, and be done
+            raise
         except (KeyError, PluginError):  # `decode` says it better
             return UNKNOWN
         return UNKNOWN if recorded is None else recorded.host
+
+    async def _find(self, key: Key) -> Attachment | None:
+        return await self._records.run(lambda: self.attachments.find(key))
+
+    async def _write(self, key: Key, work: Callable[[], None]) -> None:
+        """Bring the records up to date. They are not the truth: a disk that does not answer fails no call."""
+        try:
+            await self._records.run(work)
+        except Unanswered as error:
+            LOG.warning("the record of attachment %s is not up to date: %s", key, error)
 
     async def _status(self, request: CniStatus, owned: _Owned, call: Call) -> bytes:
         """STATUS waits for other STATUS alone, and says every passing condition as 50: runtimes know no other code.
@@ -156,16 +173,20 @@ class CniService:
         hook = HOOK_OF[VERB_OF[type(request)]]
         call.key = str(_key(request)) if isinstance(request, CniAttachmentRequest) else f"{request.network} {call.verb}"
         if isinstance(request, CniDel) and request.prev_result is None:
-            recorded = self.attachments.find(_key(request))
-            request = request if recorded is None else replace(request, prev_result=recorded.result)
+            with suppress(Unanswered):
+                recorded = await self._find(_key(request))
+                request = request if recorded is None else replace(request, prev_result=recorded.result)
         host = request.host_netns.identity  # the descriptor is closed when the hook has ended
         result = await self._hook(route, hook, request, owned, call) if hook in route.hooks else None
         if isinstance(request, CniAdd):
-            return self._added(request, result, host)
+            return await self._added(request, result, host)
         if isinstance(request, CniDel):
-            self.attachments.forget(_key(request))
+            key = _key(request)
+            await self._write(key, lambda: self.attachments.forget(key))
         if isinstance(request, CniGc) and request.valid is not None:
-            self.attachments.forget_invalid(request.claim, request.network, request.valid)
+            claim, network, valid = request.claim, request.network, request.valid
+            every = Key(claim, network, "*", "*")
+            await self._write(every, lambda: self.attachments.forget_invalid(claim, network, valid))
         return b""
 
     async def _hook(self, route: Route, hook: str, request: CniRequest, owned: _Owned, call: Call) -> Any:
@@ -174,7 +195,7 @@ class CniService:
             route, hook, call, {"request": request}, enter=request.host_netns, done=taken.close
         )
 
-    def _added(self, request: CniAdd, result: Any, host: Identity) -> bytes:
+    async def _added(self, request: CniAdd, result: Any, host: Identity) -> bytes:
         try:
             stdout = codec.encode_result(result, request.version)
         except (AttributeError, TypeError, ValueError) as error:
@@ -182,7 +203,8 @@ class CniService:
                 f"plugin {request.claim!r} returned a CniResult that is no CNI result: {error}; "
                 "its addresses must be ipaddress values and its numbers int"
             ) from error
-        self.attachments.record(Attachment(_key(request), request.netns.path, result, host=host))
+        made = Attachment(_key(request), request.netns.path, result, host=host)
+        await self._write(made.key, lambda: self.attachments.record(made))
         return stdout
 
 
