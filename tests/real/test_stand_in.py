@@ -222,6 +222,7 @@ async def last_part(teller: Teller, plugin: RecordingPlugin, *, old: bool) -> No
         await asyncio.sleep(1)
     await teller.pod("after-take-over")
     if not old:
+        await successor.stop()
         return  # kubelet 1.36 has now disconnected the successor, too; the stand-in keeps it
     async with teller.step("another take-over"):
         await plugin.register()
