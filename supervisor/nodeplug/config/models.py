@@ -45,7 +45,8 @@ class Supervisor(_Model):
 
     root: Path = Field(Path("/"), description="Prefix of every path below; `--root` overrides it.")
     drop_in_dir: str = Field(
-        "plugins.d", description="Folder of more [plugins.*] tables, relative to this file; empty: none."
+        "plugins.d",
+        description="Folder of more [plugins.*] tables, relative to this file; if named, it must exist; empty: none.",
     )
     node_name: str = Field("", description="The node's name in the cluster; empty: the host name.")
     exec_socket: Path = Field(Path("/run/nodeplug/exec.sock"), description="Where the entrypoint scripts connect.")
