@@ -152,6 +152,10 @@ class Resource:
         self.reason = reason
 
 
+_CLOSING: Final = "rpc error: code = Canceled desc = grpc: the client connection is closing"
+"""grpc-go's ErrClientConnClosing."""
+
+
 def in_go(error: grpc.aio.AioRpcError) -> str:
     """Return the text that grpc-go makes of an error."""
     code = "".join(word.capitalize() for word in error.code().name.split("_")).replace("Cancelled", "Canceled")
@@ -166,3 +170,9 @@ async def as_rejection(prefix: str) -> AsyncIterator[None]:
         yield
     except grpc.aio.AioRpcError as error:
         raise AdmissionError(f"{prefix}{in_go(error)}") from error
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        # Nobody cancelled the caller: the stream ended, and the connection was closed under the call.
+        raise AdmissionError(f"{prefix}{_CLOSING}") from None
