@@ -44,6 +44,7 @@ class Lane:
     patience: float | None = PATIENCE
     _running: "asyncio.Future[Any] | None" = field(default=None)
     _since: float = 0.0
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
     def stuck(self) -> str:
@@ -71,8 +72,7 @@ class Lane:
         outcome: asyncio.Future[_T] | None = None
         try:
             async with asyncio.timeout(self.patience):
-                while self._running is not None:
-                    await asyncio.wait([self._running])
+                await self._turn.acquire()
                 outcome = self._begin(work)
                 # shield: who stops waiting must not mark the work as ended.
                 return await asyncio.shield(outcome)
@@ -91,6 +91,7 @@ class Lane:
         try:
             thread.start()
         except RuntimeError as error:
+            self._turn.release()
             raise Unanswered(f"the daemon cannot start another thread ({error}); raise its limit of tasks") from None
         self._running, self._since = outcome, time.monotonic()
         outcome.add_done_callback(self._ended)
@@ -98,6 +99,7 @@ class Lane:
 
     def _ended(self, outcome: "asyncio.Future[Any]") -> None:
         self._running = None
+        self._turn.release()
         if not outcome.cancelled():
             outcome.exception()  # seen: whoever waited has it
 

@@ -4,15 +4,19 @@ import json
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from nodeplug.testing import ScratchNode
+from nodeplug.testing import BlockingKubelet, ScratchNode
+from nodeplug.testing.scratch_cni import new_netns
 
 PLUGIN = """
-from nodeplug import Claim, CniResult, hookimpl
+import pathlib
+
+from nodeplug import Claim, CniResult, Device, DeviceId, Grant, TryAgain, hookimpl
 
 class Net:
     def __init__(self, config, host):
@@ -20,7 +24,11 @@ class Net:
 
     @hookimpl
     def claims(self):
-        return [Claim("cni", "nodeplug-net")]
+        return [Claim("cni", "nodeplug-net"), Claim("device", "example.com/thing")]
+
+    @hookimpl
+    def device_list(self):
+        return [Device(DeviceId("one"), grant=Grant(env={"THING": "one"}))]
 
     @hookimpl
     def cni_add(self, request):
@@ -28,7 +36,8 @@ class Net:
 
     @hookimpl
     def cni_del(self, request):
-        pass
+        if not pathlib.Path(__file__).with_name("works").exists():
+            raise TryAgain("it does not work yet")
 """
 
 
@@ -60,27 +69,90 @@ def node(disk: Path, short_path: Path, tmp_path: Path) -> Iterator[ScratchNode]:
     )
     made.start()
     yield made
+    # A thread that the disk holds keeps even a killed process: thaw first.
     subprocess.run(["fsfreeze", "-u", disk], capture_output=True, check=False)
     made.kill()
+
+
+def entrypoint(node: ScratchNode, verb: str, container: str = "") -> "subprocess.CompletedProcess[bytes]":
+    env = {"CNI_COMMAND": verb, "CNI_PATH": str(node.paths.cni_bin), "PATH": "/usr/bin:/bin"}
+    if container:
+        env |= {"CNI_CONTAINERID": container, "CNI_IFNAME": "eth0"}
+    if verb == "ADD":
+        with closing(new_netns()) as netns:
+            return call(node, env | {"CNI_NETNS": netns.path})
+    return call(node, env)
+
+
+def call(node: ScratchNode, env: dict[str, str]) -> "subprocess.CompletedProcess[bytes]":
+    return subprocess.run(
+        [node.paths.cni_bin / "nodeplug-net"],
+        env=env,
+        input=json.dumps({"cniVersion": "1.1.0", "name": "net", "type": "nodeplug-net"}).encode(),
+        capture_output=True,
+        check=False,
+    )
+
+
+def until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.2)
+
+
+def freeze(disk: Path) -> None:
+    subprocess.run(["fsfreeze", "-f", disk], check=True)
+
+
+def thaw(disk: Path) -> None:
+    subprocess.run(["fsfreeze", "-u", disk], check=True)
 
 
 def test_control_and_status_are_answered_while_the_disk_of_the_state_folder_is_frozen(
     node: ScratchNode, disk: Path
 ) -> None:
-    subprocess.run(["fsfreeze", "-f", disk], check=True)
-    end = time.monotonic() + 60
-    while "state folder" not in node.status()["reasons"]:
-        assert time.monotonic() < end
-        time.sleep(0.5)
-    done = subprocess.run(
-        [node.paths.cni_bin / "nodeplug-net"],
-        env={"CNI_COMMAND": "STATUS", "CNI_PATH": str(node.paths.cni_bin)},
-        input=json.dumps({"cniVersion": "1.1.0", "name": "net", "type": "nodeplug-net"}).encode(),
-        capture_output=True,
-        check=False,
-    )
+    freeze(disk)
+    until(lambda: "state folder" in node.status()["reasons"])
+    done = entrypoint(node, "STATUS")
     assert done.returncode == 0, done.stdout
-    subprocess.run(["fsfreeze", "-u", disk], check=True)
-    while not node.status()["ready"]:
-        assert time.monotonic() < end
-        time.sleep(0.5)
+    thaw(disk)
+    until(lambda: bool(node.status()["ready"]))
+
+
+def test_a_deferred_del_that_cannot_be_removed_from_a_frozen_disk_holds_up_nobody_else(
+    node: ScratchNode, disk: Path, tmp_path: Path
+) -> None:
+    node.kill()
+    assert entrypoint(node, "DEL", "c1").returncode == 0
+    node.start()
+    until(lambda: node.status()["spool"] == 1)
+    freeze(disk)
+    (tmp_path / "works").touch()  # the next replay succeeds, and its file cannot be removed
+    until(lambda: "does not answer" in node.status()["reasons"].get("deferred DELs", ""))
+    assert entrypoint(node, "STATUS").returncode == 0
+    refused = json.loads(entrypoint(node, "ADD", "c1").stdout)
+    assert (refused["code"], "deferred DELs does not answer" in refused["msg"]) == (11, True)
+    thaw(disk)
+    until(lambda: bool(node.status()["ready"]))
+    until(lambda: not list((disk / "spool").glob("*.frame")))
+    assert entrypoint(node, "ADD", "c1").returncode == 0
+
+
+def test_devices_are_allocated_while_the_disk_of_the_state_folder_is_frozen(
+    disk: Path, short_path: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "net.py").write_text(PLUGIN)
+    node = ScratchNode(
+        short_path, '[plugins.net]\nuses = "net:Net"\n', supervisor='listen = ""\n', env={"PYTHONPATH": str(tmp_path)}
+    )
+    with BlockingKubelet(node.root / "var" / "lib" / "kubelet") as kubelet:
+        try:
+            node.start()
+            kubelet.until_allocatable("example.com/thing", 1)
+            freeze(disk)
+            until(lambda: "state folder" in node.status()["reasons"])
+            kubelet.admit("pod", {"example.com/thing": 1})
+        finally:
+            subprocess.run(["fsfreeze", "-u", disk], capture_output=True, check=False)
+            node.kill()

@@ -254,7 +254,7 @@ def test_an_add_does_not_pass_a_kept_del_that_fails(road: ExecRoad, env: Env) ->
     done = road.call("test", env("ADD"), CONFIG)
     assert (done.status, done.document["code"]) == (1, 11)
     assert "on fire" in done.document["msg"]
-    assert road.spool.count() == 1
+    assert (road.spool.count(), len(spooled(road))) == (1, 1)
 
 
 @pytest.mark.parametrize("path", ["process", "/proc/self/ns/net", "own"])
@@ -340,7 +340,8 @@ def test_a_del_kept_while_the_daemon_is_up_is_found(road: ExecRoad, env: Env) ->
 
 @pytest.mark.parametrize("data", [b"", b"junk", Frame("cni", "/x/test", env={"CNI_COMMAND": "ADD"}).encode()])
 def test_a_damaged_file_of_the_spool_is_set_aside(road: ExecRoad, data: bytes) -> None:
-    road.spool.prepare()
+    road.start()
     (road.spool.folder / "1.frame").write_bytes(data)
+    road.wait_for(road.spool.look())
     assert road.spool.count() == 0
     assert [path.name for path in spooled(road)] == ["1.damaged"]

@@ -1,0 +1,157 @@
+"""The folder of deferred DELs, looked at and tidied: everything about them that a disk can hold up.
+
+Owns: which files are frames and which are not, setting the latter aside, and removing what is done.
+Refuses: the event loop (each function here may block, so `spool` calls it on a lane of its own) and what a DEL does.
+"""
+
+import errno
+import logging
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from nodeplug.bounded import read_bounded
+from nodeplug.cni import codec
+from nodeplug.cni.attachments import Key
+from nodeplug.errors import PluginError, Undecodable
+from nodeplug.frame import HEADER, LIMIT, Frame
+from nodeplug.journal import write_durably
+
+LOG: Final = logging.getLogger(__name__)
+_LEFTOVER_AGE: Final = 600.0
+_BOOT_LIMIT: Final = 100
+_PASSING: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
+"""Reasons not to read a file that have nothing to do with the file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deferred:
+    """One file that holds a DEL: its frame, and the attachment that it is about."""
+
+    path: Path
+    frame: Frame
+    key: Key
+
+
+@dataclass(slots=True)
+class Sight:
+    """What one look found.
+
+    Attributes:
+        names: the frames that are there, those of files that are done or no frame left out.
+        fresh: those of them that were not known before.
+        staying: files whose DEL is done and which cannot be removed, each with the reason.
+        unreadable: files that are no DEL and cannot be set aside, each with the reason why it is none.
+        aside: the names of files that were set aside, now or before.
+        failure: why the folder could not be read to its end; empty when it could.
+    """
+
+    names: set[str] = field(default_factory=set)
+    fresh: list[Deferred] = field(default_factory=list)
+    staying: dict[str, str] = field(default_factory=dict)
+    unreadable: dict[str, str] = field(default_factory=dict)
+    aside: set[str] = field(default_factory=set)
+    failure: str = ""
+
+
+def look(folder: Path, known: frozenset[str], done: frozenset[str], unreadable: Mapping[str, str]) -> Sight:
+    """Learn what is in the folder, remove what is done, and set aside what is no DEL.
+
+    Args:
+        folder: where the entrypoints write; it may be absent.
+        known: the names of files whose frames are known already.
+        done: the names of files whose DEL is done.
+        unreadable: as in an earlier `Sight`: what was said of these is not said again.
+    """
+    sight = Sight()
+    try:
+        there = sorted(folder.iterdir())
+        sight.aside = {path.name for path in there if path.suffix == ".damaged"}
+        for path in there:
+            if path.suffix != ".frame":
+                continue
+            if path.name in done:
+                _remove(path, sight)
+            elif path.name in known:
+                sight.names.add(path.name)
+            else:
+                _take(path, sight, unreadable)
+    except (FileNotFoundError, NotADirectoryError):
+        return Sight()
+    except OSError as error:
+        sight.failure = error.strerror or str(error)
+    return sight
+
+
+def prepare(folder: Path) -> None:
+    """Make the folder, so that an entrypoint finds it even when the daemon is away; remove what killed ones left.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for leftover in folder.glob("*.tmp"):
+        with suppress(OSError):
+            if time.time() - leftover.stat().st_mtime > _LEFTOVER_AGE:
+                leftover.unlink()
+
+
+def of_earlier_boot(folder: Path, boot_id: str) -> set[str]:
+    """Tell the DELs that an earlier boot left from those of this one, and note this one.
+
+    Returns:
+        The names of the former.
+    """
+    note, earlier = folder.with_name(f"{folder.name}.boot"), set[str]()
+    with suppress(OSError):
+        if boot_id and read_bounded(note, _BOOT_LIMIT).decode("ascii", "replace") != boot_id:
+            earlier = {path.name for path in folder.glob("*.frame")}
+    if boot_id:
+        with suppress(PluginError):  # on a read-only disk: the next start compares with an older boot
+            write_durably(note, boot_id.encode())
+    return earlier
+
+
+def _remove(path: Path, sight: Sight) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        sight.staying[path.name] = error.strerror or str(error)
+
+
+def _take(path: Path, sight: Sight, unreadable: Mapping[str, str]) -> None:
+    try:
+        frame = Frame.decode(read_bounded(path, HEADER.size + LIMIT))
+        if codec.is_void(frame):
+            _remove(path, sight)
+            return
+        sight.fresh.append(Deferred(path, frame, _key(frame)))
+        sight.names.add(path.name)
+    except OSError as error:
+        if error.errno in _PASSING:
+            raise
+        _set_aside(path, error.strerror or str(error), sight, unreadable)
+    except PluginError as error:
+        _set_aside(path, str(error), sight, unreadable)
+
+
+def _set_aside(path: Path, reason: str, sight: Sight, unreadable: Mapping[str, str]) -> None:
+    """Give a file that is no DEL another name; where the disk refuses that, it is left out, and said once."""
+    if unreadable.get(path.name) != reason:
+        LOG.error("the spooled %s is set aside: %s", path, reason)
+    aside = path.with_suffix(".damaged")
+    try:
+        path.rename(aside)
+    except OSError:
+        sight.unreadable[path.name] = reason
+    else:
+        sight.aside.add(aside.name)
+
+
+def _key(frame: Frame) -> Key:
+    if frame.style != "cni" or frame.env.get("CNI_COMMAND") != "DEL":
+        raise Undecodable("it is no DEL of CNI")
+    return Key(frame.name, *codec.attachment_of(frame))
