@@ -7,6 +7,7 @@ listens on is nothing to those that run beside it.
 import importlib.util
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -63,6 +64,9 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A background job of a shell ignores Ctrl-C, and so do its children: tests that press it would wait for ever.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     config.stash[NAMESPACES] = "needs root"
     if os.geteuid() != 0:
         return
@@ -85,6 +89,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(root)
         if item.get_closest_marker("xdist_group") is None and (group := group_of(item)):
             item.add_marker(pytest.mark.xdist_group(group))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Refuse to run tests side by side whose groups were lost on the way: two kubelets would wait for each other."""
+    if not getattr(session.config.option, "loadgroup", False) or not hasattr(session.config, "workerinput"):
+        return
+    for item in session.items:
+        mark = item.get_closest_marker("xdist_group")
+        if mark is not None and not item.nodeid.endswith(f"@{mark.args[0]}"):
+            raise pytest.UsageError(f"pytest-xdist does not see the group {mark.args[0]!r} of {item.nodeid}")
 
 
 def group_of(item: pytest.Item) -> str:
