@@ -186,10 +186,15 @@ class Shop:
         }
         return Shares(left, shares.faults), rivals
 
+    def _entry(self, main: str) -> Entry:
+        """Return an entry by its main resource, which one of several MIG profiles does not offer itself."""
+        return next(entry for entry in self.config.resources if entry.resource == main)
+
     def _terms(self, uuid: Uuid, resource: str) -> str:
         """Return the terms on which an entry sells a card: those of its holders, as long as there may be any."""
-        known = self._known.sold.get((uuid, resource, self._kinds[resource]))
-        return known.terms if known is not None and known.terms is not None else terms_of(self.entry_of(resource))
+        entry = self._entry(resource)
+        known = self._known.sold.get((uuid, resource, entry.sharing))
+        return known.terms if known is not None and known.terms is not None else terms_of(entry)
 
     def _names(self) -> frozenset[str]:
         """Return every name under which a card was or is sold."""
@@ -203,7 +208,7 @@ class Shop:
         present = {card.uuid for card in view.cards} if view.state == "running" else set()
         for one in list(self._known.sold.values()):
             sold_now = one.card in shares.cards.get(one.resource, ()) and one.sharing == self._kind(one.resource)
-            terms = terms_of(self.entry_of(one.resource)) if sold_now else ""
+            terms = terms_of(self._entry(one.resource)) if sold_now else ""
             if one.card.uuid in present and sold_now and one.terms == terms:
                 self._unheld.pop(one.place, None)
             elif self._unheld_for(one.place, self._holder(one, told) is None, now) > GRACE and view.state in _TELLING:

@@ -125,9 +125,12 @@ def test_a_container_id_forges_no_line_of_the_log(node: Any) -> None:
     assert [line for line in node.fresh if line.startswith("2026-01-01")] == []
 
 
-def test_an_interface_name_that_is_no_utf8_is_served_and_shown(node: Any) -> None:
+def test_an_interface_name_that_is_no_utf8_gets_no_network_and_is_ended(node: Any) -> None:
     env = {**node.env(container="bytes"), "CNI_IFNAME": "eth\udcff"}
-    assert node.execute(node.scratch.paths.cni_bin / "faulty", env=env, stdin=_good()).status == 0
+    entrypoint = node.scratch.paths.cni_bin / "faulty"
+    refused = node.execute(entrypoint, env=env, stdin=_good())
+    assert (refused.status, refused.code) == (1, 4)
+    assert node.execute(entrypoint, env=env | {"CNI_COMMAND": "DEL"}, stdin=_good()).status == 0
     for form in ([], ["--json"]):
         shown = node.scratch.run("status", *form)
         assert (shown.returncode, shown.stderr) == (0, "")
