@@ -69,15 +69,20 @@ class Ipam:
     _known: set[Path] = field(default_factory=set)
 
     def recover(self) -> None:
-        """Release what an earlier boot left in every pool that the journal knows, or that lies where pools do."""
+        """Release what an earlier boot left in every pool that the journal knows, or that lies where pools do.
+
+        A pool of which the journal says nothing may be another section's: it is released, and not noted as this one's.
+        """
         entries = [entry for entry in self.host.journal.entries() if entry.phase == "pool"]
         known = [Path(folder) for entry in entries if isinstance(folder := entry.data.get("folder"), str)]
         beside = [lock.parent for lock in sorted(self.data_dir.glob("*/lock"))]
         for folder in dict.fromkeys([*known, *beside]):
             store = self._store(folder)
             with store.locked(create=False) as exists:
-                if exists and (folder in known or store.boot()):
+                if exists and folder in known:
                     self._notice(store)
+                elif exists and store.boot():
+                    self._release(store, stale=False)
 
     def allocate(self, request: CniAttachmentRequest) -> Allocation:
         """Reserve one address out of each range set; what the attachment holds already is its answer.
@@ -185,17 +190,12 @@ class Ipam:
 
     def _notice(self, store: Store) -> None:
         """Note, once per boot, that a pool is in use; first release what an earlier boot left. Needs the lock."""
-        folder, journal, boot = store.folder, self.host.journal, self.host.boot_id
+        folder, journal = store.folder, self.host.journal
         if folder in self._known:
             return
-        entry, noted = journal.read(f"pool {folder}"), store.boot()
+        entry = journal.read(f"pool {folder}")
         stale = entry is not None and journal.is_stale(entry)
-        if noted != boot and (noted or stale):
-            freed = store.release_older(self.booted())
-            if freed:
-                self.host.log.info("released %d addresses in %s that are older than this boot", len(freed), folder)
-        if noted != boot:
-            store.set_boot(boot)
+        self._release(store, stale=stale)
         if entry is None or stale:
             try:
                 journal.write(f"pool {folder}", phase="pool", data={"folder": str(folder)})
@@ -203,6 +203,18 @@ class Ipam:
                 self.host.log.warning("the pool %s is used without a record of it: %s", folder, error)
                 return
         self._known.add(folder)
+
+    def _release(self, store: Store, *, stale: bool) -> None:
+        """Release what an earlier boot left, if the folder's lock or a stale record of it says so. Needs the lock."""
+        noted, boot = store.boot(), self.host.boot_id
+        if noted != boot and (noted or stale):
+            freed = store.release_older(self.booted())
+            if freed:
+                self.host.log.info(
+                    "released %d addresses in %s that are older than this boot", len(freed), store.folder
+                )
+        if noted != boot:
+            store.set_boot(boot)
 
 
 def _allocate(store: Store, config: IpamConfig, owner: Owner, fresh: list[Address]) -> tuple[CniIp, ...]:

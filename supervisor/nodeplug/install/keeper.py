@@ -85,8 +85,9 @@ class Keeper:
             self._problems = told
 
     async def as_dict(self) -> dict[str, Any]:
-        """Describe the entrypoints as they are now."""
-        await self.look()
+        """Describe the entrypoints as they are now; as last looked at while an installation takes long."""
+        if not self._turn.locked():
+            await self.look()
         kind = await asyncio.to_thread(installed, self.supervisor.paths)
         return {"kind": kind, "reason": self.reason, "problems": list(self._problems)}
 
