@@ -104,13 +104,19 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def group_of(item: pytest.Item) -> str:
     """Name what must run in one process, one test after the other; most tests may run beside any other.
 
-    Real consumers share what the machine has once, such as its cgroups. A fixture of a whole file is made once.
+    A fixture of a whole file is made once for each of its parameters, such as the generation of real consumers.
     """
-    if "real" in item.path.parts:
-        return "machine"
     assert isinstance(item, pytest.Function)
-    fixtures = item._fixtureinfo.name2fixturedefs.values()
-    return str(item.path) if any(definition[-1].scope in SHARED for definition in fixtures) else ""
+    fixtures = item._fixtureinfo.name2fixturedefs
+    if not any(definition[-1].scope in SHARED for definition in fixtures.values()):
+        return ""
+    call = item.__dict__.get("callspec")
+    shared = (
+        [str(value) for name, value in sorted(call.params.items()) if fixtures[name][-1].scope != "function"]
+        if call
+        else []
+    )
+    return "-".join([str(item.path), *shared])
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from nodeplug import Host, Journal
+from nodeplug.testing.waiting import until
 from nodeplug_gpu.cards import Card, Uuid
 from nodeplug_gpu.config import Mps
 from nodeplug_gpu.mps.cards import MpsDaemons
@@ -83,13 +83,6 @@ def daemons(driver_root: Path, short_path: Path) -> Iterator[Callable[[], MpsDae
         if pid is not None:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-
-
-def until(true: Callable[[], object]) -> None:
-    end = time.monotonic() + 20
-    while not true():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.02)
 
 
 def wanted(*cards: Card) -> dict[Uuid, tuple[Card, Mps]]:

@@ -3,7 +3,6 @@
 import resource
 import socket
 import subprocess
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ import pytest
 from nodeplug import PluginError
 from nodeplug.control import ask
 from nodeplug.testing import ScratchNode
+from nodeplug.testing.waiting import until
 
 PLUGIN = """
 import time
@@ -74,13 +74,6 @@ def node(tmp_path: Path) -> Iterator[Callable[..., ScratchNode]]:
     yield make
     for made in nodes:
         made.stop()
-
-
-def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not come to pass"
-        time.sleep(0.02)
 
 
 def states(node: ScratchNode) -> dict[str, str]:

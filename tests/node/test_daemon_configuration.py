@@ -11,6 +11,7 @@ from urllib.request import urlopen
 import pytest
 
 from nodeplug.testing import ScratchNode
+from nodeplug.testing.waiting import until
 
 PLUGIN = """
 from nodeplug import Claim, CniResult, hookimpl
@@ -41,13 +42,6 @@ class Plugin:
 def section(name: str, claim: str = "", more: str = "") -> str:
     head = f'[plugins.{name}]\nuses = "scratch_plugin:Plugin"\n'
     return f'{head}[plugins.{name}.config]\nclaim = "{claim or name}"\n{more}\n'
-
-
-def until(condition: Callable[[], object], seconds: float = 30.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not come to pass"
-        time.sleep(0.02)
 
 
 @pytest.fixture

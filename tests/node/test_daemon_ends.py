@@ -4,14 +4,13 @@ import json
 import os
 import signal
 import subprocess
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from nodeplug import PluginError
 from nodeplug.testing import Sandbox, ScratchNode
+from nodeplug.testing.waiting import until
 
 PLUGIN = """
 import threading
@@ -98,13 +97,6 @@ class Stopping(Net):
 """
 STARTING = '[plugins.starting]\nuses = "hanging:Starting"\ndeadline = { start = "10m" }\n'
 STOPPING = '[plugins.stopping]\nuses = "hanging:Stopping"\ndeadline = { stop = "10m" }\n'
-
-
-def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def execute(node: ScratchNode, verb: str, name: str, netns: Path) -> int:

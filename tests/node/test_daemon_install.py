@@ -1,13 +1,13 @@
 """`install = true`: the daemon keeps the entrypoints in step with its configuration."""
 
 import shutil
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from nodeplug.testing.scratch_node import ScratchNode
+from nodeplug.testing.waiting import until
 
 PLUGIN = """
 from nodeplug import Claim, hookimpl
@@ -32,15 +32,6 @@ ONE = '[plugins.one]\nuses = "net:Net"\n'
 TWO = '[plugins.two]\nuses = "net:Net"\n'
 
 
-def eventually(condition: Callable[[], bool]) -> bool:
-    end = time.monotonic() + 20
-    while time.monotonic() < end:
-        if condition():
-            return True
-        time.sleep(0.05)
-    return False
-
-
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[ScratchNode]:
     (tmp_path / "net.py").write_text(PLUGIN)
@@ -60,13 +51,13 @@ def test_daemon_installs_what_its_plugins_claim(node: ScratchNode) -> None:
 
 def test_plugin_that_is_no_longer_configured_loses_its_name_at_reload(node: ScratchNode) -> None:
     node.configure(ONE)
-    assert eventually(lambda: names(node) == {"nodeplug-one"})
+    until(lambda: names(node) == {"nodeplug-one"})
 
 
 def test_plugin_that_is_refused_after_a_change_keeps_its_name(node: ScratchNode) -> None:
     node.configure(f"{ONE}{TWO}config = {{ nonsense = 1 }}\n")
-    assert eventually(lambda: any("nonsense" in row["reason"] for row in node.status()["plugins"]))
-    assert eventually(lambda: "configuration reloaded" in node.log)
+    until(lambda: any("nonsense" in row["reason"] for row in node.status()["plugins"]))
+    until(lambda: "configuration reloaded" in node.log)
     assert names(node) == {"nodeplug-one", "nodeplug-two"}
 
 
@@ -97,4 +88,4 @@ def test_daemon_exchanges_what_an_earlier_one_installed(node: ScratchNode, value
     text = node.config_path.read_text()
     node.config_path.write_text(text.replace("install = true", f"install = true\nnative_entrypoints = {value}"))
     node.start()
-    assert eventually(lambda: node.status()["entrypoints"]["kind"] == kind)
+    until(lambda: node.status()["entrypoints"]["kind"] == kind)

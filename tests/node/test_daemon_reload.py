@@ -6,7 +6,7 @@ import os
 import stat
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from nodeplug import Pod, mounts, unmount
 from nodeplug.testing import FlexCaller, FlexVolume, ScratchNode
 from nodeplug.testing.kubelet import Kubelet
 from nodeplug.testing.scratch_cni import new_netns
+from nodeplug.testing.waiting import until
 
 PLUGIN = """
 import time
@@ -58,13 +59,6 @@ class Plugin:
         mount("tmpfs", request.staging_path, "tmpfs")
         (Path(request.staging_path) / self.mark).touch()
 """
-
-
-def until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not come to pass"
-        time.sleep(0.01)
 
 
 class Slow:

@@ -4,12 +4,13 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from nodeplug.testing.waiting import until
 
 
 def play(*command: str, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
@@ -30,10 +31,7 @@ def test_it_ends_well_as_root_and_leaves_nothing() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "✓ nothing is left" in done.stdout
     # Another demo may be playing meanwhile: its folder goes when it ends, and one that this demo left would stay.
-    end = time.monotonic() + 120
-    while left := set(Path("/tmp").glob("nodeplug-demo-*")) - before:
-        assert time.monotonic() < end, left
-        time.sleep(0.1)
+    until(lambda: not set(Path("/tmp").glob("nodeplug-demo-*")) - before, 120)
 
 
 def test_it_ends_well_as_an_ordinary_user(other_user: Any) -> None:

@@ -3,8 +3,7 @@
 import json
 import shutil
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 
 from nodeplug.testing import BlockingKubelet, ScratchNode
 from nodeplug.testing.scratch_cni import new_netns
+from nodeplug.testing.waiting import until
 
 PLUGIN = """
 import pathlib
@@ -92,13 +92,6 @@ def call(node: ScratchNode, env: dict[str, str]) -> "subprocess.CompletedProcess
         capture_output=True,
         check=False,
     )
-
-
-def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.2)
 
 
 def freeze(disk: Path) -> None:

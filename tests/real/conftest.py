@@ -1,6 +1,5 @@
 """Nodes for the real consumers to run on: a daemon in a folder, namespaces, and a whole node with a kubelet."""
 
-import fcntl
 import os
 import shutil
 import subprocess
@@ -119,16 +118,7 @@ def runtime(generation: str, consumer: Callable[[str], Path]) -> Path | None:
 
 
 @pytest.fixture(scope="session")
-def only_kubelet() -> Iterator[None]:
-    """Another run of these tests waits: two kubelets would remove each other's pods."""
-    machine = os.open("/sys/fs/cgroup", os.O_RDONLY)
-    fcntl.flock(machine, fcntl.LOCK_EX)
-    yield
-    os.close(machine)
-
-
-@pytest.fixture(scope="session")
-def kubelet_program(generation: str, consumer: Callable[[str], Path], only_kubelet: None) -> Path:
+def kubelet_program(generation: str, consumer: Callable[[str], Path]) -> Path:
     """The kubelet that `make kubelet` or `make consumers` built."""
     if generation == "current":
         return consumer("kubernetes") / "kubelet"
@@ -149,7 +139,7 @@ def gateway_of(lab: Lab) -> str:
 def make_kubelet_lab(
     make_private_node: Callable[..., PrivateNode], runtime: Path | None, kubelet_program: Path
 ) -> Callable[..., AbstractContextManager[Lab]]:
-    """Start whole nodes, one at a time: two devices, the bundled plugins, and a kubelet that is warm.
+    """Start whole nodes: two devices, the bundled plugins, and a kubelet that is warm.
 
     A first pod has made what stays on purpose, such as the bridge and the image of a volume. A bystander lives all the
     time, and its network works at the end.
@@ -157,8 +147,6 @@ def make_kubelet_lab(
 
     @contextmanager
     def make(*conflists: Path, **more: Any) -> Iterator[Lab]:
-        if any(Path("/sys/fs/cgroup").glob("kubepods*")) or any(Path("/sys/fs/cgroup").glob("*/kubepods*")):
-            pytest.skip("another kubelet has its pods on this machine, and two would remove each other's")
         folder = Path(tempfile.mkdtemp(prefix="np-", dir="/tmp"))
         (folder / "dev").mkdir()
         for number in range(2):  # /dev/zero by another name
@@ -173,7 +161,7 @@ def make_kubelet_lab(
             **more,
         }
         try:
-            with make_private_node(folder / "n", cgroup="kubepods") as private:
+            with make_private_node(folder / "n") as private:
                 plugins = PLUGINS.format(folder=folder)
                 with open_lab(private, folder, kubelet_program, plugins, **options) as lab:
                     lab.run("warm", volumes={"/data": LOOPFILE, "/memory": TMPFS})

@@ -15,6 +15,7 @@ import pytest
 
 from nodeplug.testing import ScratchNode
 from nodeplug.testing.consumers import Containerd, Cri, PrivateNode, Restarts
+from nodeplug.testing.waiting import until
 
 PUBLISHED = Path(__file__).parents[2] / "configs" / "cni" / "10-nodeplug.conflist"
 DOZENS = 36
@@ -63,10 +64,7 @@ class Lab:
         self.cri.remove(sandbox)
 
     def wait_for(self, what: str, holds: Callable[[], bool], patience: float = 20.0) -> None:
-        end = time.monotonic() + patience
-        while not holds():
-            assert time.monotonic() < end, f"{what} did not come true within {patience:g} s"
-            time.sleep(0.05)
+        until(holds, patience, lambda: what)
 
 
 @pytest.fixture

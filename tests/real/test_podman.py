@@ -13,11 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from nodeplug import mounts, unmount
-from nodeplug.testing import ScratchNode
+from nodeplug.testing import ScratchNode, folders
 from nodeplug.testing.consumers import PrivateNode, Restarts
 from nodeplug.testing.inventory import cgroups_of
+from nodeplug.testing.waiting import until
 
+# A podman that starts with new folders frees the locks in /dev/shm of every other.
+pytestmark = pytest.mark.xdist_group("podman")
 DOZENS = 24
 IMAGE = "registry.local/test/busybox:1"
 PUBLISHED = Path(__file__).parents[2] / "configs" / "cni" / "10-nodeplug.conflist"
@@ -107,6 +109,15 @@ def publish(source: Path, target: Path, addresses: Path) -> str:
     return str(conflist["name"])
 
 
+def named(folder: str) -> list[str]:
+    """Return the commands of all processes that have a folder in their arguments."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip())
+    return [command for command in found if folder in command]
+
+
 @contextmanager
 def podman_in(folder: Path, within: Sequence[str], daemon: ScratchNode) -> Iterator[Podman]:
     """Give podman folders of its own and an image, and clear up after it."""
@@ -120,12 +131,14 @@ def podman_in(folder: Path, within: Sequence[str], daemon: ScratchNode) -> Itera
     (home / "storage.conf").write_text(STORAGE_CONF.format(folder=home))
     podman = Podman(home, tuple(within), folder / "addresses", network)
     podman("import", "--quiet", str(make_image(folder)), IMAGE)
-    yield podman
-    podman("rm", "--all", "--force", "--time", "0")
-    podman("rmi", "--force", IMAGE)
-    for mount in mounts():
-        if mount.target.startswith(str(home)):
-            unmount(mount.target)
+    try:
+        yield podman
+    finally:
+        podman("rm", "--all", "--force", "--time", "0")
+        podman("rmi", "--force", IMAGE)
+        # conmon starts a podman that clears up after its container, and that mounts the store anew if it comes late.
+        until(lambda: not named(str(home)), found=lambda: named(str(home)))
+        folders.unmount_below(home)
     for cgroup in cgroups_of("libpod_parent"):
         with suppress(OSError):  # in use by another podman
             cgroup.rmdir()
@@ -210,10 +223,10 @@ def test_asked_for_addresses_are_given(podman: Podman, wanted: list[str]) -> Non
     assert [f" {address}/" in shown for address in wanted] == [True] * len(wanted)
 
 
-def persist(podman: Podman, name: str) -> None:
+def persist(podman: Podman, name: str, cgroup: str) -> None:
     """Start a container, and start it anew when its network was lost, as a service that is restarted."""
     end = time.monotonic() + 90.0
-    command = ("run", "--detach", "--name", name, "--network", podman.network, "--cgroup-parent", "/nodeplug-test")
+    command = ("run", "--detach", "--name", name, "--network", podman.network, "--cgroup-parent", f"/{cgroup}")
     while (done := podman.try_(*command, IMAGE, "/bin/sleep", "1000")).returncode != 0:
         assert time.monotonic() < end, done.stderr
         podman("rm", "--force", "--time", "0", name)
@@ -233,13 +246,13 @@ def test_dozens_of_containers_in_parallel_survive_a_daemon_that_is_restarted_aga
         def one(number: int) -> str:
             name = f"container-{number}"
             with restarts.during("creation"):
-                persist(podman, name)
+                persist(podman, name, private_node.cgroup)
             address = podman.address(name)
             with restarts.during("removal"):
                 podman("rm", "--force", "--time", "0", name)
             return address
 
-        persist(podman, "bystander")
+        persist(podman, "bystander", private_node.cgroup)
         one(0)  # makes what stays on purpose, such as the folder of its cgroup
         watched = (podman.addresses, private_node.folder / "var", daemon.paths.run)
         before = private_node.inventory(*watched)

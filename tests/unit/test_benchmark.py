@@ -20,6 +20,7 @@ from bench.__main__ import conclude
 from bench.attempts import Attempts
 from bench.figures import of_cni
 from nodeplug import Host
+from nodeplug.testing.waiting import until
 
 ROOT = Path(__file__).parents[2]
 ABOUT = {"quick": False, "entrypoints": "native", "reference_version": "1", "date": "2026-01-01", "machine": "one"}
@@ -105,13 +106,6 @@ def counting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     for thread in threading.enumerate():
         if thread.name == "bench:loop":
             thread.join()
-
-
-def until(happened: Callable[[], bool]) -> None:
-    end = time.monotonic() + 30
-    while not happened():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def test_the_longest_step_is_never_seen_half_written(counting: Path) -> None:

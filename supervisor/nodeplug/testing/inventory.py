@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from nodeplug.mounts import mounts
 
-_CGROUPS: Final = Path("/sys/fs/cgroup")
+CGROUPS: Final = Path("/sys/fs/cgroup")
 _PAUSE: Final = 0.1
 _ADDRESS_BYTES: Final = (4, 16)
 _FILE_KINDS: Final = {
@@ -92,10 +92,24 @@ def cgroups_of(prefix: str) -> list[Path]:
 
     Version 1 has a tree for each controller; some are mounted twice.
     """
-    tops = (*_CGROUPS.glob(f"{prefix}*"), *_CGROUPS.glob(f"*/{prefix}*"))
+    tops = (*CGROUPS.glob(f"{prefix}*"), *CGROUPS.glob(f"*/{prefix}*"))
     # os.walk lives with groups that go meanwhile.
     found = {Path(path) for top in tops for path, _, _ in os.walk(top)}
     return sorted(found, key=lambda path: len(path.parts), reverse=True)
+
+
+def make_cgroup(name: str) -> None:
+    """Make a cgroup directly below each hierarchy's root.
+
+    In the cpuset hierarchy of version 1 it takes its processors and memory nodes from the root: processes may enter.
+    """
+    trees = [path for path in CGROUPS.iterdir() if (path / "cgroup.procs").exists()]
+    for tree in trees or [CGROUPS]:
+        made = tree / name
+        made.mkdir(exist_ok=True)
+        for setting in ("cpuset.cpus", "cpuset.mems"):
+            if trees and (made / setting).exists() and (tree / setting).exists():
+                (made / setting).write_text((tree / setting).read_text(encoding="ascii"), encoding="ascii")
 
 
 def _links() -> Iterator[str]:

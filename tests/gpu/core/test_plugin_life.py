@@ -5,7 +5,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from nodeplug import Device, DeviceId, Holding, Host, InvalidRequest, Journal, NotFound, NotReady, ResourceName
+from nodeplug.testing.waiting import until
 from nodeplug_gpu.access import NodePaths
 from nodeplug_gpu.config import GpuConfig
 from nodeplug_gpu.driver import Observer
@@ -72,13 +73,6 @@ def devices(plugin: Gpu, resource: ResourceName = MEM) -> Sequence[Device]:
         return plugin.device_list(resource)
     except NotFound:
         return ()
-
-
-def until(true: Callable[[], object]) -> None:
-    end = time.monotonic() + 20
-    while not true():
-        assert time.monotonic() < end, "it never came to be"
-        time.sleep(0.005)
 
 
 def _listed(plugin: Gpu) -> bool:

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import time
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from random import Random
@@ -61,13 +60,6 @@ def fail(node: ScratchNode, **faults: Any) -> None:
     new = folder / "new"
     new.write_text(json.dumps(faults))
     new.rename(folder / "simulated-faults.json")
-
-
-def until(true: Callable[[], object]) -> None:
-    end = time.monotonic() + 20
-    while not true():
-        assert time.monotonic() < end, "it never came to be"
-        time.sleep(0.02)
 
 
 def test_a_driver_that_appears_later_registers_the_resource(node: ScratchNode) -> None:

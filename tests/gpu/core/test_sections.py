@@ -2,13 +2,14 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from nodeplug import Device, DeviceId, Holding, Host, Journal, NotFound, NotReady, ResourceName
+from nodeplug.testing.waiting import until
 from nodeplug_gpu.config import GpuConfig
 from nodeplug_gpu.plugin import Gpu
 
@@ -57,13 +58,6 @@ def devices(plugin: Gpu, resource: ResourceName) -> Sequence[Device]:
         return plugin.device_list(resource)
     except NotFound:
         return ()
-
-
-def until(true: Callable[[], object]) -> None:
-    end = time.monotonic() + 20
-    while not true():
-        assert time.monotonic() < end, "it never came to be"
-        time.sleep(0.005)
 
 
 def reasons(plugin: Gpu, resource: ResourceName) -> Mapping[str, str]:

@@ -4,7 +4,6 @@ import json
 import re
 import subprocess
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 
 from nodeplug.testing import Sandbox, ScratchNode, folders
+from nodeplug.testing.waiting import until
 
 HERE = Path(__file__).parent
 INSTALLING = 'listen = ""\ninstall = true'
@@ -107,10 +107,7 @@ class Node:
         return self.scratch.paths.run / "plugins" / plugin
 
     def until(self, condition: Callable[[], bool], seconds: float = 20.0) -> None:
-        end = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < end, f"it did not come to pass:\n{self.scratch.log[-3000:]}"
-            time.sleep(0.02)
+        until(condition, seconds, lambda: self.scratch.log[-3000:])
 
     def descriptors(self) -> int:
         return len(list(Path(f"/proc/{self.scratch.pid}/fd").iterdir()))

@@ -1,7 +1,6 @@
 """Volumes through the whole road: kubelet's stand-in, the installed scripts, the socket, the daemon, the plugins."""
 
 import tempfile
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 
 from nodeplug import Pod, mounted_at, mounts, unmount
 from nodeplug.testing import FlexCaller, FlexFailure, FlexVolume, ScratchNode, folders
+from nodeplug.testing.waiting import until
 
 pytestmark = pytest.mark.node
 PLUGINS = """
@@ -107,10 +107,8 @@ def test_no_secret_reaches_the_daemons_log_or_state(node: ScratchNode, caller: A
 
 def until_serving(node: ScratchNode, *names: str) -> None:
     """Wait until a changed configuration is in force."""
-    until = time.monotonic() + 20
-    while {plugin["name"] for plugin in node.status()["plugins"] if plugin["state"] == "running"} != set(names):
-        assert time.monotonic() < until, node.status()["plugins"]
-        time.sleep(0.05)
+    wanted = dict.fromkeys(names, "running")
+    until(lambda: {plugin["name"]: plugin["state"] for plugin in node.status()["plugins"]} == wanted)
 
 
 def test_pods_of_a_plugin_that_was_taken_out_end_and_the_rest_waits_for_it(node: ScratchNode, caller: Any) -> None:

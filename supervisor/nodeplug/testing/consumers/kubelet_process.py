@@ -32,6 +32,7 @@ fileCheckFrequency: 1s
 syncFrequency: 5s
 nodeStatusUpdateFrequency: 1s
 cgroupDriver: cgroupfs
+cgroupRoot: /{cgroup}
 enforceNodeAllocatable: []
 failSwapOn: false
 oomScoreAdj: 0
@@ -91,20 +92,6 @@ def pod(
     return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": "default"}, "spec": spec}
 
 
-KERNEL_SETTINGS: Final = tuple(
-    Path("/proc/sys") / name
-    for name in (
-        "vm/overcommit_memory",
-        "vm/panic_on_oom",
-        "kernel/panic",
-        "kernel/panic_on_oops",
-        "kernel/keys/root_maxkeys",
-        "kernel/keys/root_maxbytes",
-    )
-)
-"""What kubelet sets at its start (its container manager, setupKernelTunables); no namespace keeps them apart."""
-
-
 class Manifests:
     """Static pods: files in a folder that kubelet reads again and again."""
 
@@ -157,14 +144,13 @@ class KubeletProcess:
         manifests = folder / "manifests"
         manifests.mkdir()
         self._pods: Manifests | ApiServer | ControlPlane = api or Manifests(manifests)
-        config = _CONFIG.format(folder=folder, flex=flexvolume_dir)
+        config = _CONFIG.format(folder=folder, flex=flexvolume_dir, cgroup=node.cgroup)
         if not self.old:
             config += _CURRENT.format(socket=containerd.socket)
         (folder / "kubelet.yaml").write_text(config, encoding="utf-8")
         if api is not None:
             (folder / "kubeconfig").write_text(api.kubeconfig, encoding="utf-8")
         self._process: subprocess.Popen[bytes] | None = None
-        self._sysctls = {path: path.read_text(encoding="ascii") for path in KERNEL_SETTINGS}
 
     @cached_property
     def old(self) -> bool:
@@ -333,12 +319,10 @@ class KubeletProcess:
         self.wait_for("the end of all pods", lambda: gone() and {path.name for path in pods.iterdir()} <= stay)
 
     def stop(self) -> None:
-        """End it; its pods go on. The settings of the kernel that it changed for the whole machine are put back."""
+        """End it; its pods go on."""
         process, self._process = self._process, None
         if process is None:
             return
-        for path, value in self._sysctls.items():
-            path.write_text(value, encoding="ascii")
         process.terminate()
         try:
             process.wait(20)

@@ -136,7 +136,7 @@ def open_lab(
     """Start everything, and end everything.
 
     Args:
-        private: the node; its cgroup is `kubepods`, and its folder the daemon's root.
+        private: the node; its folder is the daemon's root.
         folder: an existing folder with a short path for containerd and kubelet.
         program: the kubelet.
         plugins: the `[plugins.*]` tables of the daemon.

@@ -5,11 +5,13 @@ as seen from inside.
 Refuses: to start the daemon or a consumer by itself: they take `command` as their prefix.
 
 Inside, `/run` is an empty tmpfs, so namespaces and sockets that consumers put there never reach the machine, and the
-folders that kubelet and libcni hard-wire lie below the node's own folder.
+folders that kubelet and libcni hard-wire lie below the node's own folder, as do the kernel's settings that kubelet
+changes. Several nodes live side by side: each has a cgroup of its own in every hierarchy, for all that it runs.
 """
 
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -21,19 +23,36 @@ from typing import Final, Self
 
 from nodeplug.errors import PluginError
 from nodeplug.netns import Netns
-from nodeplug.testing.inventory import Inventory, cgroups_of
+from nodeplug.testing.consumers.hard_wired import HardWired
+from nodeplug.testing.inventory import CGROUPS, Inventory, cgroups_of, make_cgroup
 
 ADDRESS: Final = "10.230.0.2"
 """The node's own address, on a link without peers."""
 ENV: Final = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
-_HARD_WIRED: Final = ("/var/lib/kubelet", "/var/lib/cni", "/var/log/pods", "/var/log/containers")
+KERNEL_SETTINGS: Final = tuple(
+    f"/proc/sys/{name}"
+    for name in (
+        "vm/overcommit_memory",
+        "vm/panic_on_oom",
+        "kernel/panic",
+        "kernel/panic_on_oops",
+        "kernel/keys/root_maxkeys",
+        "kernel/keys/root_maxbytes",
+    )
+)
+"""What kubelet sets at its start (its container manager, setupKernelTunables). No namespace keeps them apart: inside,
+files lie over them."""
 _UNSHARE: Final = ("unshare", "--mount", "--uts", "--net", "--propagation", "private")
-_CGROUPS: Final = Path("/sys/fs/cgroup")
 # A bind mount that stays in its parent's peer group shows each volume twice, and kubelet then never unmounts one.
 _SETUP: Final = """
-root=$1 name=$2 address=$3; shift 3
+root=$1 name=$2 address=$3 settings=$4; shift 4
 mount --make-rshared /
 mount -t tmpfs tmpfs /run
+for path in $settings; do
+    mkdir -p "$root${path%/*}"
+    cat "$path" >"$root$path"
+    mount --bind "$root$path" "$path"
+done
 for path in "$@"; do
     mount --bind "$root$path" "$path"; mount --make-private "$path"; mount --make-shared "$path"
 done
@@ -58,21 +77,25 @@ class PrivateNode:
 
     Args:
         folder: an existing folder with a short path; `/var/lib/kubelet` and its like lie below it.
-        cgroup: the name that every consumer's cgroups begin with, directly below a hierarchy's root.
         name: the host name inside.
+
+    Attributes:
+        cgroup: the name of its own cgroup, directly below each hierarchy's root: the parent of every consumer's.
 
     Raises:
         PluginError: the kernel or a missing tool refused; the message carries what was printed.
     """
 
-    def __init__(self, folder: Path, cgroup: str = "nodeplug-test", name: str = "private-node") -> None:
-        self.folder, self.cgroup, self.name = folder, cgroup, name
-        self._made = [path for path in map(Path, _HARD_WIRED) if not path.exists()]
-        for path in _HARD_WIRED:
-            Path(path).mkdir(parents=True, exist_ok=True)
+    def __init__(self, folder: Path, name: str = "private-node") -> None:
+        self.folder, self.name = folder, name
+        self.cgroup = f"nodeplug-node-{secrets.token_hex(4)}"
+        self._hard_wired = HardWired()
+        for path in self._hard_wired.paths:
             (folder / path.lstrip("/")).mkdir(parents=True, exist_ok=True)
+        make_cgroup(self.cgroup)
+        settings = " ".join(KERNEL_SETTINGS)
         self._holder = subprocess.Popen(
-            [*_UNSHARE, "sh", "-ec", _SETUP, "sh", str(folder), name, ADDRESS, *_HARD_WIRED],
+            [*_UNSHARE, "sh", "-ec", _SETUP, "sh", str(folder), name, ADDRESS, settings, *self._hard_wired.paths],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -112,13 +135,13 @@ class PrivateNode:
         """Take an inventory from inside, the cgroups of consumers included.
 
         What the machine had mounted when the node was made is left out, and so are loop devices on other folders, the
-        folder of all pods' cgroups, which containerd 2 removes with the last of them, and the version 2 tree beside
-        version 1 trees, in which runc makes folders that kubelet 1.20 does not know of.
+        node's own cgroup and kubelet's in it, which containerd 2 removes with the last pod, and the version 2 tree
+        beside version 1 trees, in which runc makes folders that kubelet 1.20 does not know of.
         """
         cgroups = [
             f"cgroup {path}"
             for path in cgroups_of(self.cgroup)
-            if path.name != self.cgroup and not path.is_relative_to(_CGROUPS / "unified")
+            if path.name not in (self.cgroup, "kubepods") and not path.is_relative_to(CGROUPS / "unified")
         ]
         return Inventory(frozenset([*self._look(*folders), *cgroups]) - self._inherited)
 
@@ -143,17 +166,15 @@ class PrivateNode:
             time.sleep(0.05)
         self.netns.close()
         self._reap()
-        for path in cgroups_of(self.cgroup):
-            with suppress(OSError):  # a hierarchy that is mounted twice shows it twice
-                path.rmdir()
 
     def _reap(self) -> None:
         self._holder.kill()
         self._holder.wait()
         if self._holder.stdout is not None:
             self._holder.stdout.close()
-        for path in self._made:
-            with suppress(OSError):
+        self._hard_wired.leave()
+        for path in cgroups_of(self.cgroup):
+            with suppress(OSError):  # a hierarchy that is mounted twice shows it twice
                 path.rmdir()
 
     def _inside(self) -> Iterator[int]:
