@@ -21,11 +21,11 @@ One set and one rule for each subnet: the cost of a packet does not grow with th
 import struct
 from collections.abc import Iterable
 from functools import cache, lru_cache
-from importlib import import_module
 from ipaddress import IPv4Network, IPv6Network
 from typing import Any, Final
 
 from nodeplug_net.attachment import LABEL_LIMIT
+from nodeplug_net.encoder import message_class
 from nodeplug_net.messages import Template
 
 TABLE: Final = "nodeplug_masquerade"
@@ -85,8 +85,7 @@ def network_of(name: str) -> Network | None:
 
 
 def _encode(kind: str, number: int, flags: int, attrs: Attributes) -> bytes:
-    module = import_module("pyroute2.netlink.nfnetlink.nftsocket")
-    message = getattr(module, kind)()
+    message = message_class("netlink.nfnetlink.nftsocket", kind)()
     message["nfgen_family"] = _NFPROTO_INET
     message["attrs"] = attrs
     message["header"]["type"] = number | _SUBSYSTEM

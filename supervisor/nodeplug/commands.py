@@ -15,12 +15,14 @@ import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
-from rich.console import Console, RenderableType
 
 from nodeplug.errors import NotReady
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 GROUP: Final = "nodeplug.commands"
 DEFAULT: Final = Path("/etc/nodeplug/nodeplug.toml")
@@ -90,8 +92,10 @@ def ask_daemon(config: Path, root: Path | None, *request: str, warn: bool = True
     return answer
 
 
-def show(renderable: RenderableType) -> None:
+def show(renderable: "RenderableType") -> None:
     """Print for people; a pipe has no width, and rich would fold at 80 columns what `grep` looks for."""
+    from rich.console import Console  # the daemon is a command too, and draws nothing in all its life
+
     Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH).print(renderable)
 
 

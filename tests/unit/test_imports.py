@@ -1,0 +1,82 @@
+"""What is imported, and what is left until somebody wants it: the daemon holds its modules for as long as a node runs.
+
+Each test looks at an interpreter of its own.
+"""
+
+import subprocess
+import sys
+
+ENCODE = "from nodeplug_net.warm import warm_up; warm_up()\n"
+EVERYTHING = "from nodeplug_net import messages, nftmessages\n" + "".join(
+    f"print({call})\n"
+    for call in (
+        "bytes(messages.create_veth(mtu=True, mac=True)._encoded).hex()",
+        "bytes(messages.create_bridge(mtu=True)._encoded).hex()",
+        "bytes(messages.address(messages.RTM_NEWADDR, 6, 64)._encoded).hex()",
+        "bytes(messages.route('10.0.0.0/8', '10.0.0.1', (('mtu', 1400),), 5, 300, None)._encoded).hex()",
+        "[bytes(one).hex() for one in nftmessages.rebuild([nftmessages.IPv6Network('fd00::/64')])]",
+    )
+)
+
+
+def interpreter(script: str) -> str:
+    done = subprocess.run([sys.executable, "-c", f"import sys\n{script}"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def loaded(after: str, *packages: str) -> list[str]:
+    tell = f"print(*sorted({{m for m in sys.modules for p in {packages!r} if (m + '.').startswith(p + '.')}}))"
+    return interpreter(f"{after}\n{tell}").split()
+
+
+def test_the_daemon_loads_nothing_that_draws_tables() -> None:
+    assert loaded("import nodeplug.cli, nodeplug.daemon", "rich", "nodeplug.tables") == []
+
+
+def test_the_daemon_loads_nothing_that_acts_its_callers_out() -> None:
+    assert loaded("import nodeplug.cli, nodeplug.daemon", "nodeplug.testing", "nodeplug.trial", "nodeplug.demo") == []
+
+
+def test_messages_are_encoded_without_the_databases_and_servers_of_pyroute2() -> None:
+    unwanted = ("pyroute2.ndb", "pyroute2.iproute", "pyroute2.plan9", "pyroute2.ipdb", "pyroute2.ethtool")
+    assert loaded(ENCODE, *unwanted) == []
+
+
+def test_messages_are_the_same_with_all_of_pyroute2() -> None:
+    assert interpreter(EVERYTHING) == interpreter("import pyroute2\n" + EVERYTHING)
+
+
+def test_a_plugin_gets_all_of_pyroute2_although_messages_were_encoded_before() -> None:
+    ask = "from pyroute2 import IPRoute, NetlinkError; import pyroute2.iproute as i; print(IPRoute is i.IPRoute)"
+    assert interpreter(ENCODE + ask) == "True"
+
+
+def test_a_plugin_finds_the_modules_of_pyroute2_below_its_name() -> None:
+    ask = "import pyroute2; print(pyroute2.ndb.main.NDB.__name__, pyroute2.netlink.exceptions.NetlinkError.__name__)"
+    assert interpreter(ENCODE + ask) == "NDB NetlinkError"
+
+
+def test_a_name_that_pyroute2_does_not_have_is_missing_as_ever() -> None:
+    ask = """
+try:
+    from pyroute2 import nothing_like_it
+except ImportError as error:
+    print("cannot import" in str(error))
+"""
+    assert interpreter(ENCODE + ask) == "True"
+
+
+def test_threads_that_ask_for_pyroute2_at_the_same_time_all_get_it() -> None:
+    ask = """
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+start = Barrier(8)
+def ask(number):
+    import pyroute2
+    start.wait()
+    return pyroute2.IPRoute if number % 2 else pyroute2.NDB
+with ThreadPoolExecutor(8) as threads:
+    print(sorted(one.__name__ for one in threads.map(ask, range(8))))
+"""
+    assert interpreter(ENCODE + ask) == str(["IPRoute"] * 4 + ["NDB"] * 4)
