@@ -19,8 +19,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 from pyroute2 import IPRoute
 
-from nodeplug import PluginError
+from nodeplug import NotFound, NotReady, PluginError
+from nodeplug.install.native import compiler
 from nodeplug.testing import folders, namespaces
+from nodeplug_volumes import loopdev
 
 # A loaded machine is no failure: neither an example that takes long, nor few of them in a second.
 settings.register_profile("nodeplug", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
@@ -125,6 +127,24 @@ def short_path() -> Iterator[Path]:
     path = Path(tempfile.mkdtemp(prefix="np-", dir="/tmp"))
     yield path
     folders.remove(path)
+
+
+@pytest.fixture(scope="session")
+def has_compiler() -> None:
+    """Skip where entrypoints cannot be compiled."""
+    try:
+        compiler()
+    except NotFound:
+        pytest.skip("needs a C compiler: apt-get install gcc libc6-dev")
+
+
+@pytest.fixture(scope="session")
+def has_loop_devices() -> None:
+    """Skip where the kernel, or the `/dev` of a container or chroot, has none."""
+    try:
+        loopdev.check()
+    except NotReady:
+        pytest.skip("needs loop devices: modprobe loop, and /dev/loop-control in a container or chroot")
 
 
 @dataclass(frozen=True)

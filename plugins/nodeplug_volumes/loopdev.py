@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from nodeplug import Exhausted, PluginError, TryAgain
+from nodeplug import Exhausted, NotReady, PluginError, TryAgain
 
 # include/uapi/linux/loop.h
 _SET_FD: Final = 0x4C00
@@ -31,6 +31,7 @@ _INFO: Final = struct.Struct("=5Q4I64s64s32s2Q")
 _CONFIG: Final = struct.Struct(f"=II{_INFO.size}s64x")
 _ATTEMPTS: Final = 64
 _MAJOR: Final = 7
+_CONTROL: Final = Path("/dev/loop-control")
 _GOING: Final = frozenset({errno.ENXIO, errno.ENOENT})  # autoclear ends a device a moment after its last user
 
 
@@ -79,6 +80,19 @@ class Loop:
                 raise PluginError(f"cannot release {self.path}: {error.strerror}") from error
 
 
+def check() -> None:
+    """Find out whether loop devices can be had here.
+
+    Raises:
+        NotReady: they cannot; the message says what to do.
+    """
+    if not _CONTROL.exists():
+        raise NotReady(
+            f"there are no loop devices here: {_CONTROL} is missing; load the driver (modprobe loop), and in a "
+            "container or chroot let its /dev have that file"
+        )
+
+
 def find(image: Path) -> list[Loop]:
     """Return the loop devices behind which a file lies, whatever path it was attached by.
 
@@ -111,9 +125,11 @@ def attached(image: Path) -> Iterator[Loop]:
     Autoclear is set in the same step as the file, so that a kill at any instruction leaves no device behind.
 
     Raises:
-        Exhausted: no loop device can be had.
+        NotReady: there are no loop devices here.
+        Exhausted: no further loop device can be had.
         PluginError: the kernel refused.
     """
+    check()
     try:
         backing = os.open(image, os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
@@ -160,9 +176,9 @@ def _configure(descriptor: int, backing: int, image: Path) -> None:
 
 def _free_number() -> int:
     try:
-        control = os.open("/dev/loop-control", os.O_RDWR | os.O_CLOEXEC)
+        control = os.open(_CONTROL, os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
-        raise PluginError(f"cannot open /dev/loop-control: {error.strerror}; is the loop driver loaded?") from error
+        raise PluginError(f"cannot open {_CONTROL}: {error.strerror}; is the loop driver loaded?") from error
     try:
         return fcntl.ioctl(control, _GET_FREE)
     except OSError as error:

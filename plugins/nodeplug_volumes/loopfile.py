@@ -106,11 +106,10 @@ class LoopFile:
 
     @hookimpl
     def health(self) -> None:
-        """Not ready without the folder or the loop driver."""
+        """Not ready without the folder or loop devices."""
         if not self._directory.is_dir():
             raise NotReady(f"the image folder {self._directory} is missing; is its disk mounted?")
-        if not Path("/dev/loop-control").exists():
-            raise NotReady("/dev/loop-control is missing; load the loop driver (modprobe loop)")
+        loopdev.check()
 
     @hookimpl
     def volume_id(self, options: Mapping[str, str]) -> VolumeId:
@@ -241,6 +240,7 @@ class LoopFile:
             raise InvalidRequest(f"volume {wish.name!r} is new and asks for no size; set the option size, such as 64Mi")
         if not self._directory.is_dir():
             raise NotReady(f"the image folder {self._directory} is missing; is its disk mounted?")
+        loopdev.check()  # before there is an image that nothing can mount
         fresh = self._directory / f".{image.name}.new"
         try:
             fresh.unlink(missing_ok=True)

@@ -105,7 +105,7 @@ def test_endpoint_is_a_name_below_the_plugin_folder(root: Path, run: Run) -> Non
 
 
 @pytest.fixture
-def own_disk(root: Path) -> Iterator[Path]:
+def own_disk(has_loop_devices: None, root: Path) -> Iterator[Path]:
     """An ext4 that nobody else writes to: on a shared one another's file may take the number of a removed socket.
 
     With a journal, for without one ext4 keeps a number back for some seconds (ialloc.c, recently_deleted).

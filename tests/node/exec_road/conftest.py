@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeplug import NotFound, bind, unmount
-from nodeplug.install.native import compiler
+from nodeplug import bind, unmount
 from nodeplug.install.scripts import find_scripts
 from nodeplug.testing import ExecRoad
 
@@ -46,14 +45,6 @@ def make_netns(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
 @pytest.fixture
 def netns(make_netns: Callable[[str], Path]) -> Path:
     return make_netns("netns")
-
-
-@pytest.fixture
-def has_compiler() -> None:
-    try:
-        compiler()
-    except NotFound:
-        pytest.skip("needs a C compiler: apt-get install gcc libc6-dev")
 
 
 @pytest.fixture(params=["python", "native"])

@@ -13,6 +13,7 @@ from nodeplug.testing import FlexCaller, FlexFailure, FlexVolume, ScratchNode, f
 from nodeplug.testing.waiting import until
 
 pytestmark = pytest.mark.node
+needs_loop_devices = pytest.mark.usefixtures("has_loop_devices")
 PLUGINS = """
 [plugins.tmpfs]
 [plugins.loopfile]
@@ -56,7 +57,11 @@ def mounted(node: ScratchNode) -> list[str]:
     ("driver", "volume"),
     [("tmpfs", CACHE), ("loopfile", DATA), ("hostdir", FlexVolume("shared", {"root": "main"}))],
 )
-def test_a_pods_volume_comes_and_goes(node: ScratchNode, caller: Any, driver: str, volume: FlexVolume) -> None:
+def test_a_pods_volume_comes_and_goes(
+    request: pytest.FixtureRequest, node: ScratchNode, caller: Any, driver: str, volume: FlexVolume
+) -> None:
+    if driver == "loopfile":
+        request.getfixturevalue("has_loop_devices")
     kubelet = caller(driver)
     target = kubelet.mount(POD, volume)
     assert mounted_at(str(target)) is not None
@@ -68,6 +73,7 @@ def test_init_says_that_no_attach_is_needed(caller: Any) -> None:
     assert caller("loopfile").capabilities["attach"] is False
 
 
+@needs_loop_devices
 def test_a_volume_outlives_a_killed_daemon_and_is_unmounted_by_the_next(node: ScratchNode, caller: Any) -> None:
     kubelet = caller("loopfile")
     target = kubelet.mount(POD, DATA)
@@ -81,6 +87,7 @@ def test_a_volume_outlives_a_killed_daemon_and_is_unmounted_by_the_next(node: Sc
     assert (kubelet.mount(OTHER, DATA) / "x").exists()
 
 
+@needs_loop_devices
 def test_many_pods_at_once_get_their_volumes(node: ScratchNode, caller: Any) -> None:
     kubelet = caller("loopfile")
     kubelet.probe()
@@ -111,6 +118,7 @@ def until_serving(node: ScratchNode, *names: str) -> None:
     until(lambda: {plugin["name"]: plugin["state"] for plugin in node.status()["plugins"]} == wanted)
 
 
+@needs_loop_devices
 def test_pods_of_a_plugin_that_was_taken_out_end_and_the_rest_waits_for_it(node: ScratchNode, caller: Any) -> None:
     kubelet = caller("loopfile")
     kubelet.mount(POD, DATA)

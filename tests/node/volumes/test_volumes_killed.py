@@ -33,7 +33,9 @@ def killed(area: Path, change: int, *argv: str) -> bool:
 
 
 @pytest.fixture
-def every_kill(area: Path, make_node: Any, make_host: Any) -> Callable[[bool], Iterator[tuple[Any, Path]]]:
+def every_kill(
+    has_loop_devices: None, area: Path, make_node: Any, make_host: Any
+) -> Callable[[bool], Iterator[tuple[Any, Path]]]:
     """Make one node after another whose daemon was killed before its 1st, 2nd, 3rd ... change."""
 
     def nodes(unmount: bool) -> Iterator[tuple[Any, Path]]:

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from nodeplug import InvalidRequest, VolumeId, VolumeStatsRequest, mount, mounted_at, unmount
+from nodeplug import InvalidRequest, NotReady, VolumeId, VolumeStatsRequest, mount, mounted_at, unmount
 from nodeplug_volumes import filesystem, loopdev
 from nodeplug_volumes.loopfile import LoopFile, LoopFileConfig
 
 pytestmark = pytest.mark.node
+needs_loop_devices = pytest.mark.usefixtures("has_loop_devices")
 DRIVER = "nodeplug/loopfile"
 MIB = 1 << 20
 OPTIONS = {"name": "data", "size": "16Mi"}
@@ -31,6 +32,15 @@ def make_plugin(make_host: Any, directory: Path) -> Any:
         return plugin
 
     return make
+
+
+@pytest.fixture
+def empty_dev() -> Iterator[None]:
+    """A `/dev` like that of a container or a chroot: without what the driver puts into the machine's."""
+    mount("tmpfs", "/dev", "tmpfs", options=("mode=755",))
+    os.mknod("/dev/null", 0o020666, os.makedev(1, 3))
+    yield
+    run("umount", "--lazy", "/dev")  # the uppermost alone
 
 
 @pytest.fixture
@@ -57,6 +67,7 @@ def size_of(path: Path) -> int:
     return status.f_blocks * status.f_frsize
 
 
+@needs_loop_devices
 def test_data_outlives_unmount_and_mount(node: Any, target: Path) -> None:
     assert succeeded(node.mount(DRIVER, target, OPTIONS))
     (target / "x").write_text("kept")
@@ -66,12 +77,14 @@ def test_data_outlives_unmount_and_mount(node: Any, target: Path) -> None:
     assert (target / "x").read_text() == "kept"
 
 
+@needs_loop_devices
 def test_the_size_is_a_hard_limit(node: Any, target: Path) -> None:
     node.mount(DRIVER, target, OPTIONS)
     with pytest.raises(OSError, match="No space left on device"):
         (target / "big").write_bytes(bytes(17 * MIB))
 
 
+@needs_loop_devices
 def test_unmount_leaves_no_loop_device(node: Any, target: Path, loops: Any) -> None:
     node.mount(DRIVER, target, OPTIONS)
     assert len(loops()) == 1
@@ -79,6 +92,7 @@ def test_unmount_leaves_no_loop_device(node: Any, target: Path, loops: Any) -> N
     assert loops() == {}
 
 
+@needs_loop_devices
 def test_repeated_mount_and_unmount_leaks_nothing(node: Any, target: Path, loops: Any) -> None:
     for _ in range(5):
         assert succeeded(node.mount(DRIVER, target, OPTIONS))
@@ -86,6 +100,7 @@ def test_repeated_mount_and_unmount_leaks_nothing(node: Any, target: Path, loops
     assert (node.mounted, loops(), node.records) == ([], {}, [])
 
 
+@needs_loop_devices
 def test_two_pods_share_one_volume_and_one_loop_device(node: Any, target: Path, loops: Any) -> None:
     other = node.target("b")
     node.mount(DRIVER, target, OPTIONS)
@@ -95,6 +110,7 @@ def test_two_pods_share_one_volume_and_one_loop_device(node: Any, target: Path, 
     assert len(loops()) == 1
 
 
+@needs_loop_devices
 def test_the_image_is_readable_by_root_alone_and_sparse(node: Any, target: Path, directory: Path) -> None:
     node.mount(DRIVER, target, OPTIONS | {"size": "512Mi"})
     status = (directory / "data.img").stat()
@@ -102,12 +118,14 @@ def test_the_image_is_readable_by_root_alone_and_sparse(node: Any, target: Path,
     assert (status.st_size, status.st_blocks * 512 < 64 * MIB) == (512 * MIB, True)
 
 
+@needs_loop_devices
 def test_preallocate_reserves_the_whole_size(make_node: Any, make_plugin: Any, directory: Path) -> None:
     node = make_node(loopfile=make_plugin(preallocate=True))
     assert succeeded(node.mount(DRIVER, node.target("a"), OPTIONS))
     assert (directory / "data.img").stat().st_blocks * 512 >= 15 * MIB
 
 
+@needs_loop_devices
 def test_volumes_are_mounted_without_setuid_and_devices(node: Any, target: Path) -> None:
     node.mount(DRIVER, target, OPTIONS)
     found = mounted_at(str(target))
@@ -115,12 +133,14 @@ def test_volumes_are_mounted_without_setuid_and_devices(node: Any, target: Path)
     assert {"nosuid", "nodev"} <= set(found.options)
 
 
+@needs_loop_devices
 def test_a_read_only_pod_cannot_write(node: Any, target: Path) -> None:
     node.mount(DRIVER, target, OPTIONS | {"kubernetes.io/readwrite": "ro"})
     with pytest.raises(OSError, match="Read-only"):
         (target / "x").write_text("")
 
 
+@needs_loop_devices
 def test_a_larger_size_grows_ext4_at_the_next_mount_and_keeps_the_data(node: Any, target: Path) -> None:
     node.mount(DRIVER, target, OPTIONS)
     (target / "x").write_text("kept")
@@ -131,6 +151,7 @@ def test_a_larger_size_grows_ext4_at_the_next_mount_and_keeps_the_data(node: Any
     assert (target / "x").read_text() == "kept"
 
 
+@needs_loop_devices
 def test_a_growth_that_was_killed_after_the_file_grew_is_finished(node: Any, target: Path, directory: Path) -> None:
     node.mount(DRIVER, target, OPTIONS)
     node.unmount(DRIVER, target)
@@ -139,6 +160,7 @@ def test_a_growth_that_was_killed_after_the_file_grew_is_finished(node: Any, tar
     assert size_of(target) > 40 * MIB
 
 
+@needs_loop_devices
 def test_a_smaller_size_leaves_the_volume_as_it_is(node: Any, target: Path, directory: Path) -> None:
     node.mount(DRIVER, target, OPTIONS)
     node.unmount(DRIVER, target)
@@ -146,6 +168,7 @@ def test_a_smaller_size_leaves_the_volume_as_it_is(node: Any, target: Path, dire
     assert (directory / "data.img").stat().st_size == 16 * MIB
 
 
+@needs_loop_devices
 def test_a_second_pod_with_a_larger_size_grows_the_image_while_it_is_mounted(
     node: Any, target: Path, directory: Path, loops: Any
 ) -> None:
@@ -156,6 +179,7 @@ def test_a_second_pod_with_a_larger_size_grows_the_image_while_it_is_mounted(
     assert (target / "x").read_text() == "kept"
 
 
+@needs_loop_devices
 def test_a_second_pod_that_asks_for_another_filesystem_is_refused(node: Any, target: Path, loops: Any) -> None:
     node.mount(DRIVER, target, OPTIONS)
     answer = node.mount(DRIVER, node.target("b"), OPTIONS | {"kubernetes.io/fsType": "xfs"})
@@ -164,6 +188,7 @@ def test_a_second_pod_that_asks_for_another_filesystem_is_refused(node: Any, tar
     assert len(loops()) == 1
 
 
+@needs_loop_devices
 def test_the_default_size_is_for_new_volumes_alone(make_node: Any, make_plugin: Any, directory: Path) -> None:
     node = make_node(loopfile=make_plugin(default_size="48Mi"))
     target = node.target("a")
@@ -173,6 +198,7 @@ def test_the_default_size_is_for_new_volumes_alone(make_node: Any, make_plugin: 
     assert (directory / "data.img").stat().st_size == 16 * MIB
 
 
+@needs_loop_devices
 def test_a_new_volume_without_a_size_gets_the_default(make_node: Any, make_plugin: Any, directory: Path) -> None:
     node = make_node(loopfile=make_plugin(default_size="48Mi"))
     assert succeeded(node.mount(DRIVER, node.target("a"), {"name": "data"}))
@@ -184,6 +210,7 @@ def test_a_filesystem_that_loopfile_does_not_make_is_refused(node: Any, target: 
     assert "loopfile makes ext4 and xfs" in answer["message"]
 
 
+@needs_loop_devices
 def test_another_filesystem_than_the_image_holds_is_refused(node: Any, target: Path) -> None:
     node.mount(DRIVER, target, OPTIONS)
     node.unmount(DRIVER, target)
@@ -200,6 +227,7 @@ def test_an_image_with_foreign_data_is_never_formatted(node: Any, target: Path, 
     assert image.read_bytes() == before
 
 
+@needs_loop_devices
 def test_an_image_that_is_one_hole_gets_a_filesystem(node: Any, target: Path, directory: Path) -> None:
     image = directory / "data.img"
     image.touch()
@@ -207,6 +235,7 @@ def test_an_image_that_is_one_hole_gets_a_filesystem(node: Any, target: Path, di
     assert succeeded(node.mount(DRIVER, target, OPTIONS))
 
 
+@needs_loop_devices
 def test_a_file_left_by_a_killed_mkfs_is_replaced(node: Any, target: Path, directory: Path) -> None:
     (directory / ".data.img.new").write_bytes(b"half a filesystem")
     assert succeeded(node.mount(DRIVER, target, OPTIONS))
@@ -220,6 +249,7 @@ def test_start_removes_files_left_by_a_killed_mkfs(make_plugin: Any, directory: 
     assert list(directory.iterdir()) == []
 
 
+@needs_loop_devices
 def test_damage_that_fsck_can_mend_is_mended(node: Any, target: Path, directory: Path) -> None:
     node.mount(DRIVER, target, OPTIONS)
     (target / "x").write_text("kept")
@@ -231,6 +261,7 @@ def test_damage_that_fsck_can_mend_is_mended(node: Any, target: Path, directory:
     assert (target / "x").read_text() == "kept"
 
 
+@needs_loop_devices
 def test_damage_that_needs_a_person_is_a_clear_failure(node: Any, target: Path, directory: Path, loops: Any) -> None:
     node.mount(DRIVER, target, OPTIONS)
     (target / "folder").mkdir()
@@ -275,6 +306,7 @@ def small_disk(area: Path, directory: Path) -> Iterator[Path]:
     unmount(str(directory), lazy=True)
 
 
+@needs_loop_devices
 @pytest.mark.parametrize("preallocate", [True, False])
 def test_a_full_disk_is_told_with_numbers_and_leaves_no_image(
     small_disk: Path, make_node: Any, make_plugin: Any, *, preallocate: bool
@@ -287,6 +319,7 @@ def test_a_full_disk_is_told_with_numbers_and_leaves_no_image(
     assert [path.name for path in small_disk.iterdir()] == ["filler"]
 
 
+@needs_loop_devices
 def test_a_loop_device_that_a_killed_daemon_left_is_released(
     node: Any, target: Path, directory: Path, loops: Any
 ) -> None:
@@ -300,6 +333,7 @@ def test_a_loop_device_that_a_killed_daemon_left_is_released(
     assert loops() == {}
 
 
+@needs_loop_devices
 def test_a_volume_whose_staging_was_unmounted_by_hand_is_staged_on_the_same_device(
     node: Any, target: Path, loops: Any
 ) -> None:
@@ -312,6 +346,7 @@ def test_a_volume_whose_staging_was_unmounted_by_hand_is_staged_on_the_same_devi
     assert len(loops()) == 1
 
 
+@needs_loop_devices
 def test_an_image_is_found_behind_its_loop_device_by_inode(node: Any, target: Path, directory: Path) -> None:
     node.mount(DRIVER, target, OPTIONS)
     image = directory / "data.img"
@@ -322,6 +357,7 @@ def test_an_image_is_found_behind_its_loop_device_by_inode(node: Any, target: Pa
     assert loopdev.find(other / "data.img") == []
 
 
+@needs_loop_devices
 def test_a_loop_device_ends_by_itself_when_nothing_was_mounted(directory: Path, loops: Any) -> None:
     directory.mkdir()
     image = directory / "data.img"
@@ -331,6 +367,7 @@ def test_a_loop_device_ends_by_itself_when_nothing_was_mounted(directory: Path, 
     assert loops() == {}
 
 
+@needs_loop_devices
 def test_a_tool_of_a_killed_daemon_keeps_its_image_from_being_mounted(node: Any, target: Path, directory: Path) -> None:
     node.mount(DRIVER, target, OPTIONS)
     node.unmount(DRIVER, target)
@@ -340,6 +377,7 @@ def test_a_tool_of_a_killed_daemon_keeps_its_image_from_being_mounted(node: Any,
     assert succeeded(node.mount(DRIVER, target, OPTIONS))
 
 
+@needs_loop_devices
 def test_a_busy_volume_is_kept_and_unmounted_later(node: Any, target: Path, loops: Any) -> None:
     node.mount(DRIVER, target, OPTIONS)
     with (target / "x").open("w"):
@@ -348,6 +386,7 @@ def test_a_busy_volume_is_kept_and_unmounted_later(node: Any, target: Path, loop
     assert loops() == {}
 
 
+@needs_loop_devices
 def test_stats_tell_the_size_of_the_volume(node: Any, target: Path, make_plugin: Any) -> None:
     node.mount(DRIVER, target, OPTIONS)
     request = VolumeStatsRequest(driver=DRIVER, volume_id=VolumeId("data"), mount_path=str(target))
@@ -365,12 +404,14 @@ def test_a_new_volume_without_a_size_is_refused(node: Any, target: Path) -> None
     assert "set the option size" in node.mount(DRIVER, target, {"name": "data"})["message"]
 
 
+@needs_loop_devices
 def test_an_existing_volume_is_mounted_without_a_size(node: Any, target: Path) -> None:
     node.mount(DRIVER, target, OPTIONS)
     node.unmount(DRIVER, target)
     assert succeeded(node.mount(DRIVER, target, {"name": "data"}))
 
 
+@needs_loop_devices
 def test_a_larger_size_of_a_mounted_ext4_is_reached_at_once_or_at_the_next_mount(node: Any, target: Path) -> None:
     # Growing a mounted ext4 takes CAP_SYS_RESOURCE, which root in a container may lack.
     node.mount(DRIVER, target, OPTIONS)
@@ -388,6 +429,7 @@ def test_expandfs_of_a_volume_without_an_image_is_a_failure(node: Any, target: P
     assert "has no image" in answer["message"]
 
 
+@needs_loop_devices
 def test_a_missing_tool_is_named(node: Any, target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nodeplug_volumes.filesystem._ENVIRONMENT", {"PATH": "/nonexistent"})
     assert "mkfs.ext4 is not installed" in node.mount(DRIVER, target, OPTIONS)["message"]
@@ -396,3 +438,20 @@ def test_a_missing_tool_is_named(node: Any, target: Path, monkeypatch: pytest.Mo
 def test_options_are_checked_before_anything_is_made(make_plugin: Any) -> None:
     with pytest.raises(InvalidRequest):
         make_plugin().volume_id({"name": "../x"})
+
+
+@pytest.mark.usefixtures("empty_dev")
+def test_without_loop_devices_a_mount_says_what_to_do_and_makes_no_image(
+    node: Any, target: Path, directory: Path
+) -> None:
+    message = node.mount(DRIVER, target, OPTIONS)["message"]
+    assert (
+        "no loop devices here: /dev/loop-control is missing; load the driver (modprobe loop), and in a conta" in message
+    )
+    assert list(directory.iterdir()) == []
+
+
+@pytest.mark.usefixtures("empty_dev")
+def test_without_loop_devices_it_is_not_ready(make_plugin: Any) -> None:
+    with pytest.raises(NotReady, match="no loop devices here"):
+        make_plugin().health()
