@@ -26,13 +26,14 @@ _NO_PROC: Final = "nothing is mounted at /proc, as in a chroot: mount -t proc pr
 _BIND, _RECURSIVE, _PRIVATE = 1 << 12, 1 << 14, 1 << 18  # linux/mount.h, MS_*
 
 
-def command(*, network: bool) -> list[str]:
+def command(*, network: bool, host_name: bool = False) -> list[str]:
     """Return what starts a program, given as further arguments, in a mount namespace of its own.
 
     An ordinary user becomes root in a user namespace, where the machine allows that.
 
     Args:
         network: in a network namespace of its own too.
+        host_name: with a host name of its own too.
 
     Raises:
         NotReady: util-linux is not installed, or nothing is mounted at /proc.
@@ -42,7 +43,8 @@ def command(*, network: bool) -> list[str]:
     unshare = shutil.which("unshare")
     if unshare is None:
         raise NotReady("this needs the tool `unshare` of util-linux; install util-linux, then try again")
-    made = [unshare, *([] if os.geteuid() == 0 else ["--user", "--map-root-user"]), *(["--net"] if network else [])]
+    made = [unshare, *([] if os.geteuid() == 0 else ["--user", "--map-root-user"])]
+    made += [*(["--net"] if network else []), *(["--uts"] if host_name else [])]
     if mounted_at("/") is not None:
         return [*made, "--mount", "--propagation", "private", "--"]
     return [*made, "--mount", "--propagation", "unchanged", "--", sys.executable, "-m", "nodeplug.testing.namespaces"]

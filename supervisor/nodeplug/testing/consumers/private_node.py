@@ -23,6 +23,7 @@ from typing import Final, Self
 
 from nodeplug.errors import PluginError
 from nodeplug.netns import Netns
+from nodeplug.testing import namespaces
 from nodeplug.testing.consumers.hard_wired import HardWired
 from nodeplug.testing.inventory import CGROUPS, Inventory, cgroups_of, make_cgroup
 
@@ -42,7 +43,6 @@ KERNEL_SETTINGS: Final = tuple(
 )
 """What kubelet sets at its start (its container manager, setupKernelTunables). No namespace keeps them apart: inside,
 files lie over them."""
-_UNSHARE: Final = ("unshare", "--mount", "--uts", "--net", "--propagation", "private")
 # A bind mount that stays in its parent's peer group shows each volume twice, and kubelet then never unmounts one.
 _SETUP: Final = """
 root=$1 name=$2 address=$3 settings=$4; shift 4
@@ -94,8 +94,9 @@ class PrivateNode:
             (folder / path.lstrip("/")).mkdir(parents=True, exist_ok=True)
         make_cgroup(self.cgroup)
         settings = " ".join(KERNEL_SETTINGS)
+        own_node = namespaces.command(network=True, host_name=True)
         self._holder = subprocess.Popen(
-            [*_UNSHARE, "sh", "-ec", _SETUP, "sh", str(folder), name, ADDRESS, settings, *self._hard_wired.paths],
+            [*own_node, "sh", "-ec", _SETUP, "sh", str(folder), name, ADDRESS, settings, *self._hard_wired.paths],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -116,7 +117,8 @@ class PrivateNode:
 
     def command(self, *arguments: str) -> list[str]:
         """Return the argument list that executes a program inside, in the process that is started with it."""
-        return ["nsenter", "-t", str(self._holder.pid), "-m", "-n", "-u", "--", *arguments]
+        # In a chroot the root of the namespace is another one than that of whoever made it.
+        return ["nsenter", "-t", str(self._holder.pid), "-m", "-n", "-u", "--root", "--wd", "--", *arguments]
 
     def run(self, *arguments: str) -> str:
         """Run a program inside and return what it printed.
