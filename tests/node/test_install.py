@@ -465,3 +465,23 @@ def test_reprobe_touches_our_executables_alone(folders: Folders) -> None:
     assert script.stat().st_mtime > 1
     assert (folders.flex / "other~driver/driver").stat().st_mtime == 1
     assert names(folders.flex) == ["nodeplug~loopfile", "other~driver"]
+
+
+def test_a_program_that_comes_while_others_are_installed_is_refused_and_stays(folders: Folders) -> None:
+    many = tuple(f"nodeplug-{number:03}" for number in range(200))
+    run(folders, cni=(*many, "loopback"))
+    first, last = folders.cni_bin / many[0], folders.cni_bin / "loopback"
+    written = first.read_bytes()
+
+    def replace() -> None:
+        while first.read_bytes() == written:
+            pass
+        (folders.cni_bin / "foreign").write_text("#!/bin/true\n")
+        (folders.cni_bin / "foreign").rename(last)
+
+    other = threading.Thread(target=replace)
+    other.start()
+    with pytest.raises(ForeignFile, match="loopback was made by somebody else meanwhile"):
+        run(folders, cni=(*many, "loopback"), text="two")
+    other.join()
+    assert last.read_text() == "#!/bin/true\n"

@@ -11,6 +11,7 @@ import errno
 import fcntl
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -63,8 +64,16 @@ def wait_for_writers(path: Path) -> None:
         os.close(descriptor)
 
 
-def put_file(path: Path, data: bytes, mode: int, tally: Tally) -> None:
-    """Bring a file to these bytes and this mode; what stands there and differs is ours and is replaced.
+def put_file(path: Path, data: bytes, mode: int, tally: Tally, may_go: Callable[[Path], bool]) -> None:
+    """Bring a file to these bytes and this mode.
+
+    Args:
+        path: where.
+        data: its bytes.
+        mode: its permissions, whatever the umask.
+        tally: where to note what was done.
+        may_go: whether what stands there and differs may be replaced, asked when the new file is ready: to write and
+            sync those before it took time, in which somebody else's installer may have come.
 
     Raises:
         ForeignFile: somebody made a file of that name meanwhile.
@@ -76,10 +85,12 @@ def put_file(path: Path, data: bytes, mode: int, tally: Tally) -> None:
     temporary = temporary_in(path.parent)
     try:
         write_new(temporary, data, mode)
-        if there:
+        if not there:
+            _link_in(temporary, path)
+        elif may_go(path):
             temporary.rename(path)
         else:
-            _link_in(temporary, path)
+            raise _made_meanwhile(path)
     finally:
         temporary.unlink(missing_ok=True)
     sync_folder(path.parent)
@@ -93,12 +104,16 @@ def has(path: Path, data: bytes, mode: int) -> bool:
     return path.stat().st_mode & 0o777 == mode and path.read_bytes() == data
 
 
+def _made_meanwhile(path: Path) -> ForeignFile:
+    return ForeignFile(f"{path} was made by somebody else meanwhile; install again")
+
+
 def _link_in(temporary: Path, path: Path) -> None:
     """Give a file its name. Unlike a rename, link(2) cannot replace what somebody made meanwhile."""
     try:
         path.hardlink_to(temporary)
     except FileExistsError:
-        raise ForeignFile(f"{path} was made by somebody else meanwhile; install again") from None
+        raise _made_meanwhile(path) from None
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise

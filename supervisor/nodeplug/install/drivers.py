@@ -11,7 +11,7 @@ import errno
 import os
 import re
 import shutil
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -51,15 +51,18 @@ def drivers_in_use(targets: Iterable[str] | None = None) -> frozenset[str]:
     return frozenset(match[1].replace("~", "/", 1) for match in found if match)
 
 
-def put_driver(folder: Path, files: Mapping[str, bytes], tally: Tally) -> None:
-    """Install one driver; `files` are in the order in which an existing driver is updated: the executable last."""
+def put_driver(folder: Path, files: Mapping[str, bytes], tally: Tally, may_go: Callable[[Path], bool]) -> None:
+    """Install one driver; `files` are in the order in which an existing driver is updated: the executable last.
+
+    `may_go` is that of `put_file`.
+    """
     modes = {name: 0o644 if name == CAPABILITIES else 0o755 for name in files}
     folder.parent.mkdir(parents=True, exist_ok=True)
     if not folder.exists() and _rename_in(folder, files, modes):
         tally.created.append(str(folder))
         return
     for name, data in files.items():
-        put_file(folder / name, data, modes[name], tally)
+        put_file(folder / name, data, modes[name], tally, may_go)
 
 
 def _rename_in(folder: Path, files: Mapping[str, bytes], modes: Mapping[str, int]) -> bool:

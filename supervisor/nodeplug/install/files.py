@@ -12,8 +12,9 @@ the others, as it would through a symlink, or a hard link.
 
 import shutil
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -27,6 +28,7 @@ from nodeplug.install.ownership import (
     folder_name,
     listed,
     marked_conflist,
+    may_go,
     our_conflists,
     our_drivers,
     our_entrypoints,
@@ -65,7 +67,7 @@ def install(
         retake: files that may be replaced although they are foreign, for they were ours.
 
     Raises:
-        ForeignFile: a name is taken; the message lists every one. Nothing was changed.
+        ForeignFile: a name is taken; the message lists every one. Nothing was changed, unless it was taken meanwhile.
         InvalidRequest: a name or a conflist cannot be installed. Nothing was changed.
         Exhausted: the disk is full.
         PluginError: a folder cannot be written; what was done stays and the next installation goes on.
@@ -75,27 +77,11 @@ def install(
         refuse_foreign(cni, drivers, lists, folders, retake)
     except OSError as error:
         raise failed("examine", error) from error
-    cni_files: dict[str, bytes] = {}
-    for name in cni:
-        cni_files |= _entrypoint(folders.cni_bin, name, scripts.cni, scripts.cni_program)
-    places = {folders.flex / folder_name(driver): driver for driver in drivers}
-    driver_files = {
-        folder: {CAPABILITIES: drivers[driver]}
-        | _entrypoint(folder, executable(driver), scripts.flex, scripts.flex_program)
-        for folder, driver in places.items()
-    }
+    wanted = _Wanted(folders, cni, drivers, scripts, lists)
     tally = Tally()
     try:
         _sweep(folders)
-        if cni:
-            folders.cni_bin.mkdir(parents=True, exist_ok=True)
-            for name, data in cni_files.items():
-                put_file(folders.cni_bin / name, data, 0o755, tally)
-        for folder, files in driver_files.items():
-            put_driver(folder, files, tally)
-        for name, data in lists.items():
-            folders.cni_conf.mkdir(parents=True, exist_ok=True)
-            put_file(folders.cni_conf / name, data, 0o644, tally)
+        wanted.put(tally, lambda path: may_go(path) or (path in retake and path.is_file()))
         if lists:
             _prune_conflists(folders.cni_conf, lists, tally)
         if prune:
@@ -129,6 +115,39 @@ def uninstall(*, folders: Folders, in_use: Collection[str] = ()) -> Report:
 
 
 # --- steps -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What the claims need, by place."""
+
+    folders: Folders
+    cni: Collection[str]
+    drivers: Mapping[str, bytes]
+    scripts: Scripts
+    lists: Mapping[str, bytes]
+
+    def put(self, tally: Tally, replaceable: Callable[[Path], bool]) -> None:
+        """Bring every file to its place, network configurations last: runtimes act on them at once."""
+        scripts, folders = self.scripts, self.folders
+        files: dict[str, bytes] = {}
+        for name in self.cni:
+            files |= _entrypoint(folders.cni_bin, name, scripts.cni, scripts.cni_program)
+        _put_files(folders.cni_bin, files, 0o755, tally, replaceable)
+        for driver, answer in self.drivers.items():
+            folder = folders.flex / folder_name(driver)
+            files = _entrypoint(folder, executable(driver), scripts.flex, scripts.flex_program)
+            put_driver(folder, {CAPABILITIES: answer} | files, tally, replaceable)
+        _put_files(folders.cni_conf, self.lists, 0o644, tally, replaceable)
+
+
+def _put_files(
+    folder: Path, files: Mapping[str, bytes], mode: int, tally: Tally, replaceable: Callable[[Path], bool]
+) -> None:
+    if files:
+        folder.mkdir(parents=True, exist_ok=True)
+    for name, data in files.items():
+        put_file(folder / name, data, mode, tally, replaceable)
 
 
 def _entrypoint(folder: Path, name: str, script: bytes, program: bytes) -> dict[str, bytes]:

@@ -150,6 +150,13 @@ def _is_taken(path: Path) -> bool:
     return os.path.lexists(path) and not is_our_entrypoint(path)
 
 
+def may_go(path: Path) -> bool:
+    """Whether what stands at a path may be replaced by what we install there."""
+    if path.name == CAPABILITIES or _PROGRAM.fullmatch(path.name) or not os.path.lexists(path):
+        return True
+    return _is_our_list(path) if path.suffix == ".conflist" else is_our_entrypoint(path)
+
+
 def _foreign_in_driver(flex: Path, driver: str) -> list[Path]:
     """Return what stands in the way of a driver: its executable if it is not ours, else what lies in its place."""
     folder = flex / folder_name(driver)
