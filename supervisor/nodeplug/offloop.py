@@ -5,8 +5,9 @@ under way has not come back.
 Refuses: pools, `asyncio.to_thread` among them: a thread that a frozen filesystem holds would take a place from others
 there, and keep the process from ending. Plugin code has its own threads (`nodeplug.runner`).
 
-A lane that is stuck refuses what comes next at once, so that nobody waits for it twice, and goes on by itself when the
-work comes back.
+A lane that is stuck refuses what comes next, and whoever waits in line, at once, so that nobody waits for it twice, and
+goes on by itself when the work comes back. While it goes on, a long line is no reason to refuse anybody: on a busy node
+two hundred calls ask at once, and each of them is quick.
 """
 
 import asyncio
@@ -19,7 +20,9 @@ from typing import Any, Final, TypeVar
 from nodeplug.errors import TryAgain
 
 PATIENCE: Final = 2.0
-"""Seconds after which an answer is given without the work."""
+"""Seconds that one piece of work may take before an answer is given without it."""
+_LINE: Final = 15.0
+"""How many times that anybody waits in line at most."""
 _T = TypeVar("_T")
 
 
@@ -37,7 +40,7 @@ class Lane:
 
     Attributes:
         what: who does not answer when work does not come back, for messages.
-        patience: seconds that a caller waits, its turn included; None waits without end.
+        patience: seconds that a caller waits for a piece of work, its own or the one before it; None waits without end.
     """
 
     what: str
@@ -69,19 +72,43 @@ class Lane:
         """
         if self.stuck:
             raise Unanswered(self.stuck)
-        outcome: asyncio.Future[_T] | None = None
+        await self._stand_in_line()
+        outcome = self._begin(work)
         try:
             async with asyncio.timeout(self.patience):
-                await self._turn.acquire()
-                outcome = self._begin(work)
                 # shield: who stops waiting must not mark the work as ended.
                 return await asyncio.shield(outcome)
         except TimeoutError:
             _leave(outcome, late)
-            raise Unanswered(self.stuck or f"{self.what} is asked for too much at once; ask again") from None
+            raise Unanswered(self.stuck or f"{self.what} does not answer; ask again") from None
         except asyncio.CancelledError:
             _leave(outcome, late)
             raise
+
+    async def _stand_in_line(self) -> None:
+        """Wait until the work of those who asked before has ended, for as long as it goes on."""
+        turn = asyncio.create_task(self._turn.acquire(), name=f"in line: {self.what}")
+        asked = time.monotonic()
+        try:
+            while not turn.done():
+                await asyncio.wait({turn}, timeout=self._left)
+                if turn.done():
+                    return
+                if self.stuck:
+                    raise Unanswered(self.stuck)
+                if self.patience is not None and time.monotonic() - asked >= self.patience * _LINE:
+                    raise Unanswered(f"{self.what} is asked for too much at once; ask again")
+        except BaseException:
+            if not turn.cancel():  # it came in the same moment
+                self._turn.release()
+            raise
+
+    @property
+    def _left(self) -> float | None:
+        """The seconds that the work under way may still take."""
+        if self.patience is None or self._running is None:
+            return self.patience
+        return max(self._since + self.patience - time.monotonic(), 0.0)
 
     def _begin(self, work: Callable[[], _T]) -> "asyncio.Future[_T]":
         loop = asyncio.get_running_loop()
@@ -104,10 +131,8 @@ class Lane:
             outcome.exception()  # seen: whoever waited has it
 
 
-def _leave(outcome: "asyncio.Future[_T] | None", late: Callable[[_T], None]) -> None:
+def _leave(outcome: "asyncio.Future[_T]", late: Callable[[_T], None]) -> None:
     """Give the result to `late` once it is there."""
-    if outcome is None:
-        return
 
     def pass_on(done: "asyncio.Future[_T]") -> None:
         if not done.cancelled() and done.exception() is None:
