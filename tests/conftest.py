@@ -147,6 +147,13 @@ def has_loop_devices() -> None:
         pytest.skip("needs loop devices: modprobe loop, and /dev/loop-control in a container or chroot")
 
 
+@pytest.fixture(scope="session")
+def has_fuse() -> None:
+    """Skip where no filesystem can be served from user space."""
+    if not Path("/dev/fuse").exists():
+        pytest.skip("needs FUSE: modprobe fuse, and /dev/fuse in a container or chroot")
+
+
 @dataclass(frozen=True)
 class OtherUser:
     """An ordinary user, and a Python with nodeplug that this user may run."""

@@ -226,7 +226,7 @@ def link(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path, Sequence[s
     """Make a library from mock.c, without some of its symbols."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
-        pytest.skip("needs a C compiler")
+        pytest.skip("needs a C compiler, for the stand-in for NVML: apt-get install gcc libc6-dev")
     folder = tmp_path_factory.mktemp("nvml")
     flags = ["-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-fPIC"]
     subprocess.run([compiler, *flags, "-c", HERE / "nvml/mock.c", "-o", folder / "mock.o"], check=True)

@@ -80,6 +80,7 @@ def test_a_cc_that_is_no_command_is_quoted_and_scripts_are_installed(tmp_path: P
     assert f"CC is {command!r}, which is no command" in done.stderr
 
 
+@pytest.mark.usefixtures("has_compiler")
 def test_without_a_temporary_folder_scripts_are_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     node = ScratchNode(tmp_path, PLUGINS)
     registry = inspect(node.configuration).registry

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 
 import pytest
+from pyroute2 import IPRoute
 
 from nodeplug import Netns, mount, unmount
 from nodeplug.testing import Inventory, Sandbox, leaves_nothing
@@ -24,6 +25,12 @@ def run(*command: str) -> str:
     return done.stdout.strip()
 
 
+def run_nft(*words: str) -> str:
+    if not Path("/usr/sbin/nft").exists():
+        pytest.skip("nftables is missing: apt-get install nftables")
+    return run("/usr/sbin/nft", *words)
+
+
 @pytest.fixture
 def inside(short_path: Path) -> Iterator[None]:
     """The test runs in a network namespace of its own."""
@@ -33,23 +40,31 @@ def inside(short_path: Path) -> Iterator[None]:
 
 @contextmanager
 def link(folder: Path) -> Iterator[str]:
-    run("ip", "link", "add", "left0", "type", "bridge")
-    yield "link left0"
-    run("ip", "link", "delete", "left0")
+    with IPRoute() as route:
+        route.link("add", ifname="left0", kind="bridge")
+        yield "link left0"
+        route.link("delete", ifname="left0")
+
+
+@contextmanager
+def at_loopback(address: str, length: int) -> Iterator[None]:
+    with IPRoute() as route:
+        where = {"index": route.link_lookup(ifname="lo")[0], "address": address, "prefixlen": length}
+        route.addr("add", **where)
+        yield
+        route.addr("delete", **where)
 
 
 @contextmanager
 def address(folder: Path) -> Iterator[str]:
-    run("ip", "address", "add", "192.0.2.7/24", "dev", "lo")
-    yield "address 192.0.2.7/24 on lo"
-    run("ip", "address", "delete", "192.0.2.7/24", "dev", "lo")
+    with at_loopback("192.0.2.7", 24):
+        yield "address 192.0.2.7/24 on lo"
 
 
 @contextmanager
 def address_of_version_6(folder: Path) -> Iterator[str]:
-    run("ip", "address", "add", "fd00::7/64", "dev", "lo")
-    yield "address fd00::7/64 on lo"
-    run("ip", "address", "delete", "fd00::7/64", "dev", "lo")
+    with at_loopback("fd00::7", 64):
+        yield "address fd00::7/64 on lo"
 
 
 @contextmanager
@@ -74,14 +89,14 @@ def loop_device(folder: Path) -> Iterator[str]:
 
 @contextmanager
 def nftables(statement: str, entry: str) -> Iterator[str]:
-    run("nft", "add table inet left; add chain inet left ways; add set inet left who { type ipv4_addr; }; " + statement)
+    run_nft("add table inet left; add chain inet left ways; add set inet left who { type ipv4_addr; }; " + statement)
     yield entry
-    run("nft", "delete table inet left")
+    run_nft("delete table inet left")
 
 
 @contextmanager
 def cgroup(folder: Path) -> Iterator[str]:
-    writable = [tree for tree in ("memory", "") if os.access(f"/sys/fs/cgroup/{tree}", os.W_OK)]
+    writable = [tree for tree in ("memory", "") if os.access(f"/sys/fs/cgroup/{tree}/cgroup.procs", os.W_OK)]
     if not writable:
         pytest.skip("needs control groups that can be written")
     path = Path("/sys/fs/cgroup", writable[0], PREFIX, "pod")
@@ -137,7 +152,11 @@ THINGS: dict[str, Thing] = {
 
 @pytest.mark.usefixtures("inside")
 @pytest.mark.parametrize("thing", THINGS.values(), ids=THINGS)
-def test_what_is_made_is_told_and_what_is_removed_is_not(thing: Thing, short_path: Path) -> None:
+def test_what_is_made_is_told_and_what_is_removed_is_not(
+    request: pytest.FixtureRequest, thing: Thing, short_path: Path
+) -> None:
+    if thing is loop_device:
+        request.getfixturevalue("has_loop_devices")
     folder = short_path / "watched"
     folder.mkdir()
     before = Inventory.take(folder, cgroups=PREFIX)
@@ -148,9 +167,9 @@ def test_what_is_made_is_told_and_what_is_removed_is_not(thing: Thing, short_pat
 
 @pytest.mark.usefixtures("inside")
 def test_a_rule_is_told_by_its_handle(short_path: Path) -> None:
-    run("nft", "add table inet left; add chain inet left ways")
+    run_nft("add table inet left; add chain inet left ways")
     before = Inventory.take()
-    handle = re.search(r"handle (\d+)", run("nft", "--echo", "--handle", "add rule inet left ways accept"))
+    handle = re.search(r"handle (\d+)", run_nft("--echo", "--handle", "add rule inet left ways accept"))
     assert handle is not None
     assert f"+ nft rule left {handle[1]}" in Inventory.take().since(before)
 

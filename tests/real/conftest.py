@@ -69,7 +69,7 @@ def need(**packages: str) -> None:
 def make_private_node() -> Callable[..., PrivateNode]:
     """Make nodes in namespaces of their own, for containerd and kubelet; the folder is the daemon's root."""
     need(runc="runc", ip="iproute2", busybox="busybox-static")
-    if not any(os.access(f"/sys/fs/cgroup/{tree}", os.W_OK) for tree in ("", "memory")):
+    if not any(os.access(f"/sys/fs/cgroup/{tree}/cgroup.procs", os.W_OK) for tree in ("", "memory")):
         pytest.skip("needs control groups that can be written")
 
     def make(folder: Path, **options: str) -> PrivateNode:

@@ -34,6 +34,7 @@ SHARINGS: dict[str, tuple[list[dict[str, Any]], dict[str, Any]]] = {
 }
 
 
+NEEDS: Final = {"loopfile": "has_loop_devices", "fuse:Fuse": "has_fuse"}
 BUNDLED: Final = ("bridge", "host-local", "loopback", "hostdev", "tmpfs", "loopfile", "hostdir")
 
 
@@ -42,6 +43,13 @@ def _path() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(EXAMPLES))
         yield
+
+
+@pytest.fixture(autouse=True)
+def _needed(request: pytest.FixtureRequest) -> None:
+    fixture = NEEDS.get(request.node.callspec.params.get("plugin", ""))
+    if fixture is not None:
+        request.getfixturevalue(fixture)
 
 
 def asked(params: dict[str, Any]) -> dict[str, Any]:

@@ -120,6 +120,7 @@ def test_a_driver_may_remove_the_directory_itself(make: Any) -> None:
     assert not target.exists()
 
 
+@pytest.mark.usefixtures("has_fuse")
 def test_a_mount_whose_server_died_is_unmounted(make: Any) -> None:
     caller = make(UNMOUNTS)
     target = caller.target(POD, "data")
