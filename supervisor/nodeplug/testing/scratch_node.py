@@ -16,6 +16,7 @@ from typing import Any, Final, Self
 from nodeplug.config import Configuration, Paths, load
 from nodeplug.control import ask
 from nodeplug.errors import NotReady, PluginError
+from nodeplug.testing import forked
 
 _PATIENCE: Final = 20.0
 _LOG_TAIL: Final = 4000
@@ -32,6 +33,8 @@ class ScratchNode:
         env: more environment for the daemon.
         within: a command that executes the daemon and every nodeplug command in other namespaces, such as
             `PrivateNode.command()`; it must not fork.
+        fork: fork the daemon from a process that has imported it, instead of executing Python anew: it starts within
+            milliseconds. Its command line in /proc is not its own then; `within` is not heeded.
     """
 
     def __init__(
@@ -43,13 +46,15 @@ class ScratchNode:
         whole: bool = False,
         env: Mapping[str, str] | None = None,
         within: Sequence[str] = (),
+        fork: bool = False,
     ) -> None:
         self.root = root
         self.config_path = root / "etc" / "nodeplug" / "nodeplug.toml"
         self.log_path = root / "daemon.log"
         self._within = list(within)
         self._env = {**os.environ, **(env or {})}
-        self._process: subprocess.Popen[bytes] | None = None
+        self._fork = fork
+        self._process: subprocess.Popen[bytes] | forked.Forked | None = None
         self._paths: Paths | None = None
         self._head = "" if whole else f"version = 1\n[supervisor]\n{supervisor}\n"
         self.configure(plugins)
@@ -92,8 +97,10 @@ class ScratchNode:
 
     def command(self, *arguments: str) -> list[str]:
         """Return the argument list of a nodeplug command for this node."""
-        location = ["--config", str(self.config_path), "--root", str(self.root)]
-        return [*self._within, sys.executable, "-m", "nodeplug", arguments[0], *location, *arguments[1:]]
+        return [*self._within, sys.executable, "-m", "nodeplug", *self._located(*arguments)]
+
+    def _located(self, *arguments: str) -> list[str]:
+        return [arguments[0], "--config", str(self.config_path), "--root", str(self.root), *arguments[1:]]
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run a nodeplug command for this node and return what it printed; never raises for its exit status."""
@@ -105,11 +112,18 @@ class ScratchNode:
         Raises:
             NotReady: it ended, or did not answer in time; the message carries the end of its log.
         """
+        if self._fork:
+            log = self.log_path
+            self._process = forked.start("nodeplug", self._located("serve"), self._env, stdout=log, stderr=log)
+        else:
+            self._process = self._execute()
+        self.wait_until_answering()
+
+    def _execute(self) -> subprocess.Popen[bytes]:
         with self.log_path.open("ab") as log:
-            self._process = subprocess.Popen(
+            return subprocess.Popen(
                 self.command("serve"), stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._env, cwd="/"
             )
-        self.wait_until_answering()
 
     def wait_until_answering(self) -> None:
         """Wait for the exec socket.

@@ -6,7 +6,6 @@ Refuses: pytest, so that other tools can use it too; the fixtures of `pytest_nod
 
 import os
 import re
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -15,6 +14,7 @@ from typing import Any, Final
 
 from pyroute2 import IPRoute
 
+from nodeplug.testing import forked
 from nodeplug.testing.cni_runtime import CniRuntime
 from nodeplug.testing.flex_caller import FlexCaller
 from nodeplug.testing.folders import mounted_below, remove, unmount_below
@@ -79,7 +79,8 @@ def scratch_node(plugins: str, *, may_stay: Sequence[str] = ()) -> Iterator[Scra
         NotReady: the daemon does not start; the message carries the end of its log.
         LeftBehind: at the end, with links, mounts, loop devices and nftables objects that were not there before.
     """
-    search = os.pathsep.join(dict.fromkeys(str(Path(entry).absolute()) for entry in sys.path if entry))
+    search = os.pathsep.join(forked.search_path())
+    forked.prepare({**os.environ, "PYTHONPATH": search})  # before there is a network that would live as long as it
     folder = Path(tempfile.mkdtemp(prefix="np-", dir="/tmp"))  # a socket's path has at most 107 bytes
     with ExitStack() as stack:
         stack.callback(remove, folder)
@@ -89,7 +90,9 @@ def scratch_node(plugins: str, *, may_stay: Sequence[str] = ()) -> Iterator[Scra
         scratch = scratch_of(folder)
         scratch.mkdir()
         plugins = filled(plugins, scratch)
-        node = ScratchNode(folder, plugins, supervisor=_SUPERVISOR, env={"PYTHONPATH": search})
+        node = ScratchNode(folder, plugins, supervisor=_SUPERVISOR, env={"PYTHONPATH": search}, fork=True)
+        # As on a node where kubelet ran before: the daemon sees kubelet come by inotify then, not once a second.
+        node.paths.device_plugins.mkdir(parents=True)
         stack.callback(node.stop)
         node.start()
         yield node

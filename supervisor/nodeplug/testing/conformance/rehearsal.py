@@ -6,7 +6,6 @@ Refuses: the acts themselves (`probe`), and to judge them (`contract` and `devic
 
 import json
 import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any, Final, Literal
 
 from nodeplug.testing.conformance.subject import Subject
 from nodeplug.testing.conformance.verdict import Broken, NotApplicable
+from nodeplug.testing.forked import Forked, start
 
 Script = Literal["life", "kill", "again"]
 _PROBE: Final = Path(__file__).with_name("probe.py")
@@ -104,7 +104,7 @@ def rehearse(
     folder: Path,
     script: Script,
     patience: float,
-    within: Callable[[Callable[[], "subprocess.CompletedProcess[str]"]], "subprocess.CompletedProcess[str]"],
+    within: Callable[[Callable[[], Forked]], Forked],
     env: Mapping[str, str],
 ) -> Rehearsal:
     """Run one script of the probe.
@@ -126,26 +126,22 @@ def rehearse(
     }
     seen = folder / "seen.json"
     seen.unlink(missing_ok=True)
-
-    def run() -> "subprocess.CompletedProcess[str]":
-        return subprocess.run(
-            [sys.executable, "-P", str(_PROBE), script],
-            input=json.dumps(order),
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=patience * _ACTS + 30,
-            env=dict(env),
-            check=False,
-        )
-
+    # Beside the folder: what is in it counts as the plugin's.
+    said, stdout, stderr = (
+        folder.with_name(f"{folder.name}-{script}.{name}") for name in ("order", "stdout", "stderr")
+    )
+    said.write_text(json.dumps(order), encoding="utf-8")
+    process = within(lambda: start(str(_PROBE), [script], env, stdin=said, stdout=stdout, stderr=stderr))
     try:
-        done = within(run)
+        ended = process.wait(patience * _ACTS + 30)
     except subprocess.TimeoutExpired as error:
+        process.kill()
+        process.wait()
         return Rehearsal({"rehearsal": Act("rehearsal", error.timeout, hung=True)})
+    printed, failed = (path.read_text(encoding="utf-8", errors="replace") for path in (stdout, stderr))
     if not seen.exists():
-        text = f"the process ended with {done.returncode}: {done.stderr[-_TAIL:].strip()}"
-        return Rehearsal({"rehearsal": Act("rehearsal", error=text)}, {}, done.stdout, done.stderr, done.returncode)
+        text = f"the process ended with {ended}: {failed[-_TAIL:].strip()}"
+        return Rehearsal({"rehearsal": Act("rehearsal", error=text)}, {}, printed, failed, ended)
     document = json.loads(seen.read_text(encoding="utf-8"))
-    acts = {name: Act(name, **said) for name, said in document.pop("acts").items()}
-    return Rehearsal(acts, document, done.stdout, done.stderr, done.returncode)
+    acts = {name: Act(name, **told) for name, told in document.pop("acts").items()}
+    return Rehearsal(acts, document, printed, failed, ended)

@@ -15,6 +15,7 @@ from typing import Any, Final, Self, TypeVar
 from nodeplug.errors import PluginError
 from nodeplug.mounts import mounts, unmount
 from nodeplug.netns import Netns
+from nodeplug.testing import forked
 from nodeplug.testing.conformance.rehearsal import Rehearsal, rehearse
 from nodeplug.testing.conformance.report import Style
 from nodeplug.testing.conformance.subject import Subject
@@ -66,6 +67,7 @@ class Stage:
         self._rehearsals: dict[str, Rehearsal] = {}
         self.failed: set[str] = set()
         self._begin()
+        forked.prepare(self.env)  # before there is a network that would live as long as it
 
     def _begin(self) -> None:
         self._turn += 1
@@ -210,9 +212,8 @@ class Stage:
             root = self.folder / "n"
             root.mkdir()
             sections = {SECTION: {"uses": self.subject.uses, "config": self.subject.config}, **self.subject.beside}
-            self._node = ScratchNode(
-                root, toml({"plugins": sections}), supervisor=_SUPERVISOR, env={"PYTHONPATH": self.env["PYTHONPATH"]}
-            )
+            env = {"PYTHONPATH": self.env["PYTHONPATH"]}
+            self._node = ScratchNode(root, toml({"plugins": sections}), supervisor=_SUPERVISOR, env=env, fork=True)
             self.untouched = self.inventory()
         return self._node
 

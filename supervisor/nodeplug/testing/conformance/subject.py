@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from nodeplug.errors import PluginError
 from nodeplug.registry import find
+from nodeplug.testing.forked import search_path
 from nodeplug.testing.place_holder import filled
 
 
@@ -69,7 +70,7 @@ def describe(plugin: type[Any] | str, given: Mapping[str, Any]) -> Subject:
     Raises:
         PluginError: no other process could import the class, or its example has an unknown key.
     """
-    uses, paths = (plugin, _paths()) if isinstance(plugin, str) else _where(plugin)
+    uses, paths = (plugin, search_path()) if isinstance(plugin, str) else _where(plugin)
     cls = plugin if not isinstance(plugin, str) else find(plugin).cls
     example = getattr(cls, "example", None) or {}
     unknown = sorted(set(example) - set(_ASKED))
@@ -88,19 +89,15 @@ def describe(plugin: type[Any] | str, given: Mapping[str, Any]) -> Subject:
     )
 
 
-def _paths() -> tuple[str, ...]:
-    return tuple(path or "." for path in sys.path)
-
-
 def _where(cls: type[Any]) -> tuple[str, tuple[str, ...]]:
     """Return `module:Class` and the import path with which a new process finds the same file."""
     if "<locals>" in cls.__qualname__:
         raise PluginError(f"{cls.__qualname__} is made inside a function; put the class at the top level of a module")
     file = Path(inspect.getfile(cls)).resolve()
     if _search(cls.__module__) == file:
-        return f"{cls.__module__}:{cls.__qualname__}", _paths()
+        return f"{cls.__module__}:{cls.__qualname__}", search_path()
     # Run as a script, or imported by pytest under a name of its own: its file is importable from its folder.
-    return f"{file.stem}:{cls.__qualname__}", (str(file.parent), *_paths())
+    return f"{file.stem}:{cls.__qualname__}", (str(file.parent), *search_path())
 
 
 def _search(module: str) -> Path | None:

@@ -1,0 +1,104 @@
+"""A process that has imported the daemon, and forks one for whoever asks.
+
+Owns: importing once what each daemon of a test imports, forking, entering the caller's namespaces, environment and
+streams, and telling exit statuses.
+Refuses: everything else: what is forked runs the same `nodeplug serve` that `python -m nodeplug` would.
+
+Run as a file, by `forked`. Orders are read from stdin and answered on stdout, one line of JSON each. There is no second
+thread and gRPC has not been used yet, which makes forking safe here and nowhere else in this project.
+"""
+
+import ctypes
+import gc
+import json
+import os
+import runpy
+import signal
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, Final
+
+_PRELOADED: Final = ("nodeplug.cli", "nodeplug.daemon", "pyroute2")
+_NAMESPACES: Final = {"net": 0x40000000, "mnt": 0x00020000}  # CLONE_NEWNET, CLONE_NEWNS
+
+
+def main() -> None:
+    """Serve until stdin ends; in each child, become what was ordered."""
+    for name in _PRELOADED:
+        __import__(name)
+    gc.collect()
+    gc.freeze()  # a collection in a child would write to, and so copy, all that was imported
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the tests; they end what they started
+    order = _serve()
+    if order is not None:
+        _become(order)
+
+
+def _serve() -> dict[str, Any] | None:
+    """Answer orders; return one in each child, and None at the end."""
+    running: set[int] = set()
+    for line in sys.stdin.buffer:
+        order = json.loads(line)
+        if "wait" in order:
+            _, status = os.waitpid(order["wait"], 0)
+            running.discard(order["wait"])
+            _answer({"status": os.waitstatus_to_exitcode(status)})
+            continue
+        # Before the answer: the thread that asks, whose namespaces these are, may end with it.
+        order["namespaces"] = [[_open(f"{order['task']}/ns/{kind}"), flag] for kind, flag in _NAMESPACES.items()]
+        child = os.fork()  # noqa: TID251 - see the first lines
+        if child == 0:
+            return dict(order)
+        for descriptor, _ in order["namespaces"]:
+            os.close(descriptor)
+        running.add(child)
+        _answer({"pid": child})
+    for child in running:  # whoever asked has gone without ending them
+        with suppress(ProcessLookupError):
+            os.kill(child, signal.SIGTERM)
+    return None
+
+
+def _answer(document: Mapping[str, Any]) -> None:
+    os.write(1, json.dumps(document).encode() + b"\n")
+
+
+def _become(order: Mapping[str, Any]) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    _redirect(order["streams"])
+    for descriptor, flag in order["namespaces"]:
+        _enter(descriptor, flag)
+    os.environ.clear()
+    os.environ.update(order["env"])
+    os.chdir("/")
+    sys.argv = list(order["argv"])
+    if order["target"].endswith(".py"):
+        runpy.run_path(order["target"], run_name="__main__")
+    else:
+        runpy.run_module(order["target"], run_name="__main__", alter_sys=True)
+
+
+def _redirect(streams: list[str]) -> None:
+    """Open files in place of the server's own streams: they are the only descriptors that a child would keep."""
+    for number, path in enumerate(streams):
+        opened = os.open(path, os.O_RDONLY if number == 0 else os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(opened, number)
+        os.close(opened)
+
+
+def _open(path: str) -> int:
+    return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+
+def _enter(descriptor: int, flag: int) -> None:
+    own = {os.stat(f"/proc/self/ns/{kind}").st_ino for kind in _NAMESPACES}  # noqa: PTH116 - no path, a kernel's object
+    if os.fstat(descriptor).st_ino not in own:  # an ordinary user may not enter even the namespace that this is
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.setns(descriptor, flag) != 0:
+            raise OSError(ctypes.get_errno(), "enter the namespace of the test")
+    os.close(descriptor)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,167 @@
+"""Daemons that start within milliseconds: forked from a process that has imported everything already.
+
+Owns: one such process for each Python environment, and handles of what it forked.
+Refuses: to fork this process, which has threads (`fork_server` does it, in a process of its own).
+
+A daemon that is executed spends half a second of a processor on imports, nearly all that a test costs.
+"""
+
+import atexit
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from nodeplug.errors import NotReady
+
+_SERVER: Final = Path(__file__).with_name("fork_server.py")
+"""Run as a file: as a module it would load all of `nodeplug.testing` first."""
+_SERVERS: Final[dict[tuple[tuple[str, str], ...], "_Server"]] = {}
+_LOCK: Final = threading.Lock()
+
+
+class Forked:
+    """A process as `subprocess.Popen` shows one, as far as a node needs it.
+
+    Attributes:
+        pid: its id, which is no other's before its status was collected.
+        returncode: its exit status, negative for a signal, or None while it runs.
+    """
+
+    def __init__(self, server: "_Server", pid: int) -> None:
+        self._server = server
+        self._descriptor = os.pidfd_open(pid)
+        self.pid = pid
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """Return its exit status, or None while it runs."""
+        return self._collect(0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end.
+
+        Raises:
+            subprocess.TimeoutExpired: it did not end within so many seconds.
+        """
+        status = self._collect(None if timeout is None else round(timeout * 1000))
+        if status is None:
+            raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
+        return status
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal; one that has ended gets none."""
+        if self.poll() is None:
+            signal.pidfd_send_signal(self._descriptor, number)
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+    def _collect(self, milliseconds: int | None) -> int | None:
+        if self.returncode is None:
+            ended = select.poll()
+            ended.register(self._descriptor, select.POLLIN)
+            if ended.poll(milliseconds):
+                self.returncode = int(self._server.ask({"wait": self.pid})["status"])
+                os.close(self._descriptor)
+        return self.returncode
+
+
+def search_path() -> tuple[str, ...]:
+    """Return the folders from which this process imports, for the PYTHONPATH of what is forked."""
+    return tuple(dict.fromkeys(str(Path(entry).absolute()) for entry in sys.path))
+
+
+def prepare(env: Mapping[str, str]) -> None:
+    """Let the process that forks begin to import, beside whatever comes before the first `start`."""
+    _server(env)
+
+
+def start(
+    target: str,
+    arguments: Sequence[str],
+    env: Mapping[str, str],
+    *,
+    stdin: Path = Path(os.devnull),
+    stdout: Path,
+    stderr: Path,
+) -> Forked:
+    """Start a module or a file of Python in the namespaces of the calling thread, with `/` as its folder.
+
+    Args:
+        target: a module, run as `python -m` would, or the path of a file.
+        arguments: of its command line.
+        env: its environment.
+        stdin: the path that it reads.
+        stdout: a file to which it appends.
+        stderr: likewise.
+
+    Raises:
+        NotReady: the process that forks has ended.
+    """
+    order = {
+        "target": target,
+        "argv": [target, *arguments],
+        "env": dict(env),
+        "streams": [str(stdin), str(stdout), str(stderr)],
+        "task": f"/proc/{os.getpid()}/task/{threading.get_native_id()}",
+    }
+    server = _server(env)
+    return Forked(server, int(server.ask(order)["pid"]))
+
+
+def _server(env: Mapping[str, str]) -> "_Server":
+    """Return the process that forks where the interpreter reads these variables."""
+    key = tuple(sorted((name, value) for name, value in env.items() if name.startswith(("PYTHON", "LD_", "MALLOC_"))))
+    with _LOCK:
+        if key not in _SERVERS or not _SERVERS[key].running:
+            _SERVERS[key] = _Server(env)
+        return _SERVERS[key]
+
+
+class _Server:
+    def __init__(self, env: Mapping[str, str]) -> None:
+        self._lock = threading.Lock()
+        # gRPC reads its variables when it is imported; what `nodeplug serve` sets must be there before.
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", str(_SERVER)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={"GRPC_VERBOSITY": "NONE", **env},
+            cwd="/",
+        )
+        atexit.register(self.close)
+
+    @property
+    def running(self) -> bool:
+        return self._process.poll() is None
+
+    def ask(self, order: Mapping[str, Any]) -> dict[str, Any]:
+        """Send an order and return its answer.
+
+        Raises:
+            NotReady: the process has ended.
+        """
+        with self._lock:
+            to, back = self._process.stdin, self._process.stdout
+            assert to is not None
+            assert back is not None
+            try:
+                to.write(json.dumps(order).encode() + b"\n")
+                to.flush()
+                answer = back.readline()
+            except BrokenPipeError:
+                answer = b""
+        if not answer:
+            raise NotReady(f"the process that forks daemons ended with {self._process.wait()}; its stderr says why")
+        return dict(json.loads(answer))
+
+    def close(self) -> None:
+        self._process.communicate()

@@ -1,0 +1,153 @@
+"""What is forked from a process that has imported the daemon, and what it is given."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodeplug.testing import ScratchNode, forked
+from nodeplug.testing.scratch_cni import new_netns, run_in
+
+ENV = {**os.environ, "PYTHONPATH": os.pathsep.join(forked.search_path())}
+TELL = """
+import json, os, signal, sys, threading
+print(json.dumps({
+    "argv": sys.argv[1:], "cwd": os.getcwd(), "network": os.readlink("/proc/self/ns/net"),
+    "stdin": sys.stdin.read(), "descriptors": sorted(os.listdir("/proc/self/fd")), "word": os.environ.get("WORD"),
+    "left": os.environ.get("LEFT"), "interrupted": signal.getsignal(signal.SIGINT) is signal.default_int_handler,
+    "threads": threading.active_count(), "daemon": "nodeplug.daemon" in sys.modules,
+    "grpc": "grpc" in sys.modules, "name": __name__,
+}))
+"""
+
+
+class Forks:
+    """Scripts that are forked in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.stdout = folder / "stdout"
+        self.stderr = folder / "stderr"
+
+    def start(self, script: str, *arguments: str, stdin: str = "", **env: str) -> forked.Forked:
+        (self.folder / "script.py").write_text(script)
+        (self.folder / "stdin").write_text(stdin)
+        return forked.start(
+            str(self.folder / "script.py"),
+            arguments,
+            {**ENV, **env},
+            stdin=self.folder / "stdin",
+            stdout=self.stdout,
+            stderr=self.stderr,
+        )
+
+    def told(self, *arguments: str, **more: str) -> dict[str, Any]:
+        assert self.start(TELL, *arguments, **more).wait(60) == 0, self.stderr.read_text()
+        return dict(json.loads(self.stdout.read_text()))
+
+
+@pytest.fixture
+def forks(tmp_path: Path) -> Forks:
+    return Forks(tmp_path)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def gone(pid: int) -> bool:
+    try:
+        return "Z" in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return True
+
+
+def test_it_has_the_arguments_and_streams_and_environment_of_a_process_that_was_executed(forks: Forks) -> None:
+    told = forks.told("serve", "--root", "x", stdin="a word", WORD="said")
+    assert (told["argv"], told["stdin"], told["word"]) == (["serve", "--root", "x"], "a word", "said")
+    assert (told["cwd"], told["name"], told["interrupted"], told["threads"]) == ("/", "__main__", True, 1)
+
+
+def test_it_has_imported_the_daemon_already(forks: Forks) -> None:
+    assert forks.told()["daemon"]
+
+
+def test_it_has_no_descriptor_of_the_process_that_forked_it(forks: Forks) -> None:
+    assert forks.told()["descriptors"] == ["0", "1", "2", "3"]  # 3 is the folder that is being listed
+
+
+def test_a_variable_of_one_is_nothing_to_the_next(forks: Forks) -> None:
+    forks.told(LEFT="behind")
+    forks.stdout.unlink()
+    assert forks.told()["left"] is None
+
+
+def test_it_begins_in_the_network_of_the_thread_that_asked(forks: Forks) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    netns = new_netns()
+    process = run_in(netns, lambda: forks.start(TELL))
+    assert process.wait(60) == 0, forks.stderr.read_text()
+    network = json.loads(forks.stdout.read_text())["network"]
+    assert network == f"net:[{os.fstat(netns.fd).st_ino}]"
+    assert network != os.readlink("/proc/self/ns/net")
+    netns.close()
+
+
+def test_its_exit_status_is_told(forks: Forks) -> None:
+    process = forks.start("import sys; sys.exit(7)")
+    assert (process.wait(60), process.poll(), process.returncode) == (7, 7, 7)
+
+
+def test_it_runs_until_a_signal_ends_it(forks: Forks) -> None:
+    process = forks.start("import time; time.sleep(1000)")
+    assert process.poll() is None
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.01)
+    process.kill()
+    assert process.wait(60) == -signal.SIGKILL
+    process.kill()  # nobody is there any more
+
+
+def test_a_module_level_mistake_stands_in_its_stderr(forks: Forks) -> None:
+    assert forks.start("import nothing_like_it").wait(60) == 1
+    assert "nothing_like_it" in forks.stderr.read_text()
+
+
+def test_daemons_end_with_the_tests_that_started_them(forks: Forks) -> None:
+    tests = f"""
+import os, time
+from pathlib import Path
+from nodeplug.testing import forked
+Path({str(forks.folder / "sleep.py")!r}).write_text("import time; time.sleep(1000)")
+out = Path({str(forks.folder / "out")!r})
+print(forked.start({str(forks.folder / "sleep.py")!r}, [], dict(os.environ), stdout=out, stderr=out).pid, flush=True)
+time.sleep(1000)
+"""
+    with subprocess.Popen([sys.executable, "-c", tests], stdout=subprocess.PIPE, env=ENV, text=True) as pytest_run:
+        assert pytest_run.stdout is not None
+        daemon = int(pytest_run.stdout.readline())
+        assert not gone(daemon)
+        pytest_run.kill()
+    until(lambda: gone(daemon))
+
+
+def test_a_forked_daemon_serves_and_ends_as_an_executed_one(tmp_path: Path) -> None:
+    ended = {}
+    for fork in (False, True):
+        root = tmp_path / str(fork)
+        root.mkdir()
+        with ScratchNode(root, "[plugins.tmpfs]\n", fork=fork, env={"PYTHONPATH": ENV["PYTHONPATH"]}) as node:
+            plugins = node.status()["plugins"]
+            ended[fork] = ([(row["name"], row["state"], row["claims"]) for row in plugins], node.stop())
+    assert ended[True] == ended[False] == ([("tmpfs", "running", ["volume:nodeplug/tmpfs"])], 0)
