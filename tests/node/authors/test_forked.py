@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from nodeplug.testing import ScratchNode, forked
+from nodeplug.testing import ScratchNode, forked, stage
 from nodeplug.testing.scratch_cni import new_netns, run_in
 
 ENV = {**os.environ, "PYTHONPATH": os.pathsep.join(forked.search_path())}
@@ -151,3 +151,25 @@ def test_a_forked_daemon_serves_and_ends_as_an_executed_one(tmp_path: Path) -> N
             plugins = node.status()["plugins"]
             ended[fork] = ([(row["name"], row["state"], row["claims"]) for row in plugins], node.stop())
     assert ended[True] == ended[False] == ([("tmpfs", "running", ["volume:nodeplug/tmpfs"])], 0)
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def test_the_nodes_of_all_tests_import_the_daemon_once() -> None:
+    parents = []
+    for _ in range(2):
+        with stage.scratch_node("[plugins.tmpfs]\n") as node:
+            first = parent_of(node.pid)
+            node.kill()
+            node.start()
+            parents += [first, parent_of(node.pid)]
+    assert len(set(parents)) == 1
+    assert parents[0] != os.getpid()
+
+
+def test_the_process_that_forks_lives_in_no_network_of_a_test() -> None:
+    with stage.scratch_node("[plugins.tmpfs]\n") as node:
+        own, server = (os.readlink(f"/proc/{pid}/ns/net") for pid in (node.pid, parent_of(node.pid)))
+        assert os.geteuid() != 0 or own != server
