@@ -169,7 +169,7 @@ def test_ended_resource_is_removed_after_the_grace(minimal: "Minimal", root: Pat
 
 
 def test_late_end_of_an_old_endpoint_hurts_only_kubelets_that_know_plugins_by_resource(root: Path, run: Run) -> None:
-    async def takeover(kubelet: Kubelet) -> int:
+    async def takeover(kubelet: Kubelet, left: int) -> int:
         first = await serve_raw(kubelet, RawPlugin(healthy(1)))
         await register(kubelet)
         await kubelet.until_allocatable(RESOURCE, 1)
@@ -183,16 +183,16 @@ def test_late_end_of_an_old_endpoint_hurts_only_kubelets_that_know_plugins_by_re
         await kubelet.until_allocatable(RESOURCE, 2)
         assert kubelet.streams(RESOURCE) == 2, "kubelet does not close the old stream"
         await first.stop(None)
-        await kubelet.until(lambda: kubelet.streams(RESOURCE) == 1)
+        await kubelet.until(lambda: kubelet.streams(RESOURCE) == left)
         found = kubelet.allocatable(RESOURCE)
         await second.stop(None)
         return found
 
     async def story() -> None:
         async with Kubelet(root) as new:
-            assert await takeover(new) == 2
+            assert await takeover(new, left=1) == 2
         async with Kubelet(root, keyed_by="resource") as old:
-            assert await takeover(old) == 0
+            assert await takeover(old, left=0) == 0
 
     run(story())
 

@@ -6,10 +6,11 @@ Refuses: pods.
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import grpc.aio
 
@@ -28,7 +29,7 @@ class Plugins:
         timeouts: of dial and grace.
         changed: called when a table has changed; the checkpoint is written there.
         old_style: as kubelet 1.20: Register answers at once, options come from its request.
-        by_socket: False makes the late end of a replaced stream hurt its successor.
+        by_socket: False makes the late end of a replaced stream end that of its successor.
         resources: by name.
         registrations: every request that passed kubelet's checks, in order.
         failures: dial backs of the old style that failed; such a kubelet only logs them.
@@ -43,7 +44,7 @@ class Plugins:
     registrations: list[pb.RegisterRequest] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     _endpoints: list[Endpoint] = field(default_factory=list)
-    _dialling: set[asyncio.Task[None]] = field(default_factory=set)
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     def restore(self, names: frozenset[str]) -> None:
         """Start with the resources of a checkpoint: no plugin, no device."""
@@ -54,11 +55,11 @@ class Plugins:
 
     async def close(self) -> None:
         """Drop every connection."""
-        dialling = list(self._dialling)
-        for task in dialling:
+        tasks = list(self._tasks)
+        for task in tasks:
             task.cancel()
-        if dialling:
-            await asyncio.wait(dialling)
+        if tasks:
+            await asyncio.wait(tasks)
         endpoints, self._endpoints = self._endpoints, []
         for endpoint in endpoints:
             await endpoint.close()
@@ -77,9 +78,7 @@ class Plugins:
         self.registrations.append(request)
         if self.old_style:
             endpoint.options = request.options
-            task = asyncio.create_task(self._connect_later(endpoint), name=f"dial {endpoint.path.name}")
-            self._dialling.add(task)
-            task.add_done_callback(self._dialling.discard)
+            self._in_background(self._connect_later(endpoint), f"dial {endpoint.path.name}")
             return
         await self._connect(endpoint, ask=True)
 
@@ -153,7 +152,16 @@ class Plugins:
         resource = self.resources.get(endpoint.resource)
         if resource is not None and (resource.endpoint is endpoint or not self.by_socket):
             resource.end(reason)
+            successor = resource.endpoint
+            if successor not in (None, endpoint) and successor in self._endpoints and endpoint in self._endpoints:
+                # Kubelet looks up by the resource's name whose connection it has to close (server.runClient).
+                self._in_background(self._drop(successor), f"disconnect {successor.path.name}")
         self.changed()
+
+    def _in_background(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def drop(self, *, resource: str | None = None, path: Path | None = None) -> None:
         """Close the connections to the plugins of a resource, or at a socket; nothing is redialled."""

@@ -46,7 +46,7 @@ class Kubelet(Switches):
         root: takes the place of /var/lib/kubelet; keep it short, socket paths have 107 bytes.
         seed: of every choice that kubelet leaves to chance.
         old_style: as kubelet 1.20: Register answers at once, options come from its request, fewer checks.
-        keyed_by: "socket" (new), or "resource" (old: the late end of a replaced stream hurts its successor).
+        keyed_by: "socket", or "resource" (released: the late end of a replaced stream ends that of its successor).
         dial_timeout: seconds; kubelet has 10.
         grace: seconds from the end of a stream to the resource's removal; kubelet has 300.
         watch_plugins: also run the plugin watcher.
