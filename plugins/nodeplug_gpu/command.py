@@ -32,14 +32,22 @@ def gpu(
     root: Root = None,
     as_json: Json = False,
     layout: Annotated[
-        Format, typer.Option("--format", help="A picture, the table of `kubectl inspect gpushare`, or JSON.")
+        Format,
+        typer.Option(
+            "--format",
+            metavar="LAYOUT",
+            help="`picture`, `gpushare` (the table of `kubectl inspect gpushare`) or `json`.",
+        ),
     ] = Format.picture,
     detailed: Annotated[bool, typer.Option("--details", "-d", help="With gpushare: a row per pod.")] = False,
 ) -> None:
     """Show the node's GPUs: free and used units, who holds them, memory promised and used, health and its reason.
 
-    Examples: `nodeplug gpu`, `nodeplug gpu --json | jq '.[].cards[] | select(.state != "healthy")'`,
-    `nodeplug gpu --format gpushare -d`
+    Asks the running daemon, and takes root.
+
+    Example: `nodeplug gpu --format gpushare -d`
+
+    Example: `nodeplug gpu --json | jq '.[].cards[] | select(.state != "healthy")'`
     """
     from rich.text import Text
 

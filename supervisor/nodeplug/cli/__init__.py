@@ -22,6 +22,8 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
     help="One daemon per Kubernetes node that hosts Python plugins: devices, CNI networks, FlexVolume drivers.",
+    epilog="`nodeplug demo` shows it all at once. `nodeplug new device NAME` begins a plugin of your own. "
+    "`nodeplug COMMAND --help` has an example of each command; `man nodeplug` has them all.",
 )
 
 
@@ -57,19 +59,24 @@ def version() -> None:
     print(f"nodeplug {version_of('nodeplug')}")
 
 
-_COMMANDS: Final[dict[str, Callable[..., None]]] = {
-    "serve": serving.serve,
-    "check-config": asking.check_config,
-    "plugins": asking.plugins,
-    "status": asking.status,
-    "inspect": asking.inspect,
-    "install": installing.install,
-    "uninstall": installing.uninstall,
-    "demo": authoring.demo,
-    "new": authoring.new,
-    "try": authoring.try_,
-    "verify": authoring.verify,
-    "version": version,
+_COMMANDS: Final[dict[str, dict[str, Callable[..., None]]]] = {
+    "To run a node": {
+        "serve": serving.serve,
+        "check-config": asking.check_config,
+        "plugins": asking.plugins,
+        "status": asking.status,
+        "inspect": asking.inspect,
+        "install": installing.install,
+        "uninstall": installing.uninstall,
+        "version": version,
+    },
+    "To try it, and to write plugins": {
+        "demo": authoring.demo,
+        "new": authoring.new,
+        "try": authoring.try_,
+        "verify": authoring.verify,
+    },
 }
-for _name, _command in _COMMANDS.items():
-    app.command(name=_name)(_command)
+for _panel, _commands in _COMMANDS.items():
+    for _name, _command in _commands.items():
+        app.command(name=_name, rich_help_panel=_panel)(_command)

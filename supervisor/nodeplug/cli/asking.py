@@ -98,13 +98,15 @@ def status(
 
 
 def inspect(
-    plugin: Annotated[str, typer.Argument(metavar="NAME", help="A section's name, or the plugin that sections use.")],
+    plugin: Annotated[
+        str, typer.Argument(metavar="NAME", help="The NAME of a `[plugins.NAME]` table, or the plugin that tables use.")
+    ],
     config: Config = DEFAULT,
     root: Root = None,
 ) -> None:
-    """Print what a plugin tells about itself, as JSON by section name.
+    """Print what a plugin tells about itself, as JSON by the name of its table.
 
-    Plugins that have more to show bring a command of their own.
+    Asks the running daemon, and takes root. Plugins that have more to show bring a command of their own.
 
     Example: `nodeplug inspect gpu | jq '.[].cards'`
     """

@@ -51,10 +51,10 @@ def new(
 def try_(
     files: Annotated[
         list[Path],
-        typer.Argument(metavar="FILE...", help="Files as in plugins.d; the plugins of the first are tried."),
+        typer.Argument(metavar="FILE", help="Files as in plugins.d; the plugins of the first are tried."),
     ],
     network: Annotated[
-        Path | None, typer.Option("--network", metavar="CONFLIST", help="The network of a CNI plugin.")
+        Path | None, typer.Option("--network", "--conflist", metavar="FILE", help="The network of a CNI plugin.")
     ] = None,
     option: Annotated[
         list[str] | None, typer.Option("--option", metavar="KEY=VALUE", help="An option of a volume; repeatable.")
@@ -63,7 +63,7 @@ def try_(
 ) -> None:
     """Serve a plugin to kubelet and container runtime, acted out in a temporary folder, and show what they get.
 
-    Nothing of this machine is touched. Without options, the plugin's own `example` says what is asked of it.
+    Nothing of this machine is touched. What the options leave out, the attribute `example` of the plugin's class says.
 
     Example: `nodeplug try fuse.toml`
     """
@@ -75,12 +75,18 @@ def try_(
 def verify(
     name: Annotated[
         str,
-        typer.Argument(metavar="NAME|FILE", help="A section, a plugin, `module:Class`, a drop-in.", show_default=False),
+        typer.Argument(
+            metavar="NAME|FILE",
+            help="A `[plugins.NAME]` table, an installed plugin, `module:Class`, or a file as in plugins.d.",
+            show_default=False,
+        ),
     ] = "",
     config: Config = DEFAULT,
     root: Root = None,
     as_json: Json = False,
-    conflist: Annotated[Path | None, typer.Option("--conflist", metavar="FILE", help="A CNI plugin's network.")] = None,
+    conflist: Annotated[
+        Path | None, typer.Option("--network", "--conflist", metavar="FILE", help="The network of a CNI plugin.")
+    ] = None,
     options: Annotated[
         str, typer.Option("--options", metavar="JSON|FILE", help="The options of a volume.", show_default=False)
     ] = "",
@@ -96,8 +102,8 @@ def verify(
     """Hold a plugin to every rule that its callers rely on, and say what was expected and seen.
 
     The plugin runs in a daemon of its own, in a temporary folder. Its class says in the attribute `example` what is
-    asked of it: `config`, `cni`, `volume_options` and more; options come before it. A rule that is broken is shown as
-    FAILED, with what was expected, who demands it, what was seen, and what to do; one with `-` did not apply.
+    asked of it: `config`, `cni`, `volume_options` and more; the options below win over it. A rule that is broken is
+    shown as FAILED, with what was expected, who demands it, what was seen, and what to do; one with `-` did not apply.
 
     The exit status is 0 when every rule that applies was kept, 1 when one is broken, 2 for wrong usage, and 3 when none
     is broken but those for networks and volumes could not be judged without root.

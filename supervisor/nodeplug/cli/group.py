@@ -27,9 +27,17 @@ class Commands(TyperGroup):
         """Return the command of a name, ours or a plugin's, or None."""
         own = super().get_command(ctx, cmd_name)
         if own is not None:  # of two commands with one name ours is meant, and nothing of plugins is looked for
-            return own
+            return _without_types_of_flags(own, ctx)
         found = next(iter(entry_points(group=GROUP, name=cmd_name)), None)
-        return None if found is None else _brought(found)
+        if found is None:
+            return None
+        brought = _brought(found)
+        brought.rich_help_panel = "Of plugins"
+        return _without_types_of_flags(brought, ctx)
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the options of the command line itself."""
+        return _flags_alone(super().get_params(ctx))
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command that was asked for."""
@@ -39,6 +47,19 @@ class Commands(TyperGroup):
             for line in getattr(error, "problems", None) or [str(error)]:
                 say(f"error: {line}")
             raise typer.Exit(1) from error
+
+
+def _without_types_of_flags(command: Any, ctx: Any) -> Any:
+    _flags_alone(command.get_params(ctx))
+    return command
+
+
+def _flags_alone(params: list[Any]) -> list[Any]:
+    """Let a help show a flag without a value: `--json <bool>`, as typer has it, is not what one may type."""
+    for param in params:
+        if getattr(param, "is_flag", False) and param.metavar is None:
+            param.metavar = ""
+    return params
 
 
 def _brought(point: EntryPoint) -> Any:

@@ -46,8 +46,9 @@ def install(
         CniVersion,
         typer.Option(
             "--cni-version",
-            help="The cniVersion of the configurations: `auto` chooses what the node's runtime and the plugins "
-            "understand, `file` keeps the file's own.",
+            metavar="VERSION",
+            help="The cniVersion of the configurations, 1.0.0 or 1.1.0: `auto` chooses what the node's runtime and the "
+            "plugins understand, `file` keeps the file's own.",
         ),
     ] = CniVersion.AUTO,
     force: Annotated[
