@@ -38,6 +38,7 @@ class Forked:
         self._server = server
         self._descriptor = os.pidfd_open(pid)
         self.pid = pid
+        server.children.add(pid)
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
@@ -70,6 +71,7 @@ class Forked:
             ended.register(self._descriptor, select.POLLIN)
             if ended.poll(milliseconds):
                 self.returncode = int(self._server.ask({"wait": self.pid})["status"])
+                self._server.children.discard(self.pid)
                 os.close(self._descriptor)
         return self.returncode
 
@@ -122,12 +124,15 @@ def _server(env: Mapping[str, str]) -> "_Server":
     key = tuple(sorted((name, value) for name, value in env.items() if name.startswith(("PYTHON", "LD_", "MALLOC_"))))
     with _LOCK:
         if key not in _SERVERS or not _SERVERS[key].running:
+            for other in [name for name, server in _SERVERS.items() if not server.children]:
+                _SERVERS.pop(other).close()  # each holds what it imported, some 60 MiB
             _SERVERS[key] = _Server(env)
         return _SERVERS[key]
 
 
 class _Server:
     def __init__(self, env: Mapping[str, str]) -> None:
+        self.children: set[int] = set()
         self._lock = threading.Lock()
         # gRPC reads its variables when it is imported; what `nodeplug serve` sets must be there before.
         self._process = subprocess.Popen(
@@ -164,4 +169,5 @@ class _Server:
         return dict(json.loads(answer))
 
     def close(self) -> None:
+        atexit.unregister(self.close)
         self._process.communicate()

@@ -173,3 +173,15 @@ def test_the_process_that_forks_lives_in_no_network_of_a_test() -> None:
     with stage.scratch_node("[plugins.tmpfs]\n") as node:
         own, server = (os.readlink(f"/proc/{pid}/ns/net") for pid in (node.pid, parent_of(node.pid)))
         assert os.geteuid() != 0 or own != server
+
+
+def test_processes_that_fork_do_not_pile_up(forks: Forks) -> None:
+    for name in ("A", "B"):
+        process = forks.start("import time; time.sleep(1000)", PYTHONHASHSEED=str(ord(name)))
+        server = parent_of(process.pid)
+        process.kill()
+        process.wait(60)
+        if name == "A":
+            former = server
+    assert gone(former)
+    assert not gone(server)
