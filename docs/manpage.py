@@ -32,6 +32,7 @@ def page() -> str:
     lines = [
         f'.TH NODEPLUG 1 "" "nodeplug {about["version"]}" "nodeplug"',
         ".nh",  # a path or an option that is broken by a hyphen can be copied wrongly
+        ".ad l",  # a long path would leave holes in the line before it
         ".SH NAME",
         f"nodeplug {chr(92)}- {_roff(root.help.rstrip('.'))}",
         ".SH SYNOPSIS",
