@@ -38,6 +38,21 @@ def test_the_daemon_loads_nothing_that_acts_its_callers_out() -> None:
     assert loaded("import nodeplug.cli, nodeplug.daemon", "nodeplug.testing", "nodeplug.trial", "nodeplug.demo") == []
 
 
+def test_the_collector_rests_while_the_daemon_is_imported_and_works_afterwards() -> None:
+    serve = """
+import gc
+from pathlib import Path
+from nodeplug import PluginError
+from nodeplug.cli.serving import serve
+collected = sum(generation["collections"] for generation in gc.get_stats())
+try:
+    serve(Path("/nonexistent"))
+except PluginError:
+    print(gc.isenabled(), sum(generation["collections"] for generation in gc.get_stats()) - collected < 10)
+"""
+    assert interpreter(serve) == "True True"
+
+
 def test_messages_are_encoded_without_the_databases_and_servers_of_pyroute2() -> None:
     unwanted = ("pyroute2.ndb", "pyroute2.iproute", "pyroute2.plan9", "pyroute2.ipdb", "pyroute2.ethtool")
     assert loaded(ENCODE, *unwanted) == []

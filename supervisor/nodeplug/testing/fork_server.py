@@ -25,8 +25,10 @@ _NAMESPACES: Final = {"net": 0x40000000, "mnt": 0x00020000}  # CLONE_NEWNET, CLO
 
 def main() -> None:
     """Serve until stdin ends; in each child, become what was ordered."""
+    gc.disable()  # as `nodeplug serve` does
     for name in _PRELOADED:
         __import__(name)
+    gc.enable()
     gc.collect()
     gc.freeze()  # a collection in a child would write to, and so copy, all that was imported
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the tests; they end what they started

@@ -34,7 +34,7 @@ class ScratchNode:
         within: a command that executes the daemon and every nodeplug command in other namespaces, such as
             `PrivateNode.command()`; it must not fork.
         fork: fork the daemon from a process that has imported it, instead of executing Python anew: it starts within
-            milliseconds. Its command line in /proc is not its own then; `within` is not heeded.
+            milliseconds. Its command line in /proc is not its own then. With `within` it is executed all the same.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class ScratchNode:
         self.log_path = root / "daemon.log"
         self._within = list(within)
         self._env = {**os.environ, **(env or {})}
-        self._fork = fork
+        self._fork = fork and not within
         self._process: subprocess.Popen[bytes] | forked.Forked | None = None
         self._paths: Paths | None = None
         self._head = "" if whole else f"version = 1\n[supervisor]\n{supervisor}\n"
