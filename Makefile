@@ -42,7 +42,7 @@ lint: $(STAMP) ## Check format, lint, types, layers, spelling
 unit: $(STAMP) ## Run the fast tests: unit, protocol, meta
 	$(RUN)/pytest tests/unit tests/protocol tests/meta
 
-node: $(STAMP) ## Run the tests that need root: namespaces, mounts, sockets
+node: $(STAMP) ## Run the tests on a node: namespaces, mounts, sockets (without root, what needs none)
 	$(RUN)/pytest tests/node
 
 gpu: $(STAMP) ## Run the GPU suite; on a machine with a card it runs there

@@ -82,12 +82,18 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[NAMESPACES] = ""
 
 
+def _needs_root(item: pytest.Item) -> bool:
+    """Tell what the nearest mark says, and without one the folder."""
+    said = next((mark.name for mark in item.iter_markers() if mark.name in {"node", "real", "unprivileged"}), "")
+    return said != "unprivileged" if said else bool({"node", "real"} & set(item.path.parts))
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     lacking = config.stash[NAMESPACES]
     root = pytest.mark.skipif(bool(lacking), reason=lacking or "needs root")
     for item in items:
-        if item.get_closest_marker("node") or {"node", "real"} & set(item.path.parts):
+        if _needs_root(item):
             item.add_marker(root)
         if item.get_closest_marker("xdist_group") is None and (group := group_of(item)):
             item.add_marker(pytest.mark.xdist_group(group))

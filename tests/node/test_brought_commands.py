@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.unprivileged
+
 GOOD = """
 import typer
 app = typer.Typer()

@@ -16,6 +16,8 @@ import pytest
 
 from nodeplug.frame import HEADER, Frame, Reply, body_size
 
+pytestmark = pytest.mark.unprivileged
+
 HOSTDEV = """
 [plugins.hostdev.config]
 resources = [{ resource = "example.com/null", groups = [{ nodes = [{ path = "/dev/null" }] }] }]

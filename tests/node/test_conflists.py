@@ -17,6 +17,8 @@ from nodeplug.install.needs import unmet
 from nodeplug.install.runtimes import Runtime, find
 from nodeplug.testing.scratch_node import ScratchNode
 
+pytestmark = pytest.mark.unprivileged
+
 LIST = {"cniVersion": "1.0.0", "name": "pods", "plugins": [{"type": "nodeplug-bridge"}]}
 CONTAINERD, CRIO = "run/containerd/containerd.sock", "run/crio/crio.sock"
 PLUGINS = "[plugins.bridge]\n"

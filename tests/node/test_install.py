@@ -18,6 +18,8 @@ from nodeplug.install.ownership import Folders, ForeignFile
 from nodeplug.install.report import Report
 from nodeplug.install.scripts import MARKER, Scripts
 
+pytestmark = pytest.mark.unprivileged
+
 ANSWER = b'{"status":"Success","capabilities":{"attach":false}}'
 CONFLIST = b'{"cniVersion":"1.0.0","name":"pods","plugins":[{"type":"nodeplug-bridge"}]}'
 
@@ -359,6 +361,7 @@ def test_uninstall_of_nothing_succeeds(folders: Folders) -> None:
     assert uninstall(folders=folders) == Report()
 
 
+@pytest.mark.node
 def test_plugin_folder_on_a_filesystem_of_its_own_still_gets_whole_drivers(folders: Folders) -> None:
     folders.flex.mkdir(parents=True)
     mount("none", str(folders.flex), "tmpfs")
@@ -371,6 +374,7 @@ def test_plugin_folder_on_a_filesystem_of_its_own_still_gets_whole_drivers(folde
         unmount(str(folders.flex))
 
 
+@pytest.mark.node
 def test_full_filesystem_is_told_and_leaves_no_half_driver(folders: Folders) -> None:
     folders.flex.mkdir(parents=True)
     mount("none", str(folders.flex), "tmpfs", options=("size=4k",))

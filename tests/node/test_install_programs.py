@@ -10,6 +10,8 @@ from nodeplug.install.files import install, uninstall
 from nodeplug.install.ownership import Folders, installed_kind
 from nodeplug.install.scripts import MARKER, Scripts, leader
 
+pytestmark = pytest.mark.unprivileged
+
 ANSWER = b'{"status":"Success","capabilities":{"attach":false}}'
 BODY = b"#!/bin/sh\n" + MARKER + b"\necho one\n"
 PLAIN = Scripts(BODY, BODY)

@@ -18,6 +18,8 @@ from nodeplug.install.native import compile_one, compiler
 from nodeplug.install.scripts import is_ours, leader
 from nodeplug.testing.scratch_node import ScratchNode
 
+pytestmark = pytest.mark.unprivileged
+
 PLUGINS = "[plugins.bridge]\n[plugins.tmpfs]\n"
 VERSION = {"CNI_COMMAND": "VERSION"}
 

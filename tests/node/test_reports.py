@@ -10,6 +10,8 @@ import pytest
 
 from nodeplug.testing import ScratchNode
 
+pytestmark = pytest.mark.unprivileged
+
 PLUGIN = """
 from nodeplug import Claim, Device, Metric, NotReady, Sample, hookimpl
 from pydantic import BaseModel

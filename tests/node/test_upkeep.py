@@ -14,6 +14,8 @@ from nodeplug.install.keeper import Keeper
 from nodeplug.testing.scratch_node import ScratchNode
 from nodeplug.testing.waiting import until
 
+pytestmark = pytest.mark.unprivileged
+
 PLUGINS = """
 [plugins.bridge]
 [plugins.tmpfs]

@@ -5,12 +5,16 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from nodeplug import ResourceName
 from nodeplug import status as told
 from nodeplug.testing import Kubelet, serve_devices
 
 if TYPE_CHECKING:
     from tests.node.device.conftest import Full, Minimal
+
+pytestmark = pytest.mark.unprivileged
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
 RESOURCE = "example.com/thing"

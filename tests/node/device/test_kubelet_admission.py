@@ -14,6 +14,8 @@ from nodeplug.testing.kubelet import Timeouts, UnknownResourceError
 from nodeplug.testing.kubelet.admission import merged
 from nodeplug.testing.kubelet.recording import RecordingPlugin
 
+pytestmark = pytest.mark.unprivileged
+
 Run = Callable[[Coroutine[Any, Any, None]], None]
 RESOURCE, OTHER = "example.com/thing", "example.com/other"
 FOUR = {f"d{number}": True for number in range(4)}

@@ -5,6 +5,7 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,6 +13,8 @@ from nodeplug.pb import deviceplugin_v1beta1_pb2 as pb
 from nodeplug.testing import AdmissionError, Kubelet
 from nodeplug.testing.kubelet import ContainerKey
 from nodeplug.testing.kubelet.recording import RecordingPlugin
+
+pytestmark = pytest.mark.unprivileged
 
 RESOURCE = "example.com/thing"
 NAMES = [f"d{number}" for number in range(6)]

@@ -15,6 +15,8 @@ from nodeplug.testing import AdmissionError, Kubelet
 from nodeplug.testing.kubelet.podresources import BURST
 from nodeplug.testing.kubelet.recording import RecordingPlugin
 
+pytestmark = pytest.mark.unprivileged
+
 Run = Callable[[Coroutine[Any, Any, None]], None]
 RESOURCE = "example.com/thing"
 EVERYTHING = pb.ListPodResourcesRequest()

@@ -18,6 +18,8 @@ from nodeplug.testing.kubelet import Timeouts
 from nodeplug.testing.kubelet.folder import Wipe
 from nodeplug.testing.kubelet.recording import RecordingPlugin
 
+pytestmark = pytest.mark.unprivileged
+
 Run = Callable[[Coroutine[Any, Any, None]], None]
 RESOURCE = "example.com/thing"
 

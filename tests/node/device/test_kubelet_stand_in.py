@@ -21,6 +21,8 @@ from nodeplug.testing import AdmissionError, Kubelet, serve_devices
 if TYPE_CHECKING:
     from tests.node.device.conftest import Full, Minimal
 
+pytestmark = pytest.mark.unprivileged
+
 Run = Callable[[Coroutine[Any, Any, None]], None]
 RESOURCE = "example.com/thing"
 

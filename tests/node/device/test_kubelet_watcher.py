@@ -18,6 +18,8 @@ from nodeplug.testing import Kubelet
 from nodeplug.testing.kubelet import Timeouts
 from nodeplug.testing.kubelet.recording import RecordingPlugin
 
+pytestmark = pytest.mark.unprivileged
+
 Run = Callable[[Coroutine[Any, Any, None]], None]
 RESOURCE = "example.com/thing"
 FAST = Timeouts(dial=0.2, info=0.2, notify=0.2, retry=0.1)

@@ -4,8 +4,12 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+
 from nodeplug import Claim, Device, DeviceId, NotFound, hookimpl
 from nodeplug.testing import Kubelet, serve_devices
+
+pytestmark = pytest.mark.unprivileged
 
 RESOURCE = "example.com/card"
 

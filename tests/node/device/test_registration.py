@@ -18,6 +18,8 @@ from nodeplug.testing.kubelet import Kubelet
 if TYPE_CHECKING:
     from tests.node.device.conftest import Full, Minimal
 
+pytestmark = pytest.mark.unprivileged
+
 Run = Callable[[Coroutine[Any, Any, None]], None]
 RESOURCE = "example.com/thing"
 

@@ -4,11 +4,15 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from nodeplug.testing.devices import serve_devices
 from nodeplug.testing.kubelet import Kubelet
 
 if TYPE_CHECKING:
     from tests.node.device.conftest import Full, Minimal
+
+pytestmark = pytest.mark.unprivileged
 
 Run = Callable[[Coroutine[Any, Any, None]], None]
 RESOURCE = "example.com/thing"

@@ -23,6 +23,8 @@ from nodeplug.registry import Registry
 from nodeplug.runner import Runner
 from nodeplug.testing.kubelet import AdmissionError, Kubelet
 
+pytestmark = pytest.mark.unprivileged
+
 Run = Callable[[Coroutine[Any, Any, None]], None]
 THING = ResourceName("example.com/thing")
 OTHER = ResourceName("example.com/other")
@@ -150,6 +152,7 @@ async def serving(root: Path) -> AsyncIterator[Node]:
         await lifecycle.stop_all()
 
 
+@pytest.mark.node
 def test_a_hundred_reloads_of_hostdev_end_no_stream_and_refuse_no_pod(root: Path, run: Run) -> None:
     dev = root / "dev"
     dev.mkdir()

@@ -8,6 +8,8 @@ import pytest
 
 from nodeplug.testing import CniError, CniRuntime
 
+pytestmark = pytest.mark.unprivileged
+
 ECHO = """#!/bin/sh
 stdin=$(cat)
 printf '%s %s\\n' "$CNI_COMMAND" "$(basename "$0")" >> "$(dirname "$0")/../log"

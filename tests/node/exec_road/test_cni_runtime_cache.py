@@ -9,6 +9,8 @@ import pytest
 
 from nodeplug.testing import CniError, CniRuntime
 
+pytestmark = pytest.mark.unprivileged
+
 PLUGIN = """#!/bin/sh
 cat > /dev/null
 if [ "$CNI_COMMAND" = ADD ]; then

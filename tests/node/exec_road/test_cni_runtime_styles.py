@@ -9,6 +9,8 @@ import pytest
 
 from nodeplug.testing import CONTAINERD, CRI_O, PODMAN, CniError, CniRuntime, Patience
 
+pytestmark = pytest.mark.unprivileged
+
 PLUGIN = """#!/bin/sh
 if [ "$CNI_COMMAND" != VERSION ]; then cat > /dev/null; fi
 case $CNI_COMMAND in

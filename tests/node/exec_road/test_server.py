@@ -19,6 +19,8 @@ from nodeplug.netns import Netns
 from nodeplug.runner import close_all
 from nodeplug.testing import ExecRoad
 
+pytestmark = pytest.mark.unprivileged
+
 Env = Callable[..., dict[str, str]]
 CONFIG = {"cniVersion": "1.0.0", "name": "net", "type": "test"}
 
@@ -92,6 +94,7 @@ def test_a_stopped_server_leaves_the_socket_of_its_successor(server: ExecRoad) -
         assert server.socket.exists()
 
 
+@pytest.mark.node
 @pytest.mark.usefixtures("no_leak")
 def test_descriptors_become_namespaces(server: ExecRoad, netns: Path) -> None:
     fds = (os.open("/proc/self/ns/net", os.O_RDONLY), os.open(netns, os.O_RDONLY))
@@ -114,6 +117,7 @@ def test_more_descriptors_than_two_are_dropped(server: ExecRoad) -> None:
     assert len(json.loads(reply.stdout)["namespaces"]) <= 2
 
 
+@pytest.mark.node
 @pytest.mark.parametrize("received", [0, 1])
 @pytest.mark.usefixtures("no_leak")
 def test_a_call_whose_descriptors_are_lost_for_want_of_room_is_told_to_try_again(
@@ -216,6 +220,7 @@ with socket.socket(socket.AF_UNIX) as peer:
 """
 
 
+@pytest.mark.node
 @pytest.mark.parametrize("style", ["cni", "flex", "control"])
 def test_another_user_is_refused_in_the_form_of_the_style(server: ExecRoad, style: str, tmp_path: Path) -> None:
     for folder in (tmp_path, *tmp_path.parents[:-2]):
