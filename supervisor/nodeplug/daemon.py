@@ -200,6 +200,7 @@ class Daemon:
             "keep the exec socket": server.keep_listening(),
             "keep the folders": _every(SAMPLE_INTERVAL, self._keep_folders),
             "spool": self._cni.run_spool(),
+            "orphans": self._cni.orphans.run(),
             "podresources": self._podresources.run(),
             "start failed plugins": _every(RETRY_INTERVAL, self._lifecycle.retry_failed),
             "sample": _every(SAMPLE_INTERVAL, self._sample),

@@ -3,7 +3,7 @@
 import json
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -42,20 +42,36 @@ class Net:
 
 
 @pytest.fixture
-def disk(has_loop_devices: None, tmp_path: Path, short_path: Path) -> Iterator[Path]:
-    """A filesystem of its own at the state folder of the node."""
+def make_disk(has_loop_devices: None, tmp_path: Path, short_path: Path) -> Iterator[Callable[[str], Path]]:
+    """Mount a filesystem of its own at a folder of the node."""
+    made: list[Path] = []
+
+    def make(below: str) -> Path:
+        folder = short_path / below
+        _mount(tmp_path / f"image{len(made)}", folder)
+        made.append(folder)
+        return folder
+
+    yield make
+    for folder in made:
+        subprocess.run(["fsfreeze", "-u", folder], capture_output=True, check=False)
+        subprocess.run(["umount", "-l", folder], check=True)
+
+
+def _mount(image: Path, folder: Path) -> None:
     for program in ("mkfs.ext4", "fsfreeze"):
         if shutil.which(program) is None:
             pytest.skip(f"needs {program}")
-    image, folder = tmp_path / "image", short_path / "var/lib/nodeplug"
     folder.mkdir(parents=True)
     with image.open("wb") as file:
         file.truncate(16 << 20)
     subprocess.run(["mkfs.ext4", "-q", image], check=True)
     subprocess.run(["mount", "-o", "loop", image, folder], check=True)
-    yield folder
-    subprocess.run(["fsfreeze", "-u", folder], capture_output=True, check=False)
-    subprocess.run(["umount", "-l", folder], check=True)
+
+
+@pytest.fixture
+def disk(make_disk: Callable[[str], Path]) -> Path:
+    return make_disk("var/lib/nodeplug")
 
 
 @pytest.fixture
@@ -67,19 +83,22 @@ def node(disk: Path, short_path: Path, tmp_path: Path) -> Iterator[ScratchNode]:
     )
     made.start()
     yield made
-    # A thread that the disk holds keeps even a killed process: thaw first.
-    subprocess.run(["fsfreeze", "-u", disk], capture_output=True, check=False)
+    # A thread that a disk holds keeps even a killed process: thaw first.
+    for folder in (disk, made.paths.attachments):
+        subprocess.run(["fsfreeze", "-u", folder], capture_output=True, check=False)
     made.kill()
 
 
-def entrypoint(node: ScratchNode, verb: str, container: str = "") -> "subprocess.CompletedProcess[bytes]":
+def entrypoint(
+    node: ScratchNode, verb: str, container: str = "", netns: str = ""
+) -> "subprocess.CompletedProcess[bytes]":
     env = {"CNI_COMMAND": verb, "CNI_PATH": str(node.paths.cni_bin), "PATH": "/usr/bin:/bin"}
     if container:
         env |= {"CNI_CONTAINERID": container, "CNI_IFNAME": "eth0"}
-    if verb == "ADD":
-        with closing(new_netns()) as netns:
-            return call(node, env | {"CNI_NETNS": netns.path})
-    return call(node, env)
+    if verb == "ADD" and not netns:
+        with closing(new_netns()) as own:
+            return call(node, env | {"CNI_NETNS": own.path})
+    return call(node, env | {"CNI_NETNS": netns})
 
 
 def call(node: ScratchNode, env: dict[str, str]) -> "subprocess.CompletedProcess[bytes]":
@@ -147,3 +166,19 @@ def test_devices_are_allocated_while_the_disk_of_the_state_folder_is_frozen(
         finally:
             subprocess.run(["fsfreeze", "-u", disk], capture_output=True, check=False)
             node.kill()
+
+
+def test_the_record_of_an_attachment_goes_when_the_disk_that_refused_to_forget_it_answers_again(
+    make_disk: Callable[[str], Path], node: ScratchNode, tmp_path: Path
+) -> None:
+    node.kill()
+    records = make_disk("run/nodeplug/attachments")
+    (tmp_path / "works").touch()
+    node.start()
+    with closing(new_netns()) as netns:  # which lives: else the daemon would end the attachments by itself
+        for container in ("c1", "c2"):
+            assert entrypoint(node, "ADD", container, netns.path).returncode == 0
+        freeze(records)
+        assert [entrypoint(node, "DEL", container).returncode for container in ("c1", "c2")] == [0, 0]
+        thaw(records)
+        until(lambda: not list(records.glob("*.json")))

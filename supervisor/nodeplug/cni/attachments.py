@@ -1,14 +1,15 @@
 """Which attachments this daemon has made: one small file each.
 
 Owns: `<run>/attachments/*.json`, written by a temporary file and a rename. The folder is gone after a reboot, as the
-attachments are, so nothing is synced. A DEL without prevResult gets the recorded result, and people can list them.
+attachments are, so nothing is synced. A DEL without prevResult gets the recorded result, people can list them, and what
+a DEL needs is kept for the attachments whose namespace ends without one (`orphans`).
 Refuses: to be the truth (that is the kernel) and to fail a call: a damaged file counts as none, a full disk is logged.
 """
 
 import json
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any, Final
 
 from nodeplug.bounded import read_bounded
 from nodeplug.cni import results
+from nodeplug.cni.nsid import Sighting
 from nodeplug.cni.results import VERSIONS
 from nodeplug.errors import PluginError
 from nodeplug.journal import file_name
@@ -38,6 +40,40 @@ class Key:
 
 
 @dataclass(frozen=True, slots=True)
+class Asked:
+    """How an ADD was asked for, beside its key: with it a DEL can be made that no runtime sends.
+
+    Attributes:
+        version: `cniVersion` of the configuration.
+        config: the plugin object from stdin, without the result of the plugin before.
+        args: CNI_ARGS.
+        path: CNI_PATH.
+    """
+
+    version: str
+    config: Mapping[str, Any]
+    args: Mapping[str, str] = field(default_factory=dict)
+    path: tuple[str, ...] = ()
+
+    def encode(self) -> dict[str, Any]:
+        """Return it as JSON may hold it."""
+        config = {key: value for key, value in self.config.items() if key.lower() != "prevresult"}
+        return {"version": self.version, "config": config, "args": dict(self.args), "path": self.path}
+
+    @classmethod
+    def decode(cls, document: Any) -> "Asked | None":
+        """Read what `encode` returned; None when there is nothing, as in what earlier versions wrote.
+
+        Raises:
+            KeyError, TypeError, ValueError: it is damaged.
+        """
+        if document is None:
+            return None
+        config, args = dict(document["config"]), dict(document["args"])
+        return cls(str(document["version"]), config, args, tuple(document["path"]))
+
+
+@dataclass(frozen=True, slots=True)
 class Attachment:
     """One attachment as ADD left it.
 
@@ -47,6 +83,8 @@ class Attachment:
         result: what ADD answered.
         time: seconds since the epoch.
         host: the caller's host namespace, as device and inode; (0, 0) when that is not known.
+        sighting: which namespace the container's was; None when the kernel does not tell.
+        asked: how ADD was called; None when an earlier version recorded it.
     """
 
     key: Key
@@ -54,6 +92,8 @@ class Attachment:
     result: CniResult
     time: float = field(default_factory=time.time)
     host: tuple[int, int] = (0, 0)
+    sighting: Sighting | None = None
+    asked: Asked | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +103,7 @@ class Attachments:
     folder: Path
 
     def record(self, attachment: Attachment) -> None:
-        """Keep an attachment, over an older one of the same key."""
+        """Keep an attachment, over an older one of the same key; that goes even when this one cannot be kept."""
         key = attachment.key
         document = {
             "claim": key.claim,
@@ -73,6 +113,8 @@ class Attachments:
             "netns": attachment.netns,
             "time": attachment.time,
             "host": list(attachment.host),
+            "sighting": attachment.sighting.encode() if attachment.sighting else None,
+            "asked": attachment.asked.encode() if attachment.asked else None,
             "result": results.encode(attachment.result, VERSIONS[-1]),
         }
         path = self._path(key)
@@ -83,8 +125,7 @@ class Attachments:
             temporary.rename(path)
         except OSError as error:
             LOG.warning("cannot record attachment %s in %s: %s", key, self.folder, error.strerror)
-            with suppress(OSError):
-                temporary.unlink()
+            self.forget(key)
 
     def find(self, key: Key) -> Attachment | None:
         """Return the record of a key, or None."""
@@ -124,6 +165,14 @@ def _load(path: Path) -> Attachment | None:
         key = Key(*(str(document[name]) for name in ("claim", "network", "container_id", "ifname")))
         result = results.decode(document["result"], VERSIONS[-1])
         device, inode = document.get("host", (0, 0))  # earlier versions did not write it
-        return Attachment(key, str(document["netns"]), result, float(document["time"]), (int(device), int(inode)))
+        return Attachment(
+            key,
+            str(document["netns"]),
+            result,
+            float(document["time"]),
+            (int(device), int(inode)),
+            Sighting.decode(document.get("sighting")),
+            Asked.decode(document.get("asked")),
+        )
     except (OSError, ValueError, KeyError, TypeError, RecursionError, PluginError):
         return None

@@ -1,4 +1,4 @@
-"""The namespaces of a call that came without descriptors: a DEL from the spool.
+"""The namespaces of a call that came without descriptors: a DEL from the spool, or one that the daemon itself makes.
 
 Owns: the rule where such a DEL runs. The entrypoint passes its own network namespace as a descriptor, which no file can
 keep, so ADD's is recorded with the attachment, as device and inode, and looked for again: among the processes and the
@@ -37,7 +37,7 @@ def reopen(frame: Frame, host: Identity = UNKNOWN) -> tuple[Netns, ...]:
     Returns:
         The host namespace, and the container's if it is still there.
     """
-    outside = _host(host)
+    outside = host_or_own(host)
     path = frame.env.get("CNI_NETNS", "")
     inside = _open(path)
     if inside is None:
@@ -48,19 +48,27 @@ def reopen(frame: Frame, host: Identity = UNKNOWN) -> tuple[Netns, ...]:
     return outside, inside
 
 
-def _host(wanted: Identity) -> Netns:
+def find_host(wanted: Identity) -> Netns | None:
+    """Open the host namespace of an ADD; None when it is gone. The daemon's own one is that of an unknown ADD."""
     own = Netns.current()
     if wanted in {UNKNOWN, own.identity}:
         return own
+    own.close()
     for path in _candidates(wanted[1]):
         found = _open(path)
         if found is not None and found.identity == wanted:
-            own.close()
             return found
         if found is not None:
             found.close()
-    LOG.info("a DEL runs in the daemon's network namespace: that of its ADD, inode %d, is gone", wanted[1])
-    return own
+    return None
+
+
+def host_or_own(wanted: Identity) -> Netns:
+    """Open the host namespace of an ADD, or the daemon's own one."""
+    found = find_host(wanted)
+    if found is None:
+        LOG.info("a DEL runs in the daemon's network namespace: that of its ADD, inode %d, is gone", wanted[1])
+    return found or Netns.current()
 
 
 def _candidates(inode: int) -> Iterator[str]:

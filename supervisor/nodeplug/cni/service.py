@@ -15,16 +15,19 @@ from typing import Any, Final
 from nodeplug.call import Call, caller_is_gone
 from nodeplug.cni import codec
 from nodeplug.cni.admission import Admission
-from nodeplug.cni.attachments import Attachment, Attachments, Key
+from nodeplug.cni.attachments import Asked, Attachment, Attachments, Key
 from nodeplug.cni.delegate import HOOK_OF, VERB_OF
 from nodeplug.cni.namespaces import UNKNOWN, Identity, reopen
+from nodeplug.cni.nsid import Sighting, sight
+from nodeplug.cni.orphans import Orphans
+from nodeplug.cni.records import Records
 from nodeplug.cni.spool import Spool
 from nodeplug.errors import NotReady, PluginError, TryAgain
 from nodeplug.frame import Frame, Reply
 from nodeplug.netns import Netns
 from nodeplug.offloop import Lane, Unanswered
 from nodeplug.registry import Registry, Route
-from nodeplug.runner import Runner, close_all
+from nodeplug.runner import Hook, Runner, close_all
 from nodeplug.values import CniAdd, CniAttachmentRequest, CniDel, CniGc, CniRequest, CniStatus
 
 LOG: Final = logging.getLogger(__name__)
@@ -55,6 +58,7 @@ class CniService:
         attachments: what has been made.
         spool: DELs that came while the daemon was away.
         admission: how many calls run at once.
+        orphans: ends what nobody else does.
     """
 
     registry: Registry
@@ -63,10 +67,13 @@ class CniService:
     spool: Spool
     admission: Admission = field(default_factory=Admission)
     _unready: dict[str, tuple[str, str]] = field(default_factory=dict)
-    _records: Lane = field(default_factory=lambda: Lane("the folder of attachment records"))
+    orphans: Orphans = field(init=False)
+    _records: Records = field(init=False)
     _lookups: Lane = field(default_factory=lambda: Lane("the lookup of namespaces", 10.0))
 
     def __post_init__(self) -> None:
+        self._records = Records(self.attachments)
+        self.orphans = Orphans(self.registry, self.runner, self._records, self.admission)
         self.spool.is_served = lambda name: any(route.claim.name == name for route in self.registry.routes("cni"))
 
     async def handle(self, frame: Frame, namespaces: tuple[Netns, ...]) -> Reply:
@@ -125,7 +132,12 @@ class CniService:
             return await self._status(request, owned, call)
         route = self.registry.route("cni", frame.name)
         if isinstance(request, CniAdd):
-            await self.spool.settle(_key(request), self.replay)
+            with self._records.adding(_key(request)):
+                await self.spool.settle(_key(request), self.replay)
+                return await self._admitted(route, request, owned, call)
+        return await self._admitted(route, request, owned, call)
+
+    async def _admitted(self, route: Route, request: CniRequest, owned: _Owned, call: Call) -> bytes:
         async with self.admission.enter(call.verb, request.network, request.claim):
             if isinstance(request, CniAdd) and caller_is_gone():
                 # Its DEL may be done already, from the spool: what is made now would stay for ever.
@@ -135,22 +147,12 @@ class CniService:
     async def _host_of(self, frame: Frame) -> Identity:
         """Return the host namespace in which ADD made the attachment that a frame without descriptors is about."""
         try:
-            recorded = await self._find(Key(frame.name, *codec.attachment_of(frame)))
+            recorded = await self._records.find(Key(frame.name, *codec.attachment_of(frame)))
         except Unanswered:  # in the wrong namespace it would find nothing, and be done
             raise
         except (KeyError, PluginError):  # `decode` says it better
             return UNKNOWN
         return UNKNOWN if recorded is None else recorded.host
-
-    async def _find(self, key: Key) -> Attachment | None:
-        return await self._records.run(lambda: self.attachments.find(key))
-
-    async def _write(self, key: Key, work: Callable[[], None]) -> None:
-        """Bring the records up to date. They are not the truth: a disk that does not answer fails no call."""
-        try:
-            await self._records.run(work)
-        except Unanswered as error:
-            LOG.warning("the record of attachment %s is not up to date: %s", key, error)
 
     async def _status(self, request: CniStatus, owned: _Owned, call: Call) -> bytes:
         """STATUS waits for other STATUS alone, and says every passing condition as 50: runtimes know no other code.
@@ -172,30 +174,50 @@ class CniService:
     async def _run(self, route: Route, request: CniRequest, owned: _Owned, call: Call) -> bytes:
         hook = HOOK_OF[VERB_OF[type(request)]]
         call.key = str(_key(request)) if isinstance(request, CniAttachmentRequest) else f"{request.network} {call.verb}"
+        if isinstance(request, CniAdd):
+            return await self._add(route, request, owned, call)
         if isinstance(request, CniDel) and request.prev_result is None:
             with suppress(Unanswered):
-                recorded = await self._find(_key(request))
+                recorded = await self._records.find(_key(request))
                 request = request if recorded is None else replace(request, prev_result=recorded.result)
-        host = request.host_netns.identity  # the descriptor is closed when the hook has ended
-        result = await self._hook(route, hook, request, owned, call) if hook in route.hooks else None
-        if isinstance(request, CniAdd):
-            return await self._added(request, result, host)
+        if hook in route.hooks:
+            await self._hook(route, hook, request, owned, call)
         if isinstance(request, CniDel):
-            key = _key(request)
-            await self._write(key, lambda: self.attachments.forget(key))
+            await self._records.forget(_key(request))
         if isinstance(request, CniGc) and request.valid is not None:
             claim, network, valid = request.claim, request.network, request.valid
-            every = Key(claim, network, "*", "*")
-            await self._write(every, lambda: self.attachments.forget_invalid(claim, network, valid))
+            await self._records.collect(lambda: self.attachments.forget_invalid(claim, network, valid))
         return b""
 
-    async def _hook(self, route: Route, hook: str, request: CniRequest, owned: _Owned, call: Call) -> Any:
+    async def _hook(
+        self,
+        route: Route,
+        hook: str,
+        request: CniRequest,
+        owned: _Owned,
+        call: Call,
+        around: Callable[[Hook], Hook] = lambda hook: hook,
+    ) -> Any:
         taken = owned.hand_over()
         return await self.runner.call(
-            route, hook, call, {"request": request}, enter=request.host_netns, done=taken.close
+            route, hook, call, {"request": request}, enter=request.host_netns, done=taken.close, around=around
         )
 
-    async def _added(self, request: CniAdd, result: Any, host: Identity) -> bytes:
+    async def _add(self, route: Route, request: CniAdd, owned: _Owned, call: Call) -> bytes:
+        host = request.host_netns.identity  # the descriptor is closed when the hook has ended
+        seen: list[Sighting | None] = [None]
+
+        def around(hook: Hook) -> Hook:
+            def add(**arguments: Any) -> Any:
+                seen[0] = sight(request.netns)
+                return hook(**arguments)
+
+            return add
+
+        result = await self._hook(route, "cni_add", request, owned, call, around) if "cni_add" in route.hooks else None
+        return await self._added(request, result, host, seen[0])
+
+    async def _added(self, request: CniAdd, result: Any, host: Identity, sighting: Sighting | None) -> bytes:
         try:
             stdout = codec.encode_result(result, request.version)
         except (AttributeError, TypeError, ValueError) as error:
@@ -203,8 +225,9 @@ class CniService:
                 f"plugin {request.claim!r} returned a CniResult that is no CNI result: {error}; "
                 "its addresses must be ipaddress values and its numbers int"
             ) from error
-        made = Attachment(_key(request), request.netns.path, result, host=host)
-        await self._write(made.key, lambda: self.attachments.record(made))
+        asked = Asked(request.version, request.config, request.args, request.path)
+        made = Attachment(_key(request), request.netns.path, result, host=host, sighting=sighting, asked=asked)
+        await self._records.keep(made)
         return stdout
 
 

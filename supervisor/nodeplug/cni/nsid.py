@@ -1,0 +1,172 @@
+"""Whether a network namespace still exists, asked of the kernel.
+
+Owns: two facts that tell namespaces apart for as long as a boot lasts. One is the id that a host's namespace has for a
+container's (rtnetlink, RTM_GETNSID): the kernel takes it back when it destroys the container's namespace, and not
+before, whoever held that last: a process, a mount in any mount namespace, a descriptor, a socket. The other is the
+cookie of a namespace (SO_NETNS_COOKIE, Linux 5.14), which is never given twice. An id is given anew at once, and so is
+an inode number: only with the cookie does either say *which* namespace it is.
+Refuses: paths, mounts and processes, of which this process may see none or others than a runtime does; to guess where
+the kernel does not tell; and the event loop.
+"""
+
+import errno
+import os
+import socket
+import struct
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Final
+
+from nodeplug.journal import read_boot_id
+from nodeplug.netns import Netns
+
+_SO_NETNS_COOKIE: Final = 71
+_COOKIE: Final = struct.Struct("=Q")
+_HEADER: Final = struct.Struct("=IHHII")
+_ATTRIBUTE: Final = struct.Struct("=HHi")
+_FAMILY: Final = bytes(4)
+_ERROR: Final = 2
+_REQUEST, _ACK = 1, 4
+_NEW, _GET = 88, 90
+_NSID, _FD = 1, 3
+_ANY: Final = -1
+"""Asked for: give one. Answered: there is none yet (NETNSA_NSID_NOT_ASSIGNED)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """What the kernel told of a container's namespace while it was there.
+
+    Attributes:
+        host: the cookie of the host's namespace, which has the id.
+        cookie: of the container's namespace.
+        nsid: the id that the former has for the latter.
+        moment: CLOCK_MONOTONIC in seconds when the latter surely had the id.
+        boot_id: of the boot; all of the above means nothing in another one.
+    """
+
+    host: int
+    cookie: int
+    nsid: int
+    moment: float
+    boot_id: str
+
+    def encode(self) -> list[Any]:
+        """Return it as JSON may hold it."""
+        return [self.host, self.cookie, self.nsid, self.moment, self.boot_id]
+
+    @classmethod
+    def decode(cls, document: Any) -> "Sighting | None":
+        """Read what `encode` returned; None when it is nothing of that kind.
+
+        Raises:
+            TypeError, ValueError: it is damaged.
+        """
+        if document is None:
+            return None
+        host, cookie, nsid, moment, boot_id = document
+        return cls(int(host), int(cookie), int(nsid), float(moment), str(boot_id))
+
+
+@cache
+def boot_id() -> str:
+    """Return the id of this boot."""
+    return read_boot_id()
+
+
+def sight(netns: Netns) -> Sighting | None:
+    """Note which namespace this is, in a thread that is in the host's; a missing id is given.
+
+    Returns:
+        None where the kernel does not tell: it is older than 5.14, or the thread may not ask.
+    """
+    try:
+        with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE) as peer:
+            nsid = _id_of(peer, netns.fd)
+            host = _cookie(peer)
+        with netns.entered(), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as inside:
+            cookie = _cookie(inside)
+        return Sighting(host, cookie, nsid, time.monotonic(), boot_id())
+    except OSError:
+        return None
+
+
+def gone(sightings: Iterable[Sighting]) -> set[Sighting]:
+    """Return those whose namespace does not exist any more, of all that are known of one host's namespace.
+
+    The calling thread is in that namespace, and each sighting is older than the call. What is not certain is not gone,
+    nor is what another host's namespace or another boot saw: ask there.
+
+    Raises:
+        OSError: the kernel does not tell.
+    """
+    here = boot_id()
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE) as peer:
+        host = _cookie(peer)
+        mine = {one for one in sightings if (one.host, one.boot_id) == (host, here)}
+        newest = {one.nsid: one for one in sorted(mine, key=lambda one: one.moment)}
+        free = {nsid for nsid in newest if not _is_given(peer, nsid)}
+    return {one for one in mine if _ended(one, newest, free)}
+
+
+def _ended(one: Sighting, newest: Mapping[int, Sighting], free: set[int]) -> bool:
+    """Whether the id has no namespace, or was seen on another one since."""
+    return one.nsid in free or newest[one.nsid].cookie != one.cookie
+
+
+def _cookie(peer: socket.socket) -> int:
+    found: int = _COOKIE.unpack(peer.getsockopt(socket.SOL_SOCKET, _SO_NETNS_COOKIE, _COOKIE.size))[0]
+    return found
+
+
+def _id_of(peer: socket.socket, fd: int) -> int:
+    nsid = _ask(peer, _GET, _REQUEST, (_FD, fd))
+    if nsid != _ANY:
+        return nsid
+    with suppress(FileExistsError):  # somebody else was quicker
+        _ask(peer, _NEW, _REQUEST | _ACK, (_NSID, _ANY), (_FD, fd))
+    return _ask(peer, _GET, _REQUEST, (_FD, fd))
+
+
+def _is_given(peer: socket.socket, nsid: int) -> bool:
+    """Ask for one id: in a dump of many, entries can be missed while others are removed."""
+    try:
+        _ask(peer, _GET, _REQUEST, (_NSID, nsid))
+    except OSError as error:
+        if error.errno != errno.ENOENT:
+            raise
+        return False
+    return True
+
+
+def _ask(peer: socket.socket, kind: int, flags: int, *attributes: tuple[int, int]) -> int:
+    """Send one request; the answer is the id in it, or 0 for a mere acknowledgement.
+
+    Raises:
+        OSError: the kernel refuses, or answers otherwise.
+    """
+    body = _FAMILY + b"".join(_ATTRIBUTE.pack(_ATTRIBUTE.size, name, value) for name, value in attributes)
+    peer.send(_HEADER.pack(_HEADER.size + len(body), kind, flags, 1, 0) + body)
+    answer = peer.recv(1 << 16)
+    try:
+        answered = _HEADER.unpack_from(answer)[1]
+        if answered == _ERROR:
+            code = -struct.unpack_from("=i", answer, _HEADER.size)[0]
+            if code:
+                raise OSError(code, os.strerror(code))
+            return 0
+        return _nsid_in(answer[_HEADER.size + len(_FAMILY) :])
+    except struct.error as error:
+        raise OSError(errno.EBADMSG, f"rtnetlink answered {len(answer)} bytes that are no id: {error}") from None
+
+
+def _nsid_in(attributes: bytes) -> int:
+    while attributes:
+        size, name, value = _ATTRIBUTE.unpack_from(attributes)
+        if name == _NSID:
+            return int(value)
+        attributes = attributes[max(size + 3 & ~3, _ATTRIBUTE.size) :]
+    raise OSError(errno.EBADMSG, "rtnetlink answered without an id")

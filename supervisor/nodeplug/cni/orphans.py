@@ -1,0 +1,205 @@
+"""Attachments whose container is gone, and whose DEL nobody sends.
+
+Owns: finding them by the recorded namespace, which the kernel has destroyed (`nsid`), and ending each through the DEL
+of its plugin, without a namespace, as the specification allows. containerd 2.x makes them: when one network of a pod
+fails, it removes the namespace and lets the runtime's next try begin with another one, without a DEL for the networks
+that did not fail.
+Refuses: to touch what may still live. A namespace that the kernel does not say is destroyed lives, whatever its path
+shows here; an attachment that is being made anew is its ADD's; a DEL that fails is tried again, less and less often.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any, Final
+
+from nodeplug.call import Call
+from nodeplug.cni.admission import Admission
+from nodeplug.cni.attachments import Asked, Attachment, Key
+from nodeplug.cni.namespaces import UNKNOWN, Identity, find_host, host_or_own
+from nodeplug.cni.nsid import boot_id, gone
+from nodeplug.cni.records import Records
+from nodeplug.errors import PluginError
+from nodeplug.netns import Netns
+from nodeplug.offloop import Lane, Unanswered
+from nodeplug.registry import Registry
+from nodeplug.runner import Hook, Runner
+from nodeplug.values import CniDel
+
+LOG: Final = logging.getLogger(__name__)
+_LAST_RETRY: Final = 300.0
+
+
+@dataclass(slots=True)
+class Orphans:
+    """Ends attachments that nobody else does. Used from the event loop alone.
+
+    Attributes:
+        registry: who serves which claim.
+        runner: calls hooks.
+        records: what has been made.
+        admission: how many calls run at once.
+        poll: seconds between two looks.
+        retry: seconds after which a DEL that failed is tried again at first; twice as many each time.
+    """
+
+    registry: Registry
+    runner: Runner
+    records: Records
+    admission: Admission
+    poll: float = 10.0
+    retry: float = 10.0
+    _failures: dict[Key, tuple[int, float]] = field(default_factory=dict)
+    _lane: Lane = field(default_factory=lambda: Lane("the look for attachments without a namespace", 10.0))
+    _lookups: Lane = field(default_factory=lambda: Lane("the lookup of a host's namespace", 10.0))
+
+    async def run(self) -> None:
+        """Look now and again until cancelled: a task of the daemon."""
+        while True:
+            try:
+                await self.look()
+            except Unanswered as error:
+                LOG.debug("attachments without a namespace are not looked for: %s", error)
+            except Exception:
+                LOG.exception("the look for attachments without a namespace failed; it is repeated")
+            await asyncio.sleep(self.poll)
+
+    async def look(self) -> None:
+        """Find what there is, and end what is due, the newest first: a chain of plugins ends as DEL would.
+
+        Raises:
+            Unanswered: the disk of the records does not answer.
+        """
+        found = await self._lane.run(lambda: _orphans(self.records.attachments.list()))
+        keys = {orphan.key for orphan in found}
+        self._failures = {key: failure for key, failure in self._failures.items() if key in keys}
+        for orphan in found:
+            if self._failures.get(orphan.key, (0, 0.0))[1] <= time.monotonic():
+                await self._end(orphan)
+
+    async def _end(self, orphan: Attachment) -> None:
+        key = orphan.key
+        call = Call("DEL", f"cni:{key.claim}", key=str(key), whole=True)
+        try:
+            ended = await self._delete(orphan, call)
+        except PluginError as error:
+            self.runner.finished(call, error)
+            self._postpone(key, call, error)
+            return
+        self._failures.pop(key, None)
+        if ended:
+            self.runner.finished(call, None)
+            LOG.info("ended attachment %s: its network namespace is gone, and no DEL came", key)
+
+    async def _delete(self, orphan: Attachment, call: Call) -> bool:
+        """Run the DEL of one attachment; tell whether it was still one without a namespace."""
+        key, asked = orphan.key, orphan.asked
+        route = self.registry.route("cni", key.claim)
+        if asked is None:
+            return False
+        if "cni_del" not in route.hooks:
+            await self.records.forget(key)
+            return True
+        async with self.admission.enter(call.verb, key.network, key.claim):
+            known = UNKNOWN if _is_of_earlier_boot(orphan) else orphan.host
+            host = await self._lookups.run(lambda: host_or_own(known), late=Netns.close)
+            once = _Once(self.records, orphan)
+            await self.runner.call(
+                route,
+                "cni_del",
+                call,
+                {"request": _deletion(orphan, asked, host)},
+                enter=host,
+                done=host.close,
+                around=once.around,
+            )
+        return once.ended
+
+    def _postpone(self, key: Key, call: Call, error: PluginError) -> None:
+        failures = self._failures.get(key, (0, 0.0))[0] + 1
+        delay = min(self.retry * 2 ** (failures - 1), _LAST_RETRY)
+        self._failures[key] = failures, time.monotonic() + delay
+        LOG.warning(
+            "cannot end attachment %s, whose network namespace is gone (request %s): %s; next try in %g s",
+            key,
+            call.id,
+            error,
+            delay,
+        )
+
+
+@dataclass(slots=True)
+class _Once:
+    """The DEL of one orphan, in the thread of its call: no other call of the attachment runs meanwhile.
+
+    Attributes:
+        ended: whether there was one to end. A record that an ADD has replaced, or is about to, is of another one.
+    """
+
+    records: Records
+    orphan: Attachment
+    ended: bool = False
+
+    def around(self, hook: Hook) -> Hook:
+        def delete(**arguments: Any) -> None:
+            key, attachments = self.orphan.key, self.records.attachments
+            if self.records.is_unsettled(key) or attachments.find(key) != self.orphan:
+                return
+            hook(**arguments)
+            attachments.forget(key)
+            self.ended = True
+
+        return delete
+
+
+def _orphans(attachments: Iterable[Attachment]) -> list[Attachment]:
+    """Return those whose namespace is gone, the newest first."""
+    known = [one for one in attachments if one.sighting is not None and one.asked is not None]
+    found = [one for one in known if _is_of_earlier_boot(one)]
+    for host, group in groupby(sorted(known, key=_host_of), key=_host_of):
+        found += _of_host(host, list(group))
+    return sorted(found, key=lambda one: one.time, reverse=True)
+
+
+def _is_of_earlier_boot(attachment: Attachment) -> bool:
+    return attachment.sighting is not None and attachment.sighting.boot_id != boot_id()
+
+
+def _host_of(attachment: Attachment) -> Identity:
+    return attachment.host
+
+
+def _of_host(identity: Identity, group: list[Attachment]) -> list[Attachment]:
+    """Return those of the attachments of one host namespace whose own is gone."""
+    host = find_host(identity)
+    if host is None:
+        return []
+    try:
+        with host.entered():
+            ended = gone(one.sighting for one in group if one.sighting is not None)
+    except OSError as error:
+        LOG.debug("the kernel does not tell whether namespaces exist: %s", error)
+        return []
+    finally:
+        host.close()
+    return [one for one in group if one.sighting in ended]
+
+
+def _deletion(orphan: Attachment, asked: Asked, host: Netns) -> CniDel:
+    key = orphan.key
+    return CniDel(
+        claim=key.claim,
+        network=key.network,
+        version=asked.version,
+        config=asked.config,
+        path=asked.path,
+        host_netns=host,
+        container_id=key.container_id,
+        ifname=key.ifname,
+        args=asked.args,
+        prev_result=orphan.result,
+        netns=None,
+    )

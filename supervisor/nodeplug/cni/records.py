@@ -1,0 +1,98 @@
+"""The records of attachments, seen from the event loop.
+
+Owns: the lane on which they are read and written, what could not be written while their disk did not answer (it is as
+soon as it does), and for which attachments the record cannot be believed meanwhile.
+Refuses: files (`attachments` knows those) and to fail a call: records are not the truth.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Final
+
+from nodeplug.cni.attachments import Attachment, Attachments, Key
+from nodeplug.offloop import Lane, Unanswered
+
+LOG: Final = logging.getLogger(__name__)
+_AGAIN: Final = 0.5
+"""Seconds between two looks at whether the disk answers again."""
+
+
+@dataclass(slots=True)
+class Records:
+    """The records of one folder. Used from the event loop alone, but for `is_unsettled`.
+
+    Attributes:
+        attachments: the files.
+    """
+
+    attachments: Attachments
+    _lane: Lane = field(default_factory=lambda: Lane("the folder of attachment records"))
+    _adding: Counter[Key] = field(default_factory=Counter)
+    _late: dict[Key, Callable[[], None]] = field(default_factory=dict)
+    _catching_up: asyncio.Task[None] | None = None
+
+    async def find(self, key: Key) -> Attachment | None:
+        """Return the record of a key, or None.
+
+        Raises:
+            Unanswered: the disk does not answer.
+        """
+        return await self._lane.run(lambda: self.attachments.find(key))
+
+    async def keep(self, attachment: Attachment) -> None:
+        """Record an attachment; later, when the disk does not answer now."""
+        await self._write(attachment.key, lambda: self.attachments.record(attachment))
+
+    async def forget(self, key: Key) -> None:
+        """Remove the record of a key; later, when the disk does not answer now."""
+        await self._write(key, lambda: self.attachments.forget(key))
+
+    async def collect(self, work: Callable[[], None]) -> None:
+        """Remove what a GC has declared invalid, unless the disk does not answer: the next GC says it again."""
+        try:
+            await self._lane.run(work)
+        except Unanswered as error:
+            LOG.warning("GC has removed no record of an attachment: %s", error)
+
+    @contextmanager
+    def adding(self, key: Key) -> Iterator[None]:
+        """Say that an ADD is under way, until its record is written."""
+        self._adding[key] += 1
+        try:
+            yield
+        finally:
+            self._adding[key] -= 1
+            self._adding = +self._adding
+
+    def is_unsettled(self, key: Key) -> bool:
+        """Whether the record of a key may be older than the attachment. Any thread may ask."""
+        return key in self._adding or key in self._late
+
+    async def _write(self, key: Key, work: Callable[[], None]) -> None:
+        self._late.pop(key, None)  # what comes now is newer
+        try:
+            await self._lane.run(work)
+        except Unanswered as error:
+            LOG.warning("the record of attachment %s is brought up to date later: %s", key, error)
+            self._late[key] = work
+            if self._catching_up is None:
+                self._catching_up = asyncio.create_task(self._catch_up(), name="late records of attachments")
+
+    async def _catch_up(self) -> None:
+        """Write what is late, as soon as the disk answers; work that it held meanwhile may be done twice."""
+        while self._late:
+            await asyncio.sleep(_AGAIN)
+            for key, work in [] if self._lane.stuck else list(self._late.items()):
+                with suppress(Unanswered):
+                    if self._late.get(key) is work:
+                        await self._lane.run(work)
+                        self._done(key, work)
+        self._catching_up = None
+
+    def _done(self, key: Key, work: Callable[[], None]) -> None:
+        if self._late.get(key) is work:
+            del self._late[key]
