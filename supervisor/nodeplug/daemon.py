@@ -11,7 +11,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -47,6 +47,7 @@ from nodeplug.observe.metrics import Metrics
 from nodeplug.observe.observer import Observer
 from nodeplug.observe.plugin_metrics import PluginMetrics
 from nodeplug.offloop import Lane
+from nodeplug.own_folders import OwnFolders
 from nodeplug.registry import Registry
 from nodeplug.reload import Reloader
 from nodeplug.reports import Reports
@@ -67,7 +68,6 @@ RETRY_INTERVAL: Final = 0.5
 SAMPLE_INTERVAL: Final = 1.0
 LIVELINESS: Final = 30.0
 """Seconds without a look at the daemon's own state after which /healthz says so."""
-_PRIVATE: Final = 0o700
 
 
 def serve(config_path: Path, root: Path | None = None) -> int:
@@ -97,7 +97,8 @@ class Daemon:
         self._paths = configuration.supervisor.paths
         self._boot_id = read_boot_id()
         self._disk = StateDisk(self._paths.state)
-        self._disk_lane = Lane(f"the state folder {self._paths.state}")
+        self._folders = OwnFolders(self._paths)
+        self._reprobing = Lane(f"the folder of volume drivers {self._paths.flexvolume}")
         self._look_lanes = {
             "attachments": Lane(f"the folder {self._paths.attachments}"),
             "volumes": Lane(f"the state folder {self._paths.state}"),
@@ -155,10 +156,7 @@ class Daemon:
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._stop.set)
         self._loop.add_signal_handler(signal.SIGHUP, self._reloader.ask)
-        _make_folder(self._paths.run)
-        _make_folder(self._paths.state)
-        _make_folder(self._paths.spool)
-        self._spool.prepare()
+        await self._folders.make(self._spool.prepare)
         self._disk.watch()
         handlers = {"cni": self._cni.handle, "flex": self._flex.handle, "control": self._control}
         server = ExecServer(self._paths.exec_socket, handlers)
@@ -198,7 +196,7 @@ class Daemon:
             "watchdog": notify.keep_alive(),
             "exec socket": server.serve(),
             "keep the exec socket": server.keep_listening(),
-            "keep the folders": _every(SAMPLE_INTERVAL, self._keep_folders),
+            "keep the folders": _every(SAMPLE_INTERVAL, lambda: self._folders.keep(self._lifecycle.states)),
             "spool": self._cni.run_spool(),
             "orphans": self._cni.orphans.run(),
             "podresources": self._podresources.run(),
@@ -248,7 +246,10 @@ class Daemon:
         installing = group.create_task(self._keeper.install(), name="first installation")
         await until(installing, self._stop, START_PATIENCE)  # a compiler may hang
         drivers = [route.claim.name for route in self._registry.routes("volume")]
-        await asyncio.to_thread(reprobe, self._paths.flexvolume, drivers)
+        try:
+            await self._reprobing.run(lambda: reprobe(self._paths.flexvolume, drivers))
+        except TryAgain as error:
+            LOG.warning("kubelet probes the volume drivers later: %s", error)
         return replay, installing
 
     def _ready(self) -> None:
@@ -262,9 +263,7 @@ class Daemon:
         return Journal(self._paths.journal / file_name(name), self._boot_id, self._disk.removals)
 
     def _make_host(self, name: str) -> Host:
-        state, run = self._folders(name)
-        _make_folder(state)
-        _make_folder(run)
+        state, run = self._folders.make_for(name)
         log = logging.LoggerAdapter(logging.getLogger(f"nodeplug.plugin.{name}"), {"plugin": name})
         return Host(
             plugin=name,
@@ -278,16 +277,6 @@ class Daemon:
             _delegate=self._delegation,
             _holders=self._podresources.holdings,
         )
-
-    def _folders(self, name: str) -> tuple[Path, Path]:
-        state, run = (folder / "plugins" / file_name(name) for folder in (self._paths.state, self._paths.run))
-        return state, run
-
-    async def _keep_folders(self) -> None:
-        """Make the plugins' folders again when somebody has removed them: they were promised to exist."""
-        folders = [folder for name in self._lifecycle.states for folder in self._folders(name)]
-        with suppress(TryAgain):  # the disk is frozen, and says so itself (`StateDisk`)
-            await self._disk_lane.run(lambda: _make_folders(folders))
 
     def _refresh(self, resource: ResourceName) -> None:
         """Pass a request for a new listing from a plugin's thread to the loop."""
@@ -375,19 +364,6 @@ class Daemon:
     def _liveness(self) -> str:
         silent = time.monotonic() - self._beat
         return f"the daemon has not looked at its own state for {silent:.0f} s" if silent > LIVELINESS else ""
-
-
-def _make_folders(folders: Iterable[Path]) -> None:
-    for folder in folders:
-        with suppress(PluginError):  # a plugin that writes there gets the error, and says it better
-            _make_folder(folder)
-
-
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(mode=_PRIVATE, parents=True, exist_ok=True)
-    except OSError as error:
-        raise PluginError(f"cannot make the folder {folder}: {error.strerror}; make its parent writable") from error
 
 
 async def _every(seconds: float, step: Callable[[], Awaitable[object]]) -> None:

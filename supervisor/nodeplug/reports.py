@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from nodeplug.aside import aside
 from nodeplug.call import Call
 from nodeplug.errors import NotFound, NotReady, NotSupported, PluginError
 from nodeplug.observe.plugin_metrics import plain
@@ -89,7 +90,7 @@ class Reports:
         self._answers = {name: answer for name, answer in self._answers.items() if name in asked}
         given = {name: metrics for name, (metrics, _) in self._answers.items()}
         # In a thread of its own: thousands of samples are judged there, and what they hold is plain by now.
-        left_out = await asyncio.to_thread(self.export, given)
+        left_out = await aside(lambda: self.export(given), "export of metrics")
         faults = frozenset([*(text for _, text in self._answers.values() if text), *left_out])
         for text in sorted(faults - self._faults):
             LOG.warning("not exported: %s", text)

@@ -178,6 +178,8 @@ def _summary(answer: Mapping[str, Any]) -> Iterable[RenderableType]:
     kind, reason = (answer.get("entrypoints", {}).get(key, "") for key in ("kind", "reason"))
     if kind:
         yield Paragraph([(f"entrypoints: {kind}{reason and f' ({reason})'}", "")], 2)
+    for what, why in answer.get("unknown", {}).items():
+        yield Paragraph([(f"{what} are not shown, for they are not known: {why}", "yellow")], 2)
     if answer["spool"]:
         yield Paragraph([(f"{answer['spool']} deferred DELs wait to be replayed", "yellow")], 2)
     for claim, count in Counter(one["claim"] for one in answer.get("stranded", ())).items():

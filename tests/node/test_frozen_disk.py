@@ -28,7 +28,7 @@ class Net:
 
     @hookimpl
     def device_list(self):
-        return [Device(DeviceId("one"), grant=Grant(env={"THING": "one"}))]
+        return [Device(DeviceId(name), grant=Grant(env={"THING": name})) for name in ("one", "two")]
 
     @hookimpl
     def cni_add(self, request):
@@ -119,6 +119,32 @@ def thaw(disk: Path) -> None:
     subprocess.run(["fsfreeze", "-u", disk], check=True)
 
 
+def test_a_daemon_starts_and_serves_on_a_frozen_state_folder(node: ScratchNode, disk: Path) -> None:
+    node.kill()
+    freeze(disk)
+    node.start()
+    assert entrypoint(node, "STATUS").returncode == 0
+    thaw(disk)
+    until(lambda: bool(node.status()["ready"]))
+
+
+def test_a_daemon_starts_and_serves_beside_a_frozen_folder_of_volume_drivers(
+    make_disk: Callable[[str], Path], node: ScratchNode
+) -> None:
+    node.kill()
+    drivers = make_disk(str(node.paths.flexvolume.relative_to(node.root)))
+    node.configure('[plugins.net]\nuses = "net:Net"\n[plugins.tmpfs]\n')
+    node.start()
+    assert list(drivers.glob("*/tmpfs"))
+    node.kill()
+    freeze(drivers)
+    try:
+        node.start()
+        assert entrypoint(node, "STATUS").returncode == 0
+    finally:
+        thaw(drivers)
+
+
 def test_control_and_status_are_answered_while_the_disk_of_the_state_folder_is_frozen(
     node: ScratchNode, disk: Path
 ) -> None:
@@ -149,7 +175,13 @@ def test_a_deferred_del_that_cannot_be_removed_from_a_frozen_disk_holds_up_nobod
     assert entrypoint(node, "ADD", "c1").returncode == 0
 
 
-def test_devices_are_allocated_while_the_disk_of_the_state_folder_is_frozen(
+def confirmed(node: ScratchNode) -> int:
+    """Return how many devices are known to be held."""
+    (resource,) = node.status()["resources"]
+    return int(resource["allocated"] - resource["unconfirmed"])
+
+
+def test_devices_are_allocated_and_their_holders_known_while_the_disk_of_the_state_folder_is_frozen(
     disk: Path, short_path: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "net.py").write_text(PLUGIN)
@@ -159,10 +191,12 @@ def test_devices_are_allocated_while_the_disk_of_the_state_folder_is_frozen(
     with BlockingKubelet(node.root / "var" / "lib" / "kubelet") as kubelet:
         try:
             node.start()
-            kubelet.until_allocatable("example.com/thing", 1)
+            kubelet.until_allocatable("example.com/thing", 2)
             freeze(disk)
             until(lambda: "state folder" in node.status()["reasons"])
-            kubelet.admit("pod", {"example.com/thing": 1})
+            for count, pod in enumerate(("first", "second"), 1):
+                kubelet.admit(pod, {"example.com/thing": 1})
+                until(lambda: confirmed(node) == count)  # noqa: B023  it is asked in this very turn
         finally:
             subprocess.run(["fsfreeze", "-u", disk], capture_output=True, check=False)
             node.kill()

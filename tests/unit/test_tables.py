@@ -55,6 +55,12 @@ def test_status_that_is_not_ready_says_why() -> None:
     assert "3 deferred DELs" in shown
 
 
+def test_status_says_what_is_not_known() -> None:
+    unknown = {"attachments": "the folder /run/nodeplug/attachments does not answer since 3 s"}
+    shown = text(tables.status({**ANSWER, "unknown": unknown}, 0))
+    assert "attachments are not shown, for they are not known: the folder /run/nodeplug/attachments does not" in shown
+
+
 def test_quarantine_shows_in_place_of_the_state() -> None:
     shown = text(tables.plugins([{**PLUGIN, "quarantined": True}]))
     assert "quarantined" in shown

@@ -77,7 +77,7 @@ class Spool:
     _lane: Lane = field(default_factory=lambda: Lane("the folder of deferred DELs"))
 
     def prepare(self) -> None:
-        """Make the folder, and note which DELs are of an earlier boot. Before the loop has anything else to do.
+        """Make the folder, and note which DELs are of an earlier boot. Before anything else, beside the loop.
 
         Raises:
             OSError: it cannot be made.

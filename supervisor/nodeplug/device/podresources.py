@@ -28,6 +28,7 @@ from nodeplug.device.checkpoint import LedgerEntry, Unlisted, read_ledger
 from nodeplug.device.holders import Holder, Holdings, by_resource, joined
 from nodeplug.errors import NotReady, PluginError, TryAgain
 from nodeplug.journal import write_durably
+from nodeplug.offloop import Lane, Unanswered
 from nodeplug.pb import podresources_v1_pb2 as pb
 from nodeplug.pb import podresources_v1_pb2_grpc as pb_grpc
 from nodeplug.registry import Route
@@ -56,6 +57,21 @@ class Answer:
 
     pods: int
     holdings: Holdings
+
+
+@dataclass(frozen=True, slots=True)
+class _KubeletFiles:
+    """What lies in kubelet's folders.
+
+    Attributes:
+        identity: of the podresources socket; None when it cannot be seen.
+        ledger: kubelet's own.
+        alive: the UIDs of the pods that have a folder (below kubelet's `--root-dir`); None when that cannot be seen.
+    """
+
+    identity: tuple[int, ...] | None
+    ledger: list[LedgerEntry]
+    alive: Collection[str] | None
 
 
 def decode_list(response: pb.ListPodResourcesResponse) -> Answer:
@@ -175,6 +191,9 @@ class PodResources:
     _unlisted: Unlisted = field(default_factory=Unlisted)
     _beyond: Holdings = field(default_factory=dict)
     _asked: asyncio.Event = field(default_factory=asyncio.Event)
+    _written: Holdings = field(default_factory=dict)
+    _disk: Lane = field(default_factory=lambda: Lane("the file of who holds devices"))
+    _kubelet_files: Lane = field(default_factory=lambda: Lane("the folder of kubelet"))
 
     def soon(self) -> None:
         """Look soon: devices were granted a moment ago, and kubelet will have written down to whom."""
@@ -213,7 +232,7 @@ class PodResources:
 
     async def run(self) -> None:
         """Look until cancelled. Never fails by itself."""
-        self._seen = await asyncio.to_thread(self._load)
+        await self._recall()
         async with pollers.hold():
             while True:
                 self._asked.clear()  # before the look: what is asked during it is not seen by it
@@ -223,6 +242,20 @@ class PodResources:
                     LOG.exception("a look at podresources failed")
                 pause = self.interval * 2.0 ** min(self._failures, 10)
                 await self._pause(min(pause, max(_LONGEST_PAUSE, self.interval)))
+
+    async def _recall(self) -> None:
+        """Learn what was seen before this start. Without it what was released meanwhile would never be told."""
+        told = False
+        while True:
+            try:
+                self._seen = self._written = await self._disk.run(self._load)
+            except Unanswered as error:
+                if not told:
+                    LOG.warning("who holds devices is not asked for yet: %s", error)
+                told = True
+                await asyncio.sleep(self.interval)
+            else:
+                return
 
     async def _pause(self, seconds: float) -> None:
         if self._failures or seconds <= SETTLE:  # a rate limit asks for a slower pace
@@ -243,9 +276,10 @@ class PodResources:
             self._failed(error.message)
             return
         self._failures = 0
-        self._notice_restart()
-        ledger, alive = await asyncio.to_thread(self._read_ledger)
-        self._beyond = self._unlisted.take(ledger, answer.holdings, alive)
+        with suppress(Unanswered):  # what was known of kubelet's files stays known
+            kubelet = await self._kubelet_files.run(self._read_kubelet)
+            self._notice_restart(kubelet.identity)
+            self._beyond = self._unlisted.take(kubelet.ledger, answer.holdings, kubelet.alive)
         self._unsynced = not answer.pods or time.monotonic() - self._restarted < self.unsynced_grace
         self.present = answer.holdings
         self._answered, self.error = True, ""
@@ -261,13 +295,12 @@ class PodResources:
             LOG.warning("who holds devices is unknown at present: %s", reason)
         self.error = reason
 
-    def _notice_restart(self) -> None:
-        with suppress(OSError):
-            found = self.socket.stat()
-            identity = (found.st_dev, found.st_ino, found.st_ctime_ns)
-            if self._kubelet not in {None, identity}:
-                self._restarted = time.monotonic()
-            self._kubelet = identity
+    def _notice_restart(self, identity: tuple[int, ...] | None) -> None:
+        if identity is None:
+            return
+        if self._kubelet not in {None, identity}:
+            self._restarted = time.monotonic()
+        self._kubelet = identity
 
     def _believed(self, answer: Answer) -> Sequence[DeviceReleased]:
         """Return what is missing in this answer and was in the one before.
@@ -305,23 +338,27 @@ class PodResources:
         return told
 
     async def _remember(self, holdings: Holdings) -> None:
-        if holdings == self._seen:
-            return
         self._seen = holdings
+        if holdings == self._written:
+            return
         try:
-            await asyncio.to_thread(write_durably, self.state, encode_state(holdings))
+            await self._disk.run(lambda: write_durably(self.state, encode_state(holdings)))
+            self._written = holdings
         except PluginError as error:
             LOG.warning("a release during a restart of the daemon would be missed: %s", error)
 
-    def _read_ledger(self) -> tuple[list[LedgerEntry], Collection[str] | None]:
-        """Return kubelet's ledger, and the UIDs of the pods that have a folder (below kubelet's `--root-dir`)."""
+    def _read_kubelet(self) -> _KubeletFiles:
+        identity: tuple[int, ...] | None = None
+        with suppress(OSError):
+            found = self.socket.stat()
+            identity = found.st_dev, found.st_ino, found.st_ctime_ns
         if self.checkpoint is None:
-            return [], None
+            return _KubeletFiles(identity, [], None)
         try:
             alive = frozenset(one.name for one in (self.socket.parent.parent / "pods").iterdir())
         except OSError:
             alive = None
-        return read_ledger(self.checkpoint), alive
+        return _KubeletFiles(identity, read_ledger(self.checkpoint), alive)
 
     def _load(self) -> Holdings:
         try:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
+from nodeplug.aside import aside
 from nodeplug.device.codec import encode_list
 from nodeplug.pb import deviceplugin_v1beta1_pb2 as pb
 from nodeplug.values import Device, DeviceId, ResourceName
@@ -60,7 +61,8 @@ class Snapshots:
             InvalidRequest, Exhausted: the list cannot be sent; the current one stays.
         """
         if len(devices) > _LONG:
-            after = await asyncio.to_thread(_following, self.current, self.resource, devices)
+            before = self.current
+            after = await aside(lambda: _following(before, self.resource, devices), f"list of {self.resource}")
         else:
             after = _following(self.current, self.resource, devices)
         before, self.current = self.current, after

@@ -8,7 +8,9 @@ installation by hand exchanges files and record one after the other.
 
 import asyncio
 import logging
+import re
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -20,6 +22,7 @@ from nodeplug.install.needs import unmet
 from nodeplug.install.ownership import folder_name
 from nodeplug.install.scripts import PROGRAM
 from nodeplug.install.upkeep import Fault, Inspection, Record, read_record, take_stock, write_record
+from nodeplug.offloop import PATIENCE, Lane, Unanswered
 from nodeplug.plugin_state import PluginState
 from nodeplug.registry import Registry
 from nodeplug.values import Claim
@@ -27,6 +30,8 @@ from nodeplug.values import Claim
 LOG: Final = logging.getLogger(__name__)
 INTERVAL: Final = 5.0
 """Seconds between two looks: a few stat(2) and one readdir while nothing changes."""
+_LOOK_PATIENCE: Final = 10.0
+_SECONDS: Final = re.compile(r"since \d+ s")
 
 
 @dataclass(slots=True)
@@ -47,7 +52,11 @@ class Keeper:
     _problems: tuple[str, ...] = ()
     _seen: frozenset[Fault] = frozenset()
     _inspection: Inspection = field(default_factory=Inspection)
+    _kind: str = ""
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _looks: Lane = field(default_factory=lambda: Lane("the folder of an entrypoint", _LOOK_PATIENCE))
+    _kinds: Lane = field(default_factory=lambda: Lane("the folder of an entrypoint"))
+    _deployments: Lane = field(default_factory=lambda: Lane("the installation of the entrypoints", None))
 
     @property
     def problem(self) -> str:
@@ -68,28 +77,41 @@ class Keeper:
 
     async def look(self) -> None:
         """Compare what is installed with what should be, mend what was ours, and say the rest."""
+        try:
+            await self._look()
+        except Unanswered as error:
+            self._say((str(error),))
+
+    async def _look(self) -> None:
         claims, drivers = self._claims()
         async with self._turn:
-            faults, problems = await asyncio.to_thread(self._examine, claims, drivers)
+            faults, problems = await self._looks.run(lambda: self._examine(claims, drivers))
             lasting = [fault for fault in faults if fault in self._seen and fault.kind != "foreign"]
             self._seen = frozenset(faults)
             if lasting:
                 LOG.warning("mending the entrypoints: %s", "; ".join(f"{one.path} is {one.kind}" for one in lasting))
                 torn = [fault.path for fault in lasting]
                 await self._deploy(prune=False, only_present=not self.supervisor.install, mend=torn)
-                faults, problems = await asyncio.to_thread(self._examine, claims, drivers)
-        told = (*map(str, faults), *problems)
-        if told != self._problems:
-            for text in set(told) - set(self._problems):
+                faults, problems = await self._looks.run(lambda: self._examine(claims, drivers))
+        self._say((*map(str, faults), *problems))
+
+    def _say(self, told: tuple[str, ...]) -> None:
+        # How long somebody has not answered is no news.
+        before = {_SECONDS.sub("", text) for text in self._problems}
+        for text in told:
+            if _SECONDS.sub("", text) not in before:
                 LOG.warning("%s", text)
-            self._problems = told
+        self._problems = told
 
     async def as_dict(self) -> dict[str, Any]:
-        """Describe the entrypoints as they are now; as last looked at while an installation takes long."""
-        if not self._turn.locked():
-            await self.look()
-        kind = await asyncio.to_thread(installed, self.supervisor.paths)
-        return {"kind": kind, "reason": self.reason, "problems": list(self._problems)}
+        """Describe the entrypoints as they are now; as last looked at while an installation or a look takes long."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(PATIENCE):
+                if not self._turn.locked():
+                    await self.look()
+        with suppress(Unanswered):
+            self._kind = await self._kinds.run(lambda: installed(self.supervisor.paths))
+        return {"kind": self._kind, "reason": self.reason, "problems": list(self._problems)}
 
     def _claims(self) -> tuple[dict[str, Claim], set[str]]:
         """Return the CNI claims, and the names of the drivers' folders; looked up here, on the loop."""
@@ -98,8 +120,8 @@ class Keeper:
 
     async def _deploy(self, **how: Any) -> None:
         try:
-            done = await asyncio.to_thread(
-                deploy, self.registry, self.supervisor.paths, native=self.supervisor.native_entrypoints, **how
+            done = await self._deployments.run(
+                lambda: deploy(self.registry, self.supervisor.paths, native=self.supervisor.native_entrypoints, **how)
             )
         except PluginError as error:
             LOG.error("the entrypoints cannot be installed: %s", error)
