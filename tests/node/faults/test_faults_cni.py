@@ -275,6 +275,30 @@ def test_status_is_answered_while_every_place_for_calls_is_taken(make_node: Call
         assert {call.result().status for call in calls} == {0}
 
 
+def test_a_plugin_that_hangs_in_twenty_networks_stops_no_add_and_no_del_of_another(
+    make_node: Callable[..., Any],
+) -> None:
+    node = make_node(faulty={}, other={})
+    assert node.cni(container="before", claim="other").status == 0
+    containers = [f"h{number}" for number in range(40)]
+    with ThreadPoolExecutor(40) as pool:
+        hung = [
+            pool.submit(node.cni, container=name, do="hold", name=f"net-{number % 20}")
+            for number, name in enumerate(containers)
+        ]
+        try:
+            node.until(lambda: len(node.scratch.status()["calls"]) >= 13)  # as many as one plugin gets with its ADDs
+            assert node.cni(container="during", claim="other").status == 0
+            for container in ("before", "during"):
+                assert node.cni("DEL", container, claim="other").status == 0
+            assert sum((node.notes() / f"held-{name}").exists() for name in containers) == 13
+        finally:
+            for name in containers:
+                (node.notes() / f"go-{name}").touch()
+        assert {call.result().status for call in hung} <= {0, 1}  # who waited for long was told to try again
+    assert node.attachments() & {"before", "during"} == set()
+
+
 def test_a_del_after_the_daemon_was_killed_in_the_middle_of_add_undoes_it(make_node: Callable[..., Any]) -> None:
     node = make_node()
     with ThreadPoolExecutor(1) as pool:
