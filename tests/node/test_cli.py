@@ -192,7 +192,7 @@ def test_missing_file_is_one_sentence(node: Node) -> None:
     node.config.unlink()
     done = node.run("check-config")
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith(f"error: {node.config}: the file does not exist")
+    assert done.stderr.startswith(f"error: {node.config}: the file does not exist; `--config FILE` names another\n")
     assert "Traceback" not in done.stderr
 
 

@@ -183,7 +183,7 @@ def _ordered(mistakes: Iterable[Fault], main: Path) -> tuple[str, ...]:
 def _main(path: Path, mistakes: list[Fault]) -> Document:
     """Read the main file; of one that is broken what says where things are, if that can be had."""
     try:
-        return files.read(path, "; `nodeplug check-config --config FILE` names another")
+        return files.read(path, "; `--config FILE` names another")
     except Unreadable as error:
         mistakes.append(Fault.of(error))
     supervisor = files.salvage(path).get("supervisor", {})
