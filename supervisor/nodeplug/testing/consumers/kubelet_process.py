@@ -8,7 +8,7 @@ import http.client
 import json
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Self
@@ -215,16 +215,33 @@ class KubeletProcess:
         """What it logged so far, earlier processes included."""
         return self.log_path.read_text(encoding="utf-8", errors="replace") if self.log_path.exists() else ""
 
-    def wait_for(self, what: str, holds: Callable[[], Any], patience: float = _PATIENCE) -> Any:
+    def wait_for(
+        self,
+        what: str,
+        holds: Callable[[], Any],
+        patience: float = _PATIENCE,
+        about: Callable[[], Collection[str]] | None = None,
+    ) -> Any:
         """Return the first true answer of `holds`.
 
+        Args:
+            what: is waited for.
+            holds: asked again and again.
+            patience: seconds.
+            about: the words that matter in kubelet's log when patience is over.
+
         Raises:
-            PluginError: there was none in time; the message carries the end of kubelet's log.
+            PluginError: there was none in time; the message carries the end of kubelet's log, or what it says about
+                these words.
         """
         end = time.monotonic() + patience
         while not (answer := holds()):
             if time.monotonic() > end:
-                raise PluginError(f"{what} did not come true within {patience:g} s; kubelet's log:\n{self.log[-6000:]}")
+                words = about() if about else ()
+                lines = [line for line in self.log.splitlines() if not words or any(word in line for word in words)]
+                said = "\n".join(line[:400] for line in lines[-60:])
+                about_them = f" ({', '.join(words)})" if words else ""
+                raise PluginError(f"{what}{about_them} did not come true within {patience:g} s; kubelet's log:\n{said}")
             time.sleep(0.1)
         return answer
 
@@ -312,11 +329,12 @@ class KubeletProcess:
             self._pods.delete(name)
         pods = self.node.folder / "var/lib/kubelet/pods"
 
-        def gone() -> bool:
-            return set(self._pods.scheduled()) <= self.residents
-
         stay = {self.uid(self.running(name)) for name in self.residents}
-        self.wait_for("the end of all pods", lambda: gone() and {path.name for path in pods.iterdir()} <= stay)
+
+        def left() -> set[str]:
+            return set(self._pods.scheduled()) - self.residents | {path.name for path in pods.iterdir()} - stay
+
+        self.wait_for("the end of all pods", lambda: not left(), about=left)
 
     def stop(self) -> None:
         """End it; its pods go on."""
