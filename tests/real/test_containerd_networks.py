@@ -2,7 +2,8 @@
 
 import json
 import sys
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from nodeplug.testing import ScratchNode
+from nodeplug.testing import ScratchNode, folders
 from nodeplug.testing.consumers import Containerd, PrivateNode
 
 NETWORKS = Path(__file__).parent / "networks"
@@ -60,26 +61,30 @@ class Lab:
         return self.private.folder / "var", self.daemon.paths.run
 
 
-@pytest.fixture
-def lab(private_node: PrivateNode, short_path: Path, runtime: Path | None) -> Iterator[Lab]:
-    (short_path / "c").mkdir()
-    private_node.run("sh", "-ec", OUTSIDE)
-    with ScratchNode(private_node.folder, PLUGINS, within=private_node.command()) as daemon:
-        conflists = [word for path in sorted(NETWORKS.glob("*.conflist")) for word in ("--conflist", str(path))]
-        installed = daemon.run("install", *conflists)
-        assert installed.returncode == 0, installed.stderr
-        paths = daemon.paths
-        with Containerd(
-            private_node, short_path / "c", paths.cni_bin, paths.cni_conf, networks=2, programs=runtime
-        ) as containerd:
-            yield Lab(private_node, daemon, containerd)
-    sys.stdout.write(daemon.log)  # shown when the test fails
+@pytest.fixture(scope="module")
+def lab(make_private_node: Callable[..., PrivateNode], runtime: Path | None) -> Iterator[Lab]:
+    folder = Path(tempfile.mkdtemp(prefix="np-", dir="/tmp"))
+    (folder / "c").mkdir()
+    with make_private_node(folder / "n") as node:
+        node.run("sh", "-ec", OUTSIDE)
+        with ScratchNode(node.folder, PLUGINS, within=node.command()) as daemon:
+            conflists = [word for path in sorted(NETWORKS.glob("*.conflist")) for word in ("--conflist", str(path))]
+            installed = daemon.run("install", *conflists)
+            assert installed.returncode == 0, installed.stderr
+            paths = daemon.paths
+            with Containerd(
+                node, folder / "c", paths.cni_bin, paths.cni_conf, networks=2, programs=runtime
+            ) as containerd:
+                made = Lab(node, daemon, containerd)
+                made.end(made.run("first"))  # makes what stays on purpose, such as the bridges
+                yield made
+        sys.stdout.write(daemon.log)  # shown when the last test fails
+    folders.remove(folder)
 
 
 @pytest.fixture
 def sandbox(lab: Lab) -> Iterator[str]:
     """A sandbox that is gone without a trace when the test is over."""
-    lab.end(lab.run("first"))  # makes what stays on purpose, such as the bridges
     before = lab.private.inventory(*lab.watched)
     made = lab.run(
         "pod",

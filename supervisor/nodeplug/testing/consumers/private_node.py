@@ -26,6 +26,7 @@ from nodeplug.netns import Netns
 from nodeplug.testing import namespaces
 from nodeplug.testing.consumers.hard_wired import HardWired
 from nodeplug.testing.inventory import CGROUPS, Inventory, cgroups_of, make_cgroup
+from nodeplug.testing.waiting import PATIENCE
 
 ADDRESS: Final = "10.230.0.2"
 """The node's own address, on a link without peers."""
@@ -151,7 +152,7 @@ class PrivateNode:
         entries: list[str] = json.loads(self.run(sys.executable, "-c", _LOOK, *map(str, folders)))
         return [entry for entry in entries if not entry.startswith("loop ") or str(self.folder) in entry]
 
-    def inventory_since(self, before: Inventory, *folders: Path, patience: float = 20.0) -> list[str]:
+    def inventory_since(self, before: Inventory, *folders: Path, patience: float = PATIENCE) -> list[str]:
         """Return what came and went since `before`, after waiting for consumers to finish their clean-up."""
         end = time.monotonic() + patience
         while (difference := self.inventory(*folders).since(before)) and time.monotonic() < end:
