@@ -80,6 +80,11 @@ class Mps(_Model):
     exclusive_process: bool = Field(
         True, description="Let only MPS clients onto the card (`nvidia-smi -c EXCLUSIVE_PROCESS`)."
     )
+    shm_size: Quantity = Field(
+        64 << 20,
+        ge=1 << 20,
+        description="The memory that all clients of a card share with its daemon, as their /dev/shm.",
+    )
     stop_after: Seconds = Field(10.0, description="How long a control daemon may take to end before it is killed.")
 
 

@@ -1,22 +1,30 @@
 """Which cards have an MPS control daemon.
 
-Owns: a daemon for each card that is sold with MPS, and the time between two ways of selling a card.
+Owns: a daemon for each card that is sold with MPS, and the time between two ways of selling a card, or two daemons.
 Refuses: to take a daemon from its clients: while containers hold a card, its daemon goes on, and the card is not sold
 in another way.
 """
 
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from nodeplug import Host
 from nodeplug_gpu.cards import Card, Uuid
 from nodeplug_gpu.config import GpuConfig, Memory, Mps, Replicas
 from nodeplug_gpu.ids import card_key
 from nodeplug_gpu.inventory import Inventory
-from nodeplug_gpu.mps.client import Folders
-from nodeplug_gpu.mps.daemon import STARTING, ControlDaemon, Record, recorded
+from nodeplug_gpu.mps.daemon import STARTING, ControlDaemon, end_process, forget
+from nodeplug_gpu.mps.folders import Folders
+from nodeplug_gpu.mps.record import Record, recorded
+from nodeplug_gpu.shop import GRACE
 from nodeplug_gpu.stock import Entry
+
+SETTLED: Final = 5.0
+"""Seconds for which a card must not have been offered, so that no grant of it is under way."""
+_STRAY_PATIENCE: Final = 5.0
 
 
 def _nobody(_uuid: Uuid) -> bool:
@@ -33,6 +41,9 @@ class MpsDaemons:
     _daemons: dict[Uuid, ControlDaemon] = field(default_factory=dict)
     _ending: dict[Uuid, ControlDaemon] = field(default_factory=dict)
     _swept: bool = False
+    _outdated: dict[Uuid, str] = field(default_factory=dict)
+    _unheld: dict[Uuid, float] = field(default_factory=dict)
+    _withdrawn: dict[Uuid, float] = field(default_factory=dict)
 
     def keep(
         self,
@@ -54,12 +65,41 @@ class MpsDaemons:
         for uuid in self._daemons.keys() - wanted.keys():
             if not held(uuid):
                 self.host.log.info("%s is no longer shared by MPS: its control daemon ends", uuid)
-                self._ending[uuid] = self._daemons.pop(uuid)
-                self._ending[uuid].end()
+                self._end(uuid)
+        for uuid in self._daemons.keys() & wanted.keys():
+            self._renew(uuid, held)
         for uuid in wanted.keys() - self._daemons.keys() - self._ending.keys():
             card, config = wanted[uuid]
             self._daemons[uuid] = self._daemon(card, config)
             self._daemons[uuid].start()
+
+    def _end(self, uuid: Uuid) -> None:
+        for notes in (self._outdated, self._unheld, self._withdrawn):
+            notes.pop(uuid, None)
+        self._ending[uuid] = self._daemons.pop(uuid)
+        self._ending[uuid].end()
+
+    def _renew(self, uuid: Uuid, held: Callable[[Uuid], bool]) -> None:
+        """End a daemon that would be started otherwise now, so that another is, once it surely has no client.
+
+        Nobody must have been seen to hold the card for a while, as kubelet tells late; then it is not offered for a
+        while, as a grant may be under way.
+        """
+        why, now = self._daemons[uuid].outdated, time.monotonic()
+        if why and self._outdated.get(uuid) != why:
+            self.host.log.warning("%s: another MPS control daemon is started when nobody holds it: %s", uuid, why)
+            self._outdated[uuid] = why
+        if not why or held(uuid):
+            self._unheld.pop(uuid, None)
+            if self._withdrawn.pop(uuid, None) is not None:
+                self.changed()
+        elif now - self._unheld.setdefault(uuid, now) < GRACE:
+            return
+        elif uuid not in self._withdrawn:
+            self._withdrawn[uuid] = now
+            self.changed()
+        elif now - self._withdrawn[uuid] >= SETTLED:
+            self._end(uuid)
 
     def has(self, uuid: Uuid) -> bool:
         """Whether a card has a daemon, of this process or of one before."""
@@ -69,6 +109,8 @@ class MpsDaemons:
         """Return why no client can connect to a card's daemon; empty when it can."""
         if uuid in self._ending:
             return "its former MPS control daemon is ending"
+        if uuid in self._withdrawn:
+            return f"its MPS control daemon is about to be replaced: {self._outdated.get(uuid, '')}"
         daemon = self._daemons.get(uuid)
         return daemon.reason if daemon is not None else self._first_reason(uuid)
 
@@ -103,19 +145,22 @@ class MpsDaemons:
     def _adopt(self, wanted: Iterable[Uuid], cards: Mapping[str, Card]) -> None:
         """Take over the daemons of an earlier configuration; that of a card that is gone has lost its clients."""
         known = {card_key(uuid) for uuid in wanted}
-        for file in (self.host.run_dir / "mps").glob("*/daemon.json"):
-            record, key = Record.read(file), file.parent.name
-            if key in known or record is None:
+        for root in (self.host.run_dir / "mps").glob("*"):
+            folders, card = Folders(root), cards.get(root.name)
+            record = Record.read(folders.record)
+            if root.name in known:
                 continue
-            card = cards.get(key)
-            if card is None:
+            if record is None:  # a start that was killed may have mounted something
+                forget(folders, self.host)
+            elif card is None:
                 self.host.log.info("the MPS control daemon %d of a card that is gone ends", record.pid)
-                record.end()
-                file.unlink(missing_ok=True)
-                continue
-            self._daemons[card.uuid] = self._daemon(card, Mps(exclusive_process=record.exclusive))
-            if record.runs:
-                self._daemons[card.uuid].start()
+                if record.runs:
+                    end_process(record.pid, _STRAY_PATIENCE)
+                forget(folders, self.host)
+            else:
+                self._daemons[card.uuid] = self._daemon(card, Mps(exclusive_process=record.exclusive))
+                if record.runs:
+                    self._daemons[card.uuid].start()
 
 
 @dataclass(frozen=True, slots=True)

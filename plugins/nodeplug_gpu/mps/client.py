@@ -1,57 +1,19 @@
 """What makes a container a client of a card's MPS control daemon.
 
-Owns: the folders that client and daemon share, and the environment with the limits.
+Owns: its mounts, and the environment with the limits.
 Refuses: to start anything.
 """
 
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from nodeplug import DeviceMount, Grant
-from nodeplug_gpu.cards import Card, Uuid
-from nodeplug_gpu.ids import card_key
+from nodeplug_gpu.cards import Card
+from nodeplug_gpu.mps import tmpfs
+from nodeplug_gpu.mps.folders import Folders
 
 PIPES: Final = "/tmp/nvidia-mps"  # noqa: S108 - where CUDA looks by default, inside the container
 FIRST_VOLTA: Final = (7, 0)
 """Compute capability from which MPS has limits of memory and isolated address spaces."""
-
-
-@dataclass(frozen=True, slots=True)
-class Folders:
-    """The folders of one card's daemon; clients reach it through `pipes`."""
-
-    root: Path
-
-    @property
-    def pipes(self) -> Path:
-        """Its socket and pipes (CUDA_MPS_PIPE_DIRECTORY)."""
-        return self.root / "pipe"
-
-    @property
-    def logs(self) -> Path:
-        """Its logs (CUDA_MPS_LOG_DIRECTORY)."""
-        return self.root / "log"
-
-    @property
-    def libraries(self) -> Path:
-        """Links to the driver's own libraries, where the driver is not the node's."""
-        return self.root / "lib"
-
-    @property
-    def record(self) -> Path:
-        """Who it is, for the next start of nodeplug."""
-        return self.root / "daemon.json"
-
-    @property
-    def ready(self) -> bool:
-        """Whether clients can connect."""
-        return (self.pipes / "control").exists()
-
-    @staticmethod
-    def of(run_dir: Path, uuid: Uuid) -> "Folders":
-        """Return the folders of a card. A socket's path has at most 107 bytes, hence the key and not the UUID."""
-        return Folders(run_dir / "mps" / card_key(uuid))
 
 
 def client(folders: Folders, card: Card, memory: int, share: float, *, threads: bool) -> Grant:
@@ -63,6 +25,9 @@ def client(folders: Folders, card: Card, memory: int, share: float, *, threads: 
         memory: bytes that each process may allocate.
         share: of the card, above 0 and up to 1.
         threads: limit multiprocessors by the same share.
+
+    Raises:
+        NotReady: what the card's daemon shares with its clients is not there.
     """
     env = {"CUDA_MPS_PIPE_DIRECTORY": PIPES}
     if card.compute_capability >= FIRST_VOLTA:
@@ -72,6 +37,6 @@ def client(folders: Folders, card: Card, memory: int, share: float, *, threads: 
     mounts = (
         # To connect takes write access to the socket, not to its folder: there a client could put a socket of its own.
         DeviceMount(str(folders.pipes), PIPES, read_only=True),
-        DeviceMount("/dev/shm", "/dev/shm", read_only=False),  # noqa: S108 - client and daemon share memory there
+        DeviceMount(tmpfs.for_clients(folders), tmpfs.DEV_SHM, read_only=False),
     )
     return Grant(env=env, mounts=mounts)

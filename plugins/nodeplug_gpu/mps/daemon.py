@@ -5,24 +5,28 @@ Refuses: to end a daemon when nodeplug ends: running containers are its clients.
 """
 
 import errno
-import json
 import os
 import select
+import shutil
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from nodeplug import Host
+from nodeplug import Host, PluginError
+from nodeplug.fields import show_quantity
 from nodeplug_gpu.cards import Card
 from nodeplug_gpu.cdi import libraries
 from nodeplug_gpu.config import Mps
-from nodeplug_gpu.mps.client import Folders
+from nodeplug_gpu.mps import launch, tmpfs
+from nodeplug_gpu.mps.folders import Folders
+from nodeplug_gpu.mps.record import Record, start_time
 
 STARTING: Final = "its MPS control daemon is starting"
 FIRST_RETRY: Final = 1.0
@@ -37,49 +41,9 @@ _MOST_SILENCES: Final = 2
 _PROGRAMS: Final = ("usr/bin", "bin", "usr/local/nvidia/bin")
 _TURN: Final = 0.5
 _SMI_PATIENCE: Final = 30.0
-_STRAY_PATIENCE: Final = 5.0
 _LONGEST_SOCKET: Final = 107
 """Bytes of a socket's path (unix(7))."""
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """Which process serves a card, for the next start of nodeplug.
-
-    Attributes:
-        pid: of the control daemon.
-        started: when it started, in clock ticks since boot: with the pid, nobody else's.
-        exclusive: the card's compute mode was changed for it.
-    """
-
-    pid: int
-    started: str
-    exclusive: bool
-
-    @staticmethod
-    def read(file: Path) -> "Record | None":
-        """Return what a file says, whether the process runs or not."""
-        try:
-            found = json.loads(file.read_text(encoding="ascii"))
-            return Record(int(found["pid"]), str(found["started"]), bool(found.get("exclusive", True)))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            return None
-
-    @property
-    def runs(self) -> bool:
-        """Whether it still is the process that was recorded."""
-        return bool(self.started) and _start_time(self.pid) == self.started
-
-    def end(self) -> None:
-        """End the process, if it still is the one."""
-        if self.runs:
-            _end_process(self.pid, _STRAY_PATIENCE)
-
-
-def recorded(file: Path) -> int | None:
-    """Return the pid of a daemon that an earlier nodeplug started and that still runs."""
-    record = Record.read(file)
-    return record.pid if record is not None and record.runs else None
+_LAST_WORDS: Final = 200
 
 
 @dataclass(slots=True)
@@ -106,6 +70,19 @@ class ControlDaemon:
         """Whether it is looked after; after `end`, whether the end is still under way."""
         return self._thread is not None and self._thread.is_alive()
 
+    @property
+    def outdated(self) -> str:
+        """Why the daemon is not as it would be started now; empty when it is."""
+        record = Record.read(self.folders.record)
+        if record is None:
+            return ""
+        if record.shm is None:
+            return "it shares the node's /dev/shm with its clients, as one of a version before"
+        if record.shm != self.config.shm_size:
+            was, now = show_quantity(record.shm), show_quantity(self.config.shm_size)
+            return f"it shares {was} of memory with its clients, where shm_size is {now}"
+        return self._lost(record)
+
     def start(self) -> None:
         """Begin; returns at once."""
         self._thread = threading.Thread(target=self._keep, name=f"gpu:mps:{self.card.index}", daemon=True)
@@ -131,10 +108,9 @@ class ControlDaemon:
         retry = FIRST_RETRY
         while not self._ending.is_set():
             try:
-                pid = self._found() or self._started()
-                if self._watch(pid):
+                if self._watch(self._found() or self._started()):
                     retry = FIRST_RETRY
-            except (OSError, subprocess.SubprocessError) as error:
+            except (OSError, subprocess.SubprocessError, PluginError) as error:
                 self._say(f"its MPS control daemon does not start: {_text(error)}")
             if not self._ending.wait(retry):
                 retry = min(retry * 2, LAST_RETRY)
@@ -142,38 +118,52 @@ class ControlDaemon:
             self._end_daemon()
             self.changed()
 
-    def _watch(self, pid: int) -> bool:
+    def _watch(self, record: Record) -> bool:
         """Wait for the daemon's end or ours; tell whether clients could ever connect."""
-        descriptor = os.pidfd_open(pid)
+        descriptor = os.pidfd_open(record.pid)
         served, silences, begun, ask_at = False, 0, time.monotonic(), 0.0
         try:
             while not self._ending.is_set():
                 now = time.monotonic()
                 if self.folders.ready and now >= ask_at:
-                    why = self._silence()
+                    why = self._silence(record)
                     served, silences = served or not why, silences + 1 if why else 0
                     ask_at = time.monotonic() + (_TURN if why else ASK_EVERY)
                     if not why:
-                        self._say("")
+                        self._say(self._lost(record))
                     elif served and silences >= _MOST_SILENCES:
                         self._say(f"its MPS control daemon does not answer: {why}")
+                    with suppress(OSError):
+                        tmpfs.trim_logs(self.folders)
                 if not served and now - begun >= START_PATIENCE:
                     self._say(f"its MPS control daemon has not answered since it was started; see {self.folders.logs}")
                 ended, _, _ = select.select([descriptor], [], [], _TURN if served else _TURN / 10)
                 if ended:
-                    with suppress(ChildProcessError):
-                        os.waitpid(pid, os.WNOHANG)
-                    self._say(f"its MPS control daemon ended; see {self.folders.logs}")
+                    self._say(f"its MPS control daemon ended{self._last_words(record.pid)}; see {self.folders.logs}")
                     return served
         finally:
             os.close(descriptor)
         return served
 
-    def _silence(self) -> str:
+    def _last_words(self, pid: int) -> str:
+        """Return what a child that failed printed last."""
+        with suppress(OSError):
+            if os.waitpid(pid, os.WNOHANG)[1]:
+                lines = self.folders.output.read_bytes()[-_LAST_WORDS:].decode(errors="replace").split("\n")
+                return f": {lines[-2]}" if len(lines) > 1 and lines[-2] else ""
+        return ""
+
+    def _lost(self, record: Record) -> str:
+        """Return why a daemon that runs can have no new client all the same; empty when it can."""
+        if record.shm is None or tmpfs.is_shared(self.folders):
+            return ""
+        return f"{self.folders.shm}, which it shares with its clients, is not mounted any more"
+
+    def _silence(self, record: Record) -> str:
         """Ask the daemon something; return why there is no answer. A socket alone may be anybody's, or a dead one."""
         try:
             done = subprocess.run(
-                [self._program(self.config.command)],
+                self._control(record.shm),
                 input=_QUESTION,
                 env=self._environment(),
                 timeout=ASK_PATIENCE,
@@ -194,61 +184,83 @@ class ControlDaemon:
             self.reason = reason
             self.changed()
 
-    def _found(self) -> int | None:
+    def _found(self) -> Record | None:
         """Return the daemon of an earlier nodeplug, with the card in the mode that is wanted now."""
         record = Record.read(self.folders.record)
         if record is None or not record.runs:
             return None
         if record.exclusive != self.config.exclusive_process:
             self._compute_mode("EXCLUSIVE_PROCESS" if self.config.exclusive_process else "DEFAULT")
-            self._note(record.pid)
-        return record.pid
+            record = replace(record, exclusive=self.config.exclusive_process)
+            record.write(self.folders.record)
+        return record
 
-    def _note(self, pid: int) -> None:
-        record = Record(pid, _start_time(pid), self.config.exclusive_process)
-        new = self.folders.record.with_suffix(".new")  # who reads it must not find half of it
-        new.write_text(json.dumps(asdict(record)), encoding="ascii")
-        new.rename(self.folders.record)
+    def _started(self) -> Record:
+        """Start a daemon, on the terms of one that has ended: containers may have what that one shared with them."""
+        self._check_socket()
+        before = Record.read(self.folders.record)
+        shm = before.shm if before is not None else self.config.shm_size
+        self._make_folders(shm, anew=before is None)
+        self._gather_libraries()
+        (self.folders.pipes / "control").unlink(missing_ok=True)
+        command = self._control(shm, "-f")
+        if self.config.exclusive_process:
+            self._compute_mode("EXCLUSIVE_PROCESS")
+        elif before is not None and before.exclusive:
+            self._compute_mode("DEFAULT")
+        pid = _spawn(command, self._environment(), self.folders.output)
+        record = Record(pid, start_time(pid), self.config.exclusive_process, shm)
+        record.write(self.folders.record)
+        return record
 
-    def _started(self) -> int:
+    def _check_socket(self) -> None:
         if len(os.fsencode(self.folders.pipes / "control")) > _LONGEST_SOCKET:
             why = f"the path of its socket is longer than {_LONGEST_SOCKET} bytes; take a shorter run folder"
             raise OSError(errno.ENAMETOOLONG, why, str(self.folders.pipes))
-        # Clients are of any user, and only read here: who may write could take the socket's place, or fill the disk.
-        for folder, mode in ((self.folders.pipes, 0o755), (self.folders.logs, 0o700)):
-            folder.mkdir(parents=True, exist_ok=True)
-            folder.chmod(mode)
-        self._gather_libraries()
-        (self.folders.pipes / "control").unlink(missing_ok=True)
-        record = Record.read(self.folders.record)
-        if self.config.exclusive_process:
-            self._compute_mode("EXCLUSIVE_PROCESS")
-        elif record is not None and record.exclusive:
-            self._compute_mode("DEFAULT")
-        command = [self._program(self.config.command), "-f"]
-        pid = _spawn(command, self._environment(), self.folders.root / "control.log")
-        self._note(pid)
-        return pid
+
+    def _make_folders(self, shm: int | None, *, anew: bool) -> None:
+        """Clients are of any user, and only read the pipes: who may write could take the socket's place."""
+        self.folders.pipes.mkdir(parents=True, exist_ok=True)
+        self.folders.pipes.chmod(0o755)
+        tmpfs.mount_logs(self.folders)
+        if shm is None:
+            return
+        tmpfs.mount_memory(self.folders, shm, anew=anew)
+        if tmpfs.is_hidden(self.folders):
+            self.host.log.warning(
+                "the node does not see what is mounted on %s, so containers would get an empty folder; in a pod, "
+                "nodeplug needs its run folder with mountPropagation: Bidirectional",
+                self.folders.shm,
+            )
+
+    def _control(self, shm: int | None, *arguments: str) -> list[str]:
+        """Return the command of a control program that has the /dev/shm of the daemon."""
+        program = self._program(self.config.command)
+        found = shutil.which(program, path=self._environment()["PATH"])
+        if found is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), program)
+        own = [] if shm is None else [sys.executable, "-IS", launch.__file__, str(self.folders.shm)]
+        return [*own, found, *arguments]
 
     def _end_daemon(self) -> None:
         record = Record.read(self.folders.record)
         if record is not None and record.runs:
             with suppress(OSError, subprocess.SubprocessError):
                 subprocess.run(
-                    [self._program(self.config.command)],
+                    self._control(record.shm),
                     input=b"quit\n",
                     env=self._environment(),
                     timeout=self.config.stop_after,
                     check=False,
                     capture_output=True,
                 )
-            _end_process(record.pid, self.config.stop_after, asked=self.config.stop_after)
+            end_process(record.pid, self.config.stop_after, asked=self.config.stop_after)
         if record is not None and record.exclusive:
             try:
                 self._compute_mode("DEFAULT")
             except (OSError, subprocess.SubprocessError) as error:
                 self.host.log.warning("%s is left for MPS clients alone: %s", self.card.uuid, _text(error))
-        self.folders.record.unlink(missing_ok=True)
+        forget(self.folders, self.host)
 
     def _gather_libraries(self) -> None:
         """Link to the driver's libraries, which the server loads; not to their folder, which may have another libc."""
@@ -300,23 +312,22 @@ def _spawn(command: list[str], environment: Mapping[str, str], output: Path) -> 
     return os.posix_spawnp(command[0], command, environment, file_actions=actions, setsid=True)
 
 
-def _text(error: OSError | subprocess.SubprocessError) -> str:
+def forget(folders: Folders, host: Host) -> None:
+    """Take away what a daemon that has ended for good leaves: its mounts, then its record."""
+    try:
+        tmpfs.unmount_all(folders)
+    except PluginError as error:
+        host.log.warning("%s", error)
+    folders.record.unlink(missing_ok=True)
+
+
+def _text(error: OSError | subprocess.SubprocessError | PluginError) -> str:
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return str(error)
 
 
-def _start_time(pid: int) -> str:
-    """Return when a process started, in clock ticks since boot (proc(5), field 22): with the pid, nobody else's."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-    state, *fields = stat.rpartition(")")[2].split()
-    return "" if state == "Z" else fields[18]
-
-
-def _end_process(pid: int, patience: float, asked: float = 0.0) -> None:
+def end_process(pid: int, patience: float, asked: float = 0.0) -> None:
     """End a process with signals, some seconds after it was asked to end."""
     with suppress(OSError):
         descriptor = os.pidfd_open(pid)

@@ -27,7 +27,8 @@ from nodeplug_gpu import access
 from nodeplug_gpu.cards import Uuid
 from nodeplug_gpu.config import Memory
 from nodeplug_gpu.ids import CardKey, by_card, card_key, unit_id
-from nodeplug_gpu.mps.client import Folders, client
+from nodeplug_gpu.mps.client import client
+from nodeplug_gpu.mps.folders import Folders
 from nodeplug_gpu.placement import on_one_card
 from nodeplug_gpu.sharing.replicas import check_numbers, units_by_card
 from nodeplug_gpu.stock import Offer, Stock

@@ -12,7 +12,8 @@ from nodeplug_gpu import access
 from nodeplug_gpu.cards import Uuid
 from nodeplug_gpu.config import Replicas
 from nodeplug_gpu.ids import by_card, card_key, unit_id
-from nodeplug_gpu.mps.client import Folders, client
+from nodeplug_gpu.mps.client import client
+from nodeplug_gpu.mps.folders import Folders
 from nodeplug_gpu.placement import on_many_cards
 from nodeplug_gpu.sharing.exclusive import numa_nodes
 from nodeplug_gpu.stock import Stock

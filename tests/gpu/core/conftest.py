@@ -39,6 +39,8 @@ from nodeplug_gpu.cards import Card, DriverState, GpuEvent, MigInstance, Uuid, V
 from nodeplug_gpu.config import GpuConfig
 from nodeplug_gpu.ids import card_key
 from nodeplug_gpu.inventory import Inventory
+from nodeplug_gpu.mps.folders import Folders
+from nodeplug_gpu.mps.record import Record
 from nodeplug_gpu.shop import Shop
 
 MEM: Final = ResourceName("aliyun.com/gpu-mem")
@@ -216,9 +218,18 @@ class Store:
         """Look at the machine, some seconds later."""
         self.now += after
         cards = tuple(replace(card, index=index) for index, card in enumerate(self.cards))
+        self._have_mps(cards)
         vitals = {card.uuid: Vitals() for card in cards}
         reason = "" if self.state == "running" else "as the test wants it"
         return self.shop.look(View(self.state, reason, cards=cards, vitals=vitals, taken=self.now), events)
+
+    def _have_mps(self, cards: Collection[Card]) -> None:
+        """Note an MPS daemon for every card: an entry with `mps` grants nothing of a card that has none."""
+        for card in cards if any(getattr(entry, "mps", None) for entry in self.config.resources) else ():
+            record = Folders.of(self.folder, card.uuid).record
+            if not record.exists():
+                record.parent.mkdir(parents=True)
+                Record(1, "1", exclusive=True).write(record)
 
     def wait(self, seconds: float = 130.0) -> None:
         """Let time pass, with a look every ten seconds."""

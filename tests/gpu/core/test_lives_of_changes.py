@@ -183,7 +183,7 @@ def _names(entry: Mapping[str, Any]) -> tuple[str, ...]:
 def test_no_card_is_sold_twice_in_any_life_of_changes(store: Any, card: Any, divided: Any, tmp_path: Any) -> None:
     counts: Counter[str] = Counter()
     for seed in [int(SEED)] if SEED else range(LIVES):
-        for file in tmp_path.iterdir():
+        for file in tmp_path.glob("*.*"):
             file.unlink()
         life = Life(store, card, divided, seed)
         try:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from nodeplug import Device, DeviceId, Holding, Host, InvalidRequest, Journal, NotFound, NotReady, ResourceName
+from nodeplug.testing import folders
 from nodeplug.testing.waiting import until
 from nodeplug_gpu.access import NodePaths
 from nodeplug_gpu.config import GpuConfig
@@ -332,6 +333,7 @@ def test_a_card_that_two_entries_choose_is_found_while_the_former_instance_serve
         plugin.prepare()
 
 
+@pytest.mark.node
 def test_the_first_list_of_cards_with_mps_waits_for_their_daemons_so_that_it_is_healthy(
     stage: Stage, tmp_path: Path
 ) -> None:
@@ -357,6 +359,7 @@ exec sleep 600
         plugin.stop()
         for file in tmp_path.glob("mps/*/daemon.json"):
             os.kill(json.loads(file.read_text())["pid"], 9)
+        folders.unmount_below(tmp_path)
 
 
 def test_a_card_whose_cdi_spec_cannot_be_written_is_not_offered_and_readyz_says_why(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from nodeplug.testing import Kubelet, ScratchNode
+from nodeplug.testing import Kubelet, ScratchNode, folders
 
 MEM, WHOLE = "aliyun.com/gpu-mem", "nvidia.com/gpu"
 ROOT = Path(__file__).parents[3]
@@ -71,6 +71,7 @@ def test_pods_are_admitted_while_a_reloaded_instance_waits_for_the_driver(node: 
     run(story)
 
 
+@pytest.mark.node
 def test_a_card_without_mps_does_not_wait_for_the_mps_daemon_of_another(node: ScratchNode) -> None:
     programs = node.root / "driver" / "usr" / "bin"
     programs.mkdir(parents=True)
@@ -99,3 +100,5 @@ def test_a_card_without_mps_does_not_wait_for_the_mps_daemon_of_another(node: Sc
     finally:
         for pid in (programs / "starts").read_text().split():
             os.kill(int(pid), 9)
+        node.stop()
+        folders.unmount_below(node.root)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from nodeplug import DeviceId
-from nodeplug.testing import AdmissionError, Kubelet, ScratchNode
+from nodeplug.testing import AdmissionError, Kubelet, ScratchNode, folders
 from nodeplug_gpu.ids import by_card
 
 MEM = "aliyun.com/gpu-mem"
@@ -92,6 +92,7 @@ def test_a_node_without_a_driver_registers_nothing_and_is_well(node: ScratchNode
     run(story)
 
 
+@pytest.mark.node
 def test_an_exchange_leaves_stream_units_and_mps_as_they_are(node: ScratchNode) -> None:
     programs = node.root / "driver" / "usr" / "bin"
     programs.mkdir(parents=True)
@@ -127,6 +128,8 @@ def test_an_exchange_leaves_stream_units_and_mps_as_they_are(node: ScratchNode) 
     finally:
         for pid in (programs / "starts").read_text().split():
             os.kill(int(pid), 15)
+        node.stop()
+        folders.unmount_below(node.root)
 
 
 def test_a_reload_that_would_sell_a_card_twice_changes_nothing(node: ScratchNode) -> None:

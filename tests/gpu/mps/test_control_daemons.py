@@ -1,88 +1,24 @@
 """MPS control daemons: started, watched, found again, ended. The program stands in, the processes are real."""
 
-import logging
 import os
 import signal
 import subprocess
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from nodeplug import Host, Journal
 from nodeplug.testing.waiting import until
 from nodeplug_gpu.cards import Card, Uuid
 from nodeplug_gpu.config import Mps
 from nodeplug_gpu.mps.cards import MpsDaemons
-from nodeplug_gpu.mps.client import Folders, client
-from nodeplug_gpu.mps.daemon import recorded
+from nodeplug_gpu.mps.folders import Folders
+from nodeplug_gpu.mps.record import recorded
+
+pytestmark = pytest.mark.node
 
 CARD = Card(Uuid("GPU-1"), 0, 0, "X", 16 << 30, compute_capability=(9, 0))
 OTHER = Card(Uuid("GPU-2"), 1, 1, "X", 16 << 30, compute_capability=(9, 0))
-
-CONTROL = """#!/bin/sh
-# Stands in for nvidia-cuda-mps-control: -f serves until it is told to quit; without it, a command comes on stdin.
-folder="$CUDA_MPS_PIPE_DIRECTORY"
-if [ "$1" = -f ]; then
-    [ -e "$(dirname "$0")/broken" ] && { echo "no driver" >&2; exit 1; }
-    echo "$LD_LIBRARY_PATH" > "$(dirname "$0")/libraries"
-    echo "$CUDA_VISIBLE_DEVICES" > "$folder/control"
-    trap 'rm -f "$folder/control"; exit 0' TERM
-    while [ ! -e "$folder/quit" ]; do sleep 0.05; done
-    rm -f "$folder/control" "$folder/quit"
-else
-    read -r command
-    case "$command" in
-        quit) touch "$folder/quit" ;;
-        get_default_active_thread_percentage)
-            [ -e "$(dirname "$0")/mute" ] && exec sleep 600
-            [ -e "$folder/control" ] && echo 100.0 ;;
-    esac
-fi
-"""
-SMI = """#!/bin/sh
-echo "$@" >> "$(dirname "$0")/modes"
-"""
-
-
-@pytest.fixture(autouse=True)
-def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nodeplug_gpu.mps.daemon.ASK_EVERY", 0.2)
-    monkeypatch.setattr("nodeplug_gpu.mps.daemon.ASK_PATIENCE", 1.0)
-    monkeypatch.setattr("nodeplug_gpu.mps.daemon.START_PATIENCE", 2.0)
-
-
-@pytest.fixture
-def driver_root(tmp_path: Path) -> Path:
-    programs = tmp_path / "driver" / "usr" / "bin"
-    programs.mkdir(parents=True)
-    for name, text in (("nvidia-cuda-mps-control", CONTROL), ("nvidia-smi", SMI)):
-        (programs / name).write_text(text)
-        (programs / name).chmod(0o755)
-    return tmp_path / "driver"
-
-
-@pytest.fixture
-def daemons(driver_root: Path, short_path: Path) -> Iterator[Callable[[], MpsDaemons]]:
-    made: list[MpsDaemons] = []
-
-    def make() -> MpsDaemons:
-        log = logging.LoggerAdapter(logging.getLogger("nodeplug.plugin.gpu"), {})
-        host = Host("gpu", "node", "boot", log, Journal(short_path), short_path, short_path, lambda _: None, None)  # type: ignore[arg-type] # no CNI here
-        made.append(MpsDaemons(host, driver_root, lambda: None))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.stop()
-    until(lambda: not [thread for thread in threading.enumerate() if thread.name.startswith("gpu:mps:")])
-    for record in short_path.glob("mps/*/daemon.json"):  # no thread is left that could write or remove one
-        pid = recorded(record)
-        if pid is not None:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
 
 
 def wanted(*cards: Card) -> dict[Uuid, tuple[Card, Mps]]:
@@ -225,8 +161,12 @@ def test_a_daemon_of_an_earlier_configuration_gives_back_its_card_for_all(
     later.keep({}, cards=[CARD])
     until(lambda: modes.read_text().splitlines()[-1] == "-i GPU-1 -c DEFAULT")
     until(lambda: not Folders.of(short_path, CARD.uuid).record.exists())
-    later.keep({})
-    until(lambda: not later.leftover(CARD.uuid))
+
+    def free() -> bool:
+        later.keep({})  # as at each look: the thread ends a moment after the record is gone
+        return not later.leftover(CARD.uuid)
+
+    until(free)
 
 
 def test_the_daemon_of_a_card_that_containers_hold_goes_on_until_they_are_gone(
@@ -305,21 +245,6 @@ def test_a_run_folder_whose_sockets_would_have_too_long_a_name_is_told(
     until(lambda: "longer than 107 bytes" in one.reason(CARD.uuid))
 
 
-def test_a_client_gets_limits_by_its_share(tmp_path: Path) -> None:
-    grant = client(Folders(tmp_path), CARD, 4 << 30, 0.25, threads=True)
-    assert grant.env["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=4096M"
-    assert grant.env["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "25"
-    pipes = grant.mounts[0]
-    assert (pipes.host_path, pipes.container_path) == (str(tmp_path / "pipe"), grant.env["CUDA_MPS_PIPE_DIRECTORY"])
-
-
-def test_a_client_can_change_nothing_in_the_folder_of_the_socket_and_sees_no_log(tmp_path: Path) -> None:
-    grant = client(Folders(tmp_path), CARD, 4 << 30, 0.25, threads=True)
-    assert grant.mounts[0].read_only
-    assert not [mount for mount in grant.mounts if "log" in mount.host_path]
-    assert "CUDA_MPS_LOG_DIRECTORY" not in grant.env
-
-
 def test_no_other_user_may_write_to_the_folders_of_a_daemon(
     daemons: Callable[[], MpsDaemons], short_path: Path
 ) -> None:
@@ -355,17 +280,3 @@ def test_a_daemon_that_stops_answering_is_told_and_not_ended(
     mute.unlink()
     until(lambda: not one.reason(CARD.uuid))
     assert pid_of(short_path, CARD) == pid
-
-
-def test_a_small_share_still_is_one_percent(tmp_path: Path) -> None:
-    grant = client(Folders(tmp_path), CARD, 1 << 20, 0.001, threads=True)
-    assert grant.env["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "1"
-
-
-def test_multiprocessors_are_not_limited_where_that_is_switched_off(tmp_path: Path) -> None:
-    assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" not in client(Folders(tmp_path), CARD, 1 << 30, 0.5, threads=False).env
-
-
-def test_a_card_before_volta_has_no_limits(tmp_path: Path) -> None:
-    old = Card(Uuid("GPU-1"), 0, 0, "X", 16 << 30, compute_capability=(6, 1))
-    assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT" not in client(Folders(tmp_path), old, 1 << 30, 0.5, threads=True).env

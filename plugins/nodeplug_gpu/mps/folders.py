@@ -1,0 +1,58 @@
+"""Where the files of one card's MPS control daemon are.
+
+Owns: the layout of the card's run folder.
+Refuses: to make anything.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from nodeplug_gpu.cards import Uuid
+from nodeplug_gpu.ids import card_key
+
+
+@dataclass(frozen=True, slots=True)
+class Folders:
+    """The folders of one card's daemon; clients reach it through `pipes`."""
+
+    root: Path
+
+    @property
+    def pipes(self) -> Path:
+        """Its socket and pipes (CUDA_MPS_PIPE_DIRECTORY)."""
+        return self.root / "pipe"
+
+    @property
+    def shm(self) -> Path:
+        """What it and its clients have as /dev/shm: a mount point."""
+        return self.root / "shm"
+
+    @property
+    def logs(self) -> Path:
+        """Its logs (CUDA_MPS_LOG_DIRECTORY): a mount point."""
+        return self.root / "log"
+
+    @property
+    def output(self) -> Path:
+        """What it prints. `control.log` and `server.log` in the same folder are of MPS itself."""
+        return self.logs / "output.log"
+
+    @property
+    def libraries(self) -> Path:
+        """Links to the driver's own libraries, where the driver is not the node's."""
+        return self.root / "lib"
+
+    @property
+    def record(self) -> Path:
+        """Who it is, for the next start of nodeplug."""
+        return self.root / "daemon.json"
+
+    @property
+    def ready(self) -> bool:
+        """Whether clients can connect."""
+        return (self.pipes / "control").exists()
+
+    @staticmethod
+    def of(run_dir: Path, uuid: Uuid) -> "Folders":
+        """Return the folders of a card. A socket's path has at most 107 bytes, hence the key and not the UUID."""
+        return Folders(run_dir / "mps" / card_key(uuid))

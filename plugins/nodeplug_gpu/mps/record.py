@@ -1,0 +1,73 @@
+"""Which process serves a card, and on what terms, as a file for the next start of nodeplug.
+
+Owns: the file's form, also as earlier versions wrote it, and whether the process still is the one.
+Refuses: to say whether the process does its work (it is asked for that).
+"""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Which process serves a card.
+
+    Attributes:
+        pid: of the control daemon.
+        started: when it started, in clock ticks since boot: with the pid, nobody else's.
+        exclusive: the card's compute mode was changed for it.
+        shm: bytes of the tmpfs that it and its clients have as /dev/shm; None for the node's own, as the daemons of a
+            version before have it. Whoever starts it again does so on the same terms: containers may have the mount.
+    """
+
+    pid: int
+    started: str
+    exclusive: bool
+    shm: int | None = None
+
+    @staticmethod
+    def read(file: Path) -> "Record | None":
+        """Return what a file says, whether the process runs or not."""
+        try:
+            found = json.loads(file.read_text(encoding="ascii"))
+            shm = found.get("shm")
+            return Record(
+                int(found["pid"]),
+                str(found["started"]),
+                bool(found.get("exclusive", True)),
+                None if shm is None else int(shm),
+            )
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return None
+
+    def write(self, file: Path) -> None:
+        """Keep it.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        new = file.with_suffix(".new")  # who reads it must not find half of it
+        new.write_text(json.dumps(asdict(self)), encoding="ascii")
+        new.rename(file)
+
+    @property
+    def runs(self) -> bool:
+        """Whether it still is the process that was recorded."""
+        return bool(self.started) and start_time(self.pid) == self.started
+
+
+def recorded(file: Path) -> int | None:
+    """Return the pid of a daemon that an earlier nodeplug started and that still runs."""
+    record = Record.read(file)
+    return record.pid if record is not None and record.runs else None
+
+
+def start_time(pid: int) -> str:
+    """Return when a process started, in clock ticks since boot (proc(5), field 22): with the pid, nobody else's."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    state, *fields = stat.rpartition(")")[2].split()
+    return "" if state == "Z" else fields[18]

@@ -1,0 +1,122 @@
+"""What is mounted for one card's control daemon: the memory that it shares with its clients, and room for its logs.
+
+Owns: both tmpfs in the card's run folder, their bounds and their end. They are mounted where nodeplug is, so that the
+container runtime sees them; a container gets the folder as /dev/shm, the daemon by `launch`.
+Refuses: to look at the daemon or its clients; who calls knows when nobody needs them any more.
+
+Tenants write to the one and cause the lines of the other: neither may take the memory of the node, or fill /run.
+"""
+
+import os
+from pathlib import Path
+from typing import Final
+
+from nodeplug import NotReady, PluginError, mount, mounted_at, unmount
+from nodeplug_gpu.mps.folders import Folders
+from nodeplug_gpu.mps.record import Record
+
+DEV_SHM: Final = "/dev/shm"  # noqa: S108 - what daemons of a version before share with their clients
+LOG_SIZE: Final = 4 << 20
+"""Bytes of all logs of one daemon."""
+_PAGE: Final = 4096
+
+
+def mount_memory(folders: Folders, size: int, *, anew: bool) -> None:
+    """Mount what daemon and clients share, of any user; succeed when it is mounted.
+
+    Args:
+        folders: of the card.
+        size: bytes.
+        anew: nobody uses what may be mounted, such as what a killed start left behind.
+
+    Raises:
+        PluginError: the kernel refused.
+    """
+    if anew:
+        unmount(str(folders.shm), lazy=True)
+    _mount(folders.shm, size, "1777")
+
+
+def mount_logs(folders: Folders) -> None:
+    """Mount the room for logs, of root alone; succeed when it is mounted.
+
+    Raises:
+        PluginError: the kernel refused.
+        OSError: what lies in the folder cannot be removed.
+    """
+    if mounted_at(str(folders.logs)) is None:
+        # Of a version before, in /run itself, and hidden from now on.
+        for file in (folders.root / "control.log", *(folders.logs.iterdir() if folders.logs.is_dir() else ())):
+            file.unlink(missing_ok=True)
+    _mount(folders.logs, LOG_SIZE, "0700")
+
+
+def _mount(folder: Path, size: int, mode: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    if mounted_at(str(folder)) is not None:
+        return
+    folder.chmod(0o700)  # without the mount it is nobody's
+    # Empty files cost kernel memory that `size` does not count.
+    options = ["nosuid", "nodev", "noexec", f"size={size}", f"mode={mode}", f"nr_inodes={size // _PAGE}"]
+    try:
+        mount("tmpfs", str(folder), "tmpfs", options=options)
+    except PluginError as error:
+        raise PluginError(f"{error.message}; it needs root with CAP_SYS_ADMIN, in a container privileged") from error
+
+
+def unmount_all(folders: Folders) -> None:
+    """Unmount both; succeed when nothing is mounted. Who still has one of them open keeps it.
+
+    Raises:
+        PluginError: the kernel refused.
+    """
+    for folder in (folders.shm, folders.logs):
+        unmount(str(folder), lazy=True)
+
+
+def is_shared(folders: Folders) -> bool:
+    """Whether the memory that daemon and clients share is mounted."""
+    return mounted_at(str(folders.shm)) is not None
+
+
+def is_hidden(folders: Folders) -> bool:
+    """Whether the node's first process does not have the memory mounted: then no container runtime sees it.
+
+    False where that cannot be known, as in a container without the host's processes.
+    """
+    mine = mounted_at(str(folders.shm))
+    try:
+        table = Path("/proc/1/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError:
+        return False
+    return mine is not None and all(line.split(" ")[2] != mine.device for line in table.splitlines())
+
+
+def for_clients(folders: Folders) -> str:
+    """Return the host path of what a container gets as /dev/shm: what the card's daemon has there.
+
+    Raises:
+        NotReady: no daemon was started, or what it has is not mounted any more.
+    """
+    record = Record.read(folders.record)
+    if record is None:
+        raise NotReady("the card's MPS control daemon does not run")
+    if record.shm is None:
+        return DEV_SHM
+    if not is_shared(folders):  # the plain folder would be a way to fill /run
+        raise NotReady(f"{folders.shm}, which MPS clients have as /dev/shm, is not mounted any more")
+    return str(folders.shm)
+
+
+def trim_logs(folders: Folders) -> None:
+    """Empty the largest log when a quarter of the room is left: what is told last is worth more than what was first.
+
+    Raises:
+        OSError: a log cannot be emptied.
+    """
+    room = os.statvfs(folders.logs)
+    if mounted_at(str(folders.logs)) is None or room.f_bavail * 4 > room.f_blocks:
+        return
+    logs = [file for file in folders.logs.iterdir() if file.is_file()]
+    # A program that does not append goes on at its former place, and the hole before it takes no memory.
+    os.truncate(max(logs, key=lambda file: file.stat().st_blocks), 0)

@@ -1,0 +1,83 @@
+"""The programs of MPS, which stand in, and the daemons of a node that runs them."""
+
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from nodeplug import Host, Journal
+from nodeplug.testing import folders
+from nodeplug.testing.waiting import until
+from nodeplug_gpu.mps.cards import MpsDaemons
+from nodeplug_gpu.mps.record import recorded
+
+CONTROL = """#!/bin/sh
+# Stands in for nvidia-cuda-mps-control: -f serves until it is told to quit; without it, a command comes on stdin.
+folder="$CUDA_MPS_PIPE_DIRECTORY"
+if [ "$1" = -f ]; then
+    [ -e "$(dirname "$0")/broken" ] && { echo "no driver" >&2; exit 1; }
+    echo "$LD_LIBRARY_PATH" > "$(dirname "$0")/libraries"
+    echo "$CUDA_VISIBLE_DEVICES" > "$folder/control"
+    trap 'rm -f "$folder/control"; exit 0' TERM
+    while [ ! -e "$folder/quit" ]; do
+        [ -e "$(dirname "$0")/chatty" ] && echo "a line" 2>/dev/null
+        sleep 0.05
+    done
+    rm -f "$folder/control" "$folder/quit"
+else
+    read -r command
+    case "$command" in
+        quit) touch "$folder/quit" ;;
+        get_default_active_thread_percentage)
+            [ -e "$(dirname "$0")/mute" ] && exec sleep 600
+            [ -e "$folder/control" ] && echo 100.0 ;;
+    esac
+fi
+"""
+SMI = """#!/bin/sh
+echo "$@" >> "$(dirname "$0")/modes"
+"""
+
+
+@pytest.fixture(autouse=True)
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nodeplug_gpu.mps.daemon.ASK_EVERY", 0.2)
+    monkeypatch.setattr("nodeplug_gpu.mps.daemon.ASK_PATIENCE", 2.0)
+    monkeypatch.setattr("nodeplug_gpu.mps.daemon.START_PATIENCE", 2.0)
+
+
+@pytest.fixture
+def driver_root(tmp_path: Path) -> Path:
+    programs = tmp_path / "driver" / "usr" / "bin"
+    programs.mkdir(parents=True)
+    for name, text in (("nvidia-cuda-mps-control", CONTROL), ("nvidia-smi", SMI)):
+        (programs / name).write_text(text)
+        (programs / name).chmod(0o755)
+    return tmp_path / "driver"
+
+
+@pytest.fixture
+def daemons(driver_root: Path, short_path: Path) -> Iterator[Callable[[], MpsDaemons]]:
+    made: list[MpsDaemons] = []
+
+    def make() -> MpsDaemons:
+        log = logging.LoggerAdapter(logging.getLogger("nodeplug.plugin.gpu"), {})
+        host = Host("gpu", "node", "boot", log, Journal(short_path), short_path, short_path, lambda _: None, None)  # type: ignore[arg-type] # no CNI here
+        made.append(MpsDaemons(host, driver_root, lambda: None))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.stop()
+    until(lambda: not [thread for thread in threading.enumerate() if thread.name.startswith("gpu:mps:")])
+    for record in short_path.glob("mps/*/daemon.json"):  # no thread is left that could write or remove one
+        pid = recorded(record)
+        if pid is not None:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    folders.unmount_below(short_path)
