@@ -41,6 +41,8 @@ ALIVE: Final = "alive"
 """The style that is answered at once, by no handler: how an entrypoint tells a daemon at work from a stopped one."""
 _LOOK: Final = 0.5
 """Seconds between two looks at whether the socket is still at its path: one stat(2)."""
+_AGAIN: Final = 0.1
+"""Seconds between two tries to accept while that fails."""
 _SILENCE: Final = 10.0
 _GRACE: Final = 2.0
 _CREDENTIALS: Final = struct.Struct("3i")
@@ -78,6 +80,7 @@ class ExecServer:
         self._reading: dict[Arrival, asyncio.Task[None]] = {}
         self._calls = 0
         self._refused: set[int] = set()
+        self._trouble = ""
 
     async def start(self) -> None:
         """Listen. A socket that a killed daemon left is replaced.
@@ -173,12 +176,21 @@ class ExecServer:
             try:
                 return listener.accept()[0]
             except BlockingIOError:
+                self._tell_accepting("")
                 self._idle = asyncio.get_running_loop().create_future()
                 await readable(listener, self._idle)
             except OSError as error:  # such as EMFILE: it passes
-                LOG.warning("cannot accept on %s: %s", self.path, error.strerror)
-                await asyncio.sleep(0.1)
+                self._tell_accepting(error.strerror or str(error))
+                await asyncio.sleep(_AGAIN)
         return None
+
+    def _tell_accepting(self, trouble: str) -> None:
+        """Say once that callers cannot be accepted, and once that none is left waiting."""
+        if trouble and not self._trouble:
+            LOG.warning("cannot accept on %s: %s; callers wait until that has passed", self.path, trouble)
+        elif self._trouble and not trouble:
+            LOG.warning("callers are accepted on %s again", self.path)
+        self._trouble = trouble
 
     async def stop(self, grace: float = 5.0) -> None:
         """Stop accepting, give calls in flight `grace` seconds, and remove the socket if it is still ours."""

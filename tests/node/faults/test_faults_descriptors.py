@@ -5,6 +5,7 @@ import resource
 import socket
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -92,3 +93,18 @@ def test_a_daemon_without_a_descriptor_left_outlives_that(make_node: Make, kubel
         assert node.scratch.running, (spare, node.scratch.log[-2000:])
     resource.prlimit(node.scratch.pid, resource.RLIMIT_NOFILE, limits)
     assert node.cni().status == 0
+
+
+def test_a_lack_of_descriptors_is_said_once_when_it_begins_and_once_when_it_has_passed(make_node: Make) -> None:
+    node = make_node()
+    limits = resource.prlimit(node.scratch.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(node.scratch.pid, resource.RLIMIT_NOFILE, (3, limits[1]))
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(node.cni)
+        node.until(lambda: "cannot accept on" in node.scratch.log)
+        time.sleep(1)  # ten further tries
+        resource.prlimit(node.scratch.pid, resource.RLIMIT_NOFILE, limits)
+        assert waiting.result().status == 0
+    node.until(lambda: "callers are accepted" in node.scratch.log)
+    said = [line for line in node.scratch.log.splitlines() if "accept" in line]
+    assert len(said) == 2, said
