@@ -3,7 +3,7 @@
 import os
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -123,3 +123,57 @@ def test_an_entrypoint_that_cannot_be_read_is_told(unreadable: ScratchNode) -> N
     with pytest.raises(PluginError, match=r"cannot examine .*nodeplug-bridge: No such process"):
         deploy(registry, unreadable.paths, native=False)
     assert installed(unreadable.paths) == "unreadable"
+
+
+HUGE = 1 << 40
+"""Bytes of a file without blocks: more than any node has memory."""
+
+
+def put_huge(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:
+        file.truncate(HUGE)
+    path.chmod(0o755)
+
+
+def put_pipe(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize("put", [put_huge, put_pipe])
+def test_files_of_others_that_have_no_end_hold_up_no_installation(tmp_path: Path, put: Callable[[Path], None]) -> None:
+    node = ScratchNode(tmp_path, PLUGINS)
+    paths = node.paths
+    odd = [
+        paths.cni_bin / "other",
+        paths.cni_conf / "00-other.conflist",
+        paths.flexvolume / "other~half" / "capabilities.json",
+        paths.flexvolume / "other~driver" / "driver",
+    ]
+    for path in odd:
+        put(path)
+    for command in (["install", "--script"], ["install", "--script"], ["uninstall"]):
+        done = subprocess.run(node.command(*command), capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stderr
+    assert all(path.exists() for path in odd)
+
+
+@pytest.mark.parametrize("put", [put_huge, put_pipe])
+def test_a_name_that_is_taken_by_a_file_without_end_is_refused(tmp_path: Path, put: Callable[[Path], None]) -> None:
+    node = ScratchNode(tmp_path, PLUGINS)
+    put(node.paths.cni_bin / "nodeplug-bridge")
+    done = subprocess.run(node.command("install", "--script"), capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, "not installed by nodeplug and in the way" in done.stderr) == (1, True)
+
+
+@pytest.mark.parametrize("put", [put_huge, put_pipe])
+def test_a_daemon_serves_beside_files_of_others_that_have_no_end(tmp_path: Path, put: Callable[[Path], None]) -> None:
+    node = ScratchNode(tmp_path / "node", PLUGINS, supervisor='listen = ""\ninstall = true')
+    put(node.paths.cni_conf / "00-other.conflist")
+    put(node.paths.cni_bin / "other")
+    with node:
+        until(lambda: node.status()["entrypoints"]["kind"])
+        (node.paths.cni_bin / "nodeplug-bridge").unlink()
+        put(node.paths.cni_bin / "nodeplug-bridge")
+        until(lambda: "was replaced by a program" in node.status()["reasons"].get("entrypoints", ""))

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from nodeplug.errors import Exhausted, PluginError
-from nodeplug.install.ownership import TEMPORARY, ForeignFile
+from nodeplug.install.ownership import TEMPORARY, ForeignFile, content
 from nodeplug.install.report import Tally
 from nodeplug.journal import sync_folder
 
@@ -101,7 +101,7 @@ def has(path: Path, data: bytes, mode: int) -> bool:
     """Whether a path is a file of its own, not a link to another, with these bytes and this mode."""
     if path.is_symlink() or not path.is_file():
         return False
-    return path.stat().st_mode & 0o777 == mode and path.read_bytes() == data
+    return path.stat().st_mode & 0o777 == mode and path.stat().st_size == len(data) and content(path) == data
 
 
 def _made_meanwhile(path: Path) -> ForeignFile:

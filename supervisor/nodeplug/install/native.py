@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from nodeplug.errors import NotFound, PluginError
+from nodeplug.install.ownership import content
 from nodeplug.install.scripts import find_scripts, is_ours
 
 SOURCE: Final = "nodeplug-entrypoint.c"
@@ -78,7 +79,7 @@ def _compiled(*, flex: bool, socket: Path | str, spool: Path | str, source: Path
     command = [*compiler(), *_OPTIONS, f"-DFLEX={int(flex)}"]
     command += [f"-DSOCKET={_literal(socket)}", f"-DSPOOL={_literal(spool)}"]
     kept = cache and cache / f"{'flex' if flex else 'cni'}-{_digest(program, command)}"
-    if kept and kept.is_file() and is_ours(data := kept.read_bytes()):
+    if kept and kept.is_file() and is_ours(data := content(kept)):
         return data
     made = _compile(command, program)
     if kept:

@@ -11,6 +11,7 @@ from collections.abc import Collection, Container
 from pathlib import Path
 from typing import Any, Final
 
+from nodeplug.bounded import read_bounded
 from nodeplug.config import Paths
 from nodeplug.install import runtimes
 
@@ -26,10 +27,10 @@ def configurations(conf: Path) -> list[Path]:
 def plugin_types(path: Path) -> list[str]:
     """Return the executables that a configuration names, in order; none when it cannot be read."""
     try:
-        document: Any = json.loads(path.read_bytes())
+        document: Any = json.loads(read_bounded(path))
         plugins = document.get("plugins") or [document]
         return [str(plugin["type"]) for plugin in plugins if plugin.get("type")]
-    except (OSError, ValueError, TypeError, AttributeError, KeyError):
+    except (OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError):
         return []
 
 

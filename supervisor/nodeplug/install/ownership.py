@@ -5,6 +5,7 @@ and the search for them in the runtime's and kubelet's folders.
 Refuses: to change anything; `nodeplug.install.files` does that with the answers from here.
 """
 
+import errno
 import json
 import os
 import re
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from nodeplug.bounded import read_bounded
 from nodeplug.errors import InvalidRequest, PluginError
 from nodeplug.install.scripts import CNI_SCRIPT, PROGRAM, is_ours, leader
 
@@ -21,9 +23,10 @@ CONFLIST_KEY: Final = "installedBy"
 """A conflist with this key and the value "nodeplug" is ours; libcni ignores keys that it does not know."""
 TEMPORARY: Final = ".nodeplug-"
 """How temporary names begin: the dot hides them from kubelet."""
-_HEAD: Final = 1 << 12
-_LARGEST: Final = 4 << 20
-"""Bytes of the largest program that can be one of ours; a compiled entrypoint has about one million."""
+LARGEST: Final = 4 << 20
+"""Bytes of the largest file that can be one of ours; a compiled entrypoint has about one million."""
+NOT_OURS: Final = frozenset({errno.EFBIG, errno.EINVAL, errno.EISDIR, errno.ENXIO, errno.ENODEV})
+"""Reasons not to read a file which say that it is none of ours: its size, or that it is no regular file."""
 _PROGRAM: Final = re.compile(rf"{re.escape(PROGRAM)}[0-9a-f]{{12}}")
 
 
@@ -64,7 +67,7 @@ def marked_conflist(name: str, data: bytes) -> bytes:
 def _json_object(data: bytes) -> dict[str, Any]:
     try:
         document = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return document if isinstance(document, dict) else {}
 
@@ -110,16 +113,21 @@ def refuse_foreign(
 
 def is_our_script(path: Path) -> bool:
     """Whether a path is a script of ours itself: not a folder, not a symlink (rename would replace that alone)."""
-    return path.is_file() and not path.is_symlink() and is_ours(_bytes_of(path))
+    return path.is_file() and not path.is_symlink() and is_ours(content(path))
 
 
-def _bytes_of(path: Path) -> bytes:
-    """Read what can be ours: a folder of executables holds large ones of others."""
-    with path.open("rb") as stream:
-        head = stream.read(_HEAD)
-        if head.startswith(b"\x7fELF") and os.fstat(stream.fileno()).st_size > _LARGEST:
-            return head
-        return head + stream.read()
+def content(path: Path) -> bytes:
+    """Read what can be ours; of anything else, such as a pipe or a large program of others, there is nothing to read.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    try:
+        return read_bounded(path, LARGEST)
+    except OSError as error:
+        if error.errno in NOT_OURS:
+            return b""
+        raise
 
 
 def is_our_link(path: Path) -> bool:
@@ -143,7 +151,7 @@ def our_entrypoints(cni_bin: Path) -> list[Path]:
 
 
 def _is_our_list(path: Path) -> bool:
-    return path.is_file() and not path.is_symlink() and _json_object(path.read_bytes()).get(CONFLIST_KEY) == "nodeplug"
+    return path.is_file() and not path.is_symlink() and _json_object(content(path)).get(CONFLIST_KEY) == "nodeplug"
 
 
 def _is_taken(path: Path) -> bool:
@@ -183,7 +191,7 @@ def our_drivers(flex: Path) -> Iterator[Path]:
 
 def _is_half_removed(folder: Path) -> bool:
     names = {path.name for path in folder.iterdir()} - {path.name for path in programs(folder)}
-    return names == {CAPABILITIES} and "status" in _json_object((folder / CAPABILITIES).read_bytes())
+    return names == {CAPABILITIES} and "status" in _json_object(content(folder / CAPABILITIES))
 
 
 def programs(folder: Path) -> list[Path]:
@@ -193,7 +201,7 @@ def programs(folder: Path) -> list[Path]:
 
 def superseded(folder: Path, scripts: Iterable[Path]) -> list[Path]:
     """Return the compiled programs in a folder that none of its scripts names (any more)."""
-    named = {leader(script.read_bytes()).name for script in scripts if is_our_script(script)}
+    named = {leader(content(script)).name for script in scripts if is_our_script(script)}
     return [path for path in programs(folder) if path.name not in named]
 
 
@@ -201,7 +209,7 @@ def installed_kind(folders: Folders) -> str:
     """Return what is installed: "native", "script", "mixed" while only some are exchanged, "" when nothing is."""
     scripts = our_entrypoints(folders.cni_bin)
     scripts += [folder / executable(folder.name) for folder in our_drivers(folders.flex)]
-    kinds = {_kind(path.read_bytes()) for path in scripts if is_our_script(path)}
+    kinds = {_kind(content(path)) for path in scripts if is_our_script(path)}
     return kinds.pop() if len(kinds) == 1 else "mixed" if kinds else ""
 
 

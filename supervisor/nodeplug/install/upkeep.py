@@ -15,10 +15,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
+from nodeplug.bounded import read_bounded
 from nodeplug.install.atomic import temporary_in, write_new
 from nodeplug.install.ownership import (
     CAPABILITIES,
+    LARGEST,
+    NOT_OURS,
     Folders,
+    content,
     executable,
     is_our_link,
     is_our_script,
@@ -40,8 +44,8 @@ def take_stock(folders: Folders) -> dict[Path, str]:
     for folder in our_drivers(folders.flex):
         scripts.append(folder / executable(folder.name))
         found += [scripts[-1], folder / CAPABILITIES]
-    found += {leader(path.read_bytes()) for path in scripts if path.is_file()}
-    return {path: _digest(path.read_bytes()) for path in found if path.is_file() and _can_be_ours(path, folders)}
+    found += {leader(content(path)) for path in scripts if path.is_file()}
+    return {path: _digest(content(path)) for path in found if path.is_file() and _can_be_ours(path, folders)}
 
 
 def _can_be_ours(path: Path, folders: Folders) -> bool:
@@ -51,7 +55,7 @@ def _can_be_ours(path: Path, folders: Folders) -> bool:
 def read_record(path: Path) -> dict[Path, str] | None:
     """Return the record; None when there is none that can be read."""
     try:
-        document = json.loads(path.read_bytes())
+        document = json.loads(read_bounded(path))
         return {Path(name): str(digest) for name, digest in document["files"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
@@ -106,11 +110,11 @@ class Inspection:
                 return None
             if not stat.S_ISREG(status.st_mode):
                 return "damaged" if is_our_link(path) else "foreign"
-            data = path.read_bytes()
+            data = read_bounded(path, LARGEST)
         except FileNotFoundError:
             return "missing"
-        except OSError:
-            return "damaged"
+        except OSError as error:
+            return "foreign" if error.errno in NOT_OURS else "damaged"
         wanted = 0 if path.name == CAPABILITIES else _EXECUTABLE
         if _digest(data) == digest and status.st_mode & wanted == wanted:
             self._right[path] = identity
