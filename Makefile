@@ -7,7 +7,7 @@ BENCH_QUICK ?=
 # Many tests wait for each other's processes rather than compute: one more worker than there are cores.
 WORKERS ?= $(shell expr $$(nproc) + 1)
 
-.PHONY: can-demo docs help demo test suite soak lint unit node gpu real kubelet consumers meta proto bench setup clean
+.PHONY: always can-demo docs help demo test suite soak lint unit node gpu real kubelet consumers meta proto bench setup clean
 
 help: ## Show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | expand -t 12
@@ -17,6 +17,13 @@ setup: $(STAMP) ## Make the virtual environment with everything in it
 $(STAMP): pyproject.toml .ci/constraints.txt .ci/make-venv .ci/prerequisites
 	.ci/make-venv "$(PYTHON)" "$(VENV)"
 	@touch $@
+
+# An interpreter that is named is wanted, also where there is an environment of another one already.
+ifneq ($(origin PYTHON),file)
+ifneq ($(shell "$(PYTHON)" --version 2>&1),$(shell $(RUN)/python --version 2>&1))
+$(STAMP): always
+endif
+endif
 
 can-demo:
 	@.ci/prerequisites "$(PYTHON)" "$(VENV)" demo
