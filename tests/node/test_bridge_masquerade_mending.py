@@ -21,10 +21,15 @@ NETFILTER = 12
 FLUSHES = ["flush ruleset", f"flush table inet {nft.TABLE}", f"flush chain inet {nft.TABLE} {nft.CHAIN}"]
 
 
-def run_nft(scratch: ScratchCni, *words: str) -> str:
-    command = ["/usr/sbin/nft", *words]
-    if not Path(command[0]).exists():
+def nft_tool() -> str:
+    path = "/usr/sbin/nft"
+    if not Path(path).exists():
         pytest.skip("nftables is missing: apt-get install nftables")
+    return path
+
+
+def run_nft(scratch: ScratchCni, *words: str) -> str:
+    command = [nft_tool(), *words]
     done = scratch.on_host(lambda: subprocess.run(command, capture_output=True, text=True, check=True))
     return done.stdout
 
@@ -125,13 +130,15 @@ def test_a_mended_table_keeps_the_subnets_of_other_networks(
 def test_many_containers_are_masqueraded_again(scratch: ScratchCni, network: dict[str, Any]) -> None:
     from ipaddress import ip_interface  # noqa: PLC0415  this test alone
 
+    tool = nft_tool()
+
     def mend() -> int:
         with Netlink(NETFILTER) as netlink:
             masquerade = Masquerade(netlink)
             for number in range(250):
                 masquerade.add([ip_interface(f"10.88.0.{number + 2}/24")], f"nodeplug net c{number} eth0")
             expected = masquerade.entries("")
-            subprocess.run(["/usr/sbin/nft", "flush", "ruleset"], check=True)
+            subprocess.run([tool, "flush", "ruleset"], check=True)
             masquerade.mend(expected)
             return len(masquerade.entries(""))
 
@@ -284,11 +291,13 @@ class Dying(Netlink):
 def test_a_daemon_killed_while_it_mends_leaves_no_rules_without_addresses(
     scratch: ScratchCni, bridge: Bridge, network: dict[str, Any], running: tuple[Netns, Any]
 ) -> None:
+    tool = nft_tool()
+
     def die() -> None:
         with Dying(NETFILTER) as netlink:
             masquerade = Masquerade(netlink)
             expected = masquerade.entries("")
-            subprocess.run(["/usr/sbin/nft", "flush", "ruleset"], check=True)
+            subprocess.run([tool, "flush", "ruleset"], check=True)
             with pytest.raises(SystemExit):
                 masquerade.mend(expected)
 

@@ -227,7 +227,7 @@ def test_a_plugin_that_blocks_is_quarantined_and_the_others_serve(blocked: Any) 
 def test_two_hundred_requests_at_once_are_all_served(node: Any) -> None:
     with ThreadPoolExecutor(200) as pool:
         answers = list(pool.map(lambda number: node.cni(container=f"many{number}", claim="other"), range(200)))
-    assert {answer.status for answer in answers} == {0}
+    assert [answer.stdout for answer in answers if answer.status] == []
     assert {f"many{number}" for number in range(200)} <= node.attachments()
 
 
