@@ -18,7 +18,7 @@ from typing import Any, Final, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import core_schema
 
-from nodeplug.schema import allowed_keys
+from nodeplug.schema import allowed_keys, without_tags
 
 Location = tuple[str | int, ...]
 _LONGEST: Final = 60
@@ -84,7 +84,7 @@ def explain(error: ValidationError, model: type[BaseModel], document: object) ->
         document: what it validated.
     """
     texts: dict[Location, list[str]] = {}
-    found = [(_written(item, document), item) for item in error.errors(include_url=False)]
+    found = [(_written(item, document, model), item) for item in error.errors(include_url=False)]
     for location, item in found:
         # pydantic counts only the right entries of a list: too few of them is no mistake of its own.
         if item["type"] == "too_short" and any(len(at) > len(location) == _common(at, location) for at, _ in found):
@@ -97,14 +97,15 @@ def _key(part: str) -> str:
     return part if re.fullmatch(r"[A-Za-z0-9_-]+", part) else json.dumps(part, ensure_ascii=False)
 
 
-def _written(item: Any, document: object) -> Location:
+def _written(item: Any, document: object, model: type[BaseModel]) -> Location:
     """Return the location without what is not in the file, but for the key that is missing there."""
     path: list[str | int] = []
     place = document
-    for number, part in enumerate(item["loc"], start=1):
+    steps = without_tags(model, item["loc"])
+    for number, part in enumerate(steps, start=1):
         if _holds(place, part):
             place = place[part]  # type: ignore[index] # _holds has looked
-        elif not (item["type"] == "missing" and number == len(item["loc"]) and isinstance(place, Mapping)):
+        elif not (item["type"] == "missing" and number == len(steps) and isinstance(place, Mapping)):
             continue
         path.append(part)
     if item["type"] in {"union_tag_invalid", "union_tag_not_found"}:

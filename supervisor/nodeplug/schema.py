@@ -1,13 +1,16 @@
 """Questions about configuration models that pydantic's errors leave open.
 
-Owns: which keys are allowed at a place of a model, found in its JSON schema.
+Owns: which keys are allowed at a place of a model, and which parts of an error's place are tags of unions and no
+keys, both found in its JSON schema.
 Refuses: validation, and any knowledge of particular models.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from pydantic import BaseModel
+from pydantic.json_schema import GenerateJsonSchema
 
 
 def allowed_keys(model: type[BaseModel], location: Sequence[str | int]) -> tuple[str, ...]:
@@ -20,14 +23,47 @@ def allowed_keys(model: type[BaseModel], location: Sequence[str | int]) -> tuple
     Returns:
         The allowed names; empty when the place is no table of a model.
     """
-    root = model.model_json_schema()
-    definitions: Mapping[str, Any] = root.get("$defs", {})
-    places = [root]
-    for part in location[:-1]:
-        tagged = [inner for place in places for inner in _tagged(place, part, definitions)]
-        places = tagged or [inner for place in places for inner in _inside(_resolve(place, definitions), part)]
+    _, places, definitions = _walk(model, location[:-1])
     tables = [table for place in places for table in _resolve(place, definitions)]
     return tuple(dict.fromkeys(key for table in tables for key in table.get("properties", {})))
+
+
+def without_tags(model: type[BaseModel], location: Sequence[str | int]) -> tuple[str | int, ...]:
+    """Return the place of an error without the tags of unions: a key beside one may be called the same."""
+    return _walk(model, location)[0]
+
+
+class _Lenient(GenerateJsonSchema):
+    """A plugin's class may have types that JSON schema cannot say; whatever else it has is told all the same."""
+
+    ignored_warning_kinds = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012 (as pydantic has it)
+
+    def handle_invalid_for_json_schema(self, *_: object) -> dict[str, Any]:
+        return {}
+
+
+@lru_cache(maxsize=4)
+def _schema(model: type[BaseModel]) -> dict[str, Any]:
+    return model.model_json_schema(schema_generator=_Lenient)
+
+
+_Places = list[dict[str, Any]]
+
+
+def _walk(
+    model: type[BaseModel], location: Sequence[str | int]
+) -> tuple[tuple[str | int, ...], _Places, Mapping[str, Any]]:
+    """Go down from the top; return the way without tags, the schemas at its end, and the definitions."""
+    root = _schema(model)
+    definitions: Mapping[str, Any] = root.get("$defs", {})
+    places: _Places = [root]
+    way: list[str | int] = []
+    for part in location:
+        tagged = [inner for place in places for inner in _tagged(place, part, definitions)]
+        if not tagged:
+            way.append(part)
+        places = tagged or [inner for place in places for inner in _inside(_resolve(place, definitions), part)]
+    return tuple(way), places, definitions
 
 
 def _tagged(place: Mapping[str, Any], part: str | int, definitions: Mapping[str, Any]) -> list[dict[str, Any]]:

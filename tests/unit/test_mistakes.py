@@ -45,7 +45,13 @@ class Dog(BaseModel, extra="forbid"):
     dog: str = "rex"
 
 
-Pet = Annotated[Cat | Dog, Field(discriminator="kind")]
+class Bird(BaseModel, extra="forbid"):
+    kind: Literal["bird"]
+    bird: bool
+    wings: int
+
+
+Pet = Annotated[Cat | Dog | Bird, Field(discriminator="kind")]
 
 
 def told(kind: Any, value: object) -> list[str]:
@@ -97,7 +103,7 @@ def told(kind: Any, value: object) -> list[str]:
         (Literal["open", "exists"], "opened", 'key: must be "open" or "exists", not "opened"; did you mean "open"?'),
         (Literal[1], 2, "key: must be 1, not 2"),
         (Colour, "gren", 'key: must be "red" or "green", not "gren"; did you mean "green"?'),
-        (Pet, {"kind": "dgo"}, 'key.kind: must be "cat", "dog", not "dgo"; did you mean "dog"?'),
+        (Pet, {"kind": "dgo"}, 'key.kind: must be "cat", "dog", "bird", not "dgo"; did you mean "dog"?'),
         (Pet, {}, "key.kind: is missing; it tells which kind of table this is"),
         (Pet, {"kind": "cat", "lives": 0}, "key.lives: must be at least 1, not 0"),
         (Pet, {"kind": "dog", "dog": 5}, "key.dog: must be text in quotes, not 5"),
@@ -126,6 +132,36 @@ def test_a_mistake_is_a_sentence(kind: Any, value: object, sentence: str) -> Non
 def test_an_unknown_key_of_a_kind_whose_name_is_also_a_key_is_told_the_allowed_ones() -> None:
     (line,) = told(Pet, {"kind": "dog", "dgo": 5})
     assert line.endswith("allowed: kind, dog")
+
+
+@pytest.mark.parametrize(
+    ("value", "sentence"),
+    [
+        ({"kind": "dog", "dog": "rex", "dgo": 5}, "key.dgo: unknown key"),
+        ({"kind": "dog", "dog": 5}, "key.dog: must be text in quotes, not 5"),
+        ({"kind": "bird", "bird": True}, "key.wings: is missing"),
+    ],
+)  # fmt: skip
+def test_a_key_that_is_called_as_its_kind_takes_no_mistake_of_others(value: object, sentence: str) -> None:
+    (line,) = told(Pet, value)
+    assert line.startswith(sentence)
+
+
+def test_a_class_with_a_type_that_json_schema_cannot_say_has_its_mistakes_told() -> None:
+    class Opaque:
+        pass
+
+    class Model(BaseModel, extra="forbid", arbitrary_types_allowed=True):
+        opaque: Opaque = Opaque()
+        num: int = 0
+
+    with pytest.raises(ValidationError) as caught:
+        Model.model_validate({"nums": 5, "num": "x"})
+    texts = [one.text for one in explain(caught.value, Model, {"nums": 5, "num": "x"})]
+    assert texts == [
+        'must be a whole number, not "x"',
+        'unknown key; did you mean "num"? allowed: opaque, num',
+    ]
 
 
 def test_a_missing_key_is_told() -> None:
