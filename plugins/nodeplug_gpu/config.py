@@ -10,9 +10,18 @@ from itertools import combinations
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    WrapValidator,
+    model_validator,
+)
 
-from nodeplug.fields import Quantity, Seconds
+from nodeplug.fields import ExtendedResource, Quantity, Seconds
 from nodeplug_gpu.cards import Card
 from nodeplug_gpu.driver.simulated import SimulatedCard
 
@@ -37,6 +46,10 @@ def _pci(address: str) -> str:
 
 
 PciAddress = Annotated[str, AfterValidator(_pci)]
+_MaybeResource = Annotated[ExtendedResource, WrapValidator(lambda name, check: check(name) if name else "")]
+_NAME = TypeAdapter(ExtendedResource)
+_UNNAMED = "nvidia.com/mig"
+"""Stands for `resource` where no profile has a usable name: what is told is the profiles' mistake."""
 Kind = Literal["exclusive", "replicas", "memory", "mig"]
 
 
@@ -116,7 +129,7 @@ class Access(_Model):
 
 
 class _Resource(_Model):
-    resource: str = Field(description="The resource's name, such as nvidia.com/gpu.")
+    resource: ExtendedResource = Field(description="The resource's name, such as nvidia.com/gpu.")
     cards: Cards = Field(default_factory=Cards, description="Which cards it sells; all by default.")
     access: Access = Field(default_factory=Access, description="How a container gets at its card.")
 
@@ -150,7 +163,7 @@ class Replicas(_Resource):
 class Memory(_Resource):
     """Units of a card's memory; every container is on one card."""
 
-    resource: str = Field("aliyun.com/gpu-mem", description="The resource's name.")
+    resource: ExtendedResource = Field("aliyun.com/gpu-mem", description="The resource's name.")
     sharing: Literal["memory"] = Field(description="Units of memory.")
     unit: Quantity = Field(
         1 << 30, ge=1 << 20, description="The size of a unit; it grows when there would be too many."
@@ -162,11 +175,18 @@ class Memory(_Resource):
     max_units_per_card: int = Field(
         2000, ge=1, le=16000, description="More units than this on the largest card make each of them larger."
     )
-    count_resource: str = Field(
+    count_resource: _MaybeResource = Field(
         "aliyun.com/gpu-count", description='A resource that only counts the cards, as gpushare has; "" for none.'
     )
     overuse: Overuse = Field(default_factory=Overuse, description="What happens to containers that use too much.")
     mps: Mps | None = Field(None, description="Run MPS on these cards, with limits by units.")
+
+
+def _is_resource(name: object) -> bool:
+    try:
+        return bool(_NAME.validate_python(name))
+    except ValidationError:
+        return False
 
 
 class Mig(_Resource):
@@ -178,7 +198,7 @@ class Mig(_Resource):
         description="`none`: whole cards, MIG or not. `single`: each instance is one of `resource`, all of one "
         "profile. `mixed`: each profile is a resource of its own.",
     )
-    profiles: dict[str, str] = Field(
+    profiles: dict[str, ExtendedResource] = Field(
         default_factory=dict,
         description='For `mixed`: resource names by profile, `{ "1g.10gb" = "nvidia.com/mig-1g" }`.',
     )
@@ -188,7 +208,7 @@ class Mig(_Resource):
     def _mixed_is_known_by_its_first_name(cls, data: Any) -> Any:
         """Its resources are those of its profiles; `resource` needs no thought then."""
         if isinstance(data, dict) and data.get("strategy") == "mixed" and isinstance(data.get("profiles"), dict):
-            return {"resource": next(iter(data["profiles"].values()), ""), **data}
+            return {"resource": next(filter(_is_resource, data["profiles"].values()), _UNNAMED), **data}
         return data
 
     @model_validator(mode="after")

@@ -9,6 +9,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from nodeplug.fields import ExtendedResource
+
 
 class _Model(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -75,7 +77,7 @@ class HostMount(_Model):
 class Resource(_Model):
     """One extended resource."""
 
-    resource: str = Field(description="Such as example.com/fuse.")
+    resource: ExtendedResource = Field(description="Such as example.com/fuse.")
     groups: tuple[Group, ...] = Field(min_length=1, description="A path in two groups belongs to the first.")
     mounts: tuple[HostMount, ...] = Field((), description="Host paths that each container of the resource gets.")
     env: dict[str, str] = Field(default_factory=dict, description="Variables that each container of the resource gets.")

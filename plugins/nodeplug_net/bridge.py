@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from nodeplug import Claim, CniAdd, CniCheck, CniDel, CniGc, CniResult, CniStatus, Host, hookimpl
+from nodeplug.fields import CniExecutable
 from nodeplug_net import bridge_add, bridge_check, bridge_del
 from nodeplug_net.addressing import Addressing
 from nodeplug_net.dataplane import Dataplane
@@ -27,7 +28,7 @@ class BridgeConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    names: tuple[str, ...] = Field(
+    names: tuple[CniExecutable, ...] = Field(
         ("nodeplug-bridge",), description="executables on CNI_PATH; add 'bridge' to take the reference plugin over"
     )
     data_dir: Path = Field(

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict, Field
 
 from nodeplug import Claim, CniAdd, CniCheck, CniDel, CniGc, CniResult, CniStatus, Host, hookimpl
+from nodeplug.fields import CniExecutable
 from nodeplug_net.ipam import Ipam
 
 
@@ -19,7 +20,7 @@ class HostLocalConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    names: tuple[str, ...] = Field(
+    names: tuple[CniExecutable, ...] = Field(
         ("nodeplug-host-local",),
         description="executables on CNI_PATH; add 'host-local' to take the reference plugin over",
     )

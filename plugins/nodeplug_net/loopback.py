@@ -23,6 +23,7 @@ from nodeplug import (
     PluginError,
     hookimpl,
 )
+from nodeplug.fields import CniExecutable
 from nodeplug_net.links import Link, Links, links_in
 from nodeplug_net.undo import kernel_errors
 
@@ -35,10 +36,10 @@ class LoopbackConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    names: tuple[str, ...] = Field(
+    names: tuple[CniExecutable, ...] = Field(
         ("nodeplug-loopback",), description="executables on CNI_PATH; add 'loopback' to take the reference plugin over"
     )
-    where_absent: tuple[str, ...] = Field(
+    where_absent: tuple[CniExecutable, ...] = Field(
         ("loopback",), description="executables that are installed only where no other program has the name"
     )
 

@@ -31,6 +31,7 @@ from nodeplug import (
     mounted_at,
     unmount,
 )
+from nodeplug.fields import FlexDriver
 from nodeplug_volumes import beneath
 
 _OPTIONS: Final = ("root", "path", "create", "mode", "readOnly")
@@ -58,7 +59,7 @@ class HostDirConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    driver: str = Field("nodeplug/hostdir", description="the FlexVolume driver's name, vendor/driver")
+    driver: FlexDriver = Field("nodeplug/hostdir", description="the FlexVolume driver's name, vendor/driver")
     roots: Mapping[str, Root] = Field(min_length=1, description="the allowed roots, by the name that pods use")
     fs_group: bool = Field(
         default=False, description="let kubelet change the group of the whole tree to the pod's fsGroup, at each mount"

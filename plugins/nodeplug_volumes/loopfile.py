@@ -38,7 +38,7 @@ from nodeplug import (
     mounted_at,
     unmount,
 )
-from nodeplug.fields import Quantity, parse_quantity
+from nodeplug.fields import FlexDriver, Quantity, parse_quantity
 from nodeplug.fields import show_quantity as show
 from nodeplug_volumes import filesystem, loopdev
 from nodeplug_volumes.filesystem import FS_TYPES, FsType
@@ -53,7 +53,7 @@ class LoopFileConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    driver: str = Field("nodeplug/loopfile", description="the FlexVolume driver's name, vendor/driver")
+    driver: FlexDriver = Field("nodeplug/loopfile", description="the FlexVolume driver's name, vendor/driver")
     directory: Path | None = Field(
         None, description="where the images lie; by default in the plugin's own folder below the state folder"
     )

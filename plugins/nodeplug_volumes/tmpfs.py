@@ -23,7 +23,7 @@ from nodeplug import (
     mount,
     mounted_at,
 )
-from nodeplug.fields import Quantity, parse_quantity
+from nodeplug.fields import FlexDriver, Quantity, parse_quantity
 from nodeplug.fields import show_quantity as show
 
 _MODE: Final = re.compile(r"0?[0-7]{3,4}")
@@ -36,7 +36,7 @@ class TmpfsConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    driver: str = Field("nodeplug/tmpfs", description="the FlexVolume driver's name, vendor/driver")
+    driver: FlexDriver = Field("nodeplug/tmpfs", description="the FlexVolume driver's name, vendor/driver")
     default_size: Quantity | None = Field(None, ge=_PAGE, description="the size of a volume that asks for none")
     max_size: Quantity | None = Field(None, ge=_PAGE, description="the largest volume")
     noexec: bool = Field(default=True, description="pods cannot execute files of the volume")

@@ -1,11 +1,12 @@
-"""Field types for the configuration of plugins: durations, and sizes as Kubernetes writes them.
+"""Field types for the configuration of plugins: durations, sizes as Kubernetes writes them, names of what is served.
 
     class Config(BaseModel, extra="forbid"):
         poll: Seconds = 10.0            # poll = "10s"
         size: Quantity = 64 << 20       # size = "64Mi"
+        resource: ExtendedResource      # resource = "example.com/fuse"
 
 Owns: durations in seconds; resource quantities of bytes (kubernetes, apimachinery/pkg/api/resource/quantity.go) in both
-directions.
+directions; the names that a plugin will claim, so that a wrong one is told with its key.
 Refuses: negative sizes, and fractions of a byte.
 """
 
@@ -13,9 +14,10 @@ import re
 from decimal import Decimal
 from typing import Annotated, Final
 
-from pydantic import BeforeValidator, Field, PlainSerializer
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer
 
 from nodeplug.errors import InvalidRequest
+from nodeplug.names import cni_executable, extended_resource, flex_driver
 
 _QUANTITY: Final = re.compile(r"([0-9]{1,19}(?:\.[0-9]{0,9})?|\.[0-9]{1,9})([KMGTPE]iB?|k|M|G|T|P|E|[eE][0-9]{1,2})?")
 _LIMIT: Final = (1 << 63) - 1
@@ -114,3 +116,12 @@ Quantity = Annotated[
     PlainSerializer(write_quantity, return_type=int | str, when_used="json"),
 ]
 """A configuration value: bytes, at least 0, or text such as "64Mi"."""
+
+ExtendedResource = Annotated[str, AfterValidator(extended_resource)]
+"""The name of a resource that pods ask for, such as "example.com/fuse"."""
+
+CniExecutable = Annotated[str, AfterValidator(cni_executable)]
+"""The name of a CNI plugin, such as "bridge"."""
+
+FlexDriver = Annotated[str, AfterValidator(flex_driver)]
+"""The name of a FlexVolume driver, such as "example.com/scratch"."""

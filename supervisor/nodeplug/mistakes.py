@@ -18,12 +18,14 @@ from typing import Any, Final, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import core_schema
 
+from nodeplug.fields import write_duration, write_quantity
 from nodeplug.schema import allowed_keys, without_tags
 
 Location = tuple[str | int, ...]
 _LONGEST: Final = 60
 _QUOTED: Final = re.compile(r"'((?:[^'\\]|\\.)*)'")
 _SECRET: Final = re.compile(r"secret|passw|token|credential|private|api_?key", re.IGNORECASE)
+_BOUNDS: Final = ("gt", "ge", "lt", "le")
 _PYDANTIC: Final = frozenset(get_args(core_schema.ErrorType))
 
 
@@ -89,7 +91,7 @@ def explain(error: ValidationError, model: type[BaseModel], document: object) ->
         # pydantic counts only the right entries of a list: too few of them is no mistake of its own.
         if item["type"] == "too_short" and any(len(at) > len(location) == _common(at, location) for at, _ in found):
             continue
-        texts.setdefault(location, []).append(_sentence(item, location, model))
+        texts.setdefault(location, []).append(_sentence(item, location, model, document))
     return [Mistake(location, _joined(said)) for location, said in texts.items()]
 
 
@@ -124,17 +126,38 @@ def _holds(place: object, part: str | int) -> bool:
     return isinstance(place, list | tuple) and isinstance(part, int) and part < len(place)
 
 
-def _sentence(item: Any, location: Location, model: type[BaseModel]) -> str:
+def _sentence(item: Any, location: Location, model: type[BaseModel], document: object) -> str:
     kind, found, context = item["type"], item["input"], item.get("ctx", {})
     if kind in {"extra_forbidden", "unexpected_keyword_argument"}:
         return unknown("key", str(location[-1]), allowed_keys(model, item["loc"]))
     if kind == "missing" and isinstance(item["loc"][-1], int):
         return f"must have at least {item['loc'][-1] + 1} entries, not {len(found)}"
+    if any(name in context for name in _BOUNDS):
+        found = _at(document, location, found)
+        context = {name: _as_written(bound, found) for name, bound in context.items()}
     write = _SENTENCES.get(kind, _foreign(item))
     text = write(found, context) if callable(write) else write.format(**context)
     if item["loc"] and item["loc"][-1] == "[key]":
         text = f"has a name that {text}"
     return text if _hidden(kind, found, text, location) else f"{text}, not {shown(found)}"
+
+
+def _at(document: object, location: Location, found: object) -> object:
+    """Return what the file has at a place; pydantic tells a size or duration as the number that became of it."""
+    for part in location:
+        if not _holds(document, part):
+            return found
+        document = document[part]  # type: ignore[index] # _holds has looked
+    return document
+
+
+def _as_written(bound: object, found: object) -> object:
+    """Return a bound as a file has it, where the value beside it is a duration or a size."""
+    if not isinstance(bound, int | float) or not isinstance(found, str):
+        return bound
+    if re.fullmatch(r"[0-9.]+(ms|s|m|h)", found):
+        return write_duration(bound)
+    return write_quantity(bound) if isinstance(bound, int) else bound
 
 
 def _foreign(item: Any) -> str:

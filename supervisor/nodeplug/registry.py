@@ -9,7 +9,6 @@ A request is for exactly one plugin: a route leads to the owner of the claim and
 
 import importlib
 import inspect
-import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
@@ -23,6 +22,7 @@ from nodeplug.dispatch import Hooks, callers, hooks_of
 from nodeplug.errors import InvalidRequest, NotFound, PluginError, TryAgain, text_of
 from nodeplug.hookspecs import ANSWERS
 from nodeplug.mistakes import Location, Mistake, did_you_mean, explain, told
+from nodeplug.names import cni_executable, extended_resource, flex_driver
 from nodeplug.values import Claim, ClaimKind
 
 GROUP: Final = "nodeplug"
@@ -174,36 +174,26 @@ def _in_section(name: str, found: Found, mistake: Mistake) -> Mistake:
     return Mistake(("plugins", name, "config", *mistake.location), mistake.text + why)
 
 
-_QUALIFIED: Final = re.compile(r"([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]")
-_SUBDOMAIN: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
-_FILE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_NAMES: Final[Mapping[ClaimKind, Callable[[str], str]]] = {
+    "cni": cni_executable,
+    "device": extended_resource,
+    "volume": flex_driver,
+}
 
 
 def check_claim(claim: Claim) -> None:
     """Refuse a name that a caller would refuse later, and less clearly.
 
-    A resource must be an extended resource (kubelet: IsExtendedResourceName, whose quota form adds `requests.`).
-
     Raises:
         InvalidRequest: the message says which rule is broken.
     """
-    if claim.kind == "device":
-        prefix, slash, name = claim.name.partition("/")
-        if not slash or "kubernetes.io/" in claim.name or claim.name.startswith("requests."):
-            raise InvalidRequest(f"{claim.name!r} is no extended resource: it needs the form vendor.domain/name")
-        if len(name) > 63 or not _QUALIFIED.fullmatch(name):
-            raise InvalidRequest(f"{claim.name!r}: {name!r} must be letters, digits, '-', '_', '.', at most 63 of them")
-        if len(prefix) > 244 or not _SUBDOMAIN.fullmatch(prefix):
-            raise InvalidRequest(f"{claim.name!r}: {prefix!r} must be a lower-case DNS name of at most 244 characters")
-    elif claim.kind == "cni":
-        if not _FILE_NAME.fullmatch(claim.name):
-            raise InvalidRequest(f"{claim.name!r} cannot be the name of an executable on CNI_PATH")
-    elif claim.kind == "volume":
-        parts = claim.name.split("/")
-        if len(parts) > 2 or not all(_FILE_NAME.fullmatch(part) for part in parts):
-            raise InvalidRequest(f"{claim.name!r} is no FlexVolume driver: it needs the form vendor/driver")
-    else:
-        raise InvalidRequest(f"{claim.kind!r} is no kind of claim; known: cni, device, volume")
+    check = _NAMES.get(claim.kind)
+    if check is None:
+        raise InvalidRequest(f"{claim.kind!r} is no kind of claim; known: {', '.join(_NAMES)}")
+    try:
+        check(claim.name)
+    except ValueError as error:
+        raise InvalidRequest(str(error)) from None
 
 
 @dataclass(slots=True)
@@ -317,6 +307,8 @@ def examine(name: str, plugin: object, distribution: str) -> Loaded:
             _check_claimed(who, claim, hooks.own)
     except PluginRefused:
         raise
+    except InvalidRequest as error:
+        raise PluginRefused(f"{who} cannot be loaded: {text_of(error)}") from error
     except (Exception, SystemExit) as error:
         raise PluginRefused(f"{who} cannot be loaded: {type(error).__name__}: {text_of(error)}") from error
     if len(set(claims)) != len(claims):

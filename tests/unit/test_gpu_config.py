@@ -7,8 +7,6 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from nodeplug import Claim, PluginError, hookimpl
-from nodeplug.registry import Registry
 from nodeplug_gpu.config import Exclusive, GpuConfig, Memory, Mig, Replicas, names_of
 
 MEMORY: dict[str, Any] = {"sharing": "memory"}
@@ -186,16 +184,12 @@ def test_a_mixed_entry_is_known_by_its_first_profile() -> None:
 
 
 @pytest.mark.parametrize("name", ["gpu", "", "nvidia.com/", "nvidia.com/g pu", "kubernetes.io/gpu", "a/b/c", "/gpu"])
-def test_a_bad_name_is_refused_at_load(name: str) -> None:
-    entry = read(EXCLUSIVE | {"resource": name}).resources[0]
+def test_a_bad_name_is_refused(name: str) -> None:
+    assert "resources.0.exclusive.resource" in complaint(EXCLUSIVE | {"resource": name})
 
-    class Named:
-        @hookimpl
-        def claims(self) -> list[Claim]:
-            return [Claim("device", entry.resource)]
 
-    with pytest.raises(PluginError):
-        Registry().load("gpu", Named(), "the test")
+def test_no_name_means_no_count_resource() -> None:
+    assert names_of(read(MEMORY | {"count_resource": ""}).resources[0]) == ("aliyun.com/gpu-mem",)
 
 
 def test_more_replicas_than_mps_serves_are_refused() -> None:

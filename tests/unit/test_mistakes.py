@@ -25,7 +25,7 @@ from pydantic import (
 )
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from nodeplug.fields import Quantity, Seconds
+from nodeplug.fields import CniExecutable, ExtendedResource, FlexDriver, Quantity, Seconds
 from nodeplug.mistakes import explain
 from nodeplug.registry import find, installed
 
@@ -120,6 +120,11 @@ def told(kind: Any, value: object) -> list[str]:
         (AnyUrl, "x", "key: must be a URL, such as https://example.com/path"),
         (HttpUrl, "ftp://x/", "key: must be a URL that begins with 'http' or 'https'"),
         (UUID, "x", "key: must be a UUID"),
+        (Annotated[Quantity, Field(ge=1 << 20)], "5Ki", 'key: must be at least 1Mi, not "5Ki"'),
+        (Seconds, "48h", 'key: must be at most 24h, not "48h"'),
+        (ExtendedResource, "fuse", "key: 'fuse' is no extended resource: it needs the form vendor.domain/name"),
+        (FlexDriver, "a b", "key: 'a b' is no FlexVolume driver: it needs the form vendor/driver"),
+        (CniExecutable, "a/b", "key: 'a/b' cannot be the name of an executable on CNI_PATH"),
         (IPv4Address, "x", 'key: must be an IPv4 address, not "x"'),
         (dict[Literal["a"], int], {"b": 1}, 'key.b: has a name that must be "a", not "b"'),
     ],
@@ -303,3 +308,37 @@ def test_no_phrase_of_pydantic_reaches_anybody(name: str) -> None:
                 assert not PYDANTIC.search(mistake.text), mistake
                 assert "breaks the rule" not in mistake.text, mistake
     assert wrong
+
+
+@pytest.mark.parametrize(
+    ("uses", "config", "key"),
+    [
+        ("gpu", {"resources": [{"sharing": "exclusive", "resource": "gpu"}], "poll": 0}, "resources.0.resource"),
+        (
+            "gpu",
+            {"resources": [{"sharing": "memory", "count_resource": "count"}], "poll": 0},
+            "resources.0.count_resource",
+        ),
+        (
+            "gpu",
+            {"resources": [{"sharing": "mig", "strategy": "mixed", "profiles": {"1g": "mig"}}], "poll": 0},
+            "resources.0.profiles.1g",
+        ),
+        ("hostdev", {"resources": [{"resource": "fuse"}]}, "resources.0.resource"),
+        ("bridge", {"names": ["a/b"], "data_dir": 5}, "names.0"),
+        ("host-local", {"names": ["a/b"], "data_dir": 5}, "names.0"),
+        ("loopback", {"where_absent": ["a/b"], "colour": 5}, "where_absent.0"),
+        ("loopfile", {"driver": "a b", "max_size": 0}, "driver"),
+        ("hostdir", {"driver": "a b"}, "driver"),
+        ("tmpfs", {"driver": "a b", "max_size": 0}, "driver"),
+    ],
+)
+def test_a_wrong_name_of_what_is_served_is_told_with_its_key_beside_other_mistakes(
+    uses: str, config: dict[str, Any], key: str
+) -> None:
+    model = find(uses).config_model
+    with pytest.raises(ValidationError) as caught:
+        model.model_validate(config)
+    keys = [".".join(map(str, one.location)) for one in explain(caught.value, model, config)]
+    assert key in keys
+    assert len(keys) > 1
