@@ -29,7 +29,7 @@ import pytest_nodeplug
 from nodeplug.call import Call
 from nodeplug.config import PluginSection, Supervisor
 from nodeplug.errors import WIRES, DelegateFailed
-from nodeplug.fields import show_quantity
+from nodeplug.fields import show_quantity, write_quantity
 from nodeplug.hookspecs import ANSWERS
 from nodeplug.observe.metrics import OK, Metrics
 from nodeplug.registry import find
@@ -132,7 +132,8 @@ def _type(annotation: Any, field: FieldInfo | None = None) -> str:
         word = _VALIDATED.get(getattr(getattr(item, "func", None), "__name__", ""))
         if word is not None:
             return word
-    return _composed(annotation) + _bounds(metadata)
+    kind = _composed(annotation)
+    return kind + _bounds(metadata, write_quantity if kind == "size" else str)
 
 
 def _composed(annotation: Any) -> str:
@@ -156,12 +157,12 @@ def _plural(word: str) -> str:
     return word if word in {"text", "any"} else f"{word}s"
 
 
-def _bounds(metadata: list[Any]) -> str:
+def _bounds(metadata: list[Any], write: Callable[[Any], object]) -> str:
     least = next((item.ge for item in metadata if hasattr(item, "ge")), None)
     most = next((item.le for item in metadata if hasattr(item, "le")), None)
     if least is None and most is None:
         return ""
-    return f", {least} to {most}" if most is not None else f", at least {least}"
+    return f", {write(least)} to {write(most)}" if most is not None else f", at least {write(least)}"
 
 
 def _default(field: FieldInfo) -> str:

@@ -15,7 +15,7 @@ from xml.etree import ElementTree as ET
 import pytest
 from rich.console import Console
 
-from bench import loop, page
+from bench import loop, page, report
 from bench.__main__ import conclude
 from bench.attempts import Attempts
 from bench.figures import of_cni
@@ -88,6 +88,17 @@ def test_the_page_of_a_run_without_a_measure_is_written_and_says_so(family: str,
     page.write({**figures, "failed": f"{family}: it is broken"}, tmp_path)
     assert f"**Not everything was measured.** {family}: it is broken." in (tmp_path / "performance.md").read_text()
     ET.parse(tmp_path / "performance.svg")
+
+
+def test_the_terminal_shows_every_figure_of_a_whole_run() -> None:
+    figures = whole_run()
+    console = Console(width=200)
+    with console.capture() as shown:
+        console.print(report.everything(figures))
+    rows = {line.split("│")[1].strip() for line in shown.get().splitlines() if line.startswith("│")}
+    numbers = {key for key, value in figures.items() if isinstance(value, float)}
+    missing = {key for key in numbers if key not in rows and re.sub("_p(50|90|99)_ms$", "", key) not in rows}
+    assert missing == set()
 
 
 def test_figures_of_cni_are_named_where_nothing_of_it_was_measured() -> None:
