@@ -2,6 +2,9 @@
 
 import os
 import socket
+import subprocess
+import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -80,6 +83,35 @@ def test_deep_nesting_is_one_sentence(tmp_path: Path, text: str) -> None:
     assert any("is nested too deep" in line for line in problems(path))
 
 
+@pytest.mark.parametrize("text", ["[plugins{}.a]", "a{} = 1", "a = {{ b{} = 1 }}", "a = [{{ b{} = 1 }}]"])
+def test_many_dots_cost_no_memory(tmp_path: Path, text: str) -> None:
+    path = main(tmp_path, "version = 1\n" + text.format(".a" * 50_000) + "\n")
+    script = (
+        "import resource, sys; from pathlib import Path; from nodeplug.config import read;"
+        "resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30)); print(*read(Path(sys.argv[1])).mistakes)"
+    )
+    ended = subprocess.run([sys.executable, "-c", script, str(path)], capture_output=True, text=True, check=False)
+    assert f"{path}:2: is nested too deep" in ended.stdout, ended.stderr[-1000:]
+
+
+def test_what_is_before_a_text_without_an_end_is_found_in_few_attempts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = ["version = 1", "[supervisor]", 'state_dir = "/here"', "[plugins.a]", 'text = """', *["line"] * 1000]
+    path = main(tmp_path, "\n".join(lines))
+    attempts, loads = 0, tomllib.loads
+
+    def counted(text: str) -> dict[str, object]:
+        nonlocal attempts
+        attempts += 1
+        return loads(text)
+
+    monkeypatch.setattr(tomllib, "loads", counted)
+    reading = read(path)
+    assert reading.configuration.supervisor.state_dir == Path("/here")
+    assert attempts < 20
+
+
 @pytest.mark.parametrize("number", ["9" * 4301, "9" * 30, "0x" + "f" * 5000, "-" + "9" * 19 + "9"])
 def test_a_number_that_64_bits_do_not_hold_is_refused(tmp_path: Path, number: str) -> None:
     path = main(tmp_path, f"version = 1\n[plugins.a.config]\nx = {number}\n")
@@ -132,6 +164,13 @@ def test_a_named_folder_that_is_not_there_is_a_mistake(tmp_path: Path, name: str
     path = main(tmp_path, f'version = 1\n[supervisor]\ndrop_in_dir = "{name}"\n')
     (line,) = problems(path)
     assert line.startswith(f"{path}:3: supervisor.drop_in_dir: the folder {tmp_path / name} does not exist")
+
+
+def test_a_default_folder_that_leads_nowhere_is_a_mistake(tmp_path: Path) -> None:
+    path = main(tmp_path, "version = 1\n")
+    (tmp_path / "plugins.d").symlink_to("elsewhere")
+    (line,) = problems(path)
+    assert line.startswith(f"{path}: supervisor.drop_in_dir: the folder {tmp_path}/plugins.d does not exist")
 
 
 def test_a_file_in_the_place_of_the_folder_is_a_mistake(tmp_path: Path) -> None:

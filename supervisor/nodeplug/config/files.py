@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from nodeplug.config.toml_lines import Location, positions
+from nodeplug.config.toml_lines import AbsurdDepth, Location, positions
 from nodeplug.errors import PluginError
 
 LARGEST_FILE: Final = 1 << 20
@@ -85,35 +85,48 @@ def read(path: Path, advice: str = "") -> Document:
     data, mark = _bytes(path, advice)
     try:
         text = data.decode()
+        places = positions(text)
         tables = tomllib.loads(text)
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise Unreadable(path, f"is not TOML: byte {error.start} of the file is no UTF-8", line) from None
     except tomllib.TOMLDecodeError as error:
         raise _not_toml(path, str(error), text) from None
+    except AbsurdDepth as error:
+        raise Unreadable(path, _TOO_DEEP, error.line) from None
     except RecursionError:
         raise Unreadable(path, _TOO_DEEP) from None
     except ValueError:  # a number of thousands of digits, which Python refuses to read
         raise Unreadable(path, f"holds what {_TOO_LARGE}") from None
-    return Document(path, mark, tables, positions(text), tuple(_excess(tables)))
+    return Document(path, mark, tables, places, tuple(_excess(tables)))
 
 
 def salvage(path: Path) -> dict[str, Any]:
     """Return what a file says before its first mistake of syntax; nothing when even that cannot be had."""
     try:
-        lines = _bytes(path, "")[0].decode(errors="replace").splitlines(keepends=True)
-    except Unreadable:
+        text = _bytes(path, "")[0].decode(errors="replace")
+        positions(text)
+        return _before_mistake(text.splitlines(keepends=True))
+    except (Unreadable, AbsurdDepth, ValueError, RecursionError):
         return {}
-    while lines:
+
+
+def _before_mistake(lines: list[str]) -> dict[str, Any]:
+    """Parse the first lines that are TOML by themselves, in few attempts, however many lines there are."""
+    best: dict[str, Any] = {}
+    low, high, middle = 0, len(lines), len(lines)  # `low` lines are right, more than `high` are not
+    while low < high:
         try:
-            return tomllib.loads("".join(lines))
+            best = tomllib.loads("".join(lines[:middle]))
+            low = middle
         except tomllib.TOMLDecodeError as error:
             at = _AT.search(str(error))
-            end = int(at[1]) - 1 if at and at[1] else len(lines) - 1
-            lines = lines[: min(end, len(lines) - 1)]
-        except (ValueError, RecursionError):
-            return {}
-    return {}
+            high = min(int(at[1]) - 1, middle - 1) if at and at[1] else middle - 1
+            if at and at[1]:  # what is before was read without a mistake; at most its end is missing
+                middle = high
+                continue
+        middle = (low + high + 1) // 2
+    return best
 
 
 def drop_ins(folder: Path) -> list[Path]:

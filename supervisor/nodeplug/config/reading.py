@@ -224,7 +224,7 @@ class _Collected:
             if gone:
                 text = f"{folder}: the folder of drop-ins is gone; put it back; another one, or none, takes a restart"
                 self.mistakes.append(Fault(folder, 0, text))
-            elif named:
+            elif named or folder.is_symlink():  # somebody wants one there, and it leads nowhere
                 self.mistakes.append(_absent(self.places.main, folder))
             return False
         except Unreadable as error:

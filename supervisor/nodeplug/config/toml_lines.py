@@ -1,7 +1,8 @@
 """On which line each key of a TOML document stands.
 
-Owns: a light scan of a document that `tomllib` has accepted: strings, brackets and keys, no values.
-Refuses: documents that are not TOML; what is found in one is of no use, and nothing is raised.
+Owns: a light scan of a document, before `tomllib` reads it: strings, brackets and keys, no values.
+Refuses: documents that are not TOML; what is found in one is of no use, and nothing is raised but for absurd depth: a
+key costs as much as it lies deep, here and in `tomllib`, and a mebibyte of dots would cost every byte of the node.
 """
 
 import re
@@ -13,6 +14,9 @@ from typing import Final
 Location = tuple[str | int, ...]
 """Keys, and indexes of lists, from the top."""
 
+ABSURD: Final = 128
+"""Keys and lists inside each other, beyond which nobody looks any further."""
+
 _BLANK: Final = re.compile(r"(?:[ \t\r\n]+|#[^\n]*)*")
 _SCALAR: Final = re.compile(r"[^,\]}#\n]*")
 _STRING: Final = re.compile(
@@ -21,8 +25,20 @@ _STRING: Final = re.compile(
 _BARE: Final = re.compile(r"[A-Za-z0-9_-]+")
 
 
+class AbsurdDepth(Exception):
+    """A key lies deeper than any document has a reason to; `line`, from 1, says where."""
+
+    def __init__(self, line: int) -> None:
+        super().__init__(line)
+        self.line = line
+
+
 def positions(text: str) -> dict[Location, int]:
-    """Return the line, from 1, of every table, key and list entry of a valid document."""
+    """Return the line, from 1, of every table, key and list entry of a valid document.
+
+    Raises:
+        AbsurdDepth: something lies deeper than `ABSURD`; told before any key costs much, so ask before `tomllib`.
+    """
     scan = _Scan(text)
     with suppress(_Lost, RecursionError):  # what was found up to there is right
         scan.document()
@@ -84,6 +100,7 @@ class _Scan:
         while self._peek() == ".":
             self.at += 1
             keys.append(self._key())
+            self._bound(len(keys))
         return keys
 
     def _key(self) -> str:
@@ -97,6 +114,7 @@ class _Scan:
         return match[0] if bare is not None else str(tomllib.loads(f"key = {match[0]}")["key"])
 
     def _value(self, location: Location) -> None:
+        self._bound(len(location))
         string = _STRING.match(self.text, self.at)
         if string is not None:
             self.at = string.end()
@@ -147,6 +165,10 @@ class _Scan:
     def _skip(self) -> None:
         blank = _BLANK.match(self.text, self.at)
         self.at = blank.end() if blank is not None else self.at
+
+    def _bound(self, depth: int) -> None:
+        if depth > ABSURD:
+            raise AbsurdDepth(self._line())
 
     def _line(self) -> int:
         return bisect_right(self._starts, self.at)
