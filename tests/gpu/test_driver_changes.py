@@ -62,7 +62,7 @@ def test_events_come_in_order_and_none_is_lost(nvml: Any, listening: Any) -> Non
 
 def test_an_event_brings_a_look_at_once(nvml: Any, watch: Watch) -> None:
     watched = watch(nvml, poll=3600.0)
-    watched.until(lambda _: nvml.calls("nvmlDeviceRegisterEvents") == 2)
+    watched.until(lambda view: view.cards and nvml.calls("nvmlDeviceRegisterEvents") == 2)
     nvml.state.card[0].recovery.bits = 1
     nvml.event(0, 0x8000, 1)
     watched.until(lambda view: view.vitals[view.cards[0].uuid].recovery_action == 1)
