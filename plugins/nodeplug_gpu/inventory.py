@@ -12,10 +12,12 @@ from nodeplug import Device, DeviceId, NotFound, NotReady, ResourceName
 from nodeplug_gpu import ledger
 from nodeplug_gpu.cards import Uuid, View
 from nodeplug_gpu.health import Condition
+from nodeplug_gpu.ids import by_card, card_key
 from nodeplug_gpu.sharing import Sharing
 from nodeplug_gpu.stock import Entry, Offer, Stock
 
 GONE: Final = "it was there and is gone"
+FEWER: Final = "its card is divided into fewer units now"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,7 @@ class Inventory:
             NotFound: this node has nothing for it.
             NotReady: the driver has not answered yet; what was listed before is as good as ever.
         """
-        ghosts = [Device(name, healthy=False, reason=GONE) for name in self.ghosts.get(resource, ())]
+        ghosts = [Device(name, healthy=False, reason=self._why_gone(name)) for name in self.ghosts.get(resource, ())]
         try:
             sharing, stock = self.sold(entry, resource)
             return [*sharing.devices(resource, stock), *ghosts]
@@ -79,6 +81,11 @@ class Inventory:
             if ghosts:
                 return ghosts
             raise
+
+    def _why_gone(self, name: DeviceId) -> str:
+        """Return why a unit that somebody holds is not sold; its card may be as well as ever."""
+        here = {card_key(card.uuid) for card in self.view.cards} if self.view.state == "running" else set()
+        return FEWER if here & by_card([name]).keys() else GONE
 
     def sold(self, entry: Entry, resource: ResourceName) -> tuple[Sharing, Stock]:
         """Return how an entry sells, and what.

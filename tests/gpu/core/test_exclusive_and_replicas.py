@@ -76,4 +76,8 @@ def test_held_shares_stay_listed_when_there_are_fewer(store: Make, card: Make) -
     shop.held = {SHARED: {"pod": [share(0, 3)], "other": [share(0, 1)]}}
     shop.configure([REPLICAS | {"replicas": 2}])
     why = "1 of its former replicas beyond the 2 of now are still held"
-    assert shop.listed(SHARED) == {share(0): why, share(0, 1): "", share(0, 3): "it was there and is gone"}
+    assert shop.listed(SHARED) == {
+        share(0): why,
+        share(0, 1): "",
+        share(0, 3): "its card is divided into fewer units now",
+    }
