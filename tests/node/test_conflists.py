@@ -113,6 +113,9 @@ def test_a_runtime_that_does_not_answer_is_of_unknown_version(node: ScratchNode)
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))
     assert find(node.paths) == [Runtime("containerd", (0, 0), str(path))]
+    chosen = choose("x", json.dumps(LIST | {"cniVersion": "1.1.0"}).encode(), node.paths, ["nodeplug-bridge"])
+    assert json.loads(chosen.data)["cniVersion"] == OLD
+    assert f"which every release takes: containerd does not tell its version ({path})" in chosen.reason
 
 
 @pytest.mark.parametrize(("known", "chosen"), [(("1.0.0",), "1.0.0"), (("1.0.0", "1.1.0"), "1.1.0"), ((), "1.0.0")])

@@ -65,6 +65,8 @@ def _best(document: Mapping[str, Any], paths: Paths, claims: Collection[str]) ->
     if not found:
         return str(document["cniVersion"]), "as the file says: no container runtime was found here"
     for runtime in found:
+        if not any(runtime.version):
+            return OLD, f"which every release takes: {runtime.name} does not tell its version ({runtime.how})"
         if runtime.version < _SINCE[runtime.name]:
             return OLD, f"for {runtime} takes no newer one"
     for plugin in document.get("plugins") or ():
