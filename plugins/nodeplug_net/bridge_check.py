@@ -21,7 +21,7 @@ from nodeplug_net.addressing import IN_PROCESS
 from nodeplug_net.attachment import Attachment, network_label
 from nodeplug_net.bridge_add import routed
 from nodeplug_net.bridge_config import BridgeConfig, bridge_name, parse_bridge
-from nodeplug_net.bridge_host import ensure_gateway, gateway_addresses
+from nodeplug_net.bridge_host import ensure_forwarding, ensure_gateway, gateway_addresses, not_forwarding
 from nodeplug_net.dataplane import Dataplane
 from nodeplug_net.ipam_config import has_ranges, parse_config
 from nodeplug_net.links import Link, Links, links_in
@@ -203,12 +203,17 @@ def _mend_masquerade(request: CniStatus, config: BridgeConfig, plane: Dataplane,
 
 def _mend_gateways(request: CniStatus, config: BridgeConfig, plane: Dataplane, links: Links, bridge: Link) -> None:
     present = {address.ip for address in links.addresses(bridge)}
-    lost = []
+    lost, versions = [], set()
     for ranges in parse_config(request, plane.addressing.ipam.data_dir).ranges:
         gateways = [one.address(one.gateway) for one in ranges.ranges]
+        versions.add(gateways[0].version)
         if not present.intersection(gateways):
             lost.append(CniIp(ip_interface((gateways[0], ranges.ranges[0].network.prefixlen)), gateways[0]))
     if lost:
         text = ", ".join(str(ip.gateway) for ip in lost)
         plane.log.warning("bridge %s lost %s, the gateway of its containers; it gets it again", bridge.name, text)
         ensure_gateway(links, bridge, config, lost)
+    off = not_forwarding(versions)
+    if off:
+        plane.log.warning("net/%s was not 1 with containers attached; the host forwards again", ", net/".join(off))
+        ensure_forwarding(versions)

@@ -4,12 +4,15 @@ Owns: finding or creating the bridge, its addresses and the conflicts between th
 Refuses: containers. Everything happens in the namespace that the calling thread is in.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from ipaddress import IPv4Interface, IPv6Interface
+from typing import Final
 
 from nodeplug import CniIp, InvalidRequest, PluginError
 from nodeplug_net.bridge_config import BridgeConfig
 from nodeplug_net.links import Interface, Link, Links, get_sysctl, set_sysctl
+
+_FORWARDING: Final[Mapping[int, str]] = {4: "ipv4/ip_forward", 6: "ipv6/conf/all/forwarding"}
 
 
 def ensure_bridge(links: Links, config: BridgeConfig) -> Link:
@@ -64,9 +67,22 @@ def ensure_gateway(links: Links, bridge: Link, config: BridgeConfig, ips: Sequen
         if address.version == 6:
             set_sysctl(f"ipv6/conf/{bridge.name}/disable_ipv6", "0")
         links.add_address(bridge, address)
-    for version, setting in ((4, "ipv4/ip_forward"), (6, "ipv6/conf/all/forwarding")):
-        if any(address.version == version for address in wanted) and get_sysctl(setting) != "1":
-            set_sysctl(setting, "1")
+    ensure_forwarding(address.version for address in wanted)
+
+
+def not_forwarding(versions: Iterable[int]) -> list[str]:
+    """Return the settings, as paths below /proc/sys/net, that keep the host from forwarding these versions of IP."""
+    return [_FORWARDING[version] for version in sorted(set(versions)) if get_sysctl(_FORWARDING[version]) != "1"]
+
+
+def ensure_forwarding(versions: Iterable[int]) -> None:
+    """Let the host forward these versions of IP.
+
+    Raises:
+        OSError: the kernel refuses.
+    """
+    for setting in not_forwarding(versions):
+        set_sysctl(setting, "1")
 
 
 def _conflict(address: Interface, other: Interface) -> bool:

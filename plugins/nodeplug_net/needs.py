@@ -15,6 +15,7 @@ from typing import Any, Final
 from nodeplug import CniAdd, CniRequest, CniResult, Host, Netns, PluginError
 from nodeplug_net.attachment import network_label
 from nodeplug_net.bridge_config import BridgeConfig
+from nodeplug_net.bridge_host import not_forwarding
 from nodeplug_net.links import Link, Links
 from nodeplug_net.masquerade import Masquerade
 from nodeplug_net.netlink import Netlink
@@ -126,6 +127,9 @@ def _differences(network: str, needs: Needs, attached: list[Link], links: Links,
         return
     if not bridge.is_up:
         yield f"bridge {needs.bridge} of network {network} is down: {_AGAIN}"
+    still = [link.name for link in attached if not link.is_up]
+    if still:
+        yield f"{len(still)} interfaces of network {network}, such as {still[0]}, are down: set them up, or {_ANEW}"
     loose = [link.name for link in attached if link.master != bridge.index]
     if loose:
         yield f"{len(loose)} interfaces of network {network}, such as {loose[0]}, left bridge {bridge.name}: {_ANEW}"
@@ -133,6 +137,8 @@ def _differences(network: str, needs: Needs, attached: list[Link], links: Links,
     lost = sorted(gateway for gateway in needs.gateways if ip_address(gateway) not in present)
     if lost:
         yield f"bridge {bridge.name} lost {', '.join(lost)}, the gateway of network {network}: {_AGAIN}"
+    for setting in not_forwarding(ip_address(gateway).version for gateway in needs.gateways):
+        yield f"the host forwards nothing for network {network}, net/{setting} is not 1: {_AGAIN}"
 
 
 def _without_rules(subnets: set[str]) -> Iterator[str]:

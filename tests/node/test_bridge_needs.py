@@ -11,7 +11,7 @@ from nodeplug import Journal, Netns, NotReady
 from nodeplug.testing.scratch_cni import ScratchCni
 from nodeplug_net import nftmessages as nft
 from nodeplug_net.bridge import Bridge, BridgeConfig
-from nodeplug_net.links import Link, Links
+from nodeplug_net.links import Link, Links, get_sysctl, set_sysctl
 from nodeplug_net.netlink import Netlink
 
 Make = Callable[..., dict[str, Any]]
@@ -84,7 +84,21 @@ def set_down(scratch: ScratchCni) -> None:
     on_bridge(scratch, Links.set_down)
 
 
+def stop_forwarding(scratch: ScratchCni) -> None:
+    scratch.on_host(lambda: set_sysctl("ipv4/ip_forward", "0"))
+
+
+def set_ports_down(scratch: ScratchCni) -> None:
+    def run(links: Links, link: Link) -> None:
+        for port in links.ports(link):
+            links.set_down(port)
+
+    on_bridge(scratch, run)
+
+
 DAMAGE = {
+    "a host that forwards no more": (stop_forwarding, "the host forwards nothing for network net, net/ipv4/ip_forward"),
+    "a port that is down": (set_ports_down, "1 interfaces of network net, such as veth[0-9a-f]{8}, are down"),
     "a deleted bridge": (delete_bridge, "bridge br0 of network net is gone: make its 1 containers anew"),
     "a gateway address that was removed": (take_gateway, r"bridge br0 lost 10\.88\.0\.1, the gateway of network net"),
     "a flushed ruleset": (flush, r"subnet 10\.88\.0\.0/24 has no rule that masquerades it"),
@@ -113,6 +127,20 @@ def test_status_tells_of_a_deleted_bridge(scratch: ScratchCni, bridge: Bridge, n
     scratch.status(bridge, network)
     delete_bridge(scratch)
     with pytest.raises(NotReady, match="bridge br0 of network net is gone"):
+        scratch.status(bridge, network)
+
+
+def test_status_lets_the_host_forward_again(scratch: ScratchCni, bridge: Bridge, network: Any) -> None:
+    scratch.add(bridge, network, "c1", scratch.container())
+    stop_forwarding(scratch)
+    scratch.status(bridge, network)
+    assert scratch.on_host(lambda: get_sysctl("ipv4/ip_forward")) == "1"
+
+
+def test_status_tells_of_a_port_that_is_down(scratch: ScratchCni, bridge: Bridge, network: Any) -> None:
+    scratch.add(bridge, network, "c1", scratch.container())
+    set_ports_down(scratch)
+    with pytest.raises(NotReady, match="are down"):
         scratch.status(bridge, network)
 
 
