@@ -16,6 +16,7 @@ from nodeplug.testing.waiting import until
 
 HERE = Path(__file__).parent
 INSTALLING = 'listen = ""\ninstall = true'
+INSTALLED = re.compile("entrypoints(:| cannot be installed:| stay;)")
 CONFIG = {"cniVersion": "1.0.0", "name": "net"}
 
 
@@ -49,6 +50,12 @@ class Node:
     scratch: ScratchNode
     netns: Path
     _seen: int = 0
+
+    def start(self) -> None:
+        """Start the daemon and wait for its entrypoints: it answers while a compiler still runs."""
+        self.scratch.start()
+        if "install = true" in self.scratch.config_path.read_text():
+            self.until(lambda: INSTALLED.search(self.scratch.log) is not None, 120)
 
     def env(self, verb: str = "ADD", container: str = "c1", **changes: str | None) -> dict[str, str]:
         values: dict[str, str | None] = {
@@ -151,7 +158,7 @@ def _nodes(folder: Path, netns: Path) -> Iterator[Callable[..., Node]]:
         node = Node(ScratchNode(folder / "n", plugins, supervisor=supervisor, env=env), netns)
         made.append(node.scratch)
         if run:
-            node.scratch.start()
+            node.start()
         return node
 
     yield make

@@ -309,7 +309,7 @@ def test_a_del_after_the_daemon_was_killed_in_the_middle_of_add_undoes_it(make_n
     deleted = node.cni("DEL")
     assert (deleted.status, deleted.stdout) == (0, b"")
     assert b"kept in" in deleted.stderr
-    node.scratch.start()
+    node.start()
     node.until((node.notes() / "deleted").exists)
     assert (node.notes() / "deleted").read_text() == "c1 begun\n"
     node.until(lambda: node.scratch.status()["spool"] == 0)
@@ -323,7 +323,7 @@ def test_a_journal_file_cut_in_half_does_not_stop_a_del(make_node: Callable[...,
     assert len(files) == 2
     for file in files:
         file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-    node.scratch.start()
+    node.start()
     assert node.scratch.status()["ready"]
     assert node.cni("DEL").status == 0
     assert (node.notes() / "deleted").read_text() == "c1 unknown\n"

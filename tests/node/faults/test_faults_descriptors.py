@@ -85,7 +85,7 @@ def test_a_daemon_without_a_descriptor_left_outlives_that(make_node: Make, kubel
             folder.mkdir(parents=True)
             with socket.socket(socket.AF_UNIX) as dead:
                 dead.bind(str(folder / "kubelet.sock"))
-    node.scratch.start()
+    node.start()
     limits = resource.prlimit(node.scratch.pid, resource.RLIMIT_NOFILE)
     for spare in range(5):
         resource.prlimit(node.scratch.pid, resource.RLIMIT_NOFILE, (node.descriptors() + spare, limits[1]))

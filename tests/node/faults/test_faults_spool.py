@@ -32,7 +32,7 @@ def test_what_is_no_del_is_set_aside_once_and_said(make_node: Make, make: Callab
     node.scratch.stop()
     assert node.cni("DEL").status == 0
     make(spool / "0.frame")
-    node.scratch.start()
+    node.start()
     node.until(lambda: "deferred DELs" in node.scratch.status()["reasons"])
     assert str(spool / "0.damaged") in node.scratch.status()["reasons"]["deferred DELs"]
     assert node.scratch.status()["spool"] == 0  # the other one was replayed
@@ -49,7 +49,7 @@ def test_a_frame_that_can_neither_be_read_nor_set_aside_is_said_once(make_node: 
     (spool / "0.frame").mkdir(parents=True)
     bind(str(spool), str(spool), read_only=True)
     try:
-        node.scratch.start()
+        node.start()
         node.until(lambda: "deferred DELs" in node.scratch.status()["reasons"])
         for number in range(3):
             assert node.cni(container=f"c{number}").status == 0  # each looks into the spool
@@ -66,7 +66,7 @@ def test_a_journal_record_of_3_gib_does_not_stop_the_start(make_node: Make) -> N
     _sparse(node.scratch.paths.state / "holders.json")
     node.scratch.paths.attachments.mkdir(parents=True)
     _sparse(node.scratch.paths.attachments / "big.json")
-    node.scratch.start()
+    node.start()
     assert node.cni().status == 0
     assert node.attachments() == {"c1"}
     assert node.proc("VmHWM") < 1 << 20
@@ -118,7 +118,7 @@ def test_a_del_of_an_earlier_boot_is_done_when_its_plugin_is_there(make_node: Ma
     node.scratch.stop()
     assert node.cni("DEL").status == 0
     (node.scratch.paths.state / "spool.boot").write_text("another boot")
-    node.scratch.start()
+    node.start()
     node.until(lambda: node.scratch.status()["spool"] == 0)
     assert (node.notes() / "deleted").read_text() == "c1 done\n"
 
@@ -134,7 +134,7 @@ def test_a_del_of_an_interface_whose_name_is_no_text_succeeds(make_node: Make) -
     assert node.cni("DEL", CNI_IFNAME=odd).status == 0
     node.scratch.stop()
     assert node.cni("DEL", CNI_IFNAME=odd).status == 0
-    node.scratch.start()
+    node.start()
     node.until(lambda: node.scratch.status()["spool"] == 0)
     assert node.scratch.status()["ready"]
 

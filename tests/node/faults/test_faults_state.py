@@ -43,7 +43,7 @@ def node(make_node: Make, disk: Any) -> Any:
     """A daemon whose state is on a disk of its own, with one attachment."""
     made = make_node(run=False)
     disk(made.scratch.paths.state)
-    made.scratch.start()
+    made.start()
     assert made.cni(container="kept").status == 0
     made.mark()
     return made
@@ -68,7 +68,7 @@ def test_a_del_on_a_full_disk_succeeds(node: Any) -> None:
 def test_a_daemon_starts_with_a_full_disk_and_knows_what_was_kept(node: Any) -> None:
     fill(node.scratch.paths.state)
     node.scratch.kill()
-    node.scratch.start()
+    node.start()
     assert node.plugin("faulty")["state"] == "running"
     assert node.attachments() == {"kept"}
     assert node.cni("DEL", container="kept").status == 0
@@ -96,7 +96,7 @@ def test_an_add_on_a_read_only_disk_is_an_error_that_says_so(node: Any, disk: An
 def test_a_daemon_starts_with_a_read_only_disk_that_has_its_folders(node: Any, disk: Any) -> None:
     node.scratch.kill()
     disk(node.scratch.paths.state, "ro")
-    node.scratch.start()
+    node.start()
     assert node.plugin("faulty")["state"] == "running"
     assert node.attachments() == {"kept"}
 
@@ -162,7 +162,7 @@ def pod(make_node: Make, disk: Any) -> Iterator[Any]:
     """A daemon whose state is on a disk of its own, with a volume mounted for a pod."""
     node = make_node(run=False, drive={"kind": "volume"})
     disk(node.scratch.paths.state)
-    node.scratch.start()
+    node.start()
     target = node.scratch.root / "pods/uid/volumes/scratch~drive/data"
     target.mkdir(parents=True)
     options = '{"kubernetes.io/pvOrVolumeName": "data", "kubernetes.io/readwrite": "rw"}'
@@ -200,7 +200,7 @@ def test_a_daemon_that_is_restarted_meanwhile_takes_such_a_record_for_what_the_k
     disk(node.scratch.paths.state, "ro")
     assert node.flex("unmount", str(target)).document["status"] == "Success"
     node.scratch.kill()
-    node.scratch.start()
+    node.start()
     assert node.flex("unmount", str(target)).document["status"] == "Success"
     disk(node.scratch.paths.state, "rw")
     node.until(lambda: node.scratch.status()["volumes"] == [])
@@ -209,7 +209,7 @@ def test_a_daemon_that_is_restarted_meanwhile_takes_such_a_record_for_what_the_k
 def test_a_full_run_folder_fails_no_call(make_node: Make, disk: Any) -> None:
     node = make_node(run=False)
     disk(node.scratch.paths.run)
-    node.scratch.start()
+    node.start()
     fill(node.scratch.paths.run)
     node.mark()
     assert node.cni().status == 0
