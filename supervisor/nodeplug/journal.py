@@ -165,9 +165,18 @@ class Journal:
             path.unlink()
             sync_folder(self.folder)
         except (FileNotFoundError, NotADirectoryError):
-            return
+            self.removals.forget(path)
         except OSError as error:
             self.removals.postpone(path, error)
+        else:
+            self.removals.forget(path)
+
+    def count_as_removed(self, key: str, reason: str) -> None:
+        """Let a record count as removed from here on, for its disk does not answer; remove it when that does.
+
+        Does not block. The caller sees to it that no write of the record is under way when `remove` is called at last.
+        """
+        self.removals.postpone(self._path(key), OSError(reason))
 
     def entries(self) -> tuple[Entry, ...]:
         """Return every whole record, by key. Damaged files are set aside, leftovers of a killed write removed."""

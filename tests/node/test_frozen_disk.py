@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from nodeplug.testing import BlockingKubelet, ScratchNode
+from nodeplug import Pod, mounts, unmount
+from nodeplug.testing import BlockingKubelet, FlexCaller, FlexFailure, FlexVolume, ScratchNode
 from nodeplug.testing.scratch_cni import new_netns
 from nodeplug.testing.waiting import until
 
@@ -216,3 +217,62 @@ def test_the_record_of_an_attachment_goes_when_the_disk_that_refused_to_forget_i
         assert [entrypoint(node, "DEL", container).returncode for container in ("c1", "c2")] == [0, 0]
         thaw(records)
         until(lambda: not list(records.glob("*.json")))
+
+
+POD, DATA = Pod(name="web", uid="uid-1"), FlexVolume("data", {"name": "data", "size": "16Mi"})
+
+
+@pytest.fixture
+def volumes(node: ScratchNode) -> Iterator[FlexCaller]:
+    """A driver that stages, and beside its records nothing of it on the disk."""
+    node.kill()
+    node.configure(f'[plugins.loopfile]\n[plugins.loopfile.config]\ndirectory = "{node.root}/images"\n')
+    node.start()
+    yield FlexCaller(node.paths.flexvolume, node.root / "kubelet", "nodeplug/loopfile", timeout=100)
+    for target in mounted(node):
+        unmount(target, lazy=True)
+
+
+def mounted(node: ScratchNode) -> list[str]:
+    """Return where volumes are mounted; what was mounted last comes first."""
+    places = (node.root / "kubelet", node.paths.run / "staging")
+    return [
+        mount.target
+        for mount in reversed(mounts())
+        if any(Path(mount.target).is_relative_to(place) for place in places)
+    ]
+
+
+def volume_records(node: ScratchNode) -> list[Path]:
+    return list((node.paths.journal / "flexvolume").glob("*.json"))
+
+
+def test_a_pods_volume_goes_while_the_disk_of_its_records_is_frozen_and_they_go_when_it_answers(
+    node: ScratchNode, disk: Path, volumes: FlexCaller
+) -> None:
+    volumes.mount(POD, DATA)
+    assert mounted(node)
+    assert volume_records(node)
+    freeze(disk)
+    for _ in range(2):  # kubelet may repeat it
+        volumes.unmount(POD, "data")
+    assert mounted(node) == []
+    assert node.status()["volumes"] == []
+    thaw(disk)
+    until(lambda: volume_records(node) == [])
+    volumes.mount(POD, DATA)
+    assert volume_records(node)
+
+
+def test_a_mount_fails_and_leaves_nothing_while_the_disk_of_the_records_is_frozen(
+    node: ScratchNode, disk: Path, volumes: FlexCaller
+) -> None:
+    freeze(disk)
+    with pytest.raises(FlexFailure, match="disk with the records of volumes does not answer"):
+        volumes.mount(POD, DATA)
+    assert mounted(node) == []
+    thaw(disk)
+    until(lambda: bool(node.status()["ready"]))
+    until(lambda: volume_records(node) == [])
+    volumes.mount(POD, DATA)
+    assert mounted(node)

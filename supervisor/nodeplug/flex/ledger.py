@@ -105,7 +105,7 @@ class Ledger:
 
     def target(self, path: str) -> Target | None:
         """Return the record of a target; one of another boot counts as none, for its mount is gone."""
-        return self._as_target(self.journal.read(f"target {path}"))
+        return self._as_target(self.journal.read(target_key(path)))
 
     def targets(self) -> list[Target]:
         """Return all records of targets of this boot."""
@@ -115,11 +115,11 @@ class Ledger:
     def write_target(self, target: Target) -> None:
         """Write an intent, or an outcome, durably."""
         data = _volume_data(target.volume) | {"path": target.path, "read_only": target.read_only}
-        self.journal.write(f"target {target.path}", phase=target.phase, data=data)
+        self.journal.write(target_key(target.path), phase=target.phase, data=data)
 
     def forget_target(self, path: str) -> None:
         """Remove a record; succeed when there is none."""
-        self.journal.remove(f"target {path}")
+        self.journal.remove(target_key(path))
 
     def infer_target(self, driver: str, path: str) -> Target | None:
         """Tell from mountinfo alone what is mounted at a path; None when nothing is."""
@@ -144,7 +144,7 @@ class Ledger:
 
     def staged(self, driver: str, volume_id: VolumeId) -> Staged | None:
         """Return the record of a volume of this boot."""
-        return self._as_staged(self.journal.read(f"volume {driver} {volume_id}"))
+        return self._as_staged(self.journal.read(volume_key(Volume(driver, volume_id))))
 
     def all_staged(self) -> list[Staged]:
         """Return all records of volumes of this boot."""
@@ -158,17 +158,20 @@ class Ledger:
     def write_staged(self, volume: Volume, phase: str, fs_type: str = "") -> None:
         """Write an intent, or an outcome, durably."""
         data = _volume_data(volume) | {"fs_type": fs_type}
-        self.journal.write(f"volume {volume.driver} {volume.volume_id}", phase=phase, data=data)
+        self.journal.write(volume_key(volume), phase=phase, data=data)
 
     def forget_staged(self, volume: Volume) -> None:
-        """Remove the record and nodeplug's own staging directory; succeed when there is none.
+        """Remove a record; succeed when there is none."""
+        self.journal.remove(volume_key(volume))
 
-        The directory goes first: a record without one is harmless, a directory without one is found by nobody.
+    def remove_directory(self, volume: Volume) -> None:
+        """Remove nodeplug's own staging directory; succeed when there is none, and leave kubelet's alone.
+
+        It goes before the record: a record without one is harmless, a directory without one is found by nobody.
         """
         if self.owns(volume):
             with suppress(OSError):  # not empty: a driver wrote beside its mount, which is not ours to delete
                 Path(volume.staging_path).rmdir()
-        self.journal.remove(f"volume {volume.driver} {volume.volume_id}")
 
     def is_staged(self, volume: Volume, fs_type: str) -> bool:
         """Whether the volume is wholly staged: mounted, and said so by its record or by the pods that use it.
@@ -249,6 +252,16 @@ class Ledger:
         folder = self.folder / file_name(driver)
         names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
         return [Volume(driver, VolumeId(unquote(name)), str(folder / name)) for name in names]
+
+
+def target_key(path: str) -> str:
+    """Return the key of a target's record."""
+    return f"target {path}"
+
+
+def volume_key(volume: Volume) -> str:
+    """Return the key of a volume's record."""
+    return f"volume {volume.driver} {volume.volume_id}"
 
 
 def make_directory(path: str) -> None:

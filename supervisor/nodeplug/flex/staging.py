@@ -21,6 +21,7 @@ from nodeplug.errors import PluginError
 from nodeplug.flex import ledger as led
 from nodeplug.flex.ledger import Ledger, Target, Volume
 from nodeplug.flex.masking import Known, redact
+from nodeplug.flex.records import Records
 from nodeplug.flex.steps import Steps
 from nodeplug.flex.work import Work, Workshop
 from nodeplug.journal import Journal
@@ -37,10 +38,12 @@ class Staging:
 
     Attributes:
         ledger: the records and the staging folder.
+        records: writes those records.
         workshop: the work in progress.
     """
 
     ledger: Ledger
+    records: Records
     workshop: Workshop
 
     @classmethod
@@ -52,7 +55,8 @@ class Staging:
             journal: for these records alone.
             folder: where volumes are staged; made when needed.
         """
-        return cls(Ledger(journal, folder.resolve()), Workshop(runner))
+        ledger = Ledger(journal, folder.resolve())
+        return cls(ledger, Records(ledger), Workshop(runner))
 
     @property
     def known(self) -> Known:
@@ -68,7 +72,7 @@ class Staging:
         """
 
         def begin(work: Work) -> Coroutine[Any, Any, None]:
-            return steps(Steps(self.ledger, self.workshop, work))
+            return steps(Steps(self.ledger, self.records, self.workshop, work))
 
         await self.workshop.run(route, call, begin)
 

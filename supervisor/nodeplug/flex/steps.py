@@ -15,6 +15,7 @@ from nodeplug.flex import ledger as led
 from nodeplug.flex.codec import default_volume_id
 from nodeplug.flex.commands import Mount, MountDevice, VolumeOptions
 from nodeplug.flex.ledger import Ledger, Target, Volume
+from nodeplug.flex.records import Records
 from nodeplug.flex.work import Work, Workshop
 from nodeplug.mounts import bind, mounted_at, unmount
 from nodeplug.values import VolumeId, VolumePublish, VolumeRequest, VolumeStage, VolumeUnpublish, VolumeUnstage
@@ -29,6 +30,7 @@ class Steps:
     """The steps of one request."""
 
     ledger: Ledger
+    records: Records
     workshop: Workshop
     work: Work
 
@@ -94,7 +96,10 @@ class Steps:
             self.work.call.key = f"{self.driver} {volume_id}"
             volume = await self.work.host(self._place, volume_id)
             wanted = Target(command.target, volume, command.options.read_only)
-            if await self.work.host(self._has, wanted):
+            standing = await self.work.host(self._standing, wanted)
+            if standing is not None:
+                if standing.phase != led.PUBLISHED:
+                    await self.records.note_target(led.with_phase(standing, led.PUBLISHED))
                 return
             try:
                 await self._bring_up(wanted, command)
@@ -111,36 +116,35 @@ class Steps:
             return self.ledger.plan(self.driver, volume_id)
         return Volume(self.driver, volume_id)
 
-    def _has(self, wanted: Target) -> bool:
-        """Whether the target has the volume already: kubelet repeats mount for binds that it does not recognise.
+    def _standing(self, wanted: Target) -> Target | None:
+        """Return the target if it has the volume already: kubelet repeats mount for binds that it does not recognise.
+
+        One that is not PUBLISHED lacks its record.
 
         Raises:
             InvalidRequest: another volume is mounted there.
         """
         if mounted_at(wanted.path) is None:
-            return False
+            return None
         record = self.ledger.target(wanted.path)
         if record is None:  # the record was lost: the kernel tells whether it is this volume
             found = self.ledger.infer_target(self.driver, wanted.path)
             if found is None or not wanted.volume.staging_path or found.volume != wanted.volume:
-                return False
-            if found.read_only == wanted.read_only:
-                self.ledger.write_target(led.with_phase(wanted, led.PUBLISHED))
-                return True
-            return False
+                return None
+            return wanted if found.read_only == wanted.read_only else None
         if (record.volume.driver, self._unmarked(record.volume)) != (self.driver, self._unmarked(wanted.volume)):
             raise InvalidRequest(
                 f"{wanted.path!r} holds volume {record.volume.volume_id!r} of {record.volume.driver}; "
                 f"unmount it before volume {wanted.volume.volume_id!r} of {wanted.volume.driver} is mounted there"
             )
-        return record.phase == led.PUBLISHED
+        return record if record.phase == led.PUBLISHED else None
 
     def _unmarked(self, volume: Volume) -> str:
         """The id without secrets: a pod whose Secret was rotated keeps the mount that it has."""
         return volume.volume_id if self.work.has("volume_id") else volume.volume_id.partition(_MARK)[0]
 
     async def _bring_up(self, wanted: Target, command: Mount) -> None:
-        await self.work.host(self.ledger.write_target, wanted)
+        await self.records.write_target(wanted)
         await self._clear(wanted)
         await self.work.host(led.check_target, wanted.path)
         if self.work.has("volume_stage") and self.ledger.owns(wanted.volume):
@@ -148,7 +152,7 @@ class Steps:
             await self._stage(wanted.volume, command.options, device=command.device, read_only=False)
         await self._publish(wanted, command.options)
         await self.work.host(led.check_published, wanted, self.work.route.plugin)
-        await self.work.host(self.ledger.write_target, led.with_phase(wanted, led.PUBLISHED))
+        await self.records.write_target(led.with_phase(wanted, led.PUBLISHED))
 
     async def _clear(self, wanted: Target) -> None:
         """Remove what a killed predecessor half-mounted at the target."""
@@ -162,7 +166,7 @@ class Steps:
             return
         if await self.work.host(self._was_begun, volume):
             await self.unstage(volume)
-        await self.work.host(self.ledger.write_staged, volume, led.STAGING, fs_type)
+        await self.records.write_staged(volume, led.STAGING, fs_type)
         if self.ledger.owns(volume):
             await self.work.host(led.make_directory, volume.staging_path)
         request = VolumeStage(
@@ -177,7 +181,7 @@ class Steps:
         )
         await self.work.hook("volume_stage", request=request)
         await self.work.host(led.check_staged, volume, self.work.route.plugin)
-        await self.work.host(self.ledger.write_staged, volume, led.STAGED, fs_type)
+        await self.records.write_staged(volume, led.STAGED, fs_type)
 
     def _was_begun(self, volume: Volume) -> bool:
         known = self.ledger.staged(volume.driver, volume.volume_id) is not None
@@ -225,7 +229,7 @@ class Steps:
             volume = target.volume
             async with self.workshop.room("volume", volume.driver, volume.volume_id):
                 self.work.call.key = f"{volume.driver} {volume.volume_id or path}"
-                await self._note(target)
+                await self.records.note_target(led.with_phase(target, led.UNPUBLISHING))
                 await self.take_down(target)
 
     def _who(self, path: str) -> Target | None:
@@ -238,13 +242,6 @@ class Steps:
                 "enable one in the configuration, or unmount the path by hand"
             )
         return self.ledger.infer_target(self.driver, path)
-
-    async def _note(self, target: Target) -> None:
-        """Write that the target is going. A full disk must not keep a pod from ending, so this may fail."""
-        try:
-            await self.work.host(self.ledger.write_target, led.with_phase(target, led.UNPUBLISHING))
-        except PluginError as error:
-            LOG.warning("%s is unmounted without a record: %s", target.path, error.message)
 
     async def take_down(self, target: Target, *, forced: bool = False) -> None:
         """Unpublish, unstage after the last user, and forget; every step may find its work done already.
@@ -263,7 +260,7 @@ class Steps:
         volume = target.volume
         if self.ledger.owns(volume) and not await self.work.host(self.ledger.users, volume, besides=target.path):
             await self._unstage_or_leave(volume, forced=forced)
-        await self.work.host(self.ledger.forget_target, target.path)
+        await self.records.forget_target(target.path)
 
     async def _unpublish(self, target: Target, *, forced: bool = False) -> None:
         if self.work.has("volume_unpublish") and not self.work.at_rest:
@@ -283,12 +280,13 @@ class Steps:
     async def unstage(self, volume: Volume, *, forced: bool = False) -> None:
         """Undo the staging of a volume that no pod uses."""
         if await self.work.host(mounted_at, volume.staging_path) is not None:
-            await self._note_unstaging(volume)
+            await self.records.note_staged(volume, led.UNSTAGING)
         if self.work.has("volume_unstage"):
             request = VolumeUnstage(driver=volume.driver, volume_id=volume.volume_id, staging_path=volume.staging_path)
             await self._undo("volume_unstage", request, forced=forced)
         await self.work.host(unmount, volume.staging_path)
-        await self.work.host(self.ledger.forget_staged, volume)
+        await self.work.host(self.ledger.remove_directory, volume)
+        await self.records.forget_staged(volume)
 
     async def unstage_unused(self, volume: Volume) -> None:
         """Unstage a volume of nodeplug's own folder if no pod uses it."""
@@ -297,12 +295,6 @@ class Steps:
             if self.ledger.owns(volume) and not await self.work.host(self.ledger.users, volume):
                 LOG.info("unstaging volume %s of %s: no pod uses it", volume.volume_id, volume.driver)
                 await self.unstage(volume)
-
-    async def _note_unstaging(self, volume: Volume) -> None:
-        try:
-            await self.work.host(self.ledger.write_staged, volume, led.UNSTAGING)
-        except PluginError as error:
-            LOG.warning("%s is unstaged without a record: %s", volume.staging_path, error.message)
 
     async def _undo(self, hook: str, request: VolumeUnpublish | VolumeUnstage, *, forced: bool) -> None:
         try:

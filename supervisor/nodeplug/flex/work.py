@@ -5,8 +5,8 @@ composition at a time per target and per volume.
 Refuses: to abandon a half-made mount. FlexVolume's callers have no deadline of their own and repeat a failed call, so a
 hook that ends late is taken as its outcome says: completed, or rolled back. A caller that goes away changes nothing.
 
-Host steps (mount, unmount, journal) run in fresh daemon threads: an unmount that hangs on a dead server must not use
-up a shared pool, nor keep the process alive.
+Host steps (mount, unmount, reading records) run in fresh daemon threads: an unmount that hangs on a dead server must
+not use up a shared pool, nor keep the process alive.
 """
 
 import asyncio
