@@ -22,10 +22,13 @@ from nodeplug.fields import write_duration, write_quantity
 from nodeplug.schema import allowed_keys, without_tags
 
 Location = tuple[str | int, ...]
+MOST: Final = 100
+"""Mistakes that are told of one configuration. To look for the word that was meant costs too much for thousands."""
 _LONGEST: Final = 60
 _QUOTED: Final = re.compile(r"'((?:[^'\\]|\\.)*)'")
 _SECRET: Final = re.compile(r"secret|passw|token|credential|private|api_?key", re.IGNORECASE)
 _BOUNDS: Final = ("gt", "ge", "lt", "le")
+_UNKNOWN: Final = frozenset({"extra_forbidden", "unexpected_keyword_argument"})
 _PYDANTIC: Final = frozenset(get_args(core_schema.ErrorType))
 
 
@@ -77,21 +80,39 @@ def shown(value: object) -> str:
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
 
 
-def explain(error: ValidationError, model: type[BaseModel], document: object) -> list[Mistake]:
+def first(texts: Sequence[str]) -> tuple[str, ...]:
+    """Return the sentences that are told, `MOST` of them, and how many are not."""
+    more = len(texts) - MOST
+    return (*texts[:MOST], *([f"and {more} more mistake{'' if more == 1 else 's'}"] if more > 0 else []))
+
+
+def explain(
+    error: ValidationError,
+    model: type[BaseModel],
+    document: object,
+    order: Callable[[Location], Any] | None = None,
+) -> list[Mistake]:
     """Return every mistake that a validation found, in the order of the file, one per key.
 
     Args:
         error: what pydantic raised.
         model: what it validated against.
         document: what it validated.
+        order: the key to sort locations by. Beyond the first `MOST` a mistake has few words.
     """
     texts: dict[Location, list[str]] = {}
     found = [(_written(item, document, model), item) for item in error.errors(include_url=False)]
+    if order is not None:
+        found.sort(key=lambda one: order(one[0]))
+    around = {at[:length] for at, _ in found for length in range(len(at))}
     for location, item in found:
         # pydantic counts only the right entries of a list: too few of them is no mistake of its own.
-        if item["type"] == "too_short" and any(len(at) > len(location) == _common(at, location) for at, _ in found):
+        if item["type"] == "too_short" and location in around:
             continue
-        texts.setdefault(location, []).append(_sentence(item, location, model, document))
+        if location in texts or len(texts) < MOST:
+            texts.setdefault(location, []).append(_sentence(item, location, model, document))
+        else:
+            texts[location] = ["unknown key" if item["type"] in _UNKNOWN else "is not accepted"]
     return [Mistake(location, _joined(said)) for location, said in texts.items()]
 
 
@@ -115,11 +136,6 @@ def _written(item: Any, document: object, model: type[BaseModel]) -> Location:
     return tuple(path)
 
 
-def _common(one: Location, other: Location) -> int:
-    """Return how many parts from the top two locations share."""
-    return next((number for number, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), len(other))
-
-
 def _holds(place: object, part: str | int) -> bool:
     if isinstance(place, Mapping):
         return part in place
@@ -128,7 +144,7 @@ def _holds(place: object, part: str | int) -> bool:
 
 def _sentence(item: Any, location: Location, model: type[BaseModel], document: object) -> str:
     kind, found, context = item["type"], item["input"], item.get("ctx", {})
-    if kind in {"extra_forbidden", "unexpected_keyword_argument"}:
+    if kind in _UNKNOWN:
         return unknown("key", str(location[-1]), allowed_keys(model, item["loc"]))
     if kind == "missing" and isinstance(item["loc"][-1], int):
         return f"must have at least {item['loc'][-1] + 1} entries, not {len(found)}"

@@ -21,7 +21,7 @@ from nodeplug.claimants import Verdict, settle
 from nodeplug.dispatch import Hooks, callers, hooks_of
 from nodeplug.errors import InvalidRequest, NotFound, PluginError, TryAgain, text_of
 from nodeplug.hookspecs import ANSWERS
-from nodeplug.mistakes import Location, Mistake, did_you_mean, explain, told
+from nodeplug.mistakes import Location, Mistake, did_you_mean, explain, first, told
 from nodeplug.names import cni_executable, extended_resource, flex_driver
 from nodeplug.values import Claim, ClaimKind
 
@@ -49,7 +49,7 @@ class Misconfigured(PluginRefused):
 
     def __init__(self, mistakes: Iterable[Mistake], tell: Callable[[Location, str], str]) -> None:
         self.mistakes = tuple(mistakes)
-        super().__init__("\n".join(tell(one.location, one.text) for one in self.mistakes))
+        super().__init__("\n".join(first([tell(one.location, one.text) for one in self.mistakes])))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,16 @@
 """What may lie where a configuration is expected."""
 
+import difflib
 import os
 import socket
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -266,3 +271,64 @@ def test_any_bytes_become_a_configuration_or_sentences(tmp_path: Path, data: byt
         assert all(line and line.isprintable() for line in reading.mistakes), reading.mistakes
         assert not any("validation" in line or "Input should" in line for line in reading.mistakes)
         (tmp_path / "nodeplug.toml").write_text("version = 1\n")
+
+
+MANY = {
+    "keys": ("", "k{} = 1"),
+    "tables": ("", "[t{}]"),
+    "keys of the daemon": ("[supervisor]\n", "k{} = 1"),
+    "sections": ("", "[plugins.p{}]\nx = 1"),
+    "deadlines": ("[plugins.x.deadline]\n", "k{} = '1s'"),
+}
+
+
+def many(folder: Path, kind: str, count: int) -> Path:
+    head, line = MANY[kind]
+    return main(folder, f"version = 1\n{head}" + "".join(f"{line.format(number)}\n" for number in range(count)))
+
+
+@pytest.mark.parametrize("kind", MANY)
+def test_of_very_many_mistakes_the_first_are_told_and_the_rest_are_counted(tmp_path: Path, kind: str) -> None:
+    told = problems(many(tmp_path, kind, 400))
+    lines = [int(line.split(":")[1]) for line in told[:-1]]
+    assert (len(lines), lines, told[-1]) == (100, sorted(lines), "and 300 more mistakes")
+    assert all("allowed: " in line for line in told[:-1])
+
+
+@pytest.mark.parametrize("kind", MANY)
+def test_only_for_mistakes_that_are_told_is_the_meant_word_searched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    searches, search = 0, difflib.get_close_matches
+
+    def counted(*arguments: Any, **how: Any) -> list[str]:
+        nonlocal searches
+        searches += 1
+        return search(*arguments, **how)
+
+    monkeypatch.setattr(difflib, "get_close_matches", counted)
+    problems(many(tmp_path, kind, 400))
+    assert searches == 100
+
+
+def steps(action: Callable[[], object]) -> int:
+    """Count the lines of Python that an action executes, each turn of a loop anew."""
+    count, before = 0, sys.gettrace()
+
+    def trace(_: FrameType, event: str, __: object) -> Any:
+        nonlocal count
+        count += event == "line"
+        return trace
+
+    sys.settrace(trace)
+    try:
+        action()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+@pytest.mark.parametrize("kind", MANY)
+def test_twice_as_many_mistakes_take_twice_as_many_steps(tmp_path: Path, kind: str) -> None:
+    few, more, most = (steps(partial(read, many(tmp_path, kind, count))) for count in (400, 800, 1600))
+    assert most - more < 2.2 * (more - few)

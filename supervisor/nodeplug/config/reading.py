@@ -21,7 +21,7 @@ from nodeplug.config.files import Document, Unreadable
 from nodeplug.config.models import Configuration, PluginSection
 from nodeplug.errors import PluginError
 from nodeplug.hookspecs import ANSWERS
-from nodeplug.mistakes import Location, dotted, explain, unknown
+from nodeplug.mistakes import MOST, Location, dotted, explain, first, unknown
 
 _DEFAULT_FOLDER: Final = Configuration(version=1).supervisor.drop_in_dir
 
@@ -60,6 +60,11 @@ class Places:
         name = location[1] if len(location) > 1 and location[0] == "plugins" else None
         return self.sections.get(str(name), self.main)
 
+    def rank(self, location: Location) -> tuple[bool, str, int]:
+        """Return what mistakes are sorted by."""
+        file = self.file(location)
+        return _rank(file.path, file.line(location) or 0, self.main.path)
+
     def fault(self, location: Location, text: str) -> Fault:
         """Return a mistake with its place."""
         file = self.file(location)
@@ -94,11 +99,11 @@ class Reading:
 
     @property
     def mistakes(self) -> tuple[str, ...]:
-        """One sentence per mistake."""
+        """One sentence per mistake, of very many the first."""
         return self.told(())
 
     def told(self, more: Iterable[Fault]) -> tuple[str, ...]:
-        """Return one sentence per mistake, and more of them, as somebody mends them: by file and line."""
+        """Return the mistakes, and more of them, as somebody mends them: by file and line, of very many the first."""
         return _ordered([*self.faults, *more], self.places.main.path)
 
     def whole(self) -> Configuration:
@@ -176,8 +181,12 @@ def load_drop_in(path: Path) -> Mapping[str, PluginSection]:
 
 def _ordered(mistakes: Iterable[Fault], main: Path) -> tuple[str, ...]:
     """Return the sentences as somebody mends them: the main file first, then by file and line."""
-    ordered = sorted(mistakes, key=lambda fault: (fault.path != main, str(fault.path), fault.line))
-    return tuple(dict.fromkeys(fault.text for fault in ordered))
+    ordered = sorted(mistakes, key=lambda fault: _rank(fault.path, fault.line, main))
+    return first(tuple(dict.fromkeys(fault.text for fault in ordered)))
+
+
+def _rank(path: Path, line: int, main: Path) -> tuple[bool, str, int]:
+    return path != main, str(path), line
 
 
 def _main(path: Path, mistakes: list[Fault]) -> Document:
@@ -208,7 +217,10 @@ class _Collected:
     """The tables of all files put together, and which file has what."""
 
     def __init__(self, main: Document, mistakes: list[Fault]) -> None:
-        self.document = dict(main.tables)
+        self.document = {
+            key: dict(value) if key == "plugins" and isinstance(value, dict) else value
+            for key, value in main.tables.items()
+        }  # the sections of the drop-ins come to those of the main file
         self.mistakes = mistakes
         self.files = [main]
         self.sections: dict[str, Document] = dict.fromkeys(_sections(main.tables), main)
@@ -257,7 +269,7 @@ class _Collected:
             if not isinstance(self.document.get("plugins"), dict):
                 self.document["plugins"] = {}
             self.sections[name] = file
-            self.document["plugins"] = {**self.document["plugins"], name: section}
+            self.document["plugins"][name] = section
 
     def validated(self) -> Configuration:
         """Return the configuration of what is right, and note what is not."""
@@ -265,16 +277,22 @@ class _Collected:
         try:
             configuration = Configuration.model_validate(document)
         except ValidationError as error:
-            found = explain(error, Configuration, document)
+            found = explain(error, Configuration, document, self.places.rank)
             self.mistakes += [self.places.fault(one.location, _text(one.location, one.text)) for one in found]
             configuration = Configuration.model_validate(_without(document, [one.location for one in found]))
-        self.mistakes += [
-            self.places.fault(("plugins", name, "deadline", hook), unknown("hook", hook, tuple(ANSWERS)))
+        self._tell_hooks(configuration)
+        return configuration
+
+    def _tell_hooks(self, configuration: Configuration) -> None:
+        wrong = [
+            (name, hook)
             for name, section in configuration.plugins.items()
             for hook in section.deadline
             if hook not in ANSWERS
         ]
-        return configuration
+        for number, (name, hook) in enumerate(wrong):
+            text = unknown("hook", hook, tuple(ANSWERS)) if number < MOST else "unknown hook"
+            self.mistakes.append(self.places.fault(("plugins", name, "deadline", hook), text))
 
     def _tell_excess(self, file: Document) -> None:
         self.mistakes += [Places(file).fault(location, text) for location, text in file.excess]
@@ -300,14 +318,17 @@ def _text(location: Location, text: str) -> str:
 def _without(document: Mapping[str, Any], wrong: Iterable[Location]) -> dict[str, Any]:
     """Return a document without the sections and top-level keys that have a mistake."""
     left = {"version": 1, **{key: value for key, value in document.items() if key != "version"}}
+    for table in ("plugins", "supervisor"):
+        if isinstance(left.get(table), dict):
+            left[table] = dict(left[table])
     for location in wrong:
         match location:
             case ("plugins", name, *_) if isinstance(left.get("plugins"), dict):
-                left["plugins"] = {key: value for key, value in left["plugins"].items() if key != name}
+                left["plugins"].pop(name, None)
             case ("supervisor", "root", *_):
                 left.pop("supervisor", None)
             case ("supervisor", key, *_) if isinstance(left.get("supervisor"), dict):
-                left["supervisor"] = {name: value for name, value in left["supervisor"].items() if name != key}
+                left["supervisor"].pop(key, None)
             case (str() as key, *_) if key != "version":
                 left.pop(key, None)
     return left
