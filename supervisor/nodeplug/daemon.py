@@ -130,7 +130,7 @@ class Daemon:
         self._runner.finished = self._finished
         exported = PluginMetrics(self._observer.metrics.registry)
         self._reports = Reports(self._lifecycle.states, self._runner, exported.take)
-        self._keeper = keeper.Keeper(self._registry, self._lifecycle.states, configuration.supervisor)
+        self._keeper = keeper.Keeper(self._registry, self._lifecycle.states, configuration.supervisor, reading.folder)
         self._reloader = Reloader(
             reading,
             read=lambda before: read(config_path, root, before),

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import pytest
@@ -280,6 +281,56 @@ def test_a_daemon_that_installs_removes_nothing_without_plugins(node: Callable[.
     until(lambda: "entrypoints stay" in scratch.log)
     until(lambda: "configuration reloaded: removed a" in scratch.log)
     assert names(scratch) == {"a"}
+
+
+def ready(port: int) -> tuple[int, str]:
+    try:
+        with urlopen(f"http://127.0.0.1:{port}/readyz", timeout=5) as answer:
+            return answer.status, answer.read().decode()
+    except HTTPError as error:
+        return error.code, error.read().decode()
+
+
+def test_a_node_that_lost_its_unnamed_drop_in_folder_is_not_ready_while_entrypoints_are_installed(
+    node: Callable[..., ScratchNode], free_port: int
+) -> None:
+    scratch = node(supervisor=f'listen = "127.0.0.1:{free_port}"', a=section("a"), b=section("b"))
+    assert scratch.run("install", "--script").returncode == 0
+    scratch.stop()
+    folder = scratch.config_path.parent / "plugins.d"
+    folder.rename(folder.with_name("x"))
+    scratch.start()
+    until(lambda: ready(free_port)[0] == 503)  # it serves and has looked
+    told = scratch.status()["reasons"]
+    assert list(told) == ["entrypoints"]
+    assert f"are installed (2, such as {scratch.paths.cni_bin / 'a'})" in told["entrypoints"]
+    assert "no plugin is enabled" in told["entrypoints"]
+    assert f"{folder}, which does not exist" in told["entrypoints"]
+    assert "`nodeplug install --remove-all`" in told["entrypoints"]
+    until(lambda: told["entrypoints"] in ready(free_port)[1])
+    assert scratch.run("status").returncode == 3
+    folder.with_name("x").rename(folder)
+    until(lambda: ready(free_port)[0] == 200)
+    assert states(scratch) == {"a": "running", "b": "running"}
+
+
+def test_a_node_that_loses_its_last_plugin_is_not_ready_until_its_entrypoints_are_removed(
+    node: Callable[..., ScratchNode],
+) -> None:
+    scratch = node(section("a"))
+    assert scratch.run("install", "--script").returncode == 0
+    scratch.configure("[plugins.a]\nuses = 'scratch_plugin:Plugin'\nenabled = false\n")
+    until(lambda: "no plugin is enabled" in scratch.status()["reasons"].get("entrypoints", ""))
+    assert scratch.run("install", "--script", "--remove-all").returncode == 0
+    until(lambda: bool(scratch.status()["ready"]))
+
+
+def test_a_node_without_plugins_and_without_entrypoints_is_ready(
+    node: Callable[..., ScratchNode], free_port: int
+) -> None:
+    scratch = node(supervisor=f'listen = "127.0.0.1:{free_port}"')
+    until(lambda: ready(free_port)[0] == 200)
+    assert scratch.status()["reasons"] == {}
 
 
 def serving(node: ScratchNode) -> dict[str, str]:

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from nodeplug.config import Paths, Supervisor
 from nodeplug.errors import PluginError
-from nodeplug.install.deployment import deploy, folders, installed, record_path
+from nodeplug.install.deployment import deploy, entrypoints_present, folders, installed, record_path
 from nodeplug.install.needs import unmet
 from nodeplug.install.ownership import folder_name
 from nodeplug.install.scripts import PROGRAM
@@ -42,12 +42,14 @@ class Keeper:
         registry: whose claims they are.
         states: of the configured plugins.
         supervisor: the daemon's settings, which never change.
+        drop_ins: the folder of more plugins, which never changes either; None when there is none.
         reason: why they are of the kind that they are.
     """
 
     registry: Registry
     states: Mapping[str, PluginState]
     supervisor: Supervisor
+    drop_ins: Path | None = None
     reason: str = ""
     _problems: tuple[str, ...] = ()
     _seen: frozenset[Fault] = frozenset()
@@ -84,6 +86,9 @@ class Keeper:
 
     async def _look(self) -> None:
         claims, drivers = self._claims()
+        if not self.states:  # whatever is installed, nobody serves it
+            self._say(await self._looks.run(self._unserved))
+            return
         async with self._turn:
             faults, problems = await self._looks.run(lambda: self._examine(claims, drivers))
             lasting = [fault for fault in faults if fault in self._seen and fault.kind != "foreign"]
@@ -128,6 +133,25 @@ class Keeper:
             return
         self.reason = done.entrypoints.reason
         done.tell(LOG)
+
+    def _unserved(self) -> tuple[str, ...]:
+        """Say which entrypoints fail every call while no plugin is enabled."""
+        try:
+            present = entrypoints_present(self.supervisor.paths)
+        except OSError as error:
+            return (f"the entrypoints cannot be read: {error}",)
+        if not present:
+            return ()
+        where = "in the main file"
+        if self.drop_ins is not None:
+            absent = "" if self.drop_ins.is_dir() else ", which does not exist"
+            where = f"in the main file or in the drop-in folder {self.drop_ins}{absent}"
+        found = f"{len(present)}, such as {present[0]}"
+        told = (
+            f"no plugin is enabled, and entrypoints of nodeplug are installed ({found}), so that every call of them "
+            f"fails; enable the plugins {where}; or `nodeplug install --remove-all` removes the entrypoints"
+        )
+        return (told,)
 
     def _examine(self, claims: Mapping[str, Claim], drivers: Collection[str]) -> tuple[list[Fault], list[str]]:
         paths = self.supervisor.paths
