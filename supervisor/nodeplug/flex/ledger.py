@@ -84,22 +84,33 @@ class Ledger:
         Keyed with random bytes of this node: a plain digest of a weak password could be guessed from a path.
 
         Raises:
-            PluginError: the key cannot be read or written.
+            FileNotFoundError: there is no key yet.
+            OSError: the key cannot be read.
         """
-        digest = hmac.new(self._mark_key(), digestmod=hashlib.sha256)
+        digest = hmac.new(read_bounded(self._mark_key), digestmod=hashlib.sha256)
         for name in sorted(secrets):
             for part in (name.encode("utf-8", "surrogateescape"), secrets[name]):
                 digest.update(len(part).to_bytes(8, "big") + part)
         return digest.hexdigest()[:16]
 
-    def _mark_key(self) -> bytes:
-        path = self.journal.folder / _KEY_FILE
-        try:
-            return read_bounded(path)
-        except FileNotFoundError:
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            write_durably(path, os.urandom(_KEY_SIZE))
-            return read_bounded(path)
+    @property
+    def _mark_key(self) -> Path:
+        return self.journal.folder / _KEY_FILE
+
+    def has_mark_key(self) -> bool:
+        """Whether there is a key for `secret_mark`."""
+        return self._mark_key.exists()
+
+    def make_mark_key(self) -> None:
+        """Make the key for `secret_mark`, unless there is one. Not from two threads at once.
+
+        Raises:
+            OSError: the folder cannot be made.
+            PluginError: the key cannot be written.
+        """
+        if not self.has_mark_key():
+            self._mark_key.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_durably(self._mark_key, os.urandom(_KEY_SIZE))
 
     # --- targets
 

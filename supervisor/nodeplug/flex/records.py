@@ -37,6 +37,16 @@ class Records:
     _late: dict[str, Callable[[], None]] = field(default_factory=dict)
     _catching_up: asyncio.Task[None] | None = None
 
+    async def make_mark_key(self) -> None:
+        """Make the key for marks of secrets, unless there is one.
+
+        Raises:
+            Unanswered: the disk does not answer.
+            OSError: the folder cannot be made.
+            PluginError: the disk refuses.
+        """
+        await self._lane.run(self.ledger.make_mark_key)
+
     async def write_target(self, target: Target) -> None:
         """Write an intent, or an outcome, durably.
 

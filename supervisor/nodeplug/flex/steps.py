@@ -61,6 +61,8 @@ class Steps:
         """
         if not own.secrets or not self.work.has("volume_stage") or self.work.has("volume_attach"):
             return ""
+        if not await self.work.host(self.ledger.has_mark_key):
+            await self.records.make_mark_key()
         mark: str = await self.work.host(self.ledger.secret_mark, own.secrets)
         return f"{_MARK}{mark}"
 
