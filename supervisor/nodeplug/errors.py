@@ -96,6 +96,10 @@ class TryAgain(PluginError):
     """A passing condition; the caller should repeat the call."""
 
 
+class Ending(TryAgain):
+    """The daemon is ending, and what was asked for has not begun."""
+
+
 class DeadlineExceeded(TryAgain):
     """The call outlasted its deadline."""
 
@@ -146,6 +150,7 @@ WIRES: Final[Mapping[type[PluginError], Wire]] = MappingProxyType(
         NotFound: Wire(999, "NOT_FOUND"),
         ContainerGone: Wire(3, "NOT_FOUND"),
         TryAgain: Wire(11, "UNAVAILABLE"),
+        Ending: Wire(11, "UNAVAILABLE"),
         DeadlineExceeded: Wire(11, "DEADLINE_EXCEEDED"),
         NotReady: Wire(50, "UNAVAILABLE"),
         LimitedConnectivity: Wire(51, "UNAVAILABLE"),

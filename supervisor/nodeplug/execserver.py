@@ -23,7 +23,7 @@ from typing import Final
 
 from nodeplug.arrival import Arrival, readable
 from nodeplug.call import has_hung_up, new_request_id, set_caller
-from nodeplug.errors import NotSupported, PluginError, TryAgain, clip, wire
+from nodeplug.errors import Ending, NotSupported, PluginError, TryAgain, clip, wire
 from nodeplug.frame import Frame, Reply
 from nodeplug.netns import Netns
 
@@ -233,6 +233,8 @@ class ExecServer:
         except TimeoutError:
             LOG.warning("request %s: no whole request came within %g s", new_request_id(), self._silence)
             return
+        except Ending:  # the caller has a way to keep what it asked for
+            return
         except PluginError as error:
             await self._refuse(arrival, error, quiet=uid in self._refused)
             return
@@ -285,6 +287,8 @@ class ExecServer:
                 raise NotSupported(f"this daemon does not speak {frame.style!r}; it speaks: {known}")
             namespaces = arrival.namespaces(frame)
             return await handler(frame, namespaces)
+        except Ending:
+            raise
         except PluginError as error:
             request = new_request_id()
             LOG.warning("refused request %s: %s", request, error)

@@ -121,6 +121,7 @@ class Lifecycle:
     async def stop_all(self, grace: float = 5.0) -> None:
         """Stop every plugin, once the calls inside have had `grace` seconds; nobody waits for one that is starting."""
         self._ending.set()
+        self.registry.ending = True
         await asyncio.gather(*(self._end(name, grace) for name in list(self.states)))
         if self._retiring:
             await asyncio.wait(self._retiring, timeout=LAST_PATIENCE)
@@ -379,7 +380,6 @@ class Lifecycle:
 
     async def _end(self, name: str, grace: float) -> None:
         state, inside = self.states.pop(name), self.runner.working(name)
-        self.registry.disabled[name] = "the daemon is ending; ask again in a moment"
         await self.devices.end(name)
         if state.begun and inside:
             await asyncio.wait(inside, timeout=grace)

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from nodeplug.claimants import Verdict, settle
 from nodeplug.dispatch import Hooks, callers, hooks_of
-from nodeplug.errors import InvalidRequest, NotFound, PluginError, TryAgain, text_of
+from nodeplug.errors import Ending, InvalidRequest, NotFound, PluginError, TryAgain, text_of
 from nodeplug.hookspecs import ANSWERS
 from nodeplug.mistakes import Location, Mistake, did_you_mean, explain, first, told
 from nodeplug.names import cni_executable, extended_resource, flex_driver
@@ -203,11 +203,13 @@ class Registry:
     Attributes:
         plugins: by section name.
         disabled: why a loaded plugin serves nothing at present, by section name.
+        ending: the daemon ends, and nothing new begins.
         order: of the sections in the configuration.
     """
 
     plugins: dict[str, Loaded] = field(default_factory=dict)
     disabled: dict[str, str] = field(default_factory=dict)
+    ending: bool = False
     order: tuple[str, ...] = ()
     _routes: dict[tuple[ClaimKind, str], Route] = field(default_factory=dict)
 
@@ -253,6 +255,7 @@ class Registry:
 
         Raises:
             NotFound: nobody claims it; the message lists what is claimed.
+            Ending: its owner has been stopped, because the daemon ends.
             TryAgain: its owner does not run at present; the message says why.
         """
         route = self._routes.get((kind, name))
@@ -262,6 +265,8 @@ class Registry:
                 f"no enabled plugin serves {kind} {name!r}; served: {known}; enable one in the configuration, "
                 "and see `nodeplug plugins` for one that was refused"
             )
+        if self.ending:
+            raise Ending("the daemon is ending; ask again in a moment")
         if route.plugin in self.disabled:
             raise TryAgain(f"plugin {route.plugin!r} is not running: {self.disabled[route.plugin]}")
         return route

@@ -17,6 +17,7 @@ SHORT = 0.05
 def listening(nvml: Any, watch: Watch) -> Any:
     """A driver that has asked for the events of both cards."""
     watched = watch(nvml)
+    watched.running()
     watched.until(lambda _: nvml.calls("nvmlDeviceRegisterEvents") == 2)
     return watched
 
@@ -62,7 +63,8 @@ def test_events_come_in_order_and_none_is_lost(nvml: Any, listening: Any) -> Non
 
 def test_an_event_brings_a_look_at_once(nvml: Any, watch: Watch) -> None:
     watched = watch(nvml, poll=3600.0)
-    watched.until(lambda view: view.cards and nvml.calls("nvmlDeviceRegisterEvents") == 2)
+    watched.running()
+    watched.until(lambda _: nvml.calls("nvmlDeviceRegisterEvents") == 2)
     nvml.state.card[0].recovery.bits = 1
     nvml.event(0, 0x8000, 1)
     watched.until(lambda view: view.vitals[view.cards[0].uuid].recovery_action == 1)
@@ -83,6 +85,7 @@ def test_waiting_for_events_begins_anew_after_an_error(nvml: Any, listening: Any
 def test_a_card_that_sends_no_events_is_polled_all_the_same(nvml: Any, watch: Watch) -> None:
     nvml.state.card[0].events = 0
     watched = watch(nvml)
+    watched.running()
     watched.until(lambda _: nvml.calls("nvmlEventSetWait_v2") > 0)
     assert nvml.calls("nvmlDeviceRegisterEvents") == 1
     nvml.state.card[0].ecc.bits = 5

@@ -266,7 +266,7 @@ def test_sandboxes_live_through_reloads_and_a_refused_configuration(lab: Lab) ->
     assert lab.difference_of(life) == []
 
 
-def persist(what: Callable[[], Any], patience: float = 90.0) -> Any:
+def persist(what: Callable[[], Any], patience: float = 300.0) -> Any:
     """Try until it succeeds, as kubelet does; a runtime answers each lost call with an error."""
     end = time.monotonic() + patience
     while True:

@@ -22,7 +22,7 @@ from nodeplug.cni.nsid import Sighting, sight
 from nodeplug.cni.orphans import Orphans
 from nodeplug.cni.records import Records
 from nodeplug.cni.spool import Spool
-from nodeplug.errors import NotReady, PluginError, TryAgain
+from nodeplug.errors import Ending, NotReady, PluginError, TryAgain
 from nodeplug.frame import Frame, Reply
 from nodeplug.netns import Netns
 from nodeplug.offloop import Lane, Unanswered
@@ -77,7 +77,12 @@ class CniService:
         self.spool.is_served = lambda name: any(route.claim.name == name for route in self.registry.routes("cni"))
 
     async def handle(self, frame: Frame, namespaces: tuple[Netns, ...]) -> Reply:
-        """Answer one call; takes over the namespaces. Never raises but for cancellation."""
+        """Answer one call; takes over the namespaces. Never raises but for cancellation, and for a DEL at the end.
+
+        Raises:
+            Ending: a DEL that has not begun. An error would make containerd give up on a sandbox; the entrypoint keeps
+                a DEL that is left without an answer, and the next daemon does it.
+        """
         call = Call(frame.env.get("CNI_COMMAND", ""), f"cni:{frame.name}", whole=True)
         owned = _Owned(namespaces)
         told = call.id
@@ -87,6 +92,9 @@ class CniService:
             return Reply(0, stdout, bytes(call.stderr))
         except PluginError as error:
             failure = error
+            if isinstance(error, Ending) and call.verb == "DEL":
+                self.runner.finished(call, error)
+                raise
             told = self._log_failure(call, error)
         except Exception as error:
             LOG.exception("%s of %s failed in the daemon (request %s)", call.verb, call.claim, call.id)
@@ -113,7 +121,10 @@ class CniService:
 
     async def replay(self, frame: Frame) -> Reply:
         """Answer one spooled DEL, in the host namespace of its ADD where that is known and alive (see `namespaces`)."""
-        return await self.handle(frame, ())
+        try:
+            return await self.handle(frame, ())
+        except Ending as error:  # it stays in the spool
+            return Reply(1, str(error).encode())
 
     async def run_spool(self) -> None:
         """Replay spooled DELs until cancelled: a task of the daemon."""

@@ -205,8 +205,7 @@ def test_file_in_the_place_of_kubelet_socket_counts_as_absent(minimal: "Minimal"
         kubelet.device_plugins.mkdir()
         kubelet.socket.write_text("no socket")
         async with serve_devices(minimal, kubelet, root) as host:
-            await asyncio.sleep(0.2)
-            assert "not there" in host.tasks[RESOURCE].status().error
+            await kubelet.until(lambda: "not there" in host.tasks[RESOURCE].status().error)
             async with kubelet:
                 await kubelet.until_allocatable(RESOURCE, 4)
 

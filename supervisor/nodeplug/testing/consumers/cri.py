@@ -91,12 +91,12 @@ class Cri:
     Args:
         socket: the runtime's socket.
         cgroup: the cgroup of every sandbox, as an absolute path in each hierarchy.
-        deadline: seconds for each call.
+        deadline: seconds for each call; kubelet gives twice its runtimeRequestTimeout of two minutes to a sandbox.
 
     Every method raises grpc.RpcError as the runtime answers it.
     """
 
-    def __init__(self, socket: Path, cgroup: str, deadline: float = 60.0) -> None:
+    def __init__(self, socket: Path, cgroup: str, deadline: float = 240.0) -> None:
         self._cgroup, self._deadline = cgroup, deadline
         self._channel = grpc.insecure_channel(f"unix://{socket}")
 

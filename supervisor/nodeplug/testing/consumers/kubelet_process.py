@@ -20,6 +20,8 @@ from nodeplug.testing.consumers.control_plane import ControlPlane
 from nodeplug.testing.consumers.private_node import ADDRESS, ENV, PrivateNode
 
 _PATIENCE: Final = 60.0
+_COLLECTED: Final = 180.0
+"""Seconds in which a pod must end: kubelet 1.20 removes the sandboxes of some in a look that it takes once a minute."""
 _READ_ONLY_PORT: Final = 10255
 _RELIST: Final = 2.0
 """Seconds within which kubelet sees what its runtime runs; it loses sight of a pod that is removed sooner."""
@@ -259,7 +261,7 @@ class KubeletProcess:
         found = self.find(name)
         self._pods.delete(name)
         folder = self.node.folder / "var/lib/kubelet/pods" / str(found and self.uid(found))
-        self.wait_for(f"the end of pod {name}", lambda: not self.find(name) and not folder.exists())
+        self.wait_for(f"the end of pod {name}", lambda: not self.find(name) and not folder.exists(), _COLLECTED)
 
     def pods(self) -> list[dict[str, Any]]:
         """Return every pod as kubelet tells it."""
@@ -334,7 +336,7 @@ class KubeletProcess:
         def left() -> set[str]:
             return set(self._pods.scheduled()) - self.residents | {path.name for path in pods.iterdir()} - stay
 
-        self.wait_for("the end of all pods", lambda: not left(), about=left)
+        self.wait_for("the end of all pods", lambda: not left(), _COLLECTED, about=left)
 
     def stop(self) -> None:
         """End it; its pods go on."""
