@@ -4,6 +4,7 @@ import logging
 import os
 import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from nodeplug import DeviceId, Host, Journal, ResourceName
+from nodeplug.testing.waiting import until
 from nodeplug_gpu.cards import Card, GpuProcess, Uuid, View
 from nodeplug_gpu.config import Memory
 from nodeplug_gpu.containers import Containers
@@ -74,8 +76,14 @@ def container(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     yield process
     process.kill()
     process.wait()
-    group.rmdir()
-    pod.rmdir()
+    for cgroup in (group, pod):  # a process leaves its cgroup a moment after its parent has learnt of its end
+        until(lambda cgroup=cgroup: removed(cgroup))  # type: ignore[misc] # mypy cannot infer the default
+
+
+def removed(cgroup: Path) -> bool:
+    with suppress(OSError):
+        cgroup.rmdir()
+    return not cgroup.exists()
 
 
 @pytest.fixture

@@ -197,9 +197,11 @@ def deploy(
         in_use=drivers_in_use(mount.target for mount in mounts()),
         retake=record if force else mend,
     )
-    # Names of ours that others have by now stay in it: they are told, and can be taken back.
-    lost = {path: digest for path, digest in record.items() if path.name in claims and _is_foreign(path)}
-    write_record(record_path(paths), lost | take_stock(folders(paths)))
+    # Names of ours that others have by now stay in it: they are told, and can be taken back. One look at the disk
+    # decides: with two, a name that is replaced in between would be neither ours nor lost.
+    stock = take_stock(folders(paths))
+    lost = {path: digest for path, digest in record.items() if path.name in claims and path not in stock}
+    write_record(record_path(paths), lost | stock)
     notes = [f"{paths.cni_bin / name} is another program's, and stays" for name in yielded]
     notes += [one.reason for one in lists.values() if one.reason]
     warnings = [*filter(None, [not_first(lists, paths.cni_conf)]), *unmet(paths, claims)]

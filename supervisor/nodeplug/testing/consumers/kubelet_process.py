@@ -334,7 +334,8 @@ class KubeletProcess:
         stay = {self.uid(self.running(name)) for name in self.residents}
 
         def left() -> set[str]:
-            return set(self._pods.scheduled()) - self.residents | {path.name for path in pods.iterdir()} - stay
+            known = {path.name for path in pods.iterdir()} | self.node.pods_in_cgroups()
+            return set(self._pods.scheduled()) - self.residents | known - stay
 
         self.wait_for("the end of all pods", lambda: not left(), _COLLECTED, about=left)
 

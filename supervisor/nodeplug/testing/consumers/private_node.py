@@ -159,6 +159,11 @@ class PrivateNode:
             time.sleep(0.25)
         return difference
 
+    def pods_in_cgroups(self) -> set[str]:
+        """Return the UIDs of the pods for which kubelet keeps cgroups; it removes them after all else."""
+        found = [path for path in cgroups_of(self.cgroup) if not path.is_relative_to(CGROUPS / "unified")]
+        return {path.name.removeprefix("pod") for path in found if path.name.startswith("pod")}
+
     def close(self) -> None:
         """End every process inside and in its cgroups, and drop the namespaces; the machine is as before."""
         end = time.monotonic() + 10
