@@ -330,5 +330,6 @@ def steps(action: Callable[[], object]) -> int:
 
 @pytest.mark.parametrize("kind", MANY)
 def test_twice_as_many_mistakes_take_twice_as_many_steps(tmp_path: Path, kind: str) -> None:
+    read(many(tmp_path, kind, 400))  # what is executed once in a process is no part of the count
     few, more, most = (steps(partial(read, many(tmp_path, kind, count))) for count in (400, 800, 1600))
-    assert most - more < 2.2 * (more - few)
+    assert most - more < 3 * (more - few), "twice would be linear, four times quadratic"
