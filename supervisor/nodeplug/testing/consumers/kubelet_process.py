@@ -198,7 +198,8 @@ class KubeletProcess:
         if self._process is None or self._process.poll() is not None:
             raise PluginError(f"kubelet ended:\n{self.log[-4000:]}")
         try:
-            return self._get("/healthz", 10248) == "ok"
+            # Each port has its own server, and they begin in no order.
+            return self._get("/healthz", 10248) == "ok" and bool(self._get("/pods", _READ_ONLY_PORT))
         except OSError:
             return False
 
