@@ -233,15 +233,18 @@ class PodResources:
     async def run(self) -> None:
         """Look until cancelled. Never fails by itself."""
         await self._recall()
-        async with pollers.hold():
-            while True:
-                self._asked.clear()  # before the look: what is asked during it is not seen by it
-                try:
-                    await self.look()
-                except Exception:
-                    LOG.exception("a look at podresources failed")
-                pause = self.interval * 2.0 ** min(self._failures, 10)
-                await self._pause(min(pause, max(_LONGEST_PAUSE, self.interval)))
+        try:
+            async with pollers.hold():
+                while True:
+                    self._asked.clear()  # before the look: what is asked during it is not seen by it
+                    try:
+                        await self.look()
+                    except Exception:
+                        LOG.exception("a look at podresources failed")
+                    pause = self.interval * 2.0 ** min(self._failures, 10)
+                    await self._pause(min(pause, max(_LONGEST_PAUSE, self.interval)))
+        finally:
+            await self._remember(self._seen)  # the end may have come while the last look was being written
 
     async def _recall(self) -> None:
         """Learn what was seen before this start. Without it what was released meanwhile would never be told."""

@@ -1,6 +1,7 @@
 """Releases, as derived from podresources."""
 
 import asyncio
+import json
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,6 +39,21 @@ def test_holders_are_known(minimal: "Minimal", root: Path, run: Run) -> None:
                 ("shop", "web-0", "main")
             }
             assert len(table) == 2
+
+    run(story())
+
+
+def test_what_is_shown_is_on_the_disk_after_an_end_in_the_same_moment(minimal: "Minimal", root: Path, run: Run) -> None:
+    async def story() -> None:
+        async with Kubelet(root) as kubelet:
+            async with serve_devices(minimal, kubelet, root) as host:
+                await kubelet.until_allocatable(RESOURCE, 4)
+                await kubelet.admit("pod", {RESOURCE: 3})
+                async with asyncio.timeout(20):
+                    while not host.podresources.present:
+                        await asyncio.sleep(0)  # the end is to come while the look is still being written
+            (holder,) = json.loads((root / "device-holders.json").read_bytes())["holders"]
+            assert (holder["pod"], len(holder["ids"])) == ("pod", 3)
 
     run(story())
 
