@@ -4,13 +4,18 @@ import asyncio
 import json
 import os
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from itertools import cycle
 from pathlib import Path
 
 import pytest
 
+from nodeplug import PluginError
 from nodeplug.install.deployment import deploy, inspect, record_path
 from nodeplug.install.keeper import Keeper
+from nodeplug.install.upkeep import read_record
 from nodeplug.testing.scratch_node import ScratchNode
 from nodeplug.testing.waiting import until
 
@@ -127,6 +132,32 @@ def test_a_foreign_program_in_our_place_is_said_and_stays(node: Node) -> None:
     put_foreign(node.bridge)
     assert f"{node.bridge} was replaced by a program that is not nodeplug's" in node.look(3)
     assert node.bridge.read_text() == FOREIGN
+
+
+def test_a_name_that_changes_hands_while_it_is_recorded_stays_in_the_record(node: Node) -> None:
+    node.install()
+    ours, others, gone = node.bridge.read_bytes(), FOREIGN.encode(), threading.Event()
+
+    def change_hands() -> None:
+        new = node.paths.cni_bin.parent / "new"
+        for data in cycle([others, ours]):
+            new.write_bytes(data)
+            new.chmod(0o755)
+            new.replace(node.bridge)
+            if gone.is_set():
+                return
+
+    another = threading.Thread(target=change_hands)
+    recorded = read_record(record_path(node.paths))
+    another.start()
+    try:
+        for _ in range(50):
+            with suppress(PluginError):  # it was ours at the first look and is another's at the last
+                deploy(node.registry, node.paths, native=False, only_present=True)
+            assert read_record(record_path(node.paths)) == recorded
+    finally:
+        gone.set()
+        another.join()
 
 
 def test_force_takes_a_name_back_that_was_ours(node: Node) -> None:

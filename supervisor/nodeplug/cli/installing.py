@@ -7,13 +7,17 @@ Refuses: to decide what belongs where.
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from nodeplug.cli.group import say
 from nodeplug.commands import DEFAULT, Config, Json, Root, print_json, show
 from nodeplug.errors import PluginError
+
+if TYPE_CHECKING:
+    from nodeplug.config import Reading
+    from nodeplug.registry import Registry
 
 
 class CniVersion(StrEnum):
@@ -25,38 +29,43 @@ class CniVersion(StrEnum):
     NEW = "1.1.0"
 
 
+Conflist = Annotated[
+    list[Path] | None,
+    typer.Option("--conflist", metavar="FILE", help="Also install this network configuration; repeatable."),
+]
+Native = Annotated[
+    bool | None,
+    typer.Option(
+        "--native/--script",
+        help="Compile the entrypoints with this host's C compiler ($CC or cc), or never. "
+        "Without either: `native_entrypoints`, which compiles where there is a compiler.",
+        show_default=False,
+    ),
+]
+Version = Annotated[
+    CniVersion,
+    typer.Option(
+        "--cni-version",
+        metavar="VERSION",
+        help="The cniVersion of the configurations, 1.0.0 or 1.1.0: `auto` chooses what the node's runtime and the "
+        "plugins understand, `file` keeps the file's own.",
+    ),
+]
+Force = Annotated[
+    bool, typer.Option("--force", help="Take back names that were nodeplug's and are another program's by now.")
+]
+RemoveAll = Annotated[bool, typer.Option("--remove-all", help="Remove every entrypoint although no plugin is enabled.")]
+
+
 def install(
     config: Config = DEFAULT,
     root: Root = None,
     as_json: Json = False,
-    conflist: Annotated[
-        list[Path] | None,
-        typer.Option("--conflist", metavar="FILE", help="Also install this network configuration; repeatable."),
-    ] = None,
-    native: Annotated[
-        bool | None,
-        typer.Option(
-            "--native/--script",
-            help="Compile the entrypoints with this host's C compiler ($CC or cc), or never. "
-            "Without either: `native_entrypoints`, which compiles where there is a compiler.",
-            show_default=False,
-        ),
-    ] = None,
-    cni_version: Annotated[
-        CniVersion,
-        typer.Option(
-            "--cni-version",
-            metavar="VERSION",
-            help="The cniVersion of the configurations, 1.0.0 or 1.1.0: `auto` chooses what the node's runtime and the "
-            "plugins understand, `file` keeps the file's own.",
-        ),
-    ] = CniVersion.AUTO,
-    force: Annotated[
-        bool, typer.Option("--force", help="Take back names that were nodeplug's and are another program's by now.")
-    ] = False,
-    remove_all: Annotated[
-        bool, typer.Option("--remove-all", help="Remove every entrypoint although no plugin is enabled.")
-    ] = False,
+    conflist: Conflist = None,
+    native: Native = None,
+    cni_version: Version = CniVersion.AUTO,
+    force: Force = False,
+    remove_all: RemoveAll = False,
 ) -> None:
     """Install the entrypoints of every enabled plugin where the runtime and kubelet look for them.
 
@@ -66,28 +75,17 @@ def install(
 
     Example: `nodeplug install --conflist configs/cni/10-nodeplug.conflist`
     """
-    from nodeplug.config import ConfigError, read
-    from nodeplug.effective import examine
-    from nodeplug.install.deployment import deploy, entrypoints_present
+    from nodeplug.config import read
+    from nodeplug.install.deployment import deploy
 
     reading = read(config, root)
-    examined = examine(reading)
-    if examined.problems:
-        end = "nothing was installed: a plugin that cannot be loaded would lose its entrypoints"
-        raise ConfigError([*examined.problems, end])
-    supervisor, inspected = reading.configuration.supervisor, examined.inspected
-    left = [] if inspected.states or remove_all else entrypoints_present(supervisor.paths)
-    if left:
-        raise PluginError(
-            f"{config} enables no plugin, so that these would be removed: {', '.join(map(str, left))}; nothing was "
-            "changed; enable a plugin, or say --remove-all"
-        )
+    supervisor = reading.configuration.supervisor
+    registry = _loaded(reading, remove_all=remove_all)
     conflists = {path.name: _read(path) for path in conflist or ()}
-    wanted = supervisor.native_entrypoints if native is None else native
     done = deploy(
-        inspected.registry,
+        registry,
         supervisor.paths,
-        native=wanted,
+        native=supervisor.native_entrypoints if native is None else native,
         conflists=conflists,
         cni_version=cni_version.value,
         force=force,
@@ -97,6 +95,31 @@ def install(
     for warning in done.warnings:
         say(f"warning: {warning}")
     _show_report(done.as_dict(), as_json=as_json)
+
+
+def _loaded(reading: "Reading", *, remove_all: bool) -> "Registry":
+    """Load the plugins that will be installed; a mistake would cost others their entrypoints.
+
+    Raises:
+        ConfigError: a plugin cannot be loaded.
+        PluginError: no plugin is enabled, entrypoints are there, and `remove_all` is not set.
+    """
+    from nodeplug.config import ConfigError
+    from nodeplug.effective import examine
+    from nodeplug.install.deployment import entrypoints_present
+
+    examined = examine(reading)
+    if examined.problems:
+        end = "nothing was installed: a plugin that cannot be loaded would lose its entrypoints"
+        raise ConfigError([*examined.problems, end])
+    inspected = examined.inspected
+    left = [] if inspected.states or remove_all else entrypoints_present(reading.configuration.supervisor.paths)
+    if left:
+        raise PluginError(
+            f"{reading.places.main.path} enables no plugin, so that these would be removed: "
+            f"{', '.join(map(str, left))}; nothing was changed; enable a plugin, or say --remove-all"
+        )
+    return inspected.registry
 
 
 def uninstall(config: Config = DEFAULT, root: Root = None, as_json: Json = False) -> None:

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import os
 import shutil
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal, Never
@@ -174,22 +174,16 @@ def deploy(
         PluginError: see `install.files.install` and `entrypoints`; if they cannot be compiled, nothing was changed.
     """
     record = read_record(record_path(paths)) or {}
-    drivers = {route.claim.name: capabilities_file(route.claim, route.hooks) for route in registry.routes("volume")}
-    claims = {route.claim.name: route.claim for route in registry.routes("cni")}
-    yielded = [name for name, claim in claims.items() if claim.gives_way and _is_foreign(paths.cni_bin / name)]
-    names = [name for name in claims if name not in yielded]
+    asked = _ask(registry, paths)
     if only_present:
-        places = {name: paths.cni_bin / name for name in names}
-        names = [name for name, path in places.items() if path in record and (path in mend or not _is_foreign(path))]
+        asked = asked.already_in(record, paths, mend)
         native = native if any(path.name.startswith(PROGRAM) for path in record) else False  # as it was installed
-        known = {path.parent.name for path in record}
-        drivers = {name: answer for name, answer in drivers.items() if folder_name(name) in known}
-    homes = [paths.cni_bin, *(paths.flexvolume / folder_name(driver) for driver in drivers)]
+    homes = [paths.cni_bin, *(paths.flexvolume / folder_name(driver) for driver in asked.drivers)]
     scripts, chosen = entrypoints(paths, native, homes)
-    lists = {name: choose(name, data, paths, claims, cni_version) for name, data in (conflists or {}).items()}
+    lists = {name: choose(name, data, paths, asked.claims, cni_version) for name, data in (conflists or {}).items()}
     report = install(
-        cni=names,
-        drivers=drivers,
+        cni=asked.names,
+        drivers=asked.drivers,
         folders=folders(paths),
         scripts=scripts,
         conflists={name: one.data for name, one in lists.items()},
@@ -197,15 +191,54 @@ def deploy(
         in_use=drivers_in_use(mount.target for mount in mounts()),
         retake=record if force else mend,
     )
-    # Names of ours that others have by now stay in it: they are told, and can be taken back. One look at the disk
-    # decides: with two, a name that is replaced in between would be neither ours nor lost.
+    _record_installed(paths, record, asked.claims)
+    notes = [f"{paths.cni_bin / name} is another program's, and stays" for name in asked.yielded]
+    notes += [one.reason for one in lists.values() if one.reason]
+    warnings = [*filter(None, [not_first(lists, paths.cni_conf)]), *unmet(paths, asked.claims)]
+    return Deployment(report, chosen, tuple(notes), tuple(warnings))
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What the loaded plugins ask to be installed.
+
+    Attributes:
+        claims: the names of every CNI claim.
+        names: those that are to be installed.
+        yielded: those that give way to another program of their name.
+        drivers: what each volume driver answers to init, by its name.
+    """
+
+    claims: Sequence[str]
+    names: Sequence[str]
+    yielded: Sequence[str]
+    drivers: Mapping[str, bytes]
+
+    def already_in(self, record: Collection[Path], paths: Paths, mend: Collection[Path]) -> "_Asked":
+        """Return what of it an earlier installation made, without names that others have by now unless in `mend`."""
+        places = {name: paths.cni_bin / name for name in self.names}
+        names = [name for name, path in places.items() if path in record and (path in mend or not _is_foreign(path))]
+        known = {path.parent.name for path in record}
+        drivers = {name: answer for name, answer in self.drivers.items() if folder_name(name) in known}
+        return replace(self, names=names, drivers=drivers)
+
+
+def _ask(registry: Registry, paths: Paths) -> _Asked:
+    drivers = {route.claim.name: capabilities_file(route.claim, route.hooks) for route in registry.routes("volume")}
+    cni = {route.claim.name: route.claim for route in registry.routes("cni")}
+    yielded = [name for name, claim in cni.items() if claim.gives_way and _is_foreign(paths.cni_bin / name)]
+    return _Asked([*cni], [name for name in cni if name not in yielded], yielded, drivers)
+
+
+def _record_installed(paths: Paths, record: Mapping[Path, str], claims: Collection[str]) -> None:
+    """Write down what is installed now.
+
+    Names of ours that others have by now stay in it: they are told, and can be taken back. One look at the disk
+    decides: with two, a name that is replaced in between would be neither ours nor lost.
+    """
     stock = take_stock(folders(paths))
     lost = {path: digest for path, digest in record.items() if path.name in claims and path not in stock}
     write_record(record_path(paths), lost | stock)
-    notes = [f"{paths.cni_bin / name} is another program's, and stays" for name in yielded]
-    notes += [one.reason for one in lists.values() if one.reason]
-    warnings = [*filter(None, [not_first(lists, paths.cni_conf)]), *unmet(paths, claims)]
-    return Deployment(report, chosen, tuple(notes), tuple(warnings))
 
 
 def _is_foreign(path: Path) -> bool:

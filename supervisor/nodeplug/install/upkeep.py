@@ -25,7 +25,6 @@ from nodeplug.install.ownership import (
     content,
     executable,
     is_our_link,
-    is_our_script,
     our_drivers,
     our_entrypoints,
 )
@@ -38,14 +37,24 @@ _EXECUTABLE: Final = 0o111
 
 
 def take_stock(folders: Folders) -> dict[Path, str]:
-    """Return what of ours is installed now, with its digest: scripts, the programs that they start, the answers."""
-    scripts = [path for path in our_entrypoints(folders.cni_bin) if is_our_script(path)]
-    found = list(scripts)
-    for folder in our_drivers(folders.flex):
-        scripts.append(folder / executable(folder.name))
-        found += [scripts[-1], folder / CAPABILITIES]
-    found += {leader(content(path)) for path in scripts if path.is_file()}
-    return {path: _digest(content(path)) for path in found if path.is_file() and _can_be_ours(path, folders)}
+    """Return what of ours is installed now, with its digest: scripts, the programs that they start, the answers.
+
+    A script is read once: the bytes that make it ours are those of the digest, whoever replaces it meanwhile.
+    """
+    drivers = list(our_drivers(folders.flex))
+    places = [*our_entrypoints(folders.cni_bin), *(folder / executable(folder.name) for folder in drivers)]
+    found = {path: data for path in places if is_ours(data := _read_file(path))}
+    beside = {leader(data) for data in found.values()} | {folder / CAPABILITIES for folder in drivers}
+    found |= {path: data for path in beside if _can_be_ours(path, folders) and (data := _read_file(path))}
+    return {path: _digest(data) for path, data in found.items()}
+
+
+def _read_file(path: Path) -> bytes:
+    """Read a regular file; of what is none, or is gone by now, there is nothing to read."""
+    with suppress(FileNotFoundError):
+        if path.is_file() and not path.is_symlink():
+            return content(path)
+    return b""
 
 
 def _can_be_ours(path: Path, folders: Folders) -> bool:
