@@ -148,8 +148,9 @@ def _check_container_id(text: str) -> None:
 
 
 def is_void(frame: Frame) -> bool:
-    """Whether a DEL is about an interface that no ADD can have made, for its name is no text: it is done."""
-    return frame.env.get("CNI_COMMAND") == "DEL" and not _is_text(frame.env.get("CNI_IFNAME", ""))
+    """Whether a DEL is about a name that no ADD can have had, for it is no text: it is done."""
+    names = (frame.env.get(name, "") for name in ("CNI_CONTAINERID", "CNI_IFNAME"))
+    return frame.env.get("CNI_COMMAND") == "DEL" and not all(map(_is_text, names))
 
 
 def _is_text(name: str) -> bool:

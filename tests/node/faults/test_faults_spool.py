@@ -126,14 +126,18 @@ def test_a_del_of_an_earlier_boot_is_done_when_its_plugin_is_there(make_node: Ma
 # --- names that nothing can have ----------------------------------------------------------------------------------
 
 
-def test_a_del_of_an_interface_whose_name_is_no_text_succeeds(make_node: Make) -> None:
+@pytest.mark.parametrize(
+    ("variable", "complaint"),
+    [("CNI_IFNAME", "interface name is not UTF-8"), ("CNI_CONTAINERID", "invalid characters in containerID")],
+)
+def test_a_del_of_a_name_that_is_no_text_succeeds(make_node: Make, variable: str, complaint: str) -> None:
     node = make_node()
-    odd = os.fsdecode(b"eth\xff")
-    answer = node.cni("ADD", CNI_IFNAME=odd)
-    assert (answer.code, "interface name is not UTF-8" in answer.text) == (4, True)
-    assert node.cni("DEL", CNI_IFNAME=odd).status == 0
+    odd = {variable: os.fsdecode(b"eth\xff")}
+    answer = node.cni("ADD", **odd)
+    assert (answer.code, complaint in answer.text) == (4, True)
+    assert node.cni("DEL", **odd).status == 0
     node.scratch.stop()
-    assert node.cni("DEL", CNI_IFNAME=odd).status == 0
+    assert node.cni("DEL", **odd).status == 0
     node.start()
     node.until(lambda: node.scratch.status()["spool"] == 0)
     assert node.scratch.status()["ready"]
