@@ -13,7 +13,7 @@ from typing import Any, Final
 from nodeplug import status
 from nodeplug.config import ConfigError, Fault, PluginSection, Reading
 from nodeplug.install.deployment import Inspected, inspect
-from nodeplug.registry import Misconfigured, PluginRefused, find, validate_config
+from nodeplug.registry import Misconfigured, PluginRefused, find, installed, validate_config
 from nodeplug.runner import Runner
 from nodeplug.values import ClaimKind
 
@@ -64,9 +64,10 @@ def examine(reading: Reading) -> Examined:
         document["supervisor"].pop("drop_in_dir")  # once it is named it has to exist
     faults: list[Fault] = []
     good: dict[str, PluginSection] = {}
+    known = installed()
     for name, section in configuration.plugins.items():
         try:
-            own = validate_config(name, find(section.uses or name), section.config)
+            own = validate_config(name, find(section.uses or name, known), section.config)
             document["plugins"][name]["config"] = own.model_dump(mode="json")
             good[name] = section
         except Misconfigured as error:

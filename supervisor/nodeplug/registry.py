@@ -116,8 +116,12 @@ def installed() -> Mapping[str, EntryPoint]:
     return {point.name: point for point in entry_points(group=GROUP)}
 
 
-def find(uses: str) -> Found:
+def find(uses: str, known: Mapping[str, EntryPoint] | None = None) -> Found:
     """Find a plugin class by entry-point name, or by `module:Class`.
+
+    Args:
+        uses: the name.
+        known: what is installed, for who asks for many; None: it is looked up, which takes milliseconds.
 
     Raises:
         PluginRefused: there is none, or its module cannot be imported.
@@ -126,7 +130,7 @@ def find(uses: str) -> Found:
         point = EntryPoint(uses, uses, GROUP)
         origin = f"module {uses.partition(':')[0]}"
     else:
-        known = installed()
+        known = installed() if known is None else known
         if uses not in known:
             names = ", ".join(sorted(known)) or "none"
             near = did_you_mean(uses, known) or ";"

@@ -8,6 +8,7 @@ import sys
 import tomllib
 from collections.abc import Callable
 from functools import partial
+from importlib import metadata
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 
 from nodeplug.config import ConfigError, Configuration, load, read
 from nodeplug.config.files import LARGEST_FILE
+from nodeplug.effective import examine
 
 
 def problems(path: Path) -> tuple[str, ...]:
@@ -309,6 +311,20 @@ def test_only_for_mistakes_that_are_told_is_the_meant_word_searched(
     monkeypatch.setattr(difflib, "get_close_matches", counted)
     problems(many(tmp_path, kind, 400))
     assert searches == 100
+
+
+def test_what_is_installed_is_looked_up_once_for_all_sections(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lookups, look_up = 0, metadata.entry_points
+
+    def counted(*, group: str) -> Any:
+        nonlocal lookups
+        lookups += 1
+        return look_up(group=group)
+
+    monkeypatch.setattr("nodeplug.registry.entry_points", counted)
+    sections = "".join(f"[plugins.absent{number}]\n" for number in range(50))
+    assert len(examine(read(main(tmp_path, f"version = 1\n{sections}"))).problems) == 50
+    assert lookups == 1
 
 
 def steps(action: Callable[[], object]) -> int:

@@ -66,11 +66,11 @@ class Places:
         return _rank(file.path, file.line(location) or 0, self.main.path)
 
     def fault(self, location: Location, text: str) -> Fault:
-        """Return a mistake with its place."""
+        """Return a mistake with its place, in one line: what a plugin raises may have several."""
         file = self.file(location)
         line = file.line(location) or 0
         place = f"{file.path}:{line}" if line else str(file.path)
-        return Fault(file.path, line, ": ".join(filter(None, (place, dotted(location), text))))
+        return Fault(file.path, line, ": ".join(filter(None, (place, dotted(location), "; ".join(text.splitlines())))))
 
     def tell(self, location: Location, text: str) -> str:
         """Write a sentence as `file:line: key: text`; without what is not known."""
