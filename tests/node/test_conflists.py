@@ -118,6 +118,19 @@ def test_a_runtime_that_does_not_answer_is_of_unknown_version(node: ScratchNode)
     assert f"which every release takes: containerd does not tell its version ({path})" in chosen.reason
 
 
+@pytest.mark.parametrize("before", ["1.0.0", "1.1.0"])
+def test_a_runtime_that_is_silent_for_a_moment_changes_no_installed_version(node: ScratchNode, before: str) -> None:
+    chain, place = str(put_list(node, "10-pods.conflist")), node.root / CONTAINERD
+    with runtime(place, "containerd", "v2.3.4" if before == "1.1.0" else "v1.7.0"):
+        node.run("install", "--script", "--conflist", chain)
+    place.unlink(missing_ok=True)
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(place))
+    done = node.run("install", "--script", "--conflist", chain)
+    assert version_in(node, "10-pods.conflist") == before
+    assert f"cniVersion {before}, as it is installed: containerd does not tell its version" in done.stdout
+
+
 @pytest.mark.parametrize(("known", "chosen"), [(("1.0.0",), "1.0.0"), (("1.0.0", "1.1.0"), "1.1.0"), ((), "1.0.0")])
 def test_a_plugin_of_the_list_that_does_not_know_the_new_version_decides(
     node: ScratchNode, known: tuple[str, ...], chosen: str

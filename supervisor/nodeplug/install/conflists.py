@@ -19,7 +19,7 @@ from typing import Any, Final, Literal
 from nodeplug.config import Paths
 from nodeplug.install import runtimes
 from nodeplug.install.needs import configurations
-from nodeplug.install.ownership import is_our_entrypoint
+from nodeplug.install.ownership import is_our_entrypoint, our_list
 
 Wanted = Literal["auto", "file", "1.0.0", "1.1.0"]
 """Which version a list is installed in: chosen by the runtime, the file's own, or this one."""
@@ -54,19 +54,28 @@ def choose(name: str, data: bytes, paths: Paths, claims: Collection[str], wanted
         return Chosen(data)
     if wanted == "file" or (wanted == "auto" and written not in {OLD, NEW}):
         return Chosen(data, f"{name}: cniVersion {written}, as the file says")
-    version, why = (wanted, "as it was asked for") if wanted != "auto" else _best(document, paths, claims)
+    before = _installed(paths.cni_conf / name)
+    version, why = (wanted, "as it was asked for") if wanted != "auto" else _best(document, before, paths, claims)
     document["cniVersion"] = version
     chosen = data if version == written else json.dumps(document, indent=2, ensure_ascii=False).encode() + b"\n"
     return Chosen(chosen, f"{name}: cniVersion {version}, {why}")
 
 
-def _best(document: Mapping[str, Any], paths: Paths, claims: Collection[str]) -> tuple[str, str]:
+def _installed(path: Path) -> str:
+    """Return the version of our list that is there already; empty without one."""
+    return str(our_list(path).get("cniVersion", ""))
+
+
+def _best(document: Mapping[str, Any], before: str, paths: Paths, claims: Collection[str]) -> tuple[str, str]:
     found = runtimes.find(paths)
     if not found:
         return str(document["cniVersion"]), "as the file says: no container runtime was found here"
     for runtime in found:
         if not any(runtime.version):
-            return OLD, f"which every release takes: {runtime.name} does not tell its version ({runtime.how})"
+            silent = f"{runtime.name} does not tell its version ({runtime.how})"
+            return (
+                (before, f"as it is installed: {silent}") if before else (OLD, f"which every release takes: {silent}")
+            )
         if runtime.version < _SINCE[runtime.name]:
             return OLD, f"for {runtime} takes no newer one"
     for plugin in document.get("plugins") or ():

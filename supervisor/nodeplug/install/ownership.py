@@ -101,7 +101,7 @@ def refuse_foreign(
         raise InvalidRequest(f"no driver can be called {CAPABILITIES!r}")
     taken = [folders.cni_bin / name for name in cni if _is_taken(folders.cni_bin / name)]
     taken += [path for driver in drivers for path in _foreign_in_driver(folders.flex, driver)]
-    taken += [path for name in lists if os.path.lexists(path := folders.cni_conf / name) and not _is_our_list(path)]
+    taken += [path for name in lists if os.path.lexists(path := folders.cni_conf / name) and not our_list(path)]
     taken = [path for path in taken if path not in retake or not path.is_file()]
     if taken:
         names = ", ".join(map(str, taken))
@@ -150,8 +150,12 @@ def our_entrypoints(cni_bin: Path) -> list[Path]:
     ]
 
 
-def _is_our_list(path: Path) -> bool:
-    return path.is_file() and not path.is_symlink() and _json_object(content(path)).get(CONFLIST_KEY) == "nodeplug"
+def our_list(path: Path) -> Mapping[str, Any]:
+    """Return a network configuration list that bears our mark; of anything else an empty one."""
+    if not path.is_file() or path.is_symlink():
+        return {}
+    document = _json_object(content(path))
+    return document if document.get(CONFLIST_KEY) == "nodeplug" else {}
 
 
 def _is_taken(path: Path) -> bool:
@@ -162,7 +166,7 @@ def may_go(path: Path) -> bool:
     """Whether what stands at a path may be replaced by what we install there."""
     if path.name == CAPABILITIES or _PROGRAM.fullmatch(path.name) or not os.path.lexists(path):
         return True
-    return _is_our_list(path) if path.suffix == ".conflist" else is_our_entrypoint(path)
+    return bool(our_list(path)) if path.suffix == ".conflist" else is_our_entrypoint(path)
 
 
 def _foreign_in_driver(flex: Path, driver: str) -> list[Path]:
@@ -219,7 +223,7 @@ def _kind(data: bytes) -> str:
 
 def our_conflists(conf: Path) -> list[Path]:
     """Return the configuration lists that bear our mark."""
-    return [path for path in listed(conf) if path.suffix == ".conflist" and _is_our_list(path)]
+    return [path for path in listed(conf) if path.suffix == ".conflist" and our_list(path)]
 
 
 def listed(folder: Path) -> list[Path]:
