@@ -233,7 +233,7 @@ def test_a_node_whose_runtime_lacks_loopback_is_not_ready_and_says_why(node: Scr
 
 
 def test_the_shipped_configuration_serves_loopback_where_none_is(tmp_path: Path) -> None:
-    shipped = (Path(__file__).parents[2] / "configs/plugins.d/net.toml").read_text()
+    shipped = (Path(__file__).parents[3] / "configs/plugins.d/net.toml").read_text()
     node = ScratchNode(tmp_path, shipped)
     listen(node)
     done = node.run("install", "--script", "--conflist", str(put_list(node, "10-pods.conflist")))
