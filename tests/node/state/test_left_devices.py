@@ -1,0 +1,122 @@
+"""Devices and cards that pods got from an earlier version: they stay theirs, and nobody else's."""
+
+import json
+import os
+from collections.abc import Callable
+from typing import Any
+
+from tests.node.state.conftest import a_kubelet
+
+from nodeplug.control import ask
+from nodeplug.testing.waiting import until
+
+MEMORY, REPLICA, NULL = "aliyun.com/gpu-mem", "example.com/gpu-replica", "example.com/null"
+HELD = {MEMORY: 5, REPLICA: 1, NULL: 2}
+OFFERED = {MEMORY: 8, REPLICA: 4, NULL: 4}
+
+
+def counted(left: Any, what: str) -> dict[str, int]:
+    return {one["resource"]: one[what] for one in left.told()["resources"] if one["resource"] in OFFERED}
+
+
+def holders(left: Any, resource: str) -> dict[str, str]:
+    """Return the pods by the devices that they hold, as `nodeplug status` tells."""
+    (found,) = [one for one in left.told()["resources"] if one["resource"] == resource]
+    return {unit["id"]: unit["holder"].split("/")[1] for unit in found["units"] if unit["holder"]}
+
+
+def recorded(left: Any, resource: str) -> dict[str, str]:
+    return {name: one["pod"] for one in left.kernel["held"] if one["resource"] == resource for name in one["ids"]}
+
+
+def cards(left: Any) -> Any:
+    return ask(left.node.paths.exec_socket, "inspect", "gpu")["gpu"]["cards"]
+
+
+def test_holders_are_shown_as_not_confirmed_before_kubelet_answers(devices: Any) -> None:
+    devices.node.start()
+    until(lambda: counted(devices, "allocated") == HELD, found=lambda: counted(devices, "allocated"))
+    assert counted(devices, "unconfirmed") == HELD
+    for resource in HELD:
+        assert holders(devices, resource) == recorded(devices, resource)
+
+
+def test_holders_are_confirmed_when_kubelet_is_there(devices: Any) -> None:
+    devices.node.start()
+    with a_kubelet(devices) as kubelet:
+        for resource, count in OFFERED.items():
+            kubelet.until_allocatable(resource, count)
+        until(lambda: counted(devices, "unconfirmed") == dict.fromkeys(HELD, 0))
+        assert counted(devices, "allocated") == HELD
+
+
+def test_what_ended_during_the_pause_is_released(devices: Any) -> None:
+    devices.node.start()
+    with a_kubelet(devices, "reader", "server") as kubelet:
+        kubelet.until_allocatable(NULL, 4)
+        until(lambda: counted(devices, "allocated") == {MEMORY: 3, REPLICA: 1, NULL: 0})
+        until(lambda: b"reader" not in (devices.node.paths.state / "holders.json").read_bytes())
+
+
+def test_the_cards_know_what_is_held_of_them(devices: Any) -> None:
+    devices.node.start()
+    with a_kubelet(devices) as kubelet:
+        kubelet.until_allocatable(MEMORY, 8)
+
+        def held() -> dict[str, tuple[int, list[str]]]:
+            return {
+                one["resource"]: (one["used_units"], sorted(use["pod"] for use in one["containers"]))
+                for one in cards(devices)
+            }
+
+        wanted = {MEMORY: (5, ["server", "trainer"]), REPLICA: (1, ["notebook"])}
+        until(lambda: held() == wanted, found=lambda: cards(devices))
+
+
+def test_new_pods_get_what_is_left(devices: Any) -> None:
+    devices.node.start()
+    with a_kubelet(devices) as kubelet:
+        kubelet.until_allocatable(MEMORY, 8)
+        kubelet.admit("last", {MEMORY: 3})
+        until(lambda: counted(devices, "allocated")[MEMORY] == 8)
+        mine = [name for name, pod in holders(devices, MEMORY).items() if pod == "last"]
+        assert set(mine).isdisjoint(recorded(devices, MEMORY))
+
+
+def test_the_mps_daemon_of_running_clients_goes_on(devices: Any) -> None:
+    (file,) = devices.node.paths.run.glob("plugins/gpu/mps/*/daemon.json")
+    before, mounted = file.read_bytes(), devices.mounted()
+    devices.node.start()
+    with a_kubelet(devices) as kubelet:
+        kubelet.until_allocatable(MEMORY, 8)
+        granted = kubelet.admit("client", {MEMORY: 1})[MEMORY]
+        assert "/dev/shm" in [one.container_path for one in granted.mounts]
+    assert devices.mps.poll() is None
+    assert json.loads(before)["pid"] == devices.mps.pid
+    assert (file.read_bytes(), devices.mounted()) == (before, mounted)
+
+
+def test_sockets_of_the_killed_daemon_go(devices: Any) -> None:
+    folder = devices.node.paths.device_plugins
+    dead = {path.name: path.stat().st_ino for path in folder.glob("nodeplug-*.sock")}
+    assert len(dead) == 4
+    devices.node.start()
+    with a_kubelet(devices) as kubelet:
+        for resource, count in OFFERED.items():
+            kubelet.until_allocatable(resource, count)
+        left = {path.name: path.stat().st_ino for path in folder.glob("nodeplug-*.sock")}
+        assert len(left) == 4
+        assert left.keys().isdisjoint(dead)
+
+
+def test_after_a_reboot_all_is_offered_again(after_a_reboot: Callable[[str], Any]) -> None:
+    with after_a_reboot("devices") as left:
+        left.kernel["held"].clear()
+        left.node.start()
+        try:
+            with a_kubelet(left) as kubelet:
+                for resource, count in OFFERED.items():
+                    kubelet.until_allocatable(resource, count)
+        finally:
+            for file in left.root.rglob("daemon.json"):  # a new one was started
+                os.kill(json.loads(file.read_text())["pid"], 9)

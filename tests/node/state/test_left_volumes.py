@@ -1,0 +1,135 @@
+"""Volumes that an earlier version mounted: pods keep them, their end takes them away, half a mount is undone."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.node.state.conftest import pod_of
+from tests.node.state.tree import entries
+
+from nodeplug import mounted_at
+from nodeplug.testing import FlexVolume
+from nodeplug.testing.waiting import until
+from nodeplug_volumes import loopdev
+
+LOOPFILE, SHARE = "nodeplug/loopfile", "example.com/share"
+PUBLISHED = [
+    (LOOPFILE, "pod-a", "data"),
+    (LOOPFILE, "pod-b", "data"),
+    ("nodeplug/tmpfs", "pod-a", "scratch"),
+    ("nodeplug/hostdir", "pod-b", "logs"),
+    (SHARE, "pod-c", "share"),
+]
+HALF = FlexVolume("half", {"host": "slow"})
+
+
+def target(left: Any, driver: str, uid: str, name: str) -> Path:
+    found: Path = left.caller(driver).target(pod_of(uid), name)
+    return found
+
+
+def staged(left: Any, driver: str) -> list[str]:
+    """Name what is mounted in nodeplug's folder for a driver."""
+    folder = f"run/nodeplug/staging/{driver.replace('/', '%2F').replace('.', '%2E')}/"
+    return [one for one in left.mounted() if one.startswith(folder)]
+
+
+def test_published_volumes_stay_as_they_are(volumes: Any) -> None:
+    before = volumes.mounted()
+    (target(volumes, LOOPFILE, "pod-a", "data") / "file").write_text("written before")
+    volumes.node.start()
+    assert volumes.mounted() == before
+    second = target(volumes, LOOPFILE, "pod-b", "data")
+    assert (second / "file").read_text() == "written before"
+    assert mounted_at(str(second)).read_only  # type: ignore[union-attr] # it is mounted
+    status = volumes.told()
+    assert status["ready"], status["reasons"]
+    told = {path for one in status["volumes"] for path in one["targets"]}
+    assert told == {str(target(volumes, *one)) for one in PUBLISHED}
+
+
+def test_unmount_takes_one_pods_mount_and_leaves_the_volume_to_the_other(volumes: Any) -> None:
+    volumes.node.start()
+    volumes.caller(LOOPFILE).unmount(pod_of("pod-a"), "data")
+    assert mounted_at(str(target(volumes, LOOPFILE, "pod-a", "data"))) is None
+    assert mounted_at(str(target(volumes, LOOPFILE, "pod-b", "data"))) is not None
+    assert len(staged(volumes, LOOPFILE)) == 1
+
+
+def test_the_last_user_unstages(volumes: Any) -> None:
+    (image,) = {Path(one["from"]) for one in volumes.kernel["mounts"] if one["kind"] == "ext4"}
+    volumes.node.start()
+    for uid in ("pod-b", "pod-a"):
+        volumes.caller(LOOPFILE).unmount(pod_of(uid), "data")
+    assert staged(volumes, LOOPFILE) == []
+    assert [key for key in volumes.records() if "loopfile" in key] == []
+    until(lambda: not loopdev.find(image))
+    assert image.exists()
+
+
+def test_the_ledger_is_empty_when_every_pod_has_ended(volumes: Any) -> None:
+    volumes.node.start()
+    for driver, uid, name in PUBLISHED:
+        volumes.caller(driver).unmount(pod_of(uid), name)
+    assert (volumes.mounted(), volumes.records()) == ([], [])
+    assert entries(volumes.node.paths.run / "staging") == []
+    assert entries(volumes.journal / "flexvolume") == ["secret-mark.key"]
+    assert volumes.told()["volumes"] == []
+
+
+def test_a_mount_that_was_only_intended_is_undone(volumes: Any) -> None:
+    assert [key for key in volumes.records() if key.endswith("/half")] != []
+    begun = [json.loads(path.read_text()) for path in (volumes.journal / "flexvolume").glob("volume*.json")]
+    (half,) = [Path(one["data"]["staging_path"]) for one in begun if one["phase"] == "staging"]
+    assert half.is_dir()
+    volumes.node.start()
+    assert [key for key in volumes.records() if key.endswith("/half")] == []
+    assert not half.exists()
+    assert len(staged(volumes, SHARE)) == 1
+
+
+def test_a_mount_that_was_only_intended_succeeds_when_kubelet_repeats_it(volumes: Any) -> None:
+    volumes.node.start()
+    caller = volumes.caller(SHARE)
+    (caller.mount(pod_of("pod-d"), HALF) / "file").write_text("written")
+    assert len(staged(volumes, SHARE)) == 2
+    caller.unmount(pod_of("pod-d"), "half")
+    assert len(staged(volumes, SHARE)) == 1
+
+
+def test_a_pod_with_the_same_secret_shares_what_is_staged(volumes: Any) -> None:
+    volumes.node.start()
+    caller = volumes.caller(SHARE)
+    caller.mount(pod_of("pod-e"), FlexVolume("share", {"host": "files"}, {"password": b"secret"}))
+    assert len(staged(volumes, SHARE)) == 1
+    caller.mount(pod_of("pod-f"), FlexVolume("share", {"host": "files"}, {"password": b"another"}))
+    assert len(staged(volumes, SHARE)) == 2
+
+
+def test_a_mount_of_kubelet_that_is_repeated_changes_nothing(volumes: Any) -> None:
+    volumes.node.start()
+    before = volumes.mounted()
+    caller = volumes.caller(LOOPFILE)
+    caller.sees_binds = False  # so that the driver is called again
+    caller.mount(pod_of("pod-a"), FlexVolume("data", {"name": "data", "size": "4Mi"}))
+    assert volumes.mounted() == before
+
+
+def test_volumes_end_without_their_records(volumes: Any) -> None:
+    for path in (volumes.journal / "flexvolume").glob("*.json"):
+        path.unlink()
+    volumes.node.start()
+    for driver, uid, name in PUBLISHED:
+        volumes.caller(driver).unmount(pod_of(uid), name)
+    assert (volumes.mounted(), volumes.records()) == ([], [])
+
+
+def test_after_a_reboot_the_ledger_is_empty(after_a_reboot: Callable[[str], Any]) -> None:
+    with after_a_reboot("volumes") as left:
+        assert left.records() != []
+        left.node.start()
+        assert left.records() == []
+        assert left.told()["volumes"] == []
+        key = left.journal / "flexvolume" / "secret-mark.key"
+        assert key.stat().st_size == 32
