@@ -96,6 +96,21 @@ def test_the_mps_daemon_of_running_clients_goes_on(devices: Any) -> None:
     assert (file.read_bytes(), devices.mounted()) == (before, mounted)
 
 
+def test_a_card_that_is_sold_otherwise_now_waits_for_those_who_hold_it(devices: Any) -> None:
+    text = devices.node.config_path.read_text()
+    by_memory = 'sharing = "memory"\ncards = { index = [0] }\nmps = {}\n'
+    assert by_memory in text
+    whole = 'resource = "example.com/whole"\nsharing = "exclusive"\ncards = { index = [0] }\n'
+    devices.node.config_path.write_text(text.replace(by_memory, whole))
+    devices.node.start()
+    with a_kubelet(devices) as kubelet:
+        kubelet.until_allocatable(REPLICA, 4)
+        kubelet.until(lambda: kubelet.capacity("example.com/whole") == 1)
+        until(lambda: any("held by default/" in one["reason"] for one in cards(devices)), found=lambda: cards(devices))
+        assert kubelet.allocatable("example.com/whole") == 0
+    assert devices.mps.poll() is None
+
+
 def test_sockets_of_the_killed_daemon_go(devices: Any) -> None:
     folder = devices.node.paths.device_plugins
     dead = {path.name: path.stat().st_ino for path in folder.glob("nodeplug-*.sock")}
