@@ -72,10 +72,10 @@ def test_the_ledger_of_volumes_is_read(version: str, tmp_path: Path) -> None:
     lay(version, "volumes", tmp_path)
     folder = tmp_path / "var/lib/nodeplug/journal/flexvolume"
     ledger = Ledger(Journal(folder, BOOT), Path(ROOT) / "run/nodeplug/staging")
-    assert sorted(one.phase for one in ledger.targets()) == ["published"] * 5 + ["publishing"]
-    assert sorted(one.phase for one in ledger.all_staged()) == ["staged", "staged", "staging"]
+    assert sorted(one.phase for one in ledger.targets()) == ["published"] * 6 + ["publishing", "unpublishing"]
+    assert sorted(one.phase for one in ledger.all_staged()) == ["staged"] * 4 + ["staging"]
     assert [one for one in ledger.targets() if ledger.target(one.path) != one] == []
-    for one in ledger.all_staged():
+    for one in filter(lambda one: ledger.owns(one.volume), ledger.all_staged()):
         assert ledger.plan(one.volume.driver, one.volume.volume_id) == one.volume
 
 

@@ -26,6 +26,7 @@ from tests.node.state import tree
 
 from nodeplug import Pod, bind, mount
 from nodeplug.cni import nsid
+from nodeplug.install.scripts import default_interpreter
 from nodeplug.journal import read_boot_id
 from nodeplug.netns import Netns
 from nodeplug.pb import deviceplugin_v1beta1_pb2 as pb
@@ -134,7 +135,7 @@ def a_folder() -> Iterator[Path]:
 @contextmanager
 def laid_down(recorded: Path, root: Path, values: Mapping[str, str]) -> Iterator[Left]:
     """Lay a tree down; after the test nothing was set aside, and the daemon's log has no Traceback."""
-    tree.lay(recorded, root, values)
+    tree.lay(recorded, root, {**values, "PYTHON": str(default_interpreter())})
     for name, text in (("nvidia-cuda-mps-control", CONTROL), ("nvidia-smi", SMI)):
         program = root / "driver/usr/bin" / name
         program.parent.mkdir(parents=True, exist_ok=True)

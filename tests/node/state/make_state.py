@@ -9,8 +9,9 @@ of its own in namespaces of its own, with the project's stand-ins for runtime, k
 - network: two running pods on a bridge with addresses of both families and masquerading, a third with an address of a
   foreign IPAM plugin, and the DEL of a fourth, which an entrypoint kept while no daemon was there: its network
   namespace is gone.
-- volumes: a loop file with two pods, a tmpfs, a directory of the host, a volume named with a mark of its secrets, and
-  one whose daemon was killed between the intent and the mount.
+- volumes: a loop file with two pods, a tmpfs, a directory of the host, a volume named with a mark of its secrets, one
+  that kubelet attached, one whose daemon was killed between the intent and the mount, and one whose daemon was killed
+  between the intent and the unmount.
 - devices: device nodes, and units and a replica of simulated cards, one of them with an MPS daemon, held by pods.
 
 Owns: what those nodes are, and which values of a machine become placeholders.
@@ -36,6 +37,7 @@ from tests.gpu.mps.conftest import CONTROL, SMI
 from tests.node.state import tree
 
 from nodeplug import Pod
+from nodeplug.install.scripts import default_interpreter
 from nodeplug.journal import read_boot_id
 from nodeplug.mounts import mounts
 from nodeplug.testing import (
@@ -49,6 +51,7 @@ from nodeplug.testing import (
     folders,
     namespaces,
 )
+from nodeplug.testing.kubelet.ledger import ContainerKey, Entry
 from nodeplug.testing.scratch_cni import run_in
 from nodeplug.testing.waiting import until
 from nodeplug_gpu.mps.record import recorded
@@ -95,6 +98,9 @@ create = true
 [plugins.shares]
 uses = "shares:Shares"
 config = { folder = "{root}/srv" }
+
+[plugins.disks]
+uses = "shares:Disks"
 """
 DEVICES: Final = """\
 [plugins.hostdev]
@@ -125,7 +131,7 @@ HELD: Final = {
 }
 OFFERED: Final = {"aliyun.com/gpu-mem": 8, "example.com/gpu-replica": 4, "example.com/null": 4}
 LEFT_OUT: Final = re.compile(
-    r"daemon\.log|driver(/.*)?|run/netns/.*|.*\.img|srv/hold|.*/lock\.tmp"
+    r"daemon\.log|driver(/.*)?|run/netns/.*|.*\.img|srv/hold-.*|.*/lock\.tmp"
     r"|var/lib/kubelet/(pod-resources|plugins_registry)(/.*)?"
     r"|var/lib/kubelet/device-plugins/(kubelet\.sock|kubelet_internal_checkpoint)|run/nodeplug/plugins/gpu/mps/[^/]*/pipe/.*"
 )
@@ -157,7 +163,8 @@ def save(node: ScratchNode, into: Path, kernel: Mapping[str, Any]) -> None:
     """Write what the killed daemon left."""
     root = str(node.root)
     folders.unmount_below(node.root)
-    tree.save(node.root, into, {root: "@ROOT@", read_boot_id(): "@BOOT_ID@"}, LEFT_OUT)
+    known = {root: "@ROOT@", read_boot_id(): "@BOOT_ID@", str(default_interpreter()): "@PYTHON@"}
+    tree.save(node.root, into, known, LEFT_OUT)
     text = json.dumps(kernel, indent=1).replace(root, "@ROOT@") + "\n"
     (into / tree.KERNEL).write_text(text)
     for path in into.glob("var/lib/nodeplug/installed.json"):
@@ -263,15 +270,22 @@ def volumes(into: Path) -> None:
         mount("nodeplug/tmpfs", "pod-a", FlexVolume("scratch", {"size": "4Mi"}))
         mount("nodeplug/hostdir", "pod-b", FlexVolume("logs", {"path": "logs", "create": "true"}))
         mount("example.com/share", "pod-c", FlexVolume("share", {"host": "files"}, {"password": b"secret"}))
-        hold = node.root / "srv/hold"
-        hold.touch()
+        mount("example.com/disk", "pod-c", FlexVolume("disk", {"name": "disk-1"}))
+        mount("example.com/share", "pod-e", FlexVolume("ending", {"host": "old"}))
+        for step in ("stage", "unpublish"):
+            (node.root / f"srv/hold-{step}").touch()
         half = FlexVolume("half", {"host": "slow"})
-        thread = threading.Thread(target=lambda: _failing(lambda: mount("example.com/share", "pod-d", half)))
-        thread.start()
+        caller = FlexCaller(node.paths.flexvolume, node.root / "var/lib/kubelet", "example.com/share")
+        begun = [lambda: mount("example.com/share", "pod-d", half), lambda: caller.unmount(_named("pod-e"), "ending")]
+        threads = [threading.Thread(target=_failing, args=(step,)) for step in begun]
+        for thread in threads:
+            thread.start()
         journal = node.paths.journal / "flexvolume"
-        until(lambda: any('"phase": "staging"' in path.read_text() for path in journal.glob("volume*.json")))
+        for phase in ("staging", "unpublishing"):
+            until(lambda: any(f'"phase": "{phase}"' in path.read_text() for path in journal.glob("*.json")))  # noqa: B023
         node.kill()
-        thread.join()
+        for thread in threads:
+            thread.join()
         save(node, into, {"mounts": _mounts(node.root)})
 
 
@@ -279,7 +293,7 @@ def _named(uid: str) -> Pod:
     return Pod(name=uid, namespace="default", uid=uid)
 
 
-def _failing(step: Callable[[], None]) -> None:
+def _failing(step: Callable[[], object]) -> None:
     with suppress(FlexFailure):
         step()
 
@@ -319,15 +333,23 @@ def devices(into: Path) -> None:
         until(lambda: sum(one["allocated"] - one["unconfirmed"] for one in node.status()["resources"]) == 8)
         until(lambda: json.loads((node.paths.state / "holders.json").read_text())["holders"].__len__() == len(HELD))
         node.kill()
-        held = [
-            {"pod": key.pod, "container": key.container, "resource": resource, "ids": sorted(entry.ids)}
-            for (key, resource), entry in kubelet.stand_in.ledger.entries.items()
-        ]
+        held = [_held(key, resource, entry) for (key, resource), entry in kubelet.stand_in.ledger.entries.items()]
         for record in node.root.rglob("daemon.json"):
             if (pid := recorded(record)) is not None:
                 os.kill(pid, signal.SIGKILL)
         kubelet.close()
         save(node, into, {"held": held, "mounts": _mounts(node.root)})
+
+
+def _held(key: ContainerKey, resource: str, entry: Entry) -> dict[str, Any]:
+    """Say what a container has: kubelet gives it the same again whenever it starts anew."""
+    return {
+        "pod": key.pod,
+        "container": key.container,
+        "resource": resource,
+        "ids": sorted(entry.ids),
+        "mounts": sorted(one.host_path for one in entry.response.mounts),
+    }
 
 
 def main() -> None:

@@ -1,7 +1,9 @@
-"""A volume driver that leaves the name of a volume to the host, which then marks it by its secrets.
+"""Two volume drivers as third parties have them, with what the bundled ones lack.
 
-Owns: a tmpfs per volume, staged once per node; while a file named `hold` in its folder is there, staging waits.
-Refuses: shares.
+Owns: `Shares`, which leaves the name of a volume to the host, so that it is marked by its secrets, and waits while
+the file `hold-stage` or `hold-unpublish` is in its folder; `Disks`, which attaches, so that kubelet chooses where it
+stages.
+Refuses: shares and disks: each volume is a tmpfs.
 """
 
 import time
@@ -10,7 +12,17 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from nodeplug import Claim, Host, VolumeStage, VolumeUnstage, hookimpl, mount
+from nodeplug import (
+    Claim,
+    Host,
+    VolumeAttach,
+    VolumeDetach,
+    VolumeStage,
+    VolumeUnpublish,
+    VolumeUnstage,
+    hookimpl,
+    mount,
+)
 
 
 class SharesConfig(BaseModel):
@@ -21,7 +33,11 @@ class Shares:
     Config = SharesConfig
 
     def __init__(self, config: SharesConfig, host: Host) -> None:
-        self._hold = config.folder / "hold"
+        self._folder = config.folder
+
+    def _wait(self, step: str) -> None:
+        while (self._folder / f"hold-{step}").exists():
+            time.sleep(0.02)
 
     @hookimpl
     def claims(self) -> Sequence[Claim]:
@@ -29,8 +45,37 @@ class Shares:
 
     @hookimpl
     def volume_stage(self, request: VolumeStage) -> None:
-        while self._hold.exists():
-            time.sleep(0.02)
+        self._wait("stage")
+        mount("tmpfs", request.staging_path, "tmpfs", options=("size=1M",))
+
+    @hookimpl
+    def volume_unpublish(self, request: VolumeUnpublish) -> None:
+        """Leave the unmount to the host."""
+        self._wait("unpublish")
+
+    @hookimpl
+    def volume_unstage(self, request: VolumeUnstage) -> None:
+        """Leave the unmount to the host."""
+
+
+class Disks:
+    def __init__(self, config: object, host: Host) -> None:
+        pass
+
+    @hookimpl
+    def claims(self) -> Sequence[Claim]:
+        return [Claim("volume", "example.com/disk")]
+
+    @hookimpl
+    def volume_attach(self, request: VolumeAttach) -> str:
+        return f"/dev/disk/{request.options['name']}"
+
+    @hookimpl
+    def volume_detach(self, request: VolumeDetach) -> None:
+        """Nothing was attached."""
+
+    @hookimpl
+    def volume_stage(self, request: VolumeStage) -> None:
         mount("tmpfs", request.staging_path, "tmpfs", options=("size=1M",))
 
     @hookimpl

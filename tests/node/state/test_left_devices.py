@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from tests.node.state.conftest import a_kubelet
@@ -94,6 +95,18 @@ def test_the_mps_daemon_of_running_clients_goes_on(devices: Any) -> None:
     assert devices.mps.poll() is None
     assert json.loads(before)["pid"] == devices.mps.pid
     assert (file.read_bytes(), devices.mounted()) == (before, mounted)
+
+
+def test_what_a_container_was_given_is_still_there_when_it_starts_anew(devices: Any) -> None:
+    given = {path for one in devices.kernel["held"] for path in one["mounts"]}
+    assert len(given) == 2
+    devices.node.start()
+    with a_kubelet(devices) as kubelet:
+        kubelet.until_allocatable(MEMORY, 8)
+        for path in given:
+            assert Path(path).exists()
+        new = kubelet.admit("client", {MEMORY: 1})[MEMORY]
+        assert {one.host_path for one in new.mounts} == given
 
 
 def test_a_card_that_is_sold_otherwise_now_waits_for_those_who_hold_it(devices: Any) -> None:

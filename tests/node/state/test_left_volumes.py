@@ -13,13 +13,15 @@ from nodeplug.testing import FlexVolume
 from nodeplug.testing.waiting import until
 from nodeplug_volumes import loopdev
 
-LOOPFILE, SHARE = "nodeplug/loopfile", "example.com/share"
+LOOPFILE, SHARE, DISK = "nodeplug/loopfile", "example.com/share", "example.com/disk"
 PUBLISHED = [
     (LOOPFILE, "pod-a", "data"),
     (LOOPFILE, "pod-b", "data"),
     ("nodeplug/tmpfs", "pod-a", "scratch"),
     ("nodeplug/hostdir", "pod-b", "logs"),
     (SHARE, "pod-c", "share"),
+    (SHARE, "pod-e", "ending"),
+    (DISK, "pod-c", "disk"),
 ]
 HALF = FlexVolume("half", {"host": "slow"})
 
@@ -27,6 +29,12 @@ HALF = FlexVolume("half", {"host": "slow"})
 def target(left: Any, driver: str, uid: str, name: str) -> Path:
     found: Path = left.caller(driver).target(pod_of(uid), name)
     return found
+
+
+def end_every_pod(left: Any) -> None:
+    for driver, uid, name in PUBLISHED:
+        left.caller(driver).unmount(pod_of(uid), name)
+    left.caller(DISK).detach("disk")
 
 
 def staged(left: Any, driver: str) -> list[str]:
@@ -70,8 +78,7 @@ def test_the_last_user_unstages(volumes: Any) -> None:
 
 def test_the_ledger_is_empty_when_every_pod_has_ended(volumes: Any) -> None:
     volumes.node.start()
-    for driver, uid, name in PUBLISHED:
-        volumes.caller(driver).unmount(pod_of(uid), name)
+    end_every_pod(volumes)
     assert (volumes.mounted(), volumes.records()) == ([], [])
     assert entries(volumes.node.paths.run / "staging") == []
     assert entries(volumes.journal / "flexvolume") == ["secret-mark.key"]
@@ -86,25 +93,55 @@ def test_a_mount_that_was_only_intended_is_undone(volumes: Any) -> None:
     volumes.node.start()
     assert [key for key in volumes.records() if key.endswith("/half")] == []
     assert not half.exists()
-    assert len(staged(volumes, SHARE)) == 1
+    assert len(staged(volumes, SHARE)) == 2
 
 
 def test_a_mount_that_was_only_intended_succeeds_when_kubelet_repeats_it(volumes: Any) -> None:
     volumes.node.start()
     caller = volumes.caller(SHARE)
     (caller.mount(pod_of("pod-d"), HALF) / "file").write_text("written")
-    assert len(staged(volumes, SHARE)) == 2
+    assert len(staged(volumes, SHARE)) == 3
     caller.unmount(pod_of("pod-d"), "half")
+    assert len(staged(volumes, SHARE)) == 2
+
+
+def test_an_unmount_that_was_only_intended_is_finished_when_kubelet_repeats_it(volumes: Any) -> None:
+    ending = target(volumes, SHARE, "pod-e", "ending")
+    volumes.node.start()
+    volumes.caller(SHARE).unmount(pod_of("pod-e"), "ending")
+    assert mounted_at(str(ending)) is None
+    assert [key for key in volumes.records() if key.endswith("/ending")] == []
     assert len(staged(volumes, SHARE)) == 1
+
+
+def test_a_volume_that_kubelet_attached_ends_step_by_step(volumes: Any) -> None:
+    volumes.node.start()
+    caller = volumes.caller(DISK)
+    place = str(caller.device_target("disk"))
+    caller.unmount(pod_of("pod-c"), "disk")
+    assert mounted_at(place) is not None
+    caller.detach("disk")
+    assert mounted_at(place) is None
+    assert [key for key in volumes.records() if "example.com/disk" in key] == []
+
+
+def test_a_second_pod_gets_the_volume_that_kubelet_attached(volumes: Any) -> None:
+    volumes.node.start()
+    caller = volumes.caller(DISK)
+    first = caller.target(pod_of("pod-c"), "disk")
+    second = caller.mount(pod_of("pod-f"), FlexVolume("disk", {"name": "disk-1"}))
+    (first / "file").write_text("shared")
+    assert (second / "file").read_text() == "shared"
+    assert caller.calls[-1][0] == "mount"
 
 
 def test_a_pod_with_the_same_secret_shares_what_is_staged(volumes: Any) -> None:
     volumes.node.start()
     caller = volumes.caller(SHARE)
-    caller.mount(pod_of("pod-e"), FlexVolume("share", {"host": "files"}, {"password": b"secret"}))
-    assert len(staged(volumes, SHARE)) == 1
-    caller.mount(pod_of("pod-f"), FlexVolume("share", {"host": "files"}, {"password": b"another"}))
+    caller.mount(pod_of("pod-f"), FlexVolume("share", {"host": "files"}, {"password": b"secret"}))
     assert len(staged(volumes, SHARE)) == 2
+    caller.mount(pod_of("pod-g"), FlexVolume("share", {"host": "files"}, {"password": b"another"}))
+    assert len(staged(volumes, SHARE)) == 3
 
 
 def test_a_mount_of_kubelet_that_is_repeated_changes_nothing(volumes: Any) -> None:
@@ -120,8 +157,7 @@ def test_volumes_end_without_their_records(volumes: Any) -> None:
     for path in (volumes.journal / "flexvolume").glob("*.json"):
         path.unlink()
     volumes.node.start()
-    for driver, uid, name in PUBLISHED:
-        volumes.caller(driver).unmount(pod_of(uid), name)
+    end_every_pod(volumes)
     assert (volumes.mounted(), volumes.records()) == ([], [])
 
 

@@ -12,12 +12,14 @@ from typing import Any
 from tests.node.state import tree
 from tests.node.state.conftest import a_kubelet, pod_of
 from tests.node.state.shapes import shapes
-from tests.node.state.test_left_volumes import PUBLISHED
+from tests.node.state.test_left_volumes import end_every_pod
 
 from nodeplug.testing import FlexVolume, Sandbox
 from nodeplug.testing.waiting import until
 
-MOMENTARY = {"journal of flexvolume: volume, staging", "journal of flexvolume: target, publishing"}
+MOMENTARY = {
+    f"journal of flexvolume: {phase}" for phase in ("volume, staging", "target, publishing", "target, unpublishing")
+}
 """Kinds that exist while a call is under way alone."""
 SAID: Mapping[str, frozenset[str]] = {}
 """What this version writes beyond the form that was recorded and older ones pass over, by kind of record.
@@ -123,9 +125,8 @@ def test_volumes_of_unreadable_records_stay_and_end(volumes: Any) -> None:
     before = volumes.mounted()
     volumes.node.start()
     assert volumes.mounted() == before
-    assert len(set_aside(volumes.journal / "flexvolume")) == 9
-    for driver, uid, name in PUBLISHED:
-        volumes.caller(driver).unmount(pod_of(uid), name)
+    assert len(set_aside(volumes.journal / "flexvolume")) == 13
+    end_every_pod(volumes)
     assert (volumes.mounted(), volumes.records()) == ([], [])
 
 
