@@ -131,7 +131,7 @@ HELD: Final = {
 }
 OFFERED: Final = {"aliyun.com/gpu-mem": 8, "example.com/gpu-replica": 4, "example.com/null": 4}
 LEFT_OUT: Final = re.compile(
-    r"daemon\.log|driver(/.*)?|run/netns/.*|.*\.img|srv/hold-.*|.*/lock\.tmp"
+    r"daemon\.log|driver(/.*)?|run/netns/.*|.*\.img|srv/(hold-.*|released)|.*/lock\.tmp"
     r"|var/lib/kubelet/(pod-resources|plugins_registry)(/.*)?"
     r"|var/lib/kubelet/device-plugins/(kubelet\.sock|kubelet_internal_checkpoint)|run/nodeplug/plugins/gpu/mps/[^/]*/pipe/.*"
 )

@@ -50,8 +50,10 @@ class Shares:
 
     @hookimpl
     def volume_unpublish(self, request: VolumeUnpublish) -> None:
-        """Leave the unmount to the host."""
+        """Note what is released, and leave the unmount to the host."""
         self._wait("unpublish")
+        with (self._folder / "released").open("a") as notes:
+            notes.write(f"{request.volume_id} {request.target_path}\n")
 
     @hookimpl
     def volume_unstage(self, request: VolumeUnstage) -> None:

@@ -1,6 +1,7 @@
 """Volumes that an earlier version mounted: pods keep them, their end takes them away, half a mount is undone."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,17 +9,18 @@ from typing import Any
 from tests.node.state.conftest import pod_of
 from tests.node.state.tree import entries
 
-from nodeplug import mounted_at
+from nodeplug import mounted_at, unmount
 from nodeplug.testing import FlexVolume
 from nodeplug.testing.waiting import until
 from nodeplug_volumes import loopdev
 
+HOSTDIR = "nodeplug/hostdir"
 LOOPFILE, SHARE, DISK = "nodeplug/loopfile", "example.com/share", "example.com/disk"
 PUBLISHED = [
     (LOOPFILE, "pod-a", "data"),
     (LOOPFILE, "pod-b", "data"),
     ("nodeplug/tmpfs", "pod-a", "scratch"),
-    ("nodeplug/hostdir", "pod-b", "logs"),
+    (HOSTDIR, "pod-b", "logs"),
     (SHARE, "pod-c", "share"),
     (SHARE, "pod-e", "ending"),
     (DISK, "pod-c", "disk"),
@@ -28,6 +30,17 @@ HALF = FlexVolume("half", {"host": "slow"})
 
 def target(left: Any, driver: str, uid: str, name: str) -> Path:
     found: Path = left.caller(driver).target(pod_of(uid), name)
+    return found
+
+
+def mount_of(path: Path) -> str:
+    """Return the kernel's number of the mount at a path (proc(5), fdinfo)."""
+    descriptor = os.open(path, os.O_PATH)
+    try:
+        text = Path(f"/proc/self/fdinfo/{descriptor}").read_text()
+    finally:
+        os.close(descriptor)
+    (found,) = [line for line in text.splitlines() if line.startswith("mnt_id:")]
     return found
 
 
@@ -114,6 +127,15 @@ def test_an_unmount_that_was_only_intended_is_finished_when_kubelet_repeats_it(v
     assert len(staged(volumes, SHARE)) == 1
 
 
+def test_the_plugin_is_told_again_to_release_what_was_unmounted_without_its_answer(volumes: Any) -> None:
+    ending = str(target(volumes, SHARE, "pod-e", "ending"))
+    unmount(ending)
+    volumes.node.start()
+    assert ending in (volumes.root / "srv/released").read_text()
+    assert [key for key in volumes.records() if key.endswith("/ending")] == []
+    assert len(staged(volumes, SHARE)) == 1
+
+
 def test_a_volume_that_kubelet_attached_ends_step_by_step(volumes: Any) -> None:
     volumes.node.start()
     caller = volumes.caller(DISK)
@@ -145,12 +167,15 @@ def test_a_pod_with_the_same_secret_shares_what_is_staged(volumes: Any) -> None:
 
 
 def test_a_mount_of_kubelet_that_is_repeated_changes_nothing(volumes: Any) -> None:
-    volumes.node.start()
-    before = volumes.mounted()
-    caller = volumes.caller(LOOPFILE)
-    caller.sees_binds = False  # so that the driver is called again
-    caller.mount(pod_of("pod-a"), FlexVolume("data", {"name": "data", "size": "4Mi"}))
-    assert volumes.mounted() == before
+    path = target(volumes, HOSTDIR, "pod-b", "logs")
+    before = mount_of(path)
+    with (path / "file").open("w"):  # as a container has, so that nobody unmounts it in between
+        volumes.node.start()
+        caller = volumes.caller(HOSTDIR)
+        caller.sees_binds = False  # so that the driver is called again
+        caller.mount(pod_of("pod-b"), FlexVolume("logs", {"path": "logs", "create": "true"}))
+        assert caller.calls[-1][0] == "mount"
+        assert mount_of(path) == before
 
 
 def test_volumes_end_without_their_records(volumes: Any) -> None:

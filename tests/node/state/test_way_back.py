@@ -6,6 +6,7 @@ A version that changes a form on purpose fails here, and has to say in docs/oper
 import json
 import shutil
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,9 @@ from tests.node.state.conftest import a_kubelet, pod_of
 from tests.node.state.shapes import shapes
 from tests.node.state.test_left_volumes import end_every_pod
 
-from nodeplug.testing import FlexVolume, Sandbox
+from nodeplug.testing import FlexFailure, FlexVolume, Sandbox
 from nodeplug.testing.waiting import until
 
-MOMENTARY = {
-    f"journal of flexvolume: {phase}" for phase in ("volume, staging", "target, publishing", "target, unpublishing")
-}
-"""Kinds that exist while a call is under way alone."""
 SAID: Mapping[str, frozenset[str]] = {}
 """What this version writes beyond the form that was recorded and older ones pass over, by kind of record.
 
@@ -38,7 +35,7 @@ def assert_known(left: Any) -> None:
     before = shapes(tree.contents(left.recorded, dict.fromkeys(tree.placeholders(left.recorded), "1")))
     after = shapes(on_disk(left.root))
     assert after.keys() - before.keys() == set(), "an older version does not know these kinds"
-    assert before.keys() - after.keys() - MOMENTARY == set(), "an older version misses these kinds"
+    assert before.keys() - after.keys() == set(), "an older version misses these kinds"
     for kind, found in after.items():
         known = [one | SAID.get(kind, frozenset()) for one in before[kind]]
         strange = [
@@ -72,11 +69,23 @@ def test_volumes_records_have_the_form_that_the_older_version_wrote(volumes: Any
         if path.is_file():
             path.unlink()
     volumes.node.start()
-    share = FlexVolume("new", {"host": "others"}, {"password": b"another"})
-    volumes.caller("example.com/share").mount(pod_of("pod-new"), share)
-    volumes.caller("nodeplug/tmpfs").mount(pod_of("pod-new"), FlexVolume("new", {"size": "1Mi"}))
-    volumes.node.kill()
-    assert len(volumes.records()) == 3
+    share, disk = volumes.caller("example.com/share"), volumes.caller("example.com/disk")
+    share.mount(pod_of("pod-new"), FlexVolume("new", {"host": "others"}, {"password": b"another"}))
+    share.mount(pod_of("pod-new"), FlexVolume("ending", {"host": "others"}))
+    disk.mount(pod_of("pod-new"), FlexVolume("disk-2", {"name": "disk-2"}))
+    for step in ("stage", "unpublish"):
+        (volumes.root / f"srv/hold-{step}").touch()
+    with ThreadPoolExecutor(2) as callers:
+        half = FlexVolume("half", {"host": "slow"})
+        begun = [
+            callers.submit(share.mount, pod_of("pod-new"), half),
+            callers.submit(share.unmount, pod_of("pod-new"), "ending"),
+        ]
+        until(lambda: len(volumes.records()) == 8)
+        (ending,) = (volumes.journal / "flexvolume").glob("target*ending.json")
+        until(lambda: '"published"' not in ending.read_text())
+        volumes.node.kill()
+    assert [type(one.exception()) for one in begun] == [FlexFailure, FlexFailure]
     assert_known(volumes)
 
 
