@@ -36,6 +36,7 @@ from nodeplug.testing.kubelet.checkpoint import write_checkpoint
 from nodeplug.testing.kubelet.ledger import NO_NODE, ContainerKey, Entry, Ledger
 from nodeplug.testing.scratch_cni import run_in
 from nodeplug.testing.waiting import until
+from nodeplug_gpu.mps.record import recorded as recorded_pid
 from nodeplug_gpu.mps.record import start_time
 from nodeplug_volumes import filesystem, loopdev
 
@@ -149,6 +150,9 @@ def laid_down(recorded: Path, root: Path, values: Mapping[str, str]) -> Iterator
         yield left
     finally:
         node.stop()
+        for record in root.rglob("daemon.json"):  # of MPS; a daemon that was started outlives nodeplug
+            if (pid := recorded_pid(record)) is not None:
+                os.kill(pid, signal.SIGKILL)
     assert "Traceback" not in node.log
     if not left.unreadable:
         assert list(root.rglob("*.damaged")) == []
@@ -310,12 +314,12 @@ def _mps_daemon(pipes: Path, program: Path) -> Iterator[subprocess.Popen[bytes]]
     program.write_text(CONTROL)
     program.chmod(0o755)
     env = {**os.environ, "CUDA_MPS_PIPE_DIRECTORY": str(pipes)}
-    with subprocess.Popen([str(program), "-f"], env=env, start_new_session=True) as running:
+    with subprocess.Popen([str(program), "-f"], env=env) as running:
         try:
             until((pipes / "control").exists)
             yield running
         finally:
-            os.killpg(running.pid, signal.SIGKILL)
+            running.kill()
 
 
 @contextmanager

@@ -155,8 +155,16 @@ def a_node(plugins: str) -> Iterator[ScratchNode]:
             program.chmod(0o755)
         text = plugins.replace("{root}", str(root))
         node = ScratchNode(root, text, supervisor=SUPERVISOR, env={"PYTHONPATH": search})
+        stack.callback(_end_mps, root)
         stack.callback(node.stop)
         yield node
+
+
+def _end_mps(root: Path) -> None:
+    """End the MPS daemons that nodeplug leaves to their clients."""
+    for record in root.rglob("daemon.json"):
+        if (pid := recorded(record)) is not None:
+            os.kill(pid, signal.SIGKILL)
 
 
 def save(node: ScratchNode, into: Path, kernel: Mapping[str, Any]) -> None:
@@ -331,12 +339,9 @@ def devices(into: Path) -> None:
         for (pod, resource), count in HELD.items():
             kubelet.admit(pod, {resource: count})
         until(lambda: sum(one["allocated"] - one["unconfirmed"] for one in node.status()["resources"]) == 8)
-        until(lambda: json.loads((node.paths.state / "holders.json").read_text())["holders"].__len__() == len(HELD))
+        until(lambda: len(json.loads((node.paths.state / "holders.json").read_text())["holders"]) == len(HELD))
         node.kill()
         held = [_held(key, resource, entry) for (key, resource), entry in kubelet.stand_in.ledger.entries.items()]
-        for record in node.root.rglob("daemon.json"):
-            if (pid := recorded(record)) is not None:
-                os.kill(pid, signal.SIGKILL)
         kubelet.close()
         save(node, into, {"held": held, "mounts": _mounts(node.root)})
 
