@@ -75,6 +75,7 @@ proto: $(STAMP) ## Generate supervisor/nodeplug/pb from proto/
 
 bench: $(STAMP) ## Measure; prints tables, writes bench/results/latest.json, docs/performance.md and its picture
 	$(RUN)/python -m bench $(if $(BENCH_QUICK),--quick)
+	$(RUN)/python -m bench.roads
 
 clean: ## Remove what set-up and tests made
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
