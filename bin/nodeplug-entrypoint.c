@@ -1,7 +1,8 @@
 /* The entrypoints nodeplug-cni and nodeplug-flex as one C program: the same wire and the same answers without the start
  * of an interpreter. `nodeplug install` compiles it on the node, once for CNI and once with -DFLEX=1, with its own
  * SOCKET and SPOOL, and names it in the first line of the script, so that the kernel starts it in the place of Python.
- * What differs from the scripts, that start included, is a defect of this file. Wire: supervisor/nodeplug/frame.py. */
+ * What differs from the scripts, that start included, is a defect of this file. The wire is told in
+ * supervisor/nodeplug/exec/frame.py. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>

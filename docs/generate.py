@@ -26,14 +26,14 @@ from pydantic_core import PydanticUndefined
 
 import nodeplug.testing
 import pytest_nodeplug
-from nodeplug.call import Call
 from nodeplug.config import PluginSection, Supervisor
-from nodeplug.errors import WIRES, DelegateFailed
+from nodeplug.contract.errors import WIRES, DelegateFailed
+from nodeplug.contract.hookspecs import ANSWERS
 from nodeplug.fields import show_quantity, write_quantity
-from nodeplug.hookspecs import ANSWERS
+from nodeplug.hosting.call import Call
+from nodeplug.hosting.registry import find
+from nodeplug.hosting.runner import Runner
 from nodeplug.observe.metrics import OK, Metrics
-from nodeplug.registry import find
-from nodeplug.runner import Runner
 from nodeplug.testing.conformance import RULES
 
 HERE: Final = Path(__file__).resolve().parent

@@ -1,10 +1,10 @@
 """nodeplug: one daemon per Kubernetes node for device plugins, CNI plugins and FlexVolume drivers written in Python.
 
 Everything that a plugin author needs is importable from here: `hookimpl`, the values that hooks take and return, and
-the errors that they raise. The contract itself is documented in `nodeplug.hookspecs`.
+the errors that they raise. The contract itself is documented in `nodeplug.contract.hookspecs`.
 """
 
-from nodeplug.errors import (
+from nodeplug.contract.errors import (
     ContainerGone,
     DeadlineExceeded,
     DelegateFailed,
@@ -21,12 +21,12 @@ from nodeplug.errors import (
     TryAgain,
     Undecodable,
 )
-from nodeplug.hookspecs import hookimpl
-from nodeplug.host import Host
-from nodeplug.journal import Entry, Journal
-from nodeplug.mounts import Mount, bind, mount, mounted_at, mounts, unmount
-from nodeplug.netns import Netns
-from nodeplug.values import (
+from nodeplug.contract.hookspecs import hookimpl
+from nodeplug.contract.host import Host
+from nodeplug.contract.journal import Entry, Journal
+from nodeplug.contract.mounts import Mount, bind, mount, mounted_at, mounts, unmount
+from nodeplug.contract.netns import Netns
+from nodeplug.contract.values import (
     Claim,
     CniAdd,
     CniAttachmentRequest,

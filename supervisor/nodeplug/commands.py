@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from nodeplug.errors import NotReady
+from nodeplug.contract.errors import NotReady
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -78,7 +78,7 @@ def ask_daemon(config: Path, root: Path | None, *request: str, warn: bool = True
         PluginError: it refused.
     """
     from nodeplug.config import ConfigError, read
-    from nodeplug.control import ask
+    from nodeplug.exec.client import ask
 
     reading = read(config, root)
     try:

@@ -17,8 +17,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
-from nodeplug import process, status
-from nodeplug.call import Call
 from nodeplug.cni.admission import Admission
 from nodeplug.cni.attachments import Attachments
 from nodeplug.cni.delegate import Delegation
@@ -26,35 +24,37 @@ from nodeplug.cni.service import CniService
 from nodeplug.cni.spool import Spool
 from nodeplug.config import Reading, node_name, read
 from nodeplug.config.watch import watch
+from nodeplug.contract.errors import InvalidRequest, PluginError, TryAgain, clip
+from nodeplug.contract.host import Host
+from nodeplug.contract.journal import Journal, file_name, read_boot_id
+from nodeplug.contract.netns import Netns
+from nodeplug.contract.values import ResourceName
 from nodeplug.device.checkpoint import CHECKPOINT
 from nodeplug.device.podresources import PodResources
 from nodeplug.device.registration import DevicePaths
 from nodeplug.device.resources import Resources
-from nodeplug.errors import InvalidRequest, PluginError, TryAgain, clip
-from nodeplug.execserver import ExecServer
+from nodeplug.exec.frame import Frame, Reply
+from nodeplug.exec.server import ExecServer
 from nodeplug.flex.service import FlexService
 from nodeplug.flex.staging import Staging
-from nodeplug.frame import Frame, Reply
-from nodeplug.host import Host
+from nodeplug.hosting.call import Call
+from nodeplug.hosting.lifecycle import Lifecycle
+from nodeplug.hosting.own_folders import OwnFolders
+from nodeplug.hosting.registry import Registry
+from nodeplug.hosting.reload import Reloader
+from nodeplug.hosting.runner import Runner, close_all
 from nodeplug.install import keeper
 from nodeplug.install.drivers import reprobe
-from nodeplug.journal import Journal, file_name, read_boot_id
-from nodeplug.lifecycle import Lifecycle
-from nodeplug.netns import Netns
-from nodeplug.observe import logs, notify
-from nodeplug.observe.http import Endpoints
+from nodeplug.observe import logs, status
+from nodeplug.observe.endpoints import Endpoints
 from nodeplug.observe.metrics import Metrics
 from nodeplug.observe.observer import Observer
 from nodeplug.observe.plugin_metrics import PluginMetrics
-from nodeplug.offloop import Lane
-from nodeplug.own_folders import OwnFolders
-from nodeplug.registry import Registry
-from nodeplug.reload import Reloader
-from nodeplug.reports import Reports
-from nodeplug.runner import Runner, close_all
-from nodeplug.state_disk import StateDisk
-from nodeplug.values import ResourceName
-from nodeplug.waiting import until
+from nodeplug.observe.reports import Reports
+from nodeplug.observe.state_disk import StateDisk
+from nodeplug.process import notify, tuning
+from nodeplug.process.lane import Lane
+from nodeplug.process.waiting import until
 
 LOG: Final = logging.getLogger(__name__)
 START_PATIENCE: Final = 5.0
@@ -83,7 +83,7 @@ def serve(config_path: Path, root: Path | None = None) -> int:
     reading = read(config_path, root)
     configuration = reading.whole()
     logs.configure(configuration.supervisor.log_level, configuration.supervisor.log_format)
-    process.allow_descriptors()
+    tuning.allow_descriptors()
     return asyncio.run(Daemon(config_path, root, reading).run())
 
 
@@ -253,7 +253,7 @@ class Daemon:
         return replay, installing
 
     def _ready(self) -> None:
-        process.settle()
+        tuning.settle()
         notify.ready()
         LOG.info("serving %d plugins at %s", len(self._registry.plugins), self._paths.exec_socket)
 
@@ -307,7 +307,7 @@ class Daemon:
         return Reply(0, json.dumps(answer).encode())
 
     async def status(self) -> dict[str, Any]:
-        """Describe the daemon; see `nodeplug.status` for the shape."""
+        """Describe the daemon; see `nodeplug.observe.status` for the shape."""
         ledger = self._staging.ledger
         unknown: dict[str, str] = {}
         records = await self._known("attachments", self._attachments.list, (), unknown)

@@ -16,8 +16,8 @@ from typing import Annotated, Final
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer
 
-from nodeplug.errors import InvalidRequest
-from nodeplug.names import cni_executable, extended_resource, flex_driver
+from nodeplug.contract.errors import InvalidRequest
+from nodeplug.contract.names import cni_executable, extended_resource, flex_driver
 
 _QUANTITY: Final = re.compile(r"([0-9]{1,19}(?:\.[0-9]{0,9})?|\.[0-9]{1,9})([KMGTPE]iB?|k|M|G|T|P|E|[eE][0-9]{1,2})?")
 _LIMIT: Final = (1 << 63) - 1

@@ -13,10 +13,10 @@ import pytest
 from nodeplug import CniRequest, Netns
 from nodeplug.cni import codec
 from nodeplug.config import Configuration, load
-from nodeplug.frame import Frame
+from nodeplug.exec.frame import Frame
+from nodeplug.hosting.registry import find, validate_config
 from nodeplug.install.deployment import inspect
 from nodeplug.install.ownership import marked_conflist
-from nodeplug.registry import find, validate_config
 from nodeplug_net.bridge_config import parse_bridge
 from nodeplug_net.ipam_config import parse_config
 from nodeplug_volumes.hostdir import HostDir

@@ -12,14 +12,16 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from nodeplug import daemon, errors, lifecycle, plugin_state
+from nodeplug import daemon
 from nodeplug.config import Configuration, Supervisor
+from nodeplug.contract import errors
+from nodeplug.contract.errors import WIRES
+from nodeplug.contract.hookspecs import ANSWERS, Contract
 from nodeplug.device.codec import ID_LIMIT, LIST_LIMIT
-from nodeplug.errors import WIRES
-from nodeplug.hookspecs import ANSWERS, Contract
+from nodeplug.hosting import lifecycle, plugin_state
+from nodeplug.hosting.registry import find, installed
+from nodeplug.hosting.runner import DEFAULT_DEADLINES, OVERDUE_LIMIT
 from nodeplug.observe.metrics import Metrics
-from nodeplug.registry import find, installed
-from nodeplug.runner import DEFAULT_DEADLINES, OVERDUE_LIMIT
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

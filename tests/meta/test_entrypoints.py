@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeplug.errors import NotFound
+from nodeplug.contract.errors import NotFound
 from nodeplug.install.native import SOURCE, compiler
 from nodeplug.install.scripts import MARKER, Scripts
 

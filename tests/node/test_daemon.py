@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from nodeplug import PluginError
-from nodeplug.control import ask
+from nodeplug.exec.client import ask
 from nodeplug.testing import ScratchNode
 from nodeplug.testing.waiting import until
 

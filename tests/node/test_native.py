@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeplug.errors import PluginError
+from nodeplug.contract.errors import PluginError
 from nodeplug.install.atomic import wait_for_writers
 from nodeplug.install.deployment import deploy, inspect
 from nodeplug.install.native import compile_one, compiler

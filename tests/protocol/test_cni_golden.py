@@ -34,9 +34,9 @@ from nodeplug.cni.attachments import Attachments
 from nodeplug.cni.results import VERSIONS
 from nodeplug.cni.service import CniService
 from nodeplug.cni.spool import Spool
-from nodeplug.frame import Frame, Reply
-from nodeplug.registry import Registry
-from nodeplug.runner import Runner
+from nodeplug.exec.frame import Frame, Reply
+from nodeplug.hosting.registry import Registry
+from nodeplug.hosting.runner import Runner
 
 RESULT = CniResult(
     interfaces=(CniInterface("br0", "02:00:00:00:00:01", mtu=1450), CniInterface("eth0", "02:00:00:00:00:02", "/ns")),

@@ -2,7 +2,8 @@
 
 import pytest
 
-from nodeplug.errors import Exhausted, NotSupported
+from nodeplug.contract.errors import Exhausted, NotSupported
+from nodeplug.contract.values import Pod, Secrets
 from nodeplug.flex import codec
 from nodeplug.flex.commands import (
     Command,
@@ -14,7 +15,6 @@ from nodeplug.flex.commands import (
     VolumeOptions,
     WaitForAttach,
 )
-from nodeplug.values import Pod, Secrets
 
 MOUNT_JSON = (
     '{"kubernetes.io/fsType":"ext4","kubernetes.io/mounterArgs.FsGroup":"2000",'

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from nodeplug.errors import PluginError
+from nodeplug.contract.errors import PluginError
 from nodeplug.testing import ScratchNode
 from nodeplug.testing.consumers import PrivateNode
 

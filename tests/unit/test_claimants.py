@@ -7,8 +7,8 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nodeplug.claimants import settle
-from nodeplug.values import Claim
+from nodeplug.contract.values import Claim
+from nodeplug.hosting.claimants import settle
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from nodeplug import (
 )
 from nodeplug.cni import codec
 from nodeplug.cni.results import VERSIONS
-from nodeplug.frame import Frame
+from nodeplug.exec.frame import Frame
 
 ENV = {
     "CNI_COMMAND": "ADD",

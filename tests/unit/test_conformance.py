@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from nodeplug.errors import PluginError
+from nodeplug.contract.errors import PluginError
 from nodeplug.testing.conformance.report import Finding, Outcome, Report, few
 from nodeplug.testing.conformance.rules import RULES, choose, require, rule
 from nodeplug.testing.conformance.stage import Stage

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeplug.demo import leftovers
+from nodeplug.cli.demo import leftovers
 
 FOLDER = Path("/tmp/nodeplug-demo-1")
 BY_DESIGN = [

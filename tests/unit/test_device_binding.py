@@ -7,7 +7,7 @@ import pytest
 
 from nodeplug import Claim, TryAgain
 from nodeplug.device.binding import Binding
-from nodeplug.registry import Route
+from nodeplug.hosting.registry import Route
 
 
 def route(plugin: str = "gpu") -> Route:

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from nodeplug.contract.values import DeviceId, ResourceName
 from nodeplug.device.checkpoint import LedgerEntry, Unlisted, read_ledger
 from nodeplug.device.holders import Holder
-from nodeplug.values import DeviceId, ResourceName
 
 THING = ResourceName("example.com/thing")
 

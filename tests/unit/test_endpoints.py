@@ -15,8 +15,8 @@ import pytest
 
 from nodeplug import PluginError
 from nodeplug.config import parse_address
-from nodeplug.httpserver import Bounds
-from nodeplug.observe.http import Endpoints
+from nodeplug.http.server import Bounds
+from nodeplug.observe.endpoints import Endpoints
 from nodeplug.observe.metrics import Metrics
 
 

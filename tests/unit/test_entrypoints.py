@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeplug.errors import InvalidRequest, NotFound
+from nodeplug.contract.errors import InvalidRequest, NotFound
 from nodeplug.install.scripts import (
     MARKER,
     Scripts,

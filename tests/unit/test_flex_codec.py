@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeplug.errors import Exhausted, InvalidRequest, NotSupported, PluginError, TryAgain, Undecodable
+from nodeplug.contract.errors import Exhausted, InvalidRequest, NotSupported, PluginError, TryAgain, Undecodable
+from nodeplug.contract.values import Claim, Secrets, VolumeCapabilities
 from nodeplug.flex import codec
 from nodeplug.flex.commands import VERBS, Detach, IsAttached, Mount, verb_of
-from nodeplug.values import Claim, Secrets, VolumeCapabilities
 
 JSON = '{"size": "64Mi"}'
 

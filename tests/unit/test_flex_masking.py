@@ -8,8 +8,8 @@ from urllib.parse import quote, quote_plus, urlencode
 
 import pytest
 
+from nodeplug.contract.values import Secrets
 from nodeplug.flex.masking import MASK, Known, redact
-from nodeplug.values import Secrets
 
 SECRETS = [
     b"hunter2",

@@ -32,12 +32,15 @@ def loaded(after: str, *packages: str) -> list[str]:
 
 def test_the_daemon_loads_nothing_that_draws_tables() -> None:
     theirs = loaded("import typer", "rich")  # old releases of typer need it at once
-    ours = loaded("import nodeplug.cli, nodeplug.daemon", "rich", "nodeplug.tables")
+    ours = loaded("import nodeplug.cli, nodeplug.daemon", "rich", "nodeplug.cli.tables")
     assert sorted(set(ours) - set(theirs)) == []
 
 
 def test_the_daemon_loads_nothing_that_acts_its_callers_out() -> None:
-    assert loaded("import nodeplug.cli, nodeplug.daemon", "nodeplug.testing", "nodeplug.trial", "nodeplug.demo") == []
+    assert (
+        loaded("import nodeplug.cli, nodeplug.daemon", "nodeplug.testing", "nodeplug.cli.trial", "nodeplug.cli.demo")
+        == []
+    )
 
 
 def test_the_collector_rests_while_the_daemon_is_imported_and_works_afterwards() -> None:

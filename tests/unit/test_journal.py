@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from nodeplug import Journal, PluginError
-from nodeplug.bounded import RECORD_LIMIT
-from nodeplug.journal import file_name
+from nodeplug.contract.bounded import RECORD_LIMIT
+from nodeplug.contract.journal import file_name
 
 
 def test_a_record_is_read_back_as_written(tmp_path: Path) -> None:

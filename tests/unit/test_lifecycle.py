@@ -9,9 +9,9 @@ from pydantic import BaseModel
 
 from nodeplug import Claim, CniResult, Host, Journal, NotReady, TryAgain, hookimpl
 from nodeplug.config import PluginSection
-from nodeplug.lifecycle import Lifecycle
-from nodeplug.registry import Registry
-from nodeplug.runner import Runner
+from nodeplug.hosting.lifecycle import Lifecycle
+from nodeplug.hosting.registry import Registry
+from nodeplug.hosting.runner import Runner
 
 
 class Recorded:

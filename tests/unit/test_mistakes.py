@@ -25,9 +25,9 @@ from pydantic import (
 )
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
+from nodeplug.config.mistakes import explain
 from nodeplug.fields import CniExecutable, ExtendedResource, FlexDriver, Quantity, Seconds
-from nodeplug.mistakes import explain
-from nodeplug.registry import find, installed
+from nodeplug.hosting.registry import find, installed
 
 
 class Colour(Enum):

@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 
 from nodeplug import Exhausted, NotFound, PluginError, TryAgain, VolumeId
-from nodeplug.call import CURRENT, Call
 from nodeplug.flex.ledger import Target, Volume
-from nodeplug.observe import notify
+from nodeplug.hosting.call import CURRENT, Call
 from nodeplug.observe.logs import configure
 from nodeplug.observe.metrics import Metrics, outcome_of
 from nodeplug.observe.observer import Observer
 from nodeplug.observe.recorder import Recorder
-from nodeplug.status import volumes
+from nodeplug.observe.status import volumes
+from nodeplug.process import notify
 
 
 def call(**changes: Any) -> Call:

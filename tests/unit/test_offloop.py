@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from nodeplug.offloop import Lane, Unanswered
+from nodeplug.process.lane import Lane, Unanswered
 
 
 def test_a_long_line_is_served_while_each_piece_of_work_ends_in_time() -> None:

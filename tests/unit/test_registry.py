@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from nodeplug import Claim, CniResult, Device, InvalidRequest, NotFound, hookimpl
-from nodeplug.registry import Found, PluginRefused, Registry, check_claim, find, unmarked, validate_config
+from nodeplug.hosting.registry import Found, PluginRefused, Registry, check_claim, find, unmarked, validate_config
 
 
 class Net:

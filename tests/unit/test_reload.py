@@ -13,10 +13,10 @@ import pytest
 from nodeplug import Host, Journal
 from nodeplug.config import Reading, read
 from nodeplug.config.watch import watch
-from nodeplug.lifecycle import Lifecycle
-from nodeplug.registry import Registry
-from nodeplug.reload import Reloader
-from nodeplug.runner import Runner
+from nodeplug.hosting.lifecycle import Lifecycle
+from nodeplug.hosting.registry import Registry
+from nodeplug.hosting.reload import Reloader
+from nodeplug.hosting.runner import Runner
 
 
 @dataclass

@@ -10,15 +10,16 @@ from typing import Any
 import pytest
 from prometheus_client import generate_latest
 
-from nodeplug import Metric, PluginError, Sample, hookimpl, reports
-from nodeplug.call import Call
+from nodeplug import Metric, PluginError, Sample, hookimpl
 from nodeplug.config import PluginSection
+from nodeplug.hosting.call import Call
+from nodeplug.hosting.plugin_state import PluginState
+from nodeplug.hosting.registry import Registry
+from nodeplug.hosting.runner import OVERDUE_LIMIT, Overdue, Runner
+from nodeplug.observe import reports
 from nodeplug.observe.metrics import Metrics
 from nodeplug.observe.plugin_metrics import PLUGIN_LIMIT, SAMPLE_LIMIT, PluginMetrics
-from nodeplug.plugin_state import PluginState
-from nodeplug.registry import Registry
-from nodeplug.reports import INSPECT_LIMIT, Reports
-from nodeplug.runner import OVERDUE_LIMIT, Overdue, Runner
+from nodeplug.observe.reports import INSPECT_LIMIT, Reports
 
 WELL = Metric("cards", "Cards.", [Sample(2.0)])
 

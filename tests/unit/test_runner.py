@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from nodeplug import Claim, CniResult, DeadlineExceeded, InvalidRequest, PluginError, TryAgain, hookimpl
-from nodeplug.call import CURRENT, Call
-from nodeplug.registry import Registry, Route
-from nodeplug.runner import OVERDUE_LIMIT, Runner
+from nodeplug.hosting.call import CURRENT, Call
+from nodeplug.hosting.registry import Registry, Route
+from nodeplug.hosting.runner import OVERDUE_LIMIT, Runner
 
 
 class Probe:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeplug import InvalidRequest
-from nodeplug.scaffold import STYLES, Names, write
+from nodeplug.cli.scaffold import STYLES, Names, write
 
 
 @pytest.mark.parametrize("typed", ["usb-camera", "USB_Camera", " nodeplug-usb-camera "])

@@ -3,7 +3,7 @@
 import pytest
 from pydantic import BaseModel
 
-from nodeplug.schema import allowed_keys
+from nodeplug.config.schema import allowed_keys
 
 
 class Leaf(BaseModel):

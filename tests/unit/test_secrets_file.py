@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeplug.errors import InvalidRequest
+from nodeplug.contract.errors import InvalidRequest
 from nodeplug.testing.secrets_file import read_secrets
 
 

@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 
 from nodeplug.cni.spool import Spool
-from nodeplug.frame import Frame, Reply
+from nodeplug.exec.frame import Frame, Reply
 
 DEL = Frame(
     "cni",

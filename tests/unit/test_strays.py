@@ -4,8 +4,8 @@ import logging
 
 import pytest
 
-from nodeplug.call import Call
-from nodeplug.strays import Strays
+from nodeplug.hosting.call import Call
+from nodeplug.hosting.strays import Strays
 
 
 def raised(text: str) -> BaseException:

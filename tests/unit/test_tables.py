@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from rich.console import Console, RenderableType
 
-from nodeplug import tables
+from nodeplug.cli import tables
 
 PLUGIN = {
     "name": "bridge",

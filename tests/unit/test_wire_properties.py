@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from nodeplug import CniDns, CniInterface, CniIp, CniResult, CniRoute, Netns, PluginError
 from nodeplug.cni import codec, results
-from nodeplug.frame import Frame, Reply, body_size
+from nodeplug.exec.frame import Frame, Reply, body_size
 
 TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20)
 ENV_NAME = st.text(st.characters(exclude_characters="\0=", exclude_categories=["Cs"]), min_size=1, max_size=20)

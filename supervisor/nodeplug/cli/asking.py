@@ -11,7 +11,7 @@ import typer
 
 from nodeplug.cli.group import say
 from nodeplug.commands import DEFAULT, Config, Json, Root, print_json, show
-from nodeplug.errors import NotReady
+from nodeplug.contract.errors import NotReady
 
 
 def check_config(config: Config = DEFAULT, root: Root = None, as_json: Json = False) -> None:
@@ -21,14 +21,14 @@ def check_config(config: Config = DEFAULT, root: Root = None, as_json: Json = Fa
 
     Example: `nodeplug check-config --config ./nodeplug.toml`
     """
+    from nodeplug.cli.effective import examine
     from nodeplug.config import read
-    from nodeplug.effective import examine
 
     examined = examine(read(config, root))
     if as_json:
         print_json({"configuration": examined.document, "problems": examined.problems})
     elif not examined.problems:
-        from nodeplug.toml_text import toml
+        from nodeplug.config.toml_text import toml
 
         print(f"{toml(examined.document)}\n# ok: {examined.summary}")
     for problem in examined.problems:
@@ -43,11 +43,11 @@ def plugins(config: Config = DEFAULT, root: Root = None, as_json: Json = False) 
 
     Example: `nodeplug plugins --json | jq -r '.plugins[].claims[]'`
     """
-    from nodeplug import tables
+    from nodeplug.cli import tables
+    from nodeplug.cli.effective import rows_of
     from nodeplug.commands import ask_daemon
     from nodeplug.config import read
-    from nodeplug.effective import rows_of
-    from nodeplug.registry import installed
+    from nodeplug.hosting.registry import installed
 
     source = "daemon"
     try:
@@ -82,8 +82,7 @@ def status(
 
     Example: `nodeplug status --json | jq '.calls[] | select(.overdue)'`
     """
-    from nodeplug import tables
-    from nodeplug.cli import watching
+    from nodeplug.cli import tables, watching
     from nodeplug.commands import ask_daemon
 
     if watch:

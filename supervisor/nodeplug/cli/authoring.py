@@ -18,7 +18,7 @@ def demo() -> None:
 
     Example: `nodeplug demo`
     """
-    from nodeplug.demo import run
+    from nodeplug.cli.demo import run
 
     raise typer.Exit(run())
 
@@ -39,7 +39,7 @@ def new(
 
     Example: `nodeplug new device usb-camera`
     """
-    from nodeplug.scaffold import Names, next_steps, write
+    from nodeplug.cli.scaffold import Names, next_steps, write
 
     names = Names.of(name)
     folder = directory or Path(names.distribution)
@@ -67,7 +67,7 @@ def try_(
 
     Example: `nodeplug try fuse.toml`
     """
-    from nodeplug.trial import Trial, options_of
+    from nodeplug.cli.trial import Trial, options_of
 
     raise typer.Exit(Trial(files, network, options_of(option or ()), secrets).run())
 

@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from nodeplug.commands import GROUP
-from nodeplug.errors import PluginError
+from nodeplug.contract.errors import PluginError
 
 
 class Commands(TyperGroup):

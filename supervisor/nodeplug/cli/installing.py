@@ -13,11 +13,11 @@ import typer
 
 from nodeplug.cli.group import say
 from nodeplug.commands import DEFAULT, Config, Json, Root, print_json, show
-from nodeplug.errors import PluginError
+from nodeplug.contract.errors import PluginError
 
 if TYPE_CHECKING:
     from nodeplug.config import Reading
-    from nodeplug.registry import Registry
+    from nodeplug.hosting.registry import Registry
 
 
 class CniVersion(StrEnum):
@@ -104,8 +104,8 @@ def _loaded(reading: "Reading", *, remove_all: bool) -> "Registry":
         ConfigError: a plugin cannot be loaded.
         PluginError: no plugin is enabled, entrypoints are there, and `remove_all` is not set.
     """
+    from nodeplug.cli.effective import examine
     from nodeplug.config import ConfigError
-    from nodeplug.effective import examine
     from nodeplug.install.deployment import entrypoints_present
 
     examined = examine(reading)
@@ -143,7 +143,7 @@ def _read(path: Path) -> bytes:
 
 
 def _show_report(report: Mapping[str, Any], *, as_json: bool) -> None:
-    from nodeplug import tables
+    from nodeplug.cli import tables
 
     if as_json:
         print_json(report)

@@ -14,9 +14,9 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from nodeplug import tables
+from nodeplug.cli import tables
 from nodeplug.commands import show
-from nodeplug.errors import PluginError
+from nodeplug.contract.errors import PluginError
 
 NOT_READY: Final = 3
 """The exit status where the daemon answers that it is not ready: 1 is for no answer, 2 for wrong usage."""

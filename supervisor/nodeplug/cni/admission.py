@@ -18,7 +18,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
-from nodeplug.errors import TryAgain
+from nodeplug.contract.errors import TryAgain
 
 _PER_FREE: Final = (6, 4, 2)
 """Places that a plugin, one direction of it, and one network of that may hold for each place that is free."""

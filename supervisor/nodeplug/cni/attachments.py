@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from nodeplug.bounded import read_bounded
 from nodeplug.cni import results
 from nodeplug.cni.nsid import Sighting
 from nodeplug.cni.results import VERSIONS
-from nodeplug.errors import PluginError
-from nodeplug.journal import file_name
-from nodeplug.values import CniResult, ValidAttachment
+from nodeplug.contract.bounded import read_bounded
+from nodeplug.contract.errors import PluginError
+from nodeplug.contract.journal import file_name
+from nodeplug.contract.values import CniResult, ValidAttachment
 
 LOG: Final = logging.getLogger(__name__)
 

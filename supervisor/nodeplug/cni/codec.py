@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from nodeplug.cni import results
 from nodeplug.cni.results import VERSIONS
-from nodeplug.errors import (
+from nodeplug.contract.errors import (
     IncompatibleVersion,
     InvalidEnvironment,
     InvalidNetns,
@@ -28,9 +28,9 @@ from nodeplug.errors import (
     clip,
     wire,
 )
-from nodeplug.frame import Frame
-from nodeplug.netns import Netns
-from nodeplug.values import CniAdd, CniCheck, CniDel, CniGc, CniRequest, CniResult, CniStatus, ValidAttachment
+from nodeplug.contract.netns import Netns
+from nodeplug.contract.values import CniAdd, CniCheck, CniDel, CniGc, CniRequest, CniResult, CniStatus, ValidAttachment
+from nodeplug.exec.frame import Frame
 
 _ATTACHMENT: Final = ("CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_PATH")
 _VALID: Final = ("cni.dev/valid-attachments", "cni.dev/attachments")

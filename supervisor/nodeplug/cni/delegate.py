@@ -19,13 +19,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from nodeplug.call import CURRENT
 from nodeplug.cni import results
-from nodeplug.errors import DeadlineExceeded, DelegateFailed, InvalidRequest, NotFound, PluginError
-from nodeplug.netns import Netns
-from nodeplug.registry import Registry, Route
-from nodeplug.runner import invoke
-from nodeplug.values import (
+from nodeplug.contract.errors import DeadlineExceeded, DelegateFailed, InvalidRequest, NotFound, PluginError
+from nodeplug.contract.netns import Netns
+from nodeplug.contract.values import (
     CniAdd,
     CniAttachmentRequest,
     CniCheck,
@@ -36,6 +33,9 @@ from nodeplug.values import (
     CniResult,
     CniStatus,
 )
+from nodeplug.hosting.call import CURRENT
+from nodeplug.hosting.registry import Registry, Route
+from nodeplug.hosting.runner import invoke
 
 VERB_OF: Final[Mapping[type[CniRequest], str]] = {
     CniAdd: "ADD",
@@ -69,7 +69,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Delegation:
-    """Runs delegates for every plugin of a registry; the shape of `nodeplug.host.Delegate`.
+    """Runs delegates for every plugin of a registry; the shape of `nodeplug.contract.host.Delegate`.
 
     Attributes:
         registry: who serves which claim.

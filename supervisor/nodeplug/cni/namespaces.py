@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from nodeplug.errors import InvalidNetns
-from nodeplug.frame import Frame
-from nodeplug.mounts import mounts
-from nodeplug.netns import Netns
+from nodeplug.contract.errors import InvalidNetns
+from nodeplug.contract.mounts import mounts
+from nodeplug.contract.netns import Netns
+from nodeplug.exec.frame import Frame
 
 LOG: Final = logging.getLogger(__name__)
 Identity = tuple[int, int]

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
 
-from nodeplug.journal import read_boot_id
-from nodeplug.netns import Netns
+from nodeplug.contract.journal import read_boot_id
+from nodeplug.contract.netns import Netns
 
 _SO_NETNS_COOKIE: Final = 71
 _COOKIE: Final = struct.Struct("=Q")

@@ -16,18 +16,18 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, Final
 
-from nodeplug.call import Call
 from nodeplug.cni.admission import Admission
 from nodeplug.cni.attachments import Asked, Attachment, Key
 from nodeplug.cni.namespaces import UNKNOWN, Identity, find_host, host_or_own
 from nodeplug.cni.nsid import boot_id, gone
 from nodeplug.cni.records import Records
-from nodeplug.errors import PluginError
-from nodeplug.netns import Netns
-from nodeplug.offloop import Lane, Unanswered
-from nodeplug.registry import Registry
-from nodeplug.runner import Hook, Runner
-from nodeplug.values import CniDel
+from nodeplug.contract.errors import PluginError
+from nodeplug.contract.netns import Netns
+from nodeplug.contract.values import CniDel
+from nodeplug.hosting.call import Call
+from nodeplug.hosting.registry import Registry
+from nodeplug.hosting.runner import Hook, Runner
+from nodeplug.process.lane import Lane, Unanswered
 
 LOG: Final = logging.getLogger(__name__)
 _LAST_RETRY: Final = 300.0

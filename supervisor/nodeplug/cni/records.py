@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from nodeplug.cni.attachments import Attachment, Attachments, Key
-from nodeplug.offloop import Lane, Unanswered
+from nodeplug.process.lane import Lane, Unanswered
 
 LOG: Final = logging.getLogger(__name__)
 _AGAIN: Final = 0.5

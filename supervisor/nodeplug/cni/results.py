@@ -26,8 +26,8 @@ from ipaddress import (
 )
 from typing import Any, Final, TypeVar
 
-from nodeplug.errors import IncompatibleVersion, PluginError, Undecodable
-from nodeplug.values import CniDns, CniInterface, CniIp, CniResult, CniRoute, fold
+from nodeplug.contract.errors import IncompatibleVersion, PluginError, Undecodable
+from nodeplug.contract.values import CniDns, CniInterface, CniIp, CniResult, CniRoute, fold
 
 VERSIONS: Final = ("0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0")
 """Every released version of the specification, oldest first."""

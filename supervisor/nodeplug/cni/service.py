@@ -12,7 +12,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from nodeplug.call import Call, caller_is_gone
 from nodeplug.cni import codec
 from nodeplug.cni.admission import Admission
 from nodeplug.cni.attachments import Asked, Attachment, Attachments, Key
@@ -22,13 +21,14 @@ from nodeplug.cni.nsid import Sighting, sight
 from nodeplug.cni.orphans import Orphans
 from nodeplug.cni.records import Records
 from nodeplug.cni.spool import Spool
-from nodeplug.errors import Ending, NotReady, PluginError, TryAgain
-from nodeplug.frame import Frame, Reply
-from nodeplug.netns import Netns
-from nodeplug.offloop import Lane, Unanswered
-from nodeplug.registry import Registry, Route
-from nodeplug.runner import Hook, Runner, close_all
-from nodeplug.values import CniAdd, CniAttachmentRequest, CniDel, CniGc, CniRequest, CniStatus
+from nodeplug.contract.errors import Ending, NotReady, PluginError, TryAgain
+from nodeplug.contract.netns import Netns
+from nodeplug.contract.values import CniAdd, CniAttachmentRequest, CniDel, CniGc, CniRequest, CniStatus
+from nodeplug.exec.frame import Frame, Reply
+from nodeplug.hosting.call import Call, caller_is_gone
+from nodeplug.hosting.registry import Registry, Route
+from nodeplug.hosting.runner import Hook, Runner, close_all
+from nodeplug.process.lane import Lane, Unanswered
 
 LOG: Final = logging.getLogger(__name__)
 

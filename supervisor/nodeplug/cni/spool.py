@@ -22,9 +22,9 @@ from typing import Final
 from nodeplug.cni import spool_folder
 from nodeplug.cni.attachments import Key
 from nodeplug.cni.spool_folder import Deferred, Sight
-from nodeplug.errors import TryAgain
-from nodeplug.frame import Frame, Reply
-from nodeplug.offloop import Lane, Unanswered
+from nodeplug.contract.errors import TryAgain
+from nodeplug.exec.frame import Frame, Reply
+from nodeplug.process.lane import Lane, Unanswered
 
 LOG: Final = logging.getLogger(__name__)
 _FIRST_RETRY: Final = 2.0

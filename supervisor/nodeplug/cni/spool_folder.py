@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from nodeplug.bounded import read_bounded
 from nodeplug.cni import codec
 from nodeplug.cni.attachments import Key
-from nodeplug.errors import PluginError, Undecodable
-from nodeplug.frame import HEADER, LIMIT, Frame
-from nodeplug.journal import write_durably
+from nodeplug.contract.bounded import read_bounded
+from nodeplug.contract.errors import PluginError, Undecodable
+from nodeplug.contract.journal import write_durably
+from nodeplug.exec.frame import HEADER, LIMIT, Frame
 
 LOG: Final = logging.getLogger(__name__)
 _LEFTOVER_AGE: Final = 600.0

@@ -5,7 +5,8 @@ open: how deep tables lie, how large a number is, no NUL in a text.
 Refuses: what a key means, and to go on after a fault of one file: its reader collects them.
 
 A FIFO would wait for a writer and a device node may act when it is opened, so a path is looked at before it is opened.
-A filesystem that hangs can hang this room: the daemon enters it in a thread that nobody needs (`nodeplug.aside`).
+A filesystem that hangs can hang this room: the daemon enters it in a thread that nobody needs
+(`nodeplug.process.aside`).
 """
 
 import errno
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from nodeplug.config.toml_lines import AbsurdDepth, Location, positions
-from nodeplug.errors import PluginError
+from nodeplug.contract.errors import PluginError
 
 LARGEST_FILE: Final = 1 << 20
 MOST_FILES: Final = 500

@@ -18,10 +18,10 @@ from pydantic import ValidationError
 
 from nodeplug.config import files
 from nodeplug.config.files import Document, Unreadable
+from nodeplug.config.mistakes import MOST, Location, dotted, explain, first, unknown
 from nodeplug.config.models import Configuration, PluginSection
-from nodeplug.errors import PluginError
-from nodeplug.hookspecs import ANSWERS
-from nodeplug.mistakes import MOST, Location, dotted, explain, first, unknown
+from nodeplug.contract.errors import PluginError
+from nodeplug.contract.hookspecs import ANSWERS
 
 _DEFAULT_FOLDER: Final = Configuration(version=1).supervisor.drop_in_dir
 

@@ -15,7 +15,7 @@ from typing import Final
 
 from asyncinotify import Inotify, Mask
 
-from nodeplug.aside import aside
+from nodeplug.process.aside import aside
 
 LOG: Final = logging.getLogger(__name__)
 POLL: Final = 2.0

@@ -10,8 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
-from nodeplug.errors import TryAgain
-from nodeplug.registry import Route
+from nodeplug.contract.errors import TryAgain
+from nodeplug.hosting.registry import Route
 
 EXCHANGE_PATIENCE: Final = 100.0
 """Seconds that an exchange may take: the last calls (30), the stop of the former instance (10), the start (60)."""

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from nodeplug.bounded import read_bounded
+from nodeplug.contract.bounded import read_bounded
+from nodeplug.contract.values import DeviceId, ResourceName
 from nodeplug.device.holders import Holder, Holdings
-from nodeplug.values import DeviceId, ResourceName
 
 CHECKPOINT: Final = "kubelet_internal_checkpoint"
 _LIMIT: Final = 64 << 20

@@ -10,9 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from nodeplug.errors import Exhausted, InvalidRequest, NotFound, NotReady, PluginError
-from nodeplug.pb import deviceplugin_v1beta1_pb2 as pb
-from nodeplug.values import (
+from nodeplug.contract.errors import Exhausted, InvalidRequest, NotFound, NotReady, PluginError
+from nodeplug.contract.values import (
     Device,
     DeviceAllocate,
     DeviceId,
@@ -23,6 +22,7 @@ from nodeplug.values import (
     Grant,
     ResourceName,
 )
+from nodeplug.pb import deviceplugin_v1beta1_pb2 as pb
 
 HEALTHY: Final = "Healthy"
 UNHEALTHY: Final = "Unhealthy"

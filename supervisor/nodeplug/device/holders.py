@@ -7,7 +7,7 @@ Refuses: to ask kubelet (`podresources` and `checkpoint` do).
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from nodeplug.values import DeviceId, ResourceName
+from nodeplug.contract.values import DeviceId, ResourceName
 
 
 @dataclass(frozen=True, slots=True, order=True)

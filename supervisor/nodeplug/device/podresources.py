@@ -21,19 +21,19 @@ from typing import Final
 import grpc
 import grpc.aio
 
-from nodeplug.bounded import read_bounded
-from nodeplug.call import Call
+from nodeplug.contract.bounded import read_bounded
+from nodeplug.contract.errors import NotReady, PluginError, TryAgain
+from nodeplug.contract.journal import write_durably
+from nodeplug.contract.values import DeviceId, DeviceReleased, Holding, ResourceName
 from nodeplug.device import pollers
 from nodeplug.device.checkpoint import LedgerEntry, Unlisted, read_ledger
 from nodeplug.device.holders import Holder, Holdings, by_resource, joined
-from nodeplug.errors import NotReady, PluginError, TryAgain
-from nodeplug.journal import write_durably
-from nodeplug.offloop import Lane, Unanswered
+from nodeplug.hosting.call import Call
+from nodeplug.hosting.registry import Route
+from nodeplug.hosting.runner import Runner
 from nodeplug.pb import podresources_v1_pb2 as pb
 from nodeplug.pb import podresources_v1_pb2_grpc as pb_grpc
-from nodeplug.registry import Route
-from nodeplug.runner import Runner
-from nodeplug.values import DeviceId, DeviceReleased, Holding, ResourceName
+from nodeplug.process.lane import Lane, Unanswered
 
 LOG: Final = logging.getLogger(__name__)
 _VERSION: Final = 1

@@ -22,18 +22,18 @@ from typing import Any, Final, Literal, Protocol
 import grpc
 import grpc.aio
 
-from nodeplug.call import Call
+from nodeplug.contract.errors import PluginError, TryAgain
 from nodeplug.device.binding import Binding
 from nodeplug.device.codec import encode_options
 from nodeplug.device.folder_watch import FolderWatch
 from nodeplug.device.server import API_VERSION, ResourceServer
 from nodeplug.device.snapshots import Snapshots
 from nodeplug.device.sockets import check_socket_path, remove_dead_sockets, socket_path
-from nodeplug.errors import PluginError, TryAgain
+from nodeplug.hosting.call import Call
+from nodeplug.hosting.registry import Route
+from nodeplug.hosting.runner import Runner
 from nodeplug.pb import deviceplugin_v1beta1_pb2 as pb
 from nodeplug.pb import deviceplugin_v1beta1_pb2_grpc as pb_grpc
-from nodeplug.registry import Route
-from nodeplug.runner import Runner
 
 LOG: Final = logging.getLogger(__name__)
 

@@ -11,14 +11,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from nodeplug.call import Call
+from nodeplug.contract.errors import NotFound, PluginError
+from nodeplug.contract.values import Device, ResourceName
 from nodeplug.device.binding import Binding
 from nodeplug.device.registration import DevicePaths, Mode, Registration
 from nodeplug.device.snapshots import Snapshots
-from nodeplug.errors import NotFound, PluginError
-from nodeplug.registry import Route
-from nodeplug.runner import Runner
-from nodeplug.values import Device, ResourceName
+from nodeplug.hosting.call import Call
+from nodeplug.hosting.registry import Route
+from nodeplug.hosting.runner import Runner
 
 LOG: Final = logging.getLogger(__name__)
 _FIRST_RETRY: Final = 0.5

@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from nodeplug.contract.errors import PluginError
+from nodeplug.contract.values import ResourceName
 from nodeplug.device.registration import DevicePaths, Mode
 from nodeplug.device.resource import ResourceStatus, ResourceTask
-from nodeplug.errors import PluginError
-from nodeplug.registry import Route
-from nodeplug.runner import Runner
-from nodeplug.values import ResourceName
+from nodeplug.hosting.registry import Route
+from nodeplug.hosting.runner import Runner
 
 LOG: Final = logging.getLogger(__name__)
 

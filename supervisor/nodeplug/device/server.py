@@ -19,19 +19,19 @@ from typing import Any, Final, TypeVar
 import grpc
 import grpc.aio
 
-from nodeplug.call import Call
+from nodeplug.contract.errors import PluginError, clip, wire
+from nodeplug.contract.values import Grant, ResourceName
 from nodeplug.device import codec
 from nodeplug.device.binding import Binding
 from nodeplug.device.snapshots import Snapshots
 from nodeplug.device.sockets import bind_private, check_socket_path
-from nodeplug.errors import PluginError, clip, wire
+from nodeplug.hosting.call import Call
+from nodeplug.hosting.registry import Route
+from nodeplug.hosting.runner import Runner
 from nodeplug.pb import deviceplugin_v1beta1_pb2 as pb
 from nodeplug.pb import deviceplugin_v1beta1_pb2_grpc as pb_grpc
 from nodeplug.pb import pluginregistration_v1_pb2 as watcher_pb
 from nodeplug.pb import pluginregistration_v1_pb2_grpc as watcher_grpc
-from nodeplug.registry import Route
-from nodeplug.runner import Runner
-from nodeplug.values import Grant, ResourceName
 
 LOG: Final = logging.getLogger(__name__)
 API_VERSION: Final = "v1beta1"

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
-from nodeplug.aside import aside
+from nodeplug.contract.values import Device, DeviceId, ResourceName
 from nodeplug.device.codec import encode_list
 from nodeplug.pb import deviceplugin_v1beta1_pb2 as pb
-from nodeplug.values import Device, DeviceId, ResourceName
+from nodeplug.process.aside import aside
 
 _LONG: Final = 2000
 """Devices from which a list is written in a thread: it would hold up the event loop for longer than a few ms."""

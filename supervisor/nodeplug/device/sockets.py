@@ -16,7 +16,7 @@ from typing import Final
 
 import grpc.aio
 
-from nodeplug.errors import InvalidRequest
+from nodeplug.contract.errors import InvalidRequest
 
 LOG: Final = logging.getLogger(__name__)
 PATH_LIMIT: Final = 107

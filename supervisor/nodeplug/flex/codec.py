@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
-from nodeplug.errors import InvalidRequest, NotSupported, PluginError, Undecodable, wire
+from nodeplug.contract.errors import InvalidRequest, NotSupported, PluginError, Undecodable, wire
+from nodeplug.contract.values import Claim, Pod, Secrets, VolumeId
 from nodeplug.flex.commands import VERBS, Command, Mount, VolumeOptions, verb_of
 from nodeplug.flex.masking import redact
-from nodeplug.values import Claim, Pod, Secrets, VolumeId
 
 PREFIX: Final = "kubernetes.io/"
 _CREDENTIAL: Final = "kubernetes.io/secret/"

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
-from nodeplug.values import Pod, Secrets
+from nodeplug.contract.values import Pod, Secrets
 
 _NO_POD: Final = Pod()
 

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote
 
-from nodeplug.bounded import read_bounded
-from nodeplug.errors import InvalidRequest, PluginError
-from nodeplug.journal import Entry, Journal, file_name, write_durably
-from nodeplug.mounts import Mount, mounted_at, mounts
-from nodeplug.values import Secrets, VolumeId
+from nodeplug.contract.bounded import read_bounded
+from nodeplug.contract.errors import InvalidRequest, PluginError
+from nodeplug.contract.journal import Entry, Journal, file_name, write_durably
+from nodeplug.contract.mounts import Mount, mounted_at, mounts
+from nodeplug.contract.values import Secrets, VolumeId
 
 PUBLISHING: Final = "publishing"
 PUBLISHED: Final = "published"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import quote, quote_plus
 
-from nodeplug.values import Secrets
+from nodeplug.contract.values import Secrets
 
 MASK: Final = "***"
 _FROM: Final = 4

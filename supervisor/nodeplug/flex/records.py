@@ -12,10 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from nodeplug.errors import PluginError
+from nodeplug.contract.errors import PluginError
 from nodeplug.flex import ledger as led
 from nodeplug.flex.ledger import Ledger, Target, Volume
-from nodeplug.offloop import Lane, Unanswered
+from nodeplug.process.lane import Lane, Unanswered
 
 LOG: Final = logging.getLogger(__name__)
 PATIENCE: Final = 5.0

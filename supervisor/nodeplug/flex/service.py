@@ -14,20 +14,9 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Final
 
-from nodeplug.call import Call
-from nodeplug.errors import InvalidRequest, NotFound, NotSupported, PluginError, TryAgain, clip
-from nodeplug.flex import codec
-from nodeplug.flex import commands as cmd
-from nodeplug.flex.codec import Answer
-from nodeplug.flex.masking import redact
-from nodeplug.flex.staging import Staging
-from nodeplug.flex.steps import Steps
-from nodeplug.flex.work import NOBODY
-from nodeplug.frame import Frame, Reply
-from nodeplug.netns import Netns
-from nodeplug.registry import Registry, Route
-from nodeplug.runner import Runner, close_all
-from nodeplug.values import (
+from nodeplug.contract.errors import InvalidRequest, NotFound, NotSupported, PluginError, TryAgain, clip
+from nodeplug.contract.netns import Netns
+from nodeplug.contract.values import (
     Claim,
     Secrets,
     VolumeAttach,
@@ -38,6 +27,17 @@ from nodeplug.values import (
     VolumeIsAttached,
     VolumeWaitAttached,
 )
+from nodeplug.exec.frame import Frame, Reply
+from nodeplug.flex import codec
+from nodeplug.flex import commands as cmd
+from nodeplug.flex.codec import Answer
+from nodeplug.flex.masking import redact
+from nodeplug.flex.staging import Staging
+from nodeplug.flex.steps import Steps
+from nodeplug.flex.work import NOBODY
+from nodeplug.hosting.call import Call
+from nodeplug.hosting.registry import Registry, Route
+from nodeplug.hosting.runner import Runner, close_all
 
 LOG: Final = logging.getLogger(__name__)
 

@@ -16,18 +16,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from nodeplug.call import Call
-from nodeplug.errors import PluginError
+from nodeplug.contract.errors import PluginError
+from nodeplug.contract.journal import Journal
+from nodeplug.contract.mounts import mounted_at
 from nodeplug.flex import ledger as led
 from nodeplug.flex.ledger import Ledger, Target, Volume
 from nodeplug.flex.masking import Known, redact
 from nodeplug.flex.records import Records
 from nodeplug.flex.steps import Steps
 from nodeplug.flex.work import Work, Workshop
-from nodeplug.journal import Journal
-from nodeplug.mounts import mounted_at
-from nodeplug.registry import Registry, Route
-from nodeplug.runner import Runner
+from nodeplug.hosting.call import Call
+from nodeplug.hosting.registry import Registry, Route
+from nodeplug.hosting.runner import Runner
 
 LOG: Final = logging.getLogger(__name__)
 

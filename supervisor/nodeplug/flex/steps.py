@@ -10,15 +10,15 @@ import logging
 from dataclasses import dataclass
 from typing import Any, Final
 
-from nodeplug.errors import InvalidRequest, NotFound, PluginError
+from nodeplug.contract.errors import InvalidRequest, NotFound, PluginError
+from nodeplug.contract.mounts import bind, mounted_at, unmount
+from nodeplug.contract.values import VolumeId, VolumePublish, VolumeRequest, VolumeStage, VolumeUnpublish, VolumeUnstage
 from nodeplug.flex import ledger as led
 from nodeplug.flex.codec import default_volume_id
 from nodeplug.flex.commands import Mount, MountDevice, VolumeOptions
 from nodeplug.flex.ledger import Ledger, Target, Volume
 from nodeplug.flex.records import Records
 from nodeplug.flex.work import Work, Workshop
-from nodeplug.mounts import bind, mounted_at, unmount
-from nodeplug.values import VolumeId, VolumePublish, VolumeRequest, VolumeStage, VolumeUnpublish, VolumeUnstage
 
 LOG: Final = logging.getLogger(__name__)
 _MARK: Final = "+"

@@ -19,13 +19,13 @@ from contextvars import copy_context
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
-from nodeplug.call import Call
-from nodeplug.errors import DeadlineExceeded, InvalidRequest, NotSupported, PluginError, TryAgain
+from nodeplug.contract.errors import DeadlineExceeded, InvalidRequest, NotSupported, PluginError, TryAgain
+from nodeplug.contract.values import Secrets
 from nodeplug.flex.ledger import Target, Volume
 from nodeplug.flex.masking import Known, redact
-from nodeplug.registry import Route
-from nodeplug.runner import Runner
-from nodeplug.values import Secrets
+from nodeplug.hosting.call import Call
+from nodeplug.hosting.registry import Route
+from nodeplug.hosting.runner import Runner
 
 LOG: Final = logging.getLogger(__name__)
 HOST_DEADLINE: Final = 120.0

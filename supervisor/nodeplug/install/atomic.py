@@ -15,10 +15,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from nodeplug.errors import Exhausted, PluginError
+from nodeplug.contract.errors import Exhausted, PluginError
+from nodeplug.contract.journal import sync_folder
 from nodeplug.install.ownership import TEMPORARY, ForeignFile, content
 from nodeplug.install.report import Tally
-from nodeplug.journal import sync_folder
 
 _WRITER_TRIES: Final = 1000
 _WRITER_PAUSE: Final = 0.002

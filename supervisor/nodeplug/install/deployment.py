@@ -15,9 +15,16 @@ from pathlib import Path
 from typing import Any, Final, Literal, Never
 
 from nodeplug.config import Configuration, Paths, node_name
-from nodeplug.errors import NotFound, NotSupported, PluginError
+from nodeplug.config.mistakes import Location, told
+from nodeplug.contract.errors import NotFound, NotSupported, PluginError
+from nodeplug.contract.host import Host
+from nodeplug.contract.journal import Journal, file_name, read_boot_id
+from nodeplug.contract.mounts import mounts
 from nodeplug.flex.codec import capabilities_file
-from nodeplug.host import Host
+from nodeplug.hosting.lifecycle import Lifecycle
+from nodeplug.hosting.plugin_state import PluginState
+from nodeplug.hosting.registry import Registry
+from nodeplug.hosting.runner import Runner
 from nodeplug.install.conflists import Wanted, choose, not_first
 from nodeplug.install.drivers import drivers_in_use
 from nodeplug.install.files import install, uninstall
@@ -34,13 +41,6 @@ from nodeplug.install.ownership import (
 from nodeplug.install.report import Report
 from nodeplug.install.scripts import PROGRAM, Scripts, led_by
 from nodeplug.install.upkeep import read_record, take_stock, write_record
-from nodeplug.journal import Journal, file_name, read_boot_id
-from nodeplug.lifecycle import Lifecycle
-from nodeplug.mistakes import Location, told
-from nodeplug.mounts import mounts
-from nodeplug.plugin_state import PluginState
-from nodeplug.registry import Registry
-from nodeplug.runner import Runner
 
 Native = bool | Literal["auto"]
 """Whether to compile the entrypoints: always, never, or if the node can."""

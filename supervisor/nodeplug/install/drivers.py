@@ -16,11 +16,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from nodeplug.contract.journal import sync_folder
+from nodeplug.contract.mounts import mounts
 from nodeplug.install.atomic import put_file, temporary_in, write_new
 from nodeplug.install.ownership import CAPABILITIES, executable, folder_name, is_our_script, our_drivers, programs
 from nodeplug.install.report import Tally
-from nodeplug.journal import sync_folder
-from nodeplug.mounts import mounts
 
 _POD_VOLUME: Final = re.compile(r"/pods/[^/]+/volumes/([^/]+)/[^/]+$")
 _STAGED_VOLUME: Final = re.compile(r"/kubernetes\.io/flexvolume/([^/]+(?:/[^/]+)?)/mounts/[^/]+$")

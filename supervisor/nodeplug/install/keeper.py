@@ -16,16 +16,16 @@ from pathlib import Path
 from typing import Any, Final
 
 from nodeplug.config import Paths, Supervisor
-from nodeplug.errors import PluginError
+from nodeplug.contract.errors import PluginError
+from nodeplug.contract.values import Claim
+from nodeplug.hosting.plugin_state import PluginState
+from nodeplug.hosting.registry import Registry
 from nodeplug.install.deployment import deploy, entrypoints_present, folders, installed, record_path
 from nodeplug.install.needs import unmet
 from nodeplug.install.ownership import folder_name
 from nodeplug.install.scripts import PROGRAM
 from nodeplug.install.upkeep import Fault, Inspection, Record, read_record, take_stock, write_record
-from nodeplug.offloop import PATIENCE, Lane, Unanswered
-from nodeplug.plugin_state import PluginState
-from nodeplug.registry import Registry
-from nodeplug.values import Claim
+from nodeplug.process.lane import PATIENCE, Lane, Unanswered
 
 LOG: Final = logging.getLogger(__name__)
 INTERVAL: Final = 5.0

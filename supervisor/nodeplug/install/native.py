@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from nodeplug.errors import NotFound, PluginError
+from nodeplug.contract.errors import NotFound, PluginError
 from nodeplug.install.ownership import content
 from nodeplug.install.scripts import find_scripts, is_ours
 

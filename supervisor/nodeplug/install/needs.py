@@ -11,8 +11,8 @@ from collections.abc import Collection, Container
 from pathlib import Path
 from typing import Any, Final
 
-from nodeplug.bounded import read_bounded
 from nodeplug.config import Paths
+from nodeplug.contract.bounded import read_bounded
 from nodeplug.install import runtimes
 
 LOOPBACK: Final = "loopback"

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from nodeplug.bounded import read_bounded
-from nodeplug.errors import InvalidRequest, PluginError
+from nodeplug.contract.bounded import read_bounded
+from nodeplug.contract.errors import InvalidRequest, PluginError
 from nodeplug.install.scripts import CNI_SCRIPT, PROGRAM, is_ours, leader
 
 CAPABILITIES: Final = "capabilities.json"

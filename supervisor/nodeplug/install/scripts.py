@@ -21,7 +21,7 @@ from importlib.util import MAGIC_NUMBER
 from pathlib import Path
 from typing import Final, Self
 
-from nodeplug.errors import InvalidRequest, NotFound
+from nodeplug.contract.errors import InvalidRequest, NotFound
 
 CNI_SCRIPT: Final = "nodeplug-cni"
 FLEX_SCRIPT: Final = "nodeplug-flex"

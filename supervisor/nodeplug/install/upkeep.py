@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
-from nodeplug.bounded import read_bounded
+from nodeplug.contract.bounded import read_bounded
+from nodeplug.contract.journal import sync_folder
 from nodeplug.install.atomic import temporary_in, write_new
 from nodeplug.install.ownership import (
     CAPABILITIES,
@@ -29,7 +30,6 @@ from nodeplug.install.ownership import (
     our_entrypoints,
 )
 from nodeplug.install.scripts import MARKER, PROGRAM, is_ours, leader
-from nodeplug.journal import sync_folder
 
 Record = Mapping[Path, str]
 """By path, the digest of what was installed there."""

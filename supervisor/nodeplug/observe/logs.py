@@ -17,8 +17,8 @@ from contextlib import nullcontext
 from datetime import UTC, datetime
 from typing import Any, Final, Literal, TextIO
 
-from nodeplug.call import CURRENT
-from nodeplug.errors import SHOWN, clip
+from nodeplug.contract.errors import SHOWN, clip
+from nodeplug.hosting.call import CURRENT
 
 Format = Literal["text", "json"]
 _OURS: Final = "nodeplug"
@@ -105,7 +105,7 @@ def _time(record: logging.LogRecord) -> str:
 
 
 class TextFormatter(logging.Formatter):
-    """`2026-01-02T03:04:05.678Z INFO nodeplug.runner [4f00aa01 bridge] message`."""
+    """`2026-01-02T03:04:05.678Z INFO nodeplug.hosting.runner [4f00aa01 bridge] message`."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Write one record; no text in it, a traceback included, can begin a line that looks like a record."""

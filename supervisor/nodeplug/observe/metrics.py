@@ -17,8 +17,8 @@ from prometheus_client import (
     disable_created_metrics,
 )
 
-from nodeplug.call import Call
-from nodeplug.errors import WIRES, PluginError
+from nodeplug.contract.errors import WIRES, PluginError
+from nodeplug.hosting.call import Call
 
 OK: Final = "ok"
 _VERB_LIMIT: Final = 24

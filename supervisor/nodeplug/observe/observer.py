@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from nodeplug.call import Call
-from nodeplug.errors import PluginError
+from nodeplug.contract.errors import PluginError
+from nodeplug.hosting.call import Call
 from nodeplug.observe.metrics import Metrics, outcome_of
 from nodeplug.observe.recorder import Recorder
 
@@ -37,7 +37,7 @@ class Observer:
             self.recorder.add(call, outcome, error.message if error is not None else "")
 
     def sample(self, status: Mapping[str, Any]) -> None:
-        """Bring the gauges up to a status (see `nodeplug.status` for its shape)."""
+        """Bring the gauges up to a status (see `nodeplug.observe.status` for its shape)."""
         calls = status["calls"]
         self.metrics.running(len(calls), sum(call["overdue"] for call in calls))
         self.metrics.spool(status["spool"])

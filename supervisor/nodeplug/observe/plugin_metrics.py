@@ -15,8 +15,8 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
-from nodeplug.errors import PluginError
-from nodeplug.values import Metric, Sample
+from nodeplug.contract.errors import PluginError
+from nodeplug.contract.values import Metric, Sample
 
 PREFIX: Final = "nodeplug_"
 OWN_LABEL: Final = "plugin"

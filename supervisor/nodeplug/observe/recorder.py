@@ -10,8 +10,8 @@ from collections import deque
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from nodeplug.call import Call
-from nodeplug.errors import clip
+from nodeplug.contract.errors import clip
+from nodeplug.hosting.call import Call
 
 SIZE: Final = 256
 _TEXT_LIMIT: Final = 500

@@ -15,8 +15,8 @@ from nodeplug.device.checkpoint import CHECKPOINT
 from nodeplug.device.podresources import PodResources
 from nodeplug.device.registration import DevicePaths, Mode
 from nodeplug.device.resource import ResourceTask
-from nodeplug.registry import Registry
-from nodeplug.runner import Runner
+from nodeplug.hosting.registry import Registry
+from nodeplug.hosting.runner import Runner
 from nodeplug.testing.kubelet import Kubelet
 
 _POLL = 0.05

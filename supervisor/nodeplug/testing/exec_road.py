@@ -18,11 +18,11 @@ from nodeplug.cni.attachments import Attachments
 from nodeplug.cni.delegate import Delegation
 from nodeplug.cni.service import CniService
 from nodeplug.cni.spool import Spool
-from nodeplug.execserver import ExecServer, Handler
+from nodeplug.exec.server import ExecServer, Handler
+from nodeplug.hosting.registry import Registry
+from nodeplug.hosting.runner import Runner
 from nodeplug.install.native import compile_one
 from nodeplug.install.scripts import Scripts, led_by, program_name
-from nodeplug.registry import Registry
-from nodeplug.runner import Runner
 
 _PATIENCE: Final = 60.0
 T = TypeVar("T")

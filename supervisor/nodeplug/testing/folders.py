@@ -7,8 +7,8 @@ Refuses: to follow what it could not unmount.
 import shutil
 from pathlib import Path
 
-from nodeplug.errors import TryAgain
-from nodeplug.mounts import mounts, unmount
+from nodeplug.contract.errors import TryAgain
+from nodeplug.contract.mounts import mounts, unmount
 
 
 def mounted_below(folder: Path) -> list[str]:

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from nodeplug.errors import NotReady
+from nodeplug.contract.errors import NotReady
 
 _SERVER: Final = Path(__file__).with_name("fork_server.py")
 """Run as a file: as a module it would load all of `nodeplug.testing` first."""

@@ -18,7 +18,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
-from nodeplug.mounts import mounts
+from nodeplug.contract.mounts import mounts
 
 CGROUPS: Final = Path("/sys/fs/cgroup")
 _PAUSE: Final = 0.1

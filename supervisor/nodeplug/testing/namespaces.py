@@ -16,8 +16,8 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from nodeplug.errors import NotReady, PluginError
-from nodeplug.mounts import mount, mounted_at
+from nodeplug.contract.errors import NotReady, PluginError
+from nodeplug.contract.mounts import mount, mounted_at
 
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 _NEW_MOUNTS: Final = 0x00020000  # sched.h; Python 3.11 has no os.unshare

@@ -14,9 +14,9 @@ from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
 from typing import Final, Self
 
-from nodeplug.errors import PluginError
-from nodeplug.mounts import bind, unmount
-from nodeplug.netns import Netns
+from nodeplug.contract.errors import PluginError
+from nodeplug.contract.mounts import bind, unmount
+from nodeplug.contract.netns import Netns
 
 _CLONE_NEWNET: Final = 0x40000000
 _ECHO: Final = {4: (8, 0), 6: (128, 129)}

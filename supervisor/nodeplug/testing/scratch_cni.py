@@ -27,7 +27,7 @@ from nodeplug import (
     NotFound,
     ValidAttachment,
 )
-from nodeplug.host import Delegate
+from nodeplug.contract.host import Delegate
 
 _CLONE_NEWNET: Final = 0x40000000
 _Value = TypeVar("_Value")

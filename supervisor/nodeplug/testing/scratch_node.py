@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from nodeplug.config import Configuration, Paths, load
-from nodeplug.control import ask
-from nodeplug.errors import NotReady, PluginError
+from nodeplug.contract.errors import NotReady, PluginError
+from nodeplug.exec.client import ask
 from nodeplug.testing import forked
 
 _PATIENCE: Final = 20.0

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from nodeplug.errors import InvalidRequest
-from nodeplug.values import Secrets
+from nodeplug.contract.errors import InvalidRequest
+from nodeplug.contract.values import Secrets
 
 
 def read_secrets(path: Path) -> Secrets:

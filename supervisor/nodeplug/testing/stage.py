@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from pyroute2 import IPRoute
 
+from nodeplug.contract.values import Pod
 from nodeplug.testing import forked
 from nodeplug.testing.cni_runtime import CniRuntime
 from nodeplug.testing.flex_caller import FlexCaller
@@ -23,7 +24,6 @@ from nodeplug.testing.place_holder import filled
 from nodeplug.testing.sandbox import Sandbox
 from nodeplug.testing.scratch_cni import new_netns
 from nodeplug.testing.scratch_node import ScratchNode
-from nodeplug.values import Pod
 
 # A test changes something and waits for it: the daemon looks often, and installs what a changed configuration claims.
 # Compiling the entrypoints would cost each test more than their slower start.

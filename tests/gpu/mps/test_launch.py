@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from nodeplug import mount
-from nodeplug.mounts import mounts
+from nodeplug.contract.mounts import mounts
 from nodeplug.testing import folders
 from nodeplug_gpu.mps import launch
 

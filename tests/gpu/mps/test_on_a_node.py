@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from nodeplug.mounts import mounts
+from nodeplug.contract.mounts import mounts
 from nodeplug.testing import Kubelet, ScratchNode, folders
 from nodeplug_gpu.mps.record import recorded
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from nodeplug import mount, mounted_at, unmount
-from nodeplug.mounts import mounts
+from nodeplug.contract.mounts import mounts
 from nodeplug.testing.waiting import until
 from nodeplug_gpu.cards import Card, Uuid
 from nodeplug_gpu.config import Mps

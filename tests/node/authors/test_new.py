@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from nodeplug.scaffold import STYLES
+from nodeplug.cli.scaffold import STYLES
 
 ROOT = Path(__file__).parents[3]
 LONGEST = "a-name-with-thirty-characters0"
@@ -68,7 +68,8 @@ def test_the_wheel_of_nodeplug_has_the_templates_and_the_fixtures(tmp_path: Path
         names = set(archive.namelist())
         (points,) = (archive.read(name).decode() for name in names if name.endswith("entry_points.txt"))
     written = {
-        str(path.relative_to(ROOT / "supervisor")) for path in ROOT.glob("supervisor/nodeplug/scaffold/**/*.template")
+        str(path.relative_to(ROOT / "supervisor"))
+        for path in ROOT.glob("supervisor/nodeplug/cli/scaffold/**/*.template")
     }
     assert written
     assert written <= names

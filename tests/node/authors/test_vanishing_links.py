@@ -10,7 +10,7 @@ from unittest.mock import Mock
 import pytest
 from pyroute2 import IPRoute
 
-from nodeplug.scaffold import Names, write
+from nodeplug.cli.scaffold import Names, write
 from nodeplug.testing.stage import own_network
 
 ROOT = Path(__file__).parents[3]

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from nodeplug.frame import HEADER, Frame, Reply, body_size
+from nodeplug.exec.frame import HEADER, Frame, Reply, body_size
 
 pytestmark = pytest.mark.unprivileged
 

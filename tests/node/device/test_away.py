@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nodeplug import ResourceName
-from nodeplug import status as told
+from nodeplug.observe import status as told
 from nodeplug.testing import Kubelet, serve_devices
 
 if TYPE_CHECKING:

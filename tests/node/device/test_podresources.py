@@ -10,8 +10,8 @@ import pytest
 
 from nodeplug import DeviceReleased, PluginError, ResourceName
 from nodeplug.device.podresources import PodResources
-from nodeplug.registry import Registry, Route
-from nodeplug.runner import Runner
+from nodeplug.hosting.registry import Registry, Route
+from nodeplug.hosting.runner import Runner
 from nodeplug.testing import Kubelet, serve_devices
 
 if TYPE_CHECKING:

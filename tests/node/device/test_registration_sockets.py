@@ -14,8 +14,8 @@ from nodeplug import InvalidRequest
 from nodeplug.device.registration import DevicePaths
 from nodeplug.device.resource import ResourceTask
 from nodeplug.device.sockets import PATH_LIMIT, check_socket_path, remove_dead_sockets, socket_path
-from nodeplug.registry import Registry
-from nodeplug.runner import Runner
+from nodeplug.hosting.registry import Registry
+from nodeplug.hosting.runner import Runner
 from nodeplug.testing.devices import serve_devices
 from nodeplug.testing.kubelet import Kubelet
 

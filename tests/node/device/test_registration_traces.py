@@ -12,8 +12,8 @@ import pytest
 from nodeplug.device.registration import DevicePaths, Mode
 from nodeplug.device.resource import ResourceTask
 from nodeplug.device.sockets import socket_path
-from nodeplug.registry import Registry
-from nodeplug.runner import Runner
+from nodeplug.hosting.registry import Registry
+from nodeplug.hosting.runner import Runner
 from nodeplug.testing.kubelet import Kubelet
 
 if TYPE_CHECKING:

@@ -18,9 +18,9 @@ from nodeplug import Claim, Device, DeviceAllocate, DeviceId, Grant, Host, Journ
 from nodeplug.config import PluginSection
 from nodeplug.device.registration import DevicePaths
 from nodeplug.device.resources import Resources
-from nodeplug.lifecycle import Lifecycle
-from nodeplug.registry import Registry
-from nodeplug.runner import Runner
+from nodeplug.hosting.lifecycle import Lifecycle
+from nodeplug.hosting.registry import Registry
+from nodeplug.hosting.runner import Runner
 from nodeplug.testing.kubelet import AdmissionError, Kubelet
 
 pytestmark = pytest.mark.unprivileged

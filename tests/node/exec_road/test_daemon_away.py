@@ -17,7 +17,7 @@ import pytest
 
 from nodeplug import Claim, CniAdd, CniDel, CniResult, Netns, PluginError, TryAgain, bind, hookimpl, unmount
 from nodeplug.cni.attachments import Key
-from nodeplug.frame import Frame
+from nodeplug.exec.frame import Frame
 from nodeplug.testing import ExecRoad
 
 Env = Callable[..., dict[str, str]]
@@ -193,7 +193,7 @@ def test_a_frozen_daemon_hangs_nobody(road: ExecRoad, env: Env, impatient: Impat
 DYING = """
 import asyncio, os, signal, sys
 from pathlib import Path
-from nodeplug.execserver import ExecServer
+from nodeplug.exec.server import ExecServer
 
 async def die(frame, namespaces):
     os.kill(os.getpid(), signal.SIGKILL)

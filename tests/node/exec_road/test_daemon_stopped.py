@@ -18,8 +18,8 @@ CONFIG = {"cniVersion": "1.1.0", "name": "net", "type": "test"}
 SERVER = """
 import asyncio, sys
 from pathlib import Path
-from nodeplug.execserver import ExecServer
-from nodeplug.frame import Reply
+from nodeplug.exec.server import ExecServer
+from nodeplug.exec.frame import Reply
 
 async def serve_one(frame, namespaces):
     words = [*frame.argv[:1], frame.env.get("CNI_COMMAND", ""), frame.env.get("CNI_CONTAINERID", "")]

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from nodeplug import PluginError
-from nodeplug.execserver import ExecServer
-from nodeplug.frame import HEADER, LIMIT, MAGIC, Frame, Reply
-from nodeplug.netns import Netns
-from nodeplug.runner import close_all
+from nodeplug.contract.netns import Netns
+from nodeplug.exec.frame import HEADER, LIMIT, MAGIC, Frame, Reply
+from nodeplug.exec.server import ExecServer
+from nodeplug.hosting.runner import close_all
 from nodeplug.testing import ExecRoad
 
 pytestmark = pytest.mark.unprivileged
@@ -289,7 +289,7 @@ def test_a_request_beyond_the_bound_on_calls_is_told_to_try_again(
         await asyncio.Event().wait()
         raise AssertionError
 
-    monkeypatch.setattr("nodeplug.execserver.CALLS", 2)
+    monkeypatch.setattr("nodeplug.exec.server.CALLS", 2)
     road.handlers = {"flex": hang, "control": echo}
     road.start()
     waiting = [socket.socket(socket.AF_UNIX) for _ in range(2)]

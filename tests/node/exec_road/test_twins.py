@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from nodeplug.frame import Reply
+from nodeplug.exec.frame import Reply
 from nodeplug.testing import ExecRoad
 
 CALL = {

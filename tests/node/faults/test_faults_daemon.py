@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from nodeplug.frame import Frame, Reply
+from nodeplug.exec.frame import Frame, Reply
 
 Make = Callable[..., Any]
 

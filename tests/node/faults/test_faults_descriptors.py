@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from nodeplug.frame import Frame, Reply
+from nodeplug.exec.frame import Frame, Reply
 
 Make = Callable[..., Any]
 STDIN = b'{"cniVersion": "1.0.0", "name": "net", "type": "faulty"}'

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nodeplug.mounts import bind, unmount
+from nodeplug.contract.mounts import bind, unmount
 
 Make = Callable[..., Any]
 

@@ -15,9 +15,9 @@ from nodeplug import (
     InvalidRequest,
     ResourceName,
 )
-from nodeplug.call import Call
-from nodeplug.registry import Registry
-from nodeplug.runner import Runner
+from nodeplug.hosting.call import Call
+from nodeplug.hosting.registry import Registry
+from nodeplug.hosting.runner import Runner
 from nodeplug_hostdev import HostDev
 
 Make = Callable[..., HostDev]

@@ -10,7 +10,7 @@ from nodeplug import (
     Device,
     ResourceName,
 )
-from nodeplug.registry import Registry
+from nodeplug.hosting.registry import Registry
 from nodeplug_hostdev import HostDev
 from nodeplug_hostdev.nodes import device_id, matches, numa_nodes
 

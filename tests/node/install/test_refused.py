@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from nodeplug.errors import InvalidRequest
+from nodeplug.contract.errors import InvalidRequest
 from nodeplug.install.ownership import ForeignFile
 
 if TYPE_CHECKING:

@@ -26,9 +26,9 @@ from tests.node.state import tree
 
 from nodeplug import Pod, bind, mount
 from nodeplug.cni import nsid
+from nodeplug.contract.journal import read_boot_id
+from nodeplug.contract.netns import Netns
 from nodeplug.install.scripts import default_interpreter
-from nodeplug.journal import read_boot_id
-from nodeplug.netns import Netns
 from nodeplug.pb import deviceplugin_v1beta1_pb2 as pb
 from nodeplug.testing import BlockingKubelet, CniRuntime, FlexCaller, Sandbox, ScratchNode, folders, forked, stage
 from nodeplug.testing.kubelet.admission import Container

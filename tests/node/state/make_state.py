@@ -37,9 +37,9 @@ from tests.gpu.mps.conftest import CONTROL, SMI
 from tests.node.state import tree
 
 from nodeplug import Pod
+from nodeplug.contract.journal import read_boot_id
+from nodeplug.contract.mounts import mounts
 from nodeplug.install.scripts import default_interpreter
-from nodeplug.journal import read_boot_id
-from nodeplug.mounts import mounts
 from nodeplug.testing import (
     BlockingKubelet,
     CniRuntime,

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from nodeplug.frame import Frame
+from nodeplug.exec.frame import Frame
 
 Shape = frozenset[str]
 _KINDS: Final = {

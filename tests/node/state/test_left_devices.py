@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.node.state.conftest import a_kubelet
 
-from nodeplug.control import ask
+from nodeplug.exec.client import ask
 from nodeplug.testing.waiting import until
 
 MEMORY, REPLICA, NULL = "aliyun.com/gpu-mem", "example.com/gpu-replica", "example.com/null"

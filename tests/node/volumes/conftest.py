@@ -27,14 +27,14 @@ from nodeplug import (
     hookimpl,
     mount,
 )
+from nodeplug.contract.host import Delegate, Host
+from nodeplug.contract.journal import Journal, read_boot_id
+from nodeplug.contract.mounts import mounts, unmount
+from nodeplug.exec.frame import Frame
 from nodeplug.flex.service import FlexService
 from nodeplug.flex.staging import Staging
-from nodeplug.frame import Frame
-from nodeplug.host import Delegate, Host
-from nodeplug.journal import Journal, read_boot_id
-from nodeplug.mounts import mounts, unmount
-from nodeplug.registry import Registry
-from nodeplug.runner import Runner
+from nodeplug.hosting.registry import Registry
+from nodeplug.hosting.runner import Runner
 
 LOOP_CLR_FD = 0x4C01
 PATIENCE = 10.0

@@ -13,13 +13,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from nodeplug.contract.host import Host
+from nodeplug.contract.journal import Journal
+from nodeplug.exec.frame import Frame
 from nodeplug.flex.service import FlexService
 from nodeplug.flex.staging import Staging
-from nodeplug.frame import Frame
-from nodeplug.host import Host
-from nodeplug.journal import Journal
-from nodeplug.registry import Registry
-from nodeplug.runner import Runner
+from nodeplug.hosting.registry import Registry
+from nodeplug.hosting.runner import Runner
 from nodeplug_volumes.loopfile import LoopFile, LoopFileConfig
 
 EVENTS = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "fcntl.ioctl", "subprocess.Popen"}
@@ -72,7 +72,7 @@ def main(area: Path, fatal: int, argv: tuple[str, ...]) -> None:
         front = service(area)
         changes = Changes(fatal)
         sys.addaudithook(changes.audit)
-        names = vars(sys.modules["nodeplug.mounts"])
+        names = vars(sys.modules["nodeplug.contract.mounts"])
         names["_LIBC"] = Libc(names["_LIBC"], changes)
         return (await front.handle(Frame("flex", PATH, argv), ())).stdout
 

@@ -12,12 +12,12 @@ import pytest
 from pydantic import BaseModel
 
 from nodeplug import Claim, CniResult, Host, Journal, hookimpl
-from nodeplug.call import Call
 from nodeplug.cni.delegate import Delegation
 from nodeplug.config import PluginSection
-from nodeplug.lifecycle import Lifecycle
-from nodeplug.registry import Registry, Route
-from nodeplug.runner import Runner
+from nodeplug.hosting.call import Call
+from nodeplug.hosting.lifecycle import Lifecycle
+from nodeplug.hosting.registry import Registry, Route
+from nodeplug.hosting.runner import Runner
 
 
 class Net:

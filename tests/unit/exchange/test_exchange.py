@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nodeplug import lifecycle
+from nodeplug.hosting import lifecycle
 
 if TYPE_CHECKING:
     from tests.unit.exchange.conftest import Nets

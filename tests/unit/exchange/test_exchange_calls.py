@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nodeplug import NotFound, TryAgain, lifecycle
-from nodeplug.call import Call
+from nodeplug import NotFound, TryAgain
+from nodeplug.hosting import lifecycle
+from nodeplug.hosting.call import Call
 
 if TYPE_CHECKING:
     from tests.unit.exchange.conftest import Nets

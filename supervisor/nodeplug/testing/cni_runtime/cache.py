@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from nodeplug.cni import results
-from nodeplug.errors import PluginError
+from nodeplug.contract.errors import PluginError
 
 _KIND: Final = "cniCacheV1"
 

@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from nodeplug.contract.values import Secrets
 from nodeplug.flex.masking import redact
 from nodeplug.testing.conformance import cni as _cni
 from nodeplug.testing.conformance import contract as _contract
@@ -28,7 +29,6 @@ from nodeplug.testing.conformance.rules import RULES, Rule, choose, require
 from nodeplug.testing.conformance.stage import Stage
 from nodeplug.testing.conformance.subject import describe
 from nodeplug.testing.conformance.verdict import Broken, NotApplicable
-from nodeplug.values import Secrets
 
 _ROOMS = (_contract, _device, _grants, _cni, _volume)
 """Importing a room registers its rules."""

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from nodeplug.config import Configuration, PluginSection, load, load_drop_in
-from nodeplug.errors import PluginError
-from nodeplug.mounts import mount
+from nodeplug.contract.errors import PluginError
+from nodeplug.contract.mounts import mount
 from nodeplug.testing import namespaces
 from nodeplug.testing.conformance import conformance
 from nodeplug.testing.conformance.report import STYLES, Finding, Report

@@ -83,7 +83,7 @@ def constructor_writes_no_file(stage: Stage) -> str:
     return ""
 
 
-@rule("contract", _HOOKS, "Compare names and arguments with `nodeplug.hookspecs`; the message says which one.")
+@rule("contract", _HOOKS, "Compare names and arguments with `nodeplug.contract.hookspecs`; the message says which one.")
 def hooks_are_known(stage: Stage) -> str:
     """Every hook has a name and arguments that the contract knows, and one of them is `claims`."""
     return ", ".join(_constructed(stage).act("examine hooks").succeed().answer)
@@ -198,7 +198,7 @@ def metrics_are_measured(stage: Stage) -> str:
     return ""
 
 
-@rule("contract", _HOOKS, "Return what `nodeplug.hookspecs` says.")
+@rule("contract", _HOOKS, "Return what `nodeplug.contract.hookspecs` says.")
 def answers_have_their_types(stage: Stage) -> str:
     """Hooks answer what the contract says, and nothing where it says nothing."""
     seen = _examined(stage)
@@ -207,7 +207,7 @@ def answers_have_their_types(stage: Stage) -> str:
     return ""
 
 
-@rule("contract", "the errors of nodeplug", "Raise a class of `nodeplug.errors` with a sentence.")
+@rule("contract", "the errors of nodeplug", "Raise a class of `nodeplug.contract.errors` with a sentence.")
 def errors_are_sentences(stage: Stage) -> str:
     """A hook that fails raises a PluginError, which every caller is told in its own words."""
     seen = _constructed(stage)

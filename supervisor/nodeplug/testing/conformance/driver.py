@@ -8,11 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+from nodeplug.contract.values import Pod
 from nodeplug.flex import commands as cmd
 from nodeplug.testing.conformance.stage import Stage
 from nodeplug.testing.conformance.verdict import Broken
 from nodeplug.testing.flex_caller import FlexCaller, FlexFailure, FlexNotSupported, FlexVolume
-from nodeplug.values import Pod
 
 NAME: Final = "conformance"
 PODS: Final = tuple(Pod(name=f"pod-{number}", namespace="default", uid=f"uid-{number}") for number in (1, 2))

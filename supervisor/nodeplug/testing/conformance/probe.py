@@ -17,13 +17,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from nodeplug.device.codec import encode_list, worst_case_size
-from nodeplug.errors import NotFound, PluginError, text_of
-from nodeplug.host import Host
-from nodeplug.journal import Journal, read_boot_id
-from nodeplug.registry import Found, Loaded, Registry, examine_hooks, find, unmarked, validate_config
-from nodeplug.runner import check_answer
-from nodeplug.values import (
+from nodeplug.contract.errors import NotFound, PluginError, text_of
+from nodeplug.contract.host import Host
+from nodeplug.contract.journal import Journal, read_boot_id
+from nodeplug.contract.values import (
     CniRequest,
     CniResult,
     Device,
@@ -35,6 +32,9 @@ from nodeplug.values import (
     VolumeUnpublish,
     VolumeUnstage,
 )
+from nodeplug.device.codec import encode_list, worst_case_size
+from nodeplug.hosting.registry import Found, Loaded, Registry, examine_hooks, find, unmarked, validate_config
+from nodeplug.hosting.runner import check_answer
 
 UNKNOWN_KEY: Final = "conformance-unknown-key"
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from nodeplug.errors import PluginError
+from nodeplug.contract.errors import PluginError
 from nodeplug.testing.conformance.report import STYLES, Style
 from nodeplug.testing.conformance.stage import Stage
 from nodeplug.testing.conformance.verdict import NotApplicable

@@ -12,9 +12,10 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
-from nodeplug.errors import PluginError
-from nodeplug.mounts import mounts, unmount
-from nodeplug.netns import Netns
+from nodeplug.config.toml_text import toml
+from nodeplug.contract.errors import PluginError
+from nodeplug.contract.mounts import mounts, unmount
+from nodeplug.contract.netns import Netns
 from nodeplug.testing import forked
 from nodeplug.testing.conformance.rehearsal import Rehearsal, rehearse
 from nodeplug.testing.conformance.report import Style
@@ -24,7 +25,6 @@ from nodeplug.testing.inventory import Inventory
 from nodeplug.testing.kubelet import BlockingKubelet
 from nodeplug.testing.scratch_cni import new_netns, run_in
 from nodeplug.testing.scratch_node import ScratchNode
-from nodeplug.toml_text import toml
 
 SECTION: Final = "subject"
 """The section of the examined plugin in the configuration of the node."""

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from nodeplug.errors import PluginError
-from nodeplug.registry import find
+from nodeplug.contract.errors import PluginError
+from nodeplug.hosting.registry import find
 from nodeplug.testing.forked import search_path
 from nodeplug.testing.place_holder import filled
 

@@ -12,15 +12,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
+from nodeplug.contract.mounts import mounts
+from nodeplug.contract.values import Secrets
 from nodeplug.flex import commands as cmd
-from nodeplug.mounts import mounts
 from nodeplug.testing.conformance.driver import NAME, PODS, Volume
 from nodeplug.testing.conformance.report import few
 from nodeplug.testing.conformance.rules import rule
 from nodeplug.testing.conformance.stage import Stage
 from nodeplug.testing.conformance.verdict import Broken, NotApplicable
 from nodeplug.testing.inventory import Inventory
-from nodeplug.values import Secrets
 
 _FLEX: Final = "kubernetes/community flexvolume.md"
 _KUBELET: Final = "kubelet (volume/flexvolume)"

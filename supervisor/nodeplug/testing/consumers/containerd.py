@@ -17,7 +17,7 @@ from typing import Final, Self
 
 import grpc
 
-from nodeplug.errors import PluginError
+from nodeplug.contract.errors import PluginError
 from nodeplug.testing.consumers.cri import Cri
 from nodeplug.testing.consumers.private_node import ENV, PrivateNode
 

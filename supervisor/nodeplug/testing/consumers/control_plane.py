@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final, Self
 
-from nodeplug.errors import PluginError
+from nodeplug.contract.errors import PluginError
 from nodeplug.testing.consumers.private_node import ENV, PrivateNode
 
 Object = dict[str, Any]

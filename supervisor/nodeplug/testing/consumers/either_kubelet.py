@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from nodeplug.errors import PluginError
+from nodeplug.contract.errors import PluginError
 from nodeplug.testing.consumers.kubelet_process import KubeletProcess, pod
 from nodeplug.testing.kubelet import AdmissionError, Kubelet
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from nodeplug.errors import PluginError
+from nodeplug.contract.errors import PluginError
 from nodeplug.testing.consumers.api_server import ApiServer
 from nodeplug.testing.consumers.containerd import Containerd
 from nodeplug.testing.consumers.control_plane import ControlPlane

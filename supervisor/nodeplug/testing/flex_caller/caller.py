@@ -15,13 +15,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
+from nodeplug.contract.mounts import mounted_at, unmount
+from nodeplug.contract.values import Pod, Secrets
 from nodeplug.flex import commands as cmd
 from nodeplug.flex.codec import encode_argv
 from nodeplug.flex.commands import Command, VolumeOptions, verb_of
-from nodeplug.mounts import mounted_at, unmount
 from nodeplug.testing.flex_caller.answers import FlexFailure, FlexNotSupported, judge, parse, read_capabilities
 from nodeplug.testing.flex_caller.defaults import Backoff, bind_device, mount_device, own
-from nodeplug.values import Pod, Secrets
 
 _WAIT_FOR_ATTACH: Final = 600.0
 _NEW_GROUP: Final = "kubernetes.io/mounterArgs.FsGroup"

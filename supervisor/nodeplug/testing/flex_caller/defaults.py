@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TypeVar
 
-from nodeplug.errors import PluginError
-from nodeplug.mounts import bind, mount
+from nodeplug.contract.errors import PluginError
+from nodeplug.contract.mounts import bind, mount
 from nodeplug.testing.flex_caller.answers import FlexFailure
 
 _READ_WRITE: Final = 0o660

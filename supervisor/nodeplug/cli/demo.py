@@ -1,0 +1,299 @@
+"""`nodeplug demo`: a pod's whole life against a real daemon, shown step by step.
+
+Owns: the story, its stage (a temporary folder and namespaces of its own), and the proof that nothing is left.
+Refuses: acting of its own: the callers are those of `nodeplug.testing`, the daemon is `nodeplug serve` as a process.
+
+It runs as root or as an ordinary user: it starts itself again in a user, network and mount namespace of its own (the
+util-linux tool `unshare`, because a process with threads cannot enter a user namespace).
+"""
+
+import asyncio
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from ipaddress import ip_interface
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+from rich.text import Text
+
+from nodeplug.cli import tables
+from nodeplug.contract.errors import NotReady, PluginError
+from nodeplug.contract.mounts import mounted_at
+from nodeplug.contract.values import Pod
+from nodeplug.install.scripts import find_scripts
+from nodeplug.testing import (
+    AdmissionError,
+    CniRuntime,
+    FlexCaller,
+    FlexVolume,
+    Kubelet,
+    Sandbox,
+    ScratchNode,
+    folders,
+    namespaces,
+)
+from nodeplug.testing.inventory import Inventory
+
+_INSIDE: Final = "NODEPLUG_DEMO_INSIDE"
+DRIVER: Final = "nodeplug/tmpfs"
+_PIPE_WIDTH: Final = 130
+_TOLD_PATIENCE: Final = 10.0
+RESOURCE: Final = "demo.nodeplug.io/fuse" if Path("/dev/fuse").exists() else "demo.nodeplug.io/null"
+UNITS: Final = 4
+MEMORY: Final = "demo.nodeplug.io/gpu-mem"
+SHARERS: Final = {"trainer": 5, "server": 2}
+"""Units of GPU memory by pod: both fit on the larger card, which has 8, and leave 1 there and 4 on the other."""
+POD: Final = Pod(name="web", namespace="default", uid="0001")
+CACHE: Final = FlexVolume("cache", {"size": "8Mi"})
+
+
+def run() -> int:
+    """Play the demo in namespaces of its own.
+
+    Returns:
+        The exit status: 0 when everything worked and nothing was left.
+
+    Raises:
+        NotReady: this machine does not let this user make namespaces.
+    """
+    if os.environ.get(_INSIDE):
+        return _Demo(_console()).play()
+    return _start_again_inside()
+
+
+def _console() -> Console:
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=_PIPE_WIDTH)
+
+
+def _start_again_inside() -> int:
+    inside = namespaces.command(network=True)
+    probe = subprocess.run([*inside, "true"], check=False, capture_output=True, text=True)
+    if probe.returncode and os.geteuid() != 0:
+        raise NotReady("this machine does not let an ordinary user make namespaces; run the demo as root")
+    if probe.returncode:
+        raise NotReady(f"root cannot make namespaces here: {probe.stderr.strip()}")
+    command = [*inside, sys.executable, "-m", "nodeplug", "demo"]
+    return subprocess.run(command, env={**os.environ, _INSIDE: "1"}, check=False).returncode
+
+
+@dataclass(slots=True)
+class _Demo:
+    """The stage and the story."""
+
+    console: Console
+    started: float = field(default_factory=time.monotonic)
+
+    def play(self) -> int:
+        """Set up, play, clean up, count what is left."""
+        folder = Path(tempfile.mkdtemp(prefix="nodeplug-demo-", dir="/tmp"))
+        try:
+            with ExitStack() as stage:
+                left = asyncio.run(_Story(self.console, folder, stage).tell())
+        except PluginError as error:
+            self.console.print(f"[red]✗ {error}[/red]")
+            return 1
+        finally:
+            folders.unmount_below(folder)  # of a demo that failed; they are in its own namespace
+            folders.remove(folder)
+        seconds = time.monotonic() - self.started
+        if left:
+            self.console.print("[red]✗ something is left:[/red]", *left, sep="\n  ")
+            return 1
+        self.console.print(
+            f"[green]✓ nothing is left: no link, mount, address, nft rule or file ({seconds:.1f} s)[/green]"
+        )
+        return 0
+
+
+@dataclass(slots=True)
+class _Story:
+    """One node, one pod with two sandboxes, from admission to removal."""
+
+    console: Console
+    folder: Path
+    stage: ExitStack
+
+    async def tell(self) -> list[str]:
+        """Play every act and return what was left behind."""
+        before = await asyncio.to_thread(Inventory.take)
+        node = self._node()
+        async with Kubelet(node.root / "var" / "lib" / "kubelet") as kubelet:
+            await self._devices(kubelet)
+            await self._gpus(node, kubelet)
+            runtime, sandboxes = self._network(node)
+            flex = self._volume(node)
+            await asyncio.to_thread(self._status, node)
+            await asyncio.to_thread(self._crash, node, runtime)
+            await self._end(kubelet, runtime, flex)
+        for sandbox in sandboxes.values():
+            sandbox.close()
+        await asyncio.to_thread(node.stop)
+        after = await asyncio.to_thread(Inventory.take, self.folder / "addresses")
+        return leftovers(after.since(before), self.folder)
+
+    def _node(self) -> ScratchNode:
+        root = self.folder / "n"
+        root.mkdir()
+        config = (find_scripts().parent / "configs" / "demo.toml").read_text(encoding="utf-8")
+        node = ScratchNode(root, config, whole=True)
+        with self._step("daemon", "nodeplug serve --config configs/demo.toml") as told:
+            self.stage.callback(node.stop)
+            node.start()
+            names = [plugin["name"] for plugin in node.status()["plugins"] if plugin["state"] == "running"]
+            told.append(f"pid {node.pid} runs {', '.join(names)}")
+        with self._step("install", "nodeplug install") as told:
+            done = node.run("install")
+            if done.returncode:
+                raise PluginError(f"nodeplug install failed: {done.stderr.strip()}")
+            told.append(", ".join(sorted(path.name for path in node.paths.cni_bin.glob("[!.]*"))))
+        return node
+
+    async def _devices(self, kubelet: Kubelet) -> None:
+        with self._step("kubelet", "Register, ListAndWatch") as told:
+            await kubelet.until_allocatable(RESOURCE, UNITS)
+            told.append(", ".join(f"{name}: {kubelet.allocatable(name)}" for name in sorted(kubelet.resources)))
+        with self._step("devices", f"pod web asks for one {RESOURCE}") as told:
+            granted = await kubelet.admit("web", {RESOURCE: 1})
+            nodes = [f"{spec.host_path} ({spec.permissions})" for spec in granted[RESOURCE].devices]
+            told.append(f"Allocate grants {', '.join(nodes)}")
+
+    async def _gpus(self, node: ScratchNode, kubelet: Kubelet) -> None:
+        wanted = ", ".join(f"{name} for {units}" for name, units in SHARERS.items())
+        with self._step("gpu", f"pods ask for units of GPU memory: {wanted}") as told:
+            await kubelet.until(lambda: kubelet.allocatable(MEMORY) > 0)
+            for name, units in SHARERS.items():
+                env = (await kubelet.admit(name, {MEMORY: units}))[MEMORY].envs
+                told.append(
+                    f"{name} gets {env['ALIYUN_COM_GPU_MEM_CONTAINER']} of {env['ALIYUN_COM_GPU_MEM_DEV']} units"
+                )
+                told[-1] += f" of {env['NVIDIA_VISIBLE_DEVICES']}"
+        left = kubelet.allocatable(MEMORY) - sum(SHARERS.values())
+        with self._step("gpu", f"a pod asks for {left}, which is all that is left, on both cards together") as told:
+            try:
+                await kubelet.admit("large", {MEMORY: left})
+            except AdmissionError as error:
+                told.append(f"kubelet refuses it: {re.sub('^.* desc = |, which is unexpected$', '', str(error))}")
+        before, faults = kubelet.allocatable(MEMORY), node.paths.run / "plugins" / "gpu" / "simulated-faults.json"
+        with self._step("gpu", "a card falls off the bus") as told:
+            faults.write_text('{"cards": {"0": {"lost": true}}}', encoding="utf-8")
+            await kubelet.until(lambda: kubelet.allocatable(MEMORY) < before)
+            told.append(f"kubelet has {kubelet.allocatable(MEMORY)} healthy units of {kubelet.capacity(MEMORY)}")
+        await asyncio.to_thread(_until_told, node)
+        await asyncio.to_thread(self._picture, node)
+        with self._step("gpu", "the card is back") as told:
+            faults.unlink()
+            await kubelet.until_allocatable(MEMORY, before)
+            told.append(f"after its probation kubelet has {before} healthy units again")
+
+    def _picture(self, node: ScratchNode) -> None:
+        env = {**os.environ, "FORCE_COLOR": "1"} if self.console.is_terminal else None
+        done = subprocess.run(node.command("gpu"), capture_output=True, text=True, check=False, env=env)
+        self.console.print(Text.from_ansi(f"\n$ nodeplug gpu\n{done.stdout}{done.stderr}"))
+
+    def _network(self, node: ScratchNode) -> tuple[CniRuntime, dict[str, Sandbox]]:
+        source = find_scripts().parent / "configs" / "cni" / "10-nodeplug.conflist"
+        runtime = CniRuntime.load(source, [node.paths.cni_bin])
+        for plugin in runtime.conflist["plugins"]:
+            plugin.get("ipam", {})["dataDir"] = str(self.folder / "addresses")
+        sandboxes, addresses = {}, {}
+        for name in ("web", "client"):
+            sandboxes[name] = Sandbox(self.folder / name)
+            with self._step("network", f"CNI ADD {name}") as told:
+                result = runtime.add(f"sandbox-{name}", sandboxes[name].path)
+                addresses[name] = [ip_interface(ip["address"]).ip for ip in result["ips"]]
+                told.append("eth0 has " + ", ".join(map(str, addresses[name])))
+        for address in addresses["web"]:
+            with self._step("network", f"client pings {address}") as told:
+                told.append(f"answered in {sandboxes['client'].ping(address):.2f} ms")
+        return runtime, sandboxes
+
+    def _volume(self, node: ScratchNode) -> FlexCaller:
+        flex = FlexCaller(node.paths.flexvolume, node.root / "var" / "lib" / "kubelet", DRIVER)
+        with self._step("volume", f"FlexVolume mount of {DRIVER} for pod web, size 8Mi") as told:
+            target = flex.mount(POD, CACHE)
+            (target / "hello").write_text("written by the pod\n")
+            found = mounted_at(str(target))
+            told.append(f"{found.fs_type} ({','.join(found.options)})" if found else "nothing is mounted")
+        with self._step("volume", "the pod writes more than its volume holds") as told:
+            try:
+                (target / "big").write_bytes(bytes(9 << 20))
+            except OSError as error:
+                told.append(f"{error.strerror}: the limit holds, the node's disk is not touched")
+        return flex
+
+    def _status(self, node: ScratchNode) -> None:
+        _until_told(node)
+        self.console.print()
+        self.console.print(tables.status(node.status()))
+
+    def _crash(self, node: ScratchNode, runtime: CniRuntime) -> None:
+        with self._step("crash", "kill -9 of the daemon; CNI DEL client arrives meanwhile") as told:
+            node.kill()
+            runtime.delete("sandbox-client", self.folder / "client")
+            told.append("DEL succeeds, kept in the spool")
+        with self._step("crash", "the daemon is started again") as told:
+            node.start()
+            told.append(f"DEL is replayed, {node.status()['spool']} left in the spool")
+
+    async def _end(self, kubelet: Kubelet, runtime: CniRuntime, flex: FlexCaller) -> None:
+        with self._step("remove", "unmount, DEL, DEL once more, pod gone") as told:
+            flex.unmount(POD, CACHE.name)
+            for _ in range(2):  # containerd always sends two
+                runtime.delete("sandbox-web", self.folder / "web")
+            for name in ("web", *SHARERS):
+                kubelet.remove_pod(name)
+            await kubelet.until_allocatable(RESOURCE, UNITS)
+            told.append(f"kubelet has {kubelet.allocatable(RESOURCE)} devices to give again")
+
+    @contextmanager
+    def _step(self, act: str, what: str) -> Iterator[list[str]]:
+        """Show what is tried at once, and what came of it when it is done."""
+        told: list[str] = []
+        started = time.perf_counter()
+        with self.console.status(f"{act}: {what}"):
+            yield told
+        spent = (time.perf_counter() - started) * 1e3
+        self.console.print(f"[green]✓[/green] [bold]{act:8}[/bold] {what} [dim]{spent:.0f} ms[/dim]")
+        for line in told:
+            self.console.print(f"           {line}", style="cyan", soft_wrap=True)
+
+
+def _until_told(node: ScratchNode) -> None:
+    """Wait until kubelet has told who holds what was granted; a demo that is late shows what it can."""
+    end = time.monotonic() + _TOLD_PATIENCE
+    wanted = {RESOURCE: 1, MEMORY: sum(SHARERS.values())}
+    while time.monotonic() < end:
+        allocated = {one["resource"]: one["allocated"] for one in node.status()["resources"]}
+        if all(allocated.get(name) == count for name, count in wanted.items()):
+            gpus = json.loads(node.run("gpu", "--json").stdout or "{}")
+            if not any(card["unconfirmed_units"] for one in gpus.values() for card in one["cards"]):
+                return
+        time.sleep(0.1)
+
+
+def leftovers(difference: list[str], folder: Path) -> list[str]:
+    """Drop what stays for the next pod by design, and what others do meanwhile: loop devices are the whole machine's.
+
+    By design stay: the bridge with its addresses, its nftables table without an address of a pod, the allocator's own
+    two files.
+
+    Args:
+        difference: of two inventories.
+        folder: the demo's own.
+    """
+    kept = re.compile(
+        r"\+ (link nodeplug0|address \S+ on nodeplug0|nft (table|chain|rule|set) nodeplug_masquerade.*"
+        r"|file .*/(lock|last_reserved_ip\.\d+))"
+    )
+    foreign = re.compile(rf"[+-] loop device (?!.*{re.escape(str(folder))}).*")
+    return [line for line in difference if not kept.fullmatch(line) and not foreign.fullmatch(line)]

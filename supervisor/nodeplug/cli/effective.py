@@ -1,0 +1,90 @@
+"""What a configuration comes to before anything is started.
+
+Owns: the effective configuration with every default, every mistake in it with its place, what it enables in numbers,
+and the rows of `nodeplug plugins` without a daemon.
+Refuses: to start plugins, and to print.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from nodeplug.config import ConfigError, Fault, PluginSection, Reading
+from nodeplug.contract.values import ClaimKind
+from nodeplug.hosting.registry import Misconfigured, PluginRefused, find, installed, validate_config
+from nodeplug.hosting.runner import Runner
+from nodeplug.install.deployment import Inspected, inspect
+from nodeplug.observe import status
+
+_COUNTED: Final[Mapping[ClaimKind, str]] = {"device": "resource", "cni": "network", "volume": "volume driver"}
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """A configuration, looked at as far as that goes without starting anything.
+
+    Attributes:
+        document: the effective configuration with every default, those of the plugins' own tables included.
+        problems: one sentence per mistake.
+        inspected: the plugins without a mistake.
+    """
+
+    document: dict[str, Any]
+    problems: tuple[str, ...]
+    inspected: Inspected
+
+    @property
+    def summary(self) -> str:
+        """Say in numbers what is enabled."""
+        names = Counter(claim.kind for loaded in self.inspected.registry.plugins.values() for claim in loaded.claims)
+        parts = [_number(len(self.inspected.registry.plugins), "plugin")]
+        parts += [_number(names[kind], word) for kind, word in _COUNTED.items() if names[kind]]
+        return ", ".join(parts)
+
+    def whole(self) -> Inspected:
+        """Return the plugins.
+
+        Raises:
+            ConfigError: there are mistakes.
+        """
+        if self.problems:
+            raise ConfigError(self.problems)
+        return self.inspected
+
+
+def examine(reading: Reading) -> Examined:
+    """Validate the plugins' own tables too, and construct the plugins without a mistake.
+
+    A table that cannot be validated stays in the document as it was written.
+    """
+    configuration, fault = reading.configuration, reading.places.fault
+    document: dict[str, Any] = configuration.model_dump(mode="json")
+    if not reading.folder_was_read:
+        document["supervisor"].pop("drop_in_dir")  # once it is named it has to exist
+    faults: list[Fault] = []
+    good: dict[str, PluginSection] = {}
+    known = installed()
+    for name, section in configuration.plugins.items():
+        try:
+            own = validate_config(name, find(section.uses or name, known), section.config)
+            document["plugins"][name]["config"] = own.model_dump(mode="json")
+            good[name] = section
+        except Misconfigured as error:
+            faults += [fault(one.location, one.text) for one in error.mistakes] if section.enabled else []
+        except PluginRefused as error:
+            faults += [fault(("plugins", name), str(error))] if section.enabled else []
+    inspected = inspect(configuration.model_copy(update={"plugins": good}))
+    faults += [fault(("plugins", name), text) for name, text in inspected.refused.items()]
+    return Examined(document, reading.told(faults), inspected)
+
+
+def rows_of(reading: Reading) -> list[dict[str, Any]]:
+    """Describe the plugins in the shape of the daemon's status; what could start is told as stopped."""
+    inspected = inspect(reading.configuration, reading.places.tell)
+    rows = status.plugins(inspected.states.values(), Runner(), {})
+    return [{**row, "state": row["state"] if row["state"] == "refused" else "stopped"} for row in rows]
+
+
+def _number(count: int, word: str) -> str:
+    return f"{count} {word}{'' if count == 1 else 's'}"

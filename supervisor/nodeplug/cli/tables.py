@@ -1,0 +1,202 @@
+"""What the command line shows, as rich renderables.
+
+Owns: the choice and order of columns, and the words for numbers and times.
+Refuses: to print, to ask, to lay out (`listing` does), and to know where the data came from: each function takes plain
+data.
+"""
+
+import re
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from nodeplug.cli.listing import CUT, Column, Listing, Paragraph
+
+_STYLES: Final = {
+    "running": "green",
+    "ok": "green",
+    "starting": "yellow",
+    "failed": "red",
+    "refused": "red",
+    "stopped": "dim",
+    "quarantined": "red",
+}
+_RECENT: Final = 15
+_REASONS: Final = 5
+_IDS: Final = 3
+_CONTAINER: Final = re.compile(r"\b([0-9a-f]{13})[0-9a-f]{51}\b")
+"""A container's id; the tools of container runtimes show as much of it as the group here."""
+
+
+def _short(text: str) -> str:
+    return _CONTAINER.sub(rf"\1{CUT}", text)
+
+
+def _about(row: Mapping[str, Any]) -> str:
+    about = str(row.get("about", row["key"]))  # a daemon of an earlier version tells the key alone
+    return "" if row["claim"].endswith(f":{about}") else _short(about)
+
+
+def duration(seconds: float) -> str:
+    """Return a length of time in its two largest units, such as `3h 5m`; parts of a second as `12ms`."""
+    if seconds < 1:
+        return f"{seconds * 1000:.0f}ms"
+    if seconds < 60:
+        return f"{seconds:.1f}s"
+    whole = int(seconds)
+    for size, word, small, other in ((86400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s")):
+        if whole >= size:
+            return f"{whole // size}{word} {whole % size // small}{other}"
+    raise AssertionError(seconds)
+
+
+def _below(name: str) -> Column:
+    return Column(name, below=True)
+
+
+def _word(word: str) -> Text:
+    return Text(word, style=_STYLES.get(word, ""))
+
+
+def plugins(rows: Iterable[Mapping[str, Any]]) -> RenderableType:
+    """Show plugins: name, origin, state, claims and the reason when one does not serve."""
+    table = Listing("Plugins", "NAME", _below("USES"), _below("FROM"), "STATE", _below("CLAIMS"), _below("REASON"))
+    for row in rows:
+        state = "quarantined" if row["quarantined"] else row["state"]
+        claims = "\n".join(row["claims"]) or "-"
+        table.add(row["name"], row["uses"], row["distribution"], _word(state), claims, row["reason"])
+    return table if len(table) else Text("No plugin is enabled: add a [plugins.<name>] table.")
+
+
+def available(names: Sequence[str]) -> RenderableType:
+    """Show which installed plugins could be enabled."""
+    return Paragraph([(f"Installed and not enabled: {', '.join(names) or 'none'}", "")])
+
+
+def resources(rows: Iterable[Mapping[str, Any]]) -> RenderableType:
+    """Show resources: how many devices, and whether kubelet knows them; devices that are not well, by reason."""
+    numbers = ("KUBELET", "HEALTHY", "ALLOCATED", "STREAMS")
+    table = Listing("Resources", "RESOURCE", _below("PLUGIN"), *numbers, _below("PROBLEM"))
+    for row in rows:
+        known = Text("registered", style="green") if row["registered"] else Text("not registered", style="red")
+        said = row["error"] or row.get("absent", "")
+        problem = "\n".join([*([said] if said else []), *_sick(row.get("units", ()))])
+        healthy = f"{row['healthy']} of {row['devices']}"
+        unconfirmed = row.get("unconfirmed", 0)
+        allocated = f"{row['allocated']}" + (f", {unconfirmed} unconfirmed" if unconfirmed else "")
+        table.add(row["resource"], row["plugin"], known, healthy, allocated, row["streams"], problem)
+    return table
+
+
+def _sick(units: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return a line per reason for which devices are not well, those of the most devices first."""
+    reasons: dict[str, list[str]] = {}
+    for unit in units:
+        if not unit["healthy"]:
+            reasons.setdefault(unit["reason"] or "no reason is given", []).append(unit["id"])
+    grouped = sorted(reasons.items(), key=lambda item: -len(item[1]))
+    lines = [_of_one_reason(reason, ids) for reason, ids in grouped[:_REASONS]]
+    more = [ids for _, ids in grouped[_REASONS:]]
+    if more:
+        lines.append(f"{sum(map(len, more))} more unhealthy, for {len(more)} other reasons: --json has each")
+    return lines
+
+
+def _of_one_reason(reason: str, ids: Sequence[str]) -> str:
+    if len(ids) == 1:
+        return f"{ids[0]}: {reason}"
+    more = f" and {len(ids) - _IDS} more" if len(ids) > _IDS else ""
+    return f"{len(ids)} unhealthy: {reason} ({', '.join(ids[:_IDS])}{more})"
+
+
+def attachments(rows: Iterable[Mapping[str, Any]], now: float) -> RenderableType:
+    """Show network attachments, oldest first."""
+    places = (_below("CLAIM"), _below("ADDRESSES"))
+    table = Listing("Network attachments", "NETWORK", "CONTAINER", "INTERFACE", *places, "AGE")
+    for row in sorted(rows, key=lambda row: float(row["since"])):
+        age = duration(max(0.0, now - row["since"]))
+        addresses = "\n".join(row["addresses"])
+        table.add(row["network"], _short(row["container_id"]), row["ifname"], row["claim"], addresses, age)
+    return table
+
+
+def volumes(rows: Iterable[Mapping[str, Any]]) -> RenderableType:
+    """Show volumes and where they are published."""
+    table = Listing("Volumes", "DRIVER", _below("VOLUME"), "PHASE", _below("PUBLISHED AT"))
+    for row in rows:
+        table.add(row["driver"], row["volume_id"], row["phase"], "\n".join(row["targets"]) or "-")
+    return table
+
+
+def calls(rows: Iterable[Mapping[str, Any]]) -> RenderableType:
+    """Show the calls in flight, oldest first."""
+    table = Listing("Calls in flight", "REQUEST", "VERB", _below("CLAIM"), _below("ABOUT"), "AGE", "")
+    for row in sorted(rows, key=lambda row: -float(row["age_seconds"])):
+        late = Text("overdue", style="red") if row["overdue"] else Text("")
+        table.add(row["id"], row["verb"], row["claim"], _about(row), duration(row["age_seconds"]), late)
+    return table
+
+
+def recent(rows: Iterable[Mapping[str, Any]]) -> RenderableType:
+    """Show the last finished calls, newest first; the time is UTC, as in the log."""
+    what = (_below("CLAIM"), _below("ABOUT"))
+    table = Listing("Recent calls", "ENDED", "REQUEST", "VERB", *what, "TOOK", "OUTCOME", _below("ERROR"))
+    for row in list(rows)[:_RECENT]:
+        ended = datetime.fromtimestamp(row["at"], tz=UTC).strftime("%m-%d %H:%M:%SZ")
+        took, outcome = duration(row["seconds"]), _word(row["outcome"])
+        error = " ".join(row.get("error", "").split())
+        table.add(ended, row["id"], row["verb"], row["claim"], _about(row), took, outcome, error)
+    return table
+
+
+def status(answer: Mapping[str, Any], now: float | None = None) -> RenderableType:
+    """Show the daemon's whole answer; what is empty is left out, but for the plugins."""
+    moment = time.time() if now is None else now
+    parts: list[RenderableType] = [*_summary(answer), Text(""), plugins(answer["plugins"])]
+    sections = {
+        "resources": resources,
+        "attachments": lambda rows: attachments(rows, moment),
+        "volumes": volumes,
+        "calls": calls,
+        "recent": recent,
+    }
+    parts += [render(answer[name]) for name, render in sections.items() if answer[name]]
+    return Group(*parts)
+
+
+def _summary(answer: Mapping[str, Any]) -> Iterable[RenderableType]:
+    ready = ("ready", "green") if answer["ready"] else ("NOT READY", "bold red")
+    place = f"nodeplug {answer['version']} on {answer['node']}, process {answer['pid']}"
+    yield Paragraph([(f"{place}, up {duration(answer['uptime_seconds'])}: ", ""), ready])
+    for name, reason in answer.get("reasons", {}).items():
+        yield Paragraph([(f"{name}: {reason}", "red")], 2)
+    kind, reason = (answer.get("entrypoints", {}).get(key, "") for key in ("kind", "reason"))
+    if kind:
+        yield Paragraph([(f"entrypoints: {kind}{reason and f' ({reason})'}", "")], 2)
+    for what, why in answer.get("unknown", {}).items():
+        yield Paragraph([(f"{what} are not shown, for they are not known: {why}", "yellow")], 2)
+    if answer["spool"]:
+        yield Paragraph([(f"{answer['spool']} deferred DELs wait to be replayed", "yellow")], 2)
+    for claim, count in Counter(one["claim"] for one in answer.get("stranded", ())).items():
+        text = f"{count} of them wait for {claim!r}, which no enabled plugin serves: enable it, or restart the node"
+        yield Paragraph([(text, "yellow")], 2)
+
+
+def report(document: Mapping[str, Any]) -> RenderableType:
+    """Show what an installation did, one line per path, and of which kind the entrypoints are."""
+    styles = {"created": "green", "updated": "yellow", "removed": "red", "kept": "yellow"}
+    lines = [
+        Paragraph([(f"{word:<10} {path}", styles.get(word, ""))])
+        for word, paths in document.items()
+        if word not in {"entrypoints", "notes", "warnings"}
+        for path in paths
+    ]
+    lines += [Paragraph([(note, "")]) for note in document.get("notes", ())]
+    if chosen := document.get("entrypoints"):
+        lines.append(Paragraph([(f"entrypoints: {chosen['kind']} ({chosen['reason']})", "")]))
+    return Group(*lines) if lines else Text("nothing to do")

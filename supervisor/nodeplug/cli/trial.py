@@ -1,0 +1,259 @@
+"""`nodeplug try`: one plugin, served to callers that are acted out, so that its author sees what they get.
+
+Owns: the steps per style and what is shown of each answer.
+Refuses: judgement of the plugin (`nodeplug verify` has the rules) and acting of its own: the node and the callers are
+those of `nodeplug.testing`.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console
+
+from nodeplug.config import PluginSection, load_drop_in
+from nodeplug.config.toml_text import toml
+from nodeplug.contract.errors import InvalidRequest, NotReady, PluginError
+from nodeplug.contract.mounts import mounted_at
+from nodeplug.contract.values import Pod, Secrets
+from nodeplug.flex.masking import redact
+from nodeplug.hosting.registry import find, unmarked
+from nodeplug.testing import AdmissionError, BlockingKubelet, CniError, FlexFailure, FlexVolume, ScratchNode, namespaces
+from nodeplug.testing.place_holder import filled
+from nodeplug.testing.secrets_file import read_secrets
+from nodeplug.testing.stage import CniRuntimeFactory, FlexCallers, LeftBehind, scratch_node, scratch_of
+
+_INSIDE: Final = "NODEPLUG_TRY_INSIDE"
+_FAILURES: Final = (AdmissionError, CniError, FlexFailure, LeftBehind, NotReady, TimeoutError)
+_POD: Final = Pod(name="pod", namespace="default", uid="0001")
+_PATIENCE: Final = 7.0
+_ENOUGH: Final = 3.0  # of a listing that fails: it is tried again many times in it
+_RECORD: Final = re.compile(r"^(?=\d{4}-\d\d-\d\dT\S+Z [A-Z]+ )", re.MULTILINE)
+_TELLING: Final = re.compile(r"\S+ (WARNING|ERROR|CRITICAL) |\S+ \S+ nodeplug\.plugin\.")
+_NUMBERS: Final = re.compile(r"^\S+ |\[[0-9a-f]{8}\b|request [0-9a-f]{8}\b")
+_RECORDS: Final = 4
+_PIPE_WIDTH: Final = 240
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What to serve, and to whom.
+
+    Attributes:
+        files: with `[plugins.*]` tables, in TOML. The plugins of the first are tried, the others run beside them.
+        network: a conflist; by default the plugin's own example.
+        options: of the volume; by default those of the plugin's own example.
+        secrets: a file with the volume's Secret, see `read_secrets`; by default those of the plugin's own example.
+    """
+
+    files: Sequence[Path]
+    network: Path | None = None
+    options: Mapping[str, str] = field(default_factory=dict)
+    secrets: Path | None = None
+
+    def run(self) -> int:
+        """Serve, call, show, and take down.
+
+        Returns:
+            The exit status: 1 when a caller was refused or something is left.
+
+        Raises:
+            PluginError: a file cannot be read, or the plugin cannot be loaded.
+        """
+        if os.geteuid() != 0 and not os.environ.get(_INSIDE):
+            inside = _namespaces()
+            if inside:  # what a plugin mounts and links then ends with the command
+                return subprocess.run([*inside, *_again()], env={**os.environ, _INSIDE: "1"}, check=False).returncode
+        tables = [load_drop_in(path) for path in self.files]
+        texts = [_read(path) for path in self.files]
+        asked = {name: self._asked(name, section) for name, section in tables[0].items()}
+        screen = _Screen(tuple(Secrets(one.get("secrets", {})) for one in asked.values()))
+        given = {name for table in tables for name in table}
+        named = {name: more for one in asked.values() for name, more in one.get("beside", {}).items()}
+        beside = {name: more for name, more in named.items() if name not in given}
+        if beside:
+            texts.append(toml({"plugins": beside}))
+        try:
+            with scratch_node("\n".join(texts)) as node:
+                for name, example in asked.items():
+                    _serve(screen, node, name, filled(example, scratch_of(node.root)))
+        except _FAILURES as error:
+            screen.line("red", "✗", str(error))
+            return 1
+        screen.line("green", "✓", "nothing is left: no link, no mount, no nftables object")
+        return 0
+
+    def _asked(self, name: str, section: PluginSection) -> Mapping[str, Any]:
+        """Return the plugin's example, with what the command line says instead."""
+        if not section.enabled:
+            raise InvalidRequest(
+                f"plugin {name} is not enabled; remove `enabled = false` from {self.files[0]} to try it"
+            )
+        asked = dict(getattr(find(section.uses or name).cls, "example", None) or {})
+        if self.network is not None:
+            asked["cni"] = _network(self.network)
+        if self.options:
+            asked["volume_options"] = self.options
+        if self.secrets is not None:
+            asked["secrets"] = read_secrets(self.secrets)
+        return asked
+
+
+class _Screen:
+    """Where everything is shown, but for secrets: a driver, and kubelet's words for one that failed, may tell them."""
+
+    def __init__(self, secrets: Sequence[Secrets]) -> None:
+        self._console = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH, highlight=False)
+        self._secrets = secrets
+
+    def line(self, colour: str, act: str, told: str) -> None:
+        for one in self._secrets:
+            told = redact(told, one)
+        self._console.print(f"[{colour}]{act:7}[/{colour}]", end=" ")
+        self._console.print(told, markup=False, soft_wrap=True)
+
+
+def _serve(screen: _Screen, node: ScratchNode, name: str, example: Mapping[str, Any]) -> None:
+    row = next(row for row in node.status()["plugins"] if row["name"] == name)
+    if row["state"] != "running":
+        raise NotReady(f"plugin {name} is {row['state']}: {row['reason']}")
+    styles: Mapping[str, Callable[[ScratchNode, str, Mapping[str, Any]], Iterator[tuple[str, str]]]]
+    styles = {"device": _device, "cni": _cni, "volume": _volume}
+    screen.line("green", "serve", f"plugin {name} claims {', '.join(row['claims'])}")
+    for hook in unmarked(find(row["uses"]).cls):
+        screen.line("yellow", "unused", f"{hook} has no @hookimpl: nobody calls it")
+    for claim in row["claims"]:
+        kind, _, what = claim.partition(":")
+        try:
+            for act, told in styles[kind](node, what, example):
+                screen.line("green", act, told)
+        except _FAILURES:
+            screen.line("red", "log", _end_of(node.log))
+            raise
+
+
+def _end_of(log: str) -> str:
+    """Return the last whole records that somebody should read: warnings, and what plugins say."""
+    telling = [record for record in _RECORD.split(log) if _TELLING.match(record)]
+    newest = {_NUMBERS.sub("", record): record for record in telling}  # what is tried again says the same again
+    return "".join(list(newest.values())[-_RECORDS:]).rstrip().replace("\n", "\n        ")
+
+
+def _cni(node: ScratchNode, claim: str, example: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    document = example.get("cni") or {"type": claim}
+    plugins = document.get("plugins", [document])
+    version, name = document.get("cniVersion", "1.0.0"), document.get("name", "net")
+    with closing(CniRuntimeFactory(node)) as factory:
+        runtime = factory({"cniVersion": version, "name": name, "plugins": plugins})
+        sandbox = factory.sandbox("pod")
+        result = runtime.add("pod", sandbox.path)
+        yield "add", f"the runtime attaches a container to network {name} and is told"
+        yield "result", json.dumps(result)
+        yield "links", f"the container has {', '.join(sandbox.links())}"
+        runtime.delete("pod", sandbox.path)
+        yield "del", f"detached, it has {', '.join(sandbox.links())}"
+
+
+def _volume(node: ScratchNode, driver: str, example: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    options = dict(example.get("volume_options", {}))
+    with closing(FlexCallers(node)) as factory:
+        kubelet = factory(driver)
+        target = kubelet.mount(_POD, FlexVolume("data", options, example.get("secrets", {})))
+        found = mounted_at(str(target))
+        yield "mount", f"kubelet mounts {driver} for a pod, options: {json.dumps(options)}"
+        yield "target", f"{found.fs_type} ({','.join(found.options)})" if found else "nothing is mounted there"
+        names = sorted(entry.name for entry in target.iterdir())
+        yield "files", f"the pod sees {', '.join(names) or 'an empty folder'}"
+        kubelet.unmount(_POD, "data")
+        yield "unmount", "the pod is gone"
+
+
+def _device(node: ScratchNode, resource: str, _example: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    with BlockingKubelet(node.root / "var" / "lib" / "kubelet") as kubelet:
+        _until_listed(node, kubelet, resource)
+        healthy, total = kubelet.allocatable(resource), kubelet.capacity(resource)
+        yield "list", f"kubelet has {total} devices of {resource}, {healthy} of them healthy"
+        answer = kubelet.admit("pod", {resource: 1})[resource]
+        granted = list(_granted(answer))
+        yield "pod", f"a container asks for one {resource} and gets{'' if granted else ' nothing'}"
+        yield from granted
+
+
+def _until_listed(node: ScratchNode, kubelet: BlockingKubelet, resource: str) -> None:
+    """Wait until kubelet has devices.
+
+    Raises:
+        NotReady: it gets none; the message says why.
+    """
+    why = ""
+    for seconds in (_ENOUGH, _PATIENCE):
+        try:
+            kubelet.until(lambda: kubelet.stand_in.capacity(resource) > 0, seconds)
+        except TimeoutError:
+            row = next(row for row in node.status()["resources"] if row["resource"] == resource)
+            why = row["error"] or row["absent"]
+        else:
+            return
+        if why:
+            break
+    raise NotReady(f"kubelet has no device of {resource}: {why or 'device_list answers none'}")
+
+
+def _granted(answer: Any) -> Iterator[tuple[str, str]]:
+    """Show what a container got, one line each."""
+    for spec in answer.devices:
+        yield "node", f"{spec.host_path} as {spec.container_path} ({spec.permissions})"
+    for mount in answer.mounts:
+        yield "mount", f"{mount.host_path} as {mount.container_path} ({'ro' if mount.read_only else 'rw'})"
+    for name, value in sorted(answer.envs.items()):
+        yield "env", f"{name}={value}"
+    for name, value in sorted(answer.annotations.items()):
+        yield "note", f"{name}={value}"
+    for device in answer.cdi_devices:
+        yield "cdi", device.name
+
+
+def _network(path: Path) -> Mapping[str, Any]:
+    try:
+        return dict(json.loads(_read(path)))
+    except ValueError as error:
+        raise InvalidRequest(f"{path} is no network list: {error}") from error
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise PluginError(f"cannot read {path}: {error.strerror}") from error
+
+
+def _namespaces() -> list[str]:
+    """Return the command that gives an ordinary user namespaces, or nothing where that is not allowed."""
+    try:
+        inside = namespaces.command(network=True)
+    except NotReady:
+        return []
+    return inside if subprocess.run([*inside, "true"], check=False, capture_output=True).returncode == 0 else []
+
+
+def _again() -> list[str]:
+    return [sys.executable, "-m", "nodeplug", *sys.argv[1:]]
+
+
+def options_of(texts: Sequence[str]) -> Mapping[str, str]:
+    """Split `KEY=VALUE` texts.
+
+    Raises:
+        InvalidRequest: one has no `=`.
+    """
+    wrong = [text for text in texts if "=" not in text]
+    if wrong:
+        raise InvalidRequest(f"{wrong[0]!r} is no option of a volume; write KEY=VALUE, such as name=shared")
+    return {key: value for key, _, value in (text.partition("=") for text in texts)}

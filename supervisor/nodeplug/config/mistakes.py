@@ -1,0 +1,338 @@
+"""What is wrong with a configuration, in sentences of our own.
+
+Owns: one sentence per kind of mistake that pydantic finds, where in the file it is meant, what is allowed instead,
+and which known word was probably meant.
+Refuses: validation, and any knowledge of particular models.
+
+A wrong value of a union is told once, with all that would be right. The names that pydantic gives to the alternatives
+of a union are no keys of a file and are left out.
+"""
+
+import difflib
+import json
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, get_args
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import core_schema
+
+from nodeplug.config.schema import allowed_keys, without_tags
+from nodeplug.fields import write_duration, write_quantity
+
+Location = tuple[str | int, ...]
+MOST: Final = 100
+"""Mistakes that are told of one configuration. To look for the word that was meant costs too much for thousands."""
+_LONGEST: Final = 60
+_QUOTED: Final = re.compile(r"'((?:[^'\\]|\\.)*)'")
+_SECRET: Final = re.compile(r"secret|passw|token|credential|private|api_?key", re.IGNORECASE)
+_BOUNDS: Final = ("gt", "ge", "lt", "le")
+_UNKNOWN: Final = frozenset({"extra_forbidden", "unexpected_keyword_argument"})
+_PYDANTIC: Final = frozenset(get_args(core_schema.ErrorType))
+
+
+@dataclass(frozen=True, slots=True)
+class Mistake:
+    """One mistake.
+
+    Attributes:
+        location: of the key, from the validated table.
+        text: what is wrong, to be read after the key.
+    """
+
+    location: Location
+    text: str
+
+
+def dotted(location: Location) -> str:
+    """Write a location as people do: `resources[0].sharing`."""
+    text = ""
+    for part in location:
+        text += f"[{part}]" if isinstance(part, int) else f"{'.' if text else ''}{_key(part)}"
+    return text
+
+
+def told(location: Location, text: str) -> str:
+    """Write a mistake of which the file is not known."""
+    return f"{dotted(location)}: {text}"
+
+
+def did_you_mean(word: object, known: Collection[str]) -> str:
+    """Return `; did you mean "..."?` when a known word is near, else nothing."""
+    near = difflib.get_close_matches(word, known, n=1) if isinstance(word, str) else []
+    return f"; did you mean {json.dumps(near[0], ensure_ascii=False)}?" if near else ""
+
+
+def unknown(kind: str, word: str, known: Sequence[str]) -> str:
+    """Say that a word is none of those that are known."""
+    near = did_you_mean(word, known)
+    return f"unknown {kind}{near or ';'} allowed: {', '.join(known) or 'none'}"
+
+
+def shown(value: object) -> str:
+    """Write a value as it stands in a file, shortened."""
+    if isinstance(value, Mapping):
+        return "a table"
+    if isinstance(value, list | tuple):
+        return f"a list of {len(value)}" if value else "an empty list"
+    text = json.dumps(value, ensure_ascii=False) if isinstance(value, str | bool) else str(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+
+
+def first(texts: Sequence[str]) -> tuple[str, ...]:
+    """Return the sentences that are told, `MOST` of them, and how many are not."""
+    more = len(texts) - MOST
+    return (*texts[:MOST], *([f"and {more} more mistake{'' if more == 1 else 's'}"] if more > 0 else []))
+
+
+def explain(
+    error: ValidationError,
+    model: type[BaseModel],
+    document: object,
+    order: Callable[[Location], Any] | None = None,
+) -> list[Mistake]:
+    """Return every mistake that a validation found, in the order of the file, one per key.
+
+    Args:
+        error: what pydantic raised.
+        model: what it validated against.
+        document: what it validated.
+        order: the key to sort locations by. Beyond the first `MOST` a mistake has few words.
+    """
+    texts: dict[Location, list[str]] = {}
+    found = [(_written(item, document, model), item) for item in error.errors(include_url=False)]
+    if order is not None:
+        found.sort(key=lambda one: order(one[0]))
+    around = {at[:length] for at, _ in found for length in range(len(at))}
+    for location, item in found:
+        # pydantic counts only the right entries of a list: too few of them is no mistake of its own.
+        if item["type"] == "too_short" and location in around:
+            continue
+        if location in texts or len(texts) < MOST:
+            texts.setdefault(location, []).append(_sentence(item, location, model, document))
+        else:
+            texts[location] = ["unknown key" if item["type"] in _UNKNOWN else "is not accepted"]
+    return [Mistake(location, _joined(said)) for location, said in texts.items()]
+
+
+def _key(part: str) -> str:
+    return part if re.fullmatch(r"[A-Za-z0-9_-]+", part) else json.dumps(part, ensure_ascii=False)
+
+
+def _written(item: Any, document: object, model: type[BaseModel]) -> Location:
+    """Return the location without what is not in the file, but for the key that is missing there."""
+    path: list[str | int] = []
+    place = document
+    steps = without_tags(model, item["loc"])
+    for number, part in enumerate(steps, start=1):
+        if _holds(place, part):
+            place = place[part]  # type: ignore[index] # _holds has looked
+        elif not (item["type"] == "missing" and number == len(steps) and isinstance(place, Mapping)):
+            continue
+        path.append(part)
+    if item["type"] in {"union_tag_invalid", "union_tag_not_found"}:
+        path.append(item["ctx"]["discriminator"].strip("'"))
+    return tuple(path)
+
+
+def _holds(place: object, part: str | int) -> bool:
+    if isinstance(place, Mapping):
+        return part in place
+    return isinstance(place, list | tuple) and isinstance(part, int) and part < len(place)
+
+
+def _sentence(item: Any, location: Location, model: type[BaseModel], document: object) -> str:
+    kind, found, context = item["type"], item["input"], item.get("ctx", {})
+    if kind in _UNKNOWN:
+        return unknown("key", str(location[-1]), allowed_keys(model, item["loc"]))
+    if kind == "missing" and isinstance(item["loc"][-1], int):
+        return f"must have at least {item['loc'][-1] + 1} entries, not {len(found)}"
+    if any(name in context for name in _BOUNDS):
+        found = _at(document, location, found)
+        context = {name: _as_written(bound, found) for name, bound in context.items()}
+    write = _SENTENCES.get(kind, _foreign(item))
+    text = write(found, context) if callable(write) else write.format(**context)
+    if item["loc"] and item["loc"][-1] == "[key]":
+        text = f"has a name that {text}"
+    return text if _hidden(kind, found, text, location) else f"{text}, not {shown(found)}"
+
+
+def _at(document: object, location: Location, found: object) -> object:
+    """Return what the file has at a place; pydantic tells a size or duration as the number that became of it."""
+    for part in location:
+        if not _holds(document, part):
+            return found
+        document = document[part]  # type: ignore[index] # _holds has looked
+    return document
+
+
+def _as_written(bound: object, found: object) -> object:
+    """Return a bound as a file has it, where the value beside it is a duration or a size."""
+    if not isinstance(bound, int | float) or not isinstance(found, str):
+        return bound
+    if re.fullmatch(r"[0-9.]+(ms|s|m|h)", found):
+        return write_duration(bound)
+    return write_quantity(bound) if isinstance(bound, int) else bound
+
+
+def _foreign(item: Any) -> str:
+    """Return the words of a kind of mistake that the table does not have: the plugin's own, or plain ones."""
+    if item["type"] in _PYDANTIC:
+        return f"is not accepted: it breaks the rule {item['type'].replace('_', ' ')}"
+    text = re.sub(
+        r"^(Input|Value|value) (should|is)\b", lambda match: {"should": "must"}.get(match[2], match[2]), item["msg"]
+    )
+    return text.replace("{", "{{").replace("}", "}}")
+
+
+def _hidden(kind: str, found: object, text: str, location: Location) -> bool:
+    """Whether a value is not to be shown: it is there already, says nothing, or may be a secret."""
+    if kind in _WITHOUT_VALUE or any(isinstance(part, str) and _SECRET.search(part) for part in location):
+        return True
+    if isinstance(found, str):
+        return repr(found) in text or shown(found) in text
+    own = kind in {"value_error", "assertion_error"} or kind not in _PYDANTIC
+    return own and (
+        not isinstance(found, int | float) or re.search(rf"\b{re.escape(shown(found))}\b", text) is not None
+    )
+
+
+def _joined(texts: Sequence[str]) -> str:
+    """Tell the alternatives of a union in one sentence."""
+    unique = list(dict.fromkeys(texts))
+    if len(unique) > 1 and all(text.startswith("must be ") for text in unique):
+        parts = [text.removeprefix("must be ").partition(", not ") for text in unique]
+        end = next((f", not {found}" for _, _, found in parts if found), "")
+        return f"must be {' or '.join(dict.fromkeys(part for part, _, _ in parts))}{end}"
+    return "; or: ".join(unique)
+
+
+def _one_of(found: object, context: Mapping[str, Any]) -> str:
+    expected = str(context.get("expected") or context.get("expected_tags") or "")
+    known = _QUOTED.findall(expected)
+    for word in known:
+        expected = expected.replace(f"'{word}'", json.dumps(word, ensure_ascii=False))
+    tag = context.get("tag", found)
+    text = f"must be {expected}"
+    if isinstance(tag, str | int | float) and not isinstance(found, str | int | float):
+        text += f", not {shown(tag)}"
+    elif not isinstance(found, Mapping | list | tuple):
+        text += f", not {shown(found)}"
+    return text + did_you_mean(tag, known)
+
+
+def _several(word: str) -> Callable[[object, Mapping[str, Any]], str]:
+    def write(_: object, context: Mapping[str, Any]) -> str:
+        few = "min_length" in context
+        number = context["min_length" if few else "max_length"]
+        unit = context.get("field_type", "")
+        noun = word or ("entry" if number == 1 else "entries")
+        noun = noun if not word or number == 1 else f"{noun}s"
+        actual = context.get("actual_length")
+        end = f", not {actual}" if actual is not None and unit else ""
+        return f"must have at {'least' if few else 'most'} {number} {noun}{end}"
+
+    return write
+
+
+def _own(_: object, context: Mapping[str, Any]) -> str:
+    return str(context.get("error", "")) or "is not accepted"
+
+
+_TEXT: Final = "must be text in quotes"
+_WHOLE: Final = "must be a whole number"
+_NUMBER: Final = "must be a number"
+_BOOL: Final = "must be true or false"
+_LIST: Final = "must be a list"
+_TABLE: Final = "must be a table"
+_DATE_TIME: Final = "must be a date with a time, such as 2026-01-02T03:04:05Z"
+_DATE: Final = "must be a date, such as 2026-01-02"
+_TIME: Final = "must be a time of day, such as 03:04:05"
+_URL: Final = "must be a URL, such as https://example.com/path"
+_UUID: Final = "must be a UUID"
+_IP: Final = ("address", "interface", "network")
+_DECIMAL: Final = "must be a decimal number"
+
+_WITHOUT_VALUE: Final = frozenset(
+    {
+        "missing",
+        "literal_error",
+        "enum",
+        "union_tag_invalid",
+        "union_tag_not_found",
+        "too_short",
+        "too_long",
+    }
+)
+_SENTENCES: Final[Mapping[str, str | Callable[[object, Mapping[str, Any]], str]]] = {
+    "missing": "is missing, and has no default",
+    "value_error": _own,
+    "assertion_error": _own,
+    "literal_error": _one_of,
+    "enum": _one_of,
+    "union_tag_invalid": _one_of,
+    "union_tag_not_found": "is missing; it tells which kind of table this is",
+    "bool_type": _BOOL,
+    "bool_parsing": _BOOL,
+    "int_type": _WHOLE,
+    "int_parsing": _WHOLE,
+    "int_parsing_size": "must be a number of at most 64 bits",
+    "int_from_float": _WHOLE,
+    "float_type": _NUMBER,
+    "float_parsing": _NUMBER,
+    "finite_number": "must be a finite number",
+    "decimal_type": _DECIMAL,
+    "decimal_parsing": _DECIMAL,
+    "complex_type": _NUMBER,
+    "multiple_of": "must be a multiple of {multiple_of}",
+    "greater_than": "must be more than {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be less than {lt}",
+    "less_than_equal": "must be at most {le}",
+    "string_type": _TEXT,
+    "string_sub_type": _TEXT,
+    "string_unicode": "must be text in UTF-8",
+    "string_too_short": _several("character"),
+    "string_too_long": _several("character"),
+    "string_pattern_mismatch": "must match the pattern {pattern}",
+    "bytes_type": _TEXT,
+    "bytes_too_short": _several("byte"),
+    "bytes_too_long": _several("byte"),
+    "path_type": "must be a path, as text in quotes",
+    "path_not_file": "must be the path of a file that exists",
+    "path_not_directory": "must be the path of a folder that exists",
+    "path_exists": "must be a path where nothing exists yet",
+    "list_type": _LIST,
+    "tuple_type": _LIST,
+    "set_type": _LIST,
+    "frozen_set_type": _LIST,
+    "iterable_type": _LIST,
+    "too_short": _several(""),
+    "too_long": _several(""),
+    "dict_type": _TABLE,
+    "mapping_type": _TABLE,
+    "model_type": _TABLE,
+    "model_attributes_type": _TABLE,
+    "dataclass_type": _TABLE,
+    "none_required": "must be left out",
+    "datetime_type": _DATE_TIME,
+    "datetime_parsing": _DATE_TIME,
+    "datetime_from_date_parsing": _DATE_TIME,
+    "date_type": _DATE,
+    "date_parsing": _DATE,
+    "date_from_datetime_parsing": _DATE,
+    "time_type": _TIME,
+    "time_parsing": _TIME,
+    "url_type": _URL,
+    "url_parsing": _URL,
+    "url_syntax_violation": _URL,
+    "url_too_long": "must be a shorter URL, of at most {max_length} characters",
+    "url_scheme": "must be a URL that begins with {expected_schemes}",
+    **{f"ip_v{version}_{part}": f"must be an IPv{version} {part}" for version in (4, 6) for part in _IP},
+    **{f"ip_any_{part}": f"must be an IPv4 or IPv6 {part}" for part in _IP},
+    "uuid_type": _UUID,
+    "uuid_parsing": _UUID,
+    "uuid_version": "must be a UUID of version {expected_version}",
+}
+"""By pydantic's type of an error: the sentence after the key."""

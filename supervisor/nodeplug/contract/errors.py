@@ -1,0 +1,213 @@
+"""The error tree, and the one table that maps it onto the three wires.
+
+Owns: which situation a plugin (or the host) can name, and what each caller is told then.
+Refuses: I/O, logging, knowledge of any encoder. The codecs look rows up here and write the bytes themselves.
+
+    PluginError                  999  INTERNAL             Failure
+    ├── InvalidRequest             7  INVALID_ARGUMENT     Failure
+    │   ├── InvalidEnvironment     4  INVALID_ARGUMENT     Failure
+    │   ├── InvalidNetns           8  INVALID_ARGUMENT     Failure
+    │   └── Undecodable            6  INVALID_ARGUMENT     Failure
+    ├── IncompatibleVersion        1  FAILED_PRECONDITION  Failure
+    ├── NotSupported               4  UNIMPLEMENTED        Not supported
+    ├── Exhausted                 11  RESOURCE_EXHAUSTED   Failure
+    ├── NotFound                 999  NOT_FOUND            Failure
+    ├── ContainerGone              3  NOT_FOUND            Failure
+    ├── TryAgain                  11  UNAVAILABLE          Failure
+    │   └── DeadlineExceeded      11  DEADLINE_EXCEEDED    Failure
+    ├── NotReady                  50  UNAVAILABLE          Failure
+    │   └── LimitedConnectivity   51  UNAVAILABLE          Failure
+    └── DelegateFailed        as the delegate said         Failure
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final, Literal
+
+FlexStatus = Literal["Failure", "Not supported"]
+SHOWN: Final = 4096
+"""Characters of a text of others (plugins, callers, foreign programs) that an answer, the log or a status shows."""
+HELD: Final = 1 << 19
+"""Characters of an error's text that are held until it is shown: a mask must find a secret whole, in every form."""
+
+
+class PluginError(Exception):
+    """A plugin failed; the root of every error that crosses a wire.
+
+    The message is read by the owner of a pod: say what was asked, what was found and what to do.
+    Never put a secret into it. `details` is extra text for CNI's `details` and for logs.
+    """
+
+    # For a plugin's own subclass whose constructor does not call this one.
+    message: str = "no reason was given"
+    details: str = ""
+
+    def __init__(self, message: str, *, details: str = "") -> None:
+        super().__init__(message)
+        # Plugins pass on exceptions where a text is due, and three encoders rely on text.
+        self.message = str(message)
+        self.details = str(details)
+
+    def __str__(self) -> str:
+        return f"{self.message}; {self.details}" if self.details else self.message
+
+
+class InvalidRequest(PluginError):
+    """The request decodes but asks for something that cannot be right."""
+
+
+class InvalidEnvironment(InvalidRequest):
+    """A variable of the exec protocol is missing or malformed; the message names it (CNI SPEC, code 4)."""
+
+
+class InvalidNetns(InvalidRequest):
+    """CNI_NETNS is no network namespace, or is the caller's own (skel's code 8)."""
+
+
+class Undecodable(InvalidRequest):
+    """The bytes are not what the protocol says they are."""
+
+
+class IncompatibleVersion(PluginError):
+    """The request speaks a version that is not served, or asks for a verb that its version lacks."""
+
+
+class NotSupported(PluginError):
+    """The plugin does not do this at all.
+
+    Never for a passing condition: kubelet caches a FlexVolume "Not supported" until the driver is probed again.
+    """
+
+
+class Exhausted(PluginError):
+    """No address, device or space is left; put the numbers into the message."""
+
+
+class NotFound(PluginError):
+    """What the request names does not exist."""
+
+
+class ContainerGone(PluginError):
+    """The container is unknown and never needs a DEL (CNI code 3). Never a default: it makes runtimes skip DEL."""
+
+
+class TryAgain(PluginError):
+    """A passing condition; the caller should repeat the call."""
+
+
+class Ending(TryAgain):
+    """The daemon is ending, and what was asked for has not begun."""
+
+
+class DeadlineExceeded(TryAgain):
+    """The call outlasted its deadline."""
+
+
+class NotReady(PluginError):
+    """The plugin cannot serve at present (CNI STATUS code 50)."""
+
+
+class LimitedConnectivity(NotReady):
+    """Not ready, and existing containers may have limited connectivity (CNI STATUS code 51)."""
+
+
+class DelegateFailed(PluginError):
+    """A foreign CNI plugin failed; its own code is kept.
+
+    Args:
+        message: the delegate's `msg`.
+        code: the delegate's `code`.
+        details: the delegate's `details`.
+    """
+
+    def __init__(self, message: str, *, code: int, details: str = "") -> None:
+        super().__init__(message, details=details)
+        self.code = code
+
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """What one error means on each wire: a CNI code, the name of a `grpc.StatusCode`, a FlexVolume status."""
+
+    cni: int
+    grpc: str
+    flex: FlexStatus = "Failure"
+
+
+_OWN: Final = ("nodeplug.hosting.registry", "nodeplug.process.lane")
+"""Where the host has further classes of errors."""
+WIRES: Final[Mapping[type[PluginError], Wire]] = MappingProxyType(
+    {
+        PluginError: Wire(999, "INTERNAL"),
+        InvalidRequest: Wire(7, "INVALID_ARGUMENT"),
+        InvalidEnvironment: Wire(4, "INVALID_ARGUMENT"),
+        InvalidNetns: Wire(8, "INVALID_ARGUMENT"),
+        Undecodable: Wire(6, "INVALID_ARGUMENT"),
+        IncompatibleVersion: Wire(1, "FAILED_PRECONDITION"),
+        NotSupported: Wire(4, "UNIMPLEMENTED", "Not supported"),
+        Exhausted: Wire(11, "RESOURCE_EXHAUSTED"),
+        NotFound: Wire(999, "NOT_FOUND"),
+        ContainerGone: Wire(3, "NOT_FOUND"),
+        TryAgain: Wire(11, "UNAVAILABLE"),
+        Ending: Wire(11, "UNAVAILABLE"),
+        DeadlineExceeded: Wire(11, "DEADLINE_EXCEEDED"),
+        NotReady: Wire(50, "UNAVAILABLE"),
+        LimitedConnectivity: Wire(51, "UNAVAILABLE"),
+        DelegateFailed: Wire(999, "INTERNAL"),
+    }
+)
+
+
+def wire(error: PluginError) -> Wire:
+    """Look up the row of an error: its own class, or the nearest ancestor (a plugin may subclass).
+
+    Returns:
+        The row; for `DelegateFailed` with the delegate's own CNI code.
+    """
+    row = next(WIRES[cls] for cls in type(error).__mro__ if cls in WIRES)
+    if isinstance(error, DelegateFailed):
+        return Wire(error.code, row.grpc, row.flex)
+    return row
+
+
+def text_of(error: BaseException) -> str:
+    """Return the text of any exception, also of one whose own `__str__` raises; what is held of it is bounded."""
+    try:
+        return clip(str(error), HELD)
+    except BaseException:
+        return "(its text cannot be read)"
+
+
+def clip(text: str, limit: int = SHOWN) -> str:
+    """Return a text of at most `limit` characters, and a mark that says how much was cut off."""
+    # A subclass of str is code of whoever made it: what leaves here is plain text.
+    plain = str.__str__(text)
+    return plain if len(plain) <= limit else f"{plain[:limit]} ...[{len(plain) - limit} more characters]"
+
+
+def bounded(error: PluginError) -> PluginError:
+    """Return an error that plugin code raised in a form that is safe to keep and to show.
+
+    A class of the plugin's own counts as its ancestor in the contract: its `__str__` is plugin code, and errors are
+    written on the event loop. Call this in the thread of the plugin's call.
+    """
+    cls = next(cls for cls in type(error).__mro__ if cls in WIRES or cls.__module__ in _OWN)
+    assert issubclass(cls, PluginError)  # noqa: S101 - for the type checker: PluginError is in every such order
+    texts = [_read(error, name) for name in ("message", "details")]
+    if type(error) is cls and texts == [error.message, error.details]:
+        return error
+    if issubclass(cls, DelegateFailed):
+        code = getattr(error, "code", 0)
+        return DelegateFailed(texts[0], code=code if type(code) is int else WIRES[DelegateFailed].cni, details=texts[1])
+    plain = cls.__new__(cls)
+    PluginError.__init__(plain, texts[0], details=texts[1])
+    return plain
+
+
+def _read(error: PluginError, name: str) -> str:
+    try:
+        text = getattr(error, name)
+        return clip(text if isinstance(text, str) else str(text), HELD)
+    except BaseException:
+        return f"(its {name} cannot be read)"

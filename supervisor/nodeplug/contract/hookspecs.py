@@ -1,0 +1,211 @@
+"""THE CONTRACT between the host and plugins.
+
+Owns: the name, arguments and answer of every hook, and the defaults when a plugin leaves one out.
+Refuses: behaviour. A plugin is a class with `@hookimpl` methods; it is constructed once as `Plugin(config, host)` with
+its validated `Config` (a pydantic model, attribute `Config`) and a `nodeplug.Host`. Implement any subset; a method may
+name any subset of the arguments. Hooks are synchronous and each call runs in a thread of its own. A call goes to the
+one plugin that owns the claim, plus every plugin's `@hookimpl(wrapper=True)` for the same hook.
+
+Every verb must be idempotent: callers repeat calls after a crash, a timeout or a lost answer.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final
+
+import pluggy
+
+from nodeplug.contract import values as v
+
+hookspec: Final = pluggy.HookspecMarker("nodeplug")
+hookimpl: Final = pluggy.HookimplMarker("nodeplug")
+
+
+class Contract:
+    """Every hook, grouped by style. `self` is not part of a hook's signature."""
+
+    # --- life cycle ---------------------------------------------------------------------------------------------
+
+    @hookspec(firstresult=True)
+    def claims(self) -> Sequence[v.Claim]:
+        """Name what this plugin answers to. Called once after construction; required."""
+        raise NotImplementedError
+
+    @hookspec(firstresult=True)
+    def prepare(self) -> None:
+        """Get ready beside the instance that still serves: what takes long, and touches nothing that it uses."""
+
+    @hookspec(firstresult=True)
+    def start(self) -> None:
+        """Begin: adopt or undo what a killed predecessor left. Raising disables this plugin alone, with retries."""
+
+    @hookspec(firstresult=True)
+    def stop(self) -> None:
+        """End threads and files of this plugin. May never run: a start must not depend on it."""
+
+    @hookspec(firstresult=True)
+    def health(self) -> None:
+        """Raise NotReady with the reason when the plugin cannot serve. Default: healthy once started."""
+
+    @hookspec(firstresult=True)
+    def inspect(self) -> Mapping[str, Any]:
+        """Tell what the plugin knows, for `nodeplug inspect` and the plugin's own command; JSON, no secrets."""
+        raise NotImplementedError
+
+    @hookspec(firstresult=True)
+    def metrics(self) -> Sequence[v.Metric]:
+        """Measure, for Prometheus. Called on a timer, not by the scrape."""
+        raise NotImplementedError
+
+    # --- devices (kubelet device plugin v1beta1) ----------------------------------------------------------------
+
+    @hookspec(firstresult=True)
+    def device_list(self, resource: v.ResourceName) -> Sequence[v.Device]:
+        """Return every device of the resource as it is now. Called on a timer and after `host.refresh(resource)`."""
+        raise NotImplementedError
+
+    @hookspec(firstresult=True)
+    def device_allocate(self, request: v.DeviceAllocate) -> v.Grant | None:
+        """Grant devices to a container. Default, and for None: the merged grants of the devices themselves."""
+
+    @hookspec(firstresult=True)
+    def device_prefer(self, request: v.DevicePrefer) -> Sequence[v.DeviceId] | None:
+        """Choose among available devices. Default, and for None: kubelet chooses. An error rejects the pod."""
+
+    @hookspec(firstresult=True)
+    def device_prestart(self, request: v.DevicePrestart) -> None:
+        """Prepare devices before each container start. Leaving it out keeps restarts independent of this daemon."""
+
+    @hookspec(firstresult=True)
+    def device_released(self, request: v.DeviceReleased) -> None:
+        """Learn that a container no longer holds its devices; may come late, and again after a restart."""
+
+    # --- CNI (specification 1.1.0) ------------------------------------------------------------------------------
+
+    @hookspec(firstresult=True)
+    def cni_add(self, request: v.CniAdd) -> v.CniResult:
+        """Attach a container. A repeated ADD answers as the first did; a failed one leaves nothing behind."""
+        raise NotImplementedError
+
+    @hookspec(firstresult=True)
+    def cni_del(self, request: v.CniDel) -> None:
+        """Detach a container. Succeeds when repeated, without namespace or result, and after half an ADD."""
+
+    @hookspec(firstresult=True)
+    def cni_check(self, request: v.CniCheck) -> None:
+        """Raise when the attachment is not as the result says. Default: success."""
+
+    @hookspec(firstresult=True)
+    def cni_gc(self, request: v.CniGc) -> None:
+        """Release what belongs to no valid attachment. Default: success. `valid` None: do nothing destructive."""
+
+    @hookspec(firstresult=True)
+    def cni_status(self, request: v.CniStatus) -> None:
+        """Raise NotReady when an ADD would fail. Default: what `health` says."""
+
+    # --- volumes (FlexVolume) -----------------------------------------------------------------------------------
+
+    @hookspec(firstresult=True)
+    def volume_id(self, driver: str, options: Mapping[str, str]) -> v.VolumeId:
+        """Name the volume that the options mean. Default: a digest of them, and if staged a mark of secrets."""
+        raise NotImplementedError
+
+    @hookspec(firstresult=True)
+    def volume_attach(self, request: v.VolumeAttach) -> str:
+        """Attach a volume to a node and return its device path. Having it makes kubelet call the attach verbs."""
+        raise NotImplementedError
+
+    @hookspec(firstresult=True)
+    def volume_detach(self, request: v.VolumeDetach) -> None:
+        """Detach a volume from a node; succeeds when it is not attached."""
+
+    @hookspec(firstresult=True)
+    def volume_is_attached(self, request: v.VolumeIsAttached) -> bool:
+        """Tell whether a volume is attached to a node. Default: Not supported."""
+        raise NotImplementedError
+
+    @hookspec(firstresult=True)
+    def volume_wait_attached(self, request: v.VolumeWaitAttached) -> str:
+        """Wait for a device and return its path. Default: the path that attach gave."""
+        raise NotImplementedError
+
+    @hookspec(firstresult=True)
+    def volume_stage(self, request: v.VolumeStage) -> None:
+        """Mount the volume once for the node at `staging_path`. Left out: the driver does not stage."""
+
+    @hookspec(firstresult=True)
+    def volume_publish(self, request: v.VolumePublish) -> None:
+        """Give the volume to a pod at `target_path`. Default: a bind mount of `staging_path`."""
+
+    @hookspec(firstresult=True)
+    def volume_unpublish(self, request: v.VolumeUnpublish) -> None:
+        """Take the volume from a pod; the host unmounts whatever is still there afterwards. Default: unmount."""
+
+    @hookspec(firstresult=True)
+    def volume_unstage(self, request: v.VolumeUnstage) -> None:
+        """Undo `volume_stage`; the host unmounts whatever is still there afterwards. Default: unmount."""
+
+    @hookspec(firstresult=True)
+    def volume_expand(self, request: v.VolumeExpand) -> int:
+        """Grow the volume and return its size in bytes. Default: Not supported."""
+        raise NotImplementedError
+
+    @hookspec(firstresult=True)
+    def volume_expand_fs(self, request: v.VolumeExpandFs) -> None:
+        """Grow the mounted filesystem. Default: Not supported."""
+
+    @hookspec(firstresult=True)
+    def volume_stats(self, request: v.VolumeStatsRequest) -> v.VolumeStats:
+        """Measure the volume. Default: statfs of the mount path."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a hook may return, checked at the boundary.
+
+    Attributes:
+        types: the accepted classes.
+        items: for sequences, the class of every item.
+    """
+
+    types: tuple[type[Any], ...]
+    items: type[Any] | None = None
+
+
+_NONE: Final = Answer((type(None),))
+
+ANSWERS: Final[Mapping[str, Answer]] = MappingProxyType(
+    {
+        "claims": Answer((Sequence,), v.Claim),
+        "prepare": _NONE,
+        "start": _NONE,
+        "stop": _NONE,
+        "health": _NONE,
+        "inspect": Answer((Mapping,)),
+        "metrics": Answer((Sequence,), v.Metric),
+        "device_list": Answer((Sequence,), v.Device),
+        "device_allocate": Answer((v.Grant, type(None))),
+        "device_prefer": Answer((Sequence, type(None)), str),
+        "device_prestart": _NONE,
+        "device_released": _NONE,
+        "cni_add": Answer((v.CniResult,)),
+        "cni_del": _NONE,
+        "cni_check": _NONE,
+        "cni_gc": _NONE,
+        "cni_status": _NONE,
+        "volume_id": Answer((str,)),
+        "volume_attach": Answer((str,)),
+        "volume_detach": _NONE,
+        "volume_is_attached": Answer((bool,)),
+        "volume_wait_attached": Answer((str,)),
+        "volume_stage": _NONE,
+        "volume_publish": _NONE,
+        "volume_unpublish": _NONE,
+        "volume_unstage": _NONE,
+        "volume_expand": Answer((int,)),
+        "volume_expand_fs": _NONE,
+        "volume_stats": Answer((v.VolumeStats,)),
+    }
+)

@@ -1,0 +1,112 @@
+"""What a plugin is given: one `Host` each, at construction.
+
+Owns: the plugin's log, journal, folders, and the few requests a plugin may make of the daemon.
+Refuses: the daemon's internals. Every member may be used from any thread of the plugin.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, cast, overload
+
+from nodeplug.contract.errors import NotReady
+from nodeplug.contract.journal import Journal
+from nodeplug.contract.values import (
+    CniAdd,
+    CniCheck,
+    CniDel,
+    CniGc,
+    CniRequest,
+    CniResult,
+    CniStatus,
+    Holding,
+    ResourceName,
+)
+
+
+class Delegate(Protocol):
+    """Run another CNI plugin on behalf of a request."""
+
+    def __call__(self, request: CniRequest, plugin_type: str, config: Mapping[str, Any]) -> CniResult | None:
+        """Answer the delegate's result for ADD, None otherwise."""
+
+
+def _unknown(resource: ResourceName) -> Sequence[Holding]:
+    raise NotReady(f"who holds {resource} is unknown here: nobody asks kubelet")
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """The daemon, as one plugin sees it.
+
+    Attributes:
+        plugin: the plugin's section name in the configuration.
+        node_name: the node's name in the cluster.
+        boot_id: changes with each boot of the machine; another one means that no container survived.
+        log: goes to the daemon's log, with plugin and request id.
+        journal: intents that must survive `kill -9`.
+        state_dir: a folder of the plugin's own that survives a reboot; exists.
+        run_dir: a folder of the plugin's own that does not survive a reboot; exists.
+    """
+
+    plugin: str
+    node_name: str
+    boot_id: str
+    log: logging.LoggerAdapter[logging.Logger]
+    journal: Journal
+    state_dir: Path
+    run_dir: Path
+    _refresh: Callable[[ResourceName], None]
+    _delegate: Delegate
+    _holders: Callable[[ResourceName], Sequence[Holding]] = _unknown
+
+    def refresh(self, resource: str) -> None:
+        """Ask for a new `device_list` of one resource, now. Returns at once; many requests become one listing."""
+        self._refresh(ResourceName(resource))
+
+    def holders(self, resource: str) -> Sequence[Holding]:
+        """Return who holds devices of a resource, as kubelet last told (podresources List). Returns at once.
+
+        One value per container, in the order of their names. Init containers, which List leaves out, come from its
+        checkpoint, some by their pod's UID in namespace "?". Kubelet tells it some seconds after a container got its
+        devices, and after it was gone: decide about free devices by what kubelet offers, never by this.
+
+        Raises:
+            NotReady: kubelet has not told since the daemon started, or no longer does; the message says why.
+        """
+        return self._holders(ResourceName(resource))
+
+    @overload
+    def delegate(self, request: CniAdd, plugin_type: str, config: Mapping[str, Any] | None = None) -> CniResult: ...
+
+    @overload
+    def delegate(
+        self,
+        request: CniDel | CniCheck | CniGc | CniStatus,
+        plugin_type: str,
+        config: Mapping[str, Any] | None = None,
+    ) -> None: ...
+
+    def delegate(
+        self, request: CniRequest, plugin_type: str, config: Mapping[str, Any] | None = None
+    ) -> CniResult | None:
+        """Run another CNI plugin with the verb of `request` (specification, section 4: Plugin Delegation).
+
+        A plugin that this daemon serves is called here; any other is executed from CNI_PATH with the complete
+        configuration, and its stderr is passed on.
+
+        Args:
+            request: the request being served; its verb and environment are repeated.
+            plugin_type: the delegate's name, such as `ipam.type`.
+            config: what the delegate gets on stdin; the request's own configuration by default.
+
+        Returns:
+            The delegate's result for ADD, None for every other verb.
+
+        Raises:
+            DelegateFailed: the delegate answered an error; its code is kept.
+            NotFound: there is no such executable on CNI_PATH.
+        """
+        result = self._delegate(request, plugin_type, request.config if config is None else config)
+        return cast("CniResult", result) if isinstance(request, CniAdd) else None

@@ -1,0 +1,118 @@
+"""Network namespaces as values.
+
+Owns: the one place that calls setns(2). Python 3.11 has no `os.setns`, so libc is called through ctypes.
+Refuses: to create or name namespaces, and to fork: pyroute2's `netns=` arguments and `NetNS()` start a child for
+each use. setns(2) moves the calling *thread* alone, so a namespace is entered in the call's own thread and left in
+`finally`.
+"""
+
+import ctypes
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from nodeplug.contract.errors import InvalidNetns
+
+_CLONE_NEWNET: Final = 0x40000000
+_NS_GET_NSTYPE: Final = 0xB703
+_LIBC: Final = ctypes.CDLL(None, use_errno=True)
+
+
+def _is_network_namespace(fd: int) -> bool:
+    """Ask the descriptor itself: the name of a bind-mounted namespace says nothing (ioctl_ns(2)).
+
+    One that was opened by path alone (O_PATH) refuses the question, as it would refuse setns(2).
+    """
+    try:
+        if os.fstat(fd).st_dev != os.stat("/proc/thread-self/ns/net").st_dev:  # noqa: PTH116 - one call, both in os
+            return False
+        return fcntl.ioctl(fd, _NS_GET_NSTYPE) == _CLONE_NEWNET
+    except OSError:
+        return False
+
+
+def _setns(fd: int) -> None:
+    if _LIBC.setns(fd, _CLONE_NEWNET) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"setns: {os.strerror(code)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Netns:
+    """An open network namespace.
+
+    Attributes:
+        fd: a descriptor of the namespace. It belongs to the call that carries it and is closed when that call's
+            thread ends; `os.dup` it to keep it longer.
+        path: the path as the caller spelled it (results repeat it as `sandbox`); it may not exist in this process's
+            mount namespace.
+    """
+
+    fd: int
+    path: str
+
+    @classmethod
+    def open(cls, path: str) -> "Netns":
+        """Open a namespace by path.
+
+        Raises:
+            InvalidNetns: the path is no network namespace, or cannot be opened.
+        """
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except (OSError, ValueError) as error:
+            raise InvalidNetns(f"cannot open network namespace {path!r}: {error}") from error
+        return cls.adopt(fd, path)
+
+    @classmethod
+    def adopt(cls, fd: int, path: str) -> "Netns":
+        """Take over a descriptor, such as one that arrived with a request; it is closed when it is refused.
+
+        Raises:
+            InvalidNetns: the descriptor is no network namespace.
+        """
+        if not _is_network_namespace(fd):
+            os.close(fd)
+            raise InvalidNetns(
+                f"{path!r} is not a network namespace, or was opened by path alone (O_PATH); "
+                "give the path of one, such as /run/netns/NAME"
+            )
+        return cls(fd, path)
+
+    @classmethod
+    def current(cls) -> "Netns":
+        """Open the calling thread's namespace."""
+        return cls.open("/proc/thread-self/ns/net")
+
+    @property
+    def identity(self) -> tuple[int, int]:
+        """Device and inode: two descriptors of one namespace compare equal."""
+        status = os.fstat(self.fd)
+        return status.st_dev, status.st_ino
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """Move the calling thread into the namespace, and back.
+
+        Sockets opened inside keep belonging to the namespace afterwards. `/proc/sys/net` follows the thread too.
+        """
+        home = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            _setns(self.fd)
+            try:
+                yield
+            finally:
+                _setns(home)
+        finally:
+            os.close(home)
+
+    def enter(self) -> None:
+        """Move the calling thread into the namespace for good: only for a thread that ends with its call."""
+        _setns(self.fd)
+
+    def close(self) -> None:
+        """Close the descriptor."""
+        os.close(self.fd)

@@ -1,0 +1,129 @@
+"""What one caller of the exec socket has sent so far.
+
+Owns: reading a frame and its descriptors without blocking, within the limits of `nodeplug.exec.frame`; the descriptors
+that nobody has taken over.
+Refuses: time limits and answers (`nodeplug.exec.server`).
+"""
+
+import asyncio
+import os
+import socket
+from typing import Final
+
+from nodeplug.contract.errors import InvalidNetns, TryAgain, Undecodable
+from nodeplug.contract.netns import Netns
+from nodeplug.exec.frame import HEADER, LIMIT, Frame, body_size
+
+_DESCRIPTORS: Final = 2
+_CHUNK: Final = 1 << 18
+
+
+class Arrival:
+    """What one caller has sent so far. Descriptors that nobody took over are closed."""
+
+    def __init__(self, peer: socket.socket) -> None:
+        peer.setblocking(False)
+        self.peer = peer
+        self.refused = False
+        self._data = bytearray()
+        self._descriptors: list[int] = []
+
+    @property
+    def silent(self) -> bool:
+        """Whether nothing has come."""
+        return not self._data
+
+    async def frame(self) -> Frame | None:
+        """Read one frame; None when the caller closed before its first byte.
+
+        Raises:
+            Undecodable: not a frame, too large, or cut off.
+        """
+        total = HEADER.size
+        while len(self._data) < total:
+            if not await self._more():
+                if not self._data:
+                    return None
+                raise Undecodable(f"the request ends after {len(self._data)} bytes; {total} were announced")
+            if len(self._data) >= HEADER.size:
+                total = HEADER.size + body_size(bytes(self._data[: HEADER.size]))
+        return Frame.decode(bytes(self._data))
+
+    async def style(self) -> str:
+        """Read far enough to know the style; empty when the bytes are no frame."""
+        while b"\0" not in self._data[HEADER.size :] and len(self._data) < HEADER.size + 16 and await self._more():
+            pass
+        return bytes(self._data[HEADER.size :]).partition(b"\0")[0].decode("ascii", "replace")
+
+    async def drain(self) -> None:
+        """Throw away what is still coming, up to a few times the limit."""
+        seen = 0
+        while seen < 4 * LIMIT and await self._more():
+            seen += len(self._data)
+            self._data.clear()
+
+    def namespaces(self, frame: Frame) -> tuple[Netns, ...]:
+        """Hand over the caller's namespace, and CNI_NETNS if what was opened there is a namespace.
+
+        Raises:
+            InvalidNetns: the first descriptor is no network namespace.
+        """
+        found: list[Netns] = []
+        for path in ("/proc/self/ns/net", frame.env.get("CNI_NETNS", ""))[: len(self._descriptors)]:
+            # Taken one by one, and closed when it is refused: whatever happens, `close` finds those that are left.
+            fd = self._descriptors.pop(0)
+            try:
+                found.append(Netns.adopt(fd, path))
+            except InvalidNetns:
+                # A CNI_NETNS that is no namespace is the verb's business: DEL must succeed without one.
+                if not found:
+                    raise
+        return tuple(found)
+
+    def end(self, _: object = None) -> None:
+        """Close the connection, too."""
+        self.close()
+        self.peer.close()
+
+    def close(self) -> None:
+        """Close what was not handed over."""
+        for fd in self._descriptors:
+            os.close(fd)
+        self._descriptors = []
+
+    async def _more(self) -> bool:
+        while True:
+            try:
+                # Of more descriptors than there is room for, the kernel drops the rest.
+                data, fds, flags, _ = socket.recv_fds(self.peer, _CHUNK, _DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
+            except (BlockingIOError, InterruptedError):
+                await readable(self.peer)
+                continue
+            except ConnectionError:
+                return False
+            room = _DESCRIPTORS - len(self._descriptors)
+            self._descriptors += fds[:room]
+            for fd in fds[room:]:
+                os.close(fd)
+            self._data += data
+            if flags & socket.MSG_CTRUNC and len(fds) < _DESCRIPTORS:
+                # The call would be served in the daemon's own namespace, or as if the container's were gone.
+                raise TryAgain("the daemon has no file descriptor left for this call; raise its limit (LimitNOFILE)")
+            return bool(data)
+
+
+async def readable(peer: socket.socket, ready: "asyncio.Future[None] | None" = None) -> None:
+    """Wait until there is something to read or to accept, or `ready` is done."""
+    loop = asyncio.get_running_loop()
+    future = loop.create_future() if ready is None else ready
+
+    def resolve() -> None:
+        if not future.done():
+            future.set_result(None)
+
+    loop.add_reader(peer, resolve)
+    try:
+        await future
+    finally:
+        if peer.fileno() >= 0:
+            loop.remove_reader(peer)

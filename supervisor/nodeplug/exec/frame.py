@@ -1,0 +1,125 @@
+"""The wire between the entrypoint scripts in bin/ and the daemon.
+
+Owns: encoding and decoding of one request frame and one reply. So simple that sixty lines of C can speak it:
+
+    request   "NPX1" | u32 args | u32 env | u32 stdin | args: NUL-ended strings | env: NUL-ended NAME=VALUE | stdin
+    reply     u8 exit status | u32 stdout | u32 stderr | stdout | stderr
+
+Numbers are little-endian byte counts. args[0] is the style ("cni", "flex", "control" or "alive"), args[1] the path
+under which the script was executed, the rest its arguments. File descriptors travel beside the first bytes
+(SCM_RIGHTS): the caller's own network namespace, then the opened CNI_NETNS if there is one. The same bytes, without
+descriptors, are a spooled DEL.
+
+The kernel takes connections for a stopped daemon, too. So an entrypoint that hears nothing for a while asks on a second
+connection, in the style "alive", which is answered at once; any byte is a sign of life. A daemon from before that style
+refuses it, which is one as well, and a newer one serves entrypoints that never ask: either may be exchanged first.
+Refuses: protocol knowledge, sockets.
+"""
+
+import os
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, Self
+
+from nodeplug.contract.errors import Undecodable
+
+MAGIC: Final = b"NPX1"
+HEADER: Final = struct.Struct("<4sIII")
+REPLY_HEADER: Final = struct.Struct("<BII")
+LIMIT: Final = 4 << 20
+"""The largest body that is read, in bytes: network configurations are kilobytes; kubelet's argv is at most 128 KiB."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One execution of an entrypoint script."""
+
+    style: str
+    path: str
+    argv: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    stdin: bytes = b""
+
+    @property
+    def name(self) -> str:
+        """The name under which the script was executed."""
+        return os.path.basename(self.path)  # noqa: PTH119 - a name on the wire, not a file here
+
+    def encode(self) -> bytes:
+        """Write the frame, header included."""
+        args = b"".join(os.fsencode(text) + b"\0" for text in (self.style, self.path, *self.argv))
+        env = b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in self.env.items())
+        return HEADER.pack(MAGIC, len(args), len(env), len(self.stdin)) + args + env + self.stdin
+
+    @classmethod
+    def decode(cls, data: bytes) -> Self:
+        """Read a whole frame.
+
+        Raises:
+            Undecodable: the bytes are no frame; the message says what is wrong.
+        """
+        if len(data) < HEADER.size:
+            raise Undecodable(f"a frame has a header of {HEADER.size} bytes, {len(data)} arrived")
+        total = body_size(data[: HEADER.size])
+        if len(data) - HEADER.size != total:
+            raise Undecodable(f"the frame announces {total} bytes, {len(data) - HEADER.size} arrived")
+        _, args_size, env_size, _ = HEADER.unpack_from(data)
+        env_start = HEADER.size + args_size
+        args = _strings(data[HEADER.size : env_start], "argument")
+        pairs = _strings(data[env_start : env_start + env_size], "variable")
+        if len(args) < 2:
+            raise Undecodable("a frame names its style and its executed path; found fewer than two arguments")
+        env = {name: value for name, _, value in (pair.partition("=") for pair in pairs)}
+        return cls(args[0], args[1], tuple(args[2:]), env, data[env_start + env_size :])
+
+
+def body_size(header: bytes) -> int:
+    """Return how many bytes follow a header.
+
+    Raises:
+        Undecodable: not a frame, or a body over LIMIT.
+    """
+    magic, *sizes = HEADER.unpack(header)
+    if magic != MAGIC:
+        raise Undecodable(f"not a nodeplug frame: it starts with {magic!r}, expected {MAGIC!r}")
+    total: int = sum(sizes)
+    if total > LIMIT:
+        raise Undecodable(f"the request has {total} bytes; at most {LIMIT} are accepted")
+    return total
+
+
+def _strings(blob: bytes, what: str) -> list[str]:
+    if not blob:
+        return []
+    if not blob.endswith(b"\0"):
+        raise Undecodable(f"the last {what} of the frame is not ended by NUL")
+    return [os.fsdecode(part) for part in blob[:-1].split(b"\0")]
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What the script prints and how it exits."""
+
+    exit: int = 0
+    stdout: bytes = b""
+    stderr: bytes = b""
+
+    def encode(self) -> bytes:
+        """Write the reply, header included."""
+        return REPLY_HEADER.pack(self.exit, len(self.stdout), len(self.stderr)) + self.stdout + self.stderr
+
+    @classmethod
+    def decode(cls, data: bytes) -> Self:
+        """Read a whole reply.
+
+        Raises:
+            Undecodable: the reply was cut off.
+        """
+        if len(data) < REPLY_HEADER.size:
+            raise Undecodable(f"a reply has a header of {REPLY_HEADER.size} bytes, {len(data)} arrived")
+        status, out, err = REPLY_HEADER.unpack_from(data)
+        body = data[REPLY_HEADER.size :]
+        if len(body) != out + err:
+            raise Undecodable(f"the reply announces {out + err} bytes, {len(body)} arrived")
+        return cls(status, body[:out], body[out:])

@@ -1,0 +1,337 @@
+"""The unix socket behind the entrypoint scripts: frames and file descriptors in, answers out.
+
+Owns: the listening socket and its mode, who may speak to it, the bounds on silence, size and number, and one task per
+connection. An error that concerns a caller is answered to that caller and logged in one line; none of them ends the
+daemon.
+Nobody is left in the backlog: every connection is accepted at once, and when too many have not sent their request, the
+oldest silent one is dropped for the newcomer. An entrypoint sends its request as it connects, so it is never silent.
+Refuses: protocol knowledge beyond the form of an error in each style, and threads: everything runs on the event loop.
+"""
+
+import asyncio
+import errno
+import json
+import logging
+import os
+import socket
+import stat
+import struct
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from nodeplug.contract.errors import Ending, NotSupported, PluginError, TryAgain, clip, wire
+from nodeplug.contract.netns import Netns
+from nodeplug.exec.arrival import Arrival, readable
+from nodeplug.exec.frame import Frame, Reply
+from nodeplug.hosting.call import has_hung_up, new_request_id, set_caller
+
+LOG: Final = logging.getLogger(__name__)
+Handler = Callable[[Frame, tuple[Netns, ...]], Awaitable[Reply]]
+"""Answers one frame. It takes over the namespaces and sees them closed, whatever happens."""
+
+BACKLOG: Final = 1024
+"""Connections that the kernel keeps until they are accepted (and at most net.core.somaxconn)."""
+READING: Final = 1024
+"""Connections that may be without a whole request at once."""
+CALLS: Final = 1024
+"""Requests that are served at once; the next ones are told to try again."""
+ALIVE: Final = "alive"
+"""The style that is answered at once, by no handler: how an entrypoint tells a daemon at work from a stopped one."""
+_LOOK: Final = 0.5
+"""Seconds between two looks at whether the socket is still at its path: one stat(2)."""
+_AGAIN: Final = 0.1
+"""Seconds between two tries to accept while that fails."""
+_SILENCE: Final = 10.0
+_GRACE: Final = 2.0
+_CREDENTIALS: Final = struct.Struct("3i")
+
+
+def refusal(style: str, error: PluginError, request: str = "") -> Reply:
+    """Say an error in the form of a style: CNI error JSON, FlexVolume status JSON, or text on stderr."""
+    text = clip(str(error))
+    if request and request not in text:
+        text += f" (request {request})"
+    if style == "cni":
+        return Reply(1, json.dumps({"code": wire(error).cni, "msg": text}).encode() + b"\n")
+    if style == "flex":
+        return Reply(0, json.dumps({"status": wire(error).flex, "message": text}).encode() + b"\n")
+    return Reply(1, b"", f"{text}\n".encode(errors="replace"))
+
+
+class ExecServer:
+    """Accepts executions of the scripts and hands them to the handler of their style.
+
+    Args:
+        path: where to listen; the folder is made when it is missing.
+        handlers: by style ("cni", "flex", "control").
+        silence: seconds after which a caller that has not sent its whole frame is dropped.
+    """
+
+    def __init__(self, path: Path, handlers: Mapping[str, Handler], *, silence: float = _SILENCE) -> None:
+        self.path = path
+        self._handlers = handlers
+        self._silence = silence
+        self._listener: socket.socket | None = None
+        self._identity = (0, 0)
+        self._idle: asyncio.Future[None] | None = None
+        self._connections: set[asyncio.Task[None]] = set()
+        self._reading: dict[Arrival, asyncio.Task[None]] = {}
+        self._calls = 0
+        self._refused: set[int] = set()
+        self._trouble = ""
+
+    async def start(self) -> None:
+        """Listen. A socket that a killed daemon left is replaced.
+
+        Raises:
+            PluginError: another daemon listens there, or the path cannot be used.
+        """
+        self._listener = self._listen()
+
+    def _listen(self) -> socket.socket:
+        try:
+            self.path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        except OSError as error:
+            raise PluginError(f"cannot make the folder {self.path.parent}: {error.strerror}") from error
+        _clear_stale(self.path)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        # The mode is right from the first instant: a chmod after bind would leave a gap for others to connect.
+        before = os.umask(0o177)
+        try:
+            listener.bind(str(self.path))
+            listener.listen(BACKLOG)
+            status = self.path.stat()
+        except OSError as error:
+            listener.close()
+            raise PluginError(f"cannot listen on {self.path}: {error.strerror or error}") from error
+        finally:
+            os.umask(before)
+        self._identity = status.st_dev, status.st_ino
+        return listener
+
+    async def keep_listening(self) -> None:
+        """Listen anew when the socket is gone from its path: a task of the daemon, ended by cancelling it.
+
+        Without it callers would fail until the next restart, because somebody tidied up a folder.
+        """
+        told = ""
+        while True:
+            await asyncio.sleep(_LOOK)
+            if self._listener is None or self._is_in_place():
+                continue
+            try:
+                self._replace_listener(self._listen())
+            except (PluginError, OSError) as error:
+                if told != str(error):
+                    LOG.error("the socket at %s is gone, and cannot be made anew: %s", self.path, error)
+                told = str(error)
+            else:
+                LOG.warning("the socket at %s was gone; it is made anew", self.path)
+                told = ""
+
+    def _is_in_place(self) -> bool:
+        try:
+            status = self.path.stat()
+        except OSError:
+            return False
+        return (status.st_dev, status.st_ino) == self._identity
+
+    def _replace_listener(self, listener: socket.socket) -> None:
+        former, self._listener = self._listener, listener
+        if former is not None:
+            self._close(former)
+
+    def _close(self, listener: socket.socket) -> None:
+        asyncio.get_running_loop().remove_reader(listener)
+        listener.close()
+        if self._idle is not None and not self._idle.done():
+            self._idle.set_result(None)
+
+    async def serve(self) -> None:
+        """Accept until cancelled, or until `stop`."""
+        while (peer := await self._accept()) is not None:
+            if len(self._reading) >= READING:
+                self._evict()
+            arrival = Arrival(peer)
+            task = asyncio.create_task(self._connection(arrival), name="exec-connection")
+            self._reading[arrival] = task
+            self._connections.add(task)
+            task.add_done_callback(self._connections.discard)
+            task.add_done_callback(arrival.end)  # also of a task that is cancelled before its first step
+            await asyncio.sleep(0)  # it reads what is there already, before others can push it out
+
+    def _evict(self) -> bool:
+        """Drop the connection that is most likely nobody's call; tell whether there was one."""
+        if not self._reading:
+            return False
+        # One that is refused has its answer; then those that have sent nothing; the oldest first.
+        arrival = min(self._reading, key=lambda arrival: (not arrival.refused, not arrival.silent))
+        self._reading.pop(arrival).cancel()
+        return True
+
+    async def _accept(self) -> socket.socket | None:
+        while (listener := self._listener) is not None:
+            try:
+                return listener.accept()[0]
+            except BlockingIOError:
+                self._tell_accepting("")
+                self._idle = asyncio.get_running_loop().create_future()
+                await readable(listener, self._idle)
+            except OSError as error:  # such as EMFILE: it passes
+                self._tell_accepting(error.strerror or str(error))
+                await asyncio.sleep(_AGAIN)
+        return None
+
+    def _tell_accepting(self, trouble: str) -> None:
+        """Say once that callers cannot be accepted, and once that none is left waiting."""
+        if trouble and not self._trouble:
+            LOG.warning("cannot accept on %s: %s; callers wait until that has passed", self.path, trouble)
+        elif self._trouble and not trouble:
+            LOG.warning("callers are accepted on %s again", self.path)
+        self._trouble = trouble
+
+    async def stop(self, grace: float = 5.0) -> None:
+        """Stop accepting, give calls in flight `grace` seconds, and remove the socket if it is still ours."""
+        listener, self._listener = self._listener, None
+        if listener is None:
+            return
+        if self._is_in_place():
+            with suppress(OSError):
+                self.path.unlink()
+        self._close(listener)
+        while self._evict():
+            pass
+        if self._connections:
+            _, late = await asyncio.wait(self._connections, timeout=grace)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
+
+    async def _connection(self, arrival: Arrival) -> None:
+        try:
+            await self._serve_one(arrival)
+        except Exception:
+            LOG.exception("a connection on %s failed", self.path)
+        finally:
+            self._reading.pop(arrival, None)
+
+    async def _serve_one(self, arrival: Arrival) -> None:
+        peer = arrival.peer
+        uid = _CREDENTIALS.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))[1]
+        try:
+            if uid not in {0, os.geteuid()}:
+                raise self._stranger(uid)
+            async with asyncio.timeout(self._silence):
+                frame = await arrival.frame()
+            if frame is None or _has_left(peer, frame):
+                return
+            set_caller(peer)
+            self._reading.pop(arrival, None)
+            reply = await self._call(frame, arrival)
+        except TimeoutError:
+            LOG.warning("request %s: no whole request came within %g s", new_request_id(), self._silence)
+            return
+        except Ending:  # the caller has a way to keep what it asked for
+            return
+        except PluginError as error:
+            await self._refuse(arrival, error, quiet=uid in self._refused)
+            return
+        finally:
+            arrival.close()
+        await _send(peer, reply)
+
+    async def _call(self, frame: Frame, arrival: Arrival) -> Reply:
+        # Questions to the daemon itself are short, and tell what all the others wait for.
+        if self._calls >= CALLS and frame.style not in {"control", ALIVE}:
+            raise TryAgain(f"{self._calls} requests are being served already; see `nodeplug status` for the slow ones")
+        self._calls += 1
+        try:
+            return await self._answer(frame, arrival)
+        finally:
+            self._calls -= 1
+
+    def _stranger(self, uid: int) -> PluginError:
+        if uid not in self._refused:
+            LOG.warning(
+                "refused request %s of user %d on %s; further tries of this user are not logged",
+                new_request_id(),
+                uid,
+                self.path,
+            )
+        self._refused.add(uid)
+        return PluginError(f"only root may call nodeplug; the caller has user id {uid}")
+
+    async def _refuse(self, arrival: Arrival, error: PluginError, *, quiet: bool) -> None:
+        """Answer a frame that is not read to its end; what it still sends is thrown away, so that it can read."""
+        arrival.refused = True
+        request = "" if quiet else new_request_id()
+        if not quiet:
+            LOG.warning("refused request %s: %s", request, error)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_GRACE):
+                style = await arrival.style()
+                await _send(arrival.peer, refusal(style, error, request))
+                with suppress(OSError):
+                    arrival.peer.shutdown(socket.SHUT_WR)
+                await arrival.drain()
+
+    async def _answer(self, frame: Frame, arrival: Arrival) -> Reply:
+        if frame.style == ALIVE:
+            return Reply()
+        try:
+            handler = self._handlers.get(frame.style)
+            if handler is None:
+                known = ", ".join(sorted(self._handlers))
+                raise NotSupported(f"this daemon does not speak {frame.style!r}; it speaks: {known}")
+            namespaces = arrival.namespaces(frame)
+            return await handler(frame, namespaces)
+        except Ending:
+            raise
+        except PluginError as error:
+            request = new_request_id()
+            LOG.warning("refused request %s: %s", request, error)
+            return refusal(frame.style, error, request)
+        except Exception as error:
+            request = new_request_id()
+            LOG.exception("the handler for %r failed (request %s)", frame.style, request)
+            text = f"the daemon failed: {type(error).__name__} (request {request}; the daemon's log has the traceback)"
+            return refusal(frame.style, PluginError(text))
+
+
+def _has_left(peer: socket.socket, frame: Frame) -> bool:
+    """Whether a frame outlived its caller, as in the backlog of a daemon that was stopped for a while.
+
+    Its caller has told that it failed, or keeps the DEL in the spool: an ADD that is done now would never be undone.
+    """
+    if not has_hung_up(peer):
+        return False
+    verb = frame.env.get("CNI_COMMAND", "a call")
+    LOG.warning("%s of %r is not served: its caller ended before it was read", verb, frame.name)
+    return True
+
+
+async def _send(peer: socket.socket, reply: Reply) -> None:
+    # A caller that was killed meanwhile, or does not read, costs nothing but this line.
+    try:
+        async with asyncio.timeout(_SILENCE):
+            await asyncio.get_running_loop().sock_sendall(peer, reply.encode())
+    except (OSError, TimeoutError) as error:
+        LOG.info("an answer was not taken: %s", error or type(error).__name__)
+
+
+def _clear_stale(path: Path) -> None:
+    try:
+        if not stat.S_ISSOCK(path.lstat().st_mode):
+            raise PluginError(f"{path} exists and is no socket; remove it, or configure another exec_socket")
+    except FileNotFoundError:
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
+        code = probe.connect_ex(str(path))
+    if code in {0, errno.EAGAIN}:
+        raise PluginError(f"another daemon listens on {path}; stop it first, or configure another exec_socket")
+    if code == errno.ECONNREFUSED:
+        path.unlink()
+    elif code != errno.ENOENT:
+        raise PluginError(f"cannot tell whether a daemon listens on {path}: {os.strerror(code)}")

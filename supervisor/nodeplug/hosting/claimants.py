@@ -1,0 +1,84 @@
+"""Which of several plugins gets a name that they all claim.
+
+Owns: the one rule: the first in the order of the configuration, whoever came first in time. So a reload leads to what a
+restart would lead to.
+Refuses: to take plugins in, and to know what a claim is good for.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
+
+from nodeplug.contract.values import Claim
+
+
+class Claimant(Protocol):
+    """A plugin, as far as its claims go."""
+
+    @property
+    def name(self) -> str:
+        """The section."""
+
+    @property
+    def who(self) -> str:
+        """The plugin, for messages."""
+
+    @property
+    def claims(self) -> Sequence[Claim]:
+        """What it wants to serve."""
+
+
+C = TypeVar("C", bound=Claimant)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict(Generic[C]):
+    """Who serves.
+
+    Attributes:
+        accepted: those who come, without conflict.
+        refused: why others who wanted to come do not, by section name; their predecessors stay.
+        displaced: why plugins that are present must go, by section name.
+        owners: who has what they claim, by the names of both.
+    """
+
+    accepted: list[C]
+    refused: dict[str, str] = field(default_factory=dict)
+    displaced: dict[str, str] = field(default_factory=dict)
+    owners: dict[str, str] = field(default_factory=dict)
+
+
+def settle(present: Mapping[str, C], entering: Iterable[C], order: Sequence[str]) -> Verdict[C]:
+    """Choose among plugins that are present and those that want to come.
+
+    Args:
+        present: by section name; one that enters under its name replaces it.
+        entering: in their order.
+        order: of the sections in the configuration; who is not in it comes last, the present ones first.
+    """
+    ranks = {name: rank for rank, name in enumerate(order)}
+    chosen = {one.name: one for one in entering}
+    verdict: Verdict[C] = Verdict([])
+    while True:
+        staying = [one for name, one in present.items() if name not in chosen and name not in verdict.displaced]
+        found = _first_conflict(sorted([*staying, *chosen.values()], key=lambda one: ranks.get(one.name, len(ranks))))
+        if found is None:
+            verdict.accepted.extend(chosen.values())
+            return verdict
+        loser, owner, text = found
+        verdict.owners[loser.name] = owner.name
+        if chosen.pop(loser.name, None) is not None:
+            verdict.refused[loser.name] = text
+        else:
+            verdict.displaced[loser.name] = text
+
+
+def _first_conflict(ranked: Iterable[C]) -> tuple[C, C, str] | None:
+    owners: dict[Claim, C] = {}
+    for one in ranked:
+        for claim in one.claims:
+            if claim in owners:
+                text = f"{one.who} claims {claim}, which {owners[claim].who} owns: it comes first in the configuration"
+                return one, owners[claim], f"{text}; disable one of the two"
+        owners.update(dict.fromkeys(one.claims, one))
+    return None

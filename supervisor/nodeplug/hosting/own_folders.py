@@ -1,0 +1,95 @@
+"""The daemon's own folders, and those that plugins are promised.
+
+Owns: making them when the daemon starts, and again when somebody has removed them, beside the event loop.
+Refuses: to touch what is there already: mkdir(2) takes the right to write first, and a frozen disk grants none, for a
+folder that exists as little as for another.
+"""
+
+import logging
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from nodeplug.config import Paths
+from nodeplug.contract.errors import PluginError
+from nodeplug.contract.journal import file_name
+from nodeplug.process.lane import Lane, Unanswered
+
+LOG: Final = logging.getLogger(__name__)
+_PRIVATE: Final = 0o700
+
+
+@dataclass(slots=True)
+class OwnFolders:
+    """The folders below the state and the run folder. Used from the event loop alone, but for `make_for`.
+
+    Attributes:
+        paths: of the node.
+    """
+
+    paths: Paths
+    _lane: Lane = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._lane = Lane(f"the state folder {self.paths.state}")
+
+    async def make(self, then: Callable[[], None]) -> None:
+        """Make what a daemon cannot be without, and do what needs it.
+
+        A disk that does not answer keeps no daemon from starting: `then` is done when it does.
+
+        Raises:
+            PluginError: a folder cannot be made.
+        """
+        try:
+            await self._lane.run(lambda: _make([self.paths.run, self.paths.state, self.paths.spool], then))
+        except Unanswered as error:
+            LOG.error("starting all the same: %s", error)
+
+    def make_for(self, plugin: str) -> tuple[Path, Path]:
+        """Make the state and the run folder of a plugin, in the thread that loads it, and return them.
+
+        Raises:
+            PluginError: one cannot be made.
+        """
+        state, run = self._of(plugin)
+        make_folder(state)
+        make_folder(run)
+        return state, run
+
+    async def keep(self, plugins: Iterable[str]) -> None:
+        """Make the plugins' folders again when somebody has removed them: they were promised to exist."""
+        folders = [folder for name in plugins for folder in self._of(name)]
+        with suppress(Unanswered):  # the disk is frozen, and says so itself (`StateDisk`)
+            await self._lane.run(lambda: _make_again(folders))
+
+    def _of(self, plugin: str) -> tuple[Path, Path]:
+        state, run = (folder / "plugins" / file_name(plugin) for folder in (self.paths.state, self.paths.run))
+        return state, run
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder for root alone, unless it exists. May block.
+
+    Raises:
+        PluginError: it cannot be made.
+    """
+    try:
+        if not folder.is_dir():
+            folder.mkdir(mode=_PRIVATE, parents=True, exist_ok=True)
+    except OSError as error:
+        raise PluginError(f"cannot make the folder {folder}: {error.strerror}; make its parent writable") from error
+
+
+def _make(folders: Iterable[Path], then: Callable[[], None]) -> None:
+    for folder in folders:
+        make_folder(folder)
+    then()
+
+
+def _make_again(folders: Iterable[Path]) -> None:
+    for folder in folders:
+        with suppress(PluginError):  # a plugin that writes there gets the error, and says it better
+            make_folder(folder)

@@ -1,0 +1,271 @@
+"""HTTP/1.1 on the event loop: for probes and scrapes, and for every further front that speaks HTTP.
+
+Owns: one listening socket, and the bounds on what a stranger can hold: how many connections there are, how long one
+request may take from its first byte to the last byte of its answer, how long a connection may be idle, how large head
+and body may be. h11 knows the protocol.
+Refuses: threads, paths and methods: it asks one application, which must not block.
+
+When there are as many connections as there may be, a new one takes the place of the oldest that has not sent a whole
+request: a prober sends its request at once and is served, whoever holds how many silent connections. If all are being
+answered, the new one is closed at once.
+"""
+
+import asyncio
+import errno
+import logging
+import socket
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from email.utils import formatdate
+from http import HTTPStatus
+from typing import Final
+
+import h11
+
+from nodeplug.contract.errors import InvalidRequest, PluginError
+
+LOG: Final = logging.getLogger(__name__)
+_CHUNK: Final = 1 << 14
+_BACKLOG: Final = 128
+TEXT: Final = "text/plain; charset=utf-8"
+JSON: Final = "application/json"
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What one listening socket grants.
+
+    Attributes:
+        connections: how many there may be at once.
+        request: seconds from connecting, or from the first byte of a further request, to the end of its answer.
+        idle: seconds that a connection may wait for its next request.
+        head: bytes of request line and headers.
+        body: bytes.
+    """
+
+    connections: int = 64
+    request: float = 10.0
+    idle: float = 60.0
+    head: int = 16 << 10
+    body: int = 64 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request; names of headers are in lower case."""
+
+    method: str
+    path: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """One answer."""
+
+    status: HTTPStatus
+    body: bytes
+    form: str = TEXT
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+Application = Callable[[Request], Awaitable[Response]]
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Bind and listen; an empty host means every address.
+
+    Connections of a daemon that has just ended must not keep its successor off the port (socket(7), SO_REUSEADDR); a
+    port that somebody listens on is refused all the same.
+
+    Raises:
+        InvalidRequest: the host names no address of this machine.
+        PluginError: the port is taken, or cannot be used.
+    """
+    where = f"{host or '*'}:{port}"
+    try:
+        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except socket.gaierror as error:
+        raise InvalidRequest(f"{host!r} names no address of this host: {error.strerror}") from error
+    family, _, _, _, target = found[0]
+    listener = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(target)
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        hint = "another process listens there" if error.errno == errno.EADDRINUSE else str(error.strerror)
+        raise PluginError(f"cannot listen on {where}: {hint}") from error
+    return listener
+
+
+class HttpServer:
+    """Serves one application on one listening socket.
+
+    Args:
+        listener: what `listen` returned; the server closes it.
+        application: answers requests, on the loop.
+        bounds: what strangers are granted.
+    """
+
+    def __init__(self, listener: socket.socket, application: Application, bounds: Bounds = Bounds()) -> None:
+        self._listener = listener
+        self._application = application
+        self._bounds = bounds
+        self._server: asyncio.Server | None = None
+        self._connections: dict[_Connection, asyncio.Task[None]] = {}
+
+    async def start(self) -> None:
+        """Accept and answer, until `stop`."""
+        self._server = await asyncio.start_server(self._accepted, sock=self._listener, limit=self._bounds.head)
+
+    async def stop(self) -> None:
+        """Stop listening, and end every connection."""
+        if self._server is not None:
+            self._server.close()
+        tasks = list(self._connections.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _accepted(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Take a connection, or close it."""
+        if len(self._connections) >= self._bounds.connections and not self._evict():
+            writer.transport.abort()
+            return
+        connection = _Connection(reader, writer, self._bounds)
+        task = asyncio.get_running_loop().create_task(self._serve(connection), name="http-connection")
+        self._connections[connection] = task
+        task.add_done_callback(lambda _: self._connections.pop(connection, None))
+
+    def _evict(self) -> bool:
+        """End the oldest connection that has not sent a whole request; tell whether there was one."""
+        for connection, task in self._connections.items():
+            if not connection.answering:
+                del self._connections[connection]
+                connection.writer.transport.abort()
+                task.cancel()
+                return True
+        return False
+
+    async def _serve(self, connection: "_Connection") -> None:
+        try:
+            while await self._serve_one(connection):
+                async with asyncio.timeout(self._bounds.idle):
+                    await connection.more()
+        except (TimeoutError, OSError, asyncio.CancelledError):
+            connection.writer.transport.abort()  # too slow, gone, or in the way: there is nobody to be told
+        except Exception:
+            LOG.exception("an HTTP connection failed")
+        finally:
+            connection.writer.close()
+
+    async def _serve_one(self, connection: "_Connection") -> bool:
+        """Answer one request within its time; tell whether another may follow."""
+        async with asyncio.timeout(self._bounds.request):
+            try:
+                request = await connection.request()
+            except h11.RemoteProtocolError as error:
+                status = HTTPStatus(error.error_status_hint)
+                await connection.send(Response(status, f"{status.phrase}: {error}\n".encode()))
+                return False
+            if request is None:
+                return False
+            connection.answering = True
+            try:
+                response = await self._application(request)
+            except Exception:
+                LOG.exception("%s %s failed", request.method[:20], request.path[:100])
+                response = Response(HTTPStatus.INTERNAL_SERVER_ERROR, b"the daemon failed; its log has the traceback\n")
+            await connection.send(response)
+            connection.answering = False
+            return connection.next()
+
+
+class _Connection:
+    """One peer: bytes to requests, responses to bytes."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, bounds: Bounds) -> None:
+        self.writer = writer
+        self.answering = False
+        self._reader = reader
+        self._limit = bounds.body
+        self._bodiless = False
+        self._protocol = h11.Connection(h11.SERVER, max_incomplete_event_size=bounds.head)
+        # What was drained has left for the kernel: nothing is kept for a peer that does not read.
+        writer.transport.set_write_buffer_limits(high=0)
+
+    async def more(self) -> None:
+        """Take in what comes next."""
+        self._protocol.receive_data(await self._reader.read(_CHUNK))
+
+    async def request(self) -> Request | None:
+        """Read one request; None when the peer has closed.
+
+        Raises:
+            h11.RemoteProtocolError: these bytes are no request, or too many.
+        """
+        head: h11.Request | None = None
+        body = bytearray()
+        while True:
+            event = self._protocol.next_event()
+            if event is h11.NEED_DATA:
+                await self._invite()
+                await self.more()
+            elif isinstance(event, h11.Request):
+                head = event
+                self._bodiless = event.method == b"HEAD"
+            elif isinstance(event, h11.Data):
+                body += event.data
+                if len(body) > self._limit:
+                    raise h11.RemoteProtocolError(f"at most {self._limit} bytes of body", error_status_hint=413)
+            elif isinstance(event, h11.EndOfMessage) and head is not None:
+                return _request(head, bytes(body))
+            else:  # closed, or what cannot come here
+                return None
+
+    async def _invite(self) -> None:
+        if self._protocol.they_are_waiting_for_100_continue:
+            await self._write(h11.InformationalResponse(status_code=100, headers=[]))
+
+    async def send(self, response: Response) -> None:
+        """Write an answer and wait until the kernel has it."""
+        asked = self._protocol.their_state is not h11.ERROR
+        headers = {
+            "Date": formatdate(usegmt=True),
+            "Content-Type": response.form,
+            "Content-Length": str(len(response.body)),
+            **response.headers,
+            **({} if asked else {"Connection": "close"}),
+        }
+        head = h11.Response(
+            status_code=response.status, reason=response.status.phrase.encode(), headers=list(headers.items())
+        )
+        parts: list[h11.Event] = [head, h11.Data(data=response.body), h11.EndOfMessage()]
+        if self._bodiless:
+            del parts[1]
+        self.writer.write(b"".join(self._bytes(part) for part in parts))
+        await self.writer.drain()
+
+    def next(self) -> bool:
+        """Make ready for another request; tell whether one may follow."""
+        if self._protocol.our_state is not h11.DONE or self._protocol.their_state is not h11.DONE:
+            return False
+        self._protocol.start_next_cycle()
+        return True
+
+    async def _write(self, event: "h11.Event") -> None:
+        self.writer.write(self._bytes(event))
+        await self.writer.drain()
+
+    def _bytes(self, event: "h11.Event") -> bytes:
+        data: bytes | None = self._protocol.send(event)
+        return data or b""
+
+
+def _request(head: h11.Request, body: bytes) -> Request:
+    path = head.target.decode("ascii", "replace").partition("?")[0]
+    headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in head.headers}
+    return Request(head.method.decode("ascii"), path, headers, body)

@@ -1,0 +1,128 @@
+"""`/healthz`, `/readyz` and `/metrics`.
+
+Owns: what the three paths answer.
+Refuses: to know what ready means: it asks what it was given, on the event loop; and to write metrics there: that takes
+long when plugins give many, and is done once for all who ask within a second. How much a stranger can hold is bounded
+by `nodeplug.http.server`.
+"""
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
+from typing import Final, Self
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+
+from nodeplug.config import parse_address
+from nodeplug.contract.errors import PluginError
+from nodeplug.http.server import JSON, Bounds, HttpServer, Request, Response, listen
+from nodeplug.process.lane import Lane
+
+Readiness = Callable[[], tuple[bool, Mapping[str, str]]]
+"""Whether every plugin serves, and by plugin the reason why one does not."""
+Liveness = Callable[[], str]
+"""Why the daemon should be restarted, or an empty text."""
+FRESH: Final = 1.0
+"""Seconds for which a page of metrics is given to everybody who asks: samples are taken as often."""
+_PATIENCE: Final = 8.0
+"""Seconds for writing a page; less than one request may take."""
+
+
+class Endpoints:
+    """Listens from the start, and answers between `start` and `stop`.
+
+    Args:
+        address: `host:port`; port 0 takes a free one.
+        registry: what `/metrics` shows.
+        readiness: asked by `/readyz`.
+        liveness: asked by `/healthz`.
+        bounds: what strangers are granted.
+
+    Raises:
+        InvalidRequest: the address has another form or names no host.
+        PluginError: the port is taken, or cannot be used.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        registry: CollectorRegistry,
+        readiness: Readiness,
+        liveness: Liveness = lambda: "",
+        bounds: Bounds | None = None,
+    ) -> None:
+        try:
+            listener = listen(*parse_address(address))
+        except PluginError as error:
+            raise type(error)(
+                f"cannot serve /healthz, /readyz and /metrics: {error}; set supervisor.listen to another address, or "
+                "to '' to switch them off"
+            ) from error
+        self.port: Final[int] = listener.getsockname()[1]
+        self._readiness = readiness
+        self._liveness = liveness
+        self._metrics = _Pages(registry)
+        self._server = HttpServer(listener, self._answer, bounds or Bounds())
+
+    async def __aenter__(self) -> Self:
+        await self._server.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._server.stop()
+
+    async def _answer(self, request: Request) -> Response:
+        if request.path not in _PATHS:
+            return Response(HTTPStatus.NOT_FOUND, f"there are: {', '.join(_PATHS)}\n".encode())
+        if request.method not in {"GET", "HEAD"}:
+            allowed = {"Allow": "GET, HEAD"}
+            return Response(HTTPStatus.METHOD_NOT_ALLOWED, b"only GET and HEAD\n", headers=allowed)
+        if request.path == "/metrics":
+            return await self._metrics.page(request.headers.get("accept", ""))
+        return self._healthz() if request.path == "/healthz" else self._readyz()
+
+    def _healthz(self) -> Response:
+        reason = self._liveness()
+        status = HTTPStatus.SERVICE_UNAVAILABLE if reason else HTTPStatus.OK
+        return Response(status, f"{reason or 'ok'}\n".encode())
+
+    def _readyz(self) -> Response:
+        ready, reasons = self._readiness()
+        status = HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE
+        return Response(status, (json.dumps({"ready": ready, "reasons": dict(reasons)}) + "\n").encode(), JSON)
+
+
+_PATHS: Final = ("/healthz", "/readyz", "/metrics")
+
+
+class _Pages:
+    """The metrics as they are written down, for a second."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+        self._lane = Lane("the writing of metrics", _PATIENCE)
+        self._written: dict[str, tuple[float, bytes]] = {}
+
+    async def page(self, accept: str) -> Response:
+        encoder, form = choose_encoder(accept)
+        page = self._fresh(form)
+        if page is None:
+            try:
+                page = await self._lane.run(lambda: self._write(form, lambda: encoder(self._registry)))
+            except PluginError as error:
+                return Response(HTTPStatus.SERVICE_UNAVAILABLE, f"{error}\n".encode())
+        return Response(HTTPStatus.OK, page, form)
+
+    def _fresh(self, form: str) -> bytes | None:
+        at, page = self._written.get(form, (0.0, b""))
+        return page if page and time.monotonic() - at < FRESH else None
+
+    def _write(self, form: str, encode: Callable[[], bytes]) -> bytes:
+        """Write a page, in the lane's thread, unless somebody who waited for the same turn has just written it."""
+        page = self._fresh(form)
+        if page is None:
+            page = encode()
+            self._written[form] = time.monotonic(), page
+        return page

@@ -1,0 +1,149 @@
+"""What plugins tell about themselves when they are asked.
+
+Owns: asking running plugins for `inspect` and `metrics`, each in its own time, and what becomes of an answer that
+cannot be used.
+Refuses: the daemon's own status, which must answer while plugins hang; and to look at an answer before it is plain
+values: a mapping of a plugin is code of that plugin, which has its place in the thread of its call.
+"""
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from nodeplug.contract.errors import NotFound, NotReady, NotSupported, PluginError
+from nodeplug.contract.values import Metric
+from nodeplug.hosting.call import Call
+from nodeplug.hosting.plugin_state import PluginState
+from nodeplug.hosting.registry import Loaded
+from nodeplug.hosting.runner import Hook, Runner
+from nodeplug.observe.plugin_metrics import plain
+from nodeplug.process.aside import aside
+
+LOG: Final = logging.getLogger(__name__)
+INSPECT_LIMIT: Final = 4 << 20
+"""Bytes of JSON that an inspection may have: it is for people, and the daemon passes it on in one piece."""
+MEASURE_PATIENCE: Final = 1.0
+"""Seconds after which metrics are exported without waiting for a plugin that still measures."""
+_Measured = tuple[Sequence[Metric], str]
+"""The metrics of one plugin, or why there are none."""
+
+
+@dataclass(slots=True)
+class Reports:
+    """Asks plugins. Used from the event loop alone.
+
+    Attributes:
+        states: the plugins as they are, by section name.
+        runner: calls their hooks.
+        export: takes the metrics of all plugins and returns what it had to leave out.
+    """
+
+    states: Mapping[str, PluginState]
+    runner: Runner
+    export: Callable[[Mapping[str, Sequence[Metric]]], Sequence[str]]
+    _faults: frozenset[str] = field(default_factory=frozenset)
+    _asking: dict[str, "asyncio.Task[_Measured]"] = field(default_factory=dict)
+    _answers: dict[str, _Measured] = field(default_factory=dict)
+
+    async def inspect(self, wanted: str) -> dict[str, Any]:
+        """Ask the plugins that a name means: a section, or every section that uses the plugin of that name.
+
+        Returns:
+            What each of them tells, by section name.
+
+        Raises:
+            NotFound: no section has or uses the name.
+            NotReady: one of them does not run.
+            NotSupported: one of them has nothing to tell.
+            PluginError: what one of them raised, or that its answer is no JSON, or too large.
+        """
+        states = [state for name, state in self.states.items() if wanted in {name, state.uses}]
+        if not states:
+            known = ", ".join(sorted(self.states)) or "none"
+            raise NotFound(f"no plugin {wanted!r} is enabled; there is a [plugins.…] section for: {known}")
+        # Side by side: who asks waits for the slowest one, not for all of them in turn.
+        answers = await asyncio.gather(*(self._inspect(state) for state in states))
+        return {state.name: answer for state, answer in zip(states, answers, strict=True)}
+
+    async def _inspect(self, state: PluginState) -> Any:
+        loaded = _running(state)
+        if "inspect" not in loaded.hooks:
+            raise NotSupported(f"plugin {state.name!r} has nothing to inspect; `nodeplug status` tells how it is")
+        call = Call("inspect", f"plugin:{state.name}", key=f"inspection of {state.name}")
+        return await self.runner.call(loaded.route, "inspect", call, {}, around=lambda hook: _in_json(state.name, hook))
+
+    async def measure(self) -> None:
+        """Ask every running plugin that has metrics; one that fails keeps none, and says so once.
+
+        One that hangs holds up no other: its last metrics stay until its deadline.
+        """
+        asked = {name: state for name, state in self.states.items() if _measures(state)}
+        for name in asked.keys() - self._asking.keys():
+            self._asking[name] = asyncio.create_task(self._measure(asked[name]), name=f"metrics of {name}")
+        if self._asking:
+            await asyncio.wait(self._asking.values(), timeout=MEASURE_PATIENCE)
+        for name in [name for name, asking in self._asking.items() if asking.done()]:
+            self._answers[name] = self._asking.pop(name).result()
+        self._answers = {name: answer for name, answer in self._answers.items() if name in asked}
+        given = {name: metrics for name, (metrics, _) in self._answers.items()}
+        # In a thread of its own: thousands of samples are judged there, and what they hold is plain by now.
+        left_out = await aside(lambda: self.export(given), "export of metrics")
+        faults = frozenset([*(text for _, text in self._answers.values() if text), *left_out])
+        for text in sorted(faults - self._faults):
+            LOG.warning("not exported: %s", text)
+        self._faults = faults
+
+    async def _measure(self, state: PluginState) -> _Measured:
+        call = Call("metrics", f"plugin:{state.name}", key=f"metrics of {state.name}")
+        try:
+            return await self.runner.call(_running(state).route, "metrics", call, {}, around=_in_plain_values), ""
+        except PluginError as error:
+            return (), f"plugin {state.name}: {error.message}"
+
+
+def _in_plain_values(hook: Hook) -> Hook:
+    def metrics() -> Any:
+        answer = hook()
+        if not isinstance(answer, Sequence):
+            return answer  # the runner says what is wrong with it
+        return [plain(metric) if isinstance(metric, Metric) else metric for metric in answer]
+
+    return metrics
+
+
+def _in_json(plugin: str, hook: Hook) -> Hook:
+    def inspect() -> Any:
+        answer = hook()
+        return json.loads(_written(plugin, answer)) if isinstance(answer, Mapping) else answer
+
+    return inspect
+
+
+def _written(plugin: str, answer: Mapping[str, Any]) -> str:
+    """Write JSON piece by piece, so that one that is too large ends early and other threads get their turns."""
+    pieces: list[str] = []
+    size = 0
+    try:
+        for piece in json.JSONEncoder(allow_nan=False).iterencode(dict(answer)):
+            pieces.append(piece)
+            size += len(piece)
+            if size > INSPECT_LIMIT:
+                break
+    except (TypeError, ValueError, RecursionError) as error:
+        raise PluginError(f"what plugin {plugin!r} tells about itself is no JSON: {error}") from error
+    if size > INSPECT_LIMIT:
+        raise PluginError(f"what plugin {plugin!r} tells about itself has more than {INSPECT_LIMIT} bytes of JSON")
+    return "".join(pieces)
+
+
+def _measures(state: PluginState) -> bool:
+    return state.state == "running" and state.loaded is not None and "metrics" in state.loaded.hooks
+
+
+def _running(state: PluginState) -> Loaded:
+    if state.state != "running" or state.loaded is None:
+        raise NotReady(f"plugin {state.name!r} is {state.state}: {state.reason or 'ask again in a moment'}")
+    return state.loaded

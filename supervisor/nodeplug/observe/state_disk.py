@@ -1,0 +1,91 @@
+"""Whether the state folder can be written, asked of the disk itself.
+
+Owns: one thread that writes a file there again and again, so that a disk that became read-only, full or frozen is told
+in /readyz before the next pod finds out; and the removals that wait for such a disk.
+Refuses: the event loop, which a frozen filesystem would stop, and to mend a disk.
+"""
+
+import errno
+import logging
+import os
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from nodeplug.contract.removals import Removals
+
+LOG: Final = logging.getLogger(__name__)
+_PERIOD: Final = 5.0
+_PATIENCE: Final = 10.0
+_NO_NAMELESS: Final = frozenset({errno.EOPNOTSUPP, errno.EISDIR})
+"""What a filesystem that has no files without a name answers to O_TMPFILE; there only the removals tell."""
+
+
+@dataclass(slots=True)
+class StateDisk:
+    """The disk below the state folder. The thread writes, anybody reads: each attribute is one assignment.
+
+    Attributes:
+        folder: the state folder.
+        removals: what waits for the disk.
+        period: seconds between two tries.
+    """
+
+    folder: Path
+    removals: Removals = field(default_factory=Removals)
+    period: float = _PERIOD
+    _refusal: str = ""
+    _asked: float = 0.0
+
+    def watch(self) -> None:
+        """Try from here on, for as long as the process lives."""
+        threading.Thread(target=self._watch, name="state disk", daemon=True).start()
+
+    @property
+    def reason(self) -> str:
+        """Why the folder cannot be written, in a sentence; empty when it can."""
+        asked = self._asked
+        refusal = self._refusal
+        if asked and time.monotonic() - asked > _PATIENCE:
+            refusal = f"a write has not ended for {time.monotonic() - asked:.0f} s"
+        refusal = refusal or self.removals.refusal
+        if not refusal:
+            return ""
+        waiting = f"; {len(self.removals)} records that have ended wait there to be removed" if self.removals else ""
+        return f"the state folder {self.folder} cannot be written: {refusal}{waiting}; make it writable, or free space"
+
+    def look(self) -> None:
+        """Try once. May block."""
+        self._asked = time.monotonic()
+        refusal = self._try()
+        self._asked = 0.0
+        if refusal and refusal != self._refusal:
+            LOG.error("the state folder %s cannot be written: %s; pods end, and none can start", self.folder, refusal)
+        elif self._refusal and not refusal:
+            LOG.info("the state folder %s can be written again", self.folder)
+        self._refusal = refusal
+        if not refusal:
+            self.removals.retry()
+
+    def _watch(self) -> None:
+        while True:
+            self.look()
+            time.sleep(self.period)
+
+    def _try(self) -> str:
+        """Write one byte into a file without a name: nobody sees it, nothing stays, no disk is synced."""
+        try:
+            descriptor = os.open(self.folder, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+        except FileNotFoundError:  # the folder was removed; it is made again (`Daemon._keep_folders`)
+            return ""
+        except OSError as error:
+            return "" if error.errno in _NO_NAMELESS else error.strerror or str(error)
+        try:
+            os.write(descriptor, b".")
+        except OSError as error:
+            return error.strerror or str(error)
+        finally:
+            os.close(descriptor)
+        return ""
