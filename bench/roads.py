@@ -24,8 +24,8 @@ from nodeplug.testing.stage import CniRuntimeFactory, FlexCallers, scratch_node
 
 RESOURCE: Final = "bench.nodeplug.io/null"
 PLUGINS: Final = f"""
-[plugins.bridge]
-[plugins.host-local]
+[plugins.bridge.config]
+data_dir = "{{scratch}}/addresses"
 [plugins.tmpfs]
 [plugins.hostdev]
 [[plugins.hostdev.config.resources]]

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from nodeplug.testing import namespaces
 from nodeplug.testing.waiting import until
 
 
@@ -40,6 +41,17 @@ def test_it_ends_well_as_an_ordinary_user(other_user: Any) -> None:
     done = play(*other_user.prefix, other_user.python, env=other_user.env)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "✓ nothing is left" in done.stdout
+
+
+def test_addresses_of_the_machine_s_own_networks_are_not_its_business(other_user: Any) -> None:
+    """The pools of a node are root's, and `--root` does not move them."""
+    if subprocess.run([*other_user.prefix, "unshare", "-Urnm", "true"], check=False).returncode:
+        pytest.skip("needs user namespaces for ordinary users")
+    pools = "mount -t tmpfs none /var/lib && mkdir -p /var/lib/cni/networks/pods && cd /var/lib/cni/networks/pods"
+    private = f'{pools} && umask 77 && : >lock && cd / && exec "$@"'
+    inside = [*namespaces.command(network=False), "/bin/sh", "-c", private, "sh"]
+    done = play(*inside, *other_user.prefix, other_user.python, env=other_user.env)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_two_pods_share_a_card_and_a_third_is_refused_with_the_numbers(printed: str) -> None:

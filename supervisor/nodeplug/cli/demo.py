@@ -123,6 +123,10 @@ class _Story:
     folder: Path
     stage: ExitStack
 
+    @property
+    def _pools(self) -> Path:
+        return self.folder / "addresses"
+
     async def tell(self) -> list[str]:
         """Play every act and return what was left behind."""
         before = await asyncio.to_thread(Inventory.take)
@@ -138,13 +142,15 @@ class _Story:
         for sandbox in sandboxes.values():
             sandbox.close()
         await asyncio.to_thread(node.stop)
-        after = await asyncio.to_thread(Inventory.take, self.folder / "addresses")
+        after = await asyncio.to_thread(Inventory.take, self._pools)
         return leftovers(after.since(before), self.folder)
 
     def _node(self) -> ScratchNode:
         root = self.folder / "n"
         root.mkdir()
         config = (find_scripts().parent / "configs" / "demo.toml").read_text(encoding="utf-8")
+        for allocator in ("bridge", "host-local"):  # the machine's own pools are not the demo's business
+            config += f'[plugins.{allocator}.config]\ndata_dir = "{self._pools}"\n'
         node = ScratchNode(root, config, whole=True)
         with self._step("daemon", "nodeplug serve --config configs/demo.toml") as told:
             self.stage.callback(node.stop)
@@ -204,7 +210,7 @@ class _Story:
         source = find_scripts().parent / "configs" / "cni" / "10-nodeplug.conflist"
         runtime = CniRuntime.load(source, [node.paths.cni_bin])
         for plugin in runtime.conflist["plugins"]:
-            plugin.get("ipam", {})["dataDir"] = str(self.folder / "addresses")
+            plugin.get("ipam", {})["dataDir"] = str(self._pools)
         sandboxes, addresses = {}, {}
         for name in ("web", "client"):
             sandboxes[name] = Sandbox(self.folder / name)
