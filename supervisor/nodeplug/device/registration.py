@@ -304,6 +304,8 @@ class Registration:
                 streaming_since, self._silent_since = now, self._silent_since or time.time()
             loss = self._loss(server, identity, now - idle_since)
             if loss is not None:
+                # The stream of a kubelet that was killed can seem open for longer than its socket is there.
+                self._silent_since = self._silent_since or time.time()
                 self._say(f"{loss.reason}; registering again")
                 if loss.at_once:
                     self._retry.succeeded()

@@ -1,6 +1,7 @@
 """A daemon that ends and comes back again and again while others work with it.
 
-Owns: when and how it ends: SIGKILL and SIGTERM in turn, at times that a seed decides; which work was under way then.
+Owns: when and how it ends: SIGKILL and SIGTERM in turn, at times that a seed decides, yet first while each kind of work
+is under way; which work was under way then.
 Refuses: judgement of what the others get meanwhile.
 """
 
@@ -15,6 +16,8 @@ from nodeplug.testing.scratch_node import ScratchNode
 
 _UP: Final = (0.02, 0.5)
 _AWAY: Final = (0.0, 0.3)
+_AIMING: Final = 10.0
+"""Seconds that an end waits at most for work that such an end has not met yet."""
 
 
 class Restarts:
@@ -30,7 +33,7 @@ class Restarts:
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._torment)
         self._under_way: Counter[str] = Counter()
-        self._guard = threading.Lock()
+        self._changed = threading.Condition()
         self._failure: BaseException | None = None
         self.hit: Counter[tuple[str, str]] = Counter()
         """How often which work was under way at a SIGKILL or SIGTERM, by work and signal."""
@@ -38,12 +41,13 @@ class Restarts:
     @contextmanager
     def during(self, work: str) -> Iterator[None]:
         """Name what the calling thread does in this block."""
-        with self._guard:
+        with self._changed:
             self._under_way[work] += 1
+            self._changed.notify_all()
         try:
             yield
         finally:
-            with self._guard:
+            with self._changed:
                 self._under_way[work] -= 1
 
     def hit_all(self, *works: str) -> bool:
@@ -56,13 +60,19 @@ class Restarts:
                 if self._over.wait(self._chance.uniform(*_UP)):
                     return
                 signal, end = (("SIGKILL", self._daemon.kill), ("SIGTERM", self._daemon.stop))[number % 2]
-                with self._guard:
+                with self._changed:
+                    self._changed.wait_for(lambda: self._is_time(signal), _AIMING)  # noqa: B023 - called here alone
                     self.hit.update((work, signal) for work, count in self._under_way.items() if count)
                 end()
                 self._over.wait(self._chance.uniform(*_AWAY))
                 self._daemon.start()
         except BaseException as error:  # raised again where the block ends
             self._failure = error
+
+    def _is_time(self, signal: str) -> bool:
+        """Whether work is under way that this signal has not met, or there is none that it has not met."""
+        unmet = [count for work, count in self._under_way.items() if not self.hit[work, signal]]
+        return self._over.is_set() or not unmet or any(unmet)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -75,6 +85,8 @@ class Restarts:
             NotReady: the daemon did not come back once.
         """
         self._over.set()
+        with self._changed:
+            self._changed.notify_all()
         self._thread.join()
         if self._failure is not None:
             raise self._failure
