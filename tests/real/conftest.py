@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.real.consumers import Lab, PrivateNode, open_lab
 
 from nodeplug.testing import Sandbox, ScratchNode, folders
-from nodeplug.testing.consumers import Lab, PrivateNode, open_lab
 
 HERE = Path(__file__).parent
 REPOSITORY = HERE.parents[1]

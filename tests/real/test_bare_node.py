@@ -9,9 +9,9 @@ from pathlib import Path
 
 import grpc
 import pytest
+from tests.real.consumers import Containerd, PrivateNode
 
 from nodeplug.testing import ScratchNode
-from nodeplug.testing.consumers import Containerd, PrivateNode
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 PUBLISHED = CONFIGS / "cni" / "10-nodeplug.conflist"

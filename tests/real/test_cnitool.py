@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.real.consumers import PrivateNode
 
 from nodeplug.contract.errors import PluginError
 from nodeplug.testing import ScratchNode
-from nodeplug.testing.consumers import PrivateNode
 
 PUBLISHED = Path(__file__).parents[2] / "configs" / "cni" / "10-nodeplug.conflist"
 

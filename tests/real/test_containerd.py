@@ -12,9 +12,9 @@ from typing import Any
 
 import grpc
 import pytest
+from tests.real.consumers import Containerd, Cri, PrivateNode, Restarts
 
 from nodeplug.testing import ScratchNode
-from nodeplug.testing.consumers import Containerd, Cri, PrivateNode, Restarts
 from nodeplug.testing.waiting import until
 
 PUBLISHED = Path(__file__).parents[2] / "configs" / "cni" / "10-nodeplug.conflist"

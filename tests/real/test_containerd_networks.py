@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.real.consumers import Containerd, PrivateNode
 
 from nodeplug.testing import ScratchNode, folders
-from nodeplug.testing.consumers import Containerd, PrivateNode
 
 NETWORKS = Path(__file__).parent / "networks"
 PLUGINS = """

@@ -8,8 +8,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
-
-from nodeplug.testing.consumers import ControlPlane, Lab
+from tests.real.consumers import ControlPlane, Lab
 
 RESOURCE = "example.com/widget"
 pytestmark = pytest.mark.parametrize("generation", ["current"], indirect=True, scope="session")

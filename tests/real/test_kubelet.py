@@ -6,7 +6,7 @@ One kubelet serves all tests of a file. Each has pods of names of its own: one m
 from collections.abc import Callable
 from typing import Any
 
-from nodeplug.testing.consumers import Lab
+from tests.real.consumers import Lab
 
 ONE = {"example.com/widget": 1}
 GROUP = 4242

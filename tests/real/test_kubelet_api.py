@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from nodeplug.testing.consumers import ApiServer, Lab
+from tests.real.consumers import ApiServer, Lab
 
 RESOURCE = "example.com/widget"
 ONE = {RESOURCE: 1}

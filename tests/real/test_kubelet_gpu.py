@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.real.consumers import Lab, PrivateNode, open_lab
 
 from nodeplug.testing import folders
-from nodeplug.testing.consumers import Lab, PrivateNode, open_lab
 
 MEMORY = "aliyun.com/gpu-mem"
 PUBLISHED = Path(__file__).parents[2] / "configs" / "cni" / "10-nodeplug.conflist"

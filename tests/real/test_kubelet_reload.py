@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from nodeplug.testing.consumers import Lab
+from tests.real.consumers import Lab
 
 ONE = {"example.com/widget": 1}
 RELOADS = 20

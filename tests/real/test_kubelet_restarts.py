@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from nodeplug.testing.consumers import Lab
+from tests.real.consumers import Lab
 
 ONE = {"example.com/widget": 1}
 Volumes = dict[str, dict[str, Any]]

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from tests.real.consumers import PrivateNode, Restarts
 
 from nodeplug.testing import ScratchNode, folders
-from nodeplug.testing.consumers import PrivateNode, Restarts
 from nodeplug.testing.inventory import cgroups_of
 from nodeplug.testing.waiting import until
 

@@ -3,8 +3,9 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from nodeplug.testing.consumers import PrivateNode
-from nodeplug.testing.consumers.private_node import KERNEL_SETTINGS
+from tests.real.consumers import PrivateNode
+from tests.real.consumers.private_node import KERNEL_SETTINGS
+
 from nodeplug.testing.inventory import cgroups_of
 
 MakeNode = Callable[..., PrivateNode]

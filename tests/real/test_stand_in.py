@@ -18,14 +18,14 @@ from typing import Any
 
 import grpc.aio
 import pytest
+from tests.real.consumers import Containerd, KubeletProcess, PrivateNode
+from tests.real.consumers.either_kubelet import Acted, Asks, Node, Real
 
 from nodeplug.pb import deviceplugin_v1beta1_pb2 as pb
 from nodeplug.pb import deviceplugin_v1beta1_pb2_grpc as pb_grpc
 from nodeplug.pb import podresources_v1_pb2 as podresources_pb
 from nodeplug.pb import podresources_v1_pb2_grpc as podresources_grpc
 from nodeplug.testing import Kubelet, folders
-from nodeplug.testing.consumers import Containerd, KubeletProcess, PrivateNode
-from nodeplug.testing.consumers.either_kubelet import Acted, Asks, Node, Real
 from nodeplug.testing.kubelet.recording import RecordingPlugin
 
 FIRST, SECOND, WATCHED = "example.com/first", "example.com/second", "example.com/watched"

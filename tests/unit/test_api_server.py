@@ -1,8 +1,7 @@
 """The stand-in of an API server: paths, selectors, strategic merge patches, and watches."""
 
 import pytest
-
-from nodeplug.testing.consumers.api_server import Object, Store, Where, merge, selects
+from tests.real.consumers.api_server import Object, Store, Where, merge, selects
 
 POD = Where("v1", "pods", "default", "one")
 

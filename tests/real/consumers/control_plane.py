@@ -17,8 +17,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final, Self
 
+from tests.real.consumers.private_node import ENV, PrivateNode
+
 from nodeplug.contract.errors import PluginError
-from nodeplug.testing.consumers.private_node import ENV, PrivateNode
 
 Object = dict[str, Any]
 _PORT: Final = 6443

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from tests.real.consumers.kubelet_process import KubeletProcess, pod
+
 from nodeplug.contract.errors import PluginError
-from nodeplug.testing.consumers.kubelet_process import KubeletProcess, pod
 from nodeplug.testing.kubelet import AdmissionError, Kubelet
 
 _REJECTED: Final = ("Pod Allocate failed due to ", "Pod was rejected: Allocate failed due to ")

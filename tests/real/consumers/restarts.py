@@ -29,7 +29,7 @@ class Restarts:
     """
 
     def __init__(self, daemon: ScratchNode, seed: int = 1) -> None:
-        self._daemon, self._chance = daemon, random.Random(seed)  # noqa: S311 - times, not secrets
+        self._daemon, self._chance = daemon, random.Random(seed)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._torment)
         self._under_way: Counter[str] = Counter()

@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from tests.real.consumers.api_server import ApiServer
+from tests.real.consumers.containerd import Containerd
+from tests.real.consumers.control_plane import ControlPlane
+from tests.real.consumers.kubelet_process import KubeletProcess, pod
+from tests.real.consumers.private_node import PrivateNode
+
 from nodeplug.contract.errors import PluginError
-from nodeplug.testing.consumers.api_server import ApiServer
-from nodeplug.testing.consumers.containerd import Containerd
-from nodeplug.testing.consumers.control_plane import ControlPlane
-from nodeplug.testing.consumers.kubelet_process import KubeletProcess, pod
-from nodeplug.testing.consumers.private_node import PrivateNode
 from nodeplug.testing.inventory import Inventory
 from nodeplug.testing.scratch_node import ScratchNode
 

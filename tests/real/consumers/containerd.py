@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Final, Self
 
 import grpc
+from tests.real.consumers.cri import Cri
+from tests.real.consumers.private_node import ENV, PrivateNode
 
 from nodeplug.contract.errors import PluginError
-from nodeplug.testing.consumers.cri import Cri
-from nodeplug.testing.consumers.private_node import ENV, PrivateNode
 
 BUSYBOX: Final = "registry.local/test/busybox:1"
 PAUSE: Final = "registry.local/test/pause:1"

@@ -18,7 +18,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final, Self
 from urllib.parse import parse_qs, urlsplit
 
-from nodeplug.testing.consumers.private_node import PrivateNode
+from tests.real.consumers.private_node import PrivateNode
 
 Object = dict[str, Any]
 _KINDS: Final = {

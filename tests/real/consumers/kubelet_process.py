@@ -13,11 +13,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Self
 
+from tests.real.consumers.api_server import ApiServer
+from tests.real.consumers.containerd import BUSYBOX, PAUSE, Containerd
+from tests.real.consumers.control_plane import ControlPlane
+from tests.real.consumers.private_node import ADDRESS, ENV, PrivateNode
+
 from nodeplug.contract.errors import PluginError
-from nodeplug.testing.consumers.api_server import ApiServer
-from nodeplug.testing.consumers.containerd import BUSYBOX, PAUSE, Containerd
-from nodeplug.testing.consumers.control_plane import ControlPlane
-from nodeplug.testing.consumers.private_node import ADDRESS, ENV, PrivateNode
 
 _PATIENCE: Final = 60.0
 _COLLECTED: Final = 180.0

@@ -21,10 +21,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, Self
 
+from tests.real.consumers.hard_wired import HardWired
+
 from nodeplug.contract.errors import PluginError
 from nodeplug.contract.netns import Netns
 from nodeplug.testing import namespaces
-from nodeplug.testing.consumers.hard_wired import HardWired
 from nodeplug.testing.inventory import CGROUPS, Inventory, cgroups_of, make_cgroup
 from nodeplug.testing.waiting import PATIENCE
 
