@@ -9,10 +9,10 @@ one plugin that owns the claim, plus every plugin's `@hookimpl(wrapper=True)` fo
 Every verb must be idempotent: callers repeat calls after a crash, a timeout or a lost answer.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Any, Final
+from types import MappingProxyType, UnionType
+from typing import Any, Final, NewType, cast, get_args, get_origin, get_type_hints
 
 import pluggy
 
@@ -174,38 +174,21 @@ class Answer:
     items: type[Any] | None = None
 
 
-_NONE: Final = Answer((type(None),))
+def _class_of(annotation: Any) -> type[Any]:
+    """Return the class whose instances an annotation means, without its parameters; that of a NewType is its base."""
+    plain = get_origin(annotation) or annotation
+    return _class_of(plain.__supertype__) if isinstance(plain, NewType) else cast("type[Any]", plain)
+
+
+def _answer_of(hook: Callable[..., Any]) -> Answer:
+    """Read what a hook may return from its signature."""
+    annotation = get_type_hints(hook)["return"]
+    choices = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
+    items = [_class_of(get_args(choice)[0]) for choice in choices if get_origin(choice) is Sequence]
+    return Answer(tuple(map(_class_of, choices)), *items)
+
 
 ANSWERS: Final[Mapping[str, Answer]] = MappingProxyType(
-    {
-        "claims": Answer((Sequence,), v.Claim),
-        "prepare": _NONE,
-        "start": _NONE,
-        "stop": _NONE,
-        "health": _NONE,
-        "inspect": Answer((Mapping,)),
-        "metrics": Answer((Sequence,), v.Metric),
-        "device_list": Answer((Sequence,), v.Device),
-        "device_allocate": Answer((v.Grant, type(None))),
-        "device_prefer": Answer((Sequence, type(None)), str),
-        "device_prestart": _NONE,
-        "device_released": _NONE,
-        "cni_add": Answer((v.CniResult,)),
-        "cni_del": _NONE,
-        "cni_check": _NONE,
-        "cni_gc": _NONE,
-        "cni_status": _NONE,
-        "volume_id": Answer((str,)),
-        "volume_attach": Answer((str,)),
-        "volume_detach": _NONE,
-        "volume_is_attached": Answer((bool,)),
-        "volume_wait_attached": Answer((str,)),
-        "volume_stage": _NONE,
-        "volume_publish": _NONE,
-        "volume_unpublish": _NONE,
-        "volume_unstage": _NONE,
-        "volume_expand": Answer((int,)),
-        "volume_expand_fs": _NONE,
-        "volume_stats": Answer((v.VolumeStats,)),
-    }
+    {name: _answer_of(hook) for name, hook in vars(Contract).items() if not name.startswith("_")}
 )
+"""What every hook may return, in the order of the contract."""
