@@ -70,7 +70,13 @@ class Places:
         file = self.file(location)
         line = file.line(location) or 0
         place = f"{file.path}:{line}" if line else str(file.path)
-        return Fault(file.path, line, ": ".join(filter(None, (place, dotted(location), "; ".join(text.splitlines())))))
+        return Fault(
+            file.path,
+            line,
+            ": ".join(
+                filter(None, (place, dotted(location), "; ".join(filter(None, map(str.strip, text.splitlines())))))
+            ),
+        )
 
     def tell(self, location: Location, text: str) -> str:
         """Write a sentence as `file:line: key: text`; without what is not known."""

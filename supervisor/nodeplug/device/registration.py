@@ -158,10 +158,17 @@ class Retry:
 
 @dataclass(frozen=True, slots=True)
 class _Loss:
-    """Why a registration does not hold any more; `at_once`: there is no reason to go slow."""
+    """Why a registration does not hold any more.
+
+    Attributes:
+        reason: in words.
+        at_once: there is no reason to go slow.
+        kubelets: kubelet went, or does not listen; otherwise it was given up here.
+    """
 
     reason: str
     at_once: bool = False
+    kubelets: bool = False
 
 
 @dataclass(slots=True)
@@ -304,8 +311,8 @@ class Registration:
                 streaming_since, self._silent_since = now, self._silent_since or time.time()
             loss = self._loss(server, identity, now - idle_since)
             if loss is not None:
-                # The stream of a kubelet that was killed can seem open for longer than its socket is there.
-                self._silent_since = self._silent_since or time.time()
+                if loss.kubelets:  # a killed one's stream can seem open for longer than its socket is there
+                    self._silent_since = self._silent_since or time.time()
                 self._say(f"{loss.reason}; registering again")
                 if loss.at_once:
                     self._retry.succeeded()
@@ -316,7 +323,7 @@ class Registration:
         """Tell whether and why the registration does not hold any more."""
         present = self._target.identity()
         if present is not None and present != identity:
-            return _Loss("kubelet's socket is a new one", at_once=True)
+            return _Loss("kubelet's socket is a new one", at_once=True, kubelets=True)
         if not server.path.exists():
             return _Loss("our socket was removed")
         # Kubelet asks for the options when a plugin registers and never again, so that these alone cost a stream: a
@@ -325,7 +332,7 @@ class Registration:
         if encode_options(self.binding.route.hooks) != self._options:
             return _Loss("its plugin has other hooks since it was reloaded", at_once=True)
         if self.registered and present is not None and idle >= self.watchdog:
-            return _Loss(f"kubelet has not listened for {self.watchdog:g} s")
+            return _Loss(f"kubelet has not listened for {self.watchdog:g} s", kubelets=True)
         return None
 
     def _take_verdict(self, server: ResourceServer) -> None:

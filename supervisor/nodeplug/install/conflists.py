@@ -70,18 +70,17 @@ def _best(document: Mapping[str, Any], before: str, paths: Paths, claims: Collec
     found = runtimes.find(paths)
     if not found:
         return str(document["cniVersion"]), "as the file says: no container runtime was found here"
+    silent = [runtime for runtime in found if not any(runtime.version)]
     for runtime in found:
-        if not any(runtime.version):
-            silent = f"{runtime.name} does not tell its version ({runtime.how})"
-            return (
-                (before, f"as it is installed: {silent}") if before else (OLD, f"which every release takes: {silent}")
-            )
-        if runtime.version < _SINCE[runtime.name]:
+        if runtime not in silent and runtime.version < _SINCE[runtime.name]:
             return OLD, f"for {runtime} takes no newer one"
     for plugin in document.get("plugins") or ():
         kind = str(plugin.get("type", "")) if isinstance(plugin, dict) else ""
         if kind and kind not in claims and not _knows(paths.cni_bin / kind):
             return OLD, f"for the plugin {kind} knows no newer one"
+    if silent:
+        why = f"{silent[0].name} does not tell its version ({silent[0].how})"
+        return (NEW, f"as it is installed: {why}") if before == NEW else (OLD, f"which every release takes: {why}")
     return NEW, f"so that {' and '.join(map(str, found))} asks for STATUS and GC"
 
 

@@ -70,6 +70,22 @@ def test_kubelet_is_away_although_the_end_of_its_stream_is_noticed_after_that_of
     run(story())
 
 
+def test_kubelet_is_not_away_because_its_stream_was_ended_here(minimal: "Minimal", root: Path, run: Run) -> None:
+    async def story() -> None:
+        async with Kubelet(root) as kubelet, serve_devices(minimal, kubelet, root) as host:
+            await kubelet.until_allocatable(RESOURCE, 4)
+            await kubelet.until(lambda: bool(shown(host)["registered"]))
+            kubelet.refuse, kubelet.hold_streams = "not now", True
+            (ours,) = kubelet.device_plugins.glob("nodeplug-*.sock")
+            ours.unlink()  # somebody tidied up, and the registration is given up
+            await kubelet.until(lambda: "not now" in shown(host)["error"])
+            await asyncio.sleep(1.5)  # longer than a second without a stream, from which on kubelet counts as away
+            kubelet.refuse = ""
+            await kubelet.until(lambda: bool(shown(host)["registered"]))
+
+    run(story())
+
+
 def test_what_was_held_stays_allocated_until_a_restarted_kubelet_knows_its_pods(
     minimal: "Minimal", root: Path, run: Run
 ) -> None:

@@ -118,17 +118,59 @@ def test_a_runtime_that_does_not_answer_is_of_unknown_version(node: ScratchNode)
     assert f"which every release takes: containerd does not tell its version ({path})" in chosen.reason
 
 
-@pytest.mark.parametrize("before", ["1.0.0", "1.1.0"])
-def test_a_runtime_that_is_silent_for_a_moment_changes_no_installed_version(node: ScratchNode, before: str) -> None:
-    chain, place = str(put_list(node, "10-pods.conflist")), node.root / CONTAINERD
-    with runtime(place, "containerd", "v2.3.4" if before == "1.1.0" else "v1.7.0"):
-        node.run("install", "--script", "--conflist", chain)
-    place.unlink(missing_ok=True)
+@contextmanager
+def silent(path: Path) -> Iterator[None]:
+    """Leave a socket at which nobody answers."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX) as dead:
-        dead.bind(str(place))
-    done = node.run("install", "--script", "--conflist", chain)
-    assert version_in(node, "10-pods.conflist") == before
-    assert f"cniVersion {before}, as it is installed: containerd does not tell its version" in done.stdout
+        dead.bind(str(path))
+    yield
+
+
+@pytest.fixture
+def chain(node: ScratchNode) -> str:
+    """A list that is installed in 1.1.0 for a containerd that took it."""
+    path = str(put_list(node, "10-pods.conflist"))
+    with runtime(node.root / CONTAINERD, "containerd", "v2.3.4"):
+        node.run("install", "--script", "--conflist", path)
+    return path
+
+
+def test_a_runtime_that_is_silent_for_a_moment_does_not_lower_an_installed_version(
+    node: ScratchNode, chain: str
+) -> None:
+    with silent(node.root / CONTAINERD):
+        done = node.run("install", "--script", "--conflist", chain)
+    assert version_in(node, "10-pods.conflist") == "1.1.0"
+    assert "cniVersion 1.1.0, as it is installed: containerd does not tell its version" in done.stdout
+
+
+def test_beside_a_silent_runtime_an_old_one_still_decides(node: ScratchNode, chain: str) -> None:
+    with silent(node.root / CONTAINERD), runtime(node.root / CRIO, "cri-o", "1.20.0"):
+        node.run("install", "--script", "--conflist", chain)
+    assert version_in(node, "10-pods.conflist") == "1.0.0"
+
+
+@pytest.mark.usefixtures("chain")
+def test_while_the_runtime_is_silent_an_old_plugin_of_the_list_still_decides(node: ScratchNode) -> None:
+    put_plugin(node, "portmap", "1.0.0")
+    longer = put_list(node, "10-pods.conflist", plugins=[{"type": "nodeplug-bridge"}, {"type": "portmap"}])
+    with silent(node.root / CONTAINERD):
+        node.run("install", "--script", "--conflist", str(longer))
+    assert version_in(node, "10-pods.conflist") == "1.0.0"
+
+
+@pytest.mark.parametrize("installed", ["0.3.1", "1.0.1"])
+def test_an_installed_version_that_is_never_chosen_is_not_kept_for_a_silent_runtime(
+    node: ScratchNode, installed: str
+) -> None:
+    path = str(put_list(node, "10-pods.conflist", cniVersion=installed))
+    node.run("install", "--script", "--cni-version", "file", "--conflist", path)
+    assert version_in(node, "10-pods.conflist") == installed
+    with silent(node.root / CONTAINERD):
+        node.run("install", "--script", "--conflist", str(put_list(node, "10-pods.conflist")))
+    assert version_in(node, "10-pods.conflist") == "1.0.0"
 
 
 @pytest.mark.parametrize(("known", "chosen"), [(("1.0.0",), "1.0.0"), (("1.0.0", "1.1.0"), "1.1.0"), ((), "1.0.0")])
