@@ -44,7 +44,7 @@ lint: $(STAMP) ## Check format, lint, types, layers, spelling
 	$(RUN)/ruff check .
 	$(RUN)/mypy
 	$(RUN)/lint-imports --no-cache
-	$(RUN)/codespell supervisor plugins proto bin configs tests docs bench README.md CHANGELOG.md
+	$(RUN)/codespell supervisor plugins proto bin configs tests docs bench README.md CHANGELOG.md SECURITY.md
 
 unit: $(STAMP) ## Run the fast tests: unit, protocol, meta
 	$(RUN)/pytest tests/unit tests/protocol tests/meta
