@@ -34,6 +34,7 @@ from nodeplug.install.scripts import MARKER, PROGRAM, is_ours, leader
 Record = Mapping[Path, str]
 """By path, the digest of what was installed there."""
 _EXECUTABLE: Final = 0o111
+_VERSION: Final = 1
 
 
 def take_stock(folders: Folders) -> dict[Path, str]:
@@ -65,6 +66,8 @@ def read_record(path: Path) -> dict[Path, str] | None:
     """Return the record; None when there is none that can be read."""
     try:
         document = json.loads(read_bounded(path))
+        if document["version"] != _VERSION:
+            return None
         return {Path(name): str(digest) for name, digest in document["files"].items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
@@ -79,7 +82,7 @@ def write_record(path: Path, record: Record) -> None:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         temporary = temporary_in(path.parent)
         files = {str(name): digest for name, digest in sorted(record.items())}
-        write_new(temporary, json.dumps({"version": 1, "files": files}, indent=1).encode(), 0o600)
+        write_new(temporary, json.dumps({"version": _VERSION, "files": files}, indent=1).encode(), 0o600)
         temporary.rename(path)
         sync_folder(path.parent)
 

@@ -194,6 +194,16 @@ def test_what_was_installed_before_there_was_a_record_is_looked_after(node: Node
     assert os.access(node.bridge, os.X_OK)
 
 
+def test_a_record_of_another_version_is_made_anew(node: Node) -> None:
+    node.install()
+    record = record_path(node.paths)
+    written = record.read_bytes()
+    record.write_text(json.dumps(json.loads(written) | {"version": 2}))
+    assert read_record(record) is None
+    node.look()
+    assert record.read_bytes() == written
+
+
 def test_nothing_is_installed_where_nothing_was(node: Node) -> None:
     assert node.look(3) == ""
     assert not node.paths.cni_bin.exists()
