@@ -4,12 +4,10 @@ Owns: names that never repeat, binding without a moment of open permissions, the
 Refuses: serving.
 """
 
-import ctypes
 import hashlib
 import logging
 import os
 import socket
-import threading
 import time
 from pathlib import Path
 from typing import Final
@@ -17,13 +15,12 @@ from typing import Final
 import grpc.aio
 
 from nodeplug.contract.errors import InvalidRequest
+from nodeplug.process.umask import with_umask
 
 LOG: Final = logging.getLogger(__name__)
 PATH_LIMIT: Final = 107
 """Bytes of a unix socket's path (unix(7): sun_path holds 108 with the final NUL)."""
 _SOCKET_UMASK: Final = 0o177
-_CLONE_FS: Final = 0x200  # sched.h; Python 3.11 has no os.unshare
-_LIBC: Final = ctypes.CDLL(None, use_errno=True)
 
 
 def check_socket_path(path: Path) -> None:
@@ -40,31 +37,12 @@ def check_socket_path(path: Path) -> None:
 
 
 def bind_private(server: grpc.aio.Server, path: Path) -> None:
-    """Bind so that the socket is its owner's alone, in a short-lived thread with an umask of its own.
-
-    The umask belongs to the process: were it changed here, a plugin's mkdir at the same moment would make a folder
-    that nobody can enter. unshare(CLONE_FS) gives one thread a private umask (unshare(2)).
+    """Bind so that the socket is its owner's alone.
 
     Raises:
         RuntimeError, OSError: the path cannot be bound.
     """
-    failures: list[BaseException] = []
-
-    def bind() -> None:
-        try:
-            if _LIBC.unshare(_CLONE_FS) != 0:
-                code = ctypes.get_errno()
-                raise OSError(code, os.strerror(code))
-            os.umask(_SOCKET_UMASK)
-            server.add_insecure_port(f"unix:{path}")
-        except BaseException as error:  # handed to the caller, whatever it is
-            failures.append(error)
-
-    thread = threading.Thread(target=bind, name=f"bind {path.name}", daemon=True)
-    thread.start()
-    thread.join()
-    if failures:
-        raise failures[0]
+    with_umask(_SOCKET_UMASK, lambda: server.add_insecure_port(f"unix:{path}"), f"bind {path.name}")
 
 
 _last_number = 0

@@ -26,6 +26,7 @@ from nodeplug.contract.netns import Netns
 from nodeplug.exec.arrival import Arrival, readable
 from nodeplug.exec.frame import Frame, Reply
 from nodeplug.hosting.call import has_hung_up, new_request_id, set_caller
+from nodeplug.process.umask import with_umask
 
 LOG: Final = logging.getLogger(__name__)
 Handler = Callable[[Frame, tuple[Netns, ...]], Awaitable[Reply]]
@@ -97,17 +98,14 @@ class ExecServer:
             raise PluginError(f"cannot make the folder {self.path.parent}: {error.strerror}") from error
         _clear_stale(self.path)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-        # The mode is right from the first instant: a chmod after bind would leave a gap for others to connect.
-        before = os.umask(0o177)
         try:
-            listener.bind(str(self.path))
+            # The mode is right from the first instant: a chmod after bind would leave a gap for others to connect.
+            with_umask(0o177, lambda: listener.bind(str(self.path)), "bind the exec socket")
             listener.listen(BACKLOG)
             status = self.path.stat()
         except OSError as error:
             listener.close()
             raise PluginError(f"cannot listen on {self.path}: {error.strerror or error}") from error
-        finally:
-            os.umask(before)
         self._identity = status.st_dev, status.st_ino
         return listener
 
