@@ -1,5 +1,6 @@
 """nodeplug in a mount namespace of its own, as in a pod: whether the node sees what is mounted for MPS clients."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -44,7 +45,7 @@ def run_folder(short_path: Path) -> Iterator[Path]:
     yield short_path
     for record in short_path.rglob("daemon.json"):
         if (pid := recorded(record)) is not None:
-            subprocess.run(["kill", "-9", str(pid)], check=True)
+            os.kill(pid, signal.SIGKILL)
     folders.unmount_below(short_path)
 
 
