@@ -1,4 +1,6 @@
+import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -312,3 +314,21 @@ def test_a_method_without_the_mark_is_found() -> None:
 
     assert unmarked(Forgetful) == ("device_allocate",)
     assert unmarked(Greedy) == ()
+
+
+def test_plugins_that_are_found_at_once_do_not_trip_over_each_other() -> None:
+    """Importlib forgets folders that are not there, and fails when another thread has just forgotten them."""
+
+    def look(number: int) -> str:
+        for turn in range(200):
+            sys.path_importer_cache.update(dict.fromkeys(f"/nonexistent/{turn}/{place}" for place in range(50)))
+            find("json:JSONDecoder")
+        return f"thread {number} found it"
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            assert len(list(pool.map(look, range(4)))) == 4
+    finally:
+        sys.setswitchinterval(before)

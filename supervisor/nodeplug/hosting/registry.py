@@ -9,6 +9,7 @@ A request is for exactly one plugin: a route leads to the owner of the claim and
 
 import importlib
 import inspect
+import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
@@ -111,6 +112,10 @@ class Found:
         return model
 
 
+_FORGETTING: Final = threading.Lock()
+"""Plugins are found in threads of their own, and importlib fails on a cache that another thread clears as well."""
+
+
 def installed() -> Mapping[str, EntryPoint]:
     """Return the entry points of the group, by name."""
     return {point.name: point for point in entry_points(group=GROUP)}
@@ -140,7 +145,8 @@ def find(uses: str, known: Mapping[str, EntryPoint] | None = None) -> Found:
         point = known[uses]
         origin = f"{point.dist.name} {point.dist.version}" if point.dist is not None else point.value
     try:
-        importlib.invalidate_caches()
+        with _FORGETTING:
+            importlib.invalidate_caches()
         cls = point.load()
     except (Exception, SystemExit) as error:
         absent = isinstance(error, ModuleNotFoundError) and error.name == point.module
