@@ -21,6 +21,7 @@ from nodeplug import Claim, Host, Pod, hookimpl
 from nodeplug.testing import Kubelet, ScratchNode
 from nodeplug.testing.flex_caller import FlexVolume
 from nodeplug.testing.stage import CniRuntimeFactory, FlexCallers, scratch_node
+from nodeplug.testing.waiting import until
 
 RESOURCE: Final = "bench.nodeplug.io/null"
 PLUGINS: Final = f"""
@@ -53,7 +54,6 @@ TIMES: Final = 8
 """How often each request is made: what one of them enters by chance, a clock of the daemon's own, drops out."""
 _SOURCES: Final = tuple(str(Path(__file__).parents[1] / folder) for folder in ("supervisor", "plugins"))
 _BEGIN, _END, _ROAD = "begin", "end", "road.json"
-_PATIENCE: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,11 +148,7 @@ def road_of(node: ScratchNode, request: Callable[[int], object]) -> Road:
 
 def _tell(file: Path) -> None:
     file.touch()
-    end = time.monotonic() + _PATIENCE
-    while file.exists():
-        if time.monotonic() > end:
-            raise TimeoutError(f"the plugin has not taken {file}")
-        time.sleep(0.005)
+    until(lambda: not file.exists(), found=lambda: f"the plugin has not taken {file}")
 
 
 def measure() -> dict[str, Road]:

@@ -86,6 +86,11 @@ def first(texts: Sequence[str]) -> tuple[str, ...]:
     return (*texts[:MOST], *([f"and {more} more mistake{'' if more == 1 else 's'}"] if more > 0 else []))
 
 
+def one_line(text: str) -> str:
+    """Return a text of several lines as one sentence: a log and a list of mistakes have a line for each."""
+    return "; ".join(filter(None, map(str.strip, text.splitlines())))
+
+
 def explain(
     error: ValidationError,
     model: type[BaseModel],

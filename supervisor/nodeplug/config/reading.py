@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from nodeplug.config import files
 from nodeplug.config.files import Document, Unreadable
-from nodeplug.config.mistakes import MOST, Location, dotted, explain, first, unknown
+from nodeplug.config.mistakes import MOST, Location, dotted, explain, first, one_line, unknown
 from nodeplug.config.models import Configuration, PluginSection
 from nodeplug.contract.errors import PluginError
 from nodeplug.contract.hookspecs import ANSWERS
@@ -70,13 +70,7 @@ class Places:
         file = self.file(location)
         line = file.line(location) or 0
         place = f"{file.path}:{line}" if line else str(file.path)
-        return Fault(
-            file.path,
-            line,
-            ": ".join(
-                filter(None, (place, dotted(location), "; ".join(filter(None, map(str.strip, text.splitlines())))))
-            ),
-        )
+        return Fault(file.path, line, ": ".join(filter(None, (place, dotted(location), one_line(text)))))
 
     def tell(self, location: Location, text: str) -> str:
         """Write a sentence as `file:line: key: text`; without what is not known."""

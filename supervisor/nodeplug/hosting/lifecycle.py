@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from nodeplug.config import PluginSection
-from nodeplug.config.mistakes import Location, told
+from nodeplug.config.mistakes import Location, one_line, told
 from nodeplug.contract.errors import PluginError, TryAgain
 from nodeplug.contract.host import Host
 from nodeplug.hosting import plugin_health
@@ -319,7 +319,7 @@ class Lifecycle:
                 stopping.add_done_callback(self._retiring.discard)
 
     def _refuse(self, state: PluginState, error: PluginError) -> None:
-        LOG.error("plugin %s is refused: %s", state.name, str(error).replace("\n", "; "))
+        LOG.error("plugin %s is refused: %s", state.name, one_line(str(error)))
         if not self._kept(state, error):
             state.state, state.fault = "refused", str(error)
 
