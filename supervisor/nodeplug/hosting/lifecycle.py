@@ -136,6 +136,8 @@ class Lifecycle:
             state.state = "starting"
             if self._former(state) is None:
                 self.states[state.name] = state
+                if not state.fault:  # a load that failed before may fail for ever
+                    self.registry.loading.add(state.name)
         loads = [
             Load(state, asyncio.create_task(self._load_beside(state), name=f"load {state.name}")) for state in states
         ]
@@ -170,6 +172,7 @@ class Lifecycle:
     async def _exchange(self, loads: Iterable[Load], leaving: Collection[str]) -> set[str]:
         """Let loaded plugins take the places of their predecessors, and others go; return who was displaced."""
         loads = list(loads)
+        self.registry.loading.difference_update(load.state.name for load in loads)
         candidates = self._candidates(load for load in loads if load.state.name in self.states)
         verdict = self.registry.admissible([loaded for _, loaded in candidates.values()], leaving)
         accepted, leaving = verdict.accepted, {*leaving, *verdict.displaced}

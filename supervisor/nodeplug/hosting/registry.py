@@ -213,12 +213,14 @@ class Registry:
     Attributes:
         plugins: by section name.
         disabled: why a loaded plugin serves nothing at present, by section name.
+        loading: sections that load for the first time: what they will claim is not known yet.
         ending: the daemon ends, and nothing new begins.
         order: of the sections in the configuration.
     """
 
     plugins: dict[str, Loaded] = field(default_factory=dict)
     disabled: dict[str, str] = field(default_factory=dict)
+    loading: set[str] = field(default_factory=set)
     ending: bool = False
     order: tuple[str, ...] = ()
     _routes: dict[tuple[ClaimKind, str], Route] = field(default_factory=dict)
@@ -266,10 +268,15 @@ class Registry:
         Raises:
             NotFound: nobody claims it; the message lists what is claimed.
             Ending: its owner has been stopped, because the daemon ends.
-            TryAgain: its owner does not run at present; the message says why.
+            TryAgain: its owner does not run at present, or may be one that still loads; the message says why.
         """
         route = self._routes.get((kind, name))
         if route is None:
+            if self.loading:
+                late = ", ".join(sorted(self.loading))
+                raise TryAgain(
+                    f"nobody serves {kind} {name!r} yet, and plugins still load: {late}; ask again in a moment"
+                )
             known = ", ".join(sorted(claimed for of, claimed in self._routes if of == kind)) or "none"
             raise NotFound(
                 f"no enabled plugin serves {kind} {name!r}; served: {known}; enable one in the configuration, "

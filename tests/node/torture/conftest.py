@@ -240,3 +240,4 @@ def torture(seed: int) -> Iterator[Torture]:
         with BlockingKubelet(node.root / "var" / "lib" / "kubelet") as kubelet:
             kubelet.until_allocatable("example.com/zero", 100)
             yield Torture(node, network(CONFLIST), volumes("nodeplug/tmpfs"), kubelet, seed)
+            sys.stdout.write(node.log)  # shown with a failure: why did it not come to an end

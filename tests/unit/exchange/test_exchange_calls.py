@@ -112,6 +112,36 @@ def test_a_call_for_a_claim_that_went_away_in_the_gap_is_told_so(net: "Nets") ->
     net.run(scenario)
 
 
+def test_a_call_for_a_claim_whose_plugin_still_loads_is_asked_to_come_again(
+    net: "Nets", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lifecycle, "LOAD_PATIENCE", 0.02)
+
+    async def scenario() -> None:
+        constructed = net.gate("construct second")
+        sections = {"b": net.section(claims=("other",)), "a": net.section(mark="second")}
+        start = asyncio.create_task(net.lifecycle.apply(sections))
+        await net.said("start first")
+        with pytest.raises(TryAgain, match="nobody serves cni 'net' yet, and plugins still load: a; ask again"):
+            await net.add()
+        constructed.set()
+        await start
+        await net.add()
+
+    net.run(scenario)
+    assert net.life[-1] == "added second"
+
+
+def test_a_plugin_whose_loading_has_failed_lets_other_claims_be_nobodys(net: "Nets") -> None:
+    async def scenario() -> None:
+        net.gate("construct first")
+        await net.lifecycle.apply({"a": net.section().model_copy(update={"deadline": {"claims": 0.05}})})
+        with pytest.raises(NotFound, match="no enabled plugin serves cni 'net'"):
+            await net.add()
+
+    net.run(scenario)
+
+
 def test_a_hook_that_went_away_with_the_reload_asks_the_caller_to_repeat(net: "Nets") -> None:
     async def scenario() -> None:
         await net.lifecycle.apply({"a": net.section("Checking")})
