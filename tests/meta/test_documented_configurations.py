@@ -14,7 +14,7 @@ from nodeplug import CniRequest, Netns
 from nodeplug.cni import codec
 from nodeplug.config import Configuration, load
 from nodeplug.exec.frame import Frame
-from nodeplug.hosting.registry import find, validate_config
+from nodeplug.hosting.discovery import find, validate_config
 from nodeplug.install.deployment import inspect
 from nodeplug.install.ownership import marked_conflist
 from nodeplug_net.bridge_config import parse_bridge

@@ -19,7 +19,7 @@ from nodeplug.contract.errors import WIRES
 from nodeplug.contract.hookspecs import ANSWERS, Contract
 from nodeplug.device.codec import ID_LIMIT, LIST_LIMIT
 from nodeplug.hosting import lifecycle, plugin_state
-from nodeplug.hosting.registry import find, installed
+from nodeplug.hosting.discovery import find, installed
 from nodeplug.hosting.runner import DEFAULT_DEADLINES, OVERDUE_LIMIT
 from nodeplug.observe.metrics import Metrics
 

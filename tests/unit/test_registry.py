@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from nodeplug import Claim, CniResult, Device, InvalidRequest, NotFound, hookimpl
-from nodeplug.hosting.registry import Found, PluginRefused, Registry, check_claim, find, unmarked, validate_config
+from nodeplug.hosting.discovery import Found, PluginRefused, find, validate_config
+from nodeplug.hosting.registry import Registry, check_claim, unmarked
 
 
 class Net:

@@ -47,7 +47,7 @@ def plugins(config: Config = DEFAULT, root: Root = None, as_json: Json = False) 
     from nodeplug.cli.effective import rows_of
     from nodeplug.commands import ask_daemon
     from nodeplug.config import read
-    from nodeplug.hosting.registry import installed
+    from nodeplug.hosting.discovery import installed
 
     source = "daemon"
     try:

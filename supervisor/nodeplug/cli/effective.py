@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from nodeplug.config import ConfigError, Fault, PluginSection, Reading
 from nodeplug.contract.values import ClaimKind
-from nodeplug.hosting.registry import Misconfigured, PluginRefused, find, installed, validate_config
+from nodeplug.hosting.discovery import Misconfigured, PluginRefused, find, installed, validate_config
 from nodeplug.hosting.runner import Runner
 from nodeplug.install.deployment import Inspected, inspect
 from nodeplug.observe import status

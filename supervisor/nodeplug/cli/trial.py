@@ -24,7 +24,8 @@ from nodeplug.contract.errors import InvalidRequest, NotReady, PluginError
 from nodeplug.contract.mounts import mounted_at
 from nodeplug.contract.values import Pod, Secrets
 from nodeplug.flex.masking import redact
-from nodeplug.hosting.registry import find, unmarked
+from nodeplug.hosting.discovery import find
+from nodeplug.hosting.registry import unmarked
 from nodeplug.testing import AdmissionError, BlockingKubelet, CniError, FlexFailure, FlexVolume, ScratchNode, namespaces
 from nodeplug.testing.place_holder import filled
 from nodeplug.testing.secrets_file import read_secrets

@@ -135,7 +135,7 @@ class Wire:
     flex: FlexStatus = "Failure"
 
 
-_OWN: Final = ("nodeplug.hosting.registry", "nodeplug.process.lane")
+_OWN: Final = ("nodeplug.hosting.discovery", "nodeplug.process.lane")
 """Where the host has further classes of errors."""
 WIRES: Final[Mapping[type[PluginError], Wire]] = MappingProxyType(
     {

@@ -24,10 +24,11 @@ from nodeplug.contract.host import Host
 from nodeplug.hosting import plugin_health
 from nodeplug.hosting.call import Call
 from nodeplug.hosting.claimants import Verdict
+from nodeplug.hosting.discovery import PluginRefused, find
 from nodeplug.hosting.dispatch import LIFE_CYCLE, callers
 from nodeplug.hosting.loading import Difference, difference, prepare
 from nodeplug.hosting.plugin_state import FIRST_RETRY, Load, PluginState
-from nodeplug.hosting.registry import Loaded, PluginRefused, Registry, find
+from nodeplug.hosting.registry import Loaded, Registry
 from nodeplug.hosting.runner import Runner
 from nodeplug.hosting.served_devices import NoDevices, ServedDevices
 from nodeplug.process.waiting import until

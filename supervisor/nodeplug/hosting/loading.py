@@ -13,7 +13,8 @@ from nodeplug.config import PluginSection
 from nodeplug.config.mistakes import Location, told
 from nodeplug.contract.errors import PluginError, text_of
 from nodeplug.contract.host import Host
-from nodeplug.hosting.registry import Found, Loaded, PluginRefused, examine, unmarked, validate_config
+from nodeplug.hosting.discovery import Found, PluginRefused, validate_config
+from nodeplug.hosting.registry import Loaded, examine, unmarked
 
 LOG: Final = logging.getLogger(__name__)
 

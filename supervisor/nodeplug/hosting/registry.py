@@ -1,56 +1,32 @@
 """Which plugins are loaded, what they claim, and the way to each claim.
 
-Owns: finding plugin classes (entry-point group `nodeplug`, or `module:Class`), validating their configuration,
-constructing them once, checking their hooks and claims, and routed hook callers.
-Refuses: to call any verb. Only constructors and `claims` run here, through the runner's rules for answers.
+Owns: the check of a plugin's hooks and claims, and which plugin serves which claim.
+Refuses: to call any verb. Only `claims` runs here, through the runner's rules for answers.
 
 A request is for exactly one plugin: a route leads to the owner of the claim and every plugin's wrappers (`dispatch`).
 """
 
-import importlib
 import inspect
-import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Final
 
 import pluggy
-from pydantic import BaseModel, ConfigDict, ValidationError
 
-from nodeplug.config.mistakes import Location, Mistake, did_you_mean, explain, first, told
-from nodeplug.contract.errors import Ending, InvalidRequest, NotFound, PluginError, TryAgain, text_of
+from nodeplug.contract.errors import Ending, InvalidRequest, NotFound, TryAgain, text_of
 from nodeplug.contract.hookspecs import ANSWERS
 from nodeplug.contract.names import cni_executable, extended_resource, flex_driver
 from nodeplug.contract.values import Claim, ClaimKind
 from nodeplug.hosting.claimants import Verdict, settle
+from nodeplug.hosting.discovery import GROUP, PluginRefused
 from nodeplug.hosting.dispatch import Hooks, callers, hooks_of
 
-GROUP: Final = "nodeplug"
 _REQUIRED: Final[Mapping[ClaimKind, tuple[str, ...]]] = {
     "cni": ("cni_add", "cni_del"),
     "device": ("device_list",),
     "volume": (),
 }
 _VOLUME_ENTRY: Final = ("volume_stage", "volume_publish")
-
-
-class NoConfig(BaseModel):
-    """The configuration of a plugin that has none: any key is an error."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class PluginRefused(PluginError):
-    """A plugin cannot be loaded; the message names it, its distribution and the reason."""
-
-
-class Misconfigured(PluginRefused):
-    """A plugin's own table is wrong; the message has one line per mistake."""
-
-    def __init__(self, mistakes: Iterable[Mistake], tell: Callable[[Location, str], str]) -> None:
-        self.mistakes = tuple(mistakes)
-        super().__init__("\n".join(first([tell(one.location, one.text) for one in self.mistakes])))
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,92 +72,6 @@ class Loaded:
     def route(self) -> PluginRoute:
         """The way to the plugin itself."""
         return PluginRoute(self.name, self.hooks, self.callers)
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """A plugin class that can be loaded."""
-
-    cls: type[Any]
-    distribution: str
-
-    @property
-    def config_model(self) -> type[BaseModel]:
-        """The class that validates `[plugins.<name>.config]`."""
-        model: type[BaseModel] = getattr(self.cls, "Config", NoConfig)
-        return model
-
-
-_FORGETTING: Final = threading.Lock()
-"""Plugins are found in threads of their own, and importlib fails on a cache that another thread clears as well."""
-
-
-def installed() -> Mapping[str, EntryPoint]:
-    """Return the entry points of the group, by name."""
-    return {point.name: point for point in entry_points(group=GROUP)}
-
-
-def find(uses: str, known: Mapping[str, EntryPoint] | None = None) -> Found:
-    """Find a plugin class by entry-point name, or by `module:Class`.
-
-    Args:
-        uses: the name.
-        known: what is installed, for who asks for many; None: it is looked up, which takes milliseconds.
-
-    Raises:
-        PluginRefused: there is none, or its module cannot be imported.
-    """
-    if ":" in uses:
-        point = EntryPoint(uses, uses, GROUP)
-        origin = f"module {uses.partition(':')[0]}"
-    else:
-        known = installed() if known is None else known
-        if uses not in known:
-            names = ", ".join(sorted(known)) or "none"
-            near = did_you_mean(uses, known) or ";"
-            raise PluginRefused(
-                f"no plugin {uses!r} is installed{near} installed: {names}; or give `uses = 'module:Class'`"
-            )
-        point = known[uses]
-        origin = f"{point.dist.name} {point.dist.version}" if point.dist is not None else point.value
-    try:
-        with _FORGETTING:
-            importlib.invalidate_caches()
-        cls = point.load()
-    except (Exception, SystemExit) as error:
-        absent = isinstance(error, ModuleNotFoundError) and error.name == point.module
-        advice = "; install its package into this environment, or name its folder in PYTHONPATH" if absent else ""
-        raise PluginRefused(
-            f"plugin {uses!r} of {origin} cannot be imported: {type(error).__name__}: {text_of(error)}{advice}"
-        ) from error
-    if not inspect.isclass(cls):
-        raise PluginRefused(f"plugin {uses!r} of {origin} is a {type(cls).__name__}, not a class")
-    return Found(cls, origin)
-
-
-def validate_config(
-    name: str, found: Found, config: Mapping[str, Any], tell: Callable[[Location, str], str] = told
-) -> BaseModel:
-    """Validate a plugin's own configuration; `tell` writes a mistake with its file and line.
-
-    Raises:
-        Misconfigured: with every wrong key.
-        PluginRefused: its class raises something else.
-    """
-    document = dict(config)
-    try:
-        return found.config_model.model_validate(document)
-    except ValidationError as error:
-        mistakes = explain(error, found.config_model, document)
-        raise Misconfigured([_in_section(name, found, one) for one in mistakes], tell) from error
-    except (Exception, SystemExit) as error:
-        text = f"plugin {name!r} of {found.distribution} cannot validate its configuration: {type(error).__name__}"
-        raise PluginRefused(f"{text}: {text_of(error)}") from error
-
-
-def _in_section(name: str, found: Found, mistake: Mistake) -> Mistake:
-    why = ": the plugin's class has no Config" if found.config_model is NoConfig else ""
-    return Mistake(("plugins", name, "config", *mistake.location), mistake.text + why)
 
 
 _NAMES: Final[Mapping[ClaimKind, Callable[[str], str]]] = {

@@ -33,7 +33,8 @@ from nodeplug.contract.values import (
     VolumeUnstage,
 )
 from nodeplug.device.codec import encode_list, worst_case_size
-from nodeplug.hosting.registry import Found, Loaded, Registry, examine_hooks, find, unmarked, validate_config
+from nodeplug.hosting.discovery import Found, find, validate_config
+from nodeplug.hosting.registry import Loaded, Registry, examine_hooks, unmarked
 from nodeplug.hosting.runner import check_answer
 
 UNKNOWN_KEY: Final = "conformance-unknown-key"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from nodeplug.contract.errors import PluginError
-from nodeplug.hosting.registry import find
+from nodeplug.hosting.discovery import find
 from nodeplug.testing.forked import search_path
 from nodeplug.testing.place_holder import filled
 

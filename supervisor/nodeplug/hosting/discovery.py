@@ -1,0 +1,125 @@
+"""Where plugin classes come from.
+
+Owns: finding a class by its entry point in the group `nodeplug` or as `module:Class`, and validating what its section
+configures with the class's own `Config`.
+Refuses: to construct anything, and to look at hooks (the registry's).
+"""
+
+import importlib
+import inspect
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Final
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from nodeplug.config.mistakes import Location, Mistake, did_you_mean, explain, first, told
+from nodeplug.contract.errors import PluginError, text_of
+
+GROUP: Final = "nodeplug"
+
+
+class NoConfig(BaseModel):
+    """The configuration of a plugin that has none: any key is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class PluginRefused(PluginError):
+    """A plugin cannot be loaded; the message names it, its distribution and the reason."""
+
+
+class Misconfigured(PluginRefused):
+    """A plugin's own table is wrong; the message has one line per mistake."""
+
+    def __init__(self, mistakes: Iterable[Mistake], tell: Callable[[Location, str], str]) -> None:
+        self.mistakes = tuple(mistakes)
+        super().__init__("\n".join(first([tell(one.location, one.text) for one in self.mistakes])))
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A plugin class that can be loaded."""
+
+    cls: type[Any]
+    distribution: str
+
+    @property
+    def config_model(self) -> type[BaseModel]:
+        """The class that validates `[plugins.<name>.config]`."""
+        model: type[BaseModel] = getattr(self.cls, "Config", NoConfig)
+        return model
+
+
+_FORGETTING: Final = threading.Lock()
+"""Plugins are found in threads of their own, and importlib fails on a cache that another thread clears as well."""
+
+
+def installed() -> Mapping[str, EntryPoint]:
+    """Return the entry points of the group, by name."""
+    return {point.name: point for point in entry_points(group=GROUP)}
+
+
+def find(uses: str, known: Mapping[str, EntryPoint] | None = None) -> Found:
+    """Find a plugin class by entry-point name, or by `module:Class`.
+
+    Args:
+        uses: the name.
+        known: what is installed, for who asks for many; None: it is looked up, which takes milliseconds.
+
+    Raises:
+        PluginRefused: there is none, or its module cannot be imported.
+    """
+    if ":" in uses:
+        point = EntryPoint(uses, uses, GROUP)
+        origin = f"module {uses.partition(':')[0]}"
+    else:
+        known = installed() if known is None else known
+        if uses not in known:
+            names = ", ".join(sorted(known)) or "none"
+            near = did_you_mean(uses, known) or ";"
+            raise PluginRefused(
+                f"no plugin {uses!r} is installed{near} installed: {names}; or give `uses = 'module:Class'`"
+            )
+        point = known[uses]
+        origin = f"{point.dist.name} {point.dist.version}" if point.dist is not None else point.value
+    try:
+        with _FORGETTING:
+            importlib.invalidate_caches()
+        cls = point.load()
+    except (Exception, SystemExit) as error:
+        absent = isinstance(error, ModuleNotFoundError) and error.name == point.module
+        advice = "; install its package into this environment, or name its folder in PYTHONPATH" if absent else ""
+        raise PluginRefused(
+            f"plugin {uses!r} of {origin} cannot be imported: {type(error).__name__}: {text_of(error)}{advice}"
+        ) from error
+    if not inspect.isclass(cls):
+        raise PluginRefused(f"plugin {uses!r} of {origin} is a {type(cls).__name__}, not a class")
+    return Found(cls, origin)
+
+
+def validate_config(
+    name: str, found: Found, config: Mapping[str, Any], tell: Callable[[Location, str], str] = told
+) -> BaseModel:
+    """Validate a plugin's own configuration; `tell` writes a mistake with its file and line.
+
+    Raises:
+        Misconfigured: with every wrong key.
+        PluginRefused: its class raises something else.
+    """
+    document = dict(config)
+    try:
+        return found.config_model.model_validate(document)
+    except ValidationError as error:
+        mistakes = explain(error, found.config_model, document)
+        raise Misconfigured([_in_section(name, found, one) for one in mistakes], tell) from error
+    except (Exception, SystemExit) as error:
+        text = f"plugin {name!r} of {found.distribution} cannot validate its configuration: {type(error).__name__}"
+        raise PluginRefused(f"{text}: {text_of(error)}") from error
+
+
+def _in_section(name: str, found: Found, mistake: Mistake) -> Mistake:
+    why = ": the plugin's class has no Config" if found.config_model is NoConfig else ""
+    return Mistake(("plugins", name, "config", *mistake.location), mistake.text + why)
