@@ -13,17 +13,16 @@ stays busy and its descriptors stay open until it really ends, so their numbers 
 
 import asyncio
 import logging
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from nodeplug.contract.errors import DeadlineExceeded, PluginError, TryAgain, bounded
+from nodeplug.contract.errors import DeadlineExceeded, PluginError, TryAgain
 from nodeplug.contract.hookspecs import ANSWERS
 from nodeplug.contract.netns import Netns
-from nodeplug.hosting.call import CURRENT, Call
+from nodeplug.hosting.call import Call
+from nodeplug.hosting.hook_call import INSIDE, HookCall, in_fresh_thread
 from nodeplug.hosting.registry import PluginRoute, Route
 from nodeplug.hosting.strays import Strays
 
@@ -148,8 +147,8 @@ class Runner:
             TryAgain: the plugin is not ready within the deadline of the call.
             NotFound: nobody has the claim any more.
         """
-        thread = threading.current_thread()
-        if not isinstance(thread, _CallThread):
+        thread = INSIDE.get()
+        if thread is None:
             yield route
             return
         known = thread.inside.get(route.plugin)
@@ -184,6 +183,7 @@ class Runner:
         enter: Netns | None = None,
         done: Callable[[], None] = lambda: None,
         around: Callable[[Hook], Hook] = lambda hook: hook,
+        start: Callable[[HookCall], None] = in_fresh_thread,
     ) -> Any:
         """Call one hook in a thread of its own and wait for its answer.
 
@@ -196,6 +196,7 @@ class Runner:
             done: called once, in the thread, when the hook has really ended (closes what the call owns); also called
                 when the hook is never reached.
             around: what is called instead of the hook, made from the hook of the instance that gets the call.
+            start: sees to it that the call runs, in a thread where nothing else runs meanwhile.
 
         Returns:
             What the hook returned, checked against the contract.
@@ -213,7 +214,7 @@ class Runner:
             return check_answer(route, hook, around(route.callers[hook])(**arguments))
 
         try:
-            answer = await self._call(route, hook, call, work, done)
+            answer = await self._call(route, hook, call, work, done, start)
         except PluginError as error:
             if not call.whole:
                 self.finished(call, error)
@@ -234,10 +235,16 @@ class Runner:
         seconds = self.deadline(plugin, "claims")
         itself = PluginRoute(plugin, frozenset(), {})
         await self._admitted(itself, call.key, seconds)
-        return await self._run(_CallThread(itself, "load", call, work, lambda: None, self.strays), seconds)
+        return await self._run(HookCall(itself, "load", call, work, lambda: None, self.strays), seconds)
 
     async def _call(
-        self, route: PluginRoute, hook: str, call: Call, work: Callable[[PluginRoute], Any], done: Callable[[], None]
+        self,
+        route: PluginRoute,
+        hook: str,
+        call: Call,
+        work: Callable[[PluginRoute], Any],
+        done: Callable[[], None],
+        start: Callable[[HookCall], None],
     ) -> Any:
         try:
             self._refuse_quarantined(route.plugin)
@@ -247,8 +254,8 @@ class Runner:
         except BaseException:
             done()
             raise
-        thread = _CallThread(admitted, hook, call, lambda: work(admitted), done, self.strays)
-        return await self._run(thread, self.deadline(admitted.plugin, hook))
+        thread = HookCall(admitted, hook, call, lambda: work(admitted), done, self.strays)
+        return await self._run(thread, self.deadline(admitted.plugin, hook), start)
 
     async def _admitted(self, route: PluginRoute, key: str | None, seconds: float) -> PluginRoute:
         """Wait until the plugin is not held and nobody else works on the key; return the way as it is then.
@@ -280,11 +287,11 @@ class Runner:
                 "see `nodeplug status` for the calls, and restart the daemon if they never end"
             )
 
-    async def _run(self, thread: "_CallThread", seconds: float) -> Any:
+    async def _run(self, thread: HookCall, seconds: float, start: Callable[[HookCall], None] = in_fresh_thread) -> Any:
         self.in_flight[thread.call.id] = thread.call
         self._busy[thread.key] = thread.outcome
         thread.outcome.add_done_callback(lambda _: self._ended(thread))
-        thread.begin()
+        thread.begin(start)
         # shield: neither the deadline nor a cancelled caller may mark the hook as ended while its thread runs.
         # Not wait_for: before Python 3.12 it swallows a cancellation that comes together with the answer.
         try:
@@ -300,13 +307,13 @@ class Runner:
             self._leave_behind(thread)
             raise
 
-    def _leave_behind(self, thread: "_CallThread") -> None:
+    def _leave_behind(self, thread: HookCall) -> None:
         if not thread.outcome.done():
             plugin = thread.plugin
             self.overdue[thread.call.id] = Overdue(thread.call, plugin, thread.hook, thread.name)
             LOG.warning("%s of plugin %s is overdue in thread %s", thread.hook, plugin, thread.name)
 
-    def _ended(self, thread: "_CallThread") -> None:
+    def _ended(self, thread: HookCall) -> None:
         call = thread.call
         self.in_flight.pop(call.id, None)
         del self._busy[thread.key]
@@ -314,68 +321,6 @@ class Runner:
             LOG.warning("the overdue %s of plugin %s ended after %.1f s", thread.hook, thread.plugin, call.age)
         if not thread.outcome.cancelled():
             thread.outcome.exception()  # seen: an overdue call's error has nobody left to tell but the log
-
-
-class _CallThread(threading.Thread):
-    """One call. Daemonic: a hung hook never keeps the process alive."""
-
-    def __init__(
-        self,
-        route: PluginRoute,
-        hook: str,
-        call: Call,
-        work: Callable[[], Any],
-        done: Callable[[], None],
-        strays: Strays,
-    ) -> None:
-        super().__init__(name=f"{route.plugin}:{hook}:{call.key}"[:120], daemon=True)
-        self.plugin = route.plugin
-        self.hook = hook
-        self.call = call
-        self.key = (route.plugin, call.key)
-        self.inside = {route.plugin: route}
-        self.loop = asyncio.get_running_loop()
-        self.outcome: asyncio.Future[Any] = self.loop.create_future()
-        self.strays = strays
-        self._work = work
-        self._done = done
-        self._context = copy_context()
-
-    def begin(self) -> None:
-        """Start; where no further thread can be had, the call ends here and its key is free again."""
-        try:
-            self.start()
-        except RuntimeError as error:
-            self._done()
-            text = f"the daemon cannot start another thread ({error}); raise its limit of tasks, or call less at once"
-            self.loop.call_soon(self._resolve, None, TryAgain(text))
-
-    def run(self) -> None:
-        self._context.run(self._run)
-
-    def _run(self) -> None:
-        CURRENT.set(self.call)
-        answer: Any = None
-        error: PluginError | None = None
-        try:
-            try:
-                answer = self._work()
-            finally:
-                self._done()
-        except PluginError as raised:
-            error = bounded(raised)
-        except BaseException as raised:
-            error = self.strays.told(self.plugin, self.hook, self.call, raised)
-        try:
-            self.loop.call_soon_threadsafe(self._resolve, answer, error)
-        except RuntimeError:  # the loop is closed: the daemon is ending and nobody waits
-            return
-
-    def _resolve(self, answer: Any, error: PluginError | None) -> None:
-        if error is None:
-            self.outcome.set_result(answer)
-        else:
-            self.outcome.set_exception(error)
 
 
 def invoke(route: PluginRoute, hook: str, arguments: Mapping[str, Any]) -> Any:

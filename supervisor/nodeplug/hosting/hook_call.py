@@ -1,0 +1,102 @@
+"""One call of a hook, and the thread that it runs in.
+
+Owns: the plugins that the thread is inside of, the name of the thread while the hook runs, what the call holds until it
+has really ended, and the passing of its end to the loop.
+Refuses: to decide anything: who may be called, and for how long, is the runner's.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from contextvars import ContextVar, copy_context
+from typing import Any, Final
+
+from nodeplug.contract.errors import PluginError, TryAgain, bounded
+from nodeplug.hosting.call import CURRENT, Call
+from nodeplug.hosting.registry import PluginRoute
+from nodeplug.hosting.strays import Strays
+
+
+class HookCall:
+    """Made on the loop; `run` belongs to the thread.
+
+    Attributes:
+        name: of the thread while the hook runs: one that hangs can be told by it.
+        key: plugin and what the call is about; one call for it runs at a time.
+        inside: the plugins that the thread is inside of, by section.
+        outcome: done, on the loop, when the hook has really ended.
+    """
+
+    def __init__(
+        self,
+        route: PluginRoute,
+        hook: str,
+        call: Call,
+        work: Callable[[], Any],
+        done: Callable[[], None],
+        strays: Strays,
+    ) -> None:
+        self.name = f"{route.plugin}:{hook}:{call.key}"[:120]
+        self.plugin = route.plugin
+        self.hook = hook
+        self.call = call
+        self.key = (route.plugin, call.key)
+        self.inside = {route.plugin: route}
+        self.loop = asyncio.get_running_loop()
+        self.outcome: asyncio.Future[Any] = self.loop.create_future()
+        self._strays = strays
+        self._work = work
+        self._done = done
+        self._context = copy_context()
+
+    def begin(self, start: "Callable[[HookCall], None]") -> None:
+        """Start; where no further thread can be had, the call ends here and its key is free again."""
+        try:
+            start(self)
+        except RuntimeError as error:
+            self._done()
+            text = f"the daemon cannot start another thread ({error}); raise its limit of tasks, or call less at once"
+            self.loop.call_soon(self._resolve, None, TryAgain(text))
+
+    def run(self) -> None:
+        """Run the hook in this thread, which bears the name of the call meanwhile."""
+        thread = threading.current_thread()
+        before, thread.name = thread.name, self.name
+        try:
+            self._context.run(self._run)
+        finally:
+            thread.name = before
+
+    def _run(self) -> None:
+        CURRENT.set(self.call)
+        INSIDE.set(self)
+        answer: Any = None
+        error: PluginError | None = None
+        try:
+            try:
+                answer = self._work()
+            finally:
+                self._done()
+        except PluginError as raised:
+            error = bounded(raised)
+        except BaseException as raised:
+            error = self._strays.told(self.plugin, self.hook, self.call, raised)
+        try:
+            self.loop.call_soon_threadsafe(self._resolve, answer, error)
+        except RuntimeError:  # the loop is closed: the daemon is ending and nobody waits
+            return
+
+    def _resolve(self, answer: Any, error: PluginError | None) -> None:
+        if error is None:
+            self.outcome.set_result(answer)
+        else:
+            self.outcome.set_exception(error)
+
+
+INSIDE: Final[ContextVar[HookCall | None]] = ContextVar("nodeplug_inside", default=None)
+"""The call whose hook runs in this thread."""
+
+
+def in_fresh_thread(call: HookCall) -> None:
+    """Run a call in a thread of its own, daemonic: a hook that hangs never keeps the process alive."""
+    threading.Thread(target=call.run, name=call.name, daemon=True).start()
