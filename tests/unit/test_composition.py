@@ -1,0 +1,287 @@
+"""Host code that calls several hooks in one thread."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from nodeplug import Claim, DeadlineExceeded, PluginError, TryAgain, hookimpl
+from nodeplug.hosting.call import Call
+from nodeplug.hosting.composition import Composition
+from nodeplug.hosting.registry import Registry, Route
+from nodeplug.hosting.runner import OVERDUE_LIMIT, Runner
+
+
+class Probe:
+    """A volume plugin whose hooks are whatever the test gives."""
+
+    def __init__(self, stage: Callable[[], None], publish: Callable[[], None]) -> None:
+        self._stage, self._publish = stage, publish
+
+    @hookimpl
+    def claims(self) -> list[Claim]:
+        return [Claim("volume", "acme/probe")]
+
+    @hookimpl
+    def volume_stage(self) -> None:
+        self._stage()
+
+    @hookimpl
+    def volume_publish(self) -> None:
+        self._publish()
+
+
+def nothing() -> None:
+    pass
+
+
+class Gate:
+    """A hook that stays inside until it is let go."""
+
+    def __init__(self) -> None:
+        self.entered, self.opened = threading.Event(), threading.Event()
+
+    def __call__(self) -> None:
+        self.entered.set()
+        self.opened.wait(10)
+
+
+def route_to(stage: Callable[[], None] = nothing, publish: Callable[[], None] = nothing) -> Route:
+    registry = Registry()
+    registry.load("probe", Probe(stage, publish), "the test")
+    return registry.route("volume", "acme/probe")
+
+
+def composition(runner: Runner, route: Route, **more: Any) -> Composition:
+    return Composition(runner, route, Call("mount", "volume:acme/probe", "k", whole=True), **more)
+
+
+def both(work: Composition) -> str:
+    work.hook("volume_stage", request=None)
+    work.hook("volume_publish", request=None)
+    return "done"
+
+
+def run(scenario: Callable[[], Any]) -> Any:
+    async def main() -> Any:
+        return await scenario()
+
+    return asyncio.run(main())
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+def test_all_hooks_of_a_composition_run_in_its_thread() -> None:
+    idents: list[int] = []
+
+    def note() -> None:
+        idents.append(threading.get_ident())
+
+    def work(own: Composition) -> str:
+        note()
+        return both(own)
+
+    assert run(lambda: composition(Runner(), route_to(note, note)).run(work)) == "done"
+    assert len(set(idents)) == 1
+    assert threading.get_ident() not in idents
+
+
+def test_the_thread_bears_the_name_of_the_hook_that_runs_in_it() -> None:
+    names: list[str] = []
+
+    def note() -> None:
+        names.append(threading.current_thread().name)
+
+    run(lambda: composition(Runner(), route_to(note, note)).run(both))
+    assert names == ["probe:volume_stage:k", "probe:volume_publish:k"]
+
+
+def test_an_error_of_a_hook_reaches_the_work_which_may_undo() -> None:
+    undone: list[str] = []
+
+    def fail() -> None:
+        raise PluginError("the disk is on fire")
+
+    def work(own: Composition) -> None:
+        try:
+            both(own)
+        except PluginError as error:
+            undone.append(error.message)
+            raise
+
+    with pytest.raises(PluginError, match="on fire"):
+        run(lambda: composition(Runner(), route_to(publish=fail)).run(work))
+    assert undone == ["the disk is on fire"]
+
+
+def test_an_overdue_hook_is_answered_early_and_the_work_goes_on_behind_it() -> None:
+    gate, published = Gate(), threading.Event()
+
+    async def scenario() -> None:
+        runner = Runner({"probe": {"volume_stage": 0.05}})
+        route = route_to(gate, published.set)
+        with pytest.raises(DeadlineExceeded, match="volume_stage of plugin 'probe' did not end within"):
+            await composition(runner, route).run(both)
+        assert [entry.thread for entry in runner.overdue.values()] == ["probe:volume_stage:k"]
+        assert not published.is_set()
+        gate.opened.set()
+        await until(published.is_set)
+        await until(lambda: not runner.overdue and not runner.in_flight)
+
+    run(scenario)
+
+
+def test_a_second_overdue_hook_is_overdue_although_the_answer_was_given() -> None:
+    stage, publish = Gate(), Gate()
+
+    async def scenario() -> None:
+        runner = Runner({"probe": {"volume_stage": 0.05, "volume_publish": 0.05}})
+        route = route_to(stage, publish)
+        with pytest.raises(DeadlineExceeded):
+            await composition(runner, route).run(both)
+        stage.opened.set()
+        await until(lambda: [entry.hook for entry in runner.overdue.values()] == ["volume_publish"])
+        publish.opened.set()
+        await until(lambda: not runner.overdue)
+
+    run(scenario)
+
+
+def test_an_overdue_step_of_the_host_is_answered_early_and_is_no_fault_of_the_plugin() -> None:
+    release, published = threading.Event(), threading.Event()
+
+    def work(own: Composition) -> None:
+        own.step("unmount")
+        release.wait(10)
+        own.hook("volume_publish", request=None)
+
+    async def scenario() -> None:
+        runner = Runner()
+        own = composition(runner, route_to(publish=published.set), deadline=0.05)
+        with pytest.raises(DeadlineExceeded, match=r"unmount for 'k' did not end within 0\.05 s; it still runs"):
+            await own.run(work)
+        assert not runner.overdue
+        release.set()
+        await until(published.is_set)
+
+    run(scenario)
+
+
+def test_each_step_has_the_whole_deadline() -> None:
+    def work(own: Composition) -> str:
+        for name in ("look", "mount", "look again"):
+            own.step(name)
+            time.sleep(0.7)
+        return "done"
+
+    assert run(lambda: composition(Runner(), route_to(), deadline=2.0).run(work)) == "done"
+
+
+def test_a_wait_with_a_bound_of_its_own_is_not_overdue() -> None:
+    def work(own: Composition) -> str:
+        own.wait()
+        time.sleep(0.2)
+        return "done"
+
+    assert run(lambda: composition(Runner(), route_to(), deadline=0.05).run(work)) == "done"
+
+
+def test_a_caller_that_goes_away_changes_nothing() -> None:
+    gate, published = Gate(), threading.Event()
+
+    async def scenario() -> None:
+        route = route_to(gate, published.set)
+        caller = asyncio.create_task(composition(Runner(), route).run(both))
+        await until(gate.entered.is_set)
+        caller.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await caller
+        gate.opened.set()
+        await until(published.is_set)
+
+    run(scenario)
+
+
+def test_a_deadline_that_the_plugin_exceeded_itself_is_an_error_like_any_other() -> None:
+    def give_up() -> None:
+        raise DeadlineExceeded("the server is silent")
+
+    caught: list[str] = []
+
+    def work(own: Composition) -> None:
+        try:
+            own.hook("volume_stage", request=None)
+        except DeadlineExceeded as error:
+            caught.append(error.message)
+
+    run(lambda: composition(Runner(), route_to(give_up)).run(work))
+    assert caught == ["the server is silent"]
+
+
+def test_a_hook_of_a_quarantined_plugin_is_refused_in_the_middle_of_the_work() -> None:
+    gate = Gate()
+
+    async def scenario() -> None:
+        runner, route = Runner({"probe": {"volume_stage": 0.02}}), route_to(gate)
+        for number in range(OVERDUE_LIMIT):
+            with pytest.raises(DeadlineExceeded):
+                await runner.call(route, "volume_stage", Call("mount", "x", str(number)), {"request": None})
+        with pytest.raises(TryAgain, match="quarantined"):
+            await composition(runner, route).run(lambda own: own.hook("volume_publish", request=None))
+        gate.opened.set()
+        await until(lambda: not runner.overdue)
+
+    run(scenario)
+
+
+def test_a_hook_of_a_plugin_that_is_being_exchanged_waits_for_it() -> None:
+    published = threading.Event()
+
+    async def scenario() -> None:
+        runner = Runner()
+        runner.hold("probe")
+        mounting = asyncio.create_task(composition(runner, route_to(publish=published.set)).run(both))
+        await asyncio.sleep(0.05)
+        assert not published.is_set()
+        runner.release("probe")
+        assert await mounting == "done"
+
+    run(scenario)
+
+
+def test_an_operating_system_error_of_the_host_is_an_error_of_the_tree() -> None:
+    def work(_: Composition) -> None:
+        raise PermissionError(13, "Permission denied", "/journal")
+
+    with pytest.raises(PluginError, match=r"PermissionError: .*Permission denied: '/journal'"):
+        run(lambda: composition(Runner(), route_to()).run(work))
+
+
+def test_work_that_the_end_of_the_daemon_cuts_short_is_not_rolled_back() -> None:
+    gate, ended = Gate(), threading.Event()
+    undone: list[Exception] = []
+
+    def work(own: Composition) -> None:
+        try:
+            both(own)
+        except Exception as error:
+            undone.append(error)
+        finally:
+            ended.set()
+
+    async def scenario() -> None:
+        caller = asyncio.create_task(composition(Runner(), route_to(gate)).run(work))
+        await until(gate.entered.is_set)
+        assert not caller.done()
+
+    run(scenario)
+    gate.opened.set()
+    assert ended.wait(10)
+    assert undone == []
