@@ -20,7 +20,8 @@ from typing import Any, Final, Self
 from nodeplug import Claim, Host, Pod, hookimpl
 from nodeplug.testing import Kubelet, ScratchNode
 from nodeplug.testing.flex_caller import FlexVolume
-from nodeplug.testing.stage import CniRuntimeFactory, FlexCallers, scratch_node
+from nodeplug.testing.pods import CniRuntimeFactory, FlexCallers
+from nodeplug.testing.rig import scratch_node
 from nodeplug.testing.waiting import until
 
 RESOURCE: Final = "bench.nodeplug.io/null"

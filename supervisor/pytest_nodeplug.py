@@ -53,9 +53,9 @@ def nodeplug_may_stay() -> Sequence[str]:
 @pytest.fixture
 def scratch_node(nodeplug_config: str, nodeplug_may_stay: Sequence[str]) -> Iterator[ScratchNode]:
     """A running daemon with the plugins of `nodeplug_config`, its entrypoints installed, all paths in one folder."""
-    from nodeplug.testing import stage  # noqa: PLC0415 - see the module's first lines
+    from nodeplug.testing import rig  # noqa: PLC0415 - see the module's first lines
 
-    with stage.scratch_node(nodeplug_config, may_stay=nodeplug_may_stay) as node:
+    with rig.scratch_node(nodeplug_config, may_stay=nodeplug_may_stay) as node:
         yield node
 
 
@@ -77,20 +77,20 @@ def _namespaces() -> None:
 @pytest.fixture
 def cni_runtime(_namespaces: None, scratch_node: ScratchNode) -> Iterator[CniRuntimeFactory]:
     """A container runtime on the node: `cni_runtime(conflist)`, and pods' namespaces: `cni_runtime.sandbox(name)`."""
-    from nodeplug.testing import stage  # noqa: PLC0415 - see the module's first lines
+    from nodeplug.testing import pods  # noqa: PLC0415 - see the module's first lines
 
-    made = stage.CniRuntimeFactory(scratch_node)
+    made = pods.CniRuntimeFactory(scratch_node)
     yield made
-    stage.ensure_running(scratch_node)
+    pods.ensure_running(scratch_node)
     made.close()
 
 
 @pytest.fixture
 def flex_caller(_namespaces: None, scratch_node: ScratchNode) -> Iterator[FlexCallerFactory]:
     """Kubelet's FlexVolume side on the node: `flex_caller("vendor/driver")`."""
-    from nodeplug.testing import stage  # noqa: PLC0415 - see the module's first lines
+    from nodeplug.testing import pods  # noqa: PLC0415 - see the module's first lines
 
-    made = stage.FlexCallers(scratch_node)
+    made = pods.FlexCallers(scratch_node)
     yield made
-    stage.ensure_running(scratch_node)
+    pods.ensure_running(scratch_node)
     made.close()

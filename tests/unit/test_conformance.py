@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 import pytest
 
 from nodeplug.contract.errors import PluginError
+from nodeplug.testing.conformance.examination import Examination
 from nodeplug.testing.conformance.report import Finding, Outcome, Report, few
 from nodeplug.testing.conformance.rules import RULES, choose, require, rule
-from nodeplug.testing.conformance.stage import Stage
 from nodeplug.testing.conformance.subject import Subject, describe
 from nodeplug.testing.conformance.verdict import NotApplicable
 
@@ -103,7 +103,7 @@ def test_every_rule_is_a_sentence_with_a_source_and_advice() -> None:
 
 
 def test_a_rule_without_a_sentence_is_refused() -> None:
-    def mute(stage: Stage) -> str:
+    def mute(exam: Examination) -> str:
         return ""
 
     with pytest.raises(ValueError, match="mute"):

@@ -28,8 +28,9 @@ from nodeplug.hosting.discovery import find
 from nodeplug.hosting.registry import unmarked
 from nodeplug.testing import AdmissionError, BlockingKubelet, CniError, FlexFailure, FlexVolume, ScratchNode, namespaces
 from nodeplug.testing.place_holder import filled
+from nodeplug.testing.pods import CniRuntimeFactory, FlexCallers
+from nodeplug.testing.rig import LeftBehind, scratch_node, scratch_of
 from nodeplug.testing.secrets_file import read_secrets
-from nodeplug.testing.stage import CniRuntimeFactory, FlexCallers, LeftBehind, scratch_node, scratch_of
 
 _INSIDE: Final = "NODEPLUG_TRY_INSIDE"
 _FAILURES: Final = (AdmissionError, CniError, FlexFailure, LeftBehind, NotReady, TimeoutError)

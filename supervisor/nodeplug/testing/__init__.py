@@ -24,9 +24,9 @@ from nodeplug.testing.flex_caller import (
 )
 from nodeplug.testing.inventory import Inventory, leaves_nothing
 from nodeplug.testing.kubelet import AdmissionError, BlockingKubelet, Kubelet, Timeouts, UnknownResourceError
+from nodeplug.testing.pods import CniRuntimeFactory, FlexCallerFactory
 from nodeplug.testing.sandbox import Sandbox
 from nodeplug.testing.scratch_node import ScratchNode
-from nodeplug.testing.stage import CniRuntimeFactory, FlexCallerFactory
 
 __all__ = [
     "CONTAINERD",

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from nodeplug.testing import ScratchNode, forked, stage
+from nodeplug.testing import ScratchNode, forked, rig
 from nodeplug.testing.scratch_cni import new_netns, run_in
 
 ENV = {**os.environ, "PYTHONPATH": os.pathsep.join(forked.search_path())}
@@ -160,7 +160,7 @@ def parent_of(pid: int) -> int:
 def test_the_nodes_of_all_tests_import_the_daemon_once() -> None:
     parents = []
     for _ in range(2):
-        with stage.scratch_node("[plugins.tmpfs]\n") as node:
+        with rig.scratch_node("[plugins.tmpfs]\n") as node:
             first = parent_of(node.pid)
             node.kill()
             node.start()
@@ -170,7 +170,7 @@ def test_the_nodes_of_all_tests_import_the_daemon_once() -> None:
 
 
 def test_the_process_that_forks_lives_in_no_network_of_a_test() -> None:
-    with stage.scratch_node("[plugins.tmpfs]\n") as node:
+    with rig.scratch_node("[plugins.tmpfs]\n") as node:
         own, server = (os.readlink(f"/proc/{pid}/ns/net") for pid in (node.pid, parent_of(node.pid)))
         assert os.geteuid() != 0 or own != server
 

@@ -11,7 +11,7 @@ import pytest
 from pyroute2 import IPRoute
 
 from nodeplug.cli.scaffold import Names, write
-from nodeplug.testing.stage import own_network
+from nodeplug.testing.rig import own_network
 
 ROOT = Path(__file__).parents[3]
 

@@ -30,7 +30,7 @@ from nodeplug.contract.journal import read_boot_id
 from nodeplug.contract.netns import Netns
 from nodeplug.install.scripts import default_interpreter
 from nodeplug.pb import deviceplugin_v1beta1_pb2 as pb
-from nodeplug.testing import BlockingKubelet, CniRuntime, FlexCaller, Sandbox, ScratchNode, folders, forked, stage
+from nodeplug.testing import BlockingKubelet, CniRuntime, FlexCaller, Sandbox, ScratchNode, folders, forked, rig
 from nodeplug.testing.kubelet.admission import Container
 from nodeplug.testing.kubelet.checkpoint import write_checkpoint
 from nodeplug.testing.kubelet.ledger import NO_NODE, ContainerKey, Entry, Ledger
@@ -128,7 +128,7 @@ def a_folder() -> Iterator[Path]:
     root = Path(tempfile.mkdtemp(prefix="np-", dir="/tmp"))
     with ExitStack() as stack:
         stack.callback(folders.remove, root)
-        stack.enter_context(stage.own_network())
+        stack.enter_context(rig.own_network())
         stack.callback(folders.unmount_below, root)
         yield root
 

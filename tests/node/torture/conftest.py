@@ -30,8 +30,9 @@ from nodeplug.testing import (
     FlexVolume,
     Sandbox,
     ScratchNode,
-    stage,
 )
+from nodeplug.testing.pods import CniRuntimeFactory, FlexCallers
+from nodeplug.testing.rig import scratch_node
 
 RESOURCE: Final = "example.com/zero"
 _PATIENCE: Final = 120.0
@@ -235,8 +236,8 @@ def seed() -> int:
 @pytest.fixture
 def torture(seed: int) -> Iterator[Torture]:
     """The node; at the end nothing of it is left but the bridge and the empty table."""
-    with stage.scratch_node(PLUGINS, may_stay=MAY_STAY) as node:
-        network, volumes = stage.CniRuntimeFactory(node), stage.FlexCallers(node)
+    with scratch_node(PLUGINS, may_stay=MAY_STAY) as node:
+        network, volumes = CniRuntimeFactory(node), FlexCallers(node)
         with BlockingKubelet(node.root / "var" / "lib" / "kubelet") as kubelet:
             kubelet.until_allocatable("example.com/zero", 100)
             yield Torture(node, network(CONFLIST), volumes("nodeplug/tmpfs"), kubelet, seed)

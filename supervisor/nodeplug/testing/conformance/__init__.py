@@ -24,9 +24,9 @@ from nodeplug.testing.conformance import contract as _contract
 from nodeplug.testing.conformance import device as _device
 from nodeplug.testing.conformance import grants as _grants
 from nodeplug.testing.conformance import volume as _volume
+from nodeplug.testing.conformance.examination import Examination
 from nodeplug.testing.conformance.report import Finding, Outcome, Report
 from nodeplug.testing.conformance.rules import RULES, Rule, choose, require
-from nodeplug.testing.conformance.stage import Stage
 from nodeplug.testing.conformance.subject import describe
 from nodeplug.testing.conformance.verdict import Broken, NotApplicable
 
@@ -85,25 +85,25 @@ def conformance(
     findings = []
     with (
         tempfile.TemporaryDirectory(prefix="np-", dir="/tmp") as folder,
-        Stage(subject, Path(folder), patience) as stage,
+        Examination(subject, Path(folder), patience) as exam,
     ):
         for one in chosen:
-            found = _find(one, stage)
+            found = _find(one, exam)
             findings.append(replace(found, seen=redact(found.seen, Secrets(subject.secrets))))
             progress(findings[-1])
     return Report(subject.uses, tuple(findings))
 
 
-def _find(one: Rule, stage: Stage) -> Finding:
+def _find(one: Rule, exam: Examination) -> Finding:
     try:
-        stage.require_loaded(one.style)
-        require(one, stage.claims, stage.hooks)
-        return Finding(one.name, one.style, "passed", one.expected, one.source, one.judge(stage))
+        exam.require_loaded(one.style)
+        require(one, exam.claims, exam.hooks)
+        return Finding(one.name, one.style, "passed", one.expected, one.source, one.judge(exam))
     except NotApplicable as reason:
         return Finding(one.name, one.style, "not-applicable", one.expected, one.source, str(reason))
     except Exception as error:
-        # What a broken plugin left on the stage must not reach the next rule.
-        stage.renew()
-        stage.failed.add(one.name)
+        # What a broken plugin left on the node must not reach the next rule.
+        exam.renew()
+        exam.failed.add(one.name)
         seen = str(error) if isinstance(error, Broken) else f"{type(error).__name__}: {error}"
         return Finding(one.name, one.style, "failed", one.expected, one.source, seen, one.advice)

@@ -13,10 +13,10 @@ from typing import Any, Final
 from pyroute2 import IPRoute
 
 from nodeplug.testing.cni_runtime import CniError
+from nodeplug.testing.conformance.examination import Examination
 from nodeplug.testing.conformance.network import NEWEST, Container, Network, addresses_of, links_of, lose
 from nodeplug.testing.conformance.report import few
 from nodeplug.testing.conformance.rules import rule
-from nodeplug.testing.conformance.stage import Stage
 from nodeplug.testing.conformance.verdict import Broken, NotApplicable
 from nodeplug.testing.inventory import Inventory
 
@@ -33,15 +33,15 @@ _FIND: Final = "Compute names from network, container id and interface, so that 
 
 
 @contextmanager
-def _attached(stage: Stage) -> Iterator[tuple[Network, Container, dict[str, Any]]]:
+def _attached(exam: Examination) -> Iterator[tuple[Network, Container, dict[str, Any]]]:
     """Attach a container; the rule must leave it detached."""
-    network = Network.of(stage)
+    network = Network.of(exam)
     with network.container() as container:
         yield network, container, network.attach(container)
 
 
-def _nothing_left(stage: Stage, before: Inventory) -> None:
-    if left := stage.left_since(before):
+def _nothing_left(exam: Examination, before: Inventory) -> None:
+    if left := exam.left_since(before):
         raise Broken(f"left on the node: {few(left)}")
 
 
@@ -49,17 +49,17 @@ def _nothing_left(stage: Stage, before: Inventory) -> None:
 
 
 @rule("cni", _ADD, "See the message; give `conformance(cni=...)` the network that the plugin needs.")
-def add_succeeds(stage: Stage) -> str:
+def add_succeeds(exam: Examination) -> str:
     """ADD attaches a container."""
-    with _attached(stage) as (network, container, result):
+    with _attached(exam) as (network, container, result):
         network.detach(container)
         return ", ".join(ip["address"] for ip in result.get("ips", ())) or "without addresses"
 
 
 @rule("cni", "CNI SPEC section 5: Success", "Answer one `CniResult`; the daemon writes it in each version.")
-def every_version_is_answered(stage: Stage) -> str:
+def every_version_is_answered(exam: Examination) -> str:
     """ADD and DEL succeed in every version that the plugin says it serves, with a result of that version."""
-    network = Network.of(stage)
+    network = Network.of(exam)
     served = network.ask("VERSION", network.runtime().versions)
     common = [version for version in _VERSIONS if all(version in known for known in served.values())]
     for version in common:
@@ -73,12 +73,12 @@ def every_version_is_answered(stage: Stage) -> str:
 
 
 @rule("cni", "CNI SPEC section 5: Success", "Put the interfaces that ADD made into the result, by name and sandbox.")
-def result_interfaces_exist(stage: Stage) -> str:
+def result_interfaces_exist(exam: Examination) -> str:
     """Every interface of the result exists where the result says, and has the hardware address that it says."""
-    with _attached(stage) as (network, container, result):
+    with _attached(exam) as (network, container, result):
         interfaces = result.get("interfaces", ())
         for interface in interfaces:
-            links = links_of(stage, container if interface.get("sandbox") else None)
+            links = links_of(exam, container if interface.get("sandbox") else None)
             if interface["name"] not in links:
                 raise Broken(f"{interface['name']} of the result is not among {few(sorted(links))}")
             said, found = interface.get("mac", "").lower(), links[interface["name"]]
@@ -91,13 +91,13 @@ def result_interfaces_exist(stage: Stage) -> str:
 
 
 @rule("cni", "CNI SPEC section 5: Success", "Set the addresses before you answer, with their prefix lengths.")
-def result_addresses_exist(stage: Stage) -> str:
+def result_addresses_exist(exam: Examination) -> str:
     """Every address of the result is on the interface that the result says."""
-    with _attached(stage) as (network, container, result):
+    with _attached(exam) as (network, container, result):
         wanted = [ip for ip in result.get("ips", ()) if ip.get("interface") is not None]
         for ip in wanted:
             interface = result["interfaces"][ip["interface"]]
-            found = addresses_of(stage, container if interface.get("sandbox") else None, interface["name"])
+            found = addresses_of(exam, container if interface.get("sandbox") else None, interface["name"])
             if str(ip_interface(ip["address"])) not in found:
                 raise Broken(f"{interface['name']} has {', '.join(found) or 'no address'}; the result: {ip['address']}")
         network.detach(container)
@@ -107,60 +107,60 @@ def result_addresses_exist(stage: Stage) -> str:
 
 
 @rule("cni", "the contract of `cni_add`; runtimes repeat an ADD whose answer was lost", _FIND)
-def repeated_add_answers_alike(stage: Stage) -> str:
+def repeated_add_answers_alike(exam: Examination) -> str:
     """A repeated ADD answers as the first did, or fails; one DEL takes both away."""
-    network = Network.of(stage)
-    before = stage.inventory()
+    network = Network.of(exam)
+    before = exam.inventory()
     with network.container() as container:
         first = network.attach(container)
-        once = stage.inventory()
+        once = exam.inventory()
         told = "the same answer"
         try:
-            second = stage.on_host(lambda: network.runtime().add(container.id, container.path))
+            second = exam.on_host(lambda: network.runtime().add(container.id, container.path))
             if second != first:
                 raise Broken(f"first {first}, then {second}")
         except CniError as error:
             told = f"refused: {error.msg}"
-        if more := stage.left_since(once):
+        if more := exam.left_since(once):
             raise Broken(f"the second ADD changed the node: {few(more)}")
         network.detach(container)
-    _nothing_left(stage, before)
+    _nothing_left(exam, before)
     return told
 
 
 @rule("cni", "the contract of `cni_add`; runtimes send DEL after a failed ADD", "Undo in ADD, or let DEL find it.")
-def failed_add_leaves_nothing(stage: Stage) -> str:
+def failed_add_leaves_nothing(exam: Examination) -> str:
     """After an ADD that failed, because the interface exists, and its DEL, nothing is left on the node."""
-    network = Network.of(stage)
-    before = stage.inventory()
+    network = Network.of(exam)
+    before = exam.inventory()
     with network.container() as container:
         with container.sandbox.netns.entered(), IPRoute() as route:
             route.link("add", ifname="eth0", kind="veth", peer={"ifname": "conformance0"})
         runtime = network.runtime()
         try:
-            stage.on_host(lambda: runtime.add(container.id, container.path))
+            exam.on_host(lambda: runtime.add(container.id, container.path))
         except CniError as error:
             told = error.msg
         else:
             network.detach(container, runtime)
             raise NotApplicable("ADD does not mind that eth0 exists")
         network.detach(container, runtime)
-    _nothing_left(stage, before)
+    _nothing_left(exam, before)
     return told
 
 
 @rule("cni", "runtimes attach many containers at once", "Share nothing between calls, or use a lock.")
-def parallel_adds_succeed(stage: Stage) -> str:
+def parallel_adds_succeed(exam: Examination) -> str:
     """Eight ADDs at once succeed, and no two get the same address."""
-    network = Network.of(stage)
-    before = stage.inventory()
+    network = Network.of(exam)
+    before = exam.inventory()
     with _containers(network) as containers:
         runtimes = [network.runtime() for _ in containers]
         with ThreadPoolExecutor(_MANY) as pool:
             results = list(pool.map(network.attach, containers, runtimes))
         for container, runtime in zip(containers, runtimes, strict=True):
             network.detach(container, runtime)
-    _nothing_left(stage, before)
+    _nothing_left(exam, before)
     return _distinct(results)
 
 
@@ -179,9 +179,9 @@ def _distinct(results: list[dict[str, Any]]) -> str:
 
 
 @rule("cni", "CNI SPEC section 2: parameters; containerd, CRI-O and podman send these", "Ignore what you do not know.")
-def what_runtimes_add_is_tolerated(stage: Stage) -> str:
+def what_runtimes_add_is_tolerated(exam: Examination) -> str:
     """CNI_ARGS of Kubernetes, and `args` and `cni.dev/` keys that the plugin does not know, do no harm."""
-    network = Network.of(stage)
+    network = Network.of(exam)
     runtime = network.runtime(keys={"args": {"cni": {"labels": []}}, "cni.dev/conformance": True})
     with network.container() as container:
         network.attach(container, runtime, args=_KUBERNETES)
@@ -193,9 +193,9 @@ def what_runtimes_add_is_tolerated(stage: Stage) -> str:
 
 
 @rule("cni", _CHECK, "Compare only what the result says; extra routes are allowed.", "cni_check")
-def check_after_add_succeeds(stage: Stage) -> str:
+def check_after_add_succeeds(exam: Examination) -> str:
     """CHECK succeeds right after ADD."""
-    network = Network.of(stage)
+    network = Network.of(exam)
     runtime = network.runtime(NEWEST)
     with network.container() as container:
         network.attach(container, runtime)
@@ -205,9 +205,9 @@ def check_after_add_succeeds(stage: Stage) -> str:
 
 
 @rule("cni", _CHECK, "Look whether the interfaces of the result exist and are up.", "cni_check")
-def check_notices_a_lost_interface(stage: Stage) -> str:
+def check_notices_a_lost_interface(exam: Examination) -> str:
     """CHECK fails when the container's interface was removed, or set down, behind the plugin's back."""
-    network = Network.of(stage)
+    network = Network.of(exam)
     runtime = network.runtime(NEWEST)
     with network.container() as container:
         result = network.attach(container, runtime)
@@ -215,7 +215,7 @@ def check_notices_a_lost_interface(stage: Stage) -> str:
         if own:
             lose(container, own[0])
         try:
-            stage.on_host(lambda: runtime.check(container.id))
+            exam.on_host(lambda: runtime.check(container.id))
             told = ""
         except CniError as error:
             told = error.msg
@@ -231,20 +231,20 @@ def check_notices_a_lost_interface(stage: Stage) -> str:
 
 
 @rule("cni", _DEL, _FIND)
-def nothing_is_left_after_del(stage: Stage) -> str:
+def nothing_is_left_after_del(exam: Examination) -> str:
     """After ADD and DEL the node is as before."""
-    Network.of(stage)
-    before = stage.inventory()
-    with _attached(stage) as (network, container, _):
+    Network.of(exam)
+    before = exam.inventory()
+    with _attached(exam) as (network, container, _):
         network.detach(container)
-        _nothing_left(stage, before)
+        _nothing_left(exam, before)
     return ""
 
 
 @rule("cni", _DEL, "Succeed when nothing is there.")
-def second_del_succeeds(stage: Stage) -> str:
+def second_del_succeeds(exam: Examination) -> str:
     """DEL succeeds when repeated."""
-    with _attached(stage) as (network, container, _):
+    with _attached(exam) as (network, container, _):
         network.detach(container)
         network.detach(container)
         network.detach(container, network.runtime())
@@ -252,52 +252,52 @@ def second_del_succeeds(stage: Stage) -> str:
 
 
 @rule("cni", f"{_DEL}: CNI_NETNS is optional", "Expect `request.netns` to be None; clean up from the host's side.")
-def del_without_netns_succeeds(stage: Stage) -> str:
+def del_without_netns_succeeds(exam: Examination) -> str:
     """DEL without CNI_NETNS succeeds and leaves nothing on the node."""
-    Network.of(stage)
-    before = stage.inventory()
-    with _attached(stage) as (network, container, _):
+    Network.of(exam)
+    before = exam.inventory()
+    with _attached(exam) as (network, container, _):
         network.detach(container, netns=False)
-    _nothing_left(stage, before)
+    _nothing_left(exam, before)
     return ""
 
 
 @rule("cni", f"{_DEL}: the namespace may no longer exist", "Succeed; what was inside is gone with it.")
-def del_after_the_netns_is_gone_succeeds(stage: Stage) -> str:
+def del_after_the_netns_is_gone_succeeds(exam: Examination) -> str:
     """DEL with a CNI_NETNS that no longer exists succeeds and leaves nothing on the node."""
-    Network.of(stage)
-    before = stage.inventory()
-    with _attached(stage) as (network, container, _):
+    Network.of(exam)
+    before = exam.inventory()
+    with _attached(exam) as (network, container, _):
         network.drop(container.sandbox)
         network.detach(container)
-    _nothing_left(stage, before)
+    _nothing_left(exam, before)
     return ""
 
 
 @rule("cni", f"{_DEL}: prevResult may be missing", _FIND)
-def del_without_result_succeeds(stage: Stage) -> str:
+def del_without_result_succeeds(exam: Examination) -> str:
     """DEL without prevResult, and without the daemon's record of it, succeeds and leaves nothing on the node."""
-    Network.of(stage)
-    before = stage.inventory()
-    with _attached(stage) as (network, container, _):
-        stage.node.stop()
-        for record in stage.node.paths.attachments.glob("*"):
+    Network.of(exam)
+    before = exam.inventory()
+    with _attached(exam) as (network, container, _):
+        exam.node.stop()
+        for record in exam.node.paths.attachments.glob("*"):
             record.unlink()
-        stage.start()
+        exam.start()
         network.detach(container, network.runtime())
-        _nothing_left(stage, before)
+        _nothing_left(exam, before)
         network.detach(container)
     return ""
 
 
 @rule("cni", _DEL, "Succeed when nothing is there.")
-def del_of_what_was_never_added_succeeds(stage: Stage) -> str:
+def del_of_what_was_never_added_succeeds(exam: Examination) -> str:
     """DEL of a container that was never attached succeeds and leaves the node as it was."""
-    network = Network.of(stage)
-    before = stage.inventory()
+    network = Network.of(exam)
+    before = exam.inventory()
     with network.container() as container:
         network.detach(container, network.runtime())
-    _nothing_left(stage, before)
+    _nothing_left(exam, before)
     return ""
 
 
@@ -306,14 +306,14 @@ def del_of_what_was_never_added_succeeds(stage: Stage) -> str:
     "the daemon may be killed at any instruction",
     "Remember nothing in memory alone; use computed names or the journal.",
 )
-def del_after_a_crash_succeeds(stage: Stage) -> str:
+def del_after_a_crash_succeeds(exam: Examination) -> str:
     """DEL succeeds and leaves nothing when the daemon was killed after ADD."""
-    Network.of(stage)
-    before = stage.inventory()
-    with _attached(stage) as (network, container, _):
-        stage.restart_after_kill()
+    Network.of(exam)
+    before = exam.inventory()
+    with _attached(exam) as (network, container, _):
+        exam.restart_after_kill()
         network.detach(container)
-        _nothing_left(stage, before)
+        _nothing_left(exam, before)
     return ""
 
 
@@ -321,51 +321,51 @@ def del_after_a_crash_succeeds(stage: Stage) -> str:
 
 
 @rule("cni", _GC, "Do nothing when `request.valid` is None.", "cni_gc")
-def gc_without_a_list_does_nothing(stage: Stage) -> str:
+def gc_without_a_list_does_nothing(exam: Examination) -> str:
     """GC without a list of valid attachments removes nothing."""
-    with _attached(stage) as (network, container, _):
-        before = stage.inventory()
+    with _attached(exam) as (network, container, _):
+        before = exam.inventory()
         runtime = network.runtime(NEWEST)
         network.ask("GC without a list", lambda: runtime.gc((), silent=True))
-        _unchanged(stage, before, "GC without a list")
+        _unchanged(exam, before, "GC without a list")
         network.detach(container)
     return ""
 
 
 @rule("cni", _GC, "Keep what is in `request.valid`, by container id and interface.", "cni_gc")
-def gc_keeps_what_is_valid(stage: Stage) -> str:
+def gc_keeps_what_is_valid(exam: Examination) -> str:
     """GC keeps an attachment that is listed as valid."""
-    with _attached(stage) as (network, container, _):
-        before = stage.inventory()
+    with _attached(exam) as (network, container, _):
+        before = exam.inventory()
         runtime = network.runtime(NEWEST)
         network.ask("GC", lambda: runtime.gc([(container.id, "eth0")]))
-        _unchanged(stage, before, "GC")
+        _unchanged(exam, before, "GC")
         network.detach(container)
     return ""
 
 
-def _unchanged(stage: Stage, before: Inventory, what: str) -> None:
-    if lost := stage.inventory().since(before):
+def _unchanged(exam: Examination, before: Inventory, what: str) -> None:
+    if lost := exam.inventory().since(before):
         raise Broken(f"{what} changed the node: {few(lost)}")
 
 
 @rule("cni", _GC, "Remove what belongs to no attachment in `request.valid`.", "cni_gc")
-def gc_removes_the_rest(stage: Stage) -> str:
+def gc_removes_the_rest(exam: Examination) -> str:
     """GC releases what belongs to a container that is gone and is not listed as valid."""
-    with _attached(stage) as (network, container, _):
-        before = stage.inventory()
+    with _attached(exam) as (network, container, _):
+        before = exam.inventory()
         with network.container() as other:
             network.attach(other)
         runtime = network.runtime(NEWEST)
         network.ask("GC", lambda: runtime.gc([(container.id, "eth0")]))
-        _nothing_left(stage, before)
+        _nothing_left(exam, before)
         network.detach(container)
     return ""
 
 
 @rule("cni", "CNI SPEC section 2: STATUS", "Raise NotReady only when an ADD would fail.")
-def status_succeeds(stage: Stage) -> str:
+def status_succeeds(exam: Examination) -> str:
     """STATUS succeeds while ADD does."""
-    network = Network.of(stage)
+    network = Network.of(exam)
     network.ask("STATUS", network.runtime(NEWEST).status)
     return ""

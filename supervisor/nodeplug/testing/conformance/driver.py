@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from nodeplug.contract.values import Pod
 from nodeplug.flex import commands as cmd
-from nodeplug.testing.conformance.stage import Stage
+from nodeplug.testing.conformance.examination import Examination
 from nodeplug.testing.conformance.verdict import Broken
 from nodeplug.testing.flex_caller import FlexCaller, FlexFailure, FlexNotSupported, FlexVolume
 
@@ -19,20 +19,20 @@ PODS: Final = tuple(Pod(name=f"pod-{number}", namespace="default", uid=f"uid-{nu
 
 
 class Volume:
-    """The volume of one stage.
+    """The volume of one examination.
 
     Args:
-        stage: where it is.
+        exam: of which plugin.
         driver: the claim.
     """
 
-    def __init__(self, stage: Stage, driver: str) -> None:
-        stage.require_passed("mount-succeeds")
-        self.stage = stage
+    def __init__(self, exam: Examination, driver: str) -> None:
+        exam.require_passed("mount-succeeds")
+        self.exam = exam
         self.caller = FlexCaller(
-            stage.node.paths.flexvolume, stage.folder / "n" / "kubelet", driver, timeout=max(stage.patience, 30.0)
+            exam.node.paths.flexvolume, exam.rig.folder / "kubelet", driver, timeout=max(exam.patience, 30.0)
         )
-        self.asked = FlexVolume(NAME, dict(stage.subject.options), dict(stage.subject.secrets))
+        self.asked = FlexVolume(NAME, dict(exam.subject.options), dict(exam.subject.secrets))
 
     def ask(self, what: str, work: Callable[[], Any]) -> Any:
         """Let kubelet do something.
@@ -41,7 +41,7 @@ class Volume:
             Broken: the driver failed.
         """
         try:
-            return self.stage.on_host(work)
+            return self.exam.on_host(work)
         except FlexFailure as error:
             raise Broken(f"{what} failed: {error}") from None
 

@@ -17,10 +17,10 @@ from typing import Final
 
 from nodeplug.pb import deviceplugin_v1beta1_pb2 as pb
 from nodeplug.testing.conformance.device import sockets
+from nodeplug.testing.conformance.examination import Examination
 from nodeplug.testing.conformance.plugin_socket import PluginSocket, Refused
 from nodeplug.testing.conformance.report import few
 from nodeplug.testing.conformance.rules import rule
-from nodeplug.testing.conformance.stage import Stage
 from nodeplug.testing.conformance.verdict import Broken, NotApplicable
 
 _SAMPLE: Final = 64
@@ -105,37 +105,37 @@ def _healthy(socket: PluginSocket) -> list[str]:
     return sorted(name for name, well in socket.devices().items() if well)
 
 
-def _answers(stage: Stage) -> Mapping[str, Answers]:
-    """Ask for the healthy devices of each resource that has some; once for all rules on one stage.
+def _answers(exam: Examination) -> Mapping[str, Answers]:
+    """Ask for the healthy devices of each resource that has some; once for all rules on one node.
 
     Raises:
         NotApplicable: there are none.
     """
-    paths = sockets(stage)
-    if stage.granted is None:
+    paths = sockets(exam)
+    if exam.granted is None:
         found = {}
         for resource, path in paths.items():
-            with PluginSocket(path, stage.patience) as socket:
+            with PluginSocket(path, exam.patience) as socket:
                 if ids := _healthy(socket):
                     sample = ids[:: -(-len(ids) // _SAMPLE)]
                     single = [_ask(socket, [name]) for name in sample]
                     found[resource] = Answers(len(ids), single, list(_several(socket, ids)))
-        stage.granted = found
-    if not stage.granted:
+        exam.granted = found
+    if not exam.granted:
         raise NotApplicable(_NO_DEVICE)
-    answers: Mapping[str, Answers] = stage.granted
+    answers: Mapping[str, Answers] = exam.granted
     return answers
 
 
-def _each(stage: Stage, work: Callable[[str, Answers], str]) -> str:
+def _each(exam: Examination, work: Callable[[str, Answers], str]) -> str:
     """Judge each resource that grants something; another rule tells why the others do not.
 
     Raises:
         NotApplicable: no resource grants anything.
     """
-    stage.require_passed("one-device-is-granted")
+    exam.require_passed("one-device-is-granted")
     told, refused = [], []
-    for resource, answers in _answers(stage).items():
+    for resource, answers in _answers(exam).items():
         if answers.nothing:
             refused.append((resource, answers.nothing))
         else:
@@ -149,10 +149,10 @@ def _each(stage: Stage, work: Callable[[str, Answers], str]) -> str:
 
 
 @rule("device", "kubelet (Allocate)", "Grant what is listed as healthy; list what cannot be had as unhealthy.")
-def one_device_is_granted(stage: Stage) -> str:
+def one_device_is_granted(exam: Examination) -> str:
     """Allocate of each healthy device alone succeeds, or a resource that only counts refuses each one of them."""
     told, refused = [], []
-    for resource, answers in _answers(stage).items():
+    for resource, answers in _answers(exam).items():
         if answers.refusal:
             refused.append((resource, answers.refusal))
             continue
@@ -166,7 +166,7 @@ def one_device_is_granted(stage: Stage) -> str:
 
 
 @rule("device", "kubelet (Allocate)", "Grant any number, or raise Exhausted or InvalidRequest with the reason.")
-def several_devices_are_granted_or_refused(stage: Stage) -> str:
+def several_devices_are_granted_or_refused(exam: Examination) -> str:
     """Allocate of two devices, and of more up to all, succeeds, or is refused with Exhausted or InvalidRequest."""
 
     def work(_: str, answers: Answers) -> str:
@@ -176,29 +176,29 @@ def several_devices_are_granted_or_refused(stage: Stage) -> str:
         refusal = next((f", more are refused: {one.refusal}" for one in answers.several if one.refusal), "")
         return f"{most} of {answers.count} together{refusal}"
 
-    return _each(stage, work)
+    return _each(exam, work)
 
 
 @rule("device", "kubelet repeats Allocate, and there is no Deallocate", "Compute the grant from the ids alone.")
-def grants_are_repeatable(stage: Stage) -> str:
+def grants_are_repeatable(exam: Examination) -> str:
     """Allocate of the same devices gives the same grant again."""
-    paths = sockets(stage)
+    paths = sockets(exam)
 
     def work(resource: str, answers: Answers) -> str:
-        with PluginSocket(paths[resource], stage.patience) as socket:
+        with PluginSocket(paths[resource], exam.patience) as socket:
             for ids, first in answers.grants:
                 if (second := socket.allocate(ids)) != first:
                     raise Broken(f"{resource}: {_line(first)}, then {_line(second)}")
         return ""
 
-    return _each(stage, work)
+    return _each(exam, work)
 
 
 def _line(grant: pb.ContainerAllocateResponse) -> str:
     return " ".join(str(grant).split())
 
 
-def _judge(stage: Stage, judge: Callable[[pb.ContainerAllocateResponse], str]) -> str:
+def _judge(exam: Examination, judge: Callable[[pb.ContainerAllocateResponse], str]) -> str:
     """Judge each grant; a non-empty sentence breaks the rule."""
 
     def work(resource: str, answers: Answers) -> str:
@@ -207,18 +207,18 @@ def _judge(stage: Stage, judge: Callable[[pb.ContainerAllocateResponse], str]) -
                 raise Broken(f"the grant of {resource} for {few(ids)} {wrong}")
         return ""
 
-    return _each(stage, work)
+    return _each(exam, work)
 
 
 @rule("device", "the runtime: it refuses to start the container", "List a device without its node as unhealthy.")
-def granted_nodes_exist(stage: Stage) -> str:
+def granted_nodes_exist(exam: Examination) -> str:
     """Every device node of a grant is a device on the host."""
 
     def judge(grant: pb.ContainerAllocateResponse) -> str:
         missing = [node.host_path for node in grant.devices if not _is_device(Path(node.host_path))]
         return f"names the node {missing[0]}, which is no device here" if missing else ""
 
-    return _judge(stage, judge)
+    return _judge(exam, judge)
 
 
 def _is_device(path: Path) -> bool:
@@ -227,18 +227,18 @@ def _is_device(path: Path) -> bool:
 
 
 @rule("device", "the runtime: it refuses to start the container", "Make the path in `start`, or list as unhealthy.")
-def granted_mounts_exist(stage: Stage) -> str:
+def granted_mounts_exist(exam: Examination) -> str:
     """Every host path that a grant mounts exists."""
 
     def judge(grant: pb.ContainerAllocateResponse) -> str:
         missing = [mount.host_path for mount in grant.mounts if not Path(mount.host_path).exists()]
         return f"mounts {missing[0]}, which does not exist" if missing else ""
 
-    return _judge(stage, judge)
+    return _judge(exam, judge)
 
 
 @rule("device", "the runtime: the later of the two wins or fails", "Give each device a container path of its own.")
-def container_paths_are_distinct(stage: Stage) -> str:
+def container_paths_are_distinct(exam: Examination) -> str:
     """No two host paths of one grant appear at the same path of the container."""
 
     def judge(grant: pb.ContainerAllocateResponse) -> str:
@@ -248,29 +248,29 @@ def container_paths_are_distinct(stage: Stage) -> str:
         twice = [path for path, count in counts.items() if count > 1]
         return f"puts two things at {twice[0]}" if twice else ""
 
-    return _judge(stage, judge)
+    return _judge(exam, judge)
 
 
 @rule("device", "environ(7)", "Use letters, digits and underscores.")
-def env_names_are_valid(stage: Stage) -> str:
+def env_names_are_valid(exam: Examination) -> str:
     """Variables of a grant have names that every shell knows."""
 
     def judge(grant: pb.ContainerAllocateResponse) -> str:
         wrong = [name for name in grant.envs if not _ENV_NAME.fullmatch(name)]
         return f"sets {wrong[0]!r}" if wrong else ""
 
-    return _judge(stage, judge)
+    return _judge(exam, judge)
 
 
 @rule("device", "CDI SPEC: vendor/class=name", "Write `vendor.com/class=name`.")
-def cdi_names_are_well_formed(stage: Stage) -> str:
+def cdi_names_are_well_formed(exam: Examination) -> str:
     """CDI names of a grant are fully qualified."""
 
     def judge(grant: pb.ContainerAllocateResponse) -> str:
         wrong = [one.name for one in grant.cdi_devices if not _CDI_NAME.fullmatch(one.name)]
         return f"names the CDI device {wrong[0]!r}" if wrong else ""
 
-    return _judge(stage, judge)
+    return _judge(exam, judge)
 
 
 # --- preferences, pre-start, release
@@ -292,12 +292,12 @@ class _Preference:
         return list(dict.fromkeys((*self.answer, *self.available)))[: self.size]
 
 
-def _preferences(stage: Stage, *names: str) -> Iterator[_Preference]:
+def _preferences(exam: Examination, *names: str) -> Iterator[_Preference]:
     """Each preference of the rehearsal that the plugin had."""
     any_asked = False
-    for resource in stage.claims["device"]:
+    for resource in exam.claims["device"]:
         for name in names:
-            act = stage.rehearsal().acts.get(f"prefer {name} {resource}")
+            act = exam.rehearsal().acts.get(f"prefer {name} {resource}")
             if act is None:
                 continue
             any_asked = True
@@ -309,65 +309,65 @@ def _preferences(stage: Stage, *names: str) -> Iterator[_Preference]:
 
 
 @rule("device", "kubelet fills up a short answer at random", "Answer exactly `size` ids.", "device_prefer")
-def preferences_have_the_asked_size(stage: Stage) -> str:
+def preferences_have_the_asked_size(exam: Examination) -> str:
     """A preference has as many ids as were asked for, unless Allocate refuses so many anyway."""
-    for one in _preferences(stage, "one", "with", "all"):
+    for one in _preferences(exam, "one", "with", "all"):
         wrong = f"{one.size} of {few(one.available)} were asked for, the answer is {few(one.answer) or 'empty'}"
-        if len(one.answer) > one.size or (len(one.answer) < one.size and not _refuses(stage, one)):
+        if len(one.answer) > one.size or (len(one.answer) < one.size and not _refuses(exam, one)):
             raise Broken(wrong)
     return ""
 
 
-def _refuses(stage: Stage, one: _Preference) -> bool:
+def _refuses(exam: Examination, one: _Preference) -> bool:
     """Whether Allocate refuses what kubelet makes of a short answer."""
-    with PluginSocket(sockets(stage)[one.resource], stage.patience) as socket:
+    with PluginSocket(sockets(exam)[one.resource], exam.patience) as socket:
         return bool(_ask(socket, one.filled).refusal)
 
 
 @rule("device", "kubelet stumbles over foreign ids", "Choose out of `available`, each id once.", "device_prefer")
-def preferences_are_available(stage: Stage) -> str:
+def preferences_are_available(exam: Examination) -> str:
     """A preference names available ids alone, each once."""
-    for one in _preferences(stage, "one", "with", "all", "short"):
+    for one in _preferences(exam, "one", "with", "all", "short"):
         if set(one.answer) - set(one.available) or len(set(one.answer)) != len(one.answer):
             raise Broken(f"out of {few(one.available)} the answer is {few(one.answer)}")
     return ""
 
 
 @rule("device", "kubelet (topology manager)", "Begin with `must_include`, then fill up.", "device_prefer")
-def preferences_include_what_they_must(stage: Stage) -> str:
+def preferences_include_what_they_must(exam: Examination) -> str:
     """A preference contains what must be included."""
-    for one in _preferences(stage, "with"):
+    for one in _preferences(exam, "with"):
         if set(one.must) - set(one.answer):
             raise Broken(f"{few(one.must)} must be included, the answer is {few(one.answer) or 'empty'}")
     return ""
 
 
 @rule("device", "kubelet rejects the pod for an error", "Answer what there is, or None.", "device_prefer")
-def preference_of_too_few_is_no_error(stage: Stage) -> str:
+def preference_of_too_few_is_no_error(exam: Examination) -> str:
     """Asked for more than there is, a preference is no error."""
-    list(_preferences(stage, "short"))
+    list(_preferences(exam, "short"))
     return ""
 
 
 @rule("device", "kubelet calls it before each start", "Make it idempotent.", "device_prestart")
-def prestart_is_repeatable(stage: Stage) -> str:
+def prestart_is_repeatable(exam: Examination) -> str:
     """PreStartContainer succeeds when repeated."""
-    paths = sockets(stage)
+    paths = sockets(exam)
 
     def work(resource: str, answers: Answers) -> str:
         ids, _ = next(answers.grants)
-        with PluginSocket(paths[resource], stage.patience) as socket:
+        with PluginSocket(paths[resource], exam.patience) as socket:
             for _turn in range(2):
                 socket.prestart(ids)
         return ""
 
-    return _each(stage, work)
+    return _each(exam, work)
 
 
 @rule("device", "the daemon tells it again after a restart", "Forget what is not held; never raise.", "device_released")
-def release_is_repeatable(stage: Stage) -> str:
+def release_is_repeatable(exam: Examination) -> str:
     """A release succeeds for what was never held, and when repeated."""
-    acts = [act for name, act in stage.rehearsal().acts.items() if name.startswith("release ")]
+    acts = [act for name, act in exam.rehearsal().acts.items() if name.startswith("release ")]
     if not acts:
         raise NotApplicable(_NO_DEVICE)
     for act in acts:

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 from pyroute2 import IPRoute
 
 from nodeplug.testing.cni_runtime import CniError, CniRuntime
-from nodeplug.testing.conformance.stage import Stage
+from nodeplug.testing.conformance.examination import Examination
 from nodeplug.testing.conformance.verdict import Broken, NotApplicable
 from nodeplug.testing.sandbox import Sandbox
 
@@ -39,34 +39,34 @@ class Container:
 
 @dataclass(slots=True)
 class Network:
-    """The network of one stage.
+    """The network of one examination.
 
     Attributes:
-        stage: where it is.
+        exam: of which plugin.
         document: the network list.
     """
 
-    stage: Stage
+    exam: Examination
     document: Mapping[str, Any]
     _ids: Iterator[int] = field(default_factory=itertools.count)
     _open: list[Sandbox] = field(default_factory=list)
     _own: CniRuntime | None = None
 
     @classmethod
-    def of(cls, stage: Stage) -> "Network":
-        """Return the network of a stage; the first time it starts the node and attaches a container once.
+    def of(cls, exam: Examination) -> "Network":
+        """Return the network of an examination; the first time it starts the node and attaches a container once.
 
         What a plugin makes for the node, such as a bridge, is there from then on, so that inventories are comparable.
 
         Raises:
             Broken: the plugin cannot attach a container at all.
         """
-        stage.require_passed("add-succeeds")
-        if isinstance(stage.network, cls):
-            return stage.network
-        stage.network = made = cls(stage, _document(stage))
-        stage.closing.callback(made.close)
-        assert stage.node
+        exam.require_passed("add-succeeds")
+        if isinstance(exam.network, cls):
+            return exam.network
+        exam.network = made = cls(exam, _document(exam))
+        exam.closing.callback(made.close)
+        assert exam.node
         with made.container() as first:
             made.attach(first)
             made.detach(first)
@@ -84,13 +84,13 @@ class Network:
             document.pop("cniVersions", None)
             document["cniVersion"] = version
         document["plugins"] = [{**plugin, **(keys or {})} for plugin in document["plugins"]]
-        return CniRuntime(document, [self.stage.node.paths.cni_bin])
+        return CniRuntime(document, [self.exam.node.paths.cni_bin])
 
     @contextmanager
     def container(self) -> Iterator[Container]:
         """Make a container; its namespace goes with the block."""
         number = next(self._ids)
-        sandbox = Sandbox(self.stage.folder / f"c{number}")
+        sandbox = Sandbox(self.exam.folder / f"c{number}")
         self._open.append(sandbox)
         try:
             yield Container(f"conformance-{number}", sandbox)
@@ -115,7 +115,7 @@ class Network:
             Broken: a plugin failed.
         """
         try:
-            return self.stage.on_host(work)
+            return self.exam.on_host(work)
         except CniError as error:
             raise Broken(f"{what} failed: {error}") from None
 
@@ -144,15 +144,15 @@ class Network:
         return self._own
 
 
-def _document(stage: Stage) -> Mapping[str, Any]:
-    given = stage.subject.cni or {"type": stage.claims["cni"][0]}
+def _document(exam: Examination) -> Mapping[str, Any]:
+    given = exam.subject.cni or {"type": exam.claims["cni"][0]}
     listed = given if "plugins" in given else {"plugins": [given]}
     document = {"cniVersion": DEFAULT_VERSION, "name": "conformance", **listed}
     for key in ("cniVersion", "name"):
         if "plugins" not in given and key in given:
             document[key] = given[key]
     types = {plugin.get("type") for plugin in document["plugins"]}
-    if not types & set(stage.claims["cni"]):
+    if not types & set(exam.claims["cni"]):
         raise NotApplicable(f"the network of this run uses {', '.join(map(str, types))}, none of the plugin's claims")
     return document
 
@@ -160,24 +160,24 @@ def _document(stage: Stage) -> Mapping[str, Any]:
 # --- looks into containers that are not the plugin's own
 
 
-def links_of(stage: Stage, container: Container | None) -> dict[str, str]:
+def links_of(exam: Examination, container: Container | None) -> dict[str, str]:
     """Return the links of a container, or of the host, with their hardware addresses."""
 
     def look() -> dict[str, str]:
         with IPRoute() as route:
             return {link.get_attr("IFLA_IFNAME"): str(link.get_attr("IFLA_ADDRESS")) for link in route.get_links()}
 
-    return _inside(stage, container, look)
+    return _inside(exam, container, look)
 
 
-def _inside(stage: Stage, container: Container | None, look: Callable[[], T]) -> T:
+def _inside(exam: Examination, container: Container | None, look: Callable[[], T]) -> T:
     if container is None:
-        return stage.on_host(look)
+        return exam.on_host(look)
     with container.sandbox.netns.entered():
         return look()
 
 
-def addresses_of(stage: Stage, container: Container | None, name: str) -> list[str]:
+def addresses_of(exam: Examination, container: Container | None, name: str) -> list[str]:
     """Return the addresses of a link, with prefix lengths."""
 
     def look() -> list[str]:
@@ -187,7 +187,7 @@ def addresses_of(stage: Stage, container: Container | None, name: str) -> list[s
             own = [(row.get("IFA_LOCAL") or row["IFA_ADDRESS"], length) for row, length in rows]
             return [str(ip_interface(f"{address}/{length}")) for address, length in own]
 
-    return _inside(stage, container, look)
+    return _inside(exam, container, look)
 
 
 def lose(container: Container, name: str) -> None:

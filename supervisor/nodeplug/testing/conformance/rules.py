@@ -1,7 +1,7 @@
 """The registry of rules.
 
 Owns: what a rule is, its name, and when it does not apply.
-Refuses: to run one: `conformance` brings rules and stage together.
+Refuses: to run one: `conformance` brings rule and plugin together.
 
 A rule is one small function. Its name is the rule's name, its docstring's first paragraph is what is expected; it
 answers what it saw, and raises `Broken` or `NotApplicable` otherwise.
@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from nodeplug.contract.errors import PluginError
+from nodeplug.testing.conformance.examination import Examination
 from nodeplug.testing.conformance.report import STYLES, Style
-from nodeplug.testing.conformance.stage import Stage
 from nodeplug.testing.conformance.verdict import NotApplicable
 
-Judge = Callable[[Stage], str]
+Judge = Callable[[Examination], str]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """How judging a rule ends other than well.
 
-Owns: the two exceptions that rules, stages and rehearsals raise.
+Owns: the two exceptions that rules, examinations and rehearsals raise.
 Refuses: to know any of these.
 """
 

@@ -16,9 +16,9 @@ from nodeplug.contract.mounts import mounts
 from nodeplug.contract.values import Secrets
 from nodeplug.flex import commands as cmd
 from nodeplug.testing.conformance.driver import NAME, PODS, Volume
+from nodeplug.testing.conformance.examination import Examination
 from nodeplug.testing.conformance.report import few
 from nodeplug.testing.conformance.rules import rule
-from nodeplug.testing.conformance.stage import Stage
 from nodeplug.testing.conformance.verdict import Broken, NotApplicable
 from nodeplug.testing.inventory import Inventory
 
@@ -31,9 +31,9 @@ _STRAY: Final = " raised "
 
 
 @contextmanager
-def _mounted(stage: Stage, driver: str | None = None) -> Iterator[tuple[Volume, Path]]:
+def _mounted(exam: Examination, driver: str | None = None) -> Iterator[tuple[Volume, Path]]:
     """Mount for the first pod; the rule must unmount."""
-    volume = Volume(stage, driver or stage.claims["volume"][0])
+    volume = Volume(exam, driver or exam.claims["volume"][0])
     yield volume, volume.mount()
 
 
@@ -42,11 +42,11 @@ def _end(volume: Volume, before: Inventory | None = None) -> None:
     volume.unmount()
     volume.release()
     if before is not None:
-        _nothing_left(volume.stage, before)
+        _nothing_left(volume.exam, before)
 
 
-def _nothing_left(stage: Stage, before: Inventory) -> None:
-    if left := [line for line in stage.left_since(before) if not line[2:].startswith("file ")]:
+def _nothing_left(exam: Examination, before: Inventory) -> None:
+    if left := [line for line in exam.left_since(before) if not line[2:].startswith("file ")]:
         raise Broken(f"left on the node: {few(left)}")
 
 
@@ -55,20 +55,20 @@ def _mounts_at(target: Path) -> int:
 
 
 @rule("volume", _FLEX, "See the message; give the driver what it needs in `example`: volume_options, secrets.")
-def mount_succeeds(stage: Stage) -> str:
+def mount_succeeds(exam: Examination) -> str:
     """Mount makes the pod's directory a mount point, of every driver that the plugin claims."""
-    for driver in stage.claims["volume"]:
-        with _mounted(stage, driver) as (volume, target):
+    for driver in exam.claims["volume"]:
+        with _mounted(exam, driver) as (volume, target):
             if not _mounts_at(target):
                 raise Broken(f"nothing is mounted at {target}")
             _end(volume)
-    return ", ".join(stage.claims["volume"])
+    return ", ".join(exam.claims["volume"])
 
 
 @rule("volume", _KUBELET, "Succeed when the volume is there already.")
-def repeated_mount_succeeds(stage: Stage) -> str:
+def repeated_mount_succeeds(exam: Examination) -> str:
     """A repeated mount succeeds and puts no second mount on the first."""
-    with _mounted(stage) as (volume, target):
+    with _mounted(exam) as (volume, target):
         volume.call("a second mount", cmd.Mount(str(target), _for_pod(volume)))
         if (count := _mounts_at(target)) != 1:
             raise Broken(f"{count} mounts are stacked on {target}")
@@ -81,19 +81,19 @@ def _for_pod(volume: Volume) -> cmd.VolumeOptions:
 
 
 @rule("volume", _KUBELET, "Undo everything that stage and publish did, loop devices and helper mounts included.")
-def nothing_is_left_after_unmount(stage: Stage) -> str:
+def nothing_is_left_after_unmount(exam: Examination) -> str:
     """After mount and unmount no mount and no loop device is left."""
-    assert stage.node
-    before = stage.inventory()
-    with _mounted(stage) as (volume, _):
+    assert exam.node
+    before = exam.inventory()
+    with _mounted(exam) as (volume, _):
         _end(volume, before)
     return ""
 
 
 @rule("volume", f"{_KUBELET}: it repeats unmount", "Succeed when nothing is there.")
-def unmount_is_repeatable(stage: Stage) -> str:
+def unmount_is_repeatable(exam: Examination) -> str:
     """Unmount succeeds, also when repeated."""
-    with _mounted(stage) as (volume, target):
+    with _mounted(exam) as (volume, target):
         volume.call("unmount", cmd.Unmount(str(target)))
         volume.call("a second unmount", cmd.Unmount(str(target)))
         _end(volume)
@@ -101,10 +101,10 @@ def unmount_is_repeatable(stage: Stage) -> str:
 
 
 @rule("volume", f"{_KUBELET}: it repeats unmount", "Succeed when nothing is there.", "volume_unpublish", root=False)
-def unpublish_of_nothing_succeeds(stage: Stage) -> str:
+def unpublish_of_nothing_succeeds(exam: Examination) -> str:
     """volume_unpublish succeeds for what was never published: its record may be older than its mount."""
-    for driver in stage.claims["volume"]:
-        stage.rehearsal().act(f"unpublish {driver}").succeed()
+    for driver in exam.claims["volume"]:
+        exam.rehearsal().act(f"unpublish {driver}").succeed()
     return ""
 
 
@@ -115,29 +115,29 @@ def unpublish_of_nothing_succeeds(stage: Stage) -> str:
     "volume_unstage",
     root=False,
 )
-def unstage_of_nothing_succeeds(stage: Stage) -> str:
+def unstage_of_nothing_succeeds(exam: Examination) -> str:
     """volume_unstage succeeds for what was never staged, as after a kill between two steps."""
-    for driver in stage.claims["volume"]:
-        stage.rehearsal().act(f"unstage {driver}").succeed()
+    for driver in exam.claims["volume"]:
+        exam.rehearsal().act(f"unstage {driver}").succeed()
     return ""
 
 
 @rule("volume", "the contract of `volume_id`", "Compute it from the options' values alone.", "volume_id", root=False)
-def volume_ids_are_stable(stage: Stage) -> str:
+def volume_ids_are_stable(exam: Examination) -> str:
     """The same options mean the same volume, in whatever order they come."""
-    for driver in stage.claims["volume"]:
-        first, second = (stage.rehearsal().act(f"name {driver} {turn}").succeed().answer for turn in (1, 2))
+    for driver in exam.claims["volume"]:
+        first, second = (exam.rehearsal().act(f"name {driver} {turn}").succeed().answer for turn in (1, 2))
         if first != second:
             raise Broken(f"{driver}: first {first!r}, then {second!r}")
     return ""
 
 
 @rule("volume", _KUBELET, "Undo in unpublish what belongs to that pod alone.")
-def pods_do_not_disturb_each_other(stage: Stage) -> str:
+def pods_do_not_disturb_each_other(exam: Examination) -> str:
     """Two pods can have the volume at once, and one keeps it when the other has gone."""
-    assert stage.node
-    before = stage.inventory()
-    with _mounted(stage) as (volume, _):
+    assert exam.node
+    before = exam.inventory()
+    with _mounted(exam) as (volume, _):
         other = volume.mount(PODS[1])
         volume.unmount(PODS[0])
         if not _mounts_at(other):
@@ -148,9 +148,9 @@ def pods_do_not_disturb_each_other(stage: Stage) -> str:
 
 
 @rule("volume", "the contract of `volume_stage`", "Publish what was staged, not a copy.", "volume_stage")
-def pods_share_a_staged_volume(stage: Stage) -> str:
+def pods_share_a_staged_volume(exam: Examination) -> str:
     """Two pods with the same options see the same files."""
-    with _mounted(stage) as (volume, target):
+    with _mounted(exam) as (volume, target):
         other = volume.mount(PODS[1])
         _write(target)
         if not (other / NAME).exists():
@@ -168,9 +168,9 @@ def _write(target: Path) -> None:
 
 
 @rule("volume", f"{_FLEX}: kubernetes.io/readwrite", "Mount with `read_only=request.read_only`.")
-def read_only_is_read_only(stage: Stage) -> str:
+def read_only_is_read_only(exam: Examination) -> str:
     """A pod that asks for a read-only volume cannot write to it."""
-    volume = Volume(stage, stage.claims["volume"][0])
+    volume = Volume(exam, exam.claims["volume"][0])
     target = volume.mount(volume=replace(volume.asked, read_only=True))
     try:
         (target / NAME).write_text(NAME, encoding="utf-8")
@@ -184,12 +184,12 @@ def read_only_is_read_only(stage: Stage) -> str:
 
 
 @rule("volume", "the daemon may be killed at any instruction", "Find what is mounted in mountinfo, not in memory.")
-def unmount_after_a_crash_succeeds(stage: Stage) -> str:
+def unmount_after_a_crash_succeeds(exam: Examination) -> str:
     """Unmount succeeds and leaves nothing when the daemon was killed after mount."""
-    assert stage.node
-    before = stage.inventory()
-    with _mounted(stage) as (volume, target):
-        stage.restart_after_kill()
+    assert exam.node
+    before = exam.inventory()
+    with _mounted(exam) as (volume, target):
+        exam.restart_after_kill()
         if not _mounts_at(target):
             raise Broken("the pod lost its mount when the daemon was killed")
         _end(volume, before)
@@ -197,11 +197,11 @@ def unmount_after_a_crash_succeeds(stage: Stage) -> str:
 
 
 @rule("volume", "the promise of the driver (`keeps_data`)", "Keep the data when the last pod goes.")
-def data_outlives_the_pod(stage: Stage) -> str:
+def data_outlives_the_pod(exam: Examination) -> str:
     """What one pod wrote, a later pod finds, where the driver promises that."""
-    if not stage.subject.keeps_data:
+    if not exam.subject.keeps_data:
         raise NotApplicable("nobody said keeps_data=True")
-    with _mounted(stage) as (volume, target):
+    with _mounted(exam) as (volume, target):
         _write(target)
         _end(volume)
         again = volume.mount(PODS[1])
@@ -217,9 +217,9 @@ def data_outlives_the_pod(stage: Stage) -> str:
 
 
 @rule("volume", "users write options", "Raise InvalidRequest with the option's name and what is allowed.")
-def wrong_options_are_answered(stage: Stage) -> str:
+def wrong_options_are_answered(exam: Examination) -> str:
     """Missing and unknown options are accepted, or refused in a sentence, and never crash the driver."""
-    volume = Volume(stage, stage.claims["volume"][0])
+    volume = Volume(exam, exam.claims["volume"][0])
     told = []
     for what, options in _wrong(volume):
         error = _try(volume, options)
@@ -248,29 +248,29 @@ def _try(volume: Volume, options: dict[str, str], secrets: dict[str, bytes] | No
 
 
 @rule("volume", f"{_KUBELET}: it takes a mount point at the target for success", "Undo what was done before raising.")
-def failed_mount_leaves_nothing(stage: Stage) -> str:
+def failed_mount_leaves_nothing(exam: Examination) -> str:
     """A mount that fails leaves no mount and no loop device."""
-    volume = Volume(stage, stage.claims["volume"][0])
-    before = stage.inventory()
+    volume = Volume(exam, exam.claims["volume"][0])
+    before = exam.inventory()
     failed = [what for what, options in _wrong(volume) if _try(volume, options)]
     if not failed:
         raise NotApplicable("no wrong options made a mount fail")
-    _nothing_left(stage, before)
+    _nothing_left(exam, before)
     return ", ".join(failed)
 
 
 @rule("volume", "kubelet logs what a driver answers", "Never log, write or answer what is in `request.secrets`.")
-def secrets_stay_secret(stage: Stage) -> str:
+def secrets_stay_secret(exam: Examination) -> str:
     """A secret is in no answer, no log and no file of the daemon or the plugin, whether mount succeeds or fails."""
-    volume = Volume(stage, stage.claims["volume"][0])
+    volume = Volume(exam, exam.claims["volume"][0])
     given = {**volume.asked.secrets, NAME: _SECRET}
     for _, options in (("", dict(volume.asked.options)), *_wrong(volume)):
         if _SECRET.decode() in _try(volume, options, given):
             raise Broken("the answer of the driver contains it")
-    node = stage.node
+    node = exam.node
     for path in (node.log_path, *_files(node.paths.state), *_files(node.paths.run)):
         if path.is_file() and any(form in path.read_bytes() for form in (_SECRET, b64encode(_SECRET))):
-            raise Broken(f"{path.relative_to(stage.folder)} contains it")
+            raise Broken(f"{path.relative_to(exam.folder)} contains it")
     return ""
 
 
@@ -283,9 +283,9 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 @rule("volume", _FLEX, "Answer the same device for a volume that is attached already.", "volume_attach")
-def attach_is_repeatable(stage: Stage) -> str:
+def attach_is_repeatable(exam: Examination) -> str:
     """Attach of an attached volume answers the same device."""
-    volume = Volume(stage, stage.claims["volume"][0])
+    volume = Volume(exam, exam.claims["volume"][0])
     first, second = (
         volume.call("attach", cmd.Attach(volume.options, volume.caller.node)).get("device") for _ in range(2)
     )
@@ -296,9 +296,9 @@ def attach_is_repeatable(stage: Stage) -> str:
 
 
 @rule("volume", _FLEX, "Succeed when it is not attached.", "volume_detach")
-def detach_is_repeatable(stage: Stage) -> str:
+def detach_is_repeatable(exam: Examination) -> str:
     """Detach succeeds when repeated, and for what was never attached."""
-    volume = Volume(stage, stage.claims["volume"][0])
+    volume = Volume(exam, exam.claims["volume"][0])
     volume.call("detach of what was never attached", cmd.Detach("conformance-never", volume.caller.node))
     volume.call("attach", cmd.Attach(volume.options, volume.caller.node))
     for turn in ("detach", "a second detach"):
@@ -313,22 +313,22 @@ def detach_is_repeatable(stage: Stage) -> str:
     "volume_attach",
     "volume_is_attached",
 )
-def attached_volumes_are_known(stage: Stage) -> str:
+def attached_volumes_are_known(exam: Examination) -> str:
     """What is attached is told as attached, also when the daemon was killed."""
-    volume = Volume(stage, stage.claims["volume"][0])
+    volume = Volume(exam, exam.claims["volume"][0])
     volume.call("attach", cmd.Attach(volume.options, volume.caller.node))
     for when in ("after attach", "after a crash"):
         if not volume.call("isattached", cmd.IsAttached(volume.options, volume.caller.node)).get("attached"):
             raise Broken(f"isattached says no {when}")
-        stage.restart_after_kill()
+        exam.restart_after_kill()
     volume.call("detach", cmd.Detach(NAME, volume.caller.node))
     return ""
 
 
 @rule("volume", _FLEX, "Answer at once when the device is there.", "volume_attach", "volume_wait_attached")
-def waiting_is_repeatable(stage: Stage) -> str:
+def waiting_is_repeatable(exam: Examination) -> str:
     """Waiting for an attached device answers the same device each time."""
-    volume = Volume(stage, stage.claims["volume"][0])
+    volume = Volume(exam, exam.claims["volume"][0])
     device = str(volume.call("attach", cmd.Attach(volume.options, volume.caller.node)).get("device", ""))
     first, second = (
         volume.call("waitforattach", cmd.WaitForAttach(device, volume.options)).get("device") for _ in range(2)
@@ -340,9 +340,9 @@ def waiting_is_repeatable(stage: Stage) -> str:
 
 
 @rule("volume", f"{_FLEX}: expandvolume", "Answer the size that the volume has now.", "volume_expand")
-def expanding_answers_a_size(stage: Stage) -> str:
+def expanding_answers_a_size(exam: Examination) -> str:
     """Expand answers a size that is at least the one that was asked for, also when repeated."""
-    with _mounted(stage) as (volume, target):
+    with _mounted(exam) as (volume, target):
         for what in ("expandvolume", "a second expandvolume"):
             answer = volume.call(what, cmd.ExpandVolume(volume.options, str(target), 2 * _GIB, _GIB))
             if int(answer.get("volumeNewSize", 0)) < 2 * _GIB:

@@ -1,49 +1,36 @@
-"""The stage on which rules run: a scratch folder, a host namespace, the real daemon, and kubelet's stand-in.
+"""One plugin under examination: what rules use to look at it, alone and in the daemon of a node.
 
-Owns: making each of them when a rule asks for it, and taking all of them away, mounts and loop devices included.
-Refuses: to judge. Nothing of the machine is used but its kernel: every path lies below the scratch folder.
+Owns: which rules failed so far, what was seen of the plugin without a daemon, and that the node of the next rule is an
+untouched one.
+Refuses: to judge. The node itself is `nodeplug.testing.rig`'s.
 """
 
-import fcntl
 import os
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
 from nodeplug.config.toml_text import toml
 from nodeplug.contract.errors import PluginError
-from nodeplug.contract.mounts import mounts, unmount
-from nodeplug.contract.netns import Netns
-from nodeplug.testing import forked
 from nodeplug.testing.conformance.rehearsal import Rehearsal, rehearse
 from nodeplug.testing.conformance.report import Style
 from nodeplug.testing.conformance.subject import Subject
 from nodeplug.testing.conformance.verdict import Broken, NotApplicable
 from nodeplug.testing.inventory import Inventory
 from nodeplug.testing.kubelet import BlockingKubelet
-from nodeplug.testing.scratch_cni import new_netns, run_in
+from nodeplug.testing.rig import NodeRig
 from nodeplug.testing.scratch_node import ScratchNode
 
 SECTION: Final = "subject"
 """The section of the examined plugin in the configuration of the node."""
-DEVICE_POLL: Final = 0.2
-"""Seconds between two lists in the daemon."""
-_SUPERVISOR: Final = f"""
-listen = ""
-install = true
-native_entrypoints = false
-node_name = "node-1"
-device_poll = {DEVICE_POLL}
-podresources_poll = {DEVICE_POLL}
-"""
+_SUPERVISOR: Final = 'node_name = "node-1"\n'
 _LINES: Final = 6
-_LOOP_CLR_FD: Final = 0x4C01  # linux/loop.h
 T = TypeVar("T")
 
 
-class Stage:
+class Examination:
     """What rules use.
 
     Args:
@@ -53,10 +40,11 @@ class Stage:
 
     Attributes:
         failed: the names of the rules that failed so far.
-        closing: what rules want closed with the stage.
+        folder: what belongs to the present node and to the containers beside it.
+        rig: the present node, with its network and kubelet.
+        closing: what rules want closed with the node.
         network: the `Network` of the rules for CNI, once there is one.
-        granted: what the plugin granted on this stage, once a rule has asked.
-        untouched: what was there before the first start of the daemon.
+        granted: what the plugin granted on this node, once a rule has asked.
     """
 
     def __init__(self, subject: Subject, folder: Path, patience: float) -> None:
@@ -67,22 +55,16 @@ class Stage:
         self._rehearsals: dict[str, Rehearsal] = {}
         self.failed: set[str] = set()
         self._begin()
-        forked.prepare(self.env)  # before there is a network that would live as long as it
 
     def _begin(self) -> None:
         self._turn += 1
         self.folder = self._folder / str(self._turn)
-        self.scratch = self.folder / "scratch"
-        self.scratch.mkdir(parents=True)
-        self.subject = self._told.within(self.scratch)
-        self._netns: Netns | None = None
-        self._node: ScratchNode | None = None
+        self.rig = NodeRig(self.folder / "n", python_path=self._told.python_path, supervisor=_SUPERVISOR)
+        self.subject = self._told.within(self.rig.scratch)
         self._stopped = True
-        self._kubelet: BlockingKubelet | None = None
         self.closing = ExitStack()
         self.network: Any = None
         self.granted: Any = None
-        self.untouched = Inventory(frozenset())
 
     @property
     def patience(self) -> float:
@@ -101,24 +83,14 @@ class Stage:
         self.close()
 
     def renew(self) -> None:
-        """Take everything away, so that the next rule finds an untouched stage."""
+        """Take everything away, so that the next rule finds an untouched node."""
         self.close()
         self._begin()
 
     def close(self) -> None:
-        """End every process and thread, and take away every namespace, mount and loop device below the folder."""
+        """End the containers and the node."""
         self.closing.close()
-        if self._kubelet is not None:
-            self._kubelet.close()
-        if self._node is not None:
-            self._node.stop()
-        for mount in reversed(mounts()):
-            if Path(mount.target).is_relative_to(self.folder):
-                with suppress(PluginError):
-                    unmount(mount.target, lazy=True)
-        _detach_loops(self.folder)
-        if self._netns is not None:
-            self._netns.close()
+        self.rig.close()
 
     # --- the plugin alone
 
@@ -140,7 +112,7 @@ class Stage:
             place.mkdir(exist_ok=True)
             scratch.mkdir(exist_ok=True)
             subject = self._told.within(scratch)
-            self._rehearsals[script] = rehearse(subject, place, script, self.patience, self.on_host, self.env)
+            self._rehearsals[script] = rehearse(subject, place, script, self.patience, self.on_host, self.rig.env)
         return self._rehearsals[script]
 
     @property
@@ -174,23 +146,11 @@ class Stage:
         if name in self.failed:
             raise NotApplicable(f"{name} failed")
 
-    @property
-    def env(self) -> Mapping[str, str]:
-        """The environment of every process that loads the plugin."""
-        return {**os.environ, "PYTHONPATH": os.pathsep.join(self.subject.python_path)}
-
-    # --- the node
-
-    @property
-    def netns(self) -> Netns | None:
-        """The network namespace that stands for the host's; None without root."""
-        if self._netns is None and os.geteuid() == 0:
-            self._netns = new_netns()
-        return self._netns
+    # --- the plugin in the daemon of a node
 
     def on_host(self, work: Callable[[], T]) -> T:
         """Run a function in the host's namespace; processes that it starts are there too."""
-        return run_in(self.netns, work)
+        return self.rig.on_host(work)
 
     @property
     def node(self) -> ScratchNode:
@@ -203,22 +163,18 @@ class Stage:
         node = self._place()
         if self._stopped:
             if "device" in self.claims:
-                self._listen(node)  # first: the daemon registers at once then, and else looks for kubelet once a second
+                assert self.rig.kubelet  # first: the daemon registers at once then, else it looks once a second
             self.start()
         return node
 
     def _place(self) -> ScratchNode:
-        if self._node is None:
-            root = self.folder / "n"
-            root.mkdir()
-            sections = {SECTION: {"uses": self.subject.uses, "config": self.subject.config}, **self.subject.beside}
-            env = {"PYTHONPATH": self.env["PYTHONPATH"]}
-            self._node = ScratchNode(root, toml({"plugins": sections}), supervisor=_SUPERVISOR, env=env, fork=True)
-            self.untouched = self.inventory()
-        return self._node
+        if self.rig.node is not None:
+            return self.rig.node
+        sections = {SECTION: {"uses": self.subject.uses, "config": self.subject.config}, **self.subject.beside}
+        return self.rig.place(toml({"plugins": sections}))
 
     def stop(self) -> int:
-        """Let the daemon, which ran on this stage, end; whoever needs it next starts it again.
+        """Let the daemon, which ran on this node, end; whoever needs it next starts it again.
 
         Returns:
             Its exit status; 0 when it had been stopped before.
@@ -226,7 +182,7 @@ class Stage:
         Raises:
             Broken: it never ran here, and does not come up.
         """
-        if self._node is None:
+        if self.rig.node is None:
             _ = self.node
         self._stopped = True
         return self._place().stop()
@@ -264,49 +220,20 @@ class Stage:
 
     @property
     def kubelet(self) -> BlockingKubelet:
-        """Kubelet's stand-in, running, on the node's folders."""
-        return self._listen(self.node)
-
-    def _listen(self, node: ScratchNode) -> BlockingKubelet:
-        if self._kubelet is None:
-            self._kubelet = BlockingKubelet(node.root / "var" / "lib" / "kubelet")
-            self._kubelet.start()
-        return self._kubelet
+        """Kubelet's stand-in, running, on the folders of the node, which runs too."""
+        assert self.node
+        return self.rig.kubelet
 
     def inventory(self) -> Inventory:
-        """Look at what the host's namespace and the scratch folder hold."""
-        paths, own = self._place().paths, (f"{self.scratch}", f"{self.folder}/n/")
-        seen = self.on_host(lambda: Inventory.take(self.scratch, paths.attachments, paths.spool, paths.journal))
-        return Inventory(
-            frozenset(
-                one for one in seen.entries if one.startswith(("link ", "nft ")) or any(path in one for path in own)
-            )
-        )
+        """Look at what the host's namespace and the node's folders hold."""
+        self._place()
+        return self.rig.inventory()
 
     def left_since(self, before: Inventory, *, files: bool = True) -> list[str]:
-        """Return what differs from before, once it has had time to go: the kernel ends namespaces behind our back.
-
-        Args:
-            before: an earlier look.
-            files: whether files count as well.
-        """
-        end = time.monotonic() + min(self.patience, 5.0)
-        while True:
-            seen = self.inventory().since(before)
-            left = [line for line in seen if files or not line[2:].startswith("file ")]
-            if not left or time.monotonic() > end:
-                return left
-            time.sleep(0.05)
+        """Return what differs from before; see `NodeRig.left_since`."""
+        return self.rig.left_since(before, min(self.patience, 5.0), files=files)
 
 
 def _end_of(text: str) -> str:
     """Return the last lines: the reason stands at the end of a traceback."""
     return "\n".join(text.strip().splitlines()[-_LINES:])
-
-
-def _detach_loops(folder: Path) -> None:
-    for backing in Path("/sys/block").glob("loop*/loop/backing_file"):
-        with suppress(OSError):
-            if Path(backing.read_text(encoding="utf-8").strip()).is_relative_to(folder):
-                with open(f"/dev/{backing.parts[3]}", "rb") as device:  # noqa: PTH123 - a device, for its descriptor
-                    fcntl.ioctl(device, _LOOP_CLR_FD)

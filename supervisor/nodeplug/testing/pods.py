@@ -1,0 +1,98 @@
+"""Callers for the pods of one test: container runtimes with their sandboxes, and kubelet's side of volume drivers.
+
+Owns: the end of every pod that a test left running.
+Refuses: pytest, so that other tools can use it too; the fixtures of `pytest_nodeplug` are a thin layer on it.
+"""
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from nodeplug.contract.values import Pod
+from nodeplug.testing.cni_runtime import CniRuntime
+from nodeplug.testing.flex_caller import FlexCaller
+from nodeplug.testing.sandbox import Sandbox
+from nodeplug.testing.scratch_node import ScratchNode
+
+FlexCallerFactory = Callable[[str], FlexCaller]
+"""Makes kubelet's side of one FlexVolume driver: `flex_caller("example.com/scratch")`."""
+
+
+def ensure_running(node: ScratchNode) -> None:
+    """Start a daemon that a test left killed or stopped, as systemd would."""
+    if not node.running:
+        node.stop()
+        node.start()
+
+
+class CniRuntimeFactory:
+    """Makes container runtimes and sandboxes on one node.
+
+        runtime = cni_runtime({"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "example-wire"}]})
+        pod = cni_runtime.sandbox("pod")
+        runtime.add("pod", pod.path)
+
+    Args:
+        node: its entrypoints are installed.
+    """
+
+    def __init__(self, node: ScratchNode) -> None:
+        self._node = node
+        self._runtimes: list[CniRuntime] = []
+        self._sandboxes: list[Sandbox] = []
+
+    def __call__(self, conflist: Mapping[str, Any] | Path) -> CniRuntime:
+        """Make a runtime for a network: a decoded network list, or the file of one."""
+        path = [self._node.paths.cni_bin]
+        runtime = CniRuntime.load(conflist, path) if isinstance(conflist, Path) else CniRuntime(conflist, path)
+        self._runtimes.append(runtime)
+        return runtime
+
+    def sandbox(self, name: str) -> Sandbox:
+        """Make the network namespace of a pod."""
+        made = Sandbox(self._node.root / f"sandbox-{name}")
+        self._sandboxes.append(made)
+        return made
+
+    def close(self) -> None:
+        """End the pods: DEL of what is still attached, then the sandboxes go.
+
+        Raises:
+            CniError: of a DEL that fails.
+        """
+        with ExitStack() as stack:
+            for sandbox in self._sandboxes:
+                stack.callback(sandbox.close)
+            for runtime in self._runtimes:
+                for attached in reversed(list(runtime.cache.all())):
+                    runtime.delete(attached.container_id, attached.netns, attached.ifname)
+
+
+class FlexCallers:
+    """Makes kubelet's side of FlexVolume drivers on one node, and ends the pods.
+
+    Args:
+        node: its entrypoints are installed.
+    """
+
+    def __init__(self, node: ScratchNode) -> None:
+        self._node = node
+        self._callers: list[FlexCaller] = []
+
+    def __call__(self, driver: str) -> FlexCaller:
+        """Make the caller of one driver, `vendor/driver`."""
+        caller = FlexCaller(self._node.paths.flexvolume, self._node.root / "var" / "lib" / "kubelet", driver)
+        self._callers.append(caller)
+        return caller
+
+    def close(self) -> None:
+        """End the pods: unmount what is still there.
+
+        Raises:
+            FlexFailure: of an unmount that fails.
+        """
+        for caller in self._callers:
+            pods = caller.kubelet_root / "pods"
+            for target in pods.glob(f"*/volumes/{caller.driver.replace('/', '~')}/*"):
+                caller.unmount(Pod(uid=target.relative_to(pods).parts[0]), target.name)
