@@ -11,7 +11,6 @@ from nodeplug import Claim, Host, hookimpl
 
 LONGEST: Final = "longest"
 RESET: Final = "reset"
-_PATIENCE: Final = 30.0
 
 
 class Loop:
@@ -64,20 +63,19 @@ def reset(folder: Path) -> None:
         folder: the plugin's own, below the daemon's run folder.
     """
     (folder / RESET).touch()
-    _until(lambda: not (folder / RESET).exists(), "the plugin has not begun anew")
+    _wait(lambda: not (folder / RESET).exists(), "the plugin has not begun anew")
 
 
 def longest(folder: Path) -> float:
     """Return the seconds of the longest step since `reset`, as they are now and not at the last writing."""
     file = folder / LONGEST
     file.unlink(missing_ok=True)
-    _until(file.exists, "the plugin does not tell its longest step")
+    _wait(file.exists, "the plugin does not tell its longest step")
     return float(file.read_text())
 
 
-def _until(happened: Callable[[], bool], otherwise: str) -> None:
-    end = time.monotonic() + _PATIENCE
-    while not happened():
-        if time.monotonic() > end:
-            raise TimeoutError(f"{otherwise} after {_PATIENCE:g} s")
-        time.sleep(0.02)
+def _wait(happened: Callable[[], bool], otherwise: str) -> None:
+    # Imported here: the daemon loads this module as well, and none of those who act out its callers.
+    from nodeplug.testing.waiting import until  # noqa: PLC0415
+
+    until(happened, found=lambda: otherwise)

@@ -17,6 +17,7 @@ from typing import Final, Self
 
 import grpc
 from tests.real.consumers.cri import Cri
+from tests.real.consumers.ending import end
 from tests.real.consumers.private_node import ENV, PrivateNode
 
 from nodeplug.contract.errors import PluginError
@@ -177,9 +178,9 @@ class Containerd:
                 env=self._env,
                 cwd="/",
             )
-        end = time.monotonic() + _PATIENCE
+        late = time.monotonic() + _PATIENCE
         while not self._answers():
-            if self._process.poll() is not None or time.monotonic() > end:
+            if self._process.poll() is not None or time.monotonic() > late:
                 raise PluginError(f"containerd does not answer:\n{self.log[-4000:]}")
             time.sleep(0.1)
         archive = self.folder / "images.tar"
@@ -228,14 +229,7 @@ class Containerd:
     def stop(self) -> None:
         """End it; sandboxes go on."""
         process, self._process = self._process, None
-        if process is None:
-            return
-        process.terminate()
-        try:
-            process.wait(_PATIENCE)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        end(process, _PATIENCE)
 
     def __enter__(self) -> Self:
         self.start()

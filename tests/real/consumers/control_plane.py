@@ -17,6 +17,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final, Self
 
+from tests.real.consumers.ending import end
 from tests.real.consumers.private_node import ENV, PrivateNode
 
 from nodeplug.contract.errors import PluginError
@@ -90,21 +91,21 @@ class ControlPlane:
             process = subprocess.Popen(
                 self.node.command(*command), stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=ENV, cwd="/"
             )
-        self._processes.callback(_end, process)
+        self._processes.callback(end, process, 10)
 
     def log(self, name: str) -> str:
         """Return what one of them logged so far."""
         return (self.folder / f"{name}.log").read_text(encoding="utf-8", errors="replace")
 
     def _wait(self, what: str, holds: Any) -> None:
-        end = time.monotonic() + _PATIENCE
+        late = time.monotonic() + _PATIENCE
         while True:
             try:
                 if holds():
                     return
             except (OSError, PluginError, http.client.HTTPException):
                 pass
-            if time.monotonic() > end:
+            if time.monotonic() > late:
                 raise PluginError(
                     f"{what} did not come true within {_PATIENCE:g} s:\n{self.log('kube-apiserver')[-4000:]}"
                 )
@@ -167,12 +168,3 @@ class ControlPlane:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    try:
-        process.wait(10)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()

@@ -16,6 +16,7 @@ from typing import Any, Final, Self
 from tests.real.consumers.api_server import ApiServer
 from tests.real.consumers.containerd import BUSYBOX, PAUSE, Containerd
 from tests.real.consumers.control_plane import ControlPlane
+from tests.real.consumers.ending import end
 from tests.real.consumers.private_node import ADDRESS, ENV, PrivateNode
 
 from nodeplug.contract.errors import PluginError
@@ -238,9 +239,9 @@ class KubeletProcess:
             PluginError: there was none in time; the message carries the end of kubelet's log, or what it says about
                 these words.
         """
-        end = time.monotonic() + patience
+        late = time.monotonic() + patience
         while not (answer := holds()):
-            if time.monotonic() > end:
+            if time.monotonic() > late:
                 words = about() if about else ()
                 lines = [line for line in self.log.splitlines() if not words or any(word in line for word in words)]
                 said = "\n".join(line[:400] for line in lines[-60:])
@@ -344,14 +345,7 @@ class KubeletProcess:
     def stop(self) -> None:
         """End it; its pods go on."""
         process, self._process = self._process, None
-        if process is None:
-            return
-        process.terminate()
-        try:
-            process.wait(20)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        end(process, 20)
 
     def __enter__(self) -> Self:
         self.start()
