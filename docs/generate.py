@@ -32,7 +32,7 @@ from nodeplug.contract.hookspecs import ANSWERS
 from nodeplug.fields import show_quantity, write_quantity
 from nodeplug.hosting.call import Call
 from nodeplug.hosting.discovery import find
-from nodeplug.hosting.runner import Runner
+from nodeplug.hosting.slot import Slot
 from nodeplug.observe.metrics import OK, Metrics
 from nodeplug.testing.conformance import RULES
 
@@ -222,9 +222,7 @@ def _hook(name: str) -> str:
     items = f" of `{answer.items.__name__}`" if answer.items is not None else ""
     words = words.replace("`Sequence`", f"`Sequence`{items}")
     # Names are read while plugins are loaded, before any thread of theirs.
-    limit = (
-        f"Deadline: {Runner().deadline('', name):g} s{', import and constructor included' if name == 'claims' else ''}."
-    )
+    limit = f"Deadline: {Slot('').deadline(name):g} s{', import and constructor included' if name == 'claims' else ''}."
     return f"Answers {words}. {limit}"
 
 

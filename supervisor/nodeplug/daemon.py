@@ -104,8 +104,15 @@ class Daemon:
             "volumes": Lane(f"the state folder {self._paths.state}"),
         }
         self._registry = Registry()
-        self._runner = Runner()
-        self._lifecycle = Lifecycle(self._registry, self._runner, self._make_host, tell=reading.places.tell)
+        self._runner = Runner(self._finished)
+        self._resources = Resources(
+            self._runner,
+            DevicePaths(self._paths.device_plugins, self._paths.plugins_registry),
+            lambda: self._registry.routes("device"),
+            configuration.supervisor.device_registration,
+            configuration.supervisor.device_poll,
+        )
+        self._lifecycle = Lifecycle(self._registry, self._runner, self._make_host, self._resources, reading.places.tell)
         self._attachments = Attachments(self._paths.attachments)
         self._spool = Spool(self._paths.spool, boot_id=self._boot_id)
         self._delegation = Delegation(self._registry, visiting=self._runner.visiting)
@@ -127,10 +134,9 @@ class Daemon:
             checkpoint=self._paths.device_plugins / CHECKPOINT,
         )
         self._observer = Observer(Metrics(version("nodeplug")))
-        self._runner.finished = self._finished
         exported = PluginMetrics(self._observer.metrics.registry)
-        self._reports = Reports(self._lifecycle.states, self._runner, exported.take)
-        self._keeper = keeper.Keeper(self._registry, self._lifecycle.states, configuration.supervisor, reading.folder)
+        self._reports = Reports(self._registry.slots, self._runner, exported.take)
+        self._keeper = keeper.Keeper(self._registry, configuration.supervisor, reading.folder)
         self._reloader = Reloader(
             reading,
             read=lambda before: read(config_path, root, before),
@@ -141,7 +147,6 @@ class Daemon:
         self._readiness: tuple[bool, Mapping[str, str]] = (False, {"daemon": "it is starting"})
         self._beat = self._started
         self._stop = asyncio.Event()
-        self._resources: Resources | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
     # --- start and stop -----------------------------------------------------------------------------------------
@@ -174,7 +179,6 @@ class Daemon:
         return Endpoints(address, self._observer.metrics.registry, lambda: self._readiness, self._liveness)
 
     async def _serve(self, group: asyncio.TaskGroup, server: ExecServer) -> None:
-        self._compose_devices(group)
         started = group.create_task(self._start_plugins(), name="start plugins")
         await until(started, self._stop, START_PATIENCE)
         replay, installation = await self._recover(group)
@@ -196,7 +200,7 @@ class Daemon:
             "watchdog": notify.keep_alive(),
             "exec socket": server.serve(),
             "keep the exec socket": server.keep_listening(),
-            "keep the folders": _every(SAMPLE_INTERVAL, lambda: self._folders.keep(self._lifecycle.states)),
+            "keep the folders": _every(SAMPLE_INTERVAL, lambda: self._folders.keep(self._registry.slots)),
             "spool": self._cni.run_spool(),
             "orphans": self._cni.orphans.run(),
             "podresources": self._podresources.run(),
@@ -213,18 +217,6 @@ class Daemon:
             ),
         }
         return [*first, *(group.create_task(task, name=name) for name, task in tasks.items())]
-
-    def _compose_devices(self, group: asyncio.TaskGroup) -> None:
-        supervisor = self._configuration.supervisor
-        paths = DevicePaths(self._paths.device_plugins, self._paths.plugins_registry)
-        self._resources = self._lifecycle.devices = Resources(
-            self._runner,
-            paths,
-            group,
-            lambda: self._registry.routes("device"),
-            supervisor.device_registration,
-            supervisor.device_poll,
-        )
 
     async def _reload(self, first: list[asyncio.Task[None]]) -> None:
         await asyncio.wait(first)
@@ -280,7 +272,7 @@ class Daemon:
 
     def _refresh(self, resource: ResourceName) -> None:
         """Pass a request for a new listing from a plugin's thread to the loop."""
-        if self._loop is not None and self._resources is not None:
+        if self._loop is not None:
             with suppress(RuntimeError):  # the loop is closed: the daemon is ending
                 self._loop.call_soon_threadsafe(self._resources.refresh, resource)
 
@@ -335,8 +327,8 @@ class Daemon:
 
     def _vital(self) -> dict[str, Any]:
         """Return the part of the status that needs no disk."""
-        statuses = self._resources.status() if self._resources is not None else []
-        reasons = status.unready(self._lifecycle.states.values(), statuses)
+        statuses = self._resources.status()
+        reasons = status.unready(self._registry.slots.values(), statuses)
         if self._reloader.error:
             reasons["configuration"] = self._reloader.error
         if self._keeper.problem:
@@ -348,9 +340,9 @@ class Daemon:
         return {
             "ready": not reasons,
             "reasons": reasons,
-            "plugins": status.plugins(self._lifecycle.states.values(), self._runner, reasons),
+            "plugins": status.plugins(self._registry.slots.values(), reasons),
             "resources": status.resources(statuses, self._podresources.holders(), self._podresources.unconfirmed()),
-            "calls": status.calls(self._runner),
+            "calls": status.calls(self._registry.calls),
             "spool": self._spool.count(),
             "stranded": status.stranded(self._spool.stranded()),
         }

@@ -11,8 +11,9 @@ import pytest
 from nodeplug import Claim, DeadlineExceeded, PluginError, TryAgain, hookimpl
 from nodeplug.hosting.call import Call
 from nodeplug.hosting.composition import Composition
-from nodeplug.hosting.registry import Registry, Route
-from nodeplug.hosting.runner import OVERDUE_LIMIT, Runner
+from nodeplug.hosting.registry import Registry
+from nodeplug.hosting.runner import Runner
+from nodeplug.hosting.slot import OVERDUE_LIMIT, Route
 
 
 class Probe:
@@ -49,9 +50,9 @@ class Gate:
         self.opened.wait(10)
 
 
-def route_to(stage: Callable[[], None] = nothing, publish: Callable[[], None] = nothing) -> Route:
+def route_to(stage: Callable[[], None] = nothing, publish: Callable[[], None] = nothing, **deadlines: float) -> Route:
     registry = Registry()
-    registry.load("probe", Probe(stage, publish), "the test")
+    registry.load("probe", Probe(stage, publish), "the test", deadlines)
     return registry.route("volume", "acme/probe")
 
 
@@ -125,15 +126,14 @@ def test_an_overdue_hook_is_answered_early_and_the_work_goes_on_behind_it() -> N
     gate, published = Gate(), threading.Event()
 
     async def scenario() -> None:
-        runner = Runner({"probe": {"volume_stage": 0.05}})
-        route = route_to(gate, published.set)
+        runner, route = Runner(), route_to(gate, published.set, volume_stage=0.05)
         with pytest.raises(DeadlineExceeded, match="volume_stage of plugin 'probe' did not end within"):
             await composition(runner, route).run(both)
-        assert [entry.thread for entry in runner.overdue.values()] == ["probe:volume_stage:k"]
+        assert [call.name for call in route.slot.overdue] == ["probe:volume_stage:k"]
         assert not published.is_set()
         gate.opened.set()
         await until(published.is_set)
-        await until(lambda: not runner.overdue and not runner.in_flight)
+        await until(lambda: not route.slot.overdue and not route.slot.calls)
 
     run(scenario)
 
@@ -142,14 +142,13 @@ def test_a_second_overdue_hook_is_overdue_although_the_answer_was_given() -> Non
     stage, publish = Gate(), Gate()
 
     async def scenario() -> None:
-        runner = Runner({"probe": {"volume_stage": 0.05, "volume_publish": 0.05}})
-        route = route_to(stage, publish)
+        runner, route = Runner(), route_to(stage, publish, volume_stage=0.05, volume_publish=0.05)
         with pytest.raises(DeadlineExceeded):
             await composition(runner, route).run(both)
         stage.opened.set()
-        await until(lambda: [entry.hook for entry in runner.overdue.values()] == ["volume_publish"])
+        await until(lambda: [call.hook for call in route.slot.overdue] == ["volume_publish"])
         publish.opened.set()
-        await until(lambda: not runner.overdue)
+        await until(lambda: not route.slot.overdue)
 
     run(scenario)
 
@@ -163,11 +162,11 @@ def test_an_overdue_step_of_the_host_is_answered_early_and_is_no_fault_of_the_pl
         own.hook("volume_publish", request=None)
 
     async def scenario() -> None:
-        runner = Runner()
-        own = composition(runner, route_to(publish=published.set), deadline=0.05)
+        route = route_to(publish=published.set)
+        own = composition(Runner(), route, deadline=0.05)
         with pytest.raises(DeadlineExceeded, match=r"unmount for 'k' did not end within 0\.05 s; it still runs"):
             await own.run(work)
-        assert not runner.overdue
+        assert not route.slot.overdue
         release.set()
         await until(published.is_set)
 
@@ -229,14 +228,14 @@ def test_a_hook_of_a_quarantined_plugin_is_refused_in_the_middle_of_the_work() -
     gate = Gate()
 
     async def scenario() -> None:
-        runner, route = Runner({"probe": {"volume_stage": 0.02}}), route_to(gate)
+        runner, route = Runner(), route_to(gate, volume_stage=0.02)
         for number in range(OVERDUE_LIMIT):
             with pytest.raises(DeadlineExceeded):
                 await runner.call(route, "volume_stage", Call("mount", "x", str(number)), {"request": None})
         with pytest.raises(TryAgain, match="quarantined"):
             await composition(runner, route).run(lambda own: own.hook("volume_publish", request=None))
         gate.opened.set()
-        await until(lambda: not runner.overdue)
+        await until(lambda: not route.slot.overdue)
 
     run(scenario)
 
@@ -245,12 +244,12 @@ def test_a_hook_of_a_plugin_that_is_being_exchanged_waits_for_it() -> None:
     published = threading.Event()
 
     async def scenario() -> None:
-        runner = Runner()
-        runner.hold("probe")
-        mounting = asyncio.create_task(composition(runner, route_to(publish=published.set)).run(both))
+        route = route_to(publish=published.set)
+        route.slot.hold()
+        mounting = asyncio.create_task(composition(Runner(), route).run(both))
         await asyncio.sleep(0.05)
         assert not published.is_set()
-        runner.release("probe")
+        route.slot.enter("running")
         assert await mounting == "done"
 
     run(scenario)

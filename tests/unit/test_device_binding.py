@@ -7,11 +7,11 @@ import pytest
 
 from nodeplug import Claim, TryAgain
 from nodeplug.device.binding import Binding
-from nodeplug.hosting.registry import Route
+from nodeplug.hosting.slot import Route, Slot
 
 
 def route(plugin: str = "gpu") -> Route:
-    return Route(plugin, frozenset(), {}, Claim("device", "example.com/card"))
+    return Route(Slot(plugin), frozenset(), {}, Claim("device", "example.com/card"), lambda: route(plugin))
 
 
 def run(story: Callable[[], Awaitable[None]]) -> None:

@@ -90,9 +90,9 @@ def run(scenario: Callable[[], Awaitable[None]]) -> None:
 
 async def retry(lifecycle: Lifecycle, name: str) -> None:
     """Let the time of the next start come, and wait for what comes of it."""
-    lifecycle.states[name].retry_at = 0
+    lifecycle.registry.slots[name].retry_at = 0
     await lifecycle.retry_failed()
-    while lifecycle.states[name].state == "starting":
+    while lifecycle.registry.slots[name].state == "starting":
         await asyncio.sleep(0.001)
 
 
@@ -112,7 +112,7 @@ def test_a_changed_deadline_alone_changes_no_plugin(lifecycle: Lifecycle) -> Non
         await lifecycle.apply({"a": section()})
         patient = section().model_copy(update={"deadline": {"cni_add": 7.0}})
         await lifecycle.apply({"a": patient})
-        assert lifecycle.runner.deadline("a", "cni_add") == 7.0
+        assert lifecycle.registry.slots["a"].deadline("cni_add") == 7.0
 
     run(scenario)
     assert Recorded.life == ["start a"]
@@ -122,7 +122,7 @@ def test_a_removed_section_is_stopped_and_its_claim_freed(lifecycle: Lifecycle) 
     async def scenario() -> None:
         await lifecycle.apply({"a": section()})
         await lifecycle.apply({"b": section()})
-        assert lifecycle.states["b"].state == "running"
+        assert lifecycle.registry.slots["b"].state == "running"
 
     run(scenario)
     assert Recorded.life == ["start a", "stop a", "start b"]
@@ -132,8 +132,8 @@ def test_a_start_that_raises_disables_that_plugin_alone(lifecycle: Lifecycle) ->
     async def scenario() -> None:
         await lifecycle.apply({"bad": section(claim="bad", failing_starts=1)})
         await lifecycle.apply({"bad": section(claim="bad", failing_starts=1), "good": section(claim="good")})
-        assert lifecycle.states["bad"].state == "failed"
-        assert lifecycle.states["good"].state == "running"
+        assert lifecycle.registry.slots["bad"].state == "failed"
+        assert lifecycle.registry.slots["good"].state == "running"
         with pytest.raises(TryAgain, match=r"plugin 'bad' is not running: its start failed: .*start 1 fails"):
             lifecycle.registry.route("cni", "bad")
 
@@ -154,7 +154,7 @@ def test_each_failure_postpones_the_next_start_further(lifecycle: Lifecycle) -> 
         await lifecycle.apply({"a": section(failing_starts=9)})
         waits = []
         for _ in range(3):
-            waits.append(lifecycle.states["a"].retry_after)
+            waits.append(lifecycle.registry.slots["a"].retry_after)
             await retry(lifecycle, "a")
         assert waits == [2.0, 4.0, 8.0]
 
@@ -164,9 +164,9 @@ def test_each_failure_postpones_the_next_start_further(lifecycle: Lifecycle) -> 
 def test_a_second_owner_of_a_claim_is_refused_until_the_first_is_gone(lifecycle: Lifecycle) -> None:
     async def scenario() -> None:
         await lifecycle.apply({"a": section(), "b": section()})
-        assert "which plugin 'a'" in lifecycle.states["b"].reason
+        assert "which plugin 'a'" in lifecycle.registry.slots["b"].reason
         await lifecycle.apply({"b": section()})
-        assert lifecycle.states["b"].state == "running"
+        assert lifecycle.registry.slots["b"].state == "running"
 
     run(scenario)
 
@@ -174,8 +174,8 @@ def test_a_second_owner_of_a_claim_is_refused_until_the_first_is_gone(lifecycle:
 def test_a_wrong_plugin_configuration_refuses_that_plugin_alone(lifecycle: Lifecycle) -> None:
     async def scenario() -> None:
         await lifecycle.apply({"bad": section(colour="red"), "good": section()})
-        assert "plugins.bad.config.colour" in lifecycle.states["bad"].reason
-        assert lifecycle.states["good"].state == "running"
+        assert "plugins.bad.config.colour" in lifecycle.registry.slots["bad"].reason
+        assert lifecycle.registry.slots["good"].state == "running"
 
     run(scenario)
 
@@ -183,7 +183,7 @@ def test_a_wrong_plugin_configuration_refuses_that_plugin_alone(lifecycle: Lifec
 def test_a_constructor_that_raises_refuses_that_plugin_alone(lifecycle: Lifecycle) -> None:
     async def scenario() -> None:
         await lifecycle.apply({"bad": section(broken=True)})
-        assert "cannot be constructed: OSError: no" in lifecycle.states["bad"].reason
+        assert "cannot be constructed: OSError: no" in lifecycle.registry.slots["bad"].reason
 
     run(scenario)
 

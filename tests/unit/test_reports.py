@@ -13,9 +13,11 @@ from prometheus_client import generate_latest
 from nodeplug import Metric, PluginError, Sample, hookimpl
 from nodeplug.config import PluginSection
 from nodeplug.hosting.call import Call
-from nodeplug.hosting.plugin_state import PluginState
+from nodeplug.hosting.hook_call import HookCall
 from nodeplug.hosting.registry import Registry
-from nodeplug.hosting.runner import OVERDUE_LIMIT, Overdue, Runner
+from nodeplug.hosting.runner import Runner
+from nodeplug.hosting.slot import OVERDUE_LIMIT, Slot
+from nodeplug.hosting.strays import Strays
 from nodeplug.observe import reports
 from nodeplug.observe.metrics import Metrics
 from nodeplug.observe.plugin_metrics import PLUGIN_LIMIT, SAMPLE_LIMIT, PluginMetrics
@@ -57,19 +59,12 @@ class Page:
 
     def __init__(self, **answers: Any) -> None:
         registry = Registry()
-        self.runner = Runner()
+        for name, answer in answers.items():
+            registry.load(name, Told(answer), "test")
+        self.slots = registry.slots
         own = Metrics("1").registry
         self._own = own
-        self.reports = Reports(
-            {
-                name: PluginState(
-                    name, PluginSection(), state="running", loaded=registry.load(name, Told(answer), "test")
-                )
-                for name, answer in answers.items()
-            },
-            self.runner,
-            PluginMetrics(own).take,
-        )
+        self.reports = Reports(self.slots, Runner(), PluginMetrics(own).take)
 
     def read(self) -> str:
         return generate_latest(self._own).decode()
@@ -157,7 +152,7 @@ def hanging(patience: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[threadi
 
 def test_metrics_that_hang_hold_up_no_others(hanging: threading.Event) -> None:
     page = Page(odd=lambda: [WELL] if hanging.wait(60) else [], well=[WELL])
-    page.runner.deadlines = {"odd": {"metrics": 60}}
+    page.slots["odd"].deadlines = {"metrics": 60}
 
     async def scenario() -> None:
         while 'nodeplug_cards{plugin="well"} 2.0' not in page.read():
@@ -172,11 +167,15 @@ def test_metrics_that_hang_hold_up_no_others(hanging: threading.Event) -> None:
 
 
 def test_metrics_and_inspections_that_hang_quarantine_nobody() -> None:
-    runner = Runner()
-    for number in range(OVERDUE_LIMIT):
-        call = Call("metrics", "plugin:gpu", key=str(number))
-        runner.overdue[call.id] = Overdue(call, "gpu", ("metrics", "inspect")[number % 2], "")
-    assert not runner.quarantined("gpu")
+    async def scenario() -> None:
+        slot = Slot("gpu")
+        for number in range(OVERDUE_LIMIT):
+            call = Call("metrics", "plugin:gpu", key=str(number))
+            hook = ("metrics", "inspect")[number % 2]
+            slot.overdue.add(HookCall("gpu", hook, call, 5, lambda: None, lambda: None, Strays()))
+        assert not slot.quarantined
+
+    run(scenario)
 
 
 def test_what_a_plugin_tells_is_read_in_the_thread_of_its_call() -> None:
@@ -214,8 +213,8 @@ def test_an_inspection_that_just_fits_is_passed_on() -> None:
 def test_sections_of_one_plugin_are_inspected_side_by_side() -> None:
     both = threading.Barrier(2, timeout=10)
     page = Page(one=lambda: {"turn": both.wait() >= 0}, two=lambda: {"turn": both.wait() >= 0})
-    for state in page.reports.states.values():
-        state.section = PluginSection(uses="told")
+    for slot in page.slots.values():
+        slot.instance.section = PluginSection(uses="told")
 
     async def scenario() -> None:
         assert await page.reports.inspect("told") == {"one": {"turn": True}, "two": {"turn": True}}

@@ -9,8 +9,9 @@ import pytest
 
 from nodeplug import Claim, CniResult, DeadlineExceeded, InvalidRequest, PluginError, TryAgain, hookimpl
 from nodeplug.hosting.call import CURRENT, Call
-from nodeplug.hosting.registry import Registry, Route
-from nodeplug.hosting.runner import OVERDUE_LIMIT, Runner
+from nodeplug.hosting.registry import Registry
+from nodeplug.hosting.runner import Runner
+from nodeplug.hosting.slot import OVERDUE_LIMIT, Route
 
 
 class Probe:
@@ -32,9 +33,9 @@ class Probe:
         return None
 
 
-def route_to(add: Callable[[Any], Any]) -> Route:
+def route_to(add: Callable[[Any], Any], **deadlines: float) -> Route:
     registry = Registry()
-    registry.load("probe", Probe(add), "the test")
+    registry.load("probe", Probe(add), "the test", deadlines)
     return registry.route("cni", "probe")
 
 
@@ -107,14 +108,14 @@ def test_a_call_past_its_deadline_is_answered_while_its_thread_still_runs() -> N
     release = threading.Event()
 
     async def scenario() -> None:
-        runner = Runner(deadlines={"probe": {"cni_add": 0.05}})
+        route = route_to(lambda _: release.wait(10) and CniResult(), cni_add=0.05)
         with pytest.raises(DeadlineExceeded, match=r"did not end within 0\.05 s"):
-            await add(runner, route_to(lambda _: release.wait(10) and CniResult()))
-        assert [entry.thread for entry in runner.overdue.values()] == ["probe:cni_add:k"]
+            await add(Runner(), route)
+        assert [call.name for call in route.slot.overdue] == ["probe:cni_add:k"]
         release.set()
-        while runner.overdue:
+        while route.slot.overdue:
             await asyncio.sleep(0.01)
-        assert runner.in_flight == {}
+        assert route.slot.calls == {}
 
     run(scenario)
 
@@ -123,8 +124,8 @@ def test_a_second_call_for_a_busy_key_is_refused_at_its_deadline() -> None:
     release = threading.Event()
 
     async def scenario() -> None:
-        runner = Runner(deadlines={"probe": {"cni_add": 0.05}})
-        route = route_to(lambda _: release.wait(10) and CniResult())
+        runner = Runner()
+        route = route_to(lambda _: release.wait(10) and CniResult(), cni_add=0.05)
         with pytest.raises(DeadlineExceeded):
             await add(runner, route)
         with pytest.raises(TryAgain, match="an earlier call for 'k' of plugin 'probe' is still running"):
@@ -170,15 +171,15 @@ def test_a_plugin_with_too_many_overdue_calls_is_quarantined_until_one_returns()
     release = threading.Event()
 
     async def scenario() -> None:
-        runner = Runner(deadlines={"probe": {"cni_add": 0.02}})
-        route = route_to(lambda _: release.wait(10) and CniResult())
+        runner = Runner()
+        route = route_to(lambda _: release.wait(10) and CniResult(), cni_add=0.02)
         for number in range(OVERDUE_LIMIT):
             with pytest.raises(DeadlineExceeded):
                 await add(runner, route, key=str(number))
         with pytest.raises(TryAgain, match="is quarantined"):
             await add(runner, route, key="fresh")
         release.set()
-        while runner.overdue:
+        while route.slot.overdue:
             await asyncio.sleep(0.01)
         assert await add(runner, route, key="fresh") == CniResult()
 
@@ -190,9 +191,9 @@ def test_what_a_call_owns_is_closed_when_the_hook_really_ends() -> None:
     closed = threading.Event()
 
     async def scenario() -> None:
-        runner = Runner(deadlines={"probe": {"cni_add": 0.02}})
+        runner = Runner()
         with pytest.raises(DeadlineExceeded):
-            await add(runner, route_to(lambda _: release.wait(10) and CniResult()), done=closed.set)
+            await add(runner, route_to(lambda _: release.wait(10) and CniResult(), cni_add=0.02), done=closed.set)
         assert not closed.is_set()
         release.set()
         assert await asyncio.to_thread(closed.wait, 10)
@@ -205,8 +206,8 @@ def test_what_a_refused_call_owns_is_closed_at_once() -> None:
     closed = threading.Event()
 
     async def scenario() -> None:
-        runner = Runner(deadlines={"probe": {"cni_add": 0.02}})
-        route = route_to(lambda _: release.wait(10) and CniResult())
+        runner = Runner()
+        route = route_to(lambda _: release.wait(10) and CniResult(), cni_add=0.02)
         with pytest.raises(DeadlineExceeded):
             await add(runner, route)
         with pytest.raises(TryAgain):
@@ -232,7 +233,7 @@ def test_a_call_that_gets_no_thread_is_refused_and_frees_its_key() -> None:
             threading.stack_size(usual)
             resource.setrlimit(resource.RLIMIT_AS, limits)
         assert closed == ["k"]
-        assert runner.in_flight == {}
+        assert route.slot.calls == {}
         assert await add(runner, route) == CniResult()
 
     run(scenario)

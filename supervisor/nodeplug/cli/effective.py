@@ -13,7 +13,6 @@ from typing import Any, Final
 from nodeplug.config import ConfigError, Fault, PluginSection, Reading
 from nodeplug.contract.values import ClaimKind
 from nodeplug.hosting.discovery import Misconfigured, PluginRefused, find, installed, validate_config
-from nodeplug.hosting.runner import Runner
 from nodeplug.install.deployment import Inspected, inspect
 from nodeplug.observe import status
 
@@ -82,7 +81,7 @@ def examine(reading: Reading) -> Examined:
 def rows_of(reading: Reading) -> list[dict[str, Any]]:
     """Describe the plugins in the shape of the daemon's status; what could start is told as stopped."""
     inspected = inspect(reading.configuration, reading.places.tell)
-    rows = status.plugins(inspected.states.values(), Runner(), {})
+    rows = status.plugins(inspected.registry.slots.values(), {})
     return [{**row, "state": row["state"] if row["state"] == "refused" else "stopped"} for row in rows]
 
 

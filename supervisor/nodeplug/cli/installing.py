@@ -113,7 +113,7 @@ def _loaded(reading: "Reading", *, remove_all: bool) -> "Registry":
         end = "nothing was installed: a plugin that cannot be loaded would lose its entrypoints"
         raise ConfigError([*examined.problems, end])
     inspected = examined.inspected
-    left = [] if inspected.states or remove_all else entrypoints_present(reading.configuration.supervisor.paths)
+    left = [] if inspected.registry.slots or remove_all else entrypoints_present(reading.configuration.supervisor.paths)
     if left:
         raise PluginError(
             f"{reading.places.main.path} enables no plugin, so that these would be removed: "

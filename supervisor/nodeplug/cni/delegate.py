@@ -34,8 +34,9 @@ from nodeplug.contract.values import (
     CniStatus,
 )
 from nodeplug.hosting.call import CURRENT
-from nodeplug.hosting.registry import Registry, Route
+from nodeplug.hosting.registry import Registry
 from nodeplug.hosting.runner import invoke
+from nodeplug.hosting.slot import Route
 
 VERB_OF: Final[Mapping[type[CniRequest], str]] = {
     CniAdd: "ADD",

@@ -26,8 +26,9 @@ from nodeplug.contract.netns import Netns
 from nodeplug.contract.values import CniAdd, CniAttachmentRequest, CniDel, CniGc, CniRequest, CniStatus
 from nodeplug.exec.frame import Frame, Reply
 from nodeplug.hosting.call import Call, caller_is_gone
-from nodeplug.hosting.registry import Registry, Route
+from nodeplug.hosting.registry import Registry
 from nodeplug.hosting.runner import Hook, Runner, close_all
+from nodeplug.hosting.slot import Route
 from nodeplug.process.lane import Lane, Unanswered
 
 LOG: Final = logging.getLogger(__name__)

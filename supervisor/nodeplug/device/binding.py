@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from nodeplug.contract.errors import TryAgain
-from nodeplug.hosting.registry import Route
+from nodeplug.hosting.slot import Route
 
 EXCHANGE_PATIENCE: Final = 100.0
 """Seconds that an exchange may take: the last calls (30), the stop of the former instance (10), the start (60)."""

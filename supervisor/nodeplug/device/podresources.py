@@ -29,8 +29,8 @@ from nodeplug.device import pollers
 from nodeplug.device.checkpoint import LedgerEntry, Unlisted, read_ledger
 from nodeplug.device.holders import Holder, Holdings, by_resource, joined
 from nodeplug.hosting.call import Call
-from nodeplug.hosting.registry import Route
 from nodeplug.hosting.runner import Runner
+from nodeplug.hosting.slot import Route
 from nodeplug.pb import podresources_v1_pb2 as pb
 from nodeplug.pb import podresources_v1_pb2_grpc as pb_grpc
 from nodeplug.process.lane import Lane, Unanswered

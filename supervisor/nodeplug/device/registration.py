@@ -30,8 +30,8 @@ from nodeplug.device.server import API_VERSION, ResourceServer
 from nodeplug.device.snapshots import Snapshots
 from nodeplug.device.sockets import check_socket_path, remove_dead_sockets, socket_path
 from nodeplug.hosting.call import Call
-from nodeplug.hosting.registry import Route
 from nodeplug.hosting.runner import Runner
+from nodeplug.hosting.slot import Route
 from nodeplug.pb import deviceplugin_v1beta1_pb2 as pb
 from nodeplug.pb import deviceplugin_v1beta1_pb2_grpc as pb_grpc
 

@@ -17,8 +17,8 @@ from nodeplug.device.binding import Binding
 from nodeplug.device.registration import DevicePaths, Mode, Registration
 from nodeplug.device.snapshots import Snapshots
 from nodeplug.hosting.call import Call
-from nodeplug.hosting.registry import Route
 from nodeplug.hosting.runner import Runner
+from nodeplug.hosting.slot import Route
 
 LOG: Final = logging.getLogger(__name__)
 _FIRST_RETRY: Final = 0.5

@@ -14,20 +14,20 @@ from nodeplug.contract.errors import PluginError
 from nodeplug.contract.values import ResourceName
 from nodeplug.device.registration import DevicePaths, Mode
 from nodeplug.device.resource import ResourceStatus, ResourceTask
-from nodeplug.hosting.registry import Route
 from nodeplug.hosting.runner import Runner
+from nodeplug.hosting.served_devices import ServedDevices
+from nodeplug.hosting.slot import Route
 
 LOG: Final = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class Resources:
+class Resources(ServedDevices):
     """The device side of the daemon. Used from the event loop alone.
 
     Attributes:
         runner: calls hooks.
         paths: kubelet's folders.
-        group: the daemon's task group.
         routes: the way to every resource that a loaded plugin claims.
         mode: how resources register.
         poll_interval: seconds between two listings.
@@ -35,7 +35,6 @@ class Resources:
 
     runner: Runner
     paths: DevicePaths
-    group: asyncio.TaskGroup
     routes: Callable[[], Sequence[Route]]
     mode: Mode
     poll_interval: float
@@ -64,7 +63,7 @@ class Resources:
             LOG.error("%s of plugin %s cannot be served: %s", name, route.plugin, error)
             self._refused[name] = (route.plugin, str(error))
             return
-        self._tasks[name] = task, self.group.create_task(task.run(), name=f"resource {name}")
+        self._tasks[name] = task, asyncio.create_task(task.run(), name=f"resource {name}")
 
     def hold(self, plugin: str) -> None:
         """Keep what is served of a plugin and ask nothing of it: it is about to be exchanged."""

@@ -26,8 +26,8 @@ from nodeplug.device.binding import Binding
 from nodeplug.device.snapshots import Snapshots
 from nodeplug.device.sockets import bind_private, check_socket_path
 from nodeplug.hosting.call import Call
-from nodeplug.hosting.registry import Route
 from nodeplug.hosting.runner import Runner
+from nodeplug.hosting.slot import Route
 from nodeplug.pb import deviceplugin_v1beta1_pb2 as pb
 from nodeplug.pb import deviceplugin_v1beta1_pb2_grpc as pb_grpc
 from nodeplug.pb import pluginregistration_v1_pb2 as watcher_pb
@@ -239,7 +239,7 @@ class _DevicePlugin(pb_grpc.DevicePluginServicer):
         return pb.PreStartContainerResponse()
 
     async def _settled(self, hook: str) -> Route:
-        return await self._binding.settled(self._runner.deadline(self._binding.route.plugin, hook))
+        return await self._binding.settled(self._binding.route.slot.deadline(hook))
 
     def _call(self, verb: str) -> Call:
         call = Call(verb, str(self._claim), whole=True)

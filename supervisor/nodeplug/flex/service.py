@@ -36,8 +36,9 @@ from nodeplug.flex.staging import Staging
 from nodeplug.flex.steps import Steps
 from nodeplug.flex.work import NOBODY
 from nodeplug.hosting.call import Call
-from nodeplug.hosting.registry import Registry, Route
+from nodeplug.hosting.registry import Registry
 from nodeplug.hosting.runner import Runner, close_all
+from nodeplug.hosting.slot import Route, Slot
 
 LOG: Final = logging.getLogger(__name__)
 
@@ -125,7 +126,10 @@ class FlexService:
         except NotFound:
             if not isinstance(command, cmd.Unmount):
                 raise
-            return Route(NOBODY, frozenset(_UNDOES.values()), {}, Claim("volume", driver))
+            claim = Claim("volume", driver)
+            return Route(
+                Slot(NOBODY), frozenset(_UNDOES.values()), {}, claim, lambda: self.registry.route("volume", driver)
+            )
         except TryAgain:
             own = _UNDOES.get(type(command))
             at_rest = [route for route in self.registry.routes("volume") if route.claim.name == driver]

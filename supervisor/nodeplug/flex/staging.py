@@ -26,8 +26,9 @@ from nodeplug.flex.records import Records
 from nodeplug.flex.steps import Steps
 from nodeplug.flex.work import Work, Workshop
 from nodeplug.hosting.call import Call
-from nodeplug.hosting.registry import Registry, Route
+from nodeplug.hosting.registry import Registry
 from nodeplug.hosting.runner import Runner
+from nodeplug.hosting.slot import Route
 
 LOG: Final = logging.getLogger(__name__)
 

@@ -24,8 +24,8 @@ from nodeplug.contract.values import Secrets
 from nodeplug.flex.ledger import Target, Volume
 from nodeplug.flex.masking import Known, redact
 from nodeplug.hosting.call import Call
-from nodeplug.hosting.registry import Route
 from nodeplug.hosting.runner import Runner
+from nodeplug.hosting.slot import Route
 
 LOG: Final = logging.getLogger(__name__)
 HOST_DEADLINE: Final = 120.0

@@ -22,8 +22,8 @@ from typing import Any, Final, TypeVar
 from nodeplug.contract.errors import DeadlineExceeded, PluginError
 from nodeplug.hosting.call import CURRENT, Call
 from nodeplug.hosting.hook_call import HookCall
-from nodeplug.hosting.registry import Route
 from nodeplug.hosting.runner import Hook, Runner
+from nodeplug.hosting.slot import Route
 from nodeplug.process.aside import aside
 
 LOG: Final = logging.getLogger(__name__)

@@ -7,14 +7,25 @@ Refuses: to decide anything: who may be called, and for how long, is the runner'
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar, copy_context
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from nodeplug.contract.errors import PluginError, TryAgain, bounded
 from nodeplug.hosting.call import CURRENT, Call
-from nodeplug.hosting.registry import PluginRoute
 from nodeplug.hosting.strays import Strays
+
+
+class Entered(Protocol):
+    """An instance of a plugin that a thread is inside of."""
+
+    @property
+    def hooks(self) -> frozenset[str]:
+        """What it implements."""
+
+    @property
+    def callers(self) -> Mapping[str, Callable[..., Any]]:
+        """By hook name; calls the plugin and all wrappers."""
 
 
 class HookCall:
@@ -22,26 +33,27 @@ class HookCall:
 
     Attributes:
         name: of the thread while the hook runs: one that hangs can be told by it.
-        key: plugin and what the call is about; one call for it runs at a time.
+        seconds: its deadline.
         inside: the plugins that the thread is inside of, by section.
         outcome: done, on the loop, when the hook has really ended.
     """
 
     def __init__(
         self,
-        route: PluginRoute,
+        plugin: str,
         hook: str,
         call: Call,
+        seconds: float,
         work: Callable[[], Any],
         done: Callable[[], None],
         strays: Strays,
     ) -> None:
-        self.name = f"{route.plugin}:{hook}:{call.key}"[:120]
-        self.plugin = route.plugin
+        self.name = f"{plugin}:{hook}:{call.key}"[:120]
+        self.plugin = plugin
         self.hook = hook
         self.call = call
-        self.key = (route.plugin, call.key)
-        self.inside = {route.plugin: route}
+        self.seconds = seconds
+        self.inside: dict[str, Entered] = {}
         self.loop = asyncio.get_running_loop()
         self.outcome: asyncio.Future[Any] = self.loop.create_future()
         self._strays = strays

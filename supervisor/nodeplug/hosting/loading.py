@@ -1,67 +1,40 @@
-"""What leads from a configuration to plugins that could run: what changed, and the making of one instance.
+"""The making of one instance.
 
-Owns: the comparison of two sets of sections; configuring, constructing and examining a plugin.
+Owns: finding, configuring, constructing and examining a plugin: its own code, so it belongs into a thread with a
+deadline.
 Refuses: the registry, and to call any hook but `claims`.
 """
 
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Final
 
-from nodeplug.config import PluginSection
-from nodeplug.config.mistakes import Location, told
+from nodeplug.config.mistakes import Location
 from nodeplug.contract.errors import PluginError, text_of
 from nodeplug.contract.host import Host
-from nodeplug.hosting.discovery import Found, PluginRefused, validate_config
-from nodeplug.hosting.registry import Loaded, examine, unmarked
+from nodeplug.hosting.discovery import PluginRefused, find, validate_config
+from nodeplug.hosting.dispatch import LIFE_CYCLE, callers
+from nodeplug.hosting.registry import examine, unmarked
+from nodeplug.hosting.slot import Instance, Loaded
 
 LOG: Final = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """What a new configuration changes, by section name."""
-
-    removed: tuple[str, ...]
-    added: tuple[str, ...]
-    changed: tuple[str, ...]
-
-    def __str__(self) -> str:
-        parts = ("removed", self.removed), ("added", self.added), ("changed", self.changed)
-        return "; ".join(f"{word} {', '.join(names)}" for word, names in parts if names) or "nothing changed"
-
-
-def difference(now: Mapping[str, PluginSection], wanted: Mapping[str, PluginSection]) -> Difference:
-    """Compare two sets of enabled sections. A changed deadline alone changes no plugin."""
-    undated = {name: section.model_copy(update={"deadline": {}}) for name, section in wanted.items()}
-    return Difference(
-        tuple(name for name in now if name not in wanted),
-        tuple(name for name in wanted if name not in now),
-        tuple(
-            name
-            for name, section in now.items()
-            if name in undated and section.model_copy(update={"deadline": {}}) != undated[name]
-        ),
-    )
-
-
-def prepare(
-    name: str,
-    found: Found,
-    config: Mapping[str, Any],
-    make_host: Callable[[str], Host],
-    tell: Callable[[Location, str], str] = told,
-) -> Loaded:
-    """Configure, construct and examine a plugin: its own code, so it belongs into a thread with a deadline.
+def construct(instance: Instance, make_host: Callable[[str], Host], tell: Callable[[Location, str], str]) -> Loaded:
+    """Make the plugin of an instance, which can be called for its own life, and note whose class it is.
 
     Raises:
         PluginRefused: it cannot be loaded; the message says at which step.
     """
-    plugin = _construct(name, found.cls, validate_config(name, found, config, tell), make_host(name))
+    name, found = instance.name, find(instance.uses)
+    instance.distribution = found.distribution
+    config = validate_config(name, found, instance.section.config, tell)
+    plugin = _construct(name, found.cls, config, make_host(name))
     if forgotten := unmarked(found.cls):
         LOG.warning("plugin %s: %s without @hookimpl: nobody calls it", name, ", ".join(forgotten))
-    return examine(name, plugin, found.distribution)
+    loaded = examine(name, plugin, found.distribution)
+    loaded.callers.update(callers(plugin, loaded.hooks & LIFE_CYCLE, ()))
+    return loaded
 
 
 def _construct(name: str, cls: Callable[..., object], config: object, host: Host) -> object:

@@ -9,17 +9,22 @@ A request is for exactly one plugin: a route leads to the owner of the claim and
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from functools import partial
+from types import MappingProxyType
+from typing import Final
 
 import pluggy
 
-from nodeplug.contract.errors import Ending, InvalidRequest, NotFound, TryAgain, text_of
+from nodeplug.config import PluginSection
+from nodeplug.contract.errors import InvalidRequest, NotFound, TryAgain, text_of
 from nodeplug.contract.hookspecs import ANSWERS
 from nodeplug.contract.names import cni_executable, extended_resource, flex_driver
 from nodeplug.contract.values import Claim, ClaimKind
+from nodeplug.hosting.call import Call
 from nodeplug.hosting.claimants import Verdict, settle
 from nodeplug.hosting.discovery import GROUP, PluginRefused
 from nodeplug.hosting.dispatch import Hooks, callers, hooks_of
+from nodeplug.hosting.slot import FIRST_RETRY, Instance, Loaded, Route, Slot
 
 _REQUIRED: Final[Mapping[ClaimKind, tuple[str, ...]]] = {
     "cni": ("cni_add", "cni_del"),
@@ -27,51 +32,6 @@ _REQUIRED: Final[Mapping[ClaimKind, tuple[str, ...]]] = {
     "volume": (),
 }
 _VOLUME_ENTRY: Final = ("volume_stage", "volume_publish")
-
-
-@dataclass(frozen=True, slots=True)
-class PluginRoute:
-    """The way to a plugin itself, for its life-cycle hooks.
-
-    Attributes:
-        plugin: the section name.
-        hooks: the hooks that the plugin implements.
-        callers: by hook name; calls the plugin and all wrappers. Kept up to date when plugins come and go.
-    """
-
-    plugin: str
-    hooks: frozenset[str]
-    callers: Mapping[str, Callable[..., Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class Route(PluginRoute):
-    """The way to one claim of a plugin."""
-
-    claim: Claim
-
-
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """One plugin that is loaded: its section, its origin and what it answers to."""
-
-    name: str
-    distribution: str
-    plugin: object
-    claims: tuple[Claim, ...]
-    hooks: frozenset[str]
-    wrappers: frozenset[str]
-    callers: dict[str, Callable[..., Any]]
-
-    @property
-    def who(self) -> str:
-        """The plugin by section and distribution, for messages."""
-        return f"plugin {self.name!r} of {self.distribution}"
-
-    @property
-    def route(self) -> PluginRoute:
-        """The way to the plugin itself."""
-        return PluginRoute(self.name, self.hooks, self.callers)
 
 
 _NAMES: Final[Mapping[ClaimKind, Callable[[str], str]]] = {
@@ -98,55 +58,86 @@ def check_claim(claim: Claim) -> None:
 
 @dataclass(slots=True)
 class Registry:
-    """The loaded plugins. Used from the event loop alone.
+    """The slots of all sections, and which claims lead to them. Used from the event loop alone.
 
     Attributes:
-        plugins: by section name.
-        disabled: why a loaded plugin serves nothing at present, by section name.
-        loading: sections that load for the first time: what they will claim is not known yet.
-        ending: the daemon ends, and nothing new begins.
+        slots: by section name, of the sections that there are.
         order: of the sections in the configuration.
     """
 
-    plugins: dict[str, Loaded] = field(default_factory=dict)
-    disabled: dict[str, str] = field(default_factory=dict)
-    loading: set[str] = field(default_factory=set)
-    ending: bool = False
+    slots: dict[str, Slot] = field(default_factory=dict)
     order: tuple[str, ...] = ()
+    _known: dict[str, Slot] = field(default_factory=dict)
     _routes: dict[tuple[ClaimKind, str], Route] = field(default_factory=dict)
 
-    def load(self, name: str, plugin: object, distribution: str) -> Loaded:
-        """Examine a constructed plugin and take it in; nothing stays registered when it is refused.
+    @property
+    def plugins(self) -> dict[str, Loaded]:
+        """The plugins that are taken in, by section name."""
+        return {name: slot.loaded for name, slot in self.slots.items() if slot.loaded is not None}
+
+    @property
+    def calls(self) -> list[tuple[Call, bool]]:
+        """Every call in flight, the oldest first, and whether it is overdue; also those of sections that are gone."""
+        calls = [(one.call, one in slot.overdue) for slot in self._known.values() for one in slot.calls.values()]
+        return sorted(calls, key=lambda one: one[0].started)
+
+    def slot(self, name: str) -> Slot:
+        """Return the slot of a section: one that comes back finds the calls that its plugin has left behind."""
+        return self._known.setdefault(name, Slot(name))
+
+    def expect(self, instance: Instance) -> None:
+        """Let an instance stand for its section from now on, with nothing said about it that was not said before."""
+        slot = self.slots[instance.name] = instance.slot
+        if slot.instance is not instance:
+            slot.instance, slot.state, slot.retry_after = instance, "starting", FIRST_RETRY
+            slot.fault = slot.outdone_by = slot.rejected = ""
+
+    def load(
+        self, name: str, plugin: object, distribution: str, deadlines: Mapping[str, float] = MappingProxyType({})
+    ) -> Loaded:
+        """Examine a constructed plugin that needs no start and serve it; nothing is registered when it is refused.
 
         Raises:
             PluginRefused: see `examine` and `adopt`.
         """
-        return self.adopt(examine(name, plugin, distribution))
+        slot, loaded = self.slot(name), examine(name, plugin, distribution)
+        self.adopt(Instance(slot, PluginSection(), distribution, loaded))
+        slot.deadlines = deadlines
+        slot.enter("running")
+        return loaded
 
-    def adopt(self, candidate: Loaded) -> Loaded:
-        """Take in an examined plugin, in the place of one that has its name.
+    def adopt(self, instance: Instance) -> None:
+        """Take in a loaded instance, in the place of the one that its slot has.
 
         Raises:
             PluginRefused: one of its claims has another owner; both are named.
         """
-        verdict = settle(self.plugins, [candidate], ())
-        if candidate.name in verdict.refused:
-            raise PluginRefused(verdict.refused[candidate.name])
-        self.exchange((), [candidate])
-        return candidate
+        verdict = self.admissible([instance])
+        if instance.name in verdict.refused:
+            raise PluginRefused(verdict.refused[instance.name])
+        self.exchange((), [instance])
 
-    def admissible(self, candidates: Iterable[Loaded], leaving: Collection[str] = ()) -> Verdict[Loaded]:
+    def admissible(self, candidates: Iterable[Instance], leaving: Collection[str] = ()) -> Verdict[Loaded]:
         """Tell which candidates can be taken in together, once the plugins `leaving` are gone; see `claimants`."""
         present = {name: loaded for name, loaded in self.plugins.items() if name not in leaving}
-        return settle(present, candidates, self.order)
+        return settle(present, [one.loaded for one in candidates if one.loaded is not None], self.order)
 
-    def exchange(self, leaving: Iterable[str], entering: Iterable[Loaded]) -> None:
+    def exchange(self, leaving: Iterable[str], entering: Iterable[Instance]) -> None:
         """Let plugins go and others take their places, in one step: each claim leads to its new owner from now on."""
         for name in leaving:
-            self.plugins.pop(name, None)
-        for candidate in entering:
-            self.plugins[candidate.name] = candidate
+            if (gone := self.slots.pop(name, None)) is not None:
+                gone.loaded = None
+                gone.enter("refused")  # who waits there goes on to another owner, or to none
+        for instance in entering:
+            self.expect(instance)
+            instance.slot.loaded = instance.loaded
         self._rebuild()
+
+    def end(self) -> None:
+        """Forget every section and refuse calls for good; claims still lead to their slots, which say why."""
+        for slot in self.slots.values():
+            slot.enter("ended")
+        self.slots.clear()
 
     def unload(self, name: str) -> None:
         """Forget a plugin; succeed when it is not loaded."""
@@ -162,8 +153,8 @@ class Registry:
         """
         route = self._routes.get((kind, name))
         if route is None:
-            if self.loading:
-                late = ", ".join(sorted(self.loading))
+            late = ", ".join(sorted(slot.name for slot in self.slots.values() if slot.loading))
+            if late:
                 raise TryAgain(
                     f"nobody serves {kind} {name!r} yet, and plugins still load: {late}; ask again in a moment"
                 )
@@ -172,22 +163,11 @@ class Registry:
                 f"no enabled plugin serves {kind} {name!r}; served: {known}; enable one in the configuration, "
                 "and see `nodeplug plugins` for one that was refused"
             )
-        if self.ending:
-            raise Ending("the daemon is ending; ask again in a moment")
-        if route.plugin in self.disabled:
-            raise TryAgain(f"plugin {route.plugin!r} is not running: {self.disabled[route.plugin]}")
+        route.slot.check()
         return route
 
-    def renewed(self, route: PluginRoute) -> PluginRoute:
-        """Return the way as it is now: the claim may have got another owner, or its owner another instance.
-
-        Raises:
-            NotFound, TryAgain: see `route`. The way to a plugin itself leads to one instance and stays as it is.
-        """
-        return self.route(route.claim.kind, route.claim.name) if isinstance(route, Route) else route
-
     def routes(self, kind: ClaimKind) -> Sequence[Route]:
-        """Return all routes of one kind."""
+        """Return all routes of one kind, whether their owners run or not."""
         return [route for (of, _), route in self._routes.items() if of == kind]
 
     def _rebuild(self) -> None:
@@ -200,8 +180,10 @@ class Registry:
         for loaded in ordered:
             others = [(other.plugin, other.wrappers) for other in ordered if other is not loaded]
             loaded.callers.update(callers(loaded.plugin, loaded.hooks, others))
+            slot = self.slots[loaded.name]
             for claim in loaded.claims:
-                routes[claim.kind, claim.name] = Route(loaded.name, loaded.hooks, loaded.callers, claim)
+                now = partial(self.route, claim.kind, claim.name)
+                routes[claim.kind, claim.name] = Route(slot, loaded.hooks, loaded.callers, claim, now)
         self._routes = routes
 
 

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from nodeplug.config import Configuration, Reading
-from nodeplug.hosting.lifecycle import Lifecycle
-from nodeplug.hosting.loading import Difference
+from nodeplug.hosting.lifecycle import Difference, Lifecycle
 from nodeplug.process import notify
 from nodeplug.process.aside import aside
 
@@ -111,8 +110,7 @@ class Reloader:
             LOG.warning("[supervisor] changed: that takes effect when the daemon is restarted")
         kept = wanted.model_copy(update={"supervisor": self.reading.configuration.supervisor})
         self.reading = new.in_force(kept)
-        self.lifecycle.tell = new.places.tell
-        changes = await self.lifecycle.apply(wanted.plugins)
+        changes = await self.lifecycle.apply(wanted.plugins, new.places.tell)
         await self.install()
         refused = [name for name in self.lifecycle.refused if name in wanted.plugins]
         outcome = _outcome(changes, refused)

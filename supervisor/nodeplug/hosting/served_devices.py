@@ -1,13 +1,12 @@
 """What the life cycle of plugins tells to whatever serves their devices.
 
-Owns: the four moments of it, and a listener that serves nothing.
-Refuses: how devices are served (see `nodeplug.device.resources`).
+Owns: the four moments of it.
+Refuses: how devices are served (see `nodeplug.device.resources`). What is here serves none: it is for a life cycle
+without a kubelet.
 """
 
-from typing import Protocol
 
-
-class ServedDevices(Protocol):
+class ServedDevices:
     """What serves the resources of plugins, and must know how these are."""
 
     def serve(self, plugin: str) -> None:
@@ -21,19 +20,3 @@ class ServedDevices(Protocol):
 
     async def end(self, plugin: str) -> None:
         """End what is served and no other plugin claims; awaited before the plugin is stopped."""
-
-
-class NoDevices:
-    """Serves nothing: for a life cycle without a kubelet."""
-
-    def serve(self, plugin: str) -> None:
-        """Do nothing."""
-
-    def hold(self, plugin: str) -> None:
-        """Do nothing."""
-
-    def withdraw(self, plugin: str, reason: str) -> None:
-        """Do nothing."""
-
-    async def end(self, plugin: str) -> None:
-        """Do nothing."""

@@ -22,7 +22,6 @@ from nodeplug.contract.journal import Journal, file_name, read_boot_id
 from nodeplug.contract.mounts import mounts
 from nodeplug.flex.codec import capabilities_file
 from nodeplug.hosting.lifecycle import Lifecycle
-from nodeplug.hosting.plugin_state import PluginState
 from nodeplug.hosting.registry import Registry
 from nodeplug.hosting.runner import Runner
 from nodeplug.install.conflists import Wanted, choose, not_first
@@ -99,12 +98,11 @@ class Inspected:
     """A configuration whose plugins are constructed and not started."""
 
     registry: Registry
-    states: Mapping[str, PluginState]
 
     @property
     def refused(self) -> dict[str, str]:
         """Why plugins cannot be loaded, by section name."""
-        return {name: state.reason for name, state in self.states.items() if state.loaded is None}
+        return {name: slot.reason for name, slot in self.registry.slots.items() if slot.loaded is None}
 
 
 def inspect(configuration: Configuration, tell: Callable[[Location, str], str] = told) -> Inspected:
@@ -132,7 +130,7 @@ def inspect(configuration: Configuration, tell: Callable[[Location, str], str] =
     lifecycle = Lifecycle(Registry(), Runner(), make_host, tell=tell)
     enabled = {name: section for name, section in configuration.plugins.items() if section.enabled}
     asyncio.run(lifecycle.load_all(enabled))  # in threads with deadlines: a constructor may block
-    return Inspected(lifecycle.registry, lifecycle.states)
+    return Inspected(lifecycle.registry)
 
 
 def _not_here(*_: Any, **__: Any) -> Never:

@@ -18,7 +18,6 @@ from typing import Any, Final
 from nodeplug.config import Paths, Supervisor
 from nodeplug.contract.errors import PluginError
 from nodeplug.contract.values import Claim
-from nodeplug.hosting.plugin_state import PluginState
 from nodeplug.hosting.registry import Registry
 from nodeplug.install.deployment import deploy, entrypoints_present, folders, installed, record_path
 from nodeplug.install.needs import unmet
@@ -40,14 +39,12 @@ class Keeper:
 
     Attributes:
         registry: whose claims they are.
-        states: of the configured plugins.
         supervisor: the daemon's settings, which never change.
         drop_ins: the folder of more plugins, which never changes either; None when there is none.
         reason: why they are of the kind that they are.
     """
 
     registry: Registry
-    states: Mapping[str, PluginState]
     supervisor: Supervisor
     drop_ins: Path | None = None
     reason: str = ""
@@ -69,11 +66,11 @@ class Keeper:
         """Install the entrypoints of all claims, if the configuration says so."""
         if not self.supervisor.install:
             return
-        states = self.states.values()
+        slots = self.registry.slots.values()
         # Without any plugin nothing is removed: the configuration is more likely wrong than meant so.
-        if not states:
+        if not slots:
             LOG.warning("no plugin is enabled: entrypoints stay; `nodeplug install --remove-all` removes them")
-        known = bool(states) and all(state.loaded is not None for state in states)
+        known = bool(slots) and all(slot.loaded is not None for slot in slots)
         async with self._turn:
             await self._deploy(prune=known)
 
@@ -86,7 +83,7 @@ class Keeper:
 
     async def _look(self) -> None:
         claims, drivers = self._claims()
-        if not self.states:  # whatever is installed, nobody serves it
+        if not self.registry.slots:  # whatever is installed, nobody serves it
             self._say(await self._looks.run(self._unserved))
             return
         async with self._turn:

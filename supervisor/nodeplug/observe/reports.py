@@ -16,9 +16,8 @@ from typing import Any, Final
 from nodeplug.contract.errors import NotFound, NotReady, NotSupported, PluginError
 from nodeplug.contract.values import Metric
 from nodeplug.hosting.call import Call
-from nodeplug.hosting.plugin_state import PluginState
-from nodeplug.hosting.registry import Loaded
 from nodeplug.hosting.runner import Hook, Runner
+from nodeplug.hosting.slot import Instance, Slot
 from nodeplug.observe.plugin_metrics import plain
 from nodeplug.process.aside import aside
 
@@ -36,12 +35,12 @@ class Reports:
     """Asks plugins. Used from the event loop alone.
 
     Attributes:
-        states: the plugins as they are, by section name.
+        slots: the plugins as they are, by section name.
         runner: calls their hooks.
         export: takes the metrics of all plugins and returns what it had to leave out.
     """
 
-    states: Mapping[str, PluginState]
+    slots: Mapping[str, Slot]
     runner: Runner
     export: Callable[[Mapping[str, Sequence[Metric]]], Sequence[str]]
     _faults: frozenset[str] = field(default_factory=frozenset)
@@ -60,27 +59,27 @@ class Reports:
             NotSupported: one of them has nothing to tell.
             PluginError: what one of them raised, or that its answer is no JSON, or too large.
         """
-        states = [state for name, state in self.states.items() if wanted in {name, state.uses}]
-        if not states:
-            known = ", ".join(sorted(self.states)) or "none"
+        slots = [slot for name, slot in self.slots.items() if wanted in {name, slot.instance.uses}]
+        if not slots:
+            known = ", ".join(sorted(self.slots)) or "none"
             raise NotFound(f"no plugin {wanted!r} is enabled; there is a [plugins.…] section for: {known}")
         # Side by side: who asks waits for the slowest one, not for all of them in turn.
-        answers = await asyncio.gather(*(self._inspect(state) for state in states))
-        return {state.name: answer for state, answer in zip(states, answers, strict=True)}
+        answers = await asyncio.gather(*(self._inspect(slot) for slot in slots))
+        return {slot.name: answer for slot, answer in zip(slots, answers, strict=True)}
 
-    async def _inspect(self, state: PluginState) -> Any:
-        loaded = _running(state)
-        if "inspect" not in loaded.hooks:
-            raise NotSupported(f"plugin {state.name!r} has nothing to inspect; `nodeplug status` tells how it is")
-        call = Call("inspect", f"plugin:{state.name}", key=f"inspection of {state.name}")
-        return await self.runner.call(loaded.route, "inspect", call, {}, around=lambda hook: _in_json(state.name, hook))
+    async def _inspect(self, slot: Slot) -> Any:
+        instance = _running(slot)
+        if "inspect" not in instance.hooks:
+            raise NotSupported(f"plugin {slot.name!r} has nothing to inspect; `nodeplug status` tells how it is")
+        call = Call("inspect", f"plugin:{slot.name}", key=f"inspection of {slot.name}")
+        return await self.runner.call(instance, "inspect", call, {}, around=lambda hook: _in_json(slot.name, hook))
 
     async def measure(self) -> None:
         """Ask every running plugin that has metrics; one that fails keeps none, and says so once.
 
         One that hangs holds up no other: its last metrics stay until its deadline.
         """
-        asked = {name: state for name, state in self.states.items() if _measures(state)}
+        asked = {name: slot for name, slot in self.slots.items() if _measures(slot)}
         for name in asked.keys() - self._asking.keys():
             self._asking[name] = asyncio.create_task(self._measure(asked[name]), name=f"metrics of {name}")
         if self._asking:
@@ -96,12 +95,12 @@ class Reports:
             LOG.warning("not exported: %s", text)
         self._faults = faults
 
-    async def _measure(self, state: PluginState) -> _Measured:
-        call = Call("metrics", f"plugin:{state.name}", key=f"metrics of {state.name}")
+    async def _measure(self, slot: Slot) -> _Measured:
+        call = Call("metrics", f"plugin:{slot.name}", key=f"metrics of {slot.name}")
         try:
-            return await self.runner.call(_running(state).route, "metrics", call, {}, around=_in_plain_values), ""
+            return await self.runner.call(_running(slot), "metrics", call, {}, around=_in_plain_values), ""
         except PluginError as error:
-            return (), f"plugin {state.name}: {error.message}"
+            return (), f"plugin {slot.name}: {error.message}"
 
 
 def _in_plain_values(hook: Hook) -> Hook:
@@ -139,11 +138,11 @@ def _written(plugin: str, answer: Mapping[str, Any]) -> str:
     return "".join(pieces)
 
 
-def _measures(state: PluginState) -> bool:
-    return state.state == "running" and state.loaded is not None and "metrics" in state.loaded.hooks
+def _measures(slot: Slot) -> bool:
+    return slot.state == "running" and "metrics" in slot.instance.hooks
 
 
-def _running(state: PluginState) -> Loaded:
-    if state.state != "running" or state.loaded is None:
-        raise NotReady(f"plugin {state.name!r} is {state.state}: {state.reason or 'ask again in a moment'}")
-    return state.loaded
+def _running(slot: Slot) -> Instance:
+    if slot.state != "running":
+        raise NotReady(f"plugin {slot.name!r} is {slot.state}: {slot.reason or 'ask again in a moment'}")
+    return slot.instance

@@ -13,21 +13,21 @@ from nodeplug.contract.values import DeviceId, ResourceName
 from nodeplug.device.holders import Holder
 from nodeplug.device.resource import ResourceStatus
 from nodeplug.flex.ledger import Staged, Target
-from nodeplug.hosting.plugin_state import PluginState
-from nodeplug.hosting.runner import Runner
+from nodeplug.hosting.call import Call
+from nodeplug.hosting.slot import Slot
 
 _NAME_LIMIT: Final = 256
 
 
-def unready(states: Iterable[PluginState], resources: Iterable[ResourceStatus]) -> dict[str, str]:
+def unready(slots: Iterable[Slot], resources: Iterable[ResourceStatus]) -> dict[str, str]:
     """Return why plugins do not serve, by section name: one that is not running or not well, or lists no devices.
 
     A kubelet that is away is no reason: it comes back, and nobody on the node could do anything about it here.
     """
     reasons = {
-        state.name: clip(state.reason) or f"it is {state.state}"
-        for state in states
-        if state.state != "running" or state.reason
+        slot.name: clip(slot.reason) or f"it is {slot.state}"
+        for slot in slots
+        if slot.state != "running" or slot.reason
     }
     for resource in resources:
         if resource.error and not resource.listed:
@@ -35,20 +35,20 @@ def unready(states: Iterable[PluginState], resources: Iterable[ResourceStatus]) 
     return reasons
 
 
-def plugins(states: Iterable[PluginState], runner: Runner, reasons: Mapping[str, str]) -> list[dict[str, Any]]:
+def plugins(slots: Iterable[Slot], reasons: Mapping[str, str]) -> list[dict[str, Any]]:
     """Describe every configured plugin: what it answers to, and how it is or why it is not (see `unready`)."""
     return [
         {
-            "name": state.name,
-            "uses": state.uses,
-            "distribution": state.distribution,
-            "state": state.state,
-            "reason": clip(state.reason) or (reasons.get(state.name, "") if state.state == "running" else ""),
-            "claims": [str(claim) for claim in state.loaded.claims] if state.loaded else [],
-            "hooks": sorted(state.loaded.hooks) if state.loaded else [],
-            "quarantined": runner.quarantined(state.name),
+            "name": slot.name,
+            "uses": slot.instance.uses,
+            "distribution": slot.instance.distribution,
+            "state": slot.state,
+            "reason": clip(slot.reason) or (reasons.get(slot.name, "") if slot.state == "running" else ""),
+            "claims": [str(claim) for claim in slot.loaded.claims] if slot.loaded else [],
+            "hooks": sorted(slot.loaded.hooks) if slot.loaded else [],
+            "quarantined": slot.quarantined,
         }
-        for state in states
+        for slot in slots
     ]
 
 
@@ -141,8 +141,8 @@ def volumes(staged: Iterable[Staged], targets: Iterable[Target]) -> list[dict[st
     ]
 
 
-def calls(runner: Runner) -> list[dict[str, Any]]:
-    """Describe every call in flight."""
+def calls(in_flight: Iterable[tuple[Call, bool]]) -> list[dict[str, Any]]:
+    """Describe every call in flight; some are overdue."""
     return [
         {
             "id": call.id,
@@ -151,7 +151,7 @@ def calls(runner: Runner) -> list[dict[str, Any]]:
             "key": clip(call.key, _NAME_LIMIT),
             "about": clip(call.about or call.key, _NAME_LIMIT),
             "age_seconds": round(call.age, 3),
-            "overdue": call.id in runner.overdue,
+            "overdue": overdue,
         }
-        for call in runner.in_flight.values()
+        for call, overdue in in_flight
     ]

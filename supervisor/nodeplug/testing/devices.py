@@ -17,6 +17,7 @@ from nodeplug.device.registration import DevicePaths, Mode
 from nodeplug.device.resource import ResourceTask
 from nodeplug.hosting.registry import Registry
 from nodeplug.hosting.runner import Runner
+from nodeplug.hosting.slot import Slot
 from nodeplug.testing.kubelet import Kubelet
 
 _POLL = 0.05
@@ -28,11 +29,13 @@ class DeviceHost:
 
     Attributes:
         tasks: by resource; `status()` and `refresh()` are of interest.
-        runner: holds calls in flight and overdue ones.
+        slot: of the plugin; holds calls in flight and overdue ones.
+        runner: calls its hooks.
         podresources: the poller that tells releases.
     """
 
     tasks: Mapping[str, ResourceTask]
+    slot: Slot
     runner: Runner
     podresources: PodResources
 
@@ -83,8 +86,8 @@ def _compose(
     unsynced_grace: float,
 ) -> DeviceHost:
     registry = Registry()
-    loaded = registry.load("plugin", plugin, "the test")
-    runner = Runner({loaded.name: deadlines})
+    registry.load("plugin", plugin, "the test", deadlines)
+    runner = Runner()
     paths = DevicePaths(kubelet.device_plugins, kubelet.plugins_registry)
     tasks = {
         route.claim.name: ResourceTask(
@@ -101,4 +104,4 @@ def _compose(
         unsynced_grace=unsynced_grace,
         checkpoint=kubelet.device_plugins / CHECKPOINT,
     )
-    return DeviceHost(tasks, runner, podresources)
+    return DeviceHost(tasks, registry.slots["plugin"], runner, podresources)

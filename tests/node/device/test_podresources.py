@@ -10,8 +10,9 @@ import pytest
 
 from nodeplug import DeviceReleased, PluginError, ResourceName
 from nodeplug.device.podresources import PodResources
-from nodeplug.hosting.registry import Registry, Route
+from nodeplug.hosting.registry import Registry
 from nodeplug.hosting.runner import Runner
+from nodeplug.hosting.slot import Route
 from nodeplug.testing import Kubelet, serve_devices
 
 if TYPE_CHECKING:

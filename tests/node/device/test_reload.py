@@ -144,9 +144,9 @@ async def serving(root: Path) -> AsyncIterator[Node]:
         log = logging.LoggerAdapter(logging.getLogger(name))
         return Host(name, "node", "boot", log, Journal(root / "j"), root, root, lambda _: None, lambda *_, **__: None)
 
-    async with Kubelet(root) as kubelet, asyncio.TaskGroup() as group:
+    async with Kubelet(root) as kubelet:
         paths = DevicePaths(kubelet.device_plugins, kubelet.plugins_registry)
-        resources = Resources(runner, paths, group, lambda: registry.routes("device"), "register", 5.0)
+        resources = Resources(runner, paths, lambda: registry.routes("device"), "register", 5.0)
         lifecycle = Lifecycle(registry, runner, make_host, resources)
         yield Node(kubelet, lifecycle, resources)
         await lifecycle.stop_all()
@@ -381,7 +381,7 @@ def test_devices_are_unhealthy_when_neither_configuration_starts_and_heal_with_t
             with pytest.raises(AdmissionError, match="no healthy devices present"):
                 await node.mark("early")
             Things.life.clear()
-            node.lifecycle.states["a"].retry_at = 0
+            node.lifecycle.registry.slots["a"].retry_at = 0
             await node.lifecycle.retry_failed()
             await node.kubelet.until_allocatable(THING, 4)
             assert await node.mark("late") == "second"

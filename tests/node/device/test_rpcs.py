@@ -181,11 +181,11 @@ def test_hung_allocate_is_answered_at_its_deadline_while_other_calls_work(full: 
                 full.mark("d3", healthy=False)
                 await kubelet.until_allocatable(RESOURCE, 3)
                 assert (await hung)[0] == grpc.StatusCode.DEADLINE_EXCEEDED
-                assert len(host.runner.overdue) == 1
+                assert len(host.slot.overdue) == 1
                 release, full.hang = full.hang, None
                 await plugin.Allocate(allocation("d0"))  # the same device, while the first call still hangs
                 release.set()
-                await kubelet.until(lambda: not host.runner.overdue)
+                await kubelet.until(lambda: not host.slot.overdue)
 
     run(story())
 

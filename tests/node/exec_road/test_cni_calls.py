@@ -215,7 +215,7 @@ def test_a_name_that_nobody_serves_is_an_error_that_says_so(road: ExecRoad, env:
 
 def test_a_plugin_that_is_not_running_is_code_11_and_50_for_status(road: ExecRoad, env: Env) -> None:
     serve(road, Plugin())
-    road.registry.disabled["tested"] = "its start failed"
+    road.registry.slots["tested"].enter("failed", "no licence")
     assert road.call("test", env("ADD"), CONFIG).document["code"] == 11
     assert road.call("test", env("STATUS"), {**CONFIG, "cniVersion": "1.1.0"}).document["code"] == 50
 
@@ -245,8 +245,8 @@ def test_a_status_that_hangs_does_not_quarantine_the_plugin(road: ExecRoad, env:
         def cni_status(self) -> None:
             release.wait(30)
 
-    road.runner.deadlines = {"tested": {"cni_status": 0.1}}
     serve(road, Hung())
+    road.registry.slots["tested"].deadlines = {"cni_status": 0.1}
     try:
         for _ in range(6):
             assert road.call("test", env("STATUS"), {**CONFIG, "cniVersion": "1.1.0"}).document["code"] == 50

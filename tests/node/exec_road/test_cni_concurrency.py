@@ -54,8 +54,8 @@ def test_a_plugin_that_sleeps_past_its_deadline_is_answered_without_it(road: Exe
         release.wait(30)
         return RESULT
 
-    road.runner.deadlines = {"tested": {"cni_add": 0.2}}
     serve(road, Plugin(sleep))
+    road.registry.slots["tested"].deadlines = {"cni_add": 0.2}
     done = road.call("test", env("ADD"), CONFIG)
     release.set()
     assert (done.status, done.document["code"]) == (1, 11)

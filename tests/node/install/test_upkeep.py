@@ -39,7 +39,7 @@ class Node:
         self.paths = self.scratch.paths
         inspected = inspect(self.scratch.configuration)
         self.registry = inspected.registry
-        self.keeper = Keeper(self.registry, inspected.states, self.scratch.configuration.supervisor)
+        self.keeper = Keeper(self.registry, self.scratch.configuration.supervisor)
 
     @property
     def bridge(self) -> Path:

@@ -114,12 +114,12 @@ class Node:
     def __post_init__(self) -> None:
         self.registry = Registry()
         for name, plugin in self.plugins.items():
-            self.registry.load(name, plugin, "tests")
+            self.registry.load(name, plugin, "tests", self.deadlines.get(name, {}))
         self.journal = Journal(self.area / "journal")
         self.staging_folder = self.area / "staging"
 
     def service(self) -> FlexService:
-        runner = Runner(self.deadlines)
+        runner = Runner()
         return FlexService(self.registry, runner, Staging.at(runner, self.journal, self.staging_folder))
 
     def path(self, driver: str) -> str:

@@ -12,7 +12,7 @@ OPTIONS = {"name": "data", "kubernetes.io/readwrite": "rw"}
 
 
 def put_to_rest(node: Any) -> None:
-    node.registry.disabled["disk"] = "its start failed: no licence"
+    node.registry.slots["disk"].enter("failed", "no licence")
 
 
 def test_unmount_of_a_default_bind_ends_the_pod(node: Any, stager: Any) -> None:
@@ -41,7 +41,7 @@ def test_what_stayed_staged_goes_when_the_plugin_is_back(node: Any, stager: Any)
         await node.handle(service, DRIVER, "mount", str(one), json.dumps(OPTIONS))
         put_to_rest(node)
         await node.handle(service, DRIVER, "unmount", str(one))
-        node.registry.disabled.clear()
+        node.registry.slots["disk"].enter("running")
         await node.handle(service, DRIVER, "mount", str(other), json.dumps(OPTIONS | {"name": "other"}))
 
     asyncio.run(story())
@@ -56,7 +56,7 @@ def test_what_stayed_staged_and_is_used_again_stays(node: Any, stager: Any) -> N
         await node.handle(service, DRIVER, "mount", str(target), json.dumps(OPTIONS))
         put_to_rest(node)
         await node.handle(service, DRIVER, "unmount", str(target))
-        node.registry.disabled.clear()
+        node.registry.slots["disk"].enter("running")
         await node.handle(service, DRIVER, "mount", str(target), json.dumps(OPTIONS))
 
     asyncio.run(story())
@@ -69,7 +69,7 @@ def test_what_stayed_staged_goes_at_the_next_start(node: Any, stager: Any) -> No
     node.mount(DRIVER, target, OPTIONS)
     put_to_rest(node)
     node.unmount(DRIVER, target)
-    node.registry.disabled.clear()
+    node.registry.slots["disk"].enter("running")
     node.recover()
     assert stager.calls == ["stage", "unstage"]
     assert (node.mounted, node.records) == ([], [])

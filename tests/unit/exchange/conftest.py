@@ -16,8 +16,9 @@ from nodeplug.cni.delegate import Delegation
 from nodeplug.config import PluginSection
 from nodeplug.hosting.call import Call
 from nodeplug.hosting.lifecycle import Lifecycle
-from nodeplug.hosting.registry import Registry, Route
+from nodeplug.hosting.registry import Registry
 from nodeplug.hosting.runner import Runner
+from nodeplug.hosting.slot import Route
 
 
 class Net:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nodeplug.hosting import lifecycle
+from nodeplug.hosting import exchange
 
 if TYPE_CHECKING:
     from tests.unit.exchange.conftest import Nets
@@ -29,8 +29,8 @@ def test_a_configuration_that_cannot_be_loaded_leaves_the_old_instance_alone(
         kept = net.lifecycle.registry.plugins["a"].plugin
         await net.lifecycle.apply({"a": net.section(mark="second", **fault)})
         assert net.lifecycle.registry.plugins["a"].plugin is kept
-        assert net.lifecycle.states["a"].state == "running"
-        assert "cannot be loaded, the former one serves" in net.lifecycle.states["a"].reason
+        assert net.lifecycle.registry.slots["a"].state == "running"
+        assert "cannot be loaded, the former one serves" in net.lifecycle.registry.slots["a"].reason
         assert net.lifecycle.refused == ["a"]
 
     net.run(scenario)
@@ -42,7 +42,7 @@ def test_going_back_to_the_old_configuration_forgets_the_refusal(net: "Nets") ->
         await net.lifecycle.apply({"a": net.section()})
         await net.lifecycle.apply({"a": net.section(broken=True)})
         await net.lifecycle.apply({"a": net.section()})
-        assert net.lifecycle.states["a"].reason == ""
+        assert net.lifecycle.registry.slots["a"].reason == ""
 
     net.run(scenario)
     assert net.life.count("start first") == 1
@@ -54,8 +54,8 @@ def test_a_configuration_that_does_not_start_is_followed_by_a_new_instance_with_
     async def scenario() -> None:
         await net.lifecycle.apply({"a": net.section()})
         await net.lifecycle.apply({"a": net.section(mark="second", failing=True)})
-        assert net.lifecycle.states["a"].state == "running"
-        assert "does not start, the former one serves" in net.lifecycle.states["a"].reason
+        assert net.lifecycle.registry.slots["a"].state == "running"
+        assert "does not start, the former one serves" in net.lifecycle.registry.slots["a"].reason
         await net.add()
 
     net.run(scenario)
@@ -99,7 +99,7 @@ def test_two_plugins_can_swap_their_claims(net: "Nets") -> None:
         await net.lifecycle.apply({"a": net.section(claims=("x",)), "b": net.section(claims=("y",), mark="b")})
         await net.lifecycle.apply({"a": net.section(claims=("y",)), "b": net.section(claims=("x",), mark="b")})
         assert net.lifecycle.registry.route("cni", "x").plugin == "b"
-        assert {state.reason for state in net.lifecycle.states.values()} == {""}
+        assert {state.reason for state in net.lifecycle.registry.slots.values()} == {""}
 
     net.run(scenario)
 
@@ -108,7 +108,7 @@ def test_a_claim_that_its_owner_keeps_is_refused_to_another(net: "Nets") -> None
     async def scenario() -> None:
         await net.lifecycle.apply({"a": net.section()})
         await net.lifecycle.apply({"a": net.section(broken=True), "b": net.section(mark="b")})  # a was to give it away
-        assert net.lifecycle.states["b"].state == "refused"
+        assert net.lifecycle.registry.slots["b"].state == "refused"
         await net.add()
 
     net.run(scenario)
@@ -116,7 +116,7 @@ def test_a_claim_that_its_owner_keeps_is_refused_to_another(net: "Nets") -> None
 
 
 def test_a_slow_constructor_lets_the_old_instance_serve_meanwhile(net: "Nets", monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lifecycle, "LOAD_PATIENCE", 0.02)
+    monkeypatch.setattr(exchange, "LOAD_PATIENCE", 0.02)
 
     async def scenario() -> None:
         await net.lifecycle.apply({"a": net.section()})
@@ -140,7 +140,7 @@ def test_a_constructor_that_hangs_keeps_the_old_instance(net: "Nets") -> None:
         hanging = net.section(mark="second").model_copy(update={"deadline": {"claims": 0.05}})
         await net.lifecycle.apply({"a": hanging})
         await net.add()
-        assert "load of plugin 'a' did not end within" in net.lifecycle.states["a"].reason
+        assert "load of plugin 'a' did not end within" in net.lifecycle.registry.slots["a"].reason
 
     net.run(scenario)
     assert net.life[-1] == "added first"
@@ -156,12 +156,12 @@ def test_one_that_loads_last_and_stands_first_gets_its_claim_and_the_refused_the
         }
         applied = asyncio.create_task(net.lifecycle.apply(sections))
         await net.said("start quick")
-        while net.lifecycle.states["b"].state != "running":
+        while net.lifecycle.registry.slots["b"].state != "running":
             await asyncio.sleep(0.001)
-        assert net.lifecycle.states["c"].state == "refused"
+        assert net.lifecycle.registry.slots["c"].state == "refused"
         gate.set()
         await applied
-        states = {name: state.state for name, state in net.lifecycle.states.items()}
+        states = {name: state.state for name, state in net.lifecycle.registry.slots.items()}
         assert states == {"a": "running", "b": "refused", "c": "running"}
         assert net.lifecycle.registry.route("cni", "net").plugin == "a"
         assert net.lifecycle.registry.route("cni", "other").plugin == "c"

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nodeplug.hosting import lifecycle
+from nodeplug.hosting import exchange
 
 if TYPE_CHECKING:
     from tests.unit.exchange.conftest import Nets
@@ -16,7 +16,7 @@ def plugin(net: "Nets", name: str) -> Any:
 
 
 async def retry(net: "Nets", name: str) -> None:
-    net.lifecycle.states[name].retry_at = 0
+    net.lifecycle.registry.slots[name].retry_at = 0
     await net.lifecycle.retry_failed()
 
 
@@ -79,7 +79,7 @@ def test_the_end_of_the_daemon_starts_nothing_and_waits_for_what_is_being_stoppe
 def test_going_back_fails_while_another_plugin_takes_the_new_claim(
     net: "Nets", monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lifecycle, "LOAD_PATIENCE", 0.05)
+    monkeypatch.setattr(exchange, "LOAD_PATIENCE", 0.05)
 
     async def scenario() -> None:
         await net.lifecycle.apply({"a": net.section(claims=("x",))})
@@ -96,7 +96,10 @@ def test_going_back_fails_while_another_plugin_takes_the_new_claim(
         await net.said("start late")
         starting.set()
         await reload
-        assert {name: state.state for name, state in net.lifecycle.states.items()} == {"a": "failed", "late": "running"}
+        assert {name: state.state for name, state in net.lifecycle.registry.slots.items()} == {
+            "a": "failed",
+            "late": "running",
+        }
 
     net.run(scenario)
 
@@ -109,7 +112,7 @@ def test_a_stop_that_hangs_keeps_no_later_instance_from_serving(net: "Nets") -> 
         stopping = net.gate("stop first")
         for mark in ("second", "third"):
             await net.lifecycle.apply({"a": net.section(mark=mark).model_copy(update=impatient)})
-            assert net.lifecycle.states["a"].reason == ""
+            assert net.lifecycle.registry.slots["a"].reason == ""
         await net.add()
         stopping.set()
 
@@ -124,7 +127,7 @@ def test_a_start_that_hangs_keeps_the_former_configuration_from_nothing(net: "Ne
         await net.lifecycle.apply({"a": net.section()})
         starting = net.gate("start second")
         await net.lifecycle.apply({"a": net.section(mark="second").model_copy(update=impatient)})
-        assert "start of plugin 'a' did not end within" in net.lifecycle.states["a"].reason
+        assert "start of plugin 'a' did not end within" in net.lifecycle.registry.slots["a"].reason
         await net.add()
         starting.set()
 

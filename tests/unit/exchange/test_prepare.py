@@ -47,8 +47,8 @@ def test_an_instance_that_cannot_get_ready_is_stopped_and_the_former_one_left_al
     async def scenario() -> None:
         await net.lifecycle.apply({"a": net.section("Slow")})
         await net.lifecycle.apply({"a": net.section("Slow", mark="second", unready=True)})
-        assert net.lifecycle.states["a"].state == "running"
-        assert "the former one serves: " in net.lifecycle.states["a"].reason
+        assert net.lifecycle.registry.slots["a"].state == "running"
+        assert "the former one serves: " in net.lifecycle.registry.slots["a"].reason
         await net.add()
 
     net.run(scenario)
@@ -61,7 +61,7 @@ def test_an_instance_that_got_ready_for_claims_of_others_is_stopped(net: "Nets")
         await net.lifecycle.apply({"b": other, "a": net.section("Slow")})
         await net.lifecycle.apply({"b": other, "a": net.section("Slow", mark="second", claims=("net", "other"))})
         await net.said("stop second")
-        assert net.lifecycle.states["a"].state == "running"
+        assert net.lifecycle.registry.slots["a"].state == "running"
 
     net.run(scenario)
     assert "stop first" not in net.life

@@ -34,8 +34,9 @@ from nodeplug.contract.values import (
 )
 from nodeplug.device.codec import encode_list, worst_case_size
 from nodeplug.hosting.discovery import Found, find, validate_config
-from nodeplug.hosting.registry import Loaded, Registry, examine_hooks, unmarked
+from nodeplug.hosting.registry import Registry, examine_hooks, unmarked
 from nodeplug.hosting.runner import check_answer
+from nodeplug.hosting.slot import Loaded
 
 UNKNOWN_KEY: Final = "conformance-unknown-key"
 
@@ -236,7 +237,7 @@ class Probe:
         answer = self.acts.play(name, lambda: loaded.callers[hook](**more), show)
         if self.acts.seen[name]["error"] is None:
             try:
-                check_answer(loaded.route, hook, answer)
+                check_answer(loaded.name, hook, answer)
             except PluginError as error:
                 self.document["mistyped"].append(str(error))
         return answer
