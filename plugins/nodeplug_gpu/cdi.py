@@ -20,7 +20,7 @@ from nodeplug_gpu.access import NodePaths, Part, device_nodes
 from nodeplug_gpu.cards import Uuid
 from nodeplug_gpu.config import Access, GpuConfig, Mig, sells_instances
 from nodeplug_gpu.inventory import Inventory
-from nodeplug_gpu.stock import Entry
+from nodeplug_gpu.pool import Entry
 
 VERSION: Final = "0.5.0"
 PENDING: Final = "its CDI spec is not written yet"

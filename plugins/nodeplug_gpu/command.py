@@ -51,7 +51,7 @@ def gpu(
     """
     from rich.text import Text
 
-    from nodeplug_gpu.picture import picture
+    from nodeplug_gpu.chart import picture
 
     if detailed and layout is not Format.gpushare:
         raise typer.BadParameter("--details is a layout of --format gpushare; add that, or leave --details out")

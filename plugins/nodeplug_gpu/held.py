@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from nodeplug import DeviceId, Holding, Host, NotReady
+from nodeplug_gpu.allocations import Sold
 from nodeplug_gpu.cards import Uuid
 from nodeplug_gpu.ids import card_key
-from nodeplug_gpu.known import Sold
 
 
 @dataclass(frozen=True, slots=True)

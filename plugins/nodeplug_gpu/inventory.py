@@ -13,8 +13,8 @@ from nodeplug_gpu import ledger
 from nodeplug_gpu.cards import Uuid, View
 from nodeplug_gpu.health import Condition
 from nodeplug_gpu.ids import by_card, card_key
+from nodeplug_gpu.pool import Entry, Offer, Stock
 from nodeplug_gpu.sharing import Sharing
-from nodeplug_gpu.stock import Entry, Offer, Stock
 
 GONE: Final = "it was there and is gone"
 FEWER: Final = "its card is divided into fewer units now"

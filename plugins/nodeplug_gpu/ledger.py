@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from nodeplug import DeviceId, Holding, ResourceName
 from nodeplug_gpu.cards import Uuid
 from nodeplug_gpu.config import Kind
+from nodeplug_gpu.pool import Stock
 from nodeplug_gpu.sharing import Sharing
 from nodeplug_gpu.sharing.memory import MemorySharing
-from nodeplug_gpu.stock import Stock
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -38,8 +38,8 @@ from nodeplug_gpu.inventory import Inventory
 from nodeplug_gpu.mps.cards import MpsDaemons, MpsFollower
 from nodeplug_gpu.mps.daemon import STARTING
 from nodeplug_gpu.overuse import OveruseWatch
-from nodeplug_gpu.shop import Shop
-from nodeplug_gpu.stock import Entry, share_out
+from nodeplug_gpu.pool import Entry, share_out
+from nodeplug_gpu.tracker import Shop
 
 _FIRST_LOOK: Final = 5.0
 """Seconds that start waits for the driver, so that the first list is whole and a card sold twice is refused there."""

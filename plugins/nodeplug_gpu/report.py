@@ -15,11 +15,11 @@ from nodeplug_gpu.cards import MigInstance, Uuid
 from nodeplug_gpu.config import GpuConfig, Memory, names_of
 from nodeplug_gpu.inventory import Inventory
 from nodeplug_gpu.overuse import OveruseWatch, Usage
+from nodeplug_gpu.pool import Entry, Offer, Stock
 from nodeplug_gpu.sharing import Sharing
 from nodeplug_gpu.sharing.memory import MemorySharing
 from nodeplug_gpu.sharing.mig import MigInstances
-from nodeplug_gpu.shop import Shop
-from nodeplug_gpu.stock import Entry, Offer, Stock
+from nodeplug_gpu.tracker import Shop
 
 STATES = ("healthy", "suspect", "unhealthy", "recovering")
 

@@ -14,7 +14,7 @@ from nodeplug_gpu.cards import Card, MigInstance, Uuid, View
 from nodeplug_gpu.cdi import LIBRARIES, PENDING, CdiSpecs
 from nodeplug_gpu.config import Access, GpuConfig
 from nodeplug_gpu.inventory import Inventory
-from nodeplug_gpu.stock import Offer, Stock
+from nodeplug_gpu.pool import Offer, Stock
 
 INSTANCE = MigInstance(Uuid("MIG-1"), "1g.10gb", 10 << 30, 7, 0)
 CARD = Card(Uuid("GPU-1"), 0, 3, "X", 80 << 30)

@@ -24,7 +24,7 @@ from nodeplug_gpu.cards import Uuid
 from nodeplug_gpu.config import GpuConfig
 from nodeplug_gpu.ledger import Container
 from nodeplug_gpu.overuse import OveruseWatch, Usage
-from nodeplug_gpu.shop import Shop
+from nodeplug_gpu.tracker import Shop
 
 DOCS = Path(__file__).parents[2] / "docs" / "gpu.md"
 MEMORY, REPLICAS, SLICE = "aliyun.com/gpu-mem", "nvidia.com/gpu.shared", "nvidia.com/mig-1g.10gb"

@@ -19,7 +19,7 @@ from nodeplug_gpu.containers import Containers
 from nodeplug_gpu.inventory import Inventory
 from nodeplug_gpu.ledger import Container, Use
 from nodeplug_gpu.overuse import TERM_PATIENCE, OveruseWatch
-from nodeplug_gpu.stock import Offer, Stock
+from nodeplug_gpu.pool import Offer, Stock
 
 CARD = Uuid("GPU-1")
 GIB = 1 << 30

@@ -19,8 +19,8 @@ from nodeplug_gpu.inventory import Inventory
 from nodeplug_gpu.mps.daemon import STARTING, ControlDaemon, end_process, forget
 from nodeplug_gpu.mps.folders import Folders
 from nodeplug_gpu.mps.record import Record, recorded
-from nodeplug_gpu.shop import GRACE
-from nodeplug_gpu.stock import Entry
+from nodeplug_gpu.pool import Entry
+from nodeplug_gpu.tracker import GRACE
 
 SETTLED: Final = 5.0
 """Seconds for which a card must not have been offered, so that no grant of it is under way."""

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from nodeplug import Device, DeviceAllocate, DeviceId, DevicePrefer, Grant, ResourceName
 from nodeplug_gpu.cards import Uuid
-from nodeplug_gpu.stock import Stock
+from nodeplug_gpu.pool import Stock
 
 
 class Sharing(Protocol):

@@ -12,7 +12,7 @@ from nodeplug_gpu import access
 from nodeplug_gpu.cards import Uuid
 from nodeplug_gpu.config import Exclusive, Mig
 from nodeplug_gpu.placement import together
-from nodeplug_gpu.stock import Stock
+from nodeplug_gpu.pool import Stock
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,8 +30,8 @@ from nodeplug_gpu.ids import CardKey, by_card, card_key, unit_id
 from nodeplug_gpu.mps.client import client
 from nodeplug_gpu.mps.folders import Folders
 from nodeplug_gpu.placement import on_one_card
+from nodeplug_gpu.pool import Offer, Stock
 from nodeplug_gpu.sharing.replicas import check_numbers, units_by_card
-from nodeplug_gpu.stock import Offer, Stock
 
 _COUNT: Final = "count"
 MOST_UNITS: Final = 32_000

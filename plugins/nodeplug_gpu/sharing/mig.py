@@ -12,8 +12,8 @@ from nodeplug_gpu import access
 from nodeplug_gpu.cards import Uuid
 from nodeplug_gpu.config import Mig
 from nodeplug_gpu.placement import together
+from nodeplug_gpu.pool import Offer, Stock
 from nodeplug_gpu.sharing.exclusive import numa_nodes
-from nodeplug_gpu.stock import Offer, Stock
 
 
 @dataclass(frozen=True, slots=True)

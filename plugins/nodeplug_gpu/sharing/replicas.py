@@ -15,8 +15,8 @@ from nodeplug_gpu.ids import by_card, card_key, unit_id
 from nodeplug_gpu.mps.client import client
 from nodeplug_gpu.mps.folders import Folders
 from nodeplug_gpu.placement import on_many_cards
+from nodeplug_gpu.pool import Stock
 from nodeplug_gpu.sharing.exclusive import numa_nodes
-from nodeplug_gpu.stock import Stock
 
 
 @dataclass(frozen=True, slots=True)

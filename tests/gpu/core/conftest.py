@@ -41,7 +41,7 @@ from nodeplug_gpu.ids import card_key
 from nodeplug_gpu.inventory import Inventory
 from nodeplug_gpu.mps.folders import Folders
 from nodeplug_gpu.mps.record import Record
-from nodeplug_gpu.shop import Shop
+from nodeplug_gpu.tracker import Shop
 
 MEM: Final = ResourceName("aliyun.com/gpu-mem")
 

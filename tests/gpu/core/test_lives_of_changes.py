@@ -13,7 +13,7 @@ import pytest
 
 from nodeplug import NotFound, PluginError
 from nodeplug_gpu.ids import card_key
-from nodeplug_gpu.terms import terms_of
+from nodeplug_gpu.limits import terms_of
 
 MEM, WHOLE, SHARED, MIG = "aliyun.com/gpu-mem", "nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig"
 NAMES = (MEM, WHOLE, SHARED, MIG)

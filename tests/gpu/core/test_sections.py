@@ -50,7 +50,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
 
 @pytest.fixture
 def no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nodeplug_gpu.sections.RESERVED", 0.0)
+    monkeypatch.setattr("nodeplug_gpu.leases.RESERVED", 0.0)
 
 
 def devices(plugin: Gpu, resource: ResourceName) -> Sequence[Device]:

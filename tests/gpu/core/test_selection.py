@@ -57,7 +57,7 @@ def test_entries_that_choose_no_card_say_so(store: Make, card: Make) -> None:
 
 
 def test_two_cards_of_one_digest_are_not_both_sold(store: Make, card: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nodeplug_gpu.stock.card_key", lambda _: "00000000")
+    monkeypatch.setattr("nodeplug_gpu.pool.card_key", lambda _: "00000000")
     shop = store([EXCLUSIVE], [card(0), card(1)])
     assert shop.listed(WHOLE) == {"GPU-0": ""}
     assert "GPU-1 and GPU-0 have the same digest" in shop.shop.inventory.fault

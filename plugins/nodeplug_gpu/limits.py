@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from nodeplug import DeviceId
 from nodeplug_gpu.config import Memory, Replicas
-from nodeplug_gpu.stock import Entry
+from nodeplug_gpu.pool import Entry
 
 
 def terms_of(entry: Entry) -> str:

@@ -6,7 +6,7 @@ from typing import Any, Literal
 import pytest
 from rich.console import Console
 
-from nodeplug_gpu.picture import WIDTH, picture
+from nodeplug_gpu.chart import WIDTH, picture
 
 GIB = 1 << 30
 

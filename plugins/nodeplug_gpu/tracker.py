@@ -18,20 +18,20 @@ from typing import Final
 from nodeplug import DeviceId, Host, NotFound, PluginError, ResourceName
 from nodeplug_gpu import held, ledger
 from nodeplug_gpu.access import NodePaths
+from nodeplug_gpu.allocations import KnownCards, Sold
 from nodeplug_gpu.cards import Card, GpuEvent, Uuid, View
 from nodeplug_gpu.config import GpuConfig, Kind, Memory, Mig, Replicas, names_of
 from nodeplug_gpu.grants import Grants
 from nodeplug_gpu.health import Triage
 from nodeplug_gpu.inventory import GONE, Inventory
-from nodeplug_gpu.known import KnownCards, Sold
-from nodeplug_gpu.sections import BOOK, Counter, Sale
+from nodeplug_gpu.leases import BOOK, Counter, Sale
+from nodeplug_gpu.limits import beyond, terms_of
+from nodeplug_gpu.pool import Entry, Offer, Shares, Stock, share_out
 from nodeplug_gpu.sharing import Sharing
 from nodeplug_gpu.sharing.exclusive import ExclusiveSharing
 from nodeplug_gpu.sharing.memory import MemorySharing, unit_for
 from nodeplug_gpu.sharing.mig import MigInstances
 from nodeplug_gpu.sharing.replicas import TimeSlicing
-from nodeplug_gpu.stock import Entry, Offer, Shares, Stock, share_out
-from nodeplug_gpu.terms import beyond, terms_of
 
 GRACE: Final = 60.0
 """Seconds for which nobody must have held something before that is believed: kubelet tells holders late, and for a
