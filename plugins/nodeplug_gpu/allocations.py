@@ -21,7 +21,7 @@ _PAST: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Sold:
+class AllocationRecord:
     """A card and how it was sold.
 
     Attributes:
@@ -38,7 +38,7 @@ class Sold:
     past: tuple[str, ...] = ()
     terms: str | None = None
 
-    def after(self, before: "Sold | None") -> "Sold":
+    def after(self, before: "AllocationRecord | None") -> "AllocationRecord":
         """Return the record with the instances that an earlier one had, on its terms: they end with its holders."""
         if before is None:
             return self
@@ -58,46 +58,46 @@ Place = tuple[Uuid, str, Kind]
 
 
 @dataclass(slots=True)
-class KnownCards:
+class AllocationRecords:
     """The records. Not safe for threads: its owner serialises."""
 
     host: Host
-    sold: dict[Place, Sold] = field(default_factory=dict)
+    by_key: dict[Place, AllocationRecord] = field(default_factory=dict)
     _units: dict[str, int] = field(default_factory=dict)
     _complaint: str = ""
 
     def load(self, *, mend: bool = True) -> None:
         """Read what a predecessor wrote; with `mend` a record that cannot be understood is dropped."""
-        self.sold.clear()
+        self.by_key.clear()
         self._units.clear()
         for entry in self.host.journal.entries():
             try:
                 if entry.phase == _CARD:
                     one = _sold(entry.data)
-                    self.sold[one.place] = one
+                    self.by_key[one.place] = one
                 elif entry.phase == _UNIT:
                     self._units[str(entry.data["resource"])] = max(int(entry.data["bytes"]), 1)
             except (KeyError, TypeError, ValueError):
                 if mend:
                     self._remove(entry.key)
 
-    def remember(self, sold: Iterable[Sold]) -> None:
+    def remember(self, sold: Iterable[AllocationRecord]) -> None:
         """Keep the cards that are new or have changed."""
         for one in sold:
-            before = self.sold.get(one.place)
+            before = self.by_key.get(one.place)
             after = one.after(before)
             if before != after:
-                self.sold[one.place] = after
+                self.by_key[one.place] = after
                 self._write(_key(one.place), _CARD, asdict(after))
 
     def renew(self, place: Place, terms: str) -> None:
         """Sell a card on other terms from now on."""
-        self.sold[place] = replace(self.sold[place], terms=terms)
-        self._write(_key(place), _CARD, asdict(self.sold[place]))
+        self.by_key[place] = replace(self.by_key[place], terms=terms)
+        self._write(_key(place), _CARD, asdict(self.by_key[place]))
 
     def forget(self, place: Place) -> None:
         """Drop a record."""
-        if self.sold.pop(place, None) is not None:
+        if self.by_key.pop(place, None) is not None:
             self._remove(_key(place))
 
     def unit(self, resource: str) -> int | None:
@@ -132,7 +132,7 @@ def _key(place: Place) -> str:
     return f"card {' '.join(place)}"
 
 
-def _sold(data: Mapping[str, Any]) -> Sold:
+def _sold(data: Mapping[str, Any]) -> AllocationRecord:
     card: Mapping[str, Any] = data["card"]
     instances = tuple(MigInstance(**one) for one in card["instances"])
     major, minor = card["compute_capability"]
@@ -143,4 +143,4 @@ def _sold(data: Mapping[str, Any]) -> Sold:
         raise ValueError("a kind of sharing that is not known")
     terms = data.get("terms")
     past = tuple(map(str, data["past"]))
-    return Sold(made, str(data["resource"]), data["sharing"], past, None if terms is None else str(terms))
+    return AllocationRecord(made, str(data["resource"]), data["sharing"], past, None if terms is None else str(terms))

@@ -63,7 +63,7 @@ class Card:
 
 
 @dataclass(frozen=True, slots=True)
-class Vitals:
+class Telemetry:
     """What one poll found out about a card's condition; None where the card or the driver does not tell.
 
     Attributes:
@@ -100,7 +100,7 @@ class GpuProcess:
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class Snapshot:
     """One look at the machine.
 
     Attributes:
@@ -109,9 +109,9 @@ class View:
         reason: what is wrong, for people; while running, what the driver has to do without, or empty.
         driver_version: of the kernel driver; empty unless running.
         cards: in NVML's order. While `failed`, and `absent` after it was there, those of the last good look.
-        vitals: by card; empty unless running.
+        telemetry: by card; empty unless running.
         processes: of all cards; empty unless running, because a pid of the past may be another process by now.
-        left_out: a sentence for each card that the driver counts and that could not be described, such as a card
+        unreadable: a sentence for each card that the driver counts and that could not be described, such as a card
             that was lost before this driver process started, or one without a UUID.
         taken: when, on the monotonic clock.
         generation: counts the starts of the driver process: another one means that the driver was loaded anew.
@@ -121,11 +121,11 @@ class View:
     reason: str = ""
     driver_version: str = ""
     cards: tuple[Card, ...] = ()
-    vitals: Mapping[Uuid, Vitals] = field(default_factory=lambda: MappingProxyType({}))
+    telemetry: Mapping[Uuid, Telemetry] = field(default_factory=lambda: MappingProxyType({}))
     processes: tuple[GpuProcess, ...] = ()
     taken: float = 0.0
     generation: int = 0
-    left_out: tuple[str, ...] = ()
+    unreadable: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

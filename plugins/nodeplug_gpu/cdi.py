@@ -18,7 +18,7 @@ from typing import Any, Final
 from nodeplug import Host, NotReady
 from nodeplug_gpu.access import NodePaths, Part, device_nodes
 from nodeplug_gpu.cards import Uuid
-from nodeplug_gpu.config import Access, GpuConfig, Mig, sells_instances
+from nodeplug_gpu.config import Access, GpuConfig, Mig, advertises_mig
 from nodeplug_gpu.inventory import Inventory
 from nodeplug_gpu.pool import Entry
 
@@ -53,7 +53,7 @@ class _Named:
 
 @dataclass(slots=True)
 class CdiSpecs:
-    """Follows the inventory. Called in one thread; `obstacle` and `fault` may be called by any.
+    """Follows the inventory. Called in one thread; `not_ready_reason` and `fault` may be called by any.
 
     Attributes:
         changed: called when a card can be granted by its name from now on, or no longer.
@@ -66,9 +66,9 @@ class CdiSpecs:
     _whys: Mapping[tuple[str, Uuid], str] = field(default_factory=dict)
     _complaint: str = ""
 
-    def follow(self, inventory: Inventory) -> None:
+    def reconcile(self, inventory: Inventory) -> None:
         """Write what is new; while the driver is away the specs stay as they are."""
-        if inventory.view.state != "running":
+        if inventory.snapshot.state != "running":
             return
         whys: dict[tuple[str, Uuid], str] = {}
         for place, named in self._named(inventory).items():
@@ -84,13 +84,13 @@ class CdiSpecs:
     def stop(self) -> None:
         """Leave the files to containers that start again."""
 
-    def obstacle(self, entry: Entry, uuid: Uuid) -> str:
+    def not_ready_reason(self, entry: Entry, uuid: Uuid) -> str:
         """Return why a card cannot be granted by its CDI name; empty when it can, or needs none."""
         return self._whys.get((entry.resource, uuid), PENDING) if _writes(entry.access) else ""
 
     def pending(self, inventory: Inventory) -> bool:
         """Whether a card waits for the next look, since its spec was not written before this one."""
-        return any(offer.reason == PENDING for stock in inventory.stocks.values() for offer in stock.offers)
+        return any(member.reason == PENDING for pool in inventory.pools.values() for member in pool.members)
 
     @property
     def fault(self) -> str:
@@ -99,18 +99,18 @@ class CdiSpecs:
 
     def _named(self, inventory: Inventory) -> Mapping[Place, list[_Named]]:
         """Return what each kind names: every card, and every instance of those sold by instances."""
-        present = {card.uuid for card in inventory.view.cards}
+        present = {card.uuid for card in inventory.snapshot.cards}
         found: dict[Place, list[_Named]] = {}
         for entry in self.config.resources:
             if not _writes(entry.access):
                 continue
             named = found.setdefault((entry.access.cdi_kind, entry.access.cdi_folder), [])
-            for offer in inventory.stocks_of(entry.resource):
-                if offer.card.uuid in present:
-                    named.append(_Named(entry.resource, Part(offer.card), not sells_instances(entry)))
-                    instances = offer.card.instances if isinstance(entry, Mig) else ()
+            for member in inventory.members_of(entry.resource):
+                if member.card.uuid in present:
+                    named.append(_Named(entry.resource, Part(member.card), not advertises_mig(entry)))
+                    instances = member.card.instances if isinstance(entry, Mig) else ()
                     named += [
-                        _Named(entry.resource, Part(offer.card, one), sells_instances(entry)) for one in instances
+                        _Named(entry.resource, Part(member.card, one), advertises_mig(entry)) for one in instances
                     ]
         return found
 

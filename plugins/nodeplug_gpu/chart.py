@@ -30,14 +30,14 @@ _HOUR: Final = 3600
 Marks = Mapping[str, tuple[str, str]]
 
 
-def picture(report: Mapping[str, Any]) -> RenderableType:
+def chart(report: Mapping[str, Any]) -> RenderableType:
     """Draw one section's report: a bar per card, then the resources."""
     cards = sorted(report["cards"], key=lambda card: card["index"])
     marks = _marks(cards)
     parts: list[RenderableType] = [_driver(report)]
     parts += [_card(card, marks) for card in cards]
-    parts += [_unsold(card) for card in report["unsold"]]
-    parts += [Text(f"{sentence}\n", "yellow") for sentence in report["left_out"]]
+    parts += [_unadvertised(card) for card in report["unadvertised"]]
+    parts += [Text(f"{sentence}\n", "yellow") for sentence in report["unreadable"]]
     parts.append(_resources(report["resources"]))
     parts += [Text(note, "yellow") for note in _notes(report)]
     return Group(*parts)
@@ -48,11 +48,11 @@ def _driver(report: Mapping[str, Any]) -> Text:
     version = f" {driver['version']}" if driver["version"] not in {"", driver["name"]} else ""
     text = f"driver {driver['name']}{version}: {driver['state']}"
     text += f": {driver['reason']}" if driver["reason"] else ""
-    text += f"\n{report['fault']}" if report["fault"] else ""
-    return Text(text + "\n", "" if driver["state"] == "running" and not report["fault"] else "red")
+    text += f"\n{report['conflict']}" if report["conflict"] else ""
+    return Text(text + "\n", "" if driver["state"] == "running" and not report["conflict"] else "red")
 
 
-def _unsold(card: Mapping[str, Any]) -> Text:
+def _unadvertised(card: Mapping[str, Any]) -> Text:
     return Text(f"GPU {card['index']}  {card['model']}  not sold: {card['reason']}\n  {card['uuid']}\n", "dim")
 
 
@@ -84,7 +84,7 @@ def _card(card: Mapping[str, Any], marks: Marks) -> Text:
 
 def _state(card: Mapping[str, Any]) -> Text:
     """Return how a card is: for how long, and why, unless all is well."""
-    held_back = card["state"] in {"healthy", "suspect"} and not card["offered"]
+    held_back = card["state"] in {"healthy", "suspect"} and not card["allocatable"]
     word = f"{card['state']}, not offered" if held_back else card["state"]
     since = "" if card["state"] == "healthy" else f" for {_duration(card['state_seconds'])}"
     text = Text().append(word, "yellow" if held_back else _STATES[card["state"]])
@@ -98,15 +98,15 @@ def _duration(seconds: float) -> str:
 
 
 def _sold(card: Mapping[str, Any]) -> str:
-    used = _UNKNOWN if card["used_units"] is None else card["used_units"]
+    used = _UNKNOWN if card["allocated_units"] is None else card["allocated_units"]
     text = f"{used}/{card['units']} "
     text += "instances" if card["instances"] and card["sharing"] == "mig" else f"of {card['resource']}"
     if card["unconfirmed_units"]:
         text += f", {card['unconfirmed_units']} of them granted and not confirmed by kubelet yet"
     if card["used_bytes"]:
         text += f", {show_quantity(card['used_bytes'])} really used"
-    if card["nobodys_bytes"]:
-        text += f", {show_quantity(card['nobodys_bytes'])} of it by no known container"
+    if card["unattributed_bytes"]:
+        text += f", {show_quantity(card['unattributed_bytes'])} of it by no known container"
     return text
 
 
@@ -122,7 +122,7 @@ def _bar(card: Mapping[str, Any], marks: Marks) -> Text:
         length = max(end - drawn, 1 if drawn < WIDTH else 0)  # whoever holds something is seen
         bar.append(mark * length, f"reverse {colour}")
         drawn += length
-    bar.append((_UNKNOWN if card["used_units"] is None else _FREE) * max(WIDTH - drawn, 0), "dim")
+    bar.append((_UNKNOWN if card["allocated_units"] is None else _FREE) * max(WIDTH - drawn, 0), "dim")
     return bar.append("]")
 
 
@@ -130,15 +130,15 @@ def _holders(card: Mapping[str, Any], marks: Marks) -> Iterator[Text]:
     for use in card["containers"]:
         mark, colour = marks[_pod(use)]
         text = Text().append(mark, f"reverse {colour}")
-        promised = f" ({show_quantity(use['promised_bytes'])})" if use["promised_bytes"] else ""
-        name = f" of {use['resource']}" if use["former"] else ""
+        promised = f" ({show_quantity(use['allocated_bytes'])})" if use["allocated_bytes"] else ""
+        name = f" of {use['resource']}" if use["orphaned"] else ""
         text.append(f" {_pod(use)}/{use['container']}  {use['units']}{name}{promised}")
         text.append(f", {show_quantity(use['used_bytes'])} really used" if use["used_bytes"] else "")
-        yield text.append(", OVER ITS PROMISE" if use["over"] else "", "bold red")
+        yield text.append(", OVER ITS PROMISE" if use["overuse"] else "", "bold red")
 
 
 def _strangers(card: Mapping[str, Any]) -> Iterator[Text]:
-    for use in card["strangers"]:
+    for use in card["unallocated_containers"]:
         text = f"  {_pod(use)}/{use['container']}  holds nothing, {show_quantity(use['used_bytes'])} really used"
         yield Text(text, "bold red")
 
@@ -155,7 +155,7 @@ def _instances(card: Mapping[str, Any]) -> Iterator[Text]:
 
 def _resources(resources: Sequence[Mapping[str, Any]]) -> Table:
     with_unit = any(one["unit_bytes"] for one in resources)
-    numbers = ("used", "healthy", "devices")
+    numbers = ("allocated", "healthy", "devices")
     table = Table("resource", "sharing", *(["unit"] if with_unit else []), box=None, pad_edge=False)
     for name in numbers:
         table.add_column(name, justify="right")
@@ -177,4 +177,4 @@ def _notes(report: Mapping[str, Any]) -> Sequence[str]:
         for sentence in [] if told else [one["reason"]] if one["reason"] else one["notes"]:
             found.setdefault(sentence, []).append(one["resource"])
     notes = [f"{', '.join(names)}: {sentence}" for sentence, names in found.items()]
-    return [*notes, *([report["holders_unknown"]] if report["holders_unknown"] and report["cards"] else [])]
+    return [*notes, *([report["allocations_unknown"]] if report["allocations_unknown"] and report["cards"] else [])]

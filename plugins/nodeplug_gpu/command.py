@@ -21,7 +21,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 class Format(Enum):
     """How to print."""
 
-    picture = "picture"
+    chart = "chart"
     gpushare = "gpushare"
     json = "json"
 
@@ -36,9 +36,9 @@ def gpu(
         typer.Option(
             "--format",
             metavar="LAYOUT",
-            help="`picture`, `gpushare` (the table of `kubectl inspect gpushare`) or `json`.",
+            help="`chart`, `gpushare` (the table of `kubectl inspect gpushare`) or `json`.",
         ),
-    ] = Format.picture,
+    ] = Format.chart,
     detailed: Annotated[bool, typer.Option("--details", "-d", help="With gpushare: a row per pod.")] = False,
 ) -> None:
     """Show the node's GPUs: free and used units, who holds them, memory promised and used, health and its reason.
@@ -51,7 +51,7 @@ def gpu(
     """
     from rich.text import Text
 
-    from nodeplug_gpu.chart import picture
+    from nodeplug_gpu.chart import chart
 
     if detailed and layout is not Format.gpushare:
         raise typer.BadParameter("--details is a layout of --format gpushare; add that, or leave --details out")
@@ -67,7 +67,7 @@ def gpu(
     for name, report in reports.items():
         if len(reports) > 1:
             show(Text(f"[plugins.{name}]", "bold"))
-        show(picture(report))
+        show(chart(report))
 
 
 def _gpushare(reports: Mapping[str, Any], *, detailed: bool) -> str:
@@ -79,8 +79,8 @@ def _gpushare(reports: Mapping[str, Any], *, detailed: bool) -> str:
     from nodeplug_gpu import gpushare
 
     for report in reports.values():
-        if report["holders_unknown"] and report["cards"]:
-            raise NotReady(report["holders_unknown"])
+        if report["allocations_unknown"] and report["cards"]:
+            raise NotReady(report["allocations_unknown"])
     node = next((str(report["node"]) for report in reports.values() if report["node"]), "") or socket.gethostname()
     cards = [card for report in reports.values() for card in report["cards"]]
     return (gpushare.details if detailed else gpushare.summary)(node, _address(node), cards)

@@ -27,7 +27,7 @@ from nodeplug_gpu.driver.simulated import SimulatedCard
 
 APPLICATION_XIDS = (13, 31, 43, 45, 68, 109)
 """XIDs that a faulty application causes on a sound card (NVIDIA, "XID Errors"; NVIDIA's own plugin skips the same)."""
-MOST_CLIENTS = 48
+MAX_CLIENTS = 48
 """Client processes of one card (NVIDIA, "Multi-Process Service", Volta and later)."""
 
 
@@ -61,7 +61,7 @@ class Cards(_Model):
     model: tuple[str, ...] = Field((), description="Patterns of product names, such as `*H100*`.")
     pci: tuple[PciAddress, ...] = Field((), description="PCI addresses, such as 0000:3b:00.0.")
 
-    def surely_share(self, other: "Cards") -> bool:
+    def must_overlap(self, other: "Cards") -> bool:
         """Whether both choose some card, whatever cards there are; False where only a look at them can tell."""
         mine, its = self.given(), other.given()
         if not mine or not its:
@@ -153,9 +153,9 @@ class Replicas(_Resource):
 
     @model_validator(mode="after")
     def _mps_has_room_for_all(self) -> Self:
-        if self.mps is not None and self.replicas > MOST_CLIENTS:
+        if self.mps is not None and self.replicas > MAX_CLIENTS:
             raise ValueError(
-                f"{self.replicas} replicas of a card with `mps`: it serves at most {MOST_CLIENTS} processes; make fewer"
+                f"{self.replicas} replicas of a card with `mps`: it serves at most {MAX_CLIENTS} processes; make fewer"
             )
         return self
 
@@ -253,31 +253,31 @@ class GpuConfig(_Model):
         return self
 
     @model_validator(mode="after")
-    def _no_name_is_offered_twice(self) -> Self:
-        names = [name for resource in self.resources for name in names_of(resource)]
-        names += [entry.resource for entry in self.resources if entry.resource not in names_of(entry)]
+    def _no_name_is_advertised_twice(self) -> Self:
+        names = [name for resource in self.resources for name in resource_names(resource)]
+        names += [entry.resource for entry in self.resources if entry.resource not in resource_names(entry)]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ValueError(f"{', '.join(twice)}: offered twice; a name belongs to one entry of `resources`")
         return self
 
     @model_validator(mode="after")
-    def _no_card_is_sold_twice(self) -> Self:
+    def _no_card_is_advertised_twice(self) -> Self:
         for one, other in combinations(self.resources, 2):
-            if sells_instances(one) == sells_instances(other) and one.cards.surely_share(other.cards):
+            if advertises_mig(one) == advertises_mig(other) and one.cards.must_overlap(other.cards):
                 raise ValueError(
                     f"{one.resource} and {other.resource} would sell the same card; give each its own `cards`"
                 )
         return self
 
 
-def sells_instances(resource: Exclusive | Replicas | Memory | Mig) -> bool:
+def advertises_mig(resource: Exclusive | Replicas | Memory | Mig) -> bool:
     """Whether an entry sells MIG instances: then it takes the cards in MIG mode, and every other entry the rest."""
     return isinstance(resource, Mig) and resource.strategy != "none"
 
 
-def names_of(resource: Exclusive | Replicas | Memory | Mig) -> tuple[str, ...]:
-    """Return the resource names that an entry offers."""
+def resource_names(resource: Exclusive | Replicas | Memory | Mig) -> tuple[str, ...]:
+    """Return the resource names that an entry members."""
     match resource:
         case Mig(strategy="mixed"):
             return tuple(dict.fromkeys(resource.profiles.values()))

@@ -21,7 +21,7 @@ def summary(node: str, address: str, cards: Sequence[Mapping[str, Any]]) -> str:
     cards = _sold_by_memory(cards)
     used, total = _totals(cards)
     heads = ["NAME", "IPADDRESS", *(f"GPU{card['index']}(Allocated/Total)" for card in cards)]
-    row = [node, address, *(f"{card['used_units']}/{card['units']}" for card in cards), f"{used}/{total}"]
+    row = [node, address, *(f"{card['allocated_units']}/{card['units']}" for card in cards), f"{used}/{total}"]
     rows = [row] if total else []  # as the original: a node without units has no row
     rule = "-" * (sum(len("\t".join(row).encode()) + 1 for row in rows) + 20)
     return "\n".join(
@@ -67,7 +67,7 @@ def _sold_by_memory(cards: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str,
 
 
 def _totals(cards: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
-    return sum(card["used_units"] for card in cards), sum(card["units"] for card in cards)
+    return sum(card["allocated_units"] for card in cards), sum(card["units"] for card in cards)
 
 
 def _percent(used: int, total: int) -> int:

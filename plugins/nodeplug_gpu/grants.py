@@ -23,7 +23,7 @@ class _Grant:
 
 
 @dataclass(slots=True)
-class Grants:
+class PendingGrants:
     """The grants that wait for kubelet's word. Any thread may call."""
 
     _pending: dict[tuple[str, DeviceId], _Grant] = field(default_factory=dict)

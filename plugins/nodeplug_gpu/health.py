@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
-from nodeplug_gpu.cards import GpuEvent, Uuid, View, Vitals
+from nodeplug_gpu.cards import GpuEvent, Snapshot, Telemetry, Uuid
 from nodeplug_gpu.config import Health
 from nodeplug_gpu.xid import described, severity
 
@@ -57,13 +57,13 @@ class Condition:
     ecc: int | None = None
 
     @property
-    def offered(self) -> bool:
+    def allocatable(self) -> bool:
         """Whether a container may get the card."""
         return self.state in {"healthy", "suspect"}
 
 
 @dataclass(slots=True)
-class Triage:
+class HealthMonitor:
     """The conditions of all cards that were ever seen. Not safe for threads: its owner serialises."""
 
     config: Health
@@ -79,19 +79,21 @@ class Triage:
             return replace(own, state="unhealthy", reason=self._driver)
         return own
 
-    def observe(self, view: View, events: Sequence[GpuEvent], now: float) -> None:
+    def observe(self, snapshot: Snapshot, events: Sequence[GpuEvent], now: float) -> None:
         """Take in a look and the events since the one before."""
         self._driver = (
-            "" if view.state == "running" else f"the driver is {view.state}: {view.reason or 'no answer yet'}"
+            ""
+            if snapshot.state == "running"
+            else f"the driver is {snapshot.state}: {snapshot.reason or 'no answer yet'}"
         )
         for event in events:
             if event.card is not None and event.card in self._conditions:
                 self._take_event(event.card, event, now)
-        if view.state != "running":
+        if snapshot.state != "running":
             return
-        present = {card.uuid for card in view.cards}
+        present = {card.uuid for card in snapshot.cards}
         for uuid in present:
-            self._take_look(uuid, view.vitals.get(uuid, Vitals()), view.taken, now)
+            self._take_look(uuid, snapshot.telemetry.get(uuid, Telemetry()), snapshot.taken, now)
         for uuid in self._conditions.keys() - present:
             self._ill(uuid, "it was there and is gone", now)
 
@@ -122,25 +124,25 @@ class Triage:
             case _:  # a MIG switch shows in the next look; other recovery actions concern other cards
                 return
 
-    def _take_look(self, uuid: Uuid, vitals: Vitals, taken: float, now: float) -> None:
-        before = self._conditions.setdefault(uuid, Condition(since=now, quiet_since=now, ecc=vitals.uncorrected_ecc))
-        evidence = self._evidence(vitals)
+    def _take_look(self, uuid: Uuid, telemetry: Telemetry, taken: float, now: float) -> None:
+        before = self._conditions.setdefault(uuid, Condition(since=now, quiet_since=now, ecc=telemetry.uncorrected_ecc))
+        evidence = self._evidence(telemetry)
         if evidence:
             self._ill(uuid, evidence, now)
-        elif vitals.error and self.config.enabled:
-            self._fault(uuid, f"the driver answers {vitals.error}", now)
-        elif self.config.enabled and before.ecc is not None and (vitals.uncorrected_ecc or 0) > before.ecc:
-            self._fault(uuid, f"{(vitals.uncorrected_ecc or 0) - before.ecc} new uncorrected ECC errors", now)
-        elif before.offered or taken > before.quiet_since:  # a look from before the event says nothing about it
+        elif telemetry.error and self.config.enabled:
+            self._fault(uuid, f"the driver answers {telemetry.error}", now)
+        elif self.config.enabled and before.ecc is not None and (telemetry.uncorrected_ecc or 0) > before.ecc:
+            self._fault(uuid, f"{(telemetry.uncorrected_ecc or 0) - before.ecc} new uncorrected ECC errors", now)
+        elif before.allocatable or taken > before.quiet_since:  # a look from before the event says nothing about it
             self._clean(uuid, now)
-        if vitals.uncorrected_ecc is not None:
-            self._conditions[uuid] = replace(self._conditions[uuid], ecc=vitals.uncorrected_ecc)
+        if telemetry.uncorrected_ecc is not None:
+            self._conditions[uuid] = replace(self._conditions[uuid], ecc=telemetry.uncorrected_ecc)
 
-    def _evidence(self, vitals: Vitals) -> str:
-        if vitals.error_code in _LOST:
-            return f"the driver answers {vitals.error}"
-        if self.config.enabled and vitals.recovery_action in _RECOVERY:
-            return _RECOVERY[vitals.recovery_action]
+    def _evidence(self, telemetry: Telemetry) -> str:
+        if telemetry.error_code in _LOST:
+            return f"the driver answers {telemetry.error}"
+        if self.config.enabled and telemetry.recovery_action in _RECOVERY:
+            return _RECOVERY[telemetry.recovery_action]
         return ""
 
     # --- steps --------------------------------------------------------------------------------------------------
@@ -159,7 +161,7 @@ class Triage:
         before = self._conditions[uuid]
         faults = (*self._counting(before, now), now)
         if before.state in {"unhealthy", "recovering"} or len(faults) >= self.config.strikes:
-            times = f" ({len(faults)} faults in {self.config.window:g} s)" if before.offered else ""
+            times = f" ({len(faults)} faults in {self.config.window:g} s)" if before.allocatable else ""
             self._ill(uuid, reason + times, now)
             return
         since = before.since if before.state == "suspect" else now

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from nodeplug import DeviceId, Holding, Host, NotReady
-from nodeplug_gpu.allocations import Sold
+from nodeplug_gpu.allocations import AllocationRecord
 from nodeplug_gpu.cards import Uuid
 from nodeplug_gpu.ids import card_key
 
@@ -34,7 +34,7 @@ class Held:
         return [name for name, owner in self.ids.get(resource, {}).items() if owner == card]
 
 
-def ask(host: Host, resources: Iterable[str], sold: Iterable[Sold]) -> Held:
+def ask(host: Host, resources: Iterable[str], sold: Iterable[AllocationRecord]) -> Held:
     """Ask who holds what of resources.
 
     Args:
@@ -59,7 +59,7 @@ def ask(host: Host, resources: Iterable[str], sold: Iterable[Sold]) -> Held:
     return Held(holdings, "", holders, ids)
 
 
-def _owners(sold: Iterable[Sold]) -> Mapping[str, Uuid]:
+def _owners(sold: Iterable[AllocationRecord]) -> Mapping[str, Uuid]:
     """Return cards by everything that an id can begin with or be: its UUID, its key, an instance's UUID."""
     owners: dict[str, Uuid] = {}
     for one in sold:

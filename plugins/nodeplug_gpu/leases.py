@@ -18,12 +18,12 @@ from weakref import WeakValueDictionary
 from nodeplug_gpu.cards import Uuid
 from nodeplug_gpu.config import Kind
 
-RESERVED: Final = 60.0
+RESERVATION: Final = 60.0
 """Seconds for which a card stays with a section that has ended: it may be about to start again."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sale:
+class Lease:
     """How a section sells a card.
 
     Attributes:
@@ -40,35 +40,35 @@ class Sale:
     current: bool = True
     terms: str = ""
 
-    def same(self, other: "Sale") -> bool:
+    def same_ids(self, other: "Lease") -> bool:
         """Whether the same ids mean the same: the section was only renamed."""
         return (self.resource, self.sharing, self.terms) == (other.resource, other.sharing, other.terms)
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class LeaseResult:
     """What the book says about cards that a section wants.
 
     Attributes:
-        rivals: the sale of another section, for each card that cannot be had.
+        denied: the lease of another section, for each card that cannot be had.
         inherited: how a section that has ended sold a card that can be had now.
     """
 
-    rivals: Mapping[Uuid, Sale] = field(default_factory=dict)
-    inherited: Mapping[Uuid, Sale] = field(default_factory=dict)
+    denied: Mapping[Uuid, Lease] = field(default_factory=dict)
+    inherited: Mapping[Uuid, Lease] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
-class Book:
-    """The sales of all sections. Any thread may call."""
+class LeaseTable:
+    """The leases of all sections. Any thread may call."""
 
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    _sales: dict[tuple[Path, Uuid], dict[int, Sale]] = field(default_factory=dict)
-    _ended: dict[tuple[Path, Uuid], tuple[Sale, float]] = field(default_factory=dict)
-    _counters: "WeakValueDictionary[int, Counter]" = field(default_factory=WeakValueDictionary)
+    _leases: dict[tuple[Path, Uuid], dict[int, Lease]] = field(default_factory=dict)
+    _ended: dict[tuple[Path, Uuid], tuple[Lease, float]] = field(default_factory=dict)
+    _holders: "WeakValueDictionary[int, LeaseHolder]" = field(default_factory=WeakValueDictionary)
     _made: int = 0
 
-    def counter(self, node: Path, section: str) -> "Counter":
+    def holder(self, node: Path, section: str) -> "LeaseHolder":
         """Return what one instance of a section sells over.
 
         Args:
@@ -77,78 +77,78 @@ class Book:
         """
         with self._lock:
             self._made += 1
-            counter = self._counters[self._made] = Counter(self, node, section, self._made)
-            return counter
+            holder = self._holders[self._made] = LeaseHolder(self, node, section, self._made)
+            return holder
 
-    def claim(self, counter: "Counter", wanted: Mapping[Uuid, Sale], now: float) -> Answer:
-        """Take cards for a counter, give back those that it no longer wants, and say which it cannot have."""
-        rivals: dict[Uuid, Sale] = {}
-        inherited: dict[Uuid, Sale] = {}
+    def acquire(self, holder: "LeaseHolder", wanted: Mapping[Uuid, Lease], now: float) -> LeaseResult:
+        """Take cards for a holder, give back those that it no longer wants, and say which it cannot have."""
+        denied: dict[Uuid, Lease] = {}
+        inherited: dict[Uuid, Lease] = {}
         with self._lock:
-            if counter.ended:
-                return Answer()
+            if holder.ended:
+                return LeaseResult()
             self._forget_the_unused()
-            for uuid, sale in wanted.items():
-                place = (counter.node, uuid)
-                others = [one for one in self._sales.get(place, {}).values() if one.section != counter.section]
-                ended, since = self._ended.get(place, (sale, now))
-                otherwise = ended.section != counter.section and not ended.same(sale)
+            for uuid, lease in wanted.items():
+                place = (holder.node, uuid)
+                others = [one for one in self._leases.get(place, {}).values() if one.section != holder.section]
+                ended, since = self._ended.get(place, (lease, now))
+                differs = ended.section != holder.section and not ended.same_ids(lease)
                 if others:
-                    rivals[uuid] = others[0]
-                elif otherwise and now - since < RESERVED:
-                    rivals[uuid] = ended
+                    denied[uuid] = others[0]
+                elif differs and now - since < RESERVATION:
+                    denied[uuid] = ended
                 else:
-                    if otherwise:
+                    if differs:
                         inherited[uuid] = ended
                     self._ended.pop(place, None)
-                    self._sales.setdefault(place, {})[counter.number] = sale
-            for place in [place for place in self._sales if place[1] not in wanted]:
-                self._leave(place, counter)
-        return Answer(rivals, inherited)
+                    self._leases.setdefault(place, {})[holder.number] = lease
+            for place in [place for place in self._leases if place[1] not in wanted]:
+                self._leave(place, holder)
+        return LeaseResult(denied, inherited)
 
-    def end(self, counter: "Counter", now: float) -> None:
-        """Give back all cards of a counter; its section keeps them for a while."""
+    def release(self, holder: "LeaseHolder", now: float) -> None:
+        """Give back all cards of a holder; its section keeps them for a while."""
         with self._lock:
-            counter.ended = True
-            for place in list(self._sales):
-                sale = self._leave(place, counter)
-                if sale is not None and place not in self._sales:
-                    self._ended[place] = (replace(sale, current=False), now)
+            holder.ended = True
+            for place in list(self._leases):
+                lease = self._leave(place, holder)
+                if lease is not None and place not in self._leases:
+                    self._ended[place] = (replace(lease, current=False), now)
 
     def _forget_the_unused(self) -> None:
         """Drop the claims of instances that were made and thrown away without a start, hence without a stop."""
-        for place, sales in list(self._sales.items()):
-            for number in [number for number in sales if number not in self._counters]:
-                del sales[number]
-            if not sales:
-                del self._sales[place]
+        for place, leases in list(self._leases.items()):
+            for number in [number for number in leases if number not in self._holders]:
+                del leases[number]
+            if not leases:
+                del self._leases[place]
 
-    def _leave(self, place: tuple[Path, Uuid], counter: "Counter") -> Sale | None:
-        sales = self._sales[place]
-        sale = sales.pop(counter.number, None)
-        if not sales:
-            del self._sales[place]
-        return sale
+    def _leave(self, place: tuple[Path, Uuid], holder: "LeaseHolder") -> Lease | None:
+        leases = self._leases[place]
+        lease = leases.pop(holder.number, None)
+        if not leases:
+            del self._leases[place]
+        return lease
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
-class Counter:
+class LeaseHolder:
     """One instance of a section, as the book knows it; of no use after its end."""
 
-    book: Book = field(repr=False)
+    table: LeaseTable = field(repr=False)
     node: Path
     section: str
     number: int
     ended: bool = False
 
-    def claim(self, wanted: Mapping[Uuid, Sale], now: float) -> Answer:
-        """See `Book.claim`."""
-        return self.book.claim(self, wanted, now)
+    def acquire(self, wanted: Mapping[Uuid, Lease], now: float) -> LeaseResult:
+        """See `LeaseTable.acquire`."""
+        return self.table.acquire(self, wanted, now)
 
-    def end(self, now: float) -> None:
-        """See `Book.end`."""
-        self.book.end(self, now)
+    def release(self, now: float) -> None:
+        """See `LeaseTable.release`."""
+        self.table.release(self, now)
 
 
-BOOK: Final = Book()
+LEASES: Final = LeaseTable()
 """That of this process."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from nodeplug import DeviceId, Holding, ResourceName
 from nodeplug_gpu.cards import Uuid
 from nodeplug_gpu.config import Kind
-from nodeplug_gpu.pool import Stock
+from nodeplug_gpu.pool import Pool
 from nodeplug_gpu.sharing import Sharing
 from nodeplug_gpu.sharing.memory import MemorySharing
 
@@ -25,7 +25,7 @@ class Container:
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
+class Allocation:
     """What one container holds of one card.
 
     Attributes:
@@ -38,13 +38,13 @@ class Use:
     resource: ResourceName
     card: Uuid
     ids: tuple[DeviceId, ...]
-    promised: int | None = None
+    allocated_bytes: int | None = None
     former: Kind | None = None
 
 
 def former_uses(
     holdings: Iterable[Holding], cards: Mapping[DeviceId, Uuid], sharing: Kind, unit: int | None
-) -> Sequence[Use]:
+) -> Sequence[Allocation]:
     """Return what containers hold by a name that is offered no more.
 
     Args:
@@ -58,24 +58,24 @@ def former_uses(
         who = Container(holding.namespace, holding.pod, holding.container)
         for card in sorted({cards[name] for name in holding.ids if name in cards}):
             ids = tuple(name for name in holding.ids if cards.get(name) == card)
-            found.append(Use(who, holding.resource, card, ids, len(ids) * unit if unit else None, sharing))
+            found.append(Allocation(who, holding.resource, card, ids, len(ids) * unit if unit else None, sharing))
     return found
 
 
-def uses(holdings: Iterable[Holding], sharing: Sharing, stock: Stock) -> Sequence[Use]:
+def uses(holdings: Iterable[Holding], sharing: Sharing, pool: Pool) -> Sequence[Allocation]:
     """Return what containers hold of one entry's cards; ids that belong to no card of it are left out."""
     found = []
     for holding in holdings:
         who = Container(holding.namespace, holding.pod, holding.container)
-        for card, ids in sharing.by_card(holding.ids, stock).items():
+        for card, ids in sharing.by_card(holding.ids, pool).items():
             promised = len(ids) * sharing.unit if isinstance(sharing, MemorySharing) else None
-            found.append(Use(who, holding.resource, card, tuple(ids), promised))
+            found.append(Allocation(who, holding.resource, card, tuple(ids), promised))
     return found
 
 
-def by_card(all_uses: Iterable[Use]) -> Mapping[Uuid, Sequence[Use]]:
+def by_card(all_uses: Iterable[Allocation]) -> Mapping[Uuid, Sequence[Allocation]]:
     """Group by card."""
-    groups: dict[Uuid, list[Use]] = {}
+    groups: dict[Uuid, list[Allocation]] = {}
     for use in all_uses:
         groups.setdefault(use.card, []).append(use)
     return groups

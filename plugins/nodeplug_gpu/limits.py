@@ -12,7 +12,7 @@ from nodeplug_gpu.config import Memory, Replicas
 from nodeplug_gpu.pool import Entry
 
 
-def terms_of(entry: Entry) -> str:
+def limits_of(entry: Entry) -> str:
     """Return the terms in words; empty where nobody relies on any."""
     match entry:
         case Replicas() if entry.mps is not None:
@@ -23,7 +23,7 @@ def terms_of(entry: Entry) -> str:
             return ""
 
 
-def beyond(entry: Entry, held: Iterable[DeviceId]) -> str:
+def excess_replicas(entry: Entry, held: Iterable[DeviceId]) -> str:
     """Return why a card has too many users already: replicas that there are no longer, and that are still held."""
     if not isinstance(entry, Replicas):
         return ""

@@ -34,9 +34,9 @@ class Usage:
 
     Attributes:
         used: bytes, of all its processes.
-        promised: bytes; None where nothing was promised or nobody knows.
+        allocated_bytes: bytes; None where nothing was allocated_bytes or nobody knows.
         pids: its processes on the card.
-        stranger: it uses a card that is sold by memory, and holds nothing of it.
+        unallocated: it uses a card that is sold by memory, and holds nothing of it.
         over_since: since when it uses too much; None while it does not.
         warned: when the log said so.
         terminated: when processes of it got SIGTERM.
@@ -44,9 +44,9 @@ class Usage:
     """
 
     used: int
-    promised: int | None
+    allocated_bytes: int | None
     pids: tuple[int, ...]
-    stranger: bool = False
+    unallocated: bool = False
     over_since: float | None = None
     warned: float | None = None
     terminated: float | None = None
@@ -55,12 +55,12 @@ class Usage:
 
 @dataclass(slots=True)
 class OveruseWatch:
-    """Follows the inventory. Called in one thread; `usage` and `nobodys` may be read by any.
+    """Follows the inventory. Called in one thread; `usage` and `unattributed` may be read by any.
 
     Attributes:
         entries: the memory entries, by resource name.
         usage: by container and card.
-        nobodys: bytes per card of processes that belong to no container that is known.
+        unattributed: bytes per card of processes that belong to no container that is known.
     """
 
     entries: Mapping[str, Memory]
@@ -68,20 +68,20 @@ class OveruseWatch:
     containers: Callable[[], Containers] = Containers
     clock: Callable[[], float] = time.monotonic
     usage: Mapping[Place, Usage] = field(default_factory=dict)
-    nobodys: Mapping[Uuid, int] = field(default_factory=dict)
+    unattributed: Mapping[Uuid, int] = field(default_factory=dict)
 
-    def follow(self, inventory: Inventory) -> None:
+    def reconcile(self, inventory: Inventory) -> None:
         """Take in who runs what, then warn or end what lasts too long."""
         now = self.clock()
-        found, self.nobodys = self._measured(inventory.view.processes)
-        promises = self._promises(inventory)
+        found, self.unattributed = self._measured(inventory.snapshot.processes)
+        allocated = self._allocated(inventory)
         sold = self._sold(inventory)
         usage: dict[Place, Usage] = {}
         for place, processes in found.items():
             used = sum(process.used or 0 for process in processes)
             pids = tuple(sorted(process.pid for process in processes))
-            promised, entry = promises.get(place, (None, sold.get(place[1])))
-            one = Usage(used, promised, pids, stranger=promised is None and entry is not None)
+            allocated_bytes, entry = allocated.get(place, (None, sold.get(place[1])))
+            one = Usage(used, allocated_bytes, pids, unallocated=allocated_bytes is None and entry is not None)
             usage[place] = self._judged(place, one, entry.overuse, now) if entry is not None else one
         self.usage = usage
 
@@ -93,35 +93,37 @@ class OveruseWatch:
     ) -> tuple[Mapping[Place, Sequence[GpuProcess]], Mapping[Uuid, int]]:
         containers = self.containers()
         found: dict[Place, list[GpuProcess]] = {}
-        nobodys: dict[Uuid, int] = {}
+        unattributed: dict[Uuid, int] = {}
         for process in processes:
             who = containers.of(process.pid)
             if who is None:
-                nobodys[process.card] = nobodys.get(process.card, 0) + (process.used or 0)
+                unattributed[process.card] = unattributed.get(process.card, 0) + (process.used or 0)
             else:
                 found.setdefault((who, process.card), []).append(process)
-        return found, nobodys
+        return found, unattributed
 
-    def _promises(self, inventory: Inventory) -> Mapping[Place, tuple[int, Memory]]:
-        promises: dict[Place, tuple[int, Memory]] = {}
-        for use in inventory.uses:
+    def _allocated(self, inventory: Inventory) -> Mapping[Place, tuple[int, Memory]]:
+        allocated: dict[Place, tuple[int, Memory]] = {}
+        for use in inventory.allocations:
             entry = self.entries.get(use.resource)
-            if entry is not None and use.promised is not None:
-                before = promises.get((use.who, use.card), (0, entry))[0]
-                promises[use.who, use.card] = (before + use.promised, entry)
-        return promises
+            if entry is not None and use.allocated_bytes is not None:
+                before = allocated.get((use.who, use.card), (0, entry))[0]
+                allocated[use.who, use.card] = (before + use.allocated_bytes, entry)
+        return allocated
 
     def _sold(self, inventory: Inventory) -> Mapping[Uuid, Memory]:
         """Return the entry of each card that is sold by memory; none while nobody knows who holds what."""
-        if inventory.unknown:
+        if inventory.allocations_unknown:
             return {}
-        return {offer.card.uuid: entry for name, entry in self.entries.items() for offer in inventory.stocks_of(name)}
+        return {
+            member.card.uuid: entry for name, entry in self.entries.items() for member in inventory.members_of(name)
+        }
 
     def _judged(self, place: Place, one: Usage, rules: Overuse, now: float) -> Usage:
         before = self.usage.get(place)
         if before is not None and before.terminated is not None and not set(before.ending) & set(one.pids):
             before = None  # they have ended; those that run now have all their time
-        if one.used <= (one.promised or 0) + rules.tolerance:
+        if one.used <= (one.allocated_bytes or 0) + rules.tolerance:
             if before is not None and before.warned is not None:
                 self.host.log.info("%s is within its promise again", _named(place))
             return one
@@ -135,7 +137,7 @@ class OveruseWatch:
         return self._ended(place, one, rules, now)
 
     def _warn(self, place: Place, one: Usage, lasted: float) -> None:
-        if one.stranger:
+        if one.unallocated:
             self.host.log.warning(
                 "%s uses %s for %.0f s now and holds nothing of it, as far as kubelet tells: does its pod or image set "
                 "NVIDIA_VISIBLE_DEVICES?",
@@ -149,12 +151,12 @@ class OveruseWatch:
             "more units, or limit it with mps",
             _named(place),
             show_quantity(one.used),
-            show_quantity(one.promised or 0),
+            show_quantity(one.allocated_bytes or 0),
             lasted,
         )
 
     def _ended(self, place: Place, one: Usage, rules: Overuse, now: float) -> Usage:
-        if rules.kill_after is None or one.stranger or one.warned is None or now - one.warned < rules.kill_after:
+        if rules.kill_after is None or one.unallocated or one.warned is None or now - one.warned < rules.kill_after:
             return one
         if one.terminated is None:
             self.host.log.warning("%s: its processes %s get SIGTERM", _named(place), _listed(one.pids))

@@ -1,6 +1,6 @@
 """Which ids a container should get.
 
-Owns: the choice among the ids that kubelet offers, as pure functions.
+Owns: the choice among the ids that kubelet members, as pure functions.
 Refuses: to hand out anything, and to fail: kubelet may fill up what is missing at random, and Allocate checks it. An
 error here would reject the pod and leave the ids in use for a while (kubelet forgets to give them back then).
 """

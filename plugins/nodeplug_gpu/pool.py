@@ -10,25 +10,25 @@ from types import MappingProxyType
 
 from nodeplug import Device, DeviceId, NotFound, NotReady
 from nodeplug_gpu.cards import Card, Uuid
-from nodeplug_gpu.config import Exclusive, Memory, Mig, Replicas, sells_instances
+from nodeplug_gpu.config import Exclusive, Memory, Mig, Replicas, advertises_mig
 from nodeplug_gpu.ids import card_key
 
 Entry = Exclusive | Replicas | Memory | Mig
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class PoolMember:
     """One card, as one entry sells it.
 
     Attributes:
         card: as the driver showed it last.
         reason: why it is not healthy; empty when it is.
-        kept: ids that are listed as healthy all the same, so that containers which hold them may start again.
+        still_held: ids that are listed as healthy all the same, so that containers which hold them may start again.
     """
 
     card: Card
     reason: str = ""
-    kept: frozenset[DeviceId] = frozenset()
+    still_held: frozenset[DeviceId] = frozenset()
 
     @property
     def healthy(self) -> bool:
@@ -37,10 +37,10 @@ class Offer:
 
     def device(self, name: DeviceId, numa_nodes: tuple[int, ...] = ()) -> Device:
         """Return a share or unit of the card, as kubelet is told of it."""
-        reason = "" if name in self.kept else self.reason
+        reason = "" if name in self.still_held else self.reason
         return Device(name, not reason, reason, numa_nodes)
 
-    def usable(self) -> Card:
+    def require_healthy(self) -> Card:
         """Return the card for a grant: kubelet may ask by a list that is older than what is known here.
 
         Raises:
@@ -52,74 +52,74 @@ class Offer:
 
 
 @dataclass(frozen=True, slots=True)
-class Stock:
+class Pool:
     """What one entry sells, in NVML's order; cards that are gone and may still be held come last."""
 
-    offers: tuple[Offer, ...] = ()
+    members: tuple[PoolMember, ...] = ()
 
-    def of(self, uuid: Uuid) -> Offer:
+    def of(self, uuid: Uuid) -> PoolMember:
         """Return the offer of a card.
 
         Raises:
             NotFound: there is no such card.
         """
-        for offer in self.offers:
-            if offer.card.uuid == uuid:
-                return offer
-        raise NotFound(f"{uuid} is not among the {len(self.offers)} cards that are sold here; it may have gone")
+        for member in self.members:
+            if member.card.uuid == uuid:
+                return member
+        raise NotFound(f"{uuid} is not among the {len(self.members)} cards that are sold here; it may have gone")
 
 
 @dataclass(frozen=True, slots=True)
-class Shares:
+class Assignment:
     """Who sells what.
 
     Attributes:
         cards: of each entry, by its main resource.
-        faults: why a card is sold by nobody although entries choose it.
+        conflicts: why a card is sold by nobody although entries choose it.
     """
 
     cards: Mapping[str, tuple[Card, ...]]
-    faults: Mapping[Uuid, str] = field(default_factory=dict)
+    conflicts: Mapping[Uuid, str] = field(default_factory=dict)
 
-    def owner(self) -> Mapping[Uuid, str]:
+    def resource_by_card(self) -> Mapping[Uuid, str]:
         """Return the entry of each card."""
         return {card.uuid: name for name, cards in self.cards.items() for card in cards}
 
 
-def suits(entry: Entry, card: Card) -> bool:
+def fits_mig_mode(entry: Entry, card: Card) -> bool:
     """Whether a card's MIG mode is what an entry is for."""
-    return card.mig if sells_instances(entry) else not card.mig or isinstance(entry, Mig)
+    return card.mig if advertises_mig(entry) else not card.mig or isinstance(entry, Mig)
 
 
-def share_out(
+def assign_cards(
     entries: Sequence[Entry], cards: Iterable[Card], owners: Mapping[Uuid, str] = MappingProxyType({})
-) -> Shares:
+) -> Assignment:
     """Return the cards of each entry. A card that two entries choose is sold by none of them.
 
     Args:
         entries: of the configuration.
         cards: of the machine.
-        owners: entries by card, from the look before: a card stays with its entry as long as its mode suits it. NVML's
+        owners: entries by card, from the look before: a card stays with its entry as long as its MIG mode fits. NVML's
             indexes move when a card falls off the bus, and what containers hold does not move with them.
     """
-    shares: dict[str, list[Card]] = {entry.resource: [] for entry in entries}
-    faults: dict[Uuid, str] = {}
+    assignment: dict[str, list[Card]] = {entry.resource: [] for entry in entries}
+    conflicts: dict[Uuid, str] = {}
     known: dict[str, Uuid] = {}
     for card in {card.uuid: card for card in cards}.values():
         other = known.setdefault(card_key(card.uuid), card.uuid)
         if other != card.uuid:
-            faults[card.uuid] = f"{card.uuid} and {other} have the same digest; their units could not be told apart"
+            conflicts[card.uuid] = f"{card.uuid} and {other} have the same digest; their units could not be told apart"
             continue
-        fitting = [entry for entry in entries if suits(entry, card)]
-        kept = [entry for entry in fitting if owners.get(card.uuid) == entry.resource]
-        choosers = kept or [entry for entry in fitting if entry.cards.choose(card)]
-        if len(choosers) > 1:
-            names = " and ".join(entry.resource for entry in choosers)
-            faults[card.uuid] = (
+        fitting = [entry for entry in entries if fits_mig_mode(entry, card)]
+        still_held = [entry for entry in fitting if owners.get(card.uuid) == entry.resource]
+        candidates = still_held or [entry for entry in fitting if entry.cards.choose(card)]
+        if len(candidates) > 1:
+            names = " and ".join(entry.resource for entry in candidates)
+            conflicts[card.uuid] = (
                 f"{names} would both sell {card.uuid} (index {card.index}, {card.model}, {card.pci}); "
                 "give each its own `cards`"
             )
             continue
-        for entry in choosers:
-            shares[entry.resource].append(card)
-    return Shares({name: tuple(chosen) for name, chosen in shares.items()}, faults)
+        for entry in candidates:
+            assignment[entry.resource].append(card)
+    return Assignment({name: tuple(chosen) for name, chosen in assignment.items()}, conflicts)

@@ -4,7 +4,7 @@ Owns: the one place where looks at the hardware, health, what kubelet tells and 
 `Inventory` that everything else reads is made here.
 Refuses: threads and timing (the plugin has those); hardware (a driver shows it).
 
-No card is sold twice. Within one section `share_out` sees to that, between sections the book of `sections` does. Across
+No card is sold twice. Within one section `assign_cards` sees to that, between sections the book of `sections` does. Across
 configurations, MIG switches and restarts the records of what was sold do: a card that containers still hold in a former
 way is listed as unhealthy in its new one until they are gone.
 """
@@ -18,22 +18,22 @@ from typing import Final
 from nodeplug import DeviceId, Host, NotFound, PluginError, ResourceName
 from nodeplug_gpu import held, ledger
 from nodeplug_gpu.access import NodePaths
-from nodeplug_gpu.allocations import KnownCards, Sold
-from nodeplug_gpu.cards import Card, GpuEvent, Uuid, View
-from nodeplug_gpu.config import GpuConfig, Kind, Memory, Mig, Replicas, names_of
-from nodeplug_gpu.grants import Grants
-from nodeplug_gpu.health import Triage
+from nodeplug_gpu.allocations import AllocationRecord, AllocationRecords
+from nodeplug_gpu.cards import Card, GpuEvent, Snapshot, Uuid
+from nodeplug_gpu.config import GpuConfig, Kind, Memory, Mig, Replicas, resource_names
+from nodeplug_gpu.grants import PendingGrants
+from nodeplug_gpu.health import HealthMonitor
 from nodeplug_gpu.inventory import GONE, Inventory
-from nodeplug_gpu.leases import BOOK, Counter, Sale
-from nodeplug_gpu.limits import beyond, terms_of
-from nodeplug_gpu.pool import Entry, Offer, Shares, Stock, share_out
+from nodeplug_gpu.leases import LEASES, Lease, LeaseHolder
+from nodeplug_gpu.limits import excess_replicas, limits_of
+from nodeplug_gpu.pool import Assignment, Entry, Pool, PoolMember, assign_cards
 from nodeplug_gpu.sharing import Sharing
 from nodeplug_gpu.sharing.exclusive import ExclusiveSharing
 from nodeplug_gpu.sharing.memory import MemorySharing, unit_for
 from nodeplug_gpu.sharing.mig import MigInstances
 from nodeplug_gpu.sharing.replicas import TimeSlicing
 
-GRACE: Final = 60.0
+GRACE_PERIOD: Final = 60.0
 """Seconds for which nobody must have held something before that is believed: kubelet tells holders late, and for a
 while after its own start it knows none."""
 _TELLING: Final = frozenset({"running", "absent"})
@@ -42,54 +42,54 @@ _Names = tuple[str, ...]
 
 
 @dataclass(slots=True)
-class Shop:
+class InventoryTracker:
     """Builds inventories. Not safe for threads: its owner serialises `look`; all else may be called by any.
 
     Attributes:
-        obstacle: why a healthy card cannot be offered yet all the same, such as an MPS daemon that does not run.
+        not_ready_reason: why a healthy card cannot be offered yet all the same, such as an MPS daemon that does not run.
         grants: what was granted and kubelet has not told of yet.
     """
 
     config: GpuConfig
     host: Host
     paths: NodePaths
-    obstacle: Callable[[Entry, Uuid], str] = lambda _entry, _uuid: ""
+    not_ready_reason: Callable[[Entry, Uuid], str] = lambda _entry, _uuid: ""
     clock: Callable[[], float] = time.monotonic
     inventory: Inventory = field(default_factory=Inventory)
-    grants: Grants = field(default_factory=Grants)
-    _triage: Triage = field(init=False)
-    _known: KnownCards = field(init=False)
+    grants: PendingGrants = field(default_factory=PendingGrants)
+    _health: HealthMonitor = field(init=False)
+    _records: AllocationRecords = field(init=False)
     _owners: Mapping[Uuid, str] = field(default_factory=dict)
     _sharings: dict[str, Sharing] = field(default_factory=dict)
     _unheld: dict[object, float] = field(default_factory=dict)
-    _counter: Counter = field(init=False)
-    _elsewhere: Mapping[Uuid, Sale] = field(default_factory=dict)
-    _waiting: Mapping[Uuid, str] = field(default_factory=dict)
+    _lease: LeaseHolder = field(init=False)
+    _elsewhere: Mapping[Uuid, Lease] = field(default_factory=dict)
+    _reserved: Mapping[Uuid, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._triage = Triage(self.config.health)
-        self._known = KnownCards(self.host)
-        self._counter = BOOK.counter(self.host.run_dir.parent, self.host.plugin)
+        self._health = HealthMonitor(self.config.health)
+        self._records = AllocationRecords(self.host)
+        self._lease = LEASES.holder(self.host.run_dir.parent, self.host.plugin)
 
     def reserve(self) -> None:
         """Take what a predecessor sold before any section starts, so that no other sells it."""
         with suppress(PluginError, OSError):  # such as for somebody who only looks at a configuration
-            self._known.load(mend=False)
-        self._claim(Shares({}), self.clock())
+            self._records.load(mend=False)
+        self._acquire(Assignment({}), self.clock())
 
-    def open(self) -> None:
+    def load(self) -> None:
         """Read what a predecessor sold."""
-        self._known.load()
-        self._claim(Shares({}), self.clock())
+        self._records.load()
+        self._acquire(Assignment({}), self.clock())
 
-    def close(self) -> None:
+    def release(self) -> None:
         """Leave the cards to other sections, a while later."""
-        self._counter.end(self.clock())
+        self._lease.release(self.clock())
 
     @property
-    def has_sold(self) -> bool:
+    def has_records(self) -> bool:
         """Whether cards were sold already, here or by a predecessor."""
-        return bool(self._known.sold)
+        return bool(self._records.by_key)
 
     @property
     def sharings(self) -> Mapping[str, Sharing]:
@@ -97,51 +97,51 @@ class Shop:
         return self.inventory.sharings
 
     def entry_of(self, resource: str) -> Entry:
-        """Return the entry that offers a name; the plugin claims no other."""
-        return next(entry for entry in self.config.resources if resource in names_of(entry))
+        """Return the entry that advertises a name; the plugin claims no other."""
+        return next(entry for entry in self.config.resources if resource in resource_names(entry))
 
-    def granted(self, resource: str, ids: Sequence[DeviceId] = ()) -> None:
+    def record_grant(self, resource: str, ids: Sequence[DeviceId] = ()) -> None:
         """Note that a container got something: kubelet will tell, but not yet."""
         name = self.entry_of(resource).resource
         self._unheld[name] = self.clock()
-        sharing, stock = self.inventory.sharings.get(name), self.inventory.stocks.get(name, Stock())
-        cards = sharing.by_card(ids, stock) if sharing is not None else {}
+        sharing, pool = self.inventory.sharings.get(name), self.inventory.pools.get(name, Pool())
+        cards = sharing.by_card(ids, pool) if sharing is not None else {}
         owners = {one: card for card, mine in cards.items() for one in mine}
         self.grants.add(resource, {one: owners.get(one) for one in ids}, self.clock())
 
-    def look(self, view: View, events: Sequence[GpuEvent] = ()) -> Inventory:
+    def update(self, snapshot: Snapshot, events: Sequence[GpuEvent] = ()) -> Inventory:
         """Take in a look at the hardware and what kubelet tells by now."""
         now = self.clock()
-        self._triage.observe(view, events, now)
-        cards = view.cards if view.state != "absent" else ()
-        shares, rivals = self._claim(share_out(self.config.resources, cards, self._owners), now)
-        self._owners = {**self._owners, **shares.owner()}
-        terms = {entry.resource: terms_of(entry) for entry in self.config.resources}
-        self._known.remember(
-            Sold(card, name, self._kinds[name], terms=terms[name])
-            for name, cards in shares.cards.items()
+        self._health.observe(snapshot, events, now)
+        cards = snapshot.cards if snapshot.state != "absent" else ()
+        assignment, section_conflicts = self._acquire(assign_cards(self.config.resources, cards, self._owners), now)
+        self._owners = {**self._owners, **assignment.resource_by_card()}
+        terms = {entry.resource: limits_of(entry) for entry in self.config.resources}
+        self._records.remember(
+            AllocationRecord(card, name, self._kinds[name], terms=terms[name])
+            for name, cards in assignment.cards.items()
             for card in cards
         )
-        told = held.ask(self.host, self._names(), self._known.sold.values())
+        told = held.ask(self.host, self._names(), self._records.by_key.values())
         if not told.unknown:
             self.grants.settle(told.holdings, now)
-        self._forget(shares, view, told, now)
-        self._settle_units(shares, told, now)
-        former = self._held_back(shares, told)
-        stocks = self._stocks(shares, view, former, told)
-        sold = [offer.card.uuid for stock in stocks.values() for offer in stock.offers]
+        self._forget(assignment, snapshot, told, now)
+        self._settle_units(assignment, told, now)
+        former = self._held_back(assignment, told)
+        pools = self._pools(assignment, snapshot, former, told)
+        sold = [member.card.uuid for pool in pools.values() for member in pool.members]
         self.inventory = Inventory(
-            view,
-            stocks,
-            {uuid: self._triage.condition(uuid) for uuid in sold},
-            tuple(self._uses(stocks, told)),
+            snapshot,
+            pools,
+            {uuid: self._health.condition(uuid) for uuid in sold},
+            tuple(self._uses(pools, told)),
             told.unknown,
             dict(self._sharings),
-            dict(self._ghosts(stocks, told)),
-            shares.faults,
-            rivals,
+            dict(self._orphaned(pools, told)),
+            assignment.conflicts,
+            section_conflicts,
             frozenset(uuid for _, uuid in told.holders) | self.grants.cards(),
-            self._waiting,
+            self._reserved,
             former,
         )
         return self.inventory
@@ -150,76 +150,79 @@ class Shop:
     def _kinds(self) -> Mapping[str, Kind]:
         return {entry.resource: entry.sharing for entry in self.config.resources}
 
-    def _claim(self, shares: Shares, now: float) -> tuple[Shares, Mapping[Uuid, str]]:
-        """Return the shares without the cards that another section sells, and why it is without them."""
+    def _acquire(self, assignment: Assignment, now: float) -> tuple[Assignment, Mapping[Uuid, str]]:
+        """Return the assignment without the cards that another section sells, and why it is without them."""
         section, kinds = self.host.plugin, self._kinds
         wanted = {
-            one.card.uuid: Sale(section, one.resource, one.sharing, current=False, terms=one.terms or "")
-            for one in self._known.sold.values()
+            one.card.uuid: Lease(section, one.resource, one.sharing, current=False, terms=one.terms or "")
+            for one in self._records.by_key.values()
         }
-        owners = shares.owner()
+        owners = assignment.resource_by_card()
         wanted |= {
-            uuid: Sale(section, name, kinds[name], terms=self._terms(uuid, name)) for uuid, name in owners.items()
+            uuid: Lease(section, name, kinds[name], terms=self._limits(uuid, name)) for uuid, name in owners.items()
         }
-        answer = self._counter.claim(wanted, now)
-        cards = {card.uuid: card for chosen in shares.cards.values() for card in chosen}
-        self._known.remember(
-            Sold(cards[uuid], sale.resource, sale.sharing, terms=sale.terms)
-            for uuid, sale in answer.inherited.items()
+        result = self._lease.acquire(wanted, now)
+        cards = {card.uuid: card for chosen in assignment.cards.values() for card in chosen}
+        self._records.remember(
+            AllocationRecord(cards[uuid], lease.resource, lease.sharing, terms=lease.terms)
+            for uuid, lease in result.inherited.items()
             if uuid in cards
         )
-        self._elsewhere = answer.rivals
-        rivals = {
-            uuid: f"section {sale.section} sells {uuid} as {sale.resource}, and this one would as {owners[uuid]}; give "
+        self._elsewhere = result.denied
+        section_conflicts = {
+            uuid: f"section {lease.section} sells {uuid} as {lease.resource}, and this one would as {owners[uuid]}; give "
             "each section its own `cards`"
-            for uuid, sale in answer.rivals.items()
-            if sale.current and uuid in owners
+            for uuid, lease in result.denied.items()
+            if lease.current and uuid in owners
         }
-        self._waiting = {
-            uuid: f"section {sale.section} sold it as {sale.resource}, and containers may still hold it"
-            for uuid, sale in answer.rivals.items()
-            if not sale.current
+        self._reserved = {
+            uuid: f"section {lease.section} sold it as {lease.resource}, and containers may still hold it"
+            for uuid, lease in result.denied.items()
+            if not lease.current
         }
         left = {
-            name: tuple(card for card in chosen if card.uuid not in answer.rivals)
-            for name, chosen in shares.cards.items()
+            name: tuple(card for card in chosen if card.uuid not in result.denied)
+            for name, chosen in assignment.cards.items()
         }
-        return Shares(left, shares.faults), rivals
+        return Assignment(left, assignment.conflicts), section_conflicts
 
     def _entry(self, main: str) -> Entry:
         """Return an entry by its main resource, which one of several MIG profiles does not offer itself."""
         return next(entry for entry in self.config.resources if entry.resource == main)
 
-    def _terms(self, uuid: Uuid, resource: str) -> str:
+    def _limits(self, uuid: Uuid, resource: str) -> str:
         """Return the terms on which an entry sells a card: those of its holders, as long as there may be any."""
         entry = self._entry(resource)
-        known = self._known.sold.get((uuid, resource, entry.sharing))
-        return known.terms if known is not None and known.terms is not None else terms_of(entry)
+        known = self._records.by_key.get((uuid, resource, entry.sharing))
+        return known.terms if known is not None and known.terms is not None else limits_of(entry)
 
     def _names(self) -> frozenset[str]:
         """Return every name under which a card was or is sold."""
-        offered = {name for entry in self.config.resources for name in names_of(entry)}
-        return frozenset(offered | {one.resource for one in self._known.sold.values()})
+        offered = {name for entry in self.config.resources for name in resource_names(entry)}
+        return frozenset(offered | {one.resource for one in self._records.by_key.values()})
 
     # --- the past -----------------------------------------------------------------------------------------------
 
-    def _forget(self, shares: Shares, view: View, told: held.Held, now: float) -> None:
+    def _forget(self, assignment: Assignment, snapshot: Snapshot, told: held.Held, now: float) -> None:
         """Drop what was sold once and is held by nobody any more."""
-        present = {card.uuid for card in view.cards} if view.state == "running" else set()
-        for one in list(self._known.sold.values()):
-            sold_now = one.card in shares.cards.get(one.resource, ()) and one.sharing == self._kind(one.resource)
-            terms = terms_of(self._entry(one.resource)) if sold_now else ""
+        present = {card.uuid for card in snapshot.cards} if snapshot.state == "running" else set()
+        for one in list(self._records.by_key.values()):
+            sold_now = one.card in assignment.cards.get(one.resource, ()) and one.sharing == self._kind(one.resource)
+            terms = limits_of(self._entry(one.resource)) if sold_now else ""
             if one.card.uuid in present and sold_now and one.terms == terms:
                 self._unheld.pop(one.place, None)
-            elif self._unheld_for(one.place, self._holder(one, told) is None, now) > GRACE and view.state in _TELLING:
+            elif (
+                self._unheld_for(one.place, self._holder(one, told) is None, now) > GRACE_PERIOD
+                and snapshot.state in _TELLING
+            ):
                 if one.card.uuid in present and sold_now:
-                    self._known.renew(one.place, terms)
+                    self._records.renew(one.place, terms)
                 else:
-                    self._known.forget(one.place)
+                    self._records.forget(one.place)
                 self._unheld.pop(one.place, None)
-        kept = {uuid for uuid, _, _ in self._known.sold}
+        kept = {uuid for uuid, _, _ in self._records.by_key}
         for uuid in [uuid for uuid in self._owners if uuid not in kept and uuid not in present]:
-            self._triage.forget(uuid)
+            self._health.forget(uuid)
             self._owners = {other: name for other, name in self._owners.items() if other != uuid}
 
     def _unheld_for(self, what: object, free: bool, now: float) -> float:
@@ -232,77 +235,77 @@ class Shop:
     def _kind(self, resource: str) -> str | None:
         return self._kinds.get(resource)
 
-    def _holder(self, one: Sold, told: held.Held) -> str | None:
+    def _holder(self, one: AllocationRecord, told: held.Held) -> str | None:
         """Return who may hold a card as it was sold; None when nobody does."""
         if told.unknown:
             return "nobody knows whom"
-        names = {one.resource, *self._names_of(one.resource)}
+        names = {one.resource, *self._resource_names(one.resource)}
         return next(
             (told.holders[name, one.card.uuid] for name in names if (name, one.card.uuid) in told.holders), None
         )
 
-    def _names_of(self, resource: str) -> _Names:
+    def _resource_names(self, resource: str) -> _Names:
         entry = next((entry for entry in self.config.resources if entry.resource == resource), None)
-        return names_of(entry) if entry is not None else ()
+        return resource_names(entry) if entry is not None else ()
 
     def _sold_otherwise(self, entry: Entry, card: Card, told: held.Held) -> str:
         """Return why a card cannot be sold anew yet: it may be held in a way in which it was sold before."""
-        for one in self._known.sold.values():
+        for one in self._records.by_key.values():
             if one.card.uuid != card.uuid:
                 continue
             holder = self._holder(one, told)
             why = f"it is held by {holder}" if holder is not None else "kubelet may still tell who holds it"
             if (one.resource, one.sharing) != (entry.resource, entry.sharing):
                 return f"it was sold as {one.resource} ({one.sharing}), and {why}"
-            if one.terms != terms_of(entry):
+            if one.terms != limits_of(entry):
                 return f"{why} as it was sold before ({one.terms or 'without MPS'}); new terms wait for the end of that"
-        return beyond(entry, told.of(entry.resource, card.uuid))
+        return excess_replicas(entry, told.of(entry.resource, card.uuid))
 
-    def _held_back(self, shares: Shares, told: held.Held) -> Mapping[Uuid, str]:
+    def _held_back(self, assignment: Assignment, told: held.Held) -> Mapping[Uuid, str]:
         """Return why cards cannot be sold yet that may be held as they were sold before."""
         whys = {
             card.uuid: self._sold_otherwise(entry, card, told)
             for entry in self.config.resources
-            for card in shares.cards[entry.resource]
+            for card in assignment.cards[entry.resource]
         }
         return {uuid: why for uuid, why in whys.items() if why}
 
-    def _ghosts(self, stocks: Mapping[str, Stock], told: held.Held) -> Iterator[tuple[str, tuple[DeviceId, ...]]]:
+    def _orphaned(self, pools: Mapping[str, Pool], told: held.Held) -> Iterator[tuple[str, tuple[DeviceId, ...]]]:
         """Yield what is held and no longer listed: an instance that was destroyed, a card that has other units now."""
         for entry in self.config.resources:
             sharing = self._sharings.get(entry.resource)
-            for name in names_of(entry):
+            for name in resource_names(entry):
                 ids = told.ids.get(name, {})
                 listed: set[DeviceId] = set()
                 if ids and sharing is not None:
                     try:
-                        listed = {one.id for one in sharing.devices(ResourceName(name), stocks[entry.resource])}
+                        listed = {one.id for one in sharing.devices(ResourceName(name), pools[entry.resource])}
                     except NotFound:
                         listed = set()
-                if ghosts := tuple(sorted(ids.keys() - listed)):
-                    yield name, ghosts
+                if orphaned := tuple(sorted(ids.keys() - listed)):
+                    yield name, orphaned
 
     # --- what is sold -------------------------------------------------------------------------------------------
 
-    def _settle_units(self, shares: Shares, told: held.Held, now: float) -> None:
+    def _settle_units(self, assignment: Assignment, told: held.Held, now: float) -> None:
         """Make the sharing of each entry, once its unit is known."""
         for entry in self.config.resources:
             if isinstance(entry, Memory):
-                self._settle_unit(entry, shares, told, now)
+                self._settle_unit(entry, assignment, told, now)
             elif entry.resource not in self._sharings:
                 self._sharings[entry.resource] = _sharing(entry, self.paths)
 
-    def _settle_unit(self, entry: Memory, shares: Shares, told: held.Held, now: float) -> None:
+    def _settle_unit(self, entry: Memory, assignment: Assignment, told: held.Held, now: float) -> None:
         """Choose the unit; where units may be held, the last one stays: an id must not change its size."""
         name = entry.resource
-        former = [one.card for one in self._known.sold.values() if one.resource == name and one.sharing == "memory"]
-        cards = {card.uuid: card for card in (*former, *shares.cards[name])}
+        former = [one.card for one in self._records.by_key.values() if one.resource == name and one.sharing == "memory"]
+        cards = {card.uuid: card for card in (*former, *assignment.cards[name])}
         if not cards:
             return
         wanted = unit_for(entry, [card.memory for card in cards.values()])
-        before = self._known.unit(name)
+        before = self._records.unit(name)
         free = not told.unknown and not told.holdings.get(name)
-        idle = self._unheld_for(name, free, now) > GRACE
+        idle = self._unheld_for(name, free, now) > GRACE_PERIOD
         unit = wanted if before is None or idle else before
         present = self._sharings.get(name)
         if isinstance(present, MemorySharing) and present.unit == unit:
@@ -311,57 +314,59 @@ class Shop:
             why = f"there would be more than {entry.max_units_per_card} of them on a card, or too many for one list"
             why = why if unit == wanted else "units of that size may be held; it changes when none was for a minute"
             self.host.log.warning("%s: a unit is %d MiB, not %d MiB: %s", name, unit >> 20, entry.unit >> 20, why)
-        self._known.keep_unit(name, unit)
+        self._records.keep_unit(name, unit)
         self._sharings[name] = MemorySharing(entry, self.paths, unit)
 
-    def _stocks(self, shares: Shares, view: View, former: Mapping[Uuid, str], told: held.Held) -> dict[str, Stock]:
-        present = {card.uuid for card in view.cards} if view.state != "absent" else set()
-        stocks = {}
+    def _pools(
+        self, assignment: Assignment, snapshot: Snapshot, former: Mapping[Uuid, str], told: held.Held
+    ) -> dict[str, Pool]:
+        present = {card.uuid for card in snapshot.cards} if snapshot.state != "absent" else set()
+        pools = {}
         for entry in self.config.resources:
-            here = [card for card in shares.cards[entry.resource] if card.uuid in present]
-            offers = [self._offer(entry, card, former.get(card.uuid, ""), told) for card in here]
+            here = [card for card in assignment.cards[entry.resource] if card.uuid in present]
+            members = [self._member(entry, card, former.get(card.uuid, ""), told) for card in here]
             listed = {card.uuid for card in here}
-            offers += [
-                Offer(one.card, self._left(one.card, present, shares))
-                for one in self._known.sold.values()
+            members += [
+                PoolMember(one.card, self._left(one.card, present, assignment))
+                for one in self._records.by_key.values()
                 if (one.resource, one.sharing) == (entry.resource, entry.sharing) and one.card.uuid not in listed
             ]
-            stocks[entry.resource] = Stock(tuple(offers))
-        return stocks
+            pools[entry.resource] = Pool(tuple(members))
+        return pools
 
-    def _offer(self, entry: Entry, card: Card, former: str, told: held.Held) -> Offer:
-        """Offer a card, or say why not. Where only the terms are others, what containers hold of it stays healthy."""
+    def _member(self, entry: Entry, card: Card, former: str, told: held.Held) -> PoolMember:
+        """Put a card into a pool, or say why it is not allocatable. Where only the terms are others, what containers hold of it stays healthy."""
         ill = self._reason(card)
         if not former or ill:
-            return Offer(card, ill or self.obstacle(entry, card.uuid))
-        ways = {(one.resource, one.sharing) for one in self._known.sold.values() if one.card.uuid == card.uuid}
+            return PoolMember(card, ill or self.not_ready_reason(entry, card.uuid))
+        ways = {(one.resource, one.sharing) for one in self._records.by_key.values() if one.card.uuid == card.uuid}
         kept = told.of(entry.resource, card.uuid) if ways == {(entry.resource, entry.sharing)} else ()
-        return Offer(card, former, frozenset(kept))
+        return PoolMember(card, former, frozenset(kept))
 
     def _reason(self, card: Card) -> str:
-        condition = self._triage.condition(card.uuid)
-        return "" if condition.offered else (condition.reason or condition.state)
+        condition = self._health.condition(card.uuid)
+        return "" if condition.allocatable else (condition.reason or condition.state)
 
-    def _left(self, card: Card, present: set[Uuid], shares: Shares) -> str:
+    def _left(self, card: Card, present: set[Uuid], assignment: Assignment) -> str:
         """Return why a card that an entry has sold is not sold by it any more."""
         if card.uuid not in present:
             return self._reason(card) or GONE
-        if card.uuid in shares.faults:
-            return shares.faults[card.uuid]
+        if card.uuid in assignment.conflicts:
+            return assignment.conflicts[card.uuid]
         if card.uuid in self._elsewhere:
-            sale = self._elsewhere[card.uuid]
-            return f"section {sale.section} sells it as {sale.resource}"
-        now = shares.owner().get(card.uuid)
+            lease = self._elsewhere[card.uuid]
+            return f"section {lease.section} sells it as {lease.resource}"
+        now = assignment.resource_by_card().get(card.uuid)
         return f"it is for {now} now" if now is not None else "it is not for this resource any more"
 
-    def _uses(self, stocks: Mapping[str, Stock], told: held.Held) -> Iterator[ledger.Use]:
+    def _uses(self, pools: Mapping[str, Pool], told: held.Held) -> Iterator[ledger.Allocation]:
         for name, sharing in self._sharings.items():
-            for resource in self._names_of(name):
-                yield from ledger.uses(told.holdings.get(resource, ()), sharing, stocks[name])
-        offered = {name for entry in self.config.resources for name in names_of(entry)}
-        former = {one.resource: one.sharing for one in self._known.sold.values() if one.resource not in offered}
+            for resource in self._resource_names(name):
+                yield from ledger.uses(told.holdings.get(resource, ()), sharing, pools[name])
+        offered = {name for entry in self.config.resources for name in resource_names(entry)}
+        former = {one.resource: one.sharing for one in self._records.by_key.values() if one.resource not in offered}
         for resource, kind in former.items():
-            unit = self._known.unit(resource) if kind == "memory" else None
+            unit = self._records.unit(resource) if kind == "memory" else None
             yield from ledger.former_uses(told.holdings.get(resource, ()), told.ids.get(resource, {}), kind, unit)
 
 

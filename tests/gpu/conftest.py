@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from nodeplug_gpu.cards import GpuEvent, View
+from nodeplug_gpu.cards import GpuEvent, Snapshot
 from nodeplug_gpu.driver import Driver
 from nodeplug_gpu.driver.calls import SYMBOLS
 from nodeplug_gpu.driver.process import NvmlDriver
@@ -170,27 +170,27 @@ class Watched:
     """A driver, and everything that it told its observer."""
 
     driver: Driver
-    views: list[View] = field(default_factory=list)
+    snapshots: list[Snapshot] = field(default_factory=list)
     events: list[GpuEvent] = field(default_factory=list)
 
     def start(self) -> None:
         self.driver.start(self._observe)
 
-    def _observe(self, view: View, events: Sequence[GpuEvent]) -> None:
+    def _observe(self, snapshot: Snapshot, events: Sequence[GpuEvent]) -> None:
         self.events += events
-        self.views.append(view)
+        self.snapshots.append(snapshot)
 
-    def until(self, true: Callable[[View], object], seconds: float = 30.0) -> View:
-        """Wait for a view of which something is true."""
+    def until(self, true: Callable[[Snapshot], object], seconds: float = 30.0) -> Snapshot:
+        """Wait for a snapshot of which something is true."""
         end = time.monotonic() + seconds
-        while not true(view := self.driver.view):
+        while not true(snapshot := self.driver.snapshot):
             if time.monotonic() > end:
-                pytest.fail(f"the driver never got there; its last look is {view}")
+                pytest.fail(f"the driver never got there; its last look is {snapshot}")
             time.sleep(0.005)
-        return view
+        return snapshot
 
-    def running(self) -> View:
-        return self.until(lambda view: view.state == "running")
+    def running(self) -> Snapshot:
+        return self.until(lambda snapshot: snapshot.state == "running")
 
     def event(self, true: Callable[[GpuEvent], bool]) -> GpuEvent:
         self.until(lambda _: any(map(true, self.events)))

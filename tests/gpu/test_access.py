@@ -10,11 +10,11 @@ import pytest
 
 from nodeplug import Host, Journal, NotReady
 from nodeplug_gpu.access import NodePaths, Part, grant
-from nodeplug_gpu.cards import Card, MigInstance, Uuid, View
+from nodeplug_gpu.cards import Card, MigInstance, Snapshot, Uuid
 from nodeplug_gpu.cdi import LIBRARIES, PENDING, CdiSpecs
 from nodeplug_gpu.config import Access, GpuConfig
 from nodeplug_gpu.inventory import Inventory
-from nodeplug_gpu.pool import Offer, Stock
+from nodeplug_gpu.pool import Pool, PoolMember
 
 INSTANCE = MigInstance(Uuid("MIG-1"), "1g.10gb", 10 << 30, 7, 0)
 CARD = Card(Uuid("GPU-1"), 0, 3, "X", 80 << 30)
@@ -124,23 +124,25 @@ class Specs:
         self.entries = {entry.resource: entry for entry in config.resources}
 
     def inventory(self, *cards: Card, state: Any = "running") -> Inventory:
-        stocks = {
-            "example.com/gpu": Stock(tuple(Offer(card) for card in cards if not card.mig)),
-            "example.com/mig": Stock(tuple(Offer(card) for card in cards if card.mig)),
+        pools = {
+            "example.com/gpu": Pool(tuple(PoolMember(card) for card in cards if not card.mig)),
+            "example.com/mig": Pool(tuple(PoolMember(card) for card in cards if card.mig)),
         }
-        return Inventory(View(state, cards=cards), stocks)
+        return Inventory(Snapshot(state, cards=cards), pools)
 
     def why(self, card: Card) -> str:
-        return self.specs.obstacle(self.entries["example.com/mig" if card.mig else "example.com/gpu"], card.uuid)
+        return self.specs.not_ready_reason(
+            self.entries["example.com/mig" if card.mig else "example.com/gpu"], card.uuid
+        )
 
-    def follow(self, *cards: Card, state: Any = "running") -> dict[str, Any] | None:
-        self.specs.follow(self.inventory(*cards, state=state))
+    def reconcile(self, *cards: Card, state: Any = "running") -> dict[str, Any] | None:
+        self.specs.reconcile(self.inventory(*cards, state=state))
         found = list(self.folder.iterdir()) if self.folder.exists() else []
         return json.loads(found[0].read_text()) if found else None
 
 
 def test_every_card_and_instance_that_is_sold_is_a_device_of_the_spec(tmp_path: Path, paths: NodePaths) -> None:
-    document = Specs(tmp_path, paths).follow(CARD, SPLIT)
+    document = Specs(tmp_path, paths).reconcile(CARD, SPLIT)
     assert document is not None
     assert (document["cdiVersion"], document["kind"]) == ("0.5.0", "nodeplug.io/gpu")
     assert [device["name"] for device in document["devices"]] == ["GPU-1", "GPU-2", "MIG-1"]
@@ -154,7 +156,7 @@ def test_the_drivers_libraries_are_mounted_by_their_sonames(tmp_path: Path, path
     folder.mkdir(parents=True)
     for name in ("libcuda.so.1", "libcuda.so.535.1", "libcudart.so.12", "libnvidia-ml.so.1"):
         (folder / name).touch()
-    document = Specs(tmp_path, paths).follow(CARD)
+    document = Specs(tmp_path, paths).reconcile(CARD)
     assert document is not None
     places = [mount["containerPath"] for mount in document["containerEdits"]["mounts"]]
     assert places == [f"{LIBRARIES}/libcuda.so.1", f"{LIBRARIES}/libnvidia-ml.so.1"]
@@ -162,42 +164,42 @@ def test_the_drivers_libraries_are_mounted_by_their_sonames(tmp_path: Path, path
 
 def test_the_spec_follows_a_card_that_comes(tmp_path: Path, paths: NodePaths) -> None:
     specs = Specs(tmp_path, paths)
-    specs.follow(CARD)
-    document = specs.follow(CARD, SPLIT)
+    specs.reconcile(CARD)
+    document = specs.reconcile(CARD, SPLIT)
     assert document is not None
     assert len(document["devices"]) == 3
 
 
 def test_a_spec_that_somebody_removed_is_written_again(tmp_path: Path, paths: NodePaths) -> None:
     specs = Specs(tmp_path, paths)
-    specs.follow(CARD)
+    specs.reconcile(CARD)
     next(specs.folder.iterdir()).unlink()
-    assert specs.follow(CARD) is not None
+    assert specs.reconcile(CARD) is not None
 
 
 def test_an_equal_spec_is_not_written_again(tmp_path: Path, paths: NodePaths) -> None:
     specs = Specs(tmp_path, paths)
-    specs.follow(CARD)
+    specs.reconcile(CARD)
     before = next(specs.folder.iterdir()).stat().st_ino
-    specs.follow(CARD)
+    specs.reconcile(CARD)
     assert next(specs.folder.iterdir()).stat().st_ino == before
 
 
 def test_the_spec_stays_while_the_driver_is_away(tmp_path: Path, paths: NodePaths) -> None:
     specs = Specs(tmp_path, paths)
-    before = specs.follow(CARD)
-    assert specs.follow(state="failed") == before
+    before = specs.reconcile(CARD)
+    assert specs.reconcile(state="failed") == before
 
 
 def test_no_spec_is_written_where_another_writes_it(tmp_path: Path, paths: NodePaths) -> None:
-    assert Specs(tmp_path, paths, cdi_write=False).follow(CARD) is None
+    assert Specs(tmp_path, paths, cdi_write=False).reconcile(CARD) is None
 
 
 def test_a_card_whose_node_is_missing_is_left_out_and_not_offered(tmp_path: Path, paths: NodePaths) -> None:
     specs = Specs(tmp_path, paths)
-    specs.follow(CARD)
+    specs.reconcile(CARD)
     (paths.dev / "nvidia4").unlink()
-    document = specs.follow(CARD, SPLIT)
+    document = specs.reconcile(CARD, SPLIT)
     assert document is not None
     assert [device["name"] for device in document["devices"]] == ["GPU-1"]
     assert specs.why(CARD) == ""
@@ -208,7 +210,7 @@ def test_a_card_whose_node_is_missing_is_left_out_and_not_offered(tmp_path: Path
 def test_no_card_is_offered_before_its_spec_is_written(tmp_path: Path, paths: NodePaths) -> None:
     specs = Specs(tmp_path, paths)
     assert specs.why(CARD) == PENDING
-    specs.follow(CARD)
+    specs.reconcile(CARD)
     assert specs.why(CARD) == ""
     assert specs.why(SPLIT) == PENDING
 
@@ -217,11 +219,11 @@ def test_a_card_whose_spec_cannot_be_written_is_not_offered_with_the_reason(tmp_
     specs = Specs(tmp_path, paths)
     specs.folder.parent.mkdir(parents=True, exist_ok=True)
     specs.folder.touch()
-    specs.specs.follow(specs.inventory(CARD))
+    specs.specs.reconcile(specs.inventory(CARD))
     assert f"the CDI spec of nodeplug.io/gpu cannot be written: {specs.folder}" in specs.why(CARD)
     assert specs.why(CARD) in specs.specs.fault
     specs.folder.unlink()
-    specs.follow(CARD)
+    specs.reconcile(CARD)
     assert (specs.why(CARD), specs.specs.fault) == ("", "")
 
 
@@ -229,13 +231,13 @@ def test_a_card_that_the_spec_on_disk_describes_stays_offered_though_a_new_one_c
     tmp_path: Path, paths: NodePaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     specs = Specs(tmp_path, paths)
-    specs.follow(CARD)
+    specs.reconcile(CARD)
 
     def full(path: Path, data: bytes) -> int:
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
     monkeypatch.setattr(Path, "write_bytes", full)
-    specs.follow(CARD, SPLIT)
+    specs.reconcile(CARD, SPLIT)
     assert specs.why(CARD) == ""
     assert "No space left on device" in specs.why(SPLIT)
 
@@ -248,5 +250,5 @@ def test_cards_need_no_spec_of_ours_where_another_writes_it(tmp_path: Path, path
 def test_whoever_waits_is_told_when_a_spec_was_written(tmp_path: Path, paths: NodePaths) -> None:
     specs = Specs(tmp_path, paths)
     for _ in range(2):
-        specs.follow(CARD)
+        specs.reconcile(CARD)
     assert specs.told == ["changed"]

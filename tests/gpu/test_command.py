@@ -24,7 +24,7 @@ from nodeplug_gpu.cards import Uuid
 from nodeplug_gpu.config import GpuConfig
 from nodeplug_gpu.ledger import Container
 from nodeplug_gpu.overuse import OveruseWatch, Usage
-from nodeplug_gpu.tracker import Shop
+from nodeplug_gpu.tracker import InventoryTracker
 
 DOCS = Path(__file__).parents[2] / "docs" / "gpu.md"
 MEMORY, REPLICAS, SLICE = "aliyun.com/gpu-mem", "nvidia.com/gpu.shared", "nvidia.com/mig-1g.10gb"
@@ -35,7 +35,7 @@ PODS = (
     ("r", "ml", REPLICAS, 1),
     ("sliced", "default", SLICE, 1),
 )
-OF_PROCESSES = {"nodeplug_gpu_container_used_bytes", "nodeplug_gpu_container_over_promise"}
+OF_PROCESSES = {"nodeplug_gpu_container_used_bytes", "nodeplug_gpu_container_overuse"}
 """There are none without processes in containers of a real kubelet."""
 GPU = """
 [plugins.gpu.config]
@@ -199,7 +199,7 @@ def test_memory_of_a_process_in_no_container_is_nobodys(
     machine: Machine, hurt: Callable[[dict[str, Any]], None]
 ) -> None:
     hurt({"2": {"processes": [{"pid": os.getpid(), "used": "3GiB"}]}})
-    machine.until(lambda told: told["cards"][2]["nobodys_bytes"] == 3 * GIB)
+    machine.until(lambda told: told["cards"][2]["unattributed_bytes"] == 3 * GIB)
     assert "1/4 of nvidia.com/gpu.shared, 3Gi really used, 3Gi of it by no known container\n" in machine.run()
 
 
@@ -246,7 +246,7 @@ def test_the_page_has_every_key_of_the_document_and_no_other(machine: Machine) -
         "cards[]": sliced,
         "cards[].instances[]": sliced["instances"][0],
         "cards[].containers[]": sliced["containers"][0],
-        "unsold[]": told["unsold"][0],
+        "unadvertised[]": told["unadvertised"][0],
         "resources[]": told["resources"][0],
     }
     assert documented_keys() == {where: set(value) for where, value in found.items()}
@@ -283,7 +283,7 @@ def test_metrics_of_processes_are_those_of_the_page(tmp_path: Path) -> None:
     watch = OveruseWatch({}, host)
     watch.usage = {(Container("default", "a", "main"), Uuid("GPU-0")): Usage(GIB, GIB, (1,))}
     config = GpuConfig.model_validate({"resources": [{"sharing": "memory"}]})
-    made = report.metrics(config, Shop(config, host, NodePaths(run=tmp_path)), watch)
+    made = report.metrics(config, InventoryTracker(config, host, NodePaths(run=tmp_path)), watch)
     labels = {f"nodeplug_{metric.name}": set(metric.samples[0].labels) for metric in made}
     assert {name: labels[name] for name in OF_PROCESSES} == {name: documented_metrics()[name] for name in OF_PROCESSES}
 
@@ -311,12 +311,14 @@ def test_without_a_daemon_it_says_so_in_a_sentence(tmp_path: Path) -> None:
 def test_while_kubelet_tells_no_holders_units_are_not_shown_as_free(make: Callable[[str], Machine]) -> None:
     machine = make(GPU)
     machine.kubelet.kill()
-    machine.until(lambda told: bool(told["holders_unknown"]))
+    machine.until(lambda told: bool(told["allocations_unknown"]))
     shown = machine.run()
     assert "]  ?/8 of aliyun.com/gpu-mem\n" in shown
     assert "is unknown at present" in shown
     told = machine.ask()
-    assert {card["used_units"] for card in told["cards"]} == {one["used"] for one in told["resources"]} == {None}
+    assert (
+        {card["allocated_units"] for card in told["cards"]} == {one["allocated"] for one in told["resources"]} == {None}
+    )
     ended = machine.node.run("gpu", "--format", "gpushare")
     assert (ended.returncode, ended.stdout) == (1, "")
     assert "is unknown at present" in ended.stderr

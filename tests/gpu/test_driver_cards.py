@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from nodeplug_gpu.cards import View
+from nodeplug_gpu.cards import Snapshot
 
 Watch = Callable[..., Any]
 
@@ -50,18 +50,18 @@ def test_addresses_are_those_of_sysfs(watched: Any, machine: Any) -> None:
 
 
 def test_every_card_has_vitals_and_is_well(watched: Any) -> None:
-    view: View = watched.running()
-    assert view.vitals.keys() == {card.uuid for card in view.cards}
-    for card in view.cards:
-        vitals = view.vitals[card.uuid]
-        assert (vitals.error, vitals.error_code) == ("", 0)
-        assert vitals.used is None or 0 <= vitals.used <= card.memory
+    snapshot: Snapshot = watched.running()
+    assert snapshot.telemetry.keys() == {card.uuid for card in snapshot.cards}
+    for card in snapshot.cards:
+        telemetry = snapshot.telemetry[card.uuid]
+        assert (telemetry.error, telemetry.error_code) == ("", 0)
+        assert telemetry.used is None or 0 <= telemetry.used <= card.memory
 
 
 def test_the_driver_says_its_version_and_leaves_nothing_out(watched: Any) -> None:
-    view = watched.running()
-    assert re.fullmatch(r"\d+\.\d+(\.\d+)?", view.driver_version)
-    assert (view.reason, view.left_out) == ("", ())
+    snapshot = watched.running()
+    assert re.fullmatch(r"\d+\.\d+(\.\d+)?", snapshot.driver_version)
+    assert (snapshot.reason, snapshot.unreadable) == ("", ())
 
 
 def test_compute_capability_is_known(watched: Any) -> None:
@@ -72,23 +72,23 @@ def test_a_look_that_is_asked_for_does_not_wait_for_the_poll(watch: Watch, machi
     watched = watch(machine, poll=3600.0, hang_after=machine.hang_after)
     before = watched.running().taken
     watched.driver.poll()
-    watched.until(lambda view: view.taken > before)
+    watched.until(lambda snapshot: snapshot.taken > before)
 
 
 def test_a_killed_process_is_replaced_and_shows_the_same_cards(watched: Any) -> None:
     before = watched.running()
     os.kill(watched.driver.pid, signal.SIGKILL)
-    after = watched.until(lambda view: view.state == "running" and view.generation > before.generation)
+    after = watched.until(lambda snapshot: snapshot.state == "running" and snapshot.generation > before.generation)
     assert after.cards == before.cards
 
 
 def test_while_the_process_is_replaced_its_cards_are_kept_with_the_reason(watched: Any) -> None:
     before = watched.running()
     os.kill(watched.driver.pid, signal.SIGKILL)
-    watched.until(lambda view: view.generation > before.generation)
-    failed = next(view for view in watched.views if view.state == "failed")
+    watched.until(lambda snapshot: snapshot.generation > before.generation)
+    failed = next(snapshot for snapshot in watched.snapshots if snapshot.state == "failed")
     assert failed.cards == before.cards
-    assert (failed.processes, failed.vitals) == ((), {})
+    assert (failed.processes, failed.telemetry) == ((), {})
     assert failed.reason == "the driver process was ended by SIGKILL"
 
 
@@ -96,8 +96,8 @@ def test_a_process_that_stands_still_is_replaced(watch: Watch, machine: Any) -> 
     watched = watch(machine, hang_after=1.0 if machine.kind == "mock" else 5.0)
     before = watched.running()
     os.kill(watched.driver.pid, signal.SIGSTOP)
-    watched.until(lambda view: view.state == "running" and view.generation > before.generation)
-    assert any("no sign of life" in view.reason for view in watched.views)
+    watched.until(lambda snapshot: snapshot.state == "running" and snapshot.generation > before.generation)
+    assert any("no sign of life" in snapshot.reason for snapshot in watched.snapshots)
 
 
 def test_stop_leaves_no_process_and_no_thread_behind(watched: Any) -> None:
@@ -111,7 +111,7 @@ def test_stop_leaves_no_process_and_no_thread_behind(watched: Any) -> None:
 def test_stop_may_come_twice_and_without_a_start(watched: Any) -> None:
     watched.driver.stop()
     watched.driver.stop()
-    watched.driver.start(lambda view, events: None)
+    watched.driver.start(lambda snapshot, events: None)
     assert watched.driver.pid == 0
 
 
@@ -130,14 +130,14 @@ def test_the_driver_process_imports_nothing_of_the_daemon() -> None:
 def test_an_observer_that_fails_is_told_again(machine: Any, watch: Watch, caplog: pytest.LogCaptureFixture) -> None:
     watched = watch(machine, hang_after=machine.hang_after)
     first = watched.running()
-    told: list[View] = []
+    told: list[Snapshot] = []
 
-    def observe(view: View, events: Any) -> None:
-        told.append(view)
+    def observe(snapshot: Snapshot, events: Any) -> None:
+        told.append(snapshot)
         raise RuntimeError("not today")
 
     watched.driver._publisher.observer = observe
     os.kill(watched.driver.pid, signal.SIGKILL)
-    watched.until(lambda view: view.state == "running" and view.generation > first.generation)
+    watched.until(lambda snapshot: snapshot.state == "running" and snapshot.generation > first.generation)
     assert len(told) >= 2
     assert "a change of the cards was not taken in" in caplog.text

@@ -38,7 +38,7 @@ def test_an_event_reaches_the_observer_with_its_card_and_code(nvml: Any, listeni
     before = time.monotonic()
     nvml.event(1, kind, 79)
     event = listening.event(lambda event: event.kind == name)
-    assert (event.card, event.code) == (listening.driver.view.cards[1].uuid, 79)
+    assert (event.card, event.code) == (listening.driver.snapshot.cards[1].uuid, 79)
     assert (event.gpu_instance, event.compute_instance) == (None, None)
     assert before <= event.time <= time.monotonic()
 
@@ -67,7 +67,7 @@ def test_an_event_brings_a_look_at_once(nvml: Any, watch: Watch) -> None:
     watched.until(lambda _: nvml.calls("nvmlDeviceRegisterEvents") == 2)
     nvml.state.card[0].recovery.bits = 1
     nvml.event(0, 0x8000, 1)
-    watched.until(lambda view: view.vitals[view.cards[0].uuid].recovery_action == 1)
+    watched.until(lambda snapshot: snapshot.telemetry[snapshot.cards[0].uuid].recovery_action == 1)
 
 
 def test_waiting_for_events_begins_anew_after_an_error(nvml: Any, listening: Any) -> None:
@@ -79,7 +79,7 @@ def test_waiting_for_events_begins_anew_after_an_error(nvml: Any, listening: Any
     waits = nvml.calls("nvmlEventSetWait_v2")
     listening.until(lambda _: nvml.calls("nvmlEventSetWait_v2") > waits + 1)
     nvml.event(0, 0x8, 48)
-    assert listening.event(lambda event: event.code == 48).card == listening.driver.view.cards[0].uuid
+    assert listening.event(lambda event: event.code == 48).card == listening.driver.snapshot.cards[0].uuid
 
 
 def test_a_card_that_sends_no_events_is_polled_all_the_same(nvml: Any, watch: Watch) -> None:
@@ -89,22 +89,22 @@ def test_a_card_that_sends_no_events_is_polled_all_the_same(nvml: Any, watch: Wa
     watched.until(lambda _: nvml.calls("nvmlEventSetWait_v2") > 0)
     assert nvml.calls("nvmlDeviceRegisterEvents") == 1
     nvml.state.card[0].ecc.bits = 5
-    watched.until(lambda view: view.vitals[view.cards[0].uuid].uncorrected_ecc == 5)
+    watched.until(lambda snapshot: snapshot.telemetry[snapshot.cards[0].uuid].uncorrected_ecc == 5)
 
 
 def test_a_card_that_appears_is_seen_and_its_events_are_asked_for(nvml: Any, listening: Any) -> None:
     nvml.add_card()
-    listening.until(lambda view: len(view.cards) == 3)
+    listening.until(lambda snapshot: len(snapshot.cards) == 3)
     listening.until(lambda _: nvml.calls("nvmlDeviceRegisterEvents") == 3)
     nvml.event(2, 0x8, 13)
-    assert listening.event(lambda event: event.code == 13).card == listening.driver.view.cards[2].uuid
+    assert listening.event(lambda event: event.code == 13).card == listening.driver.snapshot.cards[2].uuid
 
 
 def test_a_card_that_vanishes_is_no_longer_shown(nvml: Any, listening: Any) -> None:
     nvml.state.count = 1
-    view = listening.until(lambda view: len(view.cards) == 1)
-    assert view.left_out == ()
-    assert view.vitals.keys() == {view.cards[0].uuid}
+    snapshot = listening.until(lambda snapshot: len(snapshot.cards) == 1)
+    assert snapshot.unreadable == ()
+    assert snapshot.telemetry.keys() == {snapshot.cards[0].uuid}
 
 
 def test_no_card_at_all_is_a_running_driver(nvml: Any, watch: Watch) -> None:
@@ -112,7 +112,7 @@ def test_no_card_at_all_is_a_running_driver(nvml: Any, watch: Watch) -> None:
     watched = watch(nvml)
     assert watched.running().cards == ()
     nvml.add_card()
-    watched.until(lambda view: len(view.cards) == 1)
+    watched.until(lambda snapshot: len(snapshot.cards) == 1)
 
 
 def test_a_library_that_knows_only_the_cards_of_its_start_is_started_again_for_a_new_card(
@@ -124,39 +124,41 @@ def test_a_library_that_knows_only_the_cards_of_its_start_is_started_again_for_a
     watched.running()
     nvml.add_card()
     nvml.bind("0000:3a:00.0", "0000:3b:00.0", "0000:3c:00.0")
-    watched.until(lambda view: len(view.cards) == 3)
-    assert {view.state for view in watched.views} == {"running"}
+    watched.until(lambda snapshot: len(snapshot.cards) == 3)
+    assert {snapshot.state for snapshot in watched.snapshots} == {"running"}
 
 
 def test_a_lost_card_stays_in_sight_with_the_error(nvml: Any, listening: Any) -> None:
     nvml.fail("nvmlDeviceGetHandleByIndex_v2", 15, nvml.state.card[0])
-    view = listening.until(lambda view: view.vitals[view.cards[0].uuid].error_code == 15)
-    assert len(view.cards) == 2
-    assert "the GPU is lost" in view.vitals[view.cards[0].uuid].error
+    snapshot = listening.until(lambda snapshot: snapshot.telemetry[snapshot.cards[0].uuid].error_code == 15)
+    assert len(snapshot.cards) == 2
+    assert "the GPU is lost" in snapshot.telemetry[snapshot.cards[0].uuid].error
     nvml.fail("nvmlDeviceGetHandleByIndex_v2", 0, nvml.state.card[0])
-    listening.until(lambda view: not view.vitals[view.cards[0].uuid].error)
+    listening.until(lambda snapshot: not snapshot.telemetry[snapshot.cards[0].uuid].error)
 
 
 def test_health_numbers_follow_the_card(nvml: Any, listening: Any) -> None:
     card = nvml.state.card[1]
     card.recovery.bits, card.ecc.bits, card.used = 4, 17, 3 * GIB
-    uuid = listening.driver.view.cards[1].uuid
-    view = listening.until(lambda view: view.vitals[uuid].used == 3 * GIB and view.vitals[uuid].recovery_action == 4)
-    assert view.vitals[uuid].uncorrected_ecc == 17
+    uuid = listening.driver.snapshot.cards[1].uuid
+    snapshot = listening.until(
+        lambda snapshot: snapshot.telemetry[uuid].used == 3 * GIB and snapshot.telemetry[uuid].recovery_action == 4
+    )
+    assert snapshot.telemetry[uuid].uncorrected_ecc == 17
 
 
 def test_a_card_that_is_divided_while_it_runs_shows_its_instances(nvml: Any, listening: Any) -> None:
     card = nvml.state.card[0]
     nvml.add_instance(card, gigabytes=10, slices=1)
     nvml.add_instance(card, gigabytes=20, slices=2, compute_slices=1)
-    view = listening.until(lambda view: len(view.cards[0].instances) == 2)
-    assert view.cards[0].mig
-    first, second = view.cards[0].instances
+    snapshot = listening.until(lambda snapshot: len(snapshot.cards[0].instances) == 2)
+    assert snapshot.cards[0].mig
+    first, second = snapshot.cards[0].instances
     assert (first.profile, first.memory, first.gpu_instance, first.compute_instance) == ("1g.10gb", 10000 << 20, 7, 0)
     assert second.profile == "1c.2g.20gb"
-    assert first.uuid == view.cards[0].uuid.replace("GPU-", "MIG-") + "-0"
+    assert first.uuid == snapshot.cards[0].uuid.replace("GPU-", "MIG-") + "-0"
     card.mig = card.parts = 0
-    assert listening.until(lambda view: not view.cards[0].mig).cards[0].instances == ()
+    assert listening.until(lambda snapshot: not snapshot.cards[0].mig).cards[0].instances == ()
 
 
 def test_the_name_of_an_instance_gives_its_profile(nvml: Any, watch: Watch) -> None:
@@ -176,9 +178,9 @@ def test_an_instance_that_cannot_be_described_is_left_out_alone(nvml: Any, watch
     card = nvml.state.card[0]
     nvml.add_instance(card)
     nvml.add_instance(card).uuid = b"nonsense"
-    view = watch(nvml).running()
-    assert len(view.cards[0].instances) == 1
-    assert view.left_out[0].startswith("MIG instance 1 of GPU-")
+    snapshot = watch(nvml).running()
+    assert len(snapshot.cards[0].instances) == 1
+    assert snapshot.unreadable[0].startswith("MIG instance 1 of GPU-")
 
 
 def test_processes_of_all_kinds_are_listed_once_with_what_they_hold(nvml: Any, watch: Watch) -> None:
@@ -188,26 +190,26 @@ def test_processes_of_all_kinds_are_listed_once_with_what_they_hold(nvml: Any, w
     nvml.add_process(card, 13, 3 * GIB, kinds=4)
     nvml.add_process(card, 14, 4 * GIB, kinds=7)
     nvml.add_process(card, 15, (1 << 64) - 1)
-    view = watch(nvml).running()
-    uuid = view.cards[0].uuid
+    snapshot = watch(nvml).running()
+    uuid = snapshot.cards[0].uuid
     held = {11: GIB, 12: 2 * GIB, 13: 3 * GIB, 14: 4 * GIB, 15: None}
-    assert set(view.processes) == {GpuProcess(pid, uuid, used) for pid, used in held.items()}
+    assert set(snapshot.processes) == {GpuProcess(pid, uuid, used) for pid, used in held.items()}
 
 
 def test_a_process_on_an_instance_names_it(nvml: Any, watch: Watch) -> None:
     card = nvml.state.card[0]
     nvml.add_instance(card)
     nvml.add_process(card, 11, GIB, instance=7)
-    view = watch(nvml).running()
-    assert view.processes[0].instance == view.cards[0].instances[0].uuid
+    snapshot = watch(nvml).running()
+    assert snapshot.processes[0].instance == snapshot.cards[0].instances[0].uuid
 
 
 def test_processes_that_end_are_gone_with_the_next_look(nvml: Any, watch: Watch) -> None:
     nvml.add_process(nvml.state.card[0], 11, GIB)
     watched = watch(nvml)
-    watched.until(lambda view: view.processes)
+    watched.until(lambda snapshot: snapshot.processes)
     nvml.state.card[0].processes = 0
-    watched.until(lambda view: not view.processes)
+    watched.until(lambda snapshot: not snapshot.processes)
 
 
 def test_sixty_four_cards_with_instances_and_processes_are_one_look(nvml: Any, watch: Watch) -> None:
@@ -218,24 +220,26 @@ def test_sixty_four_cards_with_instances_and_processes_are_one_look(nvml: Any, w
             nvml.add_process(card, 100 + pid, GIB)
         for _ in range(7):
             nvml.add_instance(card)
-    view = watch(nvml, poll=1.0, hang_after=20.0).running()
-    assert len({card.uuid for card in view.cards}) == 64
-    assert sum(len(card.instances) for card in view.cards) == 448
-    assert len(view.processes) == 1024
+    snapshot = watch(nvml, poll=1.0, hang_after=20.0).running()
+    assert len({card.uuid for card in snapshot.cards}) == 64
+    assert sum(len(card.instances) for card in snapshot.cards) == 448
+    assert len(snapshot.processes) == 1024
 
 
 def test_a_look_like_the_one_before_is_not_told(nvml: Any, watch: Watch) -> None:
     watched = watch(nvml)
     first = watched.running().taken
-    watched.until(lambda view: view.taken > first)
+    watched.until(lambda snapshot: snapshot.taken > first)
     looks = nvml.calls("nvmlDeviceGetCount_v2")
     watched.until(lambda _: nvml.calls("nvmlDeviceGetCount_v2") > looks + 3)
-    assert len(watched.views) == 1
+    assert len(watched.snapshots) == 1
 
 
 def test_a_driver_that_fails_again_and_again_is_not_started_in_a_storm(nvml: Any, watch: Watch) -> None:
     nvml.fail("nvmlInitWithFlags", 0xDEAD)
     watched = watch(nvml, poll=3600.0)
-    watched.until(lambda view: view.generation >= 4)
-    pauses = [after.taken - before.taken for before, after in zip(watched.views, watched.views[1:], strict=False)]
+    watched.until(lambda snapshot: snapshot.generation >= 4)
+    pauses = [
+        after.taken - before.taken for before, after in zip(watched.snapshots, watched.snapshots[1:], strict=False)
+    ]
     assert pauses[-1] > pauses[0]

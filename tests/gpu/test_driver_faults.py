@@ -50,9 +50,9 @@ def test_a_hang_in_any_call_is_seen_named_and_survived(lone: Any, watch: Watch, 
     provoke(lone, symbol)
     lone.hang(symbol)
     watched = watch(lone, hang_after=0.15, ask_again=0.2)
-    watched.until(lambda view: f"the driver hangs: {symbol}" in view.reason)
+    watched.until(lambda snapshot: f"the driver hangs: {symbol}" in snapshot.reason)
     lone.hang(symbol, hangs=False)
-    watched.until(lambda view: view.state == "running" and len(view.cards) == 1)
+    watched.until(lambda snapshot: snapshot.state == "running" and len(snapshot.cards) == 1)
 
 
 @pytest.mark.parametrize("symbol", SYMBOLS)
@@ -60,7 +60,7 @@ def test_a_crash_in_any_call_is_survived(lone: Any, watch: Watch, symbol: str) -
     provoke(lone, symbol)
     lone.fail(symbol, CRASH)
     watched = watch(lone)
-    watched.until(lambda view: view.reason == "the driver process was ended by SIGSEGV")
+    watched.until(lambda snapshot: snapshot.reason == "the driver process was ended by SIGSEGV")
     lone.fail(symbol, 0)
     assert len(watched.running().cards) == 1
 
@@ -93,27 +93,27 @@ def test_a_library_without_any_one_symbol_shows_what_it_can(divided: Any, watch:
     divided.install(hidden=[symbol])
     watched = watch(divided)
     if symbol in {"nvmlInitWithFlags", "nvmlDeviceGetCount_v2"}:
-        view = watched.until(lambda view: view.state == "failed")
-        assert symbol in view.reason
-        assert "does not have this function" in view.reason
+        snapshot = watched.until(lambda snapshot: snapshot.state == "failed")
+        assert symbol in snapshot.reason
+        assert "does not have this function" in snapshot.reason
         return
-    view = watched.running()
+    snapshot = watched.running()
     if symbol in {"nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetUUID"}:
-        assert view.cards == ()
-        assert all(symbol in sentence for sentence in view.left_out)
-        assert len(view.left_out) == 3
+        assert snapshot.cards == ()
+        assert all(symbol in sentence for sentence in snapshot.unreadable)
+        assert len(snapshot.unreadable) == 3
     else:
-        assert len(view.cards) == 3
-        assert all(vitals.error == "" for vitals in view.vitals.values())
+        assert len(snapshot.cards) == 3
+        assert all(telemetry.error == "" for telemetry in snapshot.telemetry.values())
 
 
 @pytest.mark.parametrize("code", ERRORS)
 def test_every_error_of_the_first_call_is_a_state_with_a_reason(nvml: Any, watch: Watch, code: int) -> None:
     nvml.fail("nvmlInitWithFlags", code)
     watched = watch(nvml)
-    view = watched.until(lambda view: view.state != "starting")
-    assert view.state == ("absent" if code == 9 else "failed")
-    assert f"(NVML error {code})" in view.reason
+    snapshot = watched.until(lambda snapshot: snapshot.state != "starting")
+    assert snapshot.state == ("absent" if code == 9 else "failed")
+    assert f"(NVML error {code})" in snapshot.reason
     nvml.fail("nvmlInitWithFlags", 0)
     assert len(watched.running().cards) == 2
 
@@ -126,18 +126,18 @@ def test_every_error_of_one_cards_probe_concerns_that_card_alone(nvml: Any, watc
     for symbol in ("nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetMemoryInfo"):
         nvml.fail(symbol, code, nvml.state.card[0])
     if code in DRIVER_WIDE:
-        view = watched.until(lambda view: view.state != "running")
-        assert view.cards == cards
-        assert f"(NVML error {code})" in view.reason
+        snapshot = watched.until(lambda snapshot: snapshot.state != "running")
+        assert snapshot.cards == cards
+        assert f"(NVML error {code})" in snapshot.reason
     elif code in GONE:
-        watched.until(lambda view: view.cards == (well,))
+        watched.until(lambda snapshot: snapshot.cards == (well,))
     elif code == 3:
-        watched.until(lambda view: [card.memory for card in view.cards] == [0, well.memory])
+        watched.until(lambda snapshot: [card.memory for card in snapshot.cards] == [0, well.memory])
     else:
-        view = watched.until(lambda view: view.vitals and view.vitals[hurt.uuid].error)
-        assert view.cards == cards
-        assert view.vitals[hurt.uuid].error_code == code
-        assert not view.vitals[well.uuid].error
+        snapshot = watched.until(lambda snapshot: snapshot.telemetry and snapshot.telemetry[hurt.uuid].error)
+        assert snapshot.cards == cards
+        assert snapshot.telemetry[hurt.uuid].error_code == code
+        assert not snapshot.telemetry[well.uuid].error
 
 
 @pytest.mark.parametrize("code", ERRORS)
@@ -145,15 +145,15 @@ def test_no_error_of_what_a_card_may_lack_hurts_it_unless_the_card_is_lost(nvml:
     nvml.fail("nvmlDeviceGetFieldValues", code, nvml.state.card[1])
     watched = watch(nvml)
     if code in DRIVER_WIDE:
-        assert watched.until(lambda view: view.state != "starting").state in {"absent", "failed"}
+        assert watched.until(lambda snapshot: snapshot.state != "starting").state in {"absent", "failed"}
         return
-    view = watched.running()
+    snapshot = watched.running()
     if code in {15, 16}:
-        assert len(view.cards) == 1
-        assert f"(NVML error {code})" in view.left_out[0]
+        assert len(snapshot.cards) == 1
+        assert f"(NVML error {code})" in snapshot.unreadable[0]
     else:
-        assert view.vitals[view.cards[1].uuid].recovery_action is None
-        assert view.vitals[view.cards[0].uuid].recovery_action == 0
+        assert snapshot.telemetry[snapshot.cards[1].uuid].recovery_action is None
+        assert snapshot.telemetry[snapshot.cards[0].uuid].recovery_action == 0
 
 
 @pytest.mark.parametrize("code", [9, 18])
@@ -162,8 +162,8 @@ def test_a_driver_that_is_unloaded_while_it_runs_is_found_again(nvml: Any, watch
     before = watched.running()
     nvml.fail("nvmlDeviceGetCount_v2", code)
     nvml.fail("nvmlInitWithFlags", code)
-    view = watched.until(lambda view: view.state != "running")
-    assert (view.state, view.cards) == ("absent" if code == 9 else "failed", before.cards)
+    snapshot = watched.until(lambda snapshot: snapshot.state != "running")
+    assert (snapshot.state, snapshot.cards) == ("absent" if code == 9 else "failed", before.cards)
     nvml.fail("nvmlDeviceGetCount_v2", 0)
     nvml.fail("nvmlInitWithFlags", 0)
     assert watched.running().generation > before.generation
@@ -172,18 +172,18 @@ def test_a_driver_that_is_unloaded_while_it_runs_is_found_again(nvml: Any, watch
 def test_a_node_without_a_library_says_so_and_finds_one_that_is_installed_later(nvml: Any, watch: Watch) -> None:
     nvml.uninstall()
     watched = watch(nvml)
-    view = watched.until(lambda view: view.state == "absent")
-    assert view.cards == ()
-    assert view.reason.startswith(f"there is no libnvidia-ml.so.1 below {nvml.root}")
+    snapshot = watched.until(lambda snapshot: snapshot.state == "absent")
+    assert snapshot.cards == ()
+    assert snapshot.reason.startswith(f"there is no libnvidia-ml.so.1 below {nvml.root}")
     nvml.install()
     assert len(watched.running().cards) == 2
 
 
 def test_a_library_that_cannot_be_loaded_is_a_failure_with_the_loaders_words(nvml: Any, watch: Watch) -> None:
     nvml.path.write_bytes(b"no library")
-    view = watch(nvml).until(lambda view: view.state != "starting")
-    assert view.state == "failed"
-    assert "libnvidia-ml.so.1 cannot be loaded" in view.reason
+    snapshot = watch(nvml).until(lambda snapshot: snapshot.state != "starting")
+    assert snapshot.state == "failed"
+    assert "libnvidia-ml.so.1 cannot be loaded" in snapshot.reason
 
 
 def test_a_library_of_another_machine_in_an_earlier_folder_is_passed_over(nvml: Any, watch: Watch) -> None:
@@ -200,16 +200,16 @@ def test_a_library_that_is_swapped_on_disk_is_loaded_without_a_failure(nvml: Any
     watched = watch(nvml)
     before = watched.running()
     nvml.install()
-    after = watched.until(lambda view: view.generation > before.generation)
+    after = watched.until(lambda snapshot: snapshot.generation > before.generation)
     assert after.cards == before.cards
-    assert {view.state for view in watched.views} == {"running"}
+    assert {snapshot.state for snapshot in watched.snapshots} == {"running"}
 
 
 def test_a_library_that_is_removed_leaves_the_cards_in_sight_and_the_driver_absent(nvml: Any, watch: Watch) -> None:
     watched = watch(nvml)
     before = watched.running()
     nvml.uninstall()
-    assert watched.until(lambda view: view.state == "absent").cards == before.cards
+    assert watched.until(lambda snapshot: snapshot.state == "absent").cards == before.cards
 
 
 def test_the_driver_process_ends_with_its_parent(nvml: Any) -> None:
@@ -218,8 +218,8 @@ def test_the_driver_process_ends_with_its_parent(nvml: Any) -> None:
         from nodeplug_gpu.driver.process import NvmlDriver
         log = logging.LoggerAdapter(logging.getLogger("x"), {})
         driver = NvmlDriver(pathlib.Path(sys.argv[1]), 0.05, 60.0, log)
-        driver.start(lambda view, events: None)
-        while driver.view.state != "running":
+        driver.start(lambda snapshot, events: None)
+        while driver.snapshot.state != "running":
             time.sleep(0.01)
         print(driver.pid, flush=True)
         time.sleep(3600)

@@ -32,19 +32,19 @@ def test_memory_that_cannot_be_is_an_error_of_the_card_that_keeps_its_size(
     watched = watch(nvml)
     before = watched.running()
     nvml.state.card[0].total, nvml.state.card[0].used = total, used
-    view = watched.until(lambda view: view.vitals[view.cards[0].uuid].error)
-    assert view.cards == before.cards
-    assert view.vitals[view.cards[0].uuid].error_code == 999
-    assert view.vitals[view.cards[1].uuid].error == ""
+    snapshot = watched.until(lambda snapshot: snapshot.telemetry[snapshot.cards[0].uuid].error)
+    assert snapshot.cards == before.cards
+    assert snapshot.telemetry[snapshot.cards[0].uuid].error_code == 999
+    assert snapshot.telemetry[snapshot.cards[1].uuid].error == ""
     nvml.state.card[0].total, nvml.state.card[0].used = SANE
-    watched.until(lambda view: not view.vitals[view.cards[0].uuid].error)
+    watched.until(lambda snapshot: not snapshot.telemetry[snapshot.cards[0].uuid].error)
 
 
 def test_a_card_whose_memory_never_made_sense_is_left_out_with_the_numbers(nvml: Any, watch: Watch) -> None:
     nvml.state.card[0].total = MINUS_ONE
-    view = watch(nvml).running()
-    assert [card.index for card in view.cards] == [1]
-    assert view.left_out == (
+    snapshot = watch(nvml).running()
+    assert [card.index for card in snapshot.cards] == [1]
+    assert snapshot.unreadable == (
         f"card 0 (GPU-{0:08}-0000-0000-0000-{0:012}): the driver reports 0 bytes used of {MINUS_ONE}, which cannot be",
     )
 
@@ -52,16 +52,16 @@ def test_a_card_whose_memory_never_made_sense_is_left_out_with_the_numbers(nvml:
 @pytest.mark.parametrize("uuid", [b"", b"\xff\xfe\xfd", b"GPU-", b"card 0", b"GPU-\x01\x02\x03\x04", b"MIG-00000000"])
 def test_a_card_without_a_proper_uuid_is_left_out(nvml: Any, watch: Watch, uuid: bytes) -> None:
     nvml.state.card[0].uuid = uuid
-    view = watch(nvml).running()
-    assert [card.index for card in view.cards] == [1]
-    assert view.left_out[0].startswith("card 0: nvmlDeviceGetUUID answered")
+    snapshot = watch(nvml).running()
+    assert [card.index for card in snapshot.cards] == [1]
+    assert snapshot.unreadable[0].startswith("card 0: nvmlDeviceGetUUID answered")
 
 
 def test_two_cards_with_one_uuid_are_one(nvml: Any, watch: Watch) -> None:
     nvml.state.card[1].uuid = nvml.state.card[0].uuid
-    view = watch(nvml).running()
-    assert [card.index for card in view.cards] == [0]
-    assert view.left_out == (f"card 1 has the UUID of another card: {view.cards[0].uuid}",)
+    snapshot = watch(nvml).running()
+    assert [card.index for card in snapshot.cards] == [0]
+    assert snapshot.unreadable == (f"card 1 has the UUID of another card: {snapshot.cards[0].uuid}",)
 
 
 @pytest.mark.parametrize(
@@ -116,28 +116,28 @@ def test_a_field_value_is_a_whole_number_or_unknown(
 ) -> None:
     for value in (nvml.state.card[0].recovery, nvml.state.card[0].ecc):
         value.type, value.error, value.bits = kind, error, bits
-    view = watch(nvml).running()
-    vitals = view.vitals[view.cards[0].uuid]
-    assert (vitals.recovery_action, vitals.uncorrected_ecc, vitals.error) == (known, known, "")
+    snapshot = watch(nvml).running()
+    telemetry = snapshot.telemetry[snapshot.cards[0].uuid]
+    assert (telemetry.recovery_action, telemetry.uncorrected_ecc, telemetry.error) == (known, known, "")
 
 
 def test_a_recovery_action_beyond_all_sense_is_unknown(nvml: Any, watch: Watch) -> None:
     nvml.state.card[0].recovery.bits = 4_000_000_000
-    view = watch(nvml).running()
-    assert view.vitals[view.cards[0].uuid].recovery_action is None
+    snapshot = watch(nvml).running()
+    assert snapshot.telemetry[snapshot.cards[0].uuid].recovery_action is None
 
 
 def test_a_made_up_number_of_cards_is_a_failure_and_not_a_loop(nvml: Any, watch: Watch) -> None:
     nvml.state.count = 4_000_000_000
-    view = watch(nvml).until(lambda view: view.state == "failed")
-    assert "counts 4000000000 cards" in view.reason
+    snapshot = watch(nvml).until(lambda snapshot: snapshot.state == "failed")
+    assert "counts 4000000000 cards" in snapshot.reason
 
 
 def test_a_made_up_number_of_processes_costs_the_process_list_alone(nvml: Any, watch: Watch) -> None:
     nvml.state.process_count = 1_500_000_000
-    view = watch(nvml, hang_after=20.0).running()
-    assert len(view.cards) == 2
-    assert view.processes == ()
+    snapshot = watch(nvml, hang_after=20.0).running()
+    assert len(snapshot.cards) == 2
+    assert snapshot.processes == ()
 
 
 def test_a_made_up_number_of_instances_is_bounded(nvml: Any, watch: Watch) -> None:

@@ -29,34 +29,34 @@ def test_a_card_that_hangs_while_the_driver_runs_is_the_only_one_with_an_error(
     watched = watch(nvml, hang_after=0.2, ask_again=0.5)
     hurt, well = watched.running().cards
     nvml.fail(symbol, HANG, nvml.state.card[0])
-    view = watched.until(lambda view: view.vitals[hurt.uuid].error)
-    assert view.cards == (hurt, well)
-    assert view.vitals[hurt.uuid].error_code == 10
-    assert f"the driver hangs: {symbol} of " in view.vitals[hurt.uuid].error
-    assert not view.vitals[well.uuid].error
-    asked_again = watched.until(lambda now: now.generation > view.generation + 1)
-    assert asked_again.vitals[hurt.uuid].error
+    snapshot = watched.until(lambda snapshot: snapshot.telemetry[hurt.uuid].error)
+    assert snapshot.cards == (hurt, well)
+    assert snapshot.telemetry[hurt.uuid].error_code == 10
+    assert f"the driver hangs: {symbol} of " in snapshot.telemetry[hurt.uuid].error
+    assert not snapshot.telemetry[well.uuid].error
+    asked_again = watched.until(lambda now: now.generation > snapshot.generation + 1)
+    assert asked_again.telemetry[hurt.uuid].error
     nvml.fail(symbol, 0, nvml.state.card[0])
-    watched.until(lambda view: not view.vitals[hurt.uuid].error)
-    assert {view.state for view in watched.views} == {"running"}
+    watched.until(lambda snapshot: not snapshot.telemetry[hurt.uuid].error)
+    assert {snapshot.state for snapshot in watched.snapshots} == {"running"}
 
 
 def test_a_card_that_hangs_from_the_start_is_left_out_and_the_others_are_there(nvml: Any, watch: Watch) -> None:
     nvml.fail("nvmlDeviceGetName", HANG, nvml.state.card[0])
     watched = watch(nvml, hang_after=0.2)
-    assert "nvmlDeviceGetName" in watched.until(lambda view: view.state != "starting").reason
-    view = watched.running()
-    assert [card.index for card in view.cards] == [1]
-    assert view.left_out[0].startswith("card 0: the driver hangs: nvmlDeviceGetName of GPU-")
+    assert "nvmlDeviceGetName" in watched.until(lambda snapshot: snapshot.state != "starting").reason
+    snapshot = watched.running()
+    assert [card.index for card in snapshot.cards] == [1]
+    assert snapshot.unreadable[0].startswith("card 0: the driver hangs: nvmlDeviceGetName of GPU-")
 
 
 def test_a_card_that_hangs_when_its_events_are_asked_for_is_left_alone_too(nvml: Any, watch: Watch) -> None:
     nvml.fail("nvmlDeviceRegisterEvents", HANG, nvml.state.card[1])
     watched = watch(nvml, hang_after=0.2)
     cards = watched.running().cards
-    view = watched.until(lambda view: view.vitals[cards[1].uuid].error)
-    assert "nvmlDeviceRegisterEvents" in view.vitals[cards[1].uuid].error
-    assert not view.vitals[cards[0].uuid].error
+    snapshot = watched.until(lambda snapshot: snapshot.telemetry[cards[1].uuid].error)
+    assert "nvmlDeviceRegisterEvents" in snapshot.telemetry[cards[1].uuid].error
+    assert not snapshot.telemetry[cards[0].uuid].error
 
 
 @pytest.mark.parametrize("symbol", ["nvmlEventSetCreate", "nvmlEventSetWait_v2"])
@@ -64,25 +64,25 @@ def test_waiting_for_events_that_hangs_costs_the_events_alone(nvml: Any, watch: 
     nvml.hang(symbol)
     watched = watch(nvml, hang_after=0.2, ask_again=0.5)
     before = watched.running()
-    view = watched.until(lambda view: view.reason)
+    snapshot = watched.until(lambda snapshot: snapshot.reason)
     wanted = f"no events, cards are looked at every 0.05 s: the driver hangs: {symbol} has not returned"
-    assert view.reason.startswith(wanted)
+    assert snapshot.reason.startswith(wanted)
     nvml.state.card[0].used = 5 << 30
-    watched.until(lambda view: view.vitals[before.cards[0].uuid].used == 5 << 30)
+    watched.until(lambda snapshot: snapshot.telemetry[before.cards[0].uuid].used == 5 << 30)
     nvml.hang(symbol, hangs=False)
-    watched.until(lambda view: not view.reason and view.generation > before.generation + 1)
+    watched.until(lambda snapshot: not snapshot.reason and snapshot.generation > before.generation + 1)
     nvml.event(0, 0x8, 79)
     watched.event(lambda event: event.code == 79)
-    assert {view.state for view in watched.views} == {"running"}
+    assert {snapshot.state for snapshot in watched.snapshots} == {"running"}
 
 
 def test_cards_that_all_hang_are_a_failure_of_the_driver(nvml: Any, watch: Watch) -> None:
     watched = watch(nvml, hang_after=0.2)
     before = watched.running()
     nvml.hang("nvmlDeviceGetMemoryInfo_v2")
-    view = watched.until(lambda view: view.state == "failed")
-    assert view.cards == before.cards
-    assert "the driver hangs: nvmlDeviceGetMemoryInfo_v2" in view.reason
+    snapshot = watched.until(lambda snapshot: snapshot.state == "failed")
+    assert snapshot.cards == before.cards
+    assert "the driver hangs: nvmlDeviceGetMemoryInfo_v2" in snapshot.reason
 
 
 def test_new_cards_on_the_bus_end_the_leaving_alone(nvml: Any, watch: Watch) -> None:
@@ -90,10 +90,10 @@ def test_new_cards_on_the_bus_end_the_leaving_alone(nvml: Any, watch: Watch) -> 
     watched = watch(nvml, hang_after=0.2, ask_again=3600.0)
     cards = watched.running().cards
     nvml.fail("nvmlDeviceGetMemoryInfo_v2", HANG, nvml.state.card[0])
-    watched.until(lambda view: view.vitals[cards[0].uuid].error)
+    watched.until(lambda snapshot: snapshot.telemetry[cards[0].uuid].error)
     nvml.fail("nvmlDeviceGetMemoryInfo_v2", 0, nvml.state.card[0])
     nvml.bind("0000:3b:00.0")
-    watched.until(lambda view: not view.vitals[cards[0].uuid].error)
+    watched.until(lambda snapshot: not snapshot.telemetry[cards[0].uuid].error)
 
 
 def test_a_driver_that_hangs_is_stopped_without_waiting_for_it(nvml: Any, watch: Watch) -> None:
@@ -113,8 +113,8 @@ def test_processes_that_do_not_end_are_few(nvml: Any, follow: Callable[[Any], An
     driver._left_behind = list(stuck)
     watched = follow(driver)
     try:
-        view = watched.until(lambda view: view.state == "failed")
-        assert view.reason == "3 driver processes hang in the kernel; the node needs a reboot"
+        snapshot = watched.until(lambda snapshot: snapshot.state == "failed")
+        assert snapshot.reason == "3 driver processes hang in the kernel; the node needs a reboot"
         assert (driver.pid, driver.left_behind) == (0, 3)
         stuck[0].kill(5.0)
         watched.running()

@@ -39,15 +39,15 @@ def simulated(tmp_path: Path, follow: Callable[[Any], Any]) -> Callable[..., Any
 
 
 def test_the_cards_of_the_configuration_are_there(simulated: Callable[..., Any]) -> None:
-    view = simulated(PAIR, SimulatedCard(memory="16Gi", compute_capability=(7, 0))).running()
-    assert [(card.index, card.minor, card.model, card.memory) for card in view.cards] == [
+    snapshot = simulated(PAIR, SimulatedCard(memory="16Gi", compute_capability=(7, 0))).running()
+    assert [(card.index, card.minor, card.model, card.memory) for card in snapshot.cards] == [
         (0, 0, "Simulated A100", 40 * GIB),
         (1, 1, "Simulated A100", 40 * GIB),
         (2, 2, "Simulated GPU", 16 * GIB),
     ]
-    assert [card.numa_node for card in view.cards] == [1, 1, None]
-    assert view.cards[2].compute_capability == (7, 0)
-    assert all(vitals.error_code == 0 and vitals.used == 0 for vitals in view.vitals.values())
+    assert [card.numa_node for card in snapshot.cards] == [1, 1, None]
+    assert snapshot.cards[2].compute_capability == (7, 0)
+    assert all(telemetry.error_code == 0 and telemetry.used == 0 for telemetry in snapshot.telemetry.values())
 
 
 def test_uuids_are_stable_per_node_and_differ_between_nodes() -> None:
@@ -103,19 +103,19 @@ def test_a_lost_card_stays_with_its_error_until_the_file_says_otherwise(
     driver = simulated()
     lost, well = driver.running().cards
     faults(cards={"0": {"lost": True}})
-    view = driver.until(lambda view: view.vitals[lost.uuid].error_code == 15)
-    assert view.cards == (lost, well)
-    assert view.vitals[well.uuid].error_code == 0
+    snapshot = driver.until(lambda snapshot: snapshot.telemetry[lost.uuid].error_code == 15)
+    assert snapshot.cards == (lost, well)
+    assert snapshot.telemetry[well.uuid].error_code == 0
     faults()
-    driver.until(lambda view: view.vitals[lost.uuid].error_code == 0)
+    driver.until(lambda snapshot: snapshot.telemetry[lost.uuid].error_code == 0)
 
 
 def test_a_card_is_named_by_uuid_too(simulated: Callable[..., Any], faults: Callable[..., None]) -> None:
     driver = simulated()
     uuid = driver.running().cards[1].uuid
     faults(cards={uuid: {"error": "it smokes"}})
-    view = driver.until(lambda view: view.vitals[uuid].error)
-    assert (view.vitals[uuid].error, view.vitals[uuid].error_code) == ("it smokes", 999)
+    snapshot = driver.until(lambda snapshot: snapshot.telemetry[uuid].error)
+    assert (snapshot.telemetry[uuid].error, snapshot.telemetry[uuid].error_code) == ("it smokes", 999)
 
 
 def test_a_card_that_is_gone_is_not_shown_and_comes_back(
@@ -124,9 +124,9 @@ def test_a_card_that_is_gone_is_not_shown_and_comes_back(
     driver = simulated()
     cards = driver.running().cards
     faults(cards={"0": {"gone": True}})
-    driver.until(lambda view: view.cards == cards[1:])
+    driver.until(lambda snapshot: snapshot.cards == cards[1:])
     (tmp_path / "faults.json").unlink()
-    driver.until(lambda view: view.cards == cards)
+    driver.until(lambda snapshot: snapshot.cards == cards)
 
 
 def test_an_xid_is_one_event_for_each_writing(simulated: Callable[..., Any], faults: Callable[..., None]) -> None:
@@ -149,8 +149,8 @@ def test_ecc_and_recovery_action_are_vitals_and_events(
     driver = simulated()
     uuid = driver.running().cards[0].uuid
     faults(cards={"0": {"ecc": 3, "recovery_action": 1}})
-    view = driver.until(lambda view: view.vitals[uuid].uncorrected_ecc == 3)
-    assert view.vitals[uuid].recovery_action == 1
+    snapshot = driver.until(lambda snapshot: snapshot.telemetry[uuid].uncorrected_ecc == 3)
+    assert snapshot.telemetry[uuid].recovery_action == 1
     driver.until(lambda _: len(driver.events) == 2)
     assert {(event.kind, event.code) for event in driver.events} == {("ecc", 3), ("recovery", 1)}
 
@@ -159,20 +159,20 @@ def test_processes_use_the_card(simulated: Callable[..., Any], faults: Callable[
     driver = simulated()
     uuid = driver.running().cards[0].uuid
     faults(cards={"0": {"processes": [{"pid": 7, "used": "2GiB"}, {"pid": 8}]}})
-    view = driver.until(lambda view: view.processes)
-    assert view.processes == (GpuProcess(7, uuid, 2 * GIB), GpuProcess(8, uuid, None))
-    assert view.vitals[uuid].used == 2 * GIB
+    snapshot = driver.until(lambda snapshot: snapshot.processes)
+    assert snapshot.processes == (GpuProcess(7, uuid, 2 * GIB), GpuProcess(8, uuid, None))
+    assert snapshot.telemetry[uuid].used == 2 * GIB
 
 
 def test_mig_can_be_switched_while_the_driver_runs(simulated: Callable[..., Any], faults: Callable[..., None]) -> None:
     driver = simulated()
     driver.running()
     faults(cards={"1": {"mig": ["1g.5gb"]}})
-    view = driver.until(lambda view: view.cards[1].mig)
-    assert view.cards[1].instances[0].profile == "1g.5gb"
+    snapshot = driver.until(lambda snapshot: snapshot.cards[1].mig)
+    assert snapshot.cards[1].instances[0].profile == "1g.5gb"
     driver.event(lambda event: event.kind == "mig")
     faults(cards={"1": {"mig": []}})
-    driver.until(lambda view: not view.cards[1].mig)
+    driver.until(lambda snapshot: not snapshot.cards[1].mig)
 
 
 @pytest.mark.parametrize("state", ["absent", "failed"])
@@ -180,8 +180,8 @@ def test_the_whole_driver_can_go_away(simulated: Callable[..., Any], faults: Cal
     driver = simulated()
     cards = driver.running().cards
     faults(driver=state, reason="an upgrade")
-    view = driver.until(lambda view: view.state == state)
-    assert (view.cards, view.reason, view.vitals) == (cards, "an upgrade", {})
+    snapshot = driver.until(lambda snapshot: snapshot.state == state)
+    assert (snapshot.cards, snapshot.reason, snapshot.telemetry) == (cards, "an upgrade", {})
     faults()
     driver.running()
 
@@ -195,12 +195,12 @@ def test_a_file_that_makes_no_sense_changes_nothing_and_is_logged_once(
     driver = simulated()
     uuid = driver.running().cards[0].uuid
     faults(cards={"0": {"lost": True}})
-    driver.until(lambda view: view.vitals[uuid].error)
+    driver.until(lambda snapshot: snapshot.telemetry[uuid].error)
     faults(text=text)
     driver.until(lambda _: "is not taken in" in caplog.text)
-    seen = driver.driver.view.taken
-    driver.until(lambda view: view.taken > seen)
-    assert driver.driver.view.vitals[uuid].error
+    seen = driver.driver.snapshot.taken
+    driver.until(lambda snapshot: snapshot.taken > seen)
+    assert driver.driver.snapshot.telemetry[uuid].error
     assert caplog.text.count("is not taken in") == 1
 
 
@@ -209,8 +209,8 @@ def test_a_fault_that_is_there_before_the_start_counts(
 ) -> None:
     faults(cards={"0": {"lost": True}})
     driver = simulated()
-    view = driver.running()
-    assert view.vitals[view.cards[0].uuid].error_code == 15
+    snapshot = driver.running()
+    assert snapshot.telemetry[snapshot.cards[0].uuid].error_code == 15
 
 
 def test_a_look_that_is_asked_for_does_not_wait_for_the_poll(
@@ -220,7 +220,7 @@ def test_a_look_that_is_asked_for_does_not_wait_for_the_poll(
     driver.running()
     faults(cards={"0": {"gone": True}})
     driver.driver.poll()
-    driver.until(lambda view: len(view.cards) == 1)
+    driver.until(lambda snapshot: len(snapshot.cards) == 1)
 
 
 def test_stop_may_come_twice_and_without_a_start(simulated: Callable[..., Any]) -> None:

@@ -13,13 +13,13 @@ import pytest
 
 from nodeplug import DeviceId, Host, Journal, ResourceName
 from nodeplug.testing.waiting import until
-from nodeplug_gpu.cards import Card, GpuProcess, Uuid, View
+from nodeplug_gpu.cards import Card, GpuProcess, Snapshot, Uuid
 from nodeplug_gpu.config import Memory
 from nodeplug_gpu.containers import Containers
 from nodeplug_gpu.inventory import Inventory
-from nodeplug_gpu.ledger import Container, Use
+from nodeplug_gpu.ledger import Allocation, Container
 from nodeplug_gpu.overuse import TERM_PATIENCE, OveruseWatch
-from nodeplug_gpu.pool import Offer, Stock
+from nodeplug_gpu.pool import Pool, PoolMember
 
 CARD = Uuid("GPU-1")
 GIB = 1 << 30
@@ -53,11 +53,13 @@ class Scene:
 
     def look(self, *processes: GpuProcess, after: float = 0.0, promised: int | None = 4 * GIB) -> None:
         self.clock.now += after
-        use = Use(WEB, ResourceName(RESOURCE), CARD, (DeviceId("u"),), promised)
-        view = View("running", cards=(Card(CARD, 0, 0, "X", 16 * GIB),), processes=processes, taken=self.clock.now)
-        stocks = {RESOURCE: Stock(tuple(Offer(card) for card in view.cards))}
+        use = Allocation(WEB, ResourceName(RESOURCE), CARD, (DeviceId("u"),), promised)
+        snapshot = Snapshot(
+            "running", cards=(Card(CARD, 0, 0, "X", 16 * GIB),), processes=processes, taken=self.clock.now
+        )
+        pools = {RESOURCE: Pool(tuple(PoolMember(card) for card in snapshot.cards))}
         uses = (use,) if promised is not None else ()
-        self.watch.follow(Inventory(view, stocks, {}, uses, unknown=self.unknown))
+        self.watch.reconcile(Inventory(snapshot, pools, {}, uses, allocations_unknown=self.unknown))
 
 
 @pytest.fixture
@@ -98,12 +100,12 @@ def on_card(process: "subprocess.Popen[bytes]", used: int | None) -> GpuProcess:
 def test_memory_of_a_process_is_counted_for_its_container(scene: Scene, container: "subprocess.Popen[bytes]") -> None:
     scene.look(on_card(container, 3 * GIB))
     usage = scene.watch.usage[WEB, CARD]
-    assert (usage.used, usage.promised, usage.over_since) == (3 * GIB, 4 * GIB, None)
+    assert (usage.used, usage.allocated_bytes, usage.over_since) == (3 * GIB, 4 * GIB, None)
 
 
 def test_a_process_outside_of_containers_is_nobodys(scene: Scene) -> None:
     scene.look(GpuProcess(os.getpid(), CARD, GIB))
-    assert dict(scene.watch.nobodys) == {CARD: GIB}
+    assert dict(scene.watch.unattributed) == {CARD: GIB}
     assert not scene.watch.usage
 
 
@@ -111,7 +113,7 @@ def test_a_process_that_has_ended_is_nobodys(scene: Scene) -> None:
     gone = subprocess.Popen(["true"])
     gone.wait()
     scene.look(on_card(gone, GIB))
-    assert dict(scene.watch.nobodys) == {CARD: GIB}
+    assert dict(scene.watch.unattributed) == {CARD: GIB}
 
 
 def test_memory_that_the_driver_does_not_tell_counts_as_none(
@@ -188,7 +190,7 @@ def test_a_container_without_a_promise_is_never_ended(scene: Scene, container: "
     for _ in range(4):
         scene.look(on_card(container, 16 * GIB), after=600, promised=None)
     assert container.poll() is None
-    assert scene.watch.usage[WEB, CARD].promised is None
+    assert scene.watch.usage[WEB, CARD].allocated_bytes is None
 
 
 def test_a_name_with_dots_and_dashes_is_read_right(tmp_path: Path, container: "subprocess.Popen[bytes]") -> None:
@@ -241,7 +243,7 @@ def test_a_container_that_holds_nothing_is_warned_of_and_never_ended(
         "container default/web/main on GPU-1 uses 3Gi for 60 s now and holds nothing of it, as far as kubelet tells: "
         "does its pod or image set NVIDIA_VISIBLE_DEVICES?"
     )
-    assert scene.watch.usage[WEB, CARD].stranger
+    assert scene.watch.usage[WEB, CARD].unallocated
     assert container.poll() is None
 
 
@@ -251,7 +253,7 @@ def test_nobody_is_a_stranger_while_it_is_not_known_who_holds_what(
     scene.unknown = "kubelet does not tell"
     for _ in range(20):
         scene.look(on_card(container, 3 * GIB), after=15, promised=None)
-    assert not scene.watch.usage[WEB, CARD].stranger
+    assert not scene.watch.usage[WEB, CARD].unallocated
     assert not scene.caplog.records
 
 

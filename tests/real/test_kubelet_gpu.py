@@ -156,9 +156,9 @@ def test_memory_of_a_process_is_charged_to_the_container_that_it_runs_in(
 
     def charged() -> dict[str, Any]:
         (card,) = [card for card in ask(lab)["cards"] if card["uuid"] == cards["small"]]
-        found = {use["pod"]: (use["used_bytes"], use["over"], use["pids"]) for use in card["containers"]}
+        found = {use["pod"]: (use["used_bytes"], use["overuse"], use["pids"]) for use in card["containers"]}
         return {pod.removesuffix(f"-{lab.private.name}"): use for pod, use in found.items()} | {
-            "nobody": card["nobodys_bytes"]
+            "nobody": card["unattributed_bytes"]
         }
 
     wanted = {

@@ -6,7 +6,7 @@ from typing import Any, Literal
 import pytest
 from rich.console import Console
 
-from nodeplug_gpu.chart import WIDTH, picture
+from nodeplug_gpu.chart import WIDTH, chart
 
 GIB = 1 << 30
 
@@ -19,10 +19,10 @@ def use(pod: str, units: int, **more: Any) -> dict[str, Any]:
         "resource": "aliyun.com/gpu-mem",
         "units": units,
         "card_units": units,
-        "former": False,
-        "promised_bytes": units * GIB,
+        "orphaned": False,
+        "allocated_bytes": units * GIB,
         "used_bytes": None,
-        "over": False,
+        "overuse": False,
         "pids": [],
         **more,
     }
@@ -37,26 +37,26 @@ def card(*uses: dict[str, Any], **more: Any) -> dict[str, Any]:
         "numa_node": None,
         "memory_bytes": 8 * GIB,
         "used_bytes": 0,
-        "nobodys_bytes": 0,
+        "unattributed_bytes": 0,
         "state": "healthy",
-        "offered": True,
+        "allocatable": True,
         "reason": "",
         "state_seconds": 5.0,
         "resource": "aliyun.com/gpu-mem",
         "sharing": "memory",
         "unit_bytes": GIB,
         "units": 8,
-        "used_units": sum(one["units"] for one in uses),
+        "allocated_units": sum(one["units"] for one in uses),
         "unconfirmed_units": 0,
         "instances": [],
         "containers": list(uses),
-        "strangers": [],
+        "unallocated_containers": [],
         **more,
     }
 
 
 def resource(name: str, **more: Any) -> dict[str, Any]:
-    numbers = {"devices": 8, "healthy": 8, "used": 0, "unit_bytes": None}
+    numbers = {"devices": 8, "healthy": 8, "allocated": 0, "unit_bytes": None}
     return {"resource": name, "sharing": "memory", "policy": None, "reason": "", "notes": [], **numbers, **more}
 
 
@@ -64,11 +64,11 @@ def report(*cards: dict[str, Any], **more: Any) -> dict[str, Any]:
     return {
         "node": "n",
         "driver": {"name": "nvml", "state": "running", "reason": "", "version": "570.1"},
-        "fault": "",
-        "holders_unknown": "",
+        "conflict": "",
+        "allocations_unknown": "",
         "cards": list(cards),
-        "unsold": [],
-        "left_out": [],
+        "unadvertised": [],
+        "unreadable": [],
         "resources": [],
         **more,
     }
@@ -77,7 +77,7 @@ def report(*cards: dict[str, Any], **more: Any) -> dict[str, Any]:
 def drawn(document: dict[str, Any], *, width: int = 200, colour: bool = False) -> list[str]:
     system: Literal["standard"] | None = "standard" if colour else None
     console = Console(width=width, file=io.StringIO(), force_terminal=colour, color_system=system)
-    console.print(picture(document))
+    console.print(chart(document))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue().splitlines()
 
@@ -129,7 +129,9 @@ def test_a_bar_is_never_longer_than_it_may_be(units: int) -> None:
 
 
 def test_overuse_and_memory_of_strangers_stand_out() -> None:
-    lines = drawn(report(card(use("a", 1, used_bytes=5 * GIB, over=True), used_bytes=7 * GIB, nobodys_bytes=2 * GIB)))
+    lines = drawn(
+        report(card(use("a", 1, used_bytes=5 * GIB, overuse=True), used_bytes=7 * GIB, unattributed_bytes=2 * GIB))
+    )
     assert lines[4].endswith("7Gi really used, 2Gi of it by no known container")
     assert lines[5] == "  A default/a/main  1 (1Gi), 5Gi really used, OVER ITS PROMISE"
 
@@ -137,10 +139,10 @@ def test_overuse_and_memory_of_strangers_stand_out() -> None:
 @pytest.mark.parametrize(
     ("facts", "shown"),
     [
-        ({"state": "unhealthy", "offered": False, "reason": "XID 79"}, "unhealthy for 5 s: XID 79"),
-        ({"state": "recovering", "offered": False, "reason": "x", "state_seconds": 150}, "recovering for 2 min: x"),
+        ({"state": "unhealthy", "allocatable": False, "reason": "XID 79"}, "unhealthy for 5 s: XID 79"),
+        ({"state": "recovering", "allocatable": False, "reason": "x", "state_seconds": 150}, "recovering for 2 min: x"),
         ({"state": "suspect", "reason": "XID 999", "state_seconds": 9000}, "suspect for 2.5 h: XID 999"),
-        ({"offered": False, "reason": "MPS does not run"}, "healthy, not offered: MPS does not run"),
+        ({"allocatable": False, "reason": "MPS does not run"}, "healthy, not offered: MPS does not run"),
     ],
 )
 def test_a_card_that_is_not_well_says_for_how_long_and_why(facts: dict[str, Any], shown: str) -> None:
@@ -154,7 +156,7 @@ def test_instances_are_told_with_what_they_are_sold_as_and_who_holds_them() -> N
         one | {"uuid": "MIG-2", "containers": []},
         one | {"uuid": "MIG-3", "profile": "3g.40gb", "resource": None, "containers": []},
     ]
-    held = use("a", 1, promised_bytes=None)
+    held = use("a", 1, allocated_bytes=None)
     lines = drawn(report(card(held, sharing="mig", units=3, instances=instances, unit_bytes=None)))
     assert lines[4].endswith("]  1/3 instances")
     assert lines[6:9] == [
@@ -165,7 +167,11 @@ def test_instances_are_told_with_what_they_are_sold_as_and_who_holds_them() -> N
 
 
 def test_unknown_holders_are_no_free_units() -> None:
-    lines = drawn(report(card(used_units=None), resources=[resource("a", used=None)], holders_unknown="nobody knows"))
+    lines = drawn(
+        report(
+            card(allocated_units=None), resources=[resource("a", allocated=None)], allocations_unknown="nobody knows"
+        )
+    )
     assert lines[4] == f"  [{'?' * WIDTH}]  ?/8 of aliyun.com/gpu-mem"
     assert lines[-2].split() == ["a", "memory", "?", "8", "8"]
     assert lines[-1] == "nobody knows"
@@ -173,14 +179,14 @@ def test_unknown_holders_are_no_free_units() -> None:
 
 def test_cards_that_nobody_sells_and_such_as_cannot_be_described_are_told() -> None:
     unsold = {"uuid": "GPU-0c", "index": 4, "model": "NVIDIA T4", "reason": "no entry chooses it"}
-    text = "\n".join(drawn(report(unsold=[unsold], left_out=["card 5 has no UUID"])))
+    text = "\n".join(drawn(report(unadvertised=[unsold], unreadable=["card 5 has no UUID"])))
     assert "GPU 4  NVIDIA T4  not sold: no entry chooses it\n  GPU-0c\n" in text
     assert "card 5 has no UUID" in text
 
 
 def test_the_driver_and_a_fault_are_told_first() -> None:
     driver = {"name": "nvml", "state": "failed", "reason": "it hangs", "version": ""}
-    assert drawn(report(driver=driver, fault="both sell GPU-0a"))[:2] == [
+    assert drawn(report(driver=driver, conflict="both sell GPU-0a"))[:2] == [
         "driver nvml: failed: it hangs",
         "both sell GPU-0a",
     ]
@@ -203,8 +209,8 @@ def test_a_resource_that_has_nothing_to_offer_says_why_and_nothing_else() -> Non
 
 def test_without_a_driver_its_reason_is_told_once() -> None:
     driver = {"name": "nvml", "state": "absent", "reason": "there is no library", "version": ""}
-    empty = resource("a", reason="there is nothing to offer as a: there is no library", used=None)
-    text = "\n".join(drawn(report(driver=driver, resources=[empty], holders_unknown="nobody asked")))
+    empty = resource("a", reason="there is nothing to offer as a: there is no library", allocated=None)
+    text = "\n".join(drawn(report(driver=driver, resources=[empty], allocations_unknown="nobody asked")))
     assert text.count("there is no library") == 1
     assert "nobody asked" not in text
 
@@ -228,17 +234,19 @@ def test_a_terminal_gets_a_colour_per_pod() -> None:
 
 def test_a_container_that_holds_nothing_and_uses_the_card_is_shown() -> None:
     stranger = {"namespace": "ml", "pod": "greedy", "container": "main", "used_bytes": 3 * GIB, "pids": [7]}
-    assert "ml/greedy/main  holds nothing, 3Gi really used" in "\n".join(drawn(report(card(strangers=[stranger]))))
+    assert "ml/greedy/main  holds nothing, 3Gi really used" in "\n".join(
+        drawn(report(card(unallocated_containers=[stranger])))
+    )
 
 
 def test_units_that_were_granted_a_moment_ago_are_drawn_apart() -> None:
-    lines = drawn(report(card(use("one", 2), used_units=6, unconfirmed_units=4)))
+    lines = drawn(report(card(use("one", 2), allocated_units=6, unconfirmed_units=4)))
     (bar,) = [line for line in lines if "  [" in line]
     assert f"[{'A' * 8}{'+' * 16}{'·' * 8}]  6/8 of aliyun.com/gpu-mem, 4 of them granted and not confirmed" in bar
 
 
 def test_a_holder_by_a_former_name_is_drawn_in_units_of_now_and_named_in_its_own() -> None:
-    former = use("old", 5, card_units=4, former=True, resource="example.com/mem")
-    lines = drawn(report(card(former, used_units=4)))
+    former = use("old", 5, card_units=4, orphaned=True, resource="example.com/mem")
+    lines = drawn(report(card(former, allocated_units=4)))
     assert any(f"[{'A' * 16}{'·' * 16}]  4/8 of aliyun.com/gpu-mem" in line for line in lines)
     assert any("A default/old/main  5 of example.com/mem (5Gi)" in line for line in lines)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from nodeplug_gpu.config import Exclusive, GpuConfig, Memory, Mig, Replicas, names_of
+from nodeplug_gpu.config import Exclusive, GpuConfig, Memory, Mig, Replicas, resource_names
 
 MEMORY: dict[str, Any] = {"sharing": "memory"}
 EXCLUSIVE: dict[str, Any] = {"sharing": "exclusive", "resource": "nvidia.com/gpu"}
@@ -43,7 +43,7 @@ def test_the_documented_file_is_a_good_configuration() -> None:
 
 def test_memory_needs_no_other_word() -> None:
     entry = read(MEMORY).resources[0]
-    assert names_of(entry) == ("aliyun.com/gpu-mem", "aliyun.com/gpu-count")
+    assert resource_names(entry) == ("aliyun.com/gpu-mem", "aliyun.com/gpu-count")
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_mistakes_beside_the_entries_are_named(more: dict[str, Any], words: str)
 def test_a_card_that_two_entries_surely_sell_is_refused_with_both(one: dict[str, Any], other: dict[str, Any]) -> None:
     words = complaint(one, other)
     assert "would sell the same card; give each its own `cards`" in words
-    assert all(names_of(entry)[0] in words for entry in (*read(one).resources, *read(other).resources))
+    assert all(resource_names(entry)[0] in words for entry in (*read(one).resources, *read(other).resources))
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_a_name_that_two_entries_offer_is_refused(one: dict[str, Any], other: di
 
 def test_profiles_may_share_a_name() -> None:
     entry = MIXED | {"profiles": {"1g.10gb": "nvidia.com/mig", "1g.12gb": "nvidia.com/mig"}}
-    assert names_of(read(entry).resources[0]) == ("nvidia.com/mig",)
+    assert resource_names(read(entry).resources[0]) == ("nvidia.com/mig",)
 
 
 def test_a_mixed_entry_is_known_by_its_first_profile() -> None:
@@ -189,7 +189,7 @@ def test_a_bad_name_is_refused(name: str) -> None:
 
 
 def test_no_name_means_no_count_resource() -> None:
-    assert names_of(read(MEMORY | {"count_resource": ""}).resources[0]) == ("aliyun.com/gpu-mem",)
+    assert resource_names(read(MEMORY | {"count_resource": ""}).resources[0]) == ("aliyun.com/gpu-mem",)
 
 
 def test_more_replicas_than_mps_serves_are_refused() -> None:

@@ -13,7 +13,7 @@ def card(index: int, units: int, *pods: tuple[str, int], sharing: str = "memory"
         "index": index,
         "sharing": sharing,
         "units": units,
-        "used_units": sum(held for _, held in pods),
+        "allocated_units": sum(held for _, held in pods),
         "unit_bytes": unit,
         "containers": [
             {"namespace": "default", "pod": pod, "container": f"c{number}", "units": held}

@@ -6,36 +6,38 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeplug_gpu.cards import Card, GpuEvent, Uuid, View, Vitals
+from nodeplug_gpu.cards import Card, GpuEvent, Snapshot, Telemetry, Uuid
 from nodeplug_gpu.config import APPLICATION_XIDS, Health
-from nodeplug_gpu.health import LONGEST_PROBATION, Condition, Triage
+from nodeplug_gpu.health import LONGEST_PROBATION, Condition, HealthMonitor
 
 A, B = Uuid("GPU-a"), Uuid("GPU-b")
 
 
 class Bed:
-    """A triage and its clock."""
+    """A monitor and its clock."""
 
     def __init__(self, **config: Any) -> None:
-        self.triage = Triage(Health(**config))
+        self.monitor = HealthMonitor(Health(**config))
         self.now = 1000.0
         self.look()
 
-    def look(self, after: float = 0.0, *, cards: tuple[Uuid, ...] = (A, B), **vitals: Any) -> Condition:
+    def look(self, after: float = 0.0, *, cards: tuple[Uuid, ...] = (A, B), **telemetry: Any) -> Condition:
         self.now += after
         shown = tuple(Card(uuid, index, index, "X", 1 << 34) for index, uuid in enumerate(cards))
-        self.triage.observe(View("running", "", "1", shown, {A: Vitals(**vitals)}, (), self.now), (), self.now)
-        return self.triage.condition(A)
+        self.monitor.observe(
+            Snapshot("running", "", "1", shown, {A: Telemetry(**telemetry)}, (), self.now), (), self.now
+        )
+        return self.monitor.condition(A)
 
     def event(self, kind: Any, code: int = 0, after: float = 0.0, card: Uuid | None = A) -> Condition:
         self.now += after
-        view = View("running", "", "1", tuple(Card(one, 0, 0, "X", 1) for one in (A, B)), {}, (), self.now)
-        self.triage.observe(view, [GpuEvent(kind, card, code, time=self.now)], self.now)
-        return self.triage.condition(A)
+        snapshot = Snapshot("running", "", "1", tuple(Card(one, 0, 0, "X", 1) for one in (A, B)), {}, (), self.now)
+        self.monitor.observe(snapshot, [GpuEvent(kind, card, code, time=self.now)], self.now)
+        return self.monitor.condition(A)
 
     def driver(self, state: Any, reason: str) -> Condition:
-        self.triage.observe(View(state, reason, taken=self.now), (), self.now)
-        return self.triage.condition(A)
+        self.monitor.observe(Snapshot(state, reason, taken=self.now), (), self.now)
+        return self.monitor.condition(A)
 
 
 def test_a_card_that_is_seen_and_answers_is_healthy() -> None:
@@ -62,25 +64,25 @@ def test_what_nvidia_says_to_ignore_never_touches_a_card(code: int) -> None:
 
 @pytest.mark.parametrize("code", [46, 62, 64, 79, 95, 110, 119, 120, 136, 140, 143, 155, 156, 158])
 def test_what_nvidia_says_to_reset_or_restart_takes_the_card_out(code: int) -> None:
-    assert not Bed().event("xid", code).offered
+    assert not Bed().event("xid", code).allocatable
 
 
 def test_an_ecc_error_that_hurt_one_application_alone_leaves_the_card_in_service() -> None:
     condition = Bed().event("xid", 94)
-    assert (condition.state, condition.offered) == ("suspect", True)
+    assert (condition.state, condition.allocatable) == ("suspect", True)
 
 
 def test_a_fatal_xid_takes_the_card_out_and_says_why() -> None:
     bed = Bed()
     condition = bed.event("xid", 79)
-    assert not condition.offered
+    assert not condition.allocatable
     assert "XID 79 (the card has fallen off the bus)" in condition.reason
 
 
 def test_a_fatal_xid_of_another_card_touches_only_that() -> None:
     bed = Bed()
-    assert bed.event("xid", 79, card=B).offered
-    assert not bed.triage.condition(B).offered
+    assert bed.event("xid", 79, card=B).allocatable
+    assert not bed.monitor.condition(B).allocatable
 
 
 def test_a_card_comes_back_after_its_probation() -> None:
@@ -95,7 +97,7 @@ def test_a_recovering_card_is_not_offered() -> None:
     bed = Bed()
     bed.event("xid", 48)
     condition = bed.look(after=5)
-    assert not condition.offered
+    assert not condition.allocatable
     assert "probation" in condition.reason
 
 
@@ -114,7 +116,7 @@ def test_an_action_that_is_not_about_the_card_itself_is_no_evidence(action: int 
 
 def test_a_lesser_fault_makes_a_card_suspect_and_leaves_it_on_offer() -> None:
     condition = Bed().event("xid", 92)
-    assert (condition.state, condition.offered) == ("suspect", True)
+    assert (condition.state, condition.allocatable) == ("suspect", True)
 
 
 def test_lesser_faults_within_the_window_take_the_card_out() -> None:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeplug_gpu.cards import Card, GpuEvent, GpuProcess, MigInstance, Uuid, Vitals
+from nodeplug_gpu.cards import Card, GpuEvent, GpuProcess, MigInstance, Telemetry, Uuid
 from nodeplug_gpu.driver import wire
 
 TEXT = st.text(max_size=20)
@@ -28,7 +28,7 @@ CARDS = st.builds(
     st.booleans(),
     st.lists(INSTANCES, max_size=2).map(tuple),
 )
-VITALS = st.builds(Vitals, TEXT, WHOLE, st.none() | WHOLE, st.none() | WHOLE, st.none() | WHOLE)
+TELEMETRY = st.builds(Telemetry, TEXT, WHOLE, st.none() | WHOLE, st.none() | WHOLE, st.none() | WHOLE)
 PROCESSES = st.builds(GpuProcess, WHOLE, UUID, st.none() | WHOLE, st.none() | UUID)
 LOOKS = st.builds(
     wire.Look,
@@ -36,7 +36,7 @@ LOOKS = st.builds(
     TEXT,
     TEXT,
     st.lists(CARDS, max_size=2).map(tuple),
-    st.dictionaries(UUID, VITALS, max_size=2),
+    st.dictionaries(UUID, TELEMETRY, max_size=2),
     st.lists(PROCESSES, max_size=2).map(tuple),
     TIME,
     st.lists(TEXT, max_size=2).map(tuple),

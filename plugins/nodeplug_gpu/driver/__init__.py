@@ -7,9 +7,9 @@ Refuses: sharing, health, kubelet.
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from nodeplug_gpu.cards import GpuEvent, View
+from nodeplug_gpu.cards import GpuEvent, Snapshot
 
-Observer = Callable[[View, Sequence[GpuEvent]], None]
+Observer = Callable[[Snapshot, Sequence[GpuEvent]], None]
 """Called from a driver's own thread after each look that differs from the one before, and at once for events."""
 
 
@@ -17,12 +17,12 @@ class Driver(Protocol):
     """A source of cards. Methods may be called from any thread; none of them waits for the hardware."""
 
     @property
-    def view(self) -> View:
+    def snapshot(self) -> Snapshot:
         """The latest look; `starting` before the first."""
         ...
 
     def start(self, observer: Observer) -> None:
-        """Begin to look. Returns at once; never raises for a missing or broken driver: the view says so."""
+        """Begin to look. Returns at once; never raises for a missing or broken driver: the snapshot says so."""
         ...
 
     def stop(self) -> None:

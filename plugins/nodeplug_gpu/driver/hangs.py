@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
 
-from nodeplug_gpu.cards import Card, Vitals
+from nodeplug_gpu.cards import Card, Telemetry
 from nodeplug_gpu.driver.wire import Look
 
 TIMEOUT: Final = 10
@@ -55,12 +55,12 @@ class Hangs:
     def shown(self, look: Look) -> Look:
         """Return a look with the cards that it left alone: as they were, with their error."""
         seen = {card.uuid for card in look.cards}
-        cards, vitals, left_out = list(look.cards), dict(look.vitals), list(look.left_out)
+        cards, telemetry, unreadable = list(look.cards), dict(look.telemetry), list(look.unreadable)
         for index, hang in sorted(self._hangs.items()):
             if hang.card is None:
-                left_out.append(f"card {index}: {hang.reason}")
+                unreadable.append(f"card {index}: {hang.reason}")
             elif hang.card.uuid not in seen:
                 cards.append(hang.card)
-                vitals[hang.card.uuid] = Vitals(hang.reason, TIMEOUT)
+                telemetry[hang.card.uuid] = Telemetry(hang.reason, TIMEOUT)
         cards.sort(key=lambda card: card.index)
-        return replace(look, cards=tuple(cards), vitals=MappingProxyType(vitals), left_out=tuple(left_out))
+        return replace(look, cards=tuple(cards), telemetry=MappingProxyType(telemetry), unreadable=tuple(unreadable))

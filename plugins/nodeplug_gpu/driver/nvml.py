@@ -2,7 +2,7 @@
 
 Owns: what is asked of each card, and the check of every number. Runs in the driver process alone.
 Refuses: processes, pipes, and trust. What makes no sense is left out: an optional field becomes None, a card whose
-memory makes no sense carries an error, and a card that cannot be told from others is named in `left_out`.
+memory makes no sense carries an error, and a card that cannot be told from others is named in `unreadable`.
 """
 
 import ctypes
@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import pynvml
 
-from nodeplug_gpu.cards import Card, GpuProcess, MigInstance, Uuid, Vitals
+from nodeplug_gpu.cards import Card, GpuProcess, MigInstance, Telemetry, Uuid
 from nodeplug_gpu.driver import mig
 from nodeplug_gpu.driver.calls import (
     DRIVER_WIDE,
@@ -56,9 +56,9 @@ class _Found:
     """What a look has gathered so far."""
 
     cards: list[Card] = field(default_factory=list)
-    vitals: dict[Uuid, Vitals] = field(default_factory=dict)
+    telemetry: dict[Uuid, Telemetry] = field(default_factory=dict)
     processes: list[GpuProcess] = field(default_factory=list)
-    left_out: list[str] = field(default_factory=list)
+    unreadable: list[str] = field(default_factory=list)
     handles: list[tuple[int, Uuid, Handle]] = field(default_factory=list)
 
 
@@ -109,10 +109,10 @@ class Reader:
             "running",
             driver_version=version,
             cards=tuple(found.cards),
-            vitals=found.vitals,
+            telemetry=found.telemetry,
             processes=tuple(found.processes),
             taken=time.monotonic(),
-            left_out=tuple(found.left_out),
+            unreadable=tuple(found.unreadable),
         )
 
     def _count(self) -> int:
@@ -127,7 +127,7 @@ class Reader:
             handle = self._calls("nvmlDeviceGetHandleByIndex_v2", index)
             uuid = self._uuid(handle, "GPU")
             if any(card.uuid == uuid for card in found.cards):
-                found.left_out.append(f"card {index} has the UUID of another card: {uuid}")
+                found.unreadable.append(f"card {index} has the UUID of another card: {uuid}")
                 return
             self._calls.subject = uuid
             self._describe(index, uuid, handle, found)
@@ -141,10 +141,10 @@ class Reader:
         known = self._known.get(uuid) if uuid else None
         if known is None:
             if error.code not in GONE:
-                found.left_out.append(f"card {index}{f' ({uuid})' if uuid else ''}: {error}")
+                found.unreadable.append(f"card {index}{f' ({uuid})' if uuid else ''}: {error}")
         elif error.code not in GONE and all(card.uuid != known.uuid for card in found.cards):
             found.cards.append(replace(known, index=index))
-            found.vitals[known.uuid] = Vitals(str(error), error.code)
+            found.telemetry[known.uuid] = Telemetry(str(error), error.code)
 
     def _describe(self, index: int, uuid: Uuid, handle: Handle, found: _Found) -> None:
         known = self._known.get(uuid)
@@ -156,7 +156,7 @@ class Reader:
         recovery, ecc = self._fields(handle)
         processes = self._processes(handle, card)
         found.cards.append(card)
-        found.vitals[uuid] = Vitals(recovery_action=recovery, uncorrected_ecc=ecc, used=used)
+        found.telemetry[uuid] = Telemetry(recovery_action=recovery, uncorrected_ecc=ecc, used=used)
         found.processes += processes
         found.handles.append((index, uuid, handle))
 
@@ -226,7 +226,7 @@ class Reader:
                 if error.code in DRIVER_WIDE or error.code in {GPU_IS_LOST, RESET_REQUIRED}:
                     raise
                 if error.code not in GONE:
-                    found.left_out.append(f"MIG instance {index} of {card.uuid}: {error}")
+                    found.unreadable.append(f"MIG instance {index} of {card.uuid}: {error}")
         return tuple(instances)
 
     def _instance(self, part: Handle, card: Card) -> MigInstance:

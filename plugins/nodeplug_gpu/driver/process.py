@@ -7,7 +7,7 @@ driver, or is replaced on disk, costs a process and never the daemon.
 States:
     absent   the library or the kernel module is not there; looked for at each poll
     failed   it is there and does not work; the process is replaced, fast at first, then once per poll
-A process that ends to load a new library, or because cards were added, is replaced at once, and the view stays. So it
+A process that ends to load a new library, or because cards were added, is replaced at once, and the snapshot stays. So it
 does when a call about one card hangs: that card alone gets an error, and the next process leaves it alone for a while;
 and when it is the waiting for events that hangs: the next process looks at the cards without.
 """
@@ -23,7 +23,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from nodeplug_gpu.cards import GpuEvent, View, Vitals
+from nodeplug_gpu.cards import GpuEvent, Snapshot, Telemetry
 from nodeplug_gpu.driver import Observer
 from nodeplug_gpu.driver.bus import bound
 from nodeplug_gpu.driver.hangs import TIMEOUT, Hangs
@@ -92,9 +92,9 @@ class NvmlDriver:
         self._thread: threading.Thread | None = None
 
     @property
-    def view(self) -> View:
+    def snapshot(self) -> Snapshot:
         """The latest look."""
-        return self._publisher.view
+        return self._publisher.snapshot
 
     @property
     def pid(self) -> int:
@@ -196,9 +196,9 @@ class NvmlDriver:
         process.detach(selector)
 
     def _take(self, frame: Frame) -> None:
-        view = self.view
+        snapshot = self.snapshot
         if isinstance(frame, GpuEvent):
-            self._publisher.publish(view, (frame,))
+            self._publisher.publish(snapshot, (frame,))
         elif isinstance(frame, Look) and frame.state == "running":
             self._first_look = min(self._first_look, time.monotonic())
             if not frame.cards and self._hangs.cards:
@@ -207,19 +207,19 @@ class NvmlDriver:
             frame = self._hangs.shown(frame)
             if not self._hangs.cards:
                 self._rounds = 0
-            if view.state != "running":
+            if snapshot.state != "running":
                 self._log.info("the driver %s shows %d cards", frame.driver_version, len(frame.cards))
             self._publisher.publish(
-                View(
+                Snapshot(
                     "running",
                     self._deaf,
                     driver_version=frame.driver_version,
                     cards=frame.cards,
-                    vitals=frame.vitals,
+                    telemetry=frame.telemetry,
                     processes=frame.processes,
                     taken=frame.taken,
                     generation=self._generation,
-                    left_out=frame.left_out,
+                    unreadable=frame.unreadable,
                 )
             )
         elif isinstance(frame, Look):
@@ -227,14 +227,14 @@ class NvmlDriver:
 
     def _fail(self, reason: str, *, absent: bool = False) -> None:
         """Publish that there is nothing to see, with the cards that were seen last."""
-        view = self.view
-        if view.reason != reason:
+        snapshot = self.snapshot
+        if snapshot.reason != reason:
             self._log.warning("%s", reason)
         self._publisher.publish(
-            View(
+            Snapshot(
                 "absent" if absent else "failed",
                 reason,
-                cards=view.cards,
+                cards=snapshot.cards,
                 taken=time.monotonic(),
                 generation=self._generation,
             )
@@ -253,7 +253,7 @@ class NvmlDriver:
         elif process.hung is not None and process.hung not in self._hangs.cards:
             self._leave_alone(process.hung, process.died)
             return
-        elif (self.view.reason, self.view.generation) != (process.died, self._generation):
+        elif (self.snapshot.reason, self.snapshot.generation) != (process.died, self._generation):
             self._fail(process.died)
         self._failures = 0 if lived > max(self._poll, 4 * self._hang_after) else self._failures + 1
         self._pause(selector, min(self._poll, _FIRST_PAUSE * 2 ** min(self._failures, 16)))
@@ -263,19 +263,19 @@ class NvmlDriver:
         self._deaf_rounds = self._deaf_rounds + 1 if lived < _PROVEN * self._hang_after else 0
         self._deaf = f"no events, cards are looked at every {self._poll:g} s: {reason}"
         self._log.warning("%s", self._deaf)
-        if self.view.state == "running":
-            self._publisher.publish(replace(self.view, reason=self._deaf, taken=time.monotonic()))
+        if self.snapshot.state == "running":
+            self._publisher.publish(replace(self.snapshot, reason=self._deaf, taken=time.monotonic()))
 
     def _leave_alone(self, index: int, reason: str) -> None:
         """Blame one card for a call that hangs, and show it at once."""
-        view = self.view
+        snapshot = self.snapshot
         self._log.warning("%s; the card is left alone for %g s", reason, self._left_alone)
-        card = next((card for card in view.cards if card.index == index), None)
+        card = next((card for card in snapshot.cards if card.index == index), None)
         self._hangs.add(index, card, reason)
-        if card is not None and view.state == "running":
-            vitals = MappingProxyType({**view.vitals, card.uuid: Vitals(reason, TIMEOUT)})
-            self._publisher.publish(replace(view, vitals=vitals, taken=time.monotonic()))
-        elif view.state != "running":
+        if card is not None and snapshot.state == "running":
+            telemetry = MappingProxyType({**snapshot.telemetry, card.uuid: Telemetry(reason, TIMEOUT)})
+            self._publisher.publish(replace(snapshot, telemetry=telemetry, taken=time.monotonic()))
+        elif snapshot.state != "running":
             self._fail(reason)
 
     def _pause(self, selector: selectors.BaseSelector, seconds: float) -> None:

@@ -1,6 +1,6 @@
 """The latest look, and who is told about it.
 
-Owns: the one place where a driver keeps its view and calls its observer.
+Owns: the one place where a driver keeps its snapshot and calls its observer.
 Refuses: to know where looks come from.
 """
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from nodeplug_gpu.cards import GpuEvent, View
+from nodeplug_gpu.cards import GpuEvent, Snapshot
 
 if TYPE_CHECKING:
     from nodeplug_gpu.driver import Observer
@@ -18,19 +18,19 @@ Log = logging.LoggerAdapter[logging.Logger]
 
 
 class Publisher:
-    """One view at a time; written by the driver's own thread, read by any."""
+    """One snapshot at a time; written by the driver's own thread, read by any."""
 
     def __init__(self, log: Log) -> None:
-        self.view = View()
+        self.snapshot = Snapshot()
         self.observer: Observer | None = None
         self._log = log
 
-    def publish(self, view: View, events: Sequence[GpuEvent] = ()) -> None:
-        """Replace the view, and tell the observer unless nothing but the time changed."""
-        before, self.view = self.view, view
-        if self.observer is None or (not events and replace(before, taken=view.taken) == view):
+    def publish(self, snapshot: Snapshot, events: Sequence[GpuEvent] = ()) -> None:
+        """Replace the snapshot, and tell the observer unless nothing but the time changed."""
+        before, self.snapshot = self.snapshot, snapshot
+        if self.observer is None or (not events and replace(before, taken=snapshot.taken) == snapshot):
             return
         try:
-            self.observer(view, events)
+            self.observer(snapshot, events)
         except Exception:
             self._log.exception("a change of the cards was not taken in; the next one is told as usual")

@@ -21,7 +21,7 @@ from typing import Annotated, Final, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from nodeplug.fields import Quantity
-from nodeplug_gpu.cards import Card, GpuEvent, GpuProcess, MigInstance, Uuid, View, Vitals
+from nodeplug_gpu.cards import Card, GpuEvent, GpuProcess, MigInstance, Snapshot, Telemetry, Uuid
 from nodeplug_gpu.driver import Observer
 from nodeplug_gpu.driver.publish import Log, Publisher
 
@@ -168,9 +168,9 @@ class SimulatedDriver:
         self._thread: threading.Thread | None = None
 
     @property
-    def view(self) -> View:
+    def snapshot(self) -> Snapshot:
         """The latest look."""
-        return self._publisher.view
+        return self._publisher.snapshot
 
     def start(self, observer: Observer) -> None:
         """Begin to look, in a thread of its own."""
@@ -215,22 +215,22 @@ class SimulatedDriver:
         for card in self._cards:
             yield from _events(card.uuid, _of(before, card), _of(faults, card))
 
-    def _look(self) -> View:
+    def _look(self) -> Snapshot:
         now, faults = time.monotonic(), self._faults
         cards = tuple(_divided(card, _of(faults, card)) for card in self._cards if not _of(faults, card).gone)
         if faults.driver != "running":
             reason = faults.reason or f"the simulated driver is {faults.driver}"
-            return View(faults.driver, reason, cards=self.view.cards, taken=now, generation=1)
-        vitals: dict[Uuid, Vitals] = {}
+            return Snapshot(faults.driver, reason, cards=self.snapshot.cards, taken=now, generation=1)
+        telemetry: dict[Uuid, Telemetry] = {}
         processes: list[GpuProcess] = []
         for card in cards:
-            vitals[card.uuid], held = _condition(card, _of(faults, card))
+            telemetry[card.uuid], held = _condition(card, _of(faults, card))
             processes += held
-        return View(
+        return Snapshot(
             "running",
             driver_version=faults.driver_version,
             cards=cards,
-            vitals=vitals,
+            telemetry=telemetry,
             processes=tuple(processes),
             taken=now,
             generation=1,
@@ -248,15 +248,15 @@ def _divided(card: Card, faults: CardFaults) -> Card:
     return card if faults.mig is None else _with_mig(card, faults.mig)
 
 
-def _condition(card: Card, faults: CardFaults) -> tuple[Vitals, list[GpuProcess]]:
+def _condition(card: Card, faults: CardFaults) -> tuple[Telemetry, list[GpuProcess]]:
     if faults.lost:
-        return Vitals(_LOST[1], _LOST[0]), []
+        return Telemetry(_LOST[1], _LOST[0]), []
     processes = [
         GpuProcess(one.pid, card.uuid, one.used, Uuid(one.instance) if one.instance else None)
         for one in faults.processes
     ]
     used = sum(one.used or 0 for one in processes) if faults.used is None else faults.used
-    return Vitals(
+    return Telemetry(
         error=faults.error,
         error_code=999 if faults.error else 0,
         recovery_action=faults.recovery_action or 0,

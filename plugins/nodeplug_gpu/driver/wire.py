@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
-from nodeplug_gpu.cards import Card, DriverState, GpuEvent, GpuProcess, Uuid, Vitals
+from nodeplug_gpu.cards import Card, DriverState, GpuEvent, GpuProcess, Telemetry, Uuid
 
 VERSION: Final = 1
 LIMIT: Final = 8 << 20
@@ -27,16 +27,16 @@ class GarbledFrame(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What one poll found; the fields are those of `nodeplug_gpu.cards.View`."""
+    """What one poll found; the fields are those of `nodeplug_gpu.cards.Snapshot`."""
 
     state: DriverState
     reason: str = ""
     driver_version: str = ""
     cards: tuple[Card, ...] = ()
-    vitals: Mapping[Uuid, Vitals] = field(default_factory=lambda: types.MappingProxyType({}))
+    telemetry: Mapping[Uuid, Telemetry] = field(default_factory=lambda: types.MappingProxyType({}))
     processes: tuple[GpuProcess, ...] = ()
     taken: float = 0.0
-    left_out: tuple[str, ...] = ()
+    unreadable: tuple[str, ...] = ()
 
 
 EVENT_SET_CALLS: Final = frozenset({"nvmlEventSetCreate", "nvmlEventSetFree", "nvmlEventSetWait_v2"})

@@ -20,9 +20,9 @@ from nodeplug_gpu.mps.daemon import STARTING, ControlDaemon, end_process, forget
 from nodeplug_gpu.mps.folders import Folders
 from nodeplug_gpu.mps.record import Record, recorded
 from nodeplug_gpu.pool import Entry
-from nodeplug_gpu.tracker import GRACE
+from nodeplug_gpu.tracker import GRACE_PERIOD
 
-SETTLED: Final = 5.0
+SETTLE_TIME: Final = 5.0
 """Seconds for which a card must not have been offered, so that no grant of it is under way."""
 _STRAY_PATIENCE: Final = 5.0
 
@@ -33,7 +33,7 @@ def _nobody(_uuid: Uuid) -> bool:
 
 @dataclass(slots=True)
 class MpsDaemons:
-    """The daemons of all cards. Called in one thread; `reason` and `leftover` may be called by any."""
+    """The daemons of all cards. Called in one thread; `reason` and `still_running` may be called by any."""
 
     host: Host
     driver_root: Path
@@ -45,7 +45,7 @@ class MpsDaemons:
     _unheld: dict[Uuid, float] = field(default_factory=dict)
     _withdrawn: dict[Uuid, float] = field(default_factory=dict)
 
-    def keep(
+    def reconcile(
         self,
         wanted: Mapping[Uuid, tuple[Card, Mps]],
         held: Callable[[Uuid], bool] = _nobody,
@@ -93,12 +93,12 @@ class MpsDaemons:
             self._unheld.pop(uuid, None)
             if self._withdrawn.pop(uuid, None) is not None:
                 self.changed()
-        elif now - self._unheld.setdefault(uuid, now) < GRACE:
+        elif now - self._unheld.setdefault(uuid, now) < GRACE_PERIOD:
             return
         elif uuid not in self._withdrawn:
             self._withdrawn[uuid] = now
             self.changed()
-        elif now - self._withdrawn[uuid] >= SETTLED:
+        elif now - self._withdrawn[uuid] >= SETTLE_TIME:
             self._end(uuid)
 
     def has(self, uuid: Uuid) -> bool:
@@ -114,7 +114,7 @@ class MpsDaemons:
         daemon = self._daemons.get(uuid)
         return daemon.reason if daemon is not None else self._first_reason(uuid)
 
-    def leftover(self, uuid: Uuid) -> str:
+    def still_running(self, uuid: Uuid) -> str:
         """Return why a card cannot be sold without MPS; empty when it can."""
         if uuid in self._daemons or uuid in self._ending or self._record(uuid) is not None:
             return "its MPS control daemon still runs; it ends when no container holds the card"
@@ -164,41 +164,43 @@ class MpsDaemons:
 
 
 @dataclass(frozen=True, slots=True)
-class MpsFollower:
+class MpsReconciler:
     """Runs MPS on the cards of the entries that want it."""
 
     daemons: MpsDaemons
     config: GpuConfig
 
-    def follow(self, inventory: Inventory) -> None:
+    def reconcile(self, inventory: Inventory) -> None:
         """Keep a daemon per card; while the driver is away nothing is known about cards, and nothing is changed."""
-        if inventory.view.state != "running":
+        if inventory.snapshot.state != "running":
             return
-        present = {card.uuid for card in inventory.view.cards if not card.mig}  # MPS serves no card in MIG mode here
+        present = {
+            card.uuid for card in inventory.snapshot.cards if not card.mig
+        }  # MPS serves no card in MIG mode here
         wanted: dict[Uuid, tuple[Card, Mps]] = {}
         for entry in self.config.resources:
-            mps = wish_of(entry)
+            mps = mps_of(entry)
             if mps is not None:
-                cards = [offer.card for offer in inventory.stocks_of(entry.resource) if offer.card.uuid in present]
+                cards = [member.card for member in inventory.members_of(entry.resource) if member.card.uuid in present]
                 wanted.update({card.uuid: (card, mps) for card in cards if self._free(card.uuid, inventory)})
-        self.daemons.keep(
+        self.daemons.reconcile(
             wanted,
-            lambda uuid: uuid in present and (bool(inventory.unknown) or uuid in inventory.held),
-            inventory.view.cards,
+            lambda uuid: uuid in present and (bool(inventory.allocations_unknown) or uuid in inventory.allocated),
+            inventory.snapshot.cards,
         )
 
     def _free(self, uuid: Uuid, inventory: Inventory) -> bool:
         """Whether a daemon may serve a card: one that is new would lock out those who use the card without MPS."""
-        return uuid not in inventory.former or self.daemons.has(uuid)
+        return uuid not in inventory.draining or self.daemons.has(uuid)
 
-    def obstacle(self, entry: Entry, uuid: Uuid) -> str:
+    def not_ready_reason(self, entry: Entry, uuid: Uuid) -> str:
         """Return why a card cannot be offered yet."""
-        return self.daemons.reason(uuid) if wish_of(entry) is not None else self.daemons.leftover(uuid)
+        return self.daemons.reason(uuid) if mps_of(entry) is not None else self.daemons.still_running(uuid)
 
     def starting(self, entry: Entry, inventory: Inventory) -> bool:
         """Whether cards of an entry wait for daemons that have neither answered nor failed yet."""
-        return wish_of(entry) is not None and any(
-            offer.reason == STARTING for offer in inventory.stocks_of(entry.resource)
+        return mps_of(entry) is not None and any(
+            member.reason == STARTING for member in inventory.members_of(entry.resource)
         )
 
     def stop(self) -> None:
@@ -206,6 +208,6 @@ class MpsFollower:
         self.daemons.stop()
 
 
-def wish_of(entry: Entry) -> Mps | None:
+def mps_of(entry: Entry) -> Mps | None:
     """Return what an entry says about MPS; None for none."""
     return entry.mps if isinstance(entry, Memory | Replicas) else None

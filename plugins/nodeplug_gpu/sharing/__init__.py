@@ -9,13 +9,13 @@ from typing import Protocol
 
 from nodeplug import Device, DeviceAllocate, DeviceId, DevicePrefer, Grant, ResourceName
 from nodeplug_gpu.cards import Uuid
-from nodeplug_gpu.pool import Stock
+from nodeplug_gpu.pool import Pool
 
 
 class Sharing(Protocol):
-    """One way to sell cards. Methods depend on their arguments alone, but for what a refusal says about free units."""
+    """One way to sell cards. Methods depend on their arguments alone, but for what a config_error says about free units."""
 
-    def devices(self, resource: ResourceName, stock: Stock) -> Sequence[Device]:
+    def devices(self, resource: ResourceName, pool: Pool) -> Sequence[Device]:
         """Return the devices of one of the entry's resources.
 
         Raises:
@@ -23,11 +23,11 @@ class Sharing(Protocol):
         """
         ...
 
-    def prefer(self, request: DevicePrefer, stock: Stock) -> Sequence[DeviceId] | None:
+    def prefer(self, request: DevicePrefer, pool: Pool) -> Sequence[DeviceId] | None:
         """Choose ids for a container; None leaves it to kubelet."""
         ...
 
-    def allocate(self, request: DeviceAllocate, stock: Stock) -> Grant:
+    def allocate(self, request: DeviceAllocate, pool: Pool) -> Grant:
         """Return what a container gets.
 
         Raises:
@@ -35,6 +35,6 @@ class Sharing(Protocol):
         """
         ...
 
-    def by_card(self, ids: Iterable[DeviceId], stock: Stock) -> Mapping[Uuid, Sequence[DeviceId]]:
-        """Group ids by the card that they belong to; ids of no card of the stock are left out."""
+    def by_card(self, ids: Iterable[DeviceId], pool: Pool) -> Mapping[Uuid, Sequence[DeviceId]]:
+        """Group ids by the card that they belong to; ids of no card of the pool are left out."""
         ...

@@ -12,7 +12,7 @@ from nodeplug_gpu import access
 from nodeplug_gpu.cards import Uuid
 from nodeplug_gpu.config import Exclusive, Mig
 from nodeplug_gpu.placement import together
-from nodeplug_gpu.pool import Stock
+from nodeplug_gpu.pool import Pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,31 +22,31 @@ class ExclusiveSharing:
     config: Exclusive | Mig
     paths: access.NodePaths
 
-    def devices(self, resource: ResourceName, stock: Stock) -> Sequence[Device]:
+    def devices(self, resource: ResourceName, pool: Pool) -> Sequence[Device]:
         """List every card."""
         del resource
         return [
-            Device(DeviceId(offer.card.uuid), offer.healthy, offer.reason, numa_nodes(offer.card.numa_node))
-            for offer in stock.offers
+            Device(DeviceId(member.card.uuid), member.healthy, member.reason, numa_nodes(member.card.numa_node))
+            for member in pool.members
         ]
 
-    def prefer(self, request: DevicePrefer, stock: Stock) -> Sequence[DeviceId]:
+    def prefer(self, request: DevicePrefer, pool: Pool) -> Sequence[DeviceId]:
         """Prefer cards of one NUMA node."""
-        nodes = {DeviceId(offer.card.uuid): f"node {offer.card.numa_node}" for offer in stock.offers}
+        nodes = {DeviceId(member.card.uuid): f"node {member.card.numa_node}" for member in pool.members}
         return together(request, nodes)
 
-    def allocate(self, request: DeviceAllocate, stock: Stock) -> Grant:
+    def allocate(self, request: DeviceAllocate, pool: Pool) -> Grant:
         """Grant the cards.
 
         Raises:
             NotFound, NotReady: one of them is not there any more, or not well.
         """
-        parts = [access.Part(stock.of(Uuid(name)).usable()) for name in request.ids]
+        parts = [access.Part(pool.of(Uuid(name)).require_healthy()) for name in request.ids]
         return access.grant(self.config.access, sorted(parts, key=lambda part: part.card.index), self.paths)
 
-    def by_card(self, ids: Iterable[DeviceId], stock: Stock) -> Mapping[Uuid, Sequence[DeviceId]]:
+    def by_card(self, ids: Iterable[DeviceId], pool: Pool) -> Mapping[Uuid, Sequence[DeviceId]]:
         """The id is the card's UUID."""
-        cards = {DeviceId(offer.card.uuid) for offer in stock.offers}
+        cards = {DeviceId(member.card.uuid) for member in pool.members}
         return {Uuid(name): [name] for name in ids if name in cards}
 
 

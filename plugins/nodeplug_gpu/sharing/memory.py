@@ -30,11 +30,11 @@ from nodeplug_gpu.ids import CardKey, by_card, card_key, unit_id
 from nodeplug_gpu.mps.client import client
 from nodeplug_gpu.mps.folders import Folders
 from nodeplug_gpu.placement import on_one_card
-from nodeplug_gpu.pool import Offer, Stock
+from nodeplug_gpu.pool import Pool, PoolMember
 from nodeplug_gpu.sharing.replicas import check_numbers, units_by_card
 
 _COUNT: Final = "count"
-MOST_UNITS: Final = 32_000
+MAX_UNITS: Final = 32_000
 """Of one resource: with ids of 14 characters and nothing healthy, these are 0.93 MB; the daemon sends 1 MiB at most,
 so that kubelet's limit of 4 MiB holds for what else carries every id."""
 
@@ -48,10 +48,8 @@ def unit_for(config: Memory, cards: Collection[int]) -> int:
     """
     units = [max(memory - config.reserve, 0) // config.unit for memory in cards]
     # floor(n / t) <= m is n // (m + 1) < t; together, each card may lose a part of a unit.
-    times = max(
-        1, max(units, default=0) // (config.max_units_per_card + 1) + 1, sum(units) // (MOST_UNITS + len(units))
-    )
-    while sum(count // times for count in units) > MOST_UNITS:
+    times = max(1, max(units, default=0) // (config.max_units_per_card + 1) + 1, sum(units) // (MAX_UNITS + len(units)))
+    while sum(count // times for count in units) > MAX_UNITS:
         times += 1
     return config.unit * times
 
@@ -70,13 +68,13 @@ class MemorySharing:
     paths: access.NodePaths
     unit: int
     _free: Mapping[CardKey, int] = field(default_factory=dict)
-    _listed: tuple[Stock, Sequence[Device]] = (Stock(), ())
+    _listed: tuple[Pool, Sequence[Device]] = (Pool(), ())
 
-    def units(self, offer: Offer) -> int:
+    def units(self, member: PoolMember) -> int:
         """Return how many units a card has."""
-        return max(offer.card.memory - self.config.reserve, 0) // self.unit
+        return max(member.card.memory - self.config.reserve, 0) // self.unit
 
-    def devices(self, resource: ResourceName, stock: Stock) -> Sequence[Device]:
+    def devices(self, resource: ResourceName, pool: Pool) -> Sequence[Device]:
         """List every unit of every card; for the counting resource, every card.
 
         Raises:
@@ -84,38 +82,38 @@ class MemorySharing:
         """
         if resource == self.config.count_resource:
             return [
-                Device(DeviceId(f"{_COUNT}-{card_key(offer.card.uuid)}"), offer.healthy, offer.reason)
-                for offer in stock.offers
+                Device(DeviceId(f"{_COUNT}-{card_key(member.card.uuid)}"), member.healthy, member.reason)
+                for member in pool.members
             ]
         known, units = self._listed
-        if known != stock:
-            units = self._units(resource, stock)
-            self._listed = (stock, units)
+        if known != pool:
+            units = self._units(resource, pool)
+            self._listed = (pool, units)
         return units
 
-    def _units(self, resource: ResourceName, stock: Stock) -> Sequence[Device]:
+    def _units(self, resource: ResourceName, pool: Pool) -> Sequence[Device]:
         units = [
-            offer.device(unit_id(card_key(offer.card.uuid), number))
-            for offer in stock.offers
-            for number in range(self.units(offer))
+            member.device(unit_id(card_key(member.card.uuid), number))
+            for member in pool.members
+            for number in range(self.units(member))
         ]
-        if stock.offers and not units:
-            largest = max(offer.card.memory for offer in stock.offers)
+        if pool.members and not units:
+            largest = max(member.card.memory for member in pool.members)
             raise NotFound(
                 f"a unit of {resource} is {self.unit >> 20} MiB, and the largest card has {largest >> 20} MiB, of "
                 f"which {self.config.reserve >> 20} MiB are reserved: choose a smaller unit or reserve"
             )
         return units
 
-    def prefer(self, request: DevicePrefer, stock: Stock) -> Sequence[DeviceId] | None:
+    def prefer(self, request: DevicePrefer, pool: Pool) -> Sequence[DeviceId] | None:
         """Choose units of one card."""
-        del stock
+        del pool
         if request.resource == self.config.count_resource:
             return None
         self._free = {card: len(names) for card, names in by_card(request.available).items()}
         return on_one_card(request, self.config.policy)
 
-    def allocate(self, request: DeviceAllocate, stock: Stock) -> Grant:
+    def allocate(self, request: DeviceAllocate, pool: Pool) -> Grant:
         """Grant one card, with what the container may use of it.
 
         Raises:
@@ -127,49 +125,49 @@ class MemorySharing:
             raise InvalidRequest(
                 f"{request.resource} only tells how many cards there are; ask for {self.config.resource} instead"
             )
-        offers = {card_key(offer.card.uuid): offer for offer in stock.offers}
+        members = {card_key(member.card.uuid): member for member in pool.members}
         chosen = by_card(request.ids)
         if len(chosen) > 1:
-            raise Exhausted(self._no_card_fits(len(request.ids), offers))
-        offer = offers.get(next(iter(chosen), CardKey("")))
-        if offer is None:
+            raise Exhausted(self._no_card_fits(len(request.ids), members))
+        member = members.get(next(iter(chosen), CardKey("")))
+        if member is None:
             raise NotFound(f"{', '.join(request.ids[:1]) or 'no id'} names no card of {request.resource}")
-        offer.usable()
-        check_numbers(request, self.units(offer))
-        common = access.grant(self.config.access, [access.Part(offer.card)], self.paths)
+        member.require_healthy()
+        check_numbers(request, self.units(member))
+        common = access.grant(self.config.access, [access.Part(member.card)], self.paths)
         return Grant.merged(
-            [common, Grant(env=self.environment(len(request.ids), offer)), self._limits(request, offer)]
+            [common, Grant(env=self.environment(len(request.ids), member)), self._limits(request, member)]
         )
 
-    def _limits(self, request: DeviceAllocate, offer: Offer) -> Grant:
+    def _limits(self, request: DeviceAllocate, member: PoolMember) -> Grant:
         if self.config.mps is None:
             return Grant()
-        folders = Folders.of(self.paths.run, offer.card.uuid)
-        units, whole = len(request.ids), self.units(offer)
-        return client(folders, offer.card, units * self.unit, units / whole, threads=self.config.mps.thread_percentage)
+        folders = Folders.of(self.paths.run, member.card.uuid)
+        units, whole = len(request.ids), self.units(member)
+        return client(folders, member.card, units * self.unit, units / whole, threads=self.config.mps.thread_percentage)
 
-    def environment(self, units: int, offer: Offer) -> Mapping[str, str]:
+    def environment(self, units: int, member: PoolMember) -> Mapping[str, str]:
         """Return the variables of gpushare as its plugin has them: `_IDX` the minor, `_POD` of this container."""
         return {
-            "ALIYUN_COM_GPU_MEM_IDX": str(offer.card.minor),
+            "ALIYUN_COM_GPU_MEM_IDX": str(member.card.minor),
             "ALIYUN_COM_GPU_MEM_POD": str(units),
             "ALIYUN_COM_GPU_MEM_CONTAINER": str(units),
-            "ALIYUN_COM_GPU_MEM_DEV": str(self.units(offer)),
+            "ALIYUN_COM_GPU_MEM_DEV": str(self.units(member)),
             "NODEPLUG_GPU_MEMORY_BYTES": str(units * self.unit),
-            "NODEPLUG_GPU_UUID": offer.card.uuid,
+            "NODEPLUG_GPU_UUID": member.card.uuid,
         }
 
-    def by_card(self, ids: Iterable[DeviceId], stock: Stock) -> Mapping[Uuid, Sequence[DeviceId]]:
+    def by_card(self, ids: Iterable[DeviceId], pool: Pool) -> Mapping[Uuid, Sequence[DeviceId]]:
         """The id begins with the card's key."""
-        return units_by_card(ids, stock)
+        return units_by_card(ids, pool)
 
-    def _no_card_fits(self, wanted: int, offers: Mapping[CardKey, Offer]) -> str:
-        free = {card: count for card, count in self._free.items() if card in offers}
+    def _no_card_fits(self, wanted: int, members: Mapping[CardKey, PoolMember]) -> str:
+        free = {card: count for card, count in self._free.items() if card in members}
         largest = max(free, key=lambda card: free[card], default=None)
         if largest is None or free[largest] >= wanted:
             # Kubelet did not ask which units to take, or took others: it says nothing about what is free.
             return f"{wanted} units of {self.config.resource} wanted on one card, kubelet chose units of several"
         return (
             f"{wanted} units of {self.config.resource} wanted on one card, the largest free card has {free[largest]}: "
-            f"{offers[largest].card.uuid}"
+            f"{members[largest].card.uuid}"
         )

@@ -12,7 +12,7 @@ from nodeplug_gpu import access
 from nodeplug_gpu.cards import Uuid
 from nodeplug_gpu.config import Mig
 from nodeplug_gpu.placement import together
-from nodeplug_gpu.pool import Offer, Stock
+from nodeplug_gpu.pool import Pool, PoolMember
 from nodeplug_gpu.sharing.exclusive import numa_nodes
 
 
@@ -23,35 +23,35 @@ class MigInstances:
     config: Mig
     paths: access.NodePaths
 
-    def devices(self, resource: ResourceName, stock: Stock) -> Sequence[Device]:
+    def devices(self, resource: ResourceName, pool: Pool) -> Sequence[Device]:
         """List every instance that the resource sells.
 
         Raises:
             NotFound: no card has an instance of the resource's profiles.
         """
         found = [
-            Device(DeviceId(part.uuid), offer.healthy, offer.reason, numa_nodes(offer.card.numa_node))
-            for offer, part in _parts(stock)
-            if self._sells(resource, part, stock)
+            Device(DeviceId(part.uuid), member.healthy, member.reason, numa_nodes(member.card.numa_node))
+            for member, part in _parts(pool)
+            if self._advertises(resource, part, pool)
         ]
         if not found:
-            raise NotFound(f"no MIG instance for {resource}: {self._why_none(stock)}")
+            raise NotFound(f"no MIG instance for {resource}: {self._why_none(pool)}")
         return found
 
-    def prefer(self, request: DevicePrefer, stock: Stock) -> Sequence[DeviceId]:
+    def prefer(self, request: DevicePrefer, pool: Pool) -> Sequence[DeviceId]:
         """Fill cards: instances of as few cards as possible."""
-        return together(request, {DeviceId(part.uuid): part.card.uuid for _, part in _parts(stock)})
+        return together(request, {DeviceId(part.uuid): part.card.uuid for _, part in _parts(pool)})
 
-    def allocate(self, request: DeviceAllocate, stock: Stock) -> Grant:
+    def allocate(self, request: DeviceAllocate, pool: Pool) -> Grant:
         """Grant the instances.
 
         Raises:
             NotFound, NotReady: one of them is not there any more, or its card is not well.
         """
         wanted = set(request.ids)
-        found = [(offer, part) for offer, part in _parts(stock) if part.uuid in wanted]
-        for offer, part in found:
-            offer.usable()
+        found = [(member, part) for member, part in _parts(pool) if part.uuid in wanted]
+        for member, part in found:
+            member.require_healthy()
             wanted.discard(DeviceId(part.uuid))
         if wanted:
             raise NotFound(
@@ -60,44 +60,44 @@ class MigInstances:
         parts = [part for _, part in found]
         return access.grant(self.config.access, parts, self.paths)
 
-    def by_card(self, ids: Iterable[DeviceId], stock: Stock) -> Mapping[Uuid, Sequence[DeviceId]]:
+    def by_card(self, ids: Iterable[DeviceId], pool: Pool) -> Mapping[Uuid, Sequence[DeviceId]]:
         """Group instances by the card that has them."""
-        cards = {part.uuid: part.card.uuid for _, part in _parts(stock)}
+        cards = {part.uuid: part.card.uuid for _, part in _parts(pool)}
         groups: dict[Uuid, list[DeviceId]] = {}
         for name in ids:
             if name in cards:
                 groups.setdefault(cards[name], []).append(name)
         return groups
 
-    def unsold(self, stock: Stock) -> Sequence[str]:
+    def unadvertised(self, pool: Pool) -> Sequence[str]:
         """Return why instances are not sold, for people."""
         if self.config.strategy == "mixed":
-            missing = sorted({_profile(part) for _, part in _parts(stock)} - self.config.profiles.keys())
+            missing = sorted({_profile(part) for _, part in _parts(pool)} - self.config.profiles.keys())
             return [f"instances of profile {name} are not sold: `profiles` has no resource for it" for name in missing]
-        profiles = sorted({_profile(part) for _, part in _parts(stock)})
+        profiles = sorted({_profile(part) for _, part in _parts(pool)})
         if len(profiles) > 1:
             return [f"no instance is sold: strategy 'single' needs one profile, there are {', '.join(profiles)}"]
         return []
 
-    def seller(self, profile: str, stock: Stock) -> str | None:
+    def resource_of(self, profile: str, pool: Pool) -> str | None:
         """Return the resource that an instance of a profile is sold as; None for none."""
         if self.config.strategy == "mixed":
             return self.config.profiles.get(profile)
-        return None if self.unsold(stock) else self.config.resource
+        return None if self.unadvertised(pool) else self.config.resource
 
-    def _sells(self, resource: ResourceName, part: access.Part, stock: Stock) -> bool:
-        return self.seller(_profile(part), stock) == resource
+    def _advertises(self, resource: ResourceName, part: access.Part, pool: Pool) -> bool:
+        return self.resource_of(_profile(part), pool) == resource
 
-    def _why_none(self, stock: Stock) -> str:
-        if not stock.offers:
+    def _why_none(self, pool: Pool) -> str:
+        if not pool.members:
             return "no card that it may sell is in MIG mode"
-        return "; ".join(self.unsold(stock)) or "the cards have no instance of its profiles"
+        return "; ".join(self.unadvertised(pool)) or "the cards have no instance of its profiles"
 
 
-def _parts(stock: Stock) -> Iterator[tuple[Offer, access.Part]]:
-    for offer in stock.offers:
-        for instance in offer.card.instances:
-            yield offer, access.Part(offer.card, instance)
+def _parts(pool: Pool) -> Iterator[tuple[PoolMember, access.Part]]:
+    for member in pool.members:
+        for instance in member.card.instances:
+            yield member, access.Part(member.card, instance)
 
 
 def _profile(part: access.Part) -> str:

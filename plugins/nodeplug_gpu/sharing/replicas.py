@@ -1,6 +1,6 @@
 """Time slicing: each card several times.
 
-Owns: `replicas` devices per card, and the refusal of more than one where it is configured.
+Owns: `replicas` devices per card, and the config_error of more than one where it is configured.
 Refuses: limits of memory or time; without MPS there are none.
 """
 
@@ -15,7 +15,7 @@ from nodeplug_gpu.ids import by_card, card_key, unit_id
 from nodeplug_gpu.mps.client import client
 from nodeplug_gpu.mps.folders import Folders
 from nodeplug_gpu.placement import on_many_cards
-from nodeplug_gpu.pool import Stock
+from nodeplug_gpu.pool import Pool
 from nodeplug_gpu.sharing.exclusive import numa_nodes
 
 
@@ -26,21 +26,21 @@ class TimeSlicing:
     config: Replicas
     paths: access.NodePaths
 
-    def devices(self, resource: ResourceName, stock: Stock) -> Sequence[Device]:
+    def devices(self, resource: ResourceName, pool: Pool) -> Sequence[Device]:
         """List every replica of every card."""
         del resource
         return [
-            offer.device(unit_id(card_key(offer.card.uuid), number), numa_nodes(offer.card.numa_node))
-            for offer in stock.offers
+            member.device(unit_id(card_key(member.card.uuid), number), numa_nodes(member.card.numa_node))
+            for member in pool.members
             for number in range(self.config.replicas)
         ]
 
-    def prefer(self, request: DevicePrefer, stock: Stock) -> Sequence[DeviceId]:
+    def prefer(self, request: DevicePrefer, pool: Pool) -> Sequence[DeviceId]:
         """Prefer replicas of different cards."""
-        del stock
+        del pool
         return on_many_cards(request, self.config.policy)
 
-    def allocate(self, request: DeviceAllocate, stock: Stock) -> Grant:
+    def allocate(self, request: DeviceAllocate, pool: Pool) -> Grant:
         """Grant the cards of the replicas, each once.
 
         Raises:
@@ -54,10 +54,10 @@ class TimeSlicing:
             )
         check_numbers(request, self.config.replicas)
         keys = by_card(request.ids)
-        offers = {card_key(offer.card.uuid): offer for offer in stock.offers}
-        if not keys or keys.keys() - offers.keys():
+        members = {card_key(member.card.uuid): member for member in pool.members}
+        if not keys or keys.keys() - members.keys():
             raise NotFound(f"{', '.join(request.ids[:1]) or 'no id'} names no card of {request.resource}")
-        parts = [access.Part(offer.usable()) for key, offer in offers.items() if key in keys]
+        parts = [access.Part(member.require_healthy()) for key, member in members.items() if key in keys]
         common = access.grant(self.config.access, parts, self.paths)
         return Grant.merged([common, self._limits(request, parts)])
 
@@ -73,9 +73,9 @@ class TimeSlicing:
         folders = Folders.of(self.paths.run, card.uuid)
         return client(folders, card, int(card.memory * share), share, threads=self.config.mps.thread_percentage)
 
-    def by_card(self, ids: Iterable[DeviceId], stock: Stock) -> Mapping[Uuid, Sequence[DeviceId]]:
+    def by_card(self, ids: Iterable[DeviceId], pool: Pool) -> Mapping[Uuid, Sequence[DeviceId]]:
         """The id begins with the card's key."""
-        return units_by_card(ids, stock)
+        return units_by_card(ids, pool)
 
 
 def check_numbers(request: DeviceAllocate, count: int) -> None:
@@ -90,8 +90,8 @@ def check_numbers(request: DeviceAllocate, count: int) -> None:
             raise NotFound(f"{name} is not among the {count} units of its card; it may have gone")
 
 
-def units_by_card(ids: Iterable[DeviceId], stock: Stock) -> Mapping[Uuid, Sequence[DeviceId]]:
+def units_by_card(ids: Iterable[DeviceId], pool: Pool) -> Mapping[Uuid, Sequence[DeviceId]]:
     """Group ids by the card whose key they begin with."""
     groups = by_card(ids)
-    cards = {card_key(offer.card.uuid): offer.card.uuid for offer in stock.offers}
+    cards = {card_key(member.card.uuid): member.card.uuid for member in pool.members}
     return {cards[key]: names for key, names in groups.items() if key in cards}

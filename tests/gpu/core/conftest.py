@@ -35,13 +35,13 @@ from nodeplug.testing.kubelet.ledger import ContainerKey, Ledger
 from nodeplug.testing.kubelet.plugins import Plugins
 from nodeplug.testing.kubelet.timeouts import Switches, Timeouts
 from nodeplug_gpu.access import NodePaths
-from nodeplug_gpu.cards import Card, DriverState, GpuEvent, MigInstance, Uuid, View, Vitals
+from nodeplug_gpu.cards import Card, DriverState, GpuEvent, MigInstance, Snapshot, Telemetry, Uuid
 from nodeplug_gpu.config import GpuConfig
 from nodeplug_gpu.ids import card_key
 from nodeplug_gpu.inventory import Inventory
 from nodeplug_gpu.mps.folders import Folders
 from nodeplug_gpu.mps.record import Record
-from nodeplug_gpu.tracker import Shop
+from nodeplug_gpu.tracker import InventoryTracker
 
 MEM: Final = ResourceName("aliyun.com/gpu-mem")
 
@@ -58,15 +58,15 @@ class DirectEndpoint:
 
     async def GetPreferredAllocation(self, request: pb.PreferredAllocationRequest) -> pb.PreferredAllocationResponse:  # noqa: N802 - gRPC's name
         (asked,) = codec.decode_prefer(MEM, request)
-        sharing, stock = self.node.shop.inventory.sold(self.node.entry, MEM)
-        return codec.encode_prefer([codec.usable_preference(asked, sharing.prefer(asked, stock)).ids])
+        sharing, pool = self.node.tracker.inventory.advertised(self.node.entry, MEM)
+        return codec.encode_prefer([codec.usable_preference(asked, sharing.prefer(asked, pool)).ids])
 
     async def Allocate(self, request: pb.AllocateRequest) -> pb.AllocateResponse:  # noqa: N802 - gRPC's name
         try:
             (asked,) = codec.decode_allocate(MEM, request, {one.id: one for one in self.node.devices})
-            sharing, stock = self.node.shop.inventory.sold(self.node.entry, MEM)
-            grant = sharing.allocate(asked, stock)
-            self.node.shop.granted(MEM)
+            sharing, pool = self.node.tracker.inventory.advertised(self.node.entry, MEM)
+            grant = sharing.allocate(asked, pool)
+            self.node.tracker.record_grant(MEM)
             return codec.encode_allocate([grant])
         except PluginError as error:
             raise grpc.aio.AioRpcError(
@@ -108,23 +108,23 @@ class GpuNode:
             "gpu", "n", "boot", log, Journal(self.folder, "boot"), self.folder, self.folder, lambda _: None,
             None, self._holders,  # type: ignore[arg-type] # no CNI here
         )  # fmt: skip
-        self.shop = Shop(self.config, host, NodePaths(run=self.folder), clock=lambda: self.now)
-        self.shop.open()
+        self.tracker = InventoryTracker(self.config, host, NodePaths(run=self.folder), clock=lambda: self.now)
+        self.tracker.load()
         self.look()
 
     def look(self, *events: GpuEvent) -> None:
-        self.shop.look(self.view(), events)
+        self.tracker.update(self.snapshot(), events)
         try:
-            self.devices = self.shop.inventory.devices(self.entry, MEM)
+            self.devices = self.tracker.inventory.devices(self.entry, MEM)
         except NotFound:
             self.devices = ()
         self.plugins.resources[MEM].take(codec.encode_list(MEM, self.devices))
         self.plugins.resources[MEM].endpoint = DirectEndpoint(self)  # type: ignore[assignment] # has what is used
 
-    def view(self) -> View:
+    def snapshot(self) -> Snapshot:
         here = [card for card in self.cards.values() if card.uuid in self.present]
         numbered = tuple(replace(card, index=index) for index, card in enumerate(here))
-        return View("running", cards=numbered, vitals={card.uuid: Vitals() for card in here}, taken=self.now)
+        return Snapshot("running", cards=numbered, telemetry={card.uuid: Telemetry() for card in here}, taken=self.now)
 
     def xid(self, uuid: Uuid, code: int) -> None:
         self.look(GpuEvent("xid", uuid, code, time=self.now))
@@ -210,8 +210,8 @@ class Store:
             None, self._holders,  # type: ignore[arg-type] # no CNI here
         )  # fmt: skip
         self.config = GpuConfig.model_validate({"resources": resources})
-        self.shop = Shop(self.config, host, NodePaths(run=self.folder), clock=lambda: self.now)
-        self.shop.open()
+        self.tracker = InventoryTracker(self.config, host, NodePaths(run=self.folder), clock=lambda: self.now)
+        self.tracker.load()
         self.look()
 
     def look(self, *events: GpuEvent, after: float = 0.0) -> Inventory:
@@ -219,9 +219,11 @@ class Store:
         self.now += after
         cards = tuple(replace(card, index=index) for index, card in enumerate(self.cards))
         self._have_mps(cards)
-        vitals = {card.uuid: Vitals() for card in cards}
+        telemetry = {card.uuid: Telemetry() for card in cards}
         reason = "" if self.state == "running" else "as the test wants it"
-        return self.shop.look(View(self.state, reason, cards=cards, vitals=vitals, taken=self.now), events)
+        return self.tracker.update(
+            Snapshot(self.state, reason, cards=cards, telemetry=telemetry, taken=self.now), events
+        )
 
     def _have_mps(self, cards: Collection[Card]) -> None:
         """Note an MPS daemon for every card: an entry with `mps` grants nothing of a card that has none."""
@@ -246,7 +248,7 @@ class Store:
         """Return what kubelet would be told: the reason by id, empty for a healthy device."""
         name = ResourceName(resource)
         try:
-            found = self.shop.inventory.devices(self.shop.entry_of(name), name)
+            found = self.tracker.inventory.devices(self.tracker.entry_of(name), name)
         except NotFound:
             return {}
         assert len({one.id for one in found}) == len(found)
@@ -256,15 +258,15 @@ class Store:
     def allocate(self, resource: str, *ids: str) -> Grant:
         """Ask for ids, as the daemon does when its list has them."""
         name = ResourceName(resource)
-        devices = {one.id: one for one in self.shop.inventory.devices(self.shop.entry_of(name), name)}
+        devices = {one.id: one for one in self.tracker.inventory.devices(self.tracker.entry_of(name), name)}
         found = tuple(devices.get(DeviceId(one), Device(DeviceId(one))) for one in ids)
-        sharing, stock = self.shop.inventory.sold(self.shop.entry_of(name), name)
-        return sharing.allocate(DeviceAllocate(name, tuple(map(DeviceId, ids)), found), stock)
+        sharing, pool = self.tracker.inventory.advertised(self.tracker.entry_of(name), name)
+        return sharing.allocate(DeviceAllocate(name, tuple(map(DeviceId, ids)), found), pool)
 
     def why_nothing(self, resource: str) -> str:
         """Return why there is nothing of a resource."""
         with pytest.raises(NotFound) as caught:
-            self.shop.inventory.devices(self.shop.entry_of(resource), ResourceName(resource))
+            self.tracker.inventory.devices(self.tracker.entry_of(resource), ResourceName(resource))
         return caught.value.message
 
 

@@ -44,7 +44,7 @@ def test_a_card_that_is_gone_is_not_granted(store: Make, card: Make) -> None:
 
 def test_a_card_has_its_numa_node(store: Make, card: Make) -> None:
     shop = store([EXCLUSIVE], [card(0, numa_node=1), card(1, numa_node=-1), card(2)])
-    devices = shop.shop.inventory.devices(shop.shop.entry_of(WHOLE), WHOLE)
+    devices = shop.tracker.inventory.devices(shop.tracker.entry_of(WHOLE), WHOLE)
     assert [one.numa_nodes for one in devices] == [(1,), (), ()]
 
 

@@ -108,7 +108,7 @@ def test_a_driver_that_was_removed_for_good_leaves_no_resource(store: Make, card
     shop = store([MEMORY], [card(0)])
     shop.state = "absent"
     shop.wait(600)
-    assert [bool(shop.look(after=10.0).stocks[MEM].offers) for _ in range(20)] == [False] * 20
+    assert [bool(shop.look(after=10.0).pools[MEM].members) for _ in range(20)] == [False] * 20
 
 
 def test_a_driver_that_comes_back_offers_all_units_again(store: Make, card: Make) -> None:
@@ -165,9 +165,9 @@ def test_damaged_records_are_dropped(text: str, store: Make, card: Make, tmp_pat
 )
 def test_records_of_another_shape_are_dropped(data: Any, store: Make, card: Make) -> None:
     shop = store([MEMORY], [card(0)])
-    shop.shop.host.journal.write("card x", phase="card", data=data)
+    shop.tracker.host.journal.write("card x", phase="card", data=data)
     shop.configure([MEMORY])
-    assert shop.shop.host.journal.read("card x") is None
+    assert shop.tracker.host.journal.read("card x") is None
     assert list(shop.listed()) == units(0, 16)
 
 
@@ -179,4 +179,4 @@ def test_a_driver_that_has_not_answered_yet_takes_no_unit_away(sold: bool, store
     with pytest.raises(NotReady, match="the driver has not answered"):
         shop.listed()
     with pytest.raises(NotReady, match="the driver has not answered"):
-        shop.shop.inventory.sold(shop.shop.entry_of(MEM), MEM)
+        shop.tracker.inventory.advertised(shop.tracker.entry_of(MEM), MEM)

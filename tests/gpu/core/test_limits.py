@@ -7,7 +7,7 @@ import pytest
 
 from nodeplug import NotReady
 from nodeplug_gpu.ids import card_key
-from nodeplug_gpu.mps.cards import MpsFollower
+from nodeplug_gpu.mps.cards import MpsReconciler
 
 SHARED, MEM = "nvidia.com/gpu.shared", "aliyun.com/gpu-mem"
 MEMORY = {"sharing": "memory"}
@@ -117,14 +117,14 @@ def test_a_card_that_is_held_under_former_terms_is_told_to_those_who_follow(stor
     shop = store([MEMORY], [card(0, 8), card(1, 8)])
     shop.held = {MEM: {"pod": ids(card(0), 3)}}
     shop.configure([MEMORY | {"mps": {}}])
-    assert shop.look(after=1.0).former.keys() >= {"GPU-0"}
+    assert shop.look(after=1.0).draining.keys() >= {"GPU-0"}
 
 
 def test_no_mps_daemon_is_started_for_a_card_that_is_held_without_mps(store: Make, card: Make) -> None:
     asked: list[set[str]] = []
 
     class Daemons:
-        def keep(self, wanted: Any, held: Any, cards: Any) -> None:
+        def reconcile(self, wanted: Any, held: Any, cards: Any) -> None:
             asked.append(set(wanted))
 
         def has(self, uuid: str) -> bool:
@@ -133,11 +133,11 @@ def test_no_mps_daemon_is_started_for_a_card_that_is_held_without_mps(store: Mak
     shop = store([MEMORY], [card(0, 8), card(1, 8)])
     shop.held = {MEM: {"pod": ids(card(0), 3)}}
     shop.configure([MEMORY | {"mps": {}}])
-    follower = MpsFollower(Daemons(), shop.config)  # type: ignore[arg-type] # has what is used
+    reconciler = MpsReconciler(Daemons(), shop.config)  # type: ignore[arg-type] # has what is used
     for _ in range(13):
-        follower.follow(shop.look(after=10.0))
+        reconciler.reconcile(shop.look(after=10.0))
     assert asked[-1] == {"GPU-1"}
     shop.held = {}
     shop.wait()
-    follower.follow(shop.look())
+    reconciler.reconcile(shop.look())
     assert asked[-1] == {"GPU-0", "GPU-1"}

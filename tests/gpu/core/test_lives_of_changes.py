@@ -13,7 +13,7 @@ import pytest
 
 from nodeplug import NotFound, PluginError
 from nodeplug_gpu.ids import card_key
-from nodeplug_gpu.limits import terms_of
+from nodeplug_gpu.limits import limits_of
 
 MEM, WHOLE, SHARED, MIG = "aliyun.com/gpu-mem", "nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig"
 NAMES = (MEM, WHOLE, SHARED, MIG)
@@ -70,7 +70,7 @@ class Life:
         used = {one for resource, ids, *_ in self.truth.values() if resource == name for one in ids}
         try:
             healthy = [one for one, reason in self.store.listed(name).items() if not reason and one not in used]
-        except StopIteration:  # nobody offers it at present
+        except StopIteration:  # nobody advertises it at present
             return
         if not healthy:
             return
@@ -86,10 +86,10 @@ class Life:
             if "as it was sold before" in str(error):  # its holder has gone and kubelet has not told yet
                 return
             pytest.fail(f"{name} {ids}: {error}")
-        self.store.shop.granted(name)
-        entry = self.store.shop.entry_of(name)
-        size = self.store.shop.sharings[name].unit * len(ids) if entry.sharing == "memory" else 0
-        way = f"{entry.sharing} {terms_of(entry)}"
+        self.store.tracker.record_grant(name)
+        entry = self.store.tracker.entry_of(name)
+        size = self.store.tracker.sharings[name].unit * len(ids) if entry.sharing == "memory" else 0
+        way = f"{entry.sharing} {limits_of(entry)}"
         self.truth[f"pod-{self.counts['grant']}"] = (name, tuple(ids), self._card(ids[0]), way, size)
         self.counts["granted"] += 1
 
@@ -180,7 +180,7 @@ def _names(entry: Mapping[str, Any]) -> tuple[str, ...]:
     return (entry.get("resource", MEM),)
 
 
-def test_no_card_is_sold_twice_in_any_life_of_changes(store: Any, card: Any, divided: Any, tmp_path: Any) -> None:
+def test_no_card_is_advertised_twice_in_any_life_of_changes(store: Any, card: Any, divided: Any, tmp_path: Any) -> None:
     counts: Counter[str] = Counter()
     for seed in [int(SEED)] if SEED else range(LIVES):
         for file in tmp_path.glob("*.*"):

@@ -10,7 +10,7 @@ from nodeplug.device.codec import LIST_LIMIT, encode_list, worst_case_size
 from nodeplug_gpu.cards import Card
 from nodeplug_gpu.config import Memory
 from nodeplug_gpu.ids import card_key
-from nodeplug_gpu.sharing.memory import MOST_UNITS, unit_for
+from nodeplug_gpu.sharing.memory import MAX_UNITS, unit_for
 
 MEM = ResourceName("aliyun.com/gpu-mem")
 COUNT = "aliyun.com/gpu-count"
@@ -27,7 +27,7 @@ def units(card: Card, count: int) -> list[str]:
 
 
 def size(store: Any) -> int:
-    return int(store.shop.sharings[MEM].unit)
+    return int(store.tracker.sharings[MEM].unit)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_a_unit_for_which_no_card_has_room_is_explained(more: dict[str, str], st
 @pytest.mark.parametrize("memory", [0, -1, 1 << 62])
 def test_nonsense_from_the_driver_makes_no_list_that_cannot_be_sent(memory: int, store: Make, card: Make) -> None:
     shop = store([entry()], [card(0), card(1, memory=memory)])
-    devices = shop.shop.inventory.devices(shop.shop.entry_of(MEM), MEM)
+    devices = shop.tracker.inventory.devices(shop.tracker.entry_of(MEM), MEM)
     assert worst_case_size(devices) <= LIST_LIMIT
 
 
@@ -65,7 +65,7 @@ def test_one_mebibyte_on_eight_large_cards_is_made_coarser_with_a_plain_message(
 ) -> None:
     shop = store([entry(unit="1Mi", max_units_per_card=16000)], [card(n, 80) for n in range(8)])
     assert 20 * MIB < size(shop) < 22 * MIB
-    encode_list(MEM, shop.shop.inventory.devices(shop.shop.entry_of(MEM), MEM))
+    encode_list(MEM, shop.tracker.inventory.devices(shop.tracker.entry_of(MEM), MEM))
     assert f"aliyun.com/gpu-mem: a unit is {size(shop) >> 20} MiB, not 1 MiB: there would be more than" in caplog.text
 
 
@@ -78,7 +78,7 @@ def test_the_unit_is_the_smallest_multiple_that_keeps_the_list_short(most: int, 
 
     def fits(candidate: int) -> bool:
         count = gib * GIB // candidate
-        return count <= most and count * cards <= MOST_UNITS
+        return count <= most and count * cards <= MAX_UNITS
 
     assert unit % MIB == 0
     assert fits(unit)
@@ -119,7 +119,7 @@ def test_a_grant_that_kubelet_has_not_told_yet_keeps_the_size(store: Make, card:
     shop = store([entry()], [card(0)])
     shop.configure([entry(unit="512Mi")])
     shop.look(after=50.0)
-    shop.shop.granted(MEM)
+    shop.tracker.record_grant(MEM)
     shop.look(after=20.0)
     assert size(shop) == GIB
 
@@ -142,8 +142,8 @@ def test_units_grow_for_a_larger_card_that_comes_when_nothing_is_held(store: Mak
 def test_units_of_two_cards_are_refused_with_the_numbers(store: Make, card: Make) -> None:
     shop = store([entry()], [card(0, 4), card(1, 7)])
     free = tuple(map(DeviceId, [*units(card(0), 4), *units(card(1), 7)]))
-    sharing = shop.shop.sharings[MEM]
-    sharing.prefer(DevicePrefer(MEM, free, (), 10), shop.shop.inventory.stocks[MEM])
+    sharing = shop.tracker.sharings[MEM]
+    sharing.prefer(DevicePrefer(MEM, free, (), 10), shop.tracker.inventory.pools[MEM])
     with pytest.raises(Exhausted) as caught:
         shop.allocate(MEM, *units(card(0), 4), *units(card(1), 6))
     wanted = f"10 units of {MEM} wanted on one card, the largest free card has 7: GPU-1"

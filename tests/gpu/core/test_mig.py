@@ -10,7 +10,7 @@ from nodeplug import NotFound
 from nodeplug_gpu.cards import Card, Uuid
 from nodeplug_gpu.config import Mps
 from nodeplug_gpu.ids import card_key
-from nodeplug_gpu.mps.cards import MpsDaemons, MpsFollower
+from nodeplug_gpu.mps.cards import MpsDaemons, MpsReconciler
 
 MEM, MIG, LARGE = "aliyun.com/gpu-mem", "nvidia.com/mig", "nvidia.com/mig-3g"
 Make = Callable[..., Any]
@@ -33,7 +33,7 @@ def test_single_with_two_profiles_sells_nothing_and_names_them(store: Make, divi
 def test_mixed_sells_each_profile_under_its_name(store: Make, divided: Make) -> None:
     shop = store([MIXED], [divided(0, SMALL, BIG, "7g.80gb")])
     assert (list(shop.listed(MIG)), list(shop.listed(LARGE))) == (["MIG-0-a0"], ["MIG-0-a1"])
-    notes = shop.shop.sharings[MIG].unsold(shop.shop.inventory.stocks[MIG])
+    notes = shop.tracker.sharings[MIG].unadvertised(shop.tracker.inventory.pools[MIG])
     assert notes == ["instances of profile 7g.80gb are not sold: `profiles` has no resource for it"]
 
 
@@ -98,17 +98,17 @@ def test_a_card_that_is_divided_is_no_longer_served_by_mps(store: Make, card: Ma
     kept: list[set[str]] = []
 
     class Daemons(MpsDaemons):
-        def keep(
+        def reconcile(
             self,
             wanted: Mapping[Uuid, tuple[Card, Mps]],
             held: Callable[[Uuid], bool] = lambda _: False,
             cards: Iterable[Card] = (),
         ) -> None:
-            assert not held(Uuid("GPU-0")) or not shop.shop.inventory.view.cards[0].mig
+            assert not held(Uuid("GPU-0")) or not shop.tracker.inventory.snapshot.cards[0].mig
             kept.append(set(wanted))
 
-    follower = MpsFollower(Daemons(shop.shop.host, Path("/"), lambda: None), shop.config)
-    follower.follow(shop.shop.inventory)
+    reconciler = MpsReconciler(Daemons(shop.tracker.host, Path("/"), lambda: None), shop.config)
+    reconciler.reconcile(shop.tracker.inventory)
     shop.cards[0] = divided(0, SMALL)
-    follower.follow(shop.look())
+    reconciler.reconcile(shop.look())
     assert kept == [{"GPU-0", "GPU-1"}, {"GPU-1"}]

@@ -133,7 +133,7 @@ def test_a_start_that_failed_can_be_repeated_on_the_same_instance(stage: Stage) 
     stage.fail(cards={"0": {"gone": True}})
     plugin.start()
     stage.fail()
-    until(lambda: plugin.inspect()["fault"])
+    until(lambda: plugin.inspect()["conflict"])
     with pytest.raises(NotReady, match="would both sell"):
         plugin.health()
 
@@ -172,8 +172,8 @@ def test_a_look_before_start_has_returned_is_taken_in(stage: Stage, monkeypatch:
 
     def looks_at_once(driver: SimulatedDriver, observer: Observer) -> None:
         start(driver, observer)
-        until(lambda: driver.view.state == "running")
-        observer(driver.view, ())
+        until(lambda: driver.snapshot.state == "running")
+        observer(driver.snapshot, ())
 
     monkeypatch.setattr(SimulatedDriver, "start", looks_at_once)
     plugin = stage.plugin()
@@ -250,18 +250,18 @@ def test_a_follower_that_fails_holds_up_no_other(stage: Stage, caplog: pytest.Lo
     followed = threading.Event()
 
     class Broken:
-        def follow(self, inventory: Inventory) -> None:
+        def reconcile(self, inventory: Inventory) -> None:
             raise RuntimeError("a bug")
 
         def stop(self) -> None:
             pass
 
     class Sound(Broken):
-        def follow(self, inventory: Inventory) -> None:
+        def reconcile(self, inventory: Inventory) -> None:
             followed.set()
 
     plugin = stage.plugin()
-    plugin._followers = (Broken(), Sound())
+    plugin._reconcilers = (Broken(), Sound())
     plugin.start()
     assert followed.wait(20)
     assert "Broken could not follow" in caplog.text
@@ -305,7 +305,7 @@ def test_a_card_that_is_not_offered_is_counted_so(stage: Stage) -> None:
         return {
             str(sample.labels): sample.value
             for metric in plugin.metrics()
-            if metric.name == "gpu_offered"
+            if metric.name == "gpu_allocatable"
             for sample in metric.samples
         }
 

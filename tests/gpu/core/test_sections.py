@@ -50,7 +50,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
 
 @pytest.fixture
 def no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nodeplug_gpu.leases.RESERVED", 0.0)
+    monkeypatch.setattr("nodeplug_gpu.leases.RESERVATION", 0.0)
 
 
 def devices(plugin: Gpu, resource: ResourceName) -> Sequence[Device]:
@@ -69,8 +69,8 @@ def test_a_card_that_another_section_sells_is_not_sold_again_and_both_are_named(
     second = node.start("cards", EXCLUSIVE)
     assert reasons(second, WHOLE) == {"GPU-1111": ""}
     wanted = f"section gpu sells GPU-0000 as {MEM}, and this one would as {WHOLE}; give each section its own `cards`"
-    assert second.inspect()["fault"] == wanted
-    assert [(one["uuid"], one["reason"]) for one in second.inspect()["unsold"]] == [("GPU-0000", wanted)]
+    assert second.inspect()["conflict"] == wanted
+    assert [(one["uuid"], one["reason"]) for one in second.inspect()["unadvertised"]] == [("GPU-0000", wanted)]
     with pytest.raises(NotReady, match="section gpu sells GPU-0000"):
         second.health()
 
@@ -109,7 +109,7 @@ def test_a_section_that_has_ended_leaves_its_cards_to_another(node: Node) -> Non
     first = node.start("gpu", MEMORY)
     other = node.start("cards", EXCLUSIVE)
     first.stop()
-    until(lambda: not other.inspect()["fault"])
+    until(lambda: not other.inspect()["conflict"])
     assert set(reasons(other, WHOLE)) == {"GPU-0000", "GPU-1111"}
 
 
@@ -133,7 +133,7 @@ def test_a_card_that_a_section_gave_up_and_containers_hold_is_not_sold_by_anothe
     other = node.start("cards", EXCLUSIVE | {"cards": {"index": [0]}})
     wanted = f"section gpu sold it as {MEM}, and containers may still hold it"
     assert devices(other, WHOLE) == ()
-    assert other.inspect()["unsold"][0]["reason"] == wanted
+    assert other.inspect()["unadvertised"][0]["reason"] == wanted
     other.health()
 
 

@@ -37,7 +37,7 @@ def test_a_card_that_two_entries_choose_is_sold_by_none_and_both_are_named(store
     entries = [EXCLUSIVE | {"cards": {"model": ["*A10*"]}}, only(MEMORY, 0)]
     shop = store(entries, [card(0), card(1)])
     wanted = "nvidia.com/gpu and aliyun.com/gpu-mem would both sell GPU-0 (index 0, NVIDIA A10, 0000:01:00.0)"
-    assert shop.shop.inventory.fault.startswith(wanted)
+    assert shop.tracker.inventory.conflict.startswith(wanted)
     assert shop.listed(WHOLE) == {"GPU-1": ""}
     assert shop.listed() == {}
     assert wanted in shop.why_nothing(MEM)
@@ -48,7 +48,7 @@ def test_a_card_that_comes_later_and_is_chosen_twice_costs_no_other_card(store: 
     shop.cards.append(card(1))
     shop.look()
     assert shop.listed(WHOLE) == {"GPU-0": ""}
-    assert "GPU-1" in shop.shop.inventory.fault
+    assert "GPU-1" in shop.tracker.inventory.conflict
 
 
 def test_entries_that_choose_no_card_say_so(store: Make, card: Make) -> None:
@@ -60,7 +60,7 @@ def test_two_cards_of_one_digest_are_not_both_sold(store: Make, card: Make, monk
     monkeypatch.setattr("nodeplug_gpu.pool.card_key", lambda _: "00000000")
     shop = store([EXCLUSIVE], [card(0), card(1)])
     assert shop.listed(WHOLE) == {"GPU-0": ""}
-    assert "GPU-1 and GPU-0 have the same digest" in shop.shop.inventory.fault
+    assert "GPU-1 and GPU-0 have the same digest" in shop.tracker.inventory.conflict
 
 
 def test_a_card_that_the_driver_shows_twice_is_sold_once(store: Make, card: Make) -> None:
@@ -130,4 +130,4 @@ def test_foreign_and_unknown_ids_of_kubelet_change_nothing(store: Make, card: Ma
     }
     shop.look()
     assert (shop.listed(), shop.listed(WHOLE)) == before
-    assert shop.shop.inventory.uses == ()
+    assert shop.tracker.inventory.allocations == ()

@@ -41,21 +41,21 @@ def alive(pid: int) -> bool:
 def test_a_daemon_is_started_for_its_card_alone(daemons: Callable[[], MpsDaemons], short_path: Path) -> None:
     one = daemons()
     assert one.reason(CARD.uuid)
-    one.keep(wanted(CARD))
+    one.reconcile(wanted(CARD))
     until(lambda: not one.reason(CARD.uuid))
     assert (Folders.of(short_path, CARD.uuid).pipes / "control").read_text().strip() == CARD.uuid
 
 
 def test_each_card_has_a_daemon_of_its_own(daemons: Callable[[], MpsDaemons], short_path: Path) -> None:
     one = daemons()
-    one.keep(wanted(CARD, OTHER))
+    one.reconcile(wanted(CARD, OTHER))
     until(lambda: not one.reason(CARD.uuid) and not one.reason(OTHER.uuid))
     assert pid_of(short_path, CARD) != pid_of(short_path, OTHER)
 
 
 def test_a_daemon_that_dies_is_started_again(daemons: Callable[[], MpsDaemons], short_path: Path) -> None:
     one = daemons()
-    one.keep(wanted(CARD))
+    one.reconcile(wanted(CARD))
     until(lambda: not one.reason(CARD.uuid))
     first = pid_of(short_path, CARD)
     os.kill(first, signal.SIGKILL)
@@ -67,23 +67,23 @@ def test_the_end_of_nodeplug_leaves_the_daemon_to_its_clients_and_the_next_start
     daemons: Callable[[], MpsDaemons], short_path: Path
 ) -> None:
     one = daemons()
-    one.keep(wanted(CARD))
+    one.reconcile(wanted(CARD))
     until(lambda: not one.reason(CARD.uuid))
     pid = pid_of(short_path, CARD)
     one.stop()
     assert alive(pid)
     two = daemons()
-    two.keep(wanted(CARD))
+    two.reconcile(wanted(CARD))
     until(lambda: not two.reason(CARD.uuid))
     assert pid_of(short_path, CARD) == pid
 
 
 def test_a_card_that_is_no_longer_shared_loses_its_daemon(daemons: Callable[[], MpsDaemons], short_path: Path) -> None:
     one = daemons()
-    one.keep(wanted(CARD, OTHER))
+    one.reconcile(wanted(CARD, OTHER))
     until(lambda: not one.reason(CARD.uuid) and not one.reason(OTHER.uuid))
     gone, stays = pid_of(short_path, CARD), pid_of(short_path, OTHER)
-    one.keep(wanted(OTHER))
+    one.reconcile(wanted(OTHER))
     until(lambda: not alive(gone))
     assert alive(stays)
     assert not one.reason(OTHER.uuid)
@@ -93,11 +93,11 @@ def test_a_daemon_of_an_earlier_configuration_is_ended_at_the_next_start(
     daemons: Callable[[], MpsDaemons], short_path: Path
 ) -> None:
     one = daemons()
-    one.keep(wanted(CARD))
+    one.reconcile(wanted(CARD))
     until(lambda: not one.reason(CARD.uuid))
     pid = pid_of(short_path, CARD)
     one.stop()
-    daemons().keep({})
+    daemons().reconcile({})
     until(lambda: not alive(pid))
 
 
@@ -107,7 +107,7 @@ def test_a_daemon_that_cannot_start_is_told_and_tried_again(
     broken = driver_root / "usr" / "bin" / "broken"
     broken.touch()
     one = daemons()
-    one.keep(wanted(CARD))
+    one.reconcile(wanted(CARD))
     until(lambda: "ended" in one.reason(CARD.uuid))
     broken.unlink()
     until(lambda: not one.reason(CARD.uuid))
@@ -115,7 +115,7 @@ def test_a_daemon_that_cannot_start_is_told_and_tried_again(
 
 def test_a_missing_program_is_told_by_its_name(daemons: Callable[[], MpsDaemons], driver_root: Path) -> None:
     one = daemons()
-    one.keep({CARD.uuid: (CARD, Mps(command="/nowhere/nvidia-cuda-mps-control"))})
+    one.reconcile({CARD.uuid: (CARD, Mps(command="/nowhere/nvidia-cuda-mps-control"))})
     until(lambda: "/nowhere/nvidia-cuda-mps-control" in one.reason(CARD.uuid))
 
 
@@ -127,7 +127,7 @@ def test_a_pid_that_is_another_process_by_now_is_not_taken_for_the_daemon(
     bystander = subprocess.Popen(["sleep", "600"])
     folders.record.write_text(f'{{"pid": {bystander.pid}, "started": "1"}}')
     one = daemons()
-    one.keep(wanted(CARD))
+    one.reconcile(wanted(CARD))
     until(lambda: not one.reason(CARD.uuid))
     assert pid_of(short_path, CARD) != bystander.pid
     assert bystander.poll() is None
@@ -140,10 +140,10 @@ def test_the_card_is_for_clients_alone_while_its_daemon_runs(
 ) -> None:
     modes = driver_root / "usr" / "bin" / "modes"
     one = daemons()
-    one.keep(wanted(CARD))
+    one.reconcile(wanted(CARD))
     until(lambda: not one.reason(CARD.uuid))
     assert modes.read_text().splitlines() == ["-i GPU-1 -c EXCLUSIVE_PROCESS"]
-    one.keep({})
+    one.reconcile({})
     until(lambda: modes.read_text().splitlines()[-1] == "-i GPU-1 -c DEFAULT")
 
 
@@ -152,19 +152,19 @@ def test_a_daemon_of_an_earlier_configuration_gives_back_its_card_for_all(
 ) -> None:
     modes = driver_root / "usr" / "bin" / "modes"
     one = daemons()
-    one.keep(wanted(CARD))
+    one.reconcile(wanted(CARD))
     until(lambda: not one.reason(CARD.uuid))
     one.stop()
     os.kill(pid_of(short_path, CARD), signal.SIGKILL)
     later = daemons()
-    assert later.leftover(CARD.uuid)
-    later.keep({}, cards=[CARD])
+    assert later.still_running(CARD.uuid)
+    later.reconcile({}, cards=[CARD])
     until(lambda: modes.read_text().splitlines()[-1] == "-i GPU-1 -c DEFAULT")
     until(lambda: not Folders.of(short_path, CARD.uuid).record.exists())
 
     def free() -> bool:
-        later.keep({})  # as at each look: the thread ends a moment after the record is gone
-        return not later.leftover(CARD.uuid)
+        later.reconcile({})  # as at each look: the thread ends a moment after the record is gone
+        return not later.still_running(CARD.uuid)
 
     until(free)
 
@@ -173,16 +173,18 @@ def test_the_daemon_of_a_card_that_containers_hold_goes_on_until_they_are_gone(
     daemons: Callable[[], MpsDaemons], short_path: Path
 ) -> None:
     one = daemons()
-    one.keep(wanted(CARD))
+    one.reconcile(wanted(CARD))
     until(lambda: not one.reason(CARD.uuid))
     pid = pid_of(short_path, CARD)
     one.stop()
     later = daemons()
     for _ in range(2):
-        later.keep({}, held=lambda _: True, cards=[CARD])
-    assert later.leftover(CARD.uuid) == "its MPS control daemon still runs; it ends when no container holds the card"
+        later.reconcile({}, held=lambda _: True, cards=[CARD])
+    assert (
+        later.still_running(CARD.uuid) == "its MPS control daemon still runs; it ends when no container holds the card"
+    )
     assert alive(pid)
-    later.keep({}, cards=[CARD])
+    later.reconcile({}, cards=[CARD])
     until(lambda: not alive(pid))
 
 
@@ -190,15 +192,15 @@ def test_a_card_that_is_shared_by_mps_again_waits_for_the_end_of_its_former_daem
     daemons: Callable[[], MpsDaemons], short_path: Path, driver_root: Path
 ) -> None:
     one = daemons()
-    one.keep(wanted(CARD))
+    one.reconcile(wanted(CARD))
     until(lambda: not one.reason(CARD.uuid))
     first = pid_of(short_path, CARD)
-    one.keep({})
-    one.keep(wanted(CARD))
+    one.reconcile({})
+    one.reconcile(wanted(CARD))
     assert one.reason(CARD.uuid) == "its former MPS control daemon is ending"
 
     def serves() -> bool:
-        one.keep(wanted(CARD))
+        one.reconcile(wanted(CARD))
         return not one.reason(CARD.uuid)
 
     until(serves)
@@ -211,11 +213,11 @@ def test_the_mode_of_a_card_follows_a_changed_configuration(
     daemons: Callable[[], MpsDaemons], short_path: Path, driver_root: Path
 ) -> None:
     one = daemons()
-    one.keep(wanted(CARD))
+    one.reconcile(wanted(CARD))
     until(lambda: not one.reason(CARD.uuid))
     pid = pid_of(short_path, CARD)
     one.stop()
-    daemons().keep({CARD.uuid: (CARD, Mps(exclusive_process=False))})
+    daemons().reconcile({CARD.uuid: (CARD, Mps(exclusive_process=False))})
     until(lambda: (driver_root / "usr/bin/modes").read_text().splitlines()[-1] == "-i GPU-1 -c DEFAULT")
     assert pid_of(short_path, CARD) == pid
 
@@ -228,7 +230,7 @@ def test_a_daemon_finds_the_libraries_of_a_driver_that_is_not_the_nodes_and_no_o
     for name in ("libcuda.so.1", "libnvidia-ml.so.1", "libc.so.6"):
         (folder / name).touch()
     one = daemons()
-    one.keep(wanted(CARD))
+    one.reconcile(wanted(CARD))
     until(lambda: not one.reason(CARD.uuid))
     found = Path((driver_root / "usr/bin/libraries").read_text().strip())
     assert {path.name: path.resolve() for path in found.iterdir()} == {
@@ -241,7 +243,7 @@ def test_a_run_folder_whose_sockets_would_have_too_long_a_name_is_told(
 ) -> None:
     one = daemons()
     object.__setattr__(one.host, "run_dir", short_path / ("x" * 100))
-    one.keep(wanted(CARD))
+    one.reconcile(wanted(CARD))
     until(lambda: "longer than 107 bytes" in one.reason(CARD.uuid))
 
 
@@ -252,7 +254,7 @@ def test_no_other_user_may_write_to_the_folders_of_a_daemon(
     folders.pipes.mkdir(parents=True)
     folders.pipes.chmod(0o777)  # as a version before left it
     one = daemons()
-    one.keep(wanted(CARD))
+    one.reconcile(wanted(CARD))
     until(lambda: not one.reason(CARD.uuid))
     assert (folders.pipes.stat().st_mode & 0o777, folders.logs.stat().st_mode & 0o777) == (0o755, 0o700)
 
@@ -261,7 +263,7 @@ def test_a_socket_without_an_answer_is_not_enough(daemons: Callable[[], MpsDaemo
     mute = driver_root / "usr/bin/mute"
     mute.touch()
     one = daemons()
-    one.keep(wanted(CARD))
+    one.reconcile(wanted(CARD))
     until(lambda: "has not answered" in one.reason(CARD.uuid))
     mute.unlink()
     until(lambda: not one.reason(CARD.uuid))
@@ -271,7 +273,7 @@ def test_a_daemon_that_stops_answering_is_told_and_not_ended(
     daemons: Callable[[], MpsDaemons], driver_root: Path, short_path: Path
 ) -> None:
     one = daemons()
-    one.keep(wanted(CARD))
+    one.reconcile(wanted(CARD))
     until(lambda: not one.reason(CARD.uuid))
     pid = pid_of(short_path, CARD)
     mute = driver_root / "usr/bin/mute"

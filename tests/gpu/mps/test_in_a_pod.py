@@ -29,7 +29,7 @@ run, driver = map(Path, sys.argv[1:])
 log = logging.LoggerAdapter(logging.getLogger("gpu"), {})
 daemons = MpsDaemons(Host("gpu", "n", "b", log, Journal(run), run, run, lambda _: None, None), driver, lambda: None)
 card = Card(Uuid("GPU-1"), 0, 0, "X", 16 << 30)
-daemons.keep({card.uuid: (card, Mps())})
+daemons.reconcile({card.uuid: (card, Mps())})
 while daemons.reason(card.uuid):
     time.sleep(0.02)
 print("serves", flush=True)

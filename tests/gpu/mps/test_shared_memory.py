@@ -36,7 +36,7 @@ run, driver = map(Path, sys.argv[1:])
 log = logging.LoggerAdapter(logging.getLogger("gpu"), {})
 daemons = MpsDaemons(Host("gpu", "n", "b", log, Journal(run), run, run, lambda _: None, None), driver, lambda: None)
 card = Card(Uuid("GPU-1"), 0, 0, "X", 16 << 30)
-daemons.keep({card.uuid: (card, Mps())})
+daemons.reconcile({card.uuid: (card, Mps())})
 end = time.monotonic() + 60
 while time.monotonic() < end and "cannot mount" not in daemons.reason(card.uuid):
     time.sleep(0.02)
@@ -46,8 +46,8 @@ print(daemons.reason(card.uuid))
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nodeplug_gpu.mps.cards.GRACE", 0.2)
-    monkeypatch.setattr("nodeplug_gpu.mps.cards.SETTLED", 0.2)
+    monkeypatch.setattr("nodeplug_gpu.mps.cards.GRACE_PERIOD", 0.2)
+    monkeypatch.setattr("nodeplug_gpu.mps.cards.SETTLE_TIME", 0.2)
 
 
 def wanted(*cards: Card, **config: int) -> dict[Uuid, tuple[Card, Mps]]:
@@ -55,7 +55,7 @@ def wanted(*cards: Card, **config: int) -> dict[Uuid, tuple[Card, Mps]]:
 
 
 def serve(daemons: MpsDaemons, *cards: Card, **config: int) -> None:
-    daemons.keep(wanted(*cards, **config), held=lambda _: True)
+    daemons.reconcile(wanted(*cards, **config), held=lambda _: True)
     until(lambda: not any(daemons.reason(card.uuid) for card in cards))
 
 
@@ -233,7 +233,7 @@ def test_what_a_killed_start_mounted_for_a_card_without_mps_is_taken_away(
     (driver_root / "usr/bin/nvidia-smi").write_text("#!/bin/sh\nkill -9 $PPID\n")
     subprocess.run([sys.executable, "-c", LIFE, short_path, driver_root], check=False)
     assert mounted_below(short_path)
-    daemons().keep({}, cards=[CARD])
+    daemons().reconcile({}, cards=[CARD])
     assert not mounted_below(short_path)
 
 
@@ -242,7 +242,7 @@ def test_the_end_of_a_daemon_takes_its_mounts_away_even_if_somebody_is_in_them(d
     one = daemons()
     serve(one, CARD, OTHER)
     with (memory_of(short_path, CARD) / "open").open("wb"):
-        one.keep(wanted(OTHER))
+        one.reconcile(wanted(OTHER))
         until(lambda: not Folders.of(short_path, CARD.uuid).record.exists())
         assert mounted_below(short_path) == both(short_path, OTHER)
 
@@ -252,7 +252,7 @@ def test_the_mounts_of_a_card_that_is_gone_are_taken_away(daemons: Make, short_p
     one = daemons()
     serve(one, CARD)
     one.stop()
-    daemons().keep({}, cards=[OTHER])
+    daemons().reconcile({}, cards=[OTHER])
     assert not mounted_below(short_path)
 
 
@@ -279,7 +279,7 @@ def test_a_daemon_of_a_version_before_is_replaced_once_no_container_holds_its_ca
     serve(one, CARD)
 
     def replaced() -> bool:
-        one.keep(wanted(CARD))
+        one.reconcile(wanted(CARD))
         reasons.add(one.reason(CARD.uuid).partition(":")[0])
         record = Record.read(Folders.of(short_path, CARD.uuid).record)
         return record is not None and record.pid != pid and not one.reason(CARD.uuid)
@@ -316,7 +316,7 @@ def test_another_size_waits_until_no_container_holds_the_card(daemons: Make, sho
     assert os.statvfs(memory_of(short_path, CARD)).f_blocks * 4096 == 2 << 20
 
     def replaced() -> bool:
-        two.keep(wanted(CARD, shm_size=3 << 20))
+        two.reconcile(wanted(CARD, shm_size=3 << 20))
         return recorded(Folders.of(short_path, CARD.uuid).record) not in {None, first} and not two.reason(CARD.uuid)
 
     until(replaced)

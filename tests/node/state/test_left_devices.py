@@ -65,7 +65,7 @@ def test_the_cards_know_what_is_held_of_them(devices: Any) -> None:
 
         def held() -> dict[str, tuple[int, list[str]]]:
             return {
-                one["resource"]: (one["used_units"], sorted(use["pod"] for use in one["containers"]))
+                one["resource"]: (one["allocated_units"], sorted(use["pod"] for use in one["containers"]))
                 for one in cards(devices)
             }
 
