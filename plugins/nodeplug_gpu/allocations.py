@@ -1,126 +1,332 @@
-"""Cards that were sold, for as long as somebody may hold them.
+"""What containers have been allocated of the node's cards: the one owner of that state.
 
-Owns: a record per card and way in which it was sold. It outlives the daemon, so that the units of a card that is gone
-stay listed as unhealthy (kubelet shows a device that is no longer listed as healthy), and so that a card that the
-configuration has moved is not sold anew while containers hold it the old way. Also the size of a unit while units are
-held.
-Refuses: to decide when a card may be forgotten; to fail: a disk that takes nothing costs the next start its knowledge.
+Owns:
+    reported  what kubelet reported last, and which card each device id belongs to;
+    pending   devices that were allocated here and that kubelet has not reported yet;
+    records   on disk, one per card and way in which it was advertised, for as long as a container may still have an
+              allocation of it; and the unit size of each memory resource. They outlive the daemon: kubelet treats a
+              device that is no longer listed as healthy, so the units of a card that is gone stay listed as unhealthy,
+              and a card that the configuration has moved is not allocated again while containers hold it;
+    idle      for how long each of them has had no holder.
+Refuses: to say what is free (kubelet alone decides that); ids of no card that was ever advertised; to fail: on a disk
+that accepts no writes, the next start knows nothing of this one.
 """
 
-from collections.abc import Iterable, Mapping
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
-from nodeplug import Host, PluginError
+from nodeplug import DeviceId, Holding, Host, NotReady, PluginError, ResourceName
 from nodeplug_gpu.cards import Card, MigInstance, Uuid
 from nodeplug_gpu.config import Kind
+from nodeplug_gpu.ids import card_key
+from nodeplug_gpu.pool import Pool
+from nodeplug_gpu.sharing import Sharing
+from nodeplug_gpu.sharing.memory import MemorySharing
 
+GRACE_PERIOD: Final = 60.0
+"""Seconds without a holder after which an allocation counts as released: kubelet reports allocations late, and for a
+while after its own start it reports none."""
+CONFIRM_TIMEOUT: Final = 60.0
+"""Seconds after which a pending device is dropped that kubelet does not report although it answers: the admission may
+have failed after Allocate."""
+UNKNOWN_HOLDER: Final = "an unknown container"
 _CARD: Final = "card"
 _UNIT: Final = "unit"
-_PAST: Final = 64
+_MAX_FORMER_INSTANCES: Final = 64
+
+RecordKey = tuple[Uuid, str, Kind]
+"""Card, main resource of the entry, kind of sharing."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Container:
+    """A container, as podresources names it."""
+
+    namespace: str
+    pod: str
+    name: str
+
+    def __str__(self) -> str:
+        """Return `namespace/pod/container`."""
+        return f"{self.namespace}/{self.pod}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """What one container has been allocated of one card.
+
+    Attributes:
+        ids: units, replicas, MIG instances or the card itself.
+        allocated_bytes: memory that it may use; None where there is no such limit (whole cards, replicas, instances).
+        orphaned: how the card was shared when it was allocated, where the resource is no longer advertised; else None.
+    """
+
+    container: Container
+    resource: ResourceName
+    card: Uuid
+    ids: tuple[DeviceId, ...]
+    allocated_bytes: int | None = None
+    orphaned: Kind | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class AllocationRecord:
-    """A card and how it was sold.
+    """A card and how it was advertised: allocations made that way may still exist.
 
     Attributes:
         card: as it was seen last.
         resource: the entry's main resource.
-        sharing: the entry's kind: the same name may have been another kind of thing before.
-        past: UUIDs of MIG instances that it had and that may still be held, the latest last.
-        terms: on which those who may hold it got it (see `terms`); None in a record that knows nothing of terms.
+        sharing: the entry's kind of sharing: the same resource name may have been shared in another way before.
+        former_instances: UUIDs of MIG instances that it had and that may still be allocated, the latest last.
+        limits: under which its holders run (see `limits`); None in a record written before limits were recorded.
     """
 
     card: Card
     resource: str
     sharing: Kind
-    past: tuple[str, ...] = ()
-    terms: str | None = None
+    former_instances: tuple[str, ...] = ()
+    limits: str | None = None
 
-    def after(self, before: "AllocationRecord | None") -> "AllocationRecord":
-        """Return the record with the instances that an earlier one had, on its terms: they end with its holders."""
+    def succeeding(self, before: "AllocationRecord | None") -> "AllocationRecord":
+        """Return the record with the instances and the limits of an earlier one: these end with its holders."""
         if before is None:
             return self
-        terms = self.terms if before.terms is None else before.terms
-        now = [one.uuid for one in self.card.instances]
-        past = [*before.past, *(one.uuid for one in before.card.instances)]
-        kept = tuple(uuid for uuid in dict.fromkeys(past) if uuid not in now)[-_PAST:]
-        return replace(self, past=kept, terms=terms)
+        limits = self.limits if before.limits is None else before.limits
+        present = [one.uuid for one in self.card.instances]
+        former = [*before.former_instances, *(one.uuid for one in before.card.instances)]
+        kept = tuple(uuid for uuid in dict.fromkeys(former) if uuid not in present)[-_MAX_FORMER_INSTANCES:]
+        return replace(self, former_instances=kept, limits=limits)
 
     @property
-    def place(self) -> "Place":
-        """What tells it from every other record."""
+    def key(self) -> RecordKey:
+        """What distinguishes it from every other record."""
         return (self.card.uuid, self.resource, self.sharing)
 
 
-Place = tuple[Uuid, str, Kind]
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """What kubelet reported.
+
+    Attributes:
+        holdings: by resource; empty while kubelet does not answer.
+        unknown: why allocations are not known; empty when they are.
+        holders: by resource and card: one of the pods, for messages.
+        ids: by resource: every allocated id that belongs to a card, with the card.
+    """
+
+    holdings: Mapping[str, tuple[Holding, ...]] = field(default_factory=dict)
+    unknown: str = ""
+    holders: Mapping[tuple[str, Uuid], str] = field(default_factory=dict)
+    ids: Mapping[str, Mapping[DeviceId, Uuid]] = field(default_factory=dict)
+
+    def of(self, resource: str, card: Uuid) -> Sequence[DeviceId]:
+        """Return the allocated ids of a resource that belong to a card."""
+        return [name for name, owner in self.ids.get(resource, {}).items() if owner == card]
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    card: Uuid | None
+    since: float
 
 
 @dataclass(slots=True)
-class AllocationRecords:
-    """The records. Not safe for threads: its owner serialises."""
+class Allocations:
+    """The allocation state of one instance of the plugin.
+
+    `add_pending`, `pending_of_card` and `pending_of` may be called by any thread; the owner serialises everything else.
+
+    Attributes:
+        reported: by kubelet, at the last `refresh`.
+        records: by their keys.
+    """
 
     host: Host
-    by_key: dict[Place, AllocationRecord] = field(default_factory=dict)
-    _units: dict[str, int] = field(default_factory=dict)
+    clock: Callable[[], float]
+    reported: Reported = field(default_factory=Reported)
+    records: dict[RecordKey, AllocationRecord] = field(default_factory=dict)
+    _unit_sizes: dict[str, int] = field(default_factory=dict)
+    _idle_since: dict[object, float] = field(default_factory=dict)
+    _pending: dict[tuple[str, DeviceId], _Pending] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
     _complaint: str = ""
 
-    def load(self, *, mend: bool = True) -> None:
-        """Read what a predecessor wrote; with `mend` a record that cannot be understood is dropped."""
-        self.by_key.clear()
-        self._units.clear()
+    # --- what kubelet reports -----------------------------------------------------------------------------------
+
+    def refresh(self, resources: Iterable[str]) -> Reported:
+        """Ask kubelet who has been allocated what, and confirm what is pending.
+
+        Args:
+            resources: names, also those that are no longer advertised.
+        """
+        try:
+            holdings = {name: tuple(self.host.holders(name)) for name in resources}
+        except NotReady as error:
+            self.reported = Reported(unknown=error.message)
+            return self.reported
+        holders: dict[tuple[str, Uuid], str] = {}
+        ids: dict[str, dict[DeviceId, Uuid]] = {}
+        cards = _cards_by_id(self.records.values())
+        for name, reported in holdings.items():
+            for holding in reported:
+                for device in holding.ids:
+                    card = cards.get(device) or cards.get(device.partition("-")[0])
+                    if card is not None:
+                        ids.setdefault(name, {})[device] = card
+                        holders.setdefault((name, card), f"{holding.namespace}/{holding.pod}")
+        self.reported = Reported(holdings, "", holders, ids)
+        self._confirm(holdings)
+        return self.reported
+
+    def holder(self, resources: Iterable[str], card: Uuid) -> str | None:
+        """Return a pod that may have an allocation of a card under one of these resources; None when there is none."""
+        if self.reported.unknown:
+            return UNKNOWN_HOLDER
+        holders = self.reported.holders
+        return next((holders[name, card] for name in resources if (name, card) in holders), None)
+
+    def of_entry(self, resource: str, sharing: Sharing, pool: Pool) -> Iterator[Allocation]:
+        """Yield the allocations of an advertised resource; ids that belong to no card of its pool are left out."""
+        for holding in self.reported.holdings.get(resource, ()):
+            container = Container(holding.namespace, holding.pod, holding.container)
+            for card, ids in sharing.by_card(holding.ids, pool).items():
+                allocated = len(ids) * sharing.unit if isinstance(sharing, MemorySharing) else None
+                yield Allocation(container, holding.resource, card, tuple(ids), allocated)
+
+    def orphaned(self, advertised: Iterable[str]) -> Iterator[Allocation]:
+        """Yield the allocations of resources that were advertised once and are no longer."""
+        names = frozenset(advertised)
+        former = {one.resource: one.sharing for one in self.records.values() if one.resource not in names}
+        for resource, sharing in former.items():
+            unit = self._unit_sizes.get(resource) if sharing == "memory" else None
+            cards = self.reported.ids.get(resource, {})
+            for holding in self.reported.holdings.get(resource, ()):
+                container = Container(holding.namespace, holding.pod, holding.container)
+                for card in sorted({cards[name] for name in holding.ids if name in cards}):
+                    ids = tuple(name for name in holding.ids if cards.get(name) == card)
+                    allocated = len(ids) * unit if unit else None
+                    yield Allocation(container, holding.resource, card, ids, allocated, sharing)
+
+    def allocated_cards(self) -> frozenset[Uuid]:
+        """Return the cards of which something is allocated, reported or pending."""
+        with self._lock:
+            pending = {one.card for one in self._pending.values() if one.card is not None}
+        return frozenset(pending | {card for _, card in self.reported.holders})
+
+    def idle_for(self, what: object, *, held: bool) -> float:
+        """Note whether something has a holder now; return for how many seconds it has had none without a break."""
+        if held:
+            self._idle_since.pop(what, None)
+            return 0.0
+        now = self.clock()
+        return now - self._idle_since.setdefault(what, now)
+
+    def forget_idle(self, what: object) -> None:
+        """Begin to count anew."""
+        self._idle_since.pop(what, None)
+
+    # --- pending ------------------------------------------------------------------------------------------------
+
+    def add_pending(self, resource: str, entry: str, ids: Mapping[DeviceId, Uuid | None]) -> None:
+        """Note devices that a container was allocated.
+
+        Args:
+            resource: from which they were allocated.
+            entry: the main resource of its entry, which is in use from now on.
+            ids: with the card of each.
+        """
+        now = self.clock()
+        self._idle_since[entry] = now
+        with self._lock:
+            self._pending.update({(resource, name): _Pending(card, now) for name, card in ids.items()})
+
+    def pending_of_card(self, uuid: Uuid, resources: Iterable[str]) -> int:
+        """Return how many ids of a card are pending, of some resources."""
+        names = frozenset(resources)
+        with self._lock:
+            return sum(one.card == uuid and name in names for (name, _), one in self._pending.items())
+
+    def pending_of(self, resource: str) -> int:
+        """Return how many ids of a resource are pending."""
+        with self._lock:
+            return sum(name == resource for name, _ in self._pending)
+
+    def _confirm(self, holdings: Mapping[str, Iterable[Holding]]) -> None:
+        """Drop what kubelet reports by now, and what it should have reported."""
+        reported = {(name, one) for name, held in holdings.items() for holding in held for one in holding.ids}
+        now = self.clock()
+        with self._lock:
+            self._pending = {
+                place: one
+                for place, one in self._pending.items()
+                if place not in reported and now - one.since <= CONFIRM_TIMEOUT
+            }
+
+    # --- records ------------------------------------------------------------------------------------------------
+
+    def load(self, *, repair: bool = True) -> None:
+        """Read what a predecessor wrote; with `repair` a record that cannot be understood is removed."""
+        self.records.clear()
+        self._unit_sizes.clear()
         for entry in self.host.journal.entries():
             try:
                 if entry.phase == _CARD:
-                    one = _sold(entry.data)
-                    self.by_key[one.place] = one
+                    one = _decode(entry.data)
+                    self.records[one.key] = one
                 elif entry.phase == _UNIT:
-                    self._units[str(entry.data["resource"])] = max(int(entry.data["bytes"]), 1)
+                    self._unit_sizes[str(entry.data["resource"])] = max(int(entry.data["bytes"]), 1)
             except (KeyError, TypeError, ValueError):
-                if mend:
+                if repair:
                     self._remove(entry.key)
 
-    def remember(self, sold: Iterable[AllocationRecord]) -> None:
-        """Keep the cards that are new or have changed."""
-        for one in sold:
-            before = self.by_key.get(one.place)
-            after = one.after(before)
+    def of_card(self, uuid: Uuid) -> Sequence[AllocationRecord]:
+        """Return the records of a card."""
+        return [one for one in self.records.values() if one.card.uuid == uuid]
+
+    def remember(self, records: Iterable[AllocationRecord]) -> None:
+        """Write the records that are new or have changed."""
+        for one in records:
+            before = self.records.get(one.key)
+            after = one.succeeding(before)
             if before != after:
-                self.by_key[one.place] = after
-                self._write(_key(one.place), _CARD, asdict(after))
+                self._put(after)
 
-    def renew(self, place: Place, terms: str) -> None:
-        """Sell a card on other terms from now on."""
-        self.by_key[place] = replace(self.by_key[place], terms=terms)
-        self._write(_key(place), _CARD, asdict(self.by_key[place]))
+    def set_limits(self, key: RecordKey, limits: str) -> None:
+        """Note that a card is allocated under other limits from now on."""
+        self._put(replace(self.records[key], limits=limits))
 
-    def forget(self, place: Place) -> None:
-        """Drop a record."""
-        if self.by_key.pop(place, None) is not None:
-            self._remove(_key(place))
+    def forget(self, key: RecordKey) -> None:
+        """Remove a record."""
+        if self.records.pop(key, None) is not None:
+            self._remove(_journal_key(key))
 
-    def unit(self, resource: str) -> int | None:
-        """Return the size of a unit that was last used."""
-        return self._units.get(resource)
+    def unit_size(self, resource: str) -> int | None:
+        """Return the size of a unit that was last used, in bytes."""
+        return self._unit_sizes.get(resource)
 
-    def keep_unit(self, resource: str, size: int) -> None:
-        """Keep the size of a unit."""
-        if self._units.get(resource) != size:
-            self._units[resource] = size
+    def set_unit_size(self, resource: str, size: int) -> None:
+        """Write the size of a unit."""
+        if self._unit_sizes.get(resource) != size:
+            self._unit_sizes[resource] = size
             self._write(f"unit {resource}", _UNIT, {"resource": resource, "bytes": size})
+
+    def _put(self, record: AllocationRecord) -> None:
+        self.records[record.key] = record
+        self._write(_journal_key(record.key), _CARD, _encode(record))
 
     def _write(self, key: str, phase: str, data: Mapping[str, Any]) -> None:
         try:
             self.host.journal.write(key, phase=phase, data=data)
         except PluginError as error:
-            self._complain(f"after a restart it would not be known which cards were sold: {error}")
+            self._complain(f"after a restart it will not be known which cards were advertised: {error}")
 
     def _remove(self, key: str) -> None:
         try:
             self.host.journal.remove(key)
         except PluginError as error:
-            self._complain(f"a card that nobody holds any more is listed again after a restart: {error}")
+            self._complain(f"a card without allocations will be listed again after a restart: {error}")
 
     def _complain(self, text: str) -> None:
         if text != self._complaint:
@@ -128,11 +334,34 @@ class AllocationRecords:
         self._complaint = text
 
 
-def _key(place: Place) -> str:
-    return f"card {' '.join(place)}"
+def _cards_by_id(records: Iterable[AllocationRecord]) -> Mapping[str, Uuid]:
+    """Return cards by everything that an id can be or begin with: its UUID, its key, an instance's UUID."""
+    cards: dict[str, Uuid] = {}
+    for one in records:
+        card = one.card
+        cards |= {card.uuid: card.uuid, card_key(card.uuid): card.uuid}
+        cards |= dict.fromkeys((*one.former_instances, *(instance.uuid for instance in card.instances)), card.uuid)
+    return cards
 
 
-def _sold(data: Mapping[str, Any]) -> AllocationRecord:
+# --- the form on disk, as version 0.1.0 wrote it --------------------------------------------------------------------
+
+
+def _journal_key(key: RecordKey) -> str:
+    return f"card {' '.join(key)}"
+
+
+def _encode(record: AllocationRecord) -> Mapping[str, Any]:
+    return {
+        "card": asdict(record.card),
+        "resource": record.resource,
+        "sharing": record.sharing,
+        "past": record.former_instances,
+        "terms": record.limits,
+    }
+
+
+def _decode(data: Mapping[str, Any]) -> AllocationRecord:
     card: Mapping[str, Any] = data["card"]
     instances = tuple(MigInstance(**one) for one in card["instances"])
     major, minor = card["compute_capability"]
@@ -140,7 +369,9 @@ def _sold(data: Mapping[str, Any]) -> AllocationRecord:
     if not (isinstance(made.uuid, str) and isinstance(made.memory, int) and isinstance(made.index, int)):
         raise TypeError("a card of another shape")
     if data["sharing"] not in {"exclusive", "replicas", "memory", "mig"}:
-        raise ValueError("a kind of sharing that is not known")
-    terms = data.get("terms")
-    past = tuple(map(str, data["past"]))
-    return AllocationRecord(made, str(data["resource"]), data["sharing"], past, None if terms is None else str(terms))
+        raise ValueError("an unknown kind of sharing")
+    limits = data.get("terms")
+    former = tuple(map(str, data["past"]))
+    return AllocationRecord(
+        made, str(data["resource"]), data["sharing"], former, None if limits is None else str(limits)
+    )

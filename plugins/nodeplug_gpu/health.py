@@ -21,6 +21,7 @@ from nodeplug_gpu.config import Health
 from nodeplug_gpu.xid import described, severity
 
 State = Literal["healthy", "suspect", "unhealthy", "recovering"]
+GONE: Final = "it is no longer present"
 LONGEST_PROBATION: Final = 3600.0
 _LOST: Final = frozenset({15, 16})
 """NVML's GPU_IS_LOST and RESET_REQUIRED: no number of retries helps."""
@@ -74,7 +75,7 @@ class HealthMonitor:
         """Return how a card is; while the driver is away no card can be used, and none is blamed for it."""
         own = self._conditions.get(uuid)
         if own is None:
-            return Condition("unhealthy", self._driver or "it was there and is gone")
+            return Condition("unhealthy", self._driver or GONE)
         if self._driver and own.state != "unhealthy":
             return replace(own, state="unhealthy", reason=self._driver)
         return own
@@ -95,7 +96,7 @@ class HealthMonitor:
         for uuid in present:
             self._take_look(uuid, snapshot.telemetry.get(uuid, Telemetry()), snapshot.taken, now)
         for uuid in self._conditions.keys() - present:
-            self._ill(uuid, "it was there and is gone", now)
+            self._ill(uuid, GONE, now)
 
     def forget(self, uuid: Uuid) -> None:
         """Drop a card that is gone and that nobody holds."""

@@ -1,7 +1,7 @@
 """Everything that is known about the node's cards at one moment.
 
 Owns: one immutable value, and what kubelet is told from it: the devices of a resource, or why there are none.
-Refuses: to learn anything (the shop makes a new one at each look).
+Refuses: to learn anything (the tracker makes a new one at each update).
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,15 +9,14 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from nodeplug import Device, DeviceId, NotFound, NotReady, ResourceName
-from nodeplug_gpu import ledger
+from nodeplug_gpu.allocations import Allocation
 from nodeplug_gpu.cards import Snapshot, Uuid
-from nodeplug_gpu.health import Condition
+from nodeplug_gpu.health import GONE, Condition
 from nodeplug_gpu.ids import by_card, card_key
 from nodeplug_gpu.pool import Entry, Pool, PoolMember
 from nodeplug_gpu.sharing import Sharing
 
-GONE: Final = "it was there and is gone"
-FEWER: Final = "its card is divided into fewer units now"
+FEWER: Final = "its card has fewer units now"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,24 +24,24 @@ class Inventory:
     """Everything that is known at one moment.
 
     Attributes:
-        snapshot: the driver's last look.
+        snapshot: the driver's latest.
         pools: by the entry's main resource.
         conditions: by card.
-        uses: who holds what, of all entries.
-        unknown: why it is not known who holds what; empty when it is.
-        sharings: how each entry sells, by its main resource; missing while its unit is not known.
-        orphaned: ids that containers hold and that are no longer sold, by resource; listed as unhealthy.
-        faults: why a card is not sold although the configuration chooses it.
-        section_conflicts: which other section sells a card that the configuration chooses.
-        held: cards that containers hold, however they were sold, or were granted a moment ago.
-        waiting: why a card is not sold yet that another section has sold and gave up.
-        former: why a card is not sold yet that may still be held as it was sold before.
+        allocations: of all entries.
+        allocations_unknown: why allocations are not known; empty when they are.
+        sharings: how each entry shares its cards, by its main resource; missing while its unit is not known.
+        orphaned: ids that containers hold and that are no longer advertised, by resource; listed as unhealthy.
+        entry_conflicts: why a card is not advertised although the configuration chooses it.
+        section_conflicts: which other section advertises a card that the configuration chooses.
+        allocated: cards that containers hold, however they were shared, or were allocated a moment ago.
+        reserved: why a card is not advertised yet that another section has advertised and released.
+        draining: why a card is not allocatable yet that may still be allocated in another way.
     """
 
     snapshot: Snapshot = field(default_factory=Snapshot)
     pools: Mapping[str, Pool] = field(default_factory=dict)
     conditions: Mapping[Uuid, Condition] = field(default_factory=dict)
-    allocations: tuple[ledger.Allocation, ...] = ()
+    allocations: tuple[Allocation, ...] = ()
     allocations_unknown: str = ""
     sharings: Mapping[str, Sharing] = field(default_factory=dict)
     orphaned: Mapping[str, tuple[DeviceId, ...]] = field(default_factory=dict)
@@ -59,11 +58,11 @@ class Inventory:
 
     @property
     def conflict(self) -> str:
-        """All that is wrong with the configurations on this machine, as one text; empty when nothing is."""
+        """Every conflict between entries or sections about a card, as one text; empty when there is none."""
         return "; ".join((*self.entry_conflicts.values(), *self.section_conflicts.values()))
 
     def members_of(self, resource: str) -> Sequence[PoolMember]:
-        """Return the members of an entry, by its main resource."""
+        """Return the pool of an entry, by its main resource."""
         return self.pools.get(resource, Pool()).members
 
     def devices(self, entry: Entry, resource: ResourceName) -> Sequence[Device]:
@@ -71,10 +70,10 @@ class Inventory:
 
         Raises:
             NotFound: this node has nothing for it.
-            NotReady: the driver has not answered yet; what was listed before is as good as ever.
+            NotReady: the driver has not answered yet; what was listed before is still valid.
         """
         orphaned = [
-            Device(name, healthy=False, reason=self._why_gone(name)) for name in self.orphaned.get(resource, ())
+            Device(name, healthy=False, reason=self._orphan_reason(name)) for name in self.orphaned.get(resource, ())
         ]
         try:
             sharing, pool = self.advertised(entry, resource)
@@ -84,13 +83,13 @@ class Inventory:
                 return orphaned
             raise
 
-    def _why_gone(self, name: DeviceId) -> str:
-        """Return why a unit that somebody holds is not sold; its card may be as well as ever."""
+    def _orphan_reason(self, name: DeviceId) -> str:
+        """Return why an id that somebody holds is no longer advertised; its card may be healthy."""
         here = {card_key(card.uuid) for card in self.snapshot.cards} if self.snapshot.state == "running" else set()
         return FEWER if here & by_card([name]).keys() else GONE
 
     def advertised(self, entry: Entry, resource: ResourceName) -> tuple[Sharing, Pool]:
-        """Return how an entry sells, and what.
+        """Return how an entry shares its cards, and which.
 
         Raises:
             NotFound: this node has no card for it.
@@ -103,7 +102,7 @@ class Inventory:
             why = (
                 self.snapshot.reason
                 if self.snapshot.state != "running"
-                else self.conflict or "; ".join(self.reserved.values()) or "no card is for it"
+                else self.conflict or "; ".join(self.reserved.values()) or "no card is assigned to it"
             )
-            raise NotFound(f"there is nothing to offer as {resource}: {why}")
+            raise NotFound(f"there is no device to advertise as {resource}: {why}")
         return sharing, pool

@@ -1,11 +1,11 @@
-"""Which section of this daemon sells which card.
+"""Which section of this daemon advertises which card.
 
-Owns: one book for the process. Two sections that use this plugin look at the same cards and know nothing of each other;
-here the second one learns that a card is sold already.
-Refuses: to know what a card is, and what is sold within one section (`stock` and `known` do).
+Owns: the leases of this process. Two sections that use this plugin see the same cards and know nothing of each other;
+here the second one learns that a card is taken.
+Refuses: to know what a card is, and what is advertised within one section (`pool` and `allocations` do).
 
-The instances of one section never stand in each other's way: a reload starts one beside, or right after, the other. For
-that while a card stays with the section whose instance has ended.
+The instances of one section never conflict: a reload starts one beside, or right after, the other. For that while a
+card stays leased to the section whose instance has ended.
 """
 
 import threading
@@ -19,39 +19,39 @@ from nodeplug_gpu.cards import Uuid
 from nodeplug_gpu.config import Kind
 
 RESERVATION: Final = 60.0
-"""Seconds for which a card stays with a section that has ended: it may be about to start again."""
+"""Seconds for which a card stays reserved for a section that has ended: it may be about to start again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """How a section sells a card.
+    """How a section advertises a card.
 
     Attributes:
         section: its name.
         resource: the entry's main resource.
-        sharing: the entry's kind.
-        current: its configuration chooses the card; otherwise containers may still hold what it sold before.
-        terms: on which it sells it (see `terms`).
+        sharing: the entry's kind of sharing.
+        current: its configuration chooses the card; otherwise containers may still hold what it advertised before.
+        limits: under which containers hold the card (see `limits`).
     """
 
     section: str
     resource: str
     sharing: Kind
     current: bool = True
-    terms: str = ""
+    limits: str = ""
 
     def same_ids(self, other: "Lease") -> bool:
         """Whether the same ids mean the same: the section was only renamed."""
-        return (self.resource, self.sharing, self.terms) == (other.resource, other.sharing, other.terms)
+        return (self.resource, self.sharing, self.limits) == (other.resource, other.sharing, other.limits)
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseResult:
-    """What the book says about cards that a section wants.
+    """The answer to a section that wants to lease cards.
 
     Attributes:
         denied: the lease of another section, for each card that cannot be had.
-        inherited: how a section that has ended sold a card that can be had now.
+        inherited: how a section that has ended advertised a card that can be had now.
     """
 
     denied: Mapping[Uuid, Lease] = field(default_factory=dict)
@@ -69,7 +69,7 @@ class LeaseTable:
     _made: int = 0
 
     def holder(self, node: Path, section: str) -> "LeaseHolder":
-        """Return what one instance of a section sells over.
+        """Return what one instance of a section leases cards with.
 
         Args:
             node: what the sections of one daemon have in common.
@@ -81,17 +81,17 @@ class LeaseTable:
             return holder
 
     def acquire(self, holder: "LeaseHolder", wanted: Mapping[Uuid, Lease], now: float) -> LeaseResult:
-        """Take cards for a holder, give back those that it no longer wants, and say which it cannot have."""
+        """Lease cards to a holder, give back those that it no longer wants, and say which it cannot have."""
         denied: dict[Uuid, Lease] = {}
         inherited: dict[Uuid, Lease] = {}
         with self._lock:
             if holder.ended:
                 return LeaseResult()
-            self._forget_the_unused()
+            self._drop_abandoned()
             for uuid, lease in wanted.items():
-                place = (holder.node, uuid)
-                others = [one for one in self._leases.get(place, {}).values() if one.section != holder.section]
-                ended, since = self._ended.get(place, (lease, now))
+                key = (holder.node, uuid)
+                others = [one for one in self._leases.get(key, {}).values() if one.section != holder.section]
+                ended, since = self._ended.get(key, (lease, now))
                 differs = ended.section != holder.section and not ended.same_ids(lease)
                 if others:
                     denied[uuid] = others[0]
@@ -100,40 +100,40 @@ class LeaseTable:
                 else:
                     if differs:
                         inherited[uuid] = ended
-                    self._ended.pop(place, None)
-                    self._leases.setdefault(place, {})[holder.number] = lease
-            for place in [place for place in self._leases if place[1] not in wanted]:
-                self._leave(place, holder)
+                    self._ended.pop(key, None)
+                    self._leases.setdefault(key, {})[holder.number] = lease
+            for key in [key for key in self._leases if key[1] not in wanted]:
+                self._drop(key, holder)
         return LeaseResult(denied, inherited)
 
     def release(self, holder: "LeaseHolder", now: float) -> None:
-        """Give back all cards of a holder; its section keeps them for a while."""
+        """Give back all cards of a holder; they stay reserved for its section for a while."""
         with self._lock:
             holder.ended = True
-            for place in list(self._leases):
-                lease = self._leave(place, holder)
-                if lease is not None and place not in self._leases:
-                    self._ended[place] = (replace(lease, current=False), now)
+            for key in list(self._leases):
+                lease = self._drop(key, holder)
+                if lease is not None and key not in self._leases:
+                    self._ended[key] = (replace(lease, current=False), now)
 
-    def _forget_the_unused(self) -> None:
-        """Drop the claims of instances that were made and thrown away without a start, hence without a stop."""
-        for place, leases in list(self._leases.items()):
+    def _drop_abandoned(self) -> None:
+        """Drop the leases of instances that were made and discarded without a start, hence without a stop."""
+        for key, leases in list(self._leases.items()):
             for number in [number for number in leases if number not in self._holders]:
                 del leases[number]
             if not leases:
-                del self._leases[place]
+                del self._leases[key]
 
-    def _leave(self, place: tuple[Path, Uuid], holder: "LeaseHolder") -> Lease | None:
-        leases = self._leases[place]
+    def _drop(self, key: tuple[Path, Uuid], holder: "LeaseHolder") -> Lease | None:
+        leases = self._leases[key]
         lease = leases.pop(holder.number, None)
         if not leases:
-            del self._leases[place]
+            del self._leases[key]
         return lease
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
 class LeaseHolder:
-    """One instance of a section, as the book knows it; of no use after its end."""
+    """One instance of a section, as the table knows it; of no use after its release."""
 
     table: LeaseTable = field(repr=False)
     node: Path
@@ -151,4 +151,4 @@ class LeaseHolder:
 
 
 LEASES: Final = LeaseTable()
-"""That of this process."""
+"""Those of this process."""

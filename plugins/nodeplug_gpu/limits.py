@@ -1,8 +1,9 @@
-"""The terms on which a card is sold by one entry, as far as those who hold it rely on them.
+"""The limits that a card's containers run under, as far as those who hold it rely on them.
 
-Owns: what of an entry are terms: containers get limits by their share of the card, so a card that some hold by quarters
-cannot be sold by eighths beside them, and one that some use without MPS cannot be for MPS clients alone.
-Refuses: names, kinds of sharing, sizes of units (`known` tells those apart already).
+Owns: which settings of an entry matter here: with MPS, containers get limits by their share of the card, so a card that
+is held in quarters cannot be allocated in eighths beside them, and one that is used without MPS cannot be for MPS
+clients alone.
+Refuses: names, kinds of sharing, unit sizes (allocation records tell those apart already).
 """
 
 from collections.abc import Iterable
@@ -13,7 +14,7 @@ from nodeplug_gpu.pool import Entry
 
 
 def limits_of(entry: Entry) -> str:
-    """Return the terms in words; empty where nobody relies on any."""
+    """Return the limits in words; empty where there are none. The words are kept in allocation records."""
     match entry:
         case Replicas() if entry.mps is not None:
             return f"MPS, {entry.replicas} replicas"
@@ -24,9 +25,9 @@ def limits_of(entry: Entry) -> str:
 
 
 def excess_replicas(entry: Entry, held: Iterable[DeviceId]) -> str:
-    """Return why a card has too many users already: replicas that there are no longer, and that are still held."""
+    """Return why a card has too many users: replicas that are no longer configured and that are still allocated."""
     if not isinstance(entry, Replicas):
         return ""
     numbers = [name.partition("-")[2] for name in held]
-    many = sum(number.isdecimal() and int(number) >= entry.replicas for number in numbers)
-    return f"{many} of its former replicas beyond the {entry.replicas} of now are still held" if many else ""
+    excess = sum(number.isdecimal() and int(number) >= entry.replicas for number in numbers)
+    return f"{excess} of its allocated replicas exceed the {entry.replicas} configured now" if excess else ""

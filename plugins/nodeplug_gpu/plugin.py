@@ -194,7 +194,7 @@ class Gpu:
         """Grant cards, or say with the numbers why not."""
         sharing, pool = self._tracker.inventory.advertised(self._tracker.entry_of(request.resource), request.resource)
         grant = sharing.allocate(request, pool)
-        self._tracker.record_grant(request.resource, request.ids)
+        self._tracker.allocated(request.resource, request.ids)
         return grant
 
     @hookimpl

@@ -1,6 +1,6 @@
-"""Which cards an entry of the configuration sells, now.
+"""Which cards an entry of the configuration advertises, now.
 
-Owns: the share-out of the cards to the entries, and what is said about a card that two entries choose.
+Owns: the assignment of the cards to the entries, and what is said about a card that two entries choose.
 Refuses: ids and units (a sharing makes those), and health (it is told).
 """
 
@@ -18,12 +18,12 @@ Entry = Exclusive | Replicas | Memory | Mig
 
 @dataclass(frozen=True, slots=True)
 class PoolMember:
-    """One card, as one entry sells it.
+    """One card, as one entry advertises it.
 
     Attributes:
         card: as the driver showed it last.
-        reason: why it is not healthy; empty when it is.
-        still_held: ids that are listed as healthy all the same, so that containers which hold them may start again.
+        reason: why it is not allocatable; empty when it is.
+        still_held: ids that are listed as healthy all the same, so that containers which hold them may restart.
     """
 
     card: Card
@@ -36,29 +36,29 @@ class PoolMember:
         return not self.reason
 
     def device(self, name: DeviceId, numa_nodes: tuple[int, ...] = ()) -> Device:
-        """Return a share or unit of the card, as kubelet is told of it."""
+        """Return a replica or unit of the card, as kubelet is told of it."""
         reason = "" if name in self.still_held else self.reason
         return Device(name, not reason, reason, numa_nodes)
 
     def require_healthy(self) -> Card:
-        """Return the card for a grant: kubelet may ask by a list that is older than what is known here.
+        """Return the card for an allocation: kubelet may ask by a list that is older than what is known here.
 
         Raises:
-            NotReady: it is not healthy.
+            NotReady: it is not allocatable.
         """
         if self.reason:
-            raise NotReady(f"{self.card.uuid} cannot be granted: {self.reason}")
+            raise NotReady(f"{self.card.uuid} cannot be allocated: {self.reason}")
         return self.card
 
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """What one entry sells, in NVML's order; cards that are gone and may still be held come last."""
+    """The cards that one entry advertises, in NVML's order; those that are gone and may still be held come last."""
 
     members: tuple[PoolMember, ...] = ()
 
     def of(self, uuid: Uuid) -> PoolMember:
-        """Return the offer of a card.
+        """Return the member that is a card.
 
         Raises:
             NotFound: there is no such card.
@@ -66,23 +66,23 @@ class Pool:
         for member in self.members:
             if member.card.uuid == uuid:
                 return member
-        raise NotFound(f"{uuid} is not among the {len(self.members)} cards that are sold here; it may have gone")
+        raise NotFound(f"{uuid} is not among the {len(self.members)} cards of this resource; it may have been removed")
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """Who sells what.
+    """Which entry advertises which cards.
 
     Attributes:
         cards: of each entry, by its main resource.
-        conflicts: why a card is sold by nobody although entries choose it.
+        conflicts: why a card is not advertised although entries choose it.
     """
 
     cards: Mapping[str, tuple[Card, ...]]
     conflicts: Mapping[Uuid, str] = field(default_factory=dict)
 
     def resource_by_card(self) -> Mapping[Uuid, str]:
-        """Return the entry of each card."""
+        """Return the main resource of the entry that has each card."""
         return {card.uuid: name for name, cards in self.cards.items() for card in cards}
 
 
@@ -92,34 +92,34 @@ def fits_mig_mode(entry: Entry, card: Card) -> bool:
 
 
 def assign_cards(
-    entries: Sequence[Entry], cards: Iterable[Card], owners: Mapping[Uuid, str] = MappingProxyType({})
+    entries: Sequence[Entry], cards: Iterable[Card], assigned: Mapping[Uuid, str] = MappingProxyType({})
 ) -> Assignment:
-    """Return the cards of each entry. A card that two entries choose is sold by none of them.
+    """Return the cards of each entry. A card that two entries choose is advertised by neither.
 
     Args:
         entries: of the configuration.
         cards: of the machine.
-        owners: entries by card, from the look before: a card stays with its entry as long as its MIG mode fits. NVML's
-            indexes move when a card falls off the bus, and what containers hold does not move with them.
+        assigned: resources by card, from the last assignment: a card stays with its entry as long as its MIG mode
+            fits. NVML's indexes move when a card falls off the bus, and what containers hold does not move with them.
     """
-    assignment: dict[str, list[Card]] = {entry.resource: [] for entry in entries}
+    chosen: dict[str, list[Card]] = {entry.resource: [] for entry in entries}
     conflicts: dict[Uuid, str] = {}
-    known: dict[str, Uuid] = {}
+    keys: dict[str, Uuid] = {}
     for card in {card.uuid: card for card in cards}.values():
-        other = known.setdefault(card_key(card.uuid), card.uuid)
+        other = keys.setdefault(card_key(card.uuid), card.uuid)
         if other != card.uuid:
             conflicts[card.uuid] = f"{card.uuid} and {other} have the same digest; their units could not be told apart"
             continue
         fitting = [entry for entry in entries if fits_mig_mode(entry, card)]
-        still_held = [entry for entry in fitting if owners.get(card.uuid) == entry.resource]
-        candidates = still_held or [entry for entry in fitting if entry.cards.choose(card)]
+        former = [entry for entry in fitting if assigned.get(card.uuid) == entry.resource]
+        candidates = former or [entry for entry in fitting if entry.cards.choose(card)]
         if len(candidates) > 1:
             names = " and ".join(entry.resource for entry in candidates)
             conflicts[card.uuid] = (
-                f"{names} would both sell {card.uuid} (index {card.index}, {card.model}, {card.pci}); "
+                f"{names} would both advertise {card.uuid} (index {card.index}, {card.model}, {card.pci}); "
                 "give each its own `cards`"
             )
             continue
         for entry in candidates:
-            assignment[entry.resource].append(card)
-    return Assignment({name: tuple(chosen) for name, chosen in assignment.items()}, conflicts)
+            chosen[entry.resource].append(card)
+    return Assignment({name: tuple(cards) for name, cards in chosen.items()}, conflicts)

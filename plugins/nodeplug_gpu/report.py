@@ -1,4 +1,4 @@
-"""What the plugin tells about itself: a JSON document for people's tools, and numbers for Prometheus.
+"""What the plugin reports about itself: a JSON document for tools, and metrics for Prometheus.
 
 Owns: the shape of both.
 Refuses: rendering (the command does it).
@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from nodeplug import DeviceId, Metric, NotFound, ResourceName, Sample
-from nodeplug_gpu import ledger
+from nodeplug_gpu.allocations import Allocation, Container
 from nodeplug_gpu.cards import MigInstance, Uuid
 from nodeplug_gpu.config import GpuConfig, Memory, resource_names
 from nodeplug_gpu.inventory import Inventory
@@ -25,12 +25,12 @@ STATES = ("healthy", "suspect", "unhealthy", "recovering")
 
 
 def document(config: GpuConfig, tracker: InventoryTracker, overuse: OveruseWatch) -> Mapping[str, Any]:
-    """Describe the driver, every card with who holds what of it, every resource, and what is not sold.
+    """Describe the driver, every card with its allocations, every resource, and the cards that are not advertised.
 
-    What it holds is described in docs/gpu.md; keys are only ever added.
+    docs/gpu.md lists the keys; keys are only ever added.
     """
     inventory = tracker.inventory
-    sold = {member.card.uuid for pool in inventory.pools.values() for member in pool.members}
+    pooled = {member.card.uuid for pool in inventory.pools.values() for member in pool.members}
     return {
         "node": tracker.host.node_name,
         "driver": {
@@ -47,28 +47,29 @@ def document(config: GpuConfig, tracker: InventoryTracker, overuse: OveruseWatch
             for member in inventory.members_of(entry.resource)
         ],
         "unadvertised": [
-            {"uuid": card.uuid, "index": card.index, "model": card.model, "reason": _unadvertised(inventory, card.uuid)}
+            {"uuid": card.uuid, "index": card.index, "model": card.model}
+            | {"reason": _unadvertised_reason(inventory, card.uuid)}
             for card in inventory.snapshot.cards
-            if card.uuid not in sold
+            if card.uuid not in pooled
         ],
         "unreadable": list(inventory.snapshot.unreadable),
         "resources": [
             *(_resource(tracker, entry, name) for entry in config.resources for name in resource_names(entry)),
-            *_former_resources(inventory),
+            *_orphaned_resources(inventory),
         ],
     }
 
 
-def _unadvertised(inventory: Inventory, uuid: Uuid) -> str:
-    whys = (inventory.entry_conflicts, inventory.section_conflicts, inventory.reserved)
-    return next((why[uuid] for why in whys if uuid in why), "") or "no entry of `resources` chooses it"
+def _unadvertised_reason(inventory: Inventory, uuid: Uuid) -> str:
+    reasons = (inventory.entry_conflicts, inventory.section_conflicts, inventory.reserved)
+    return next((one[uuid] for one in reasons if uuid in one), "") or "no entry of `resources` chooses it"
 
 
 def _card(tracker: InventoryTracker, overuse: OveruseWatch, entry: Entry, member: PoolMember) -> dict[str, Any]:
     inventory, card = tracker.inventory, member.card
     condition = inventory.conditions[card.uuid]
     telemetry = inventory.snapshot.telemetry.get(card.uuid)
-    uses = _uses(inventory, entry, card.uuid)
+    allocations = _allocations(inventory, entry, card.uuid)
     sharing = tracker.sharings.get(entry.resource)
     return {
         "uuid": card.uuid,
@@ -87,75 +88,77 @@ def _card(tracker: InventoryTracker, overuse: OveruseWatch, entry: Entry, member
         "sharing": entry.sharing,
         "unit_bytes": sharing.unit if isinstance(sharing, MemorySharing) else None,
         "units": units(tracker, entry, member),
-        "allocated_units": _used(tracker, entry, member),
-        "unconfirmed_units": tracker.grants.of_card(card.uuid, resource_names(entry)),
-        "instances": [_instance(sharing, inventory.pools[entry.resource], one, uses) for one in card.instances],
+        "allocated_units": _allocated_units(tracker, entry, member),
+        "unconfirmed_units": tracker.allocations.pending_of_card(card.uuid, resource_names(entry)),
+        "instances": [_instance(sharing, inventory.pools[entry.resource], one, allocations) for one in card.instances],
         "containers": [
-            _use(use, overuse.usage.get((use.who, card.uuid)), _in_units(tracker, entry, member, use))
-            for use in sorted(uses, key=lambda use: use.who)
+            _container(one, overuse.usage.get((one.container, card.uuid)), _in_units(tracker, entry, member, one))
+            for one in sorted(allocations, key=lambda one: one.container)
         ],
         "unallocated_containers": [
-            {"namespace": who.namespace, "pod": who.pod, "container": who.container, "used_bytes": one.used}
-            | {"pids": list(one.pids)}
-            for (who, uuid), one in sorted(overuse.usage.items(), key=lambda item: item[0])
+            _names(container) | {"used_bytes": one.used, "pids": list(one.pids)}
+            for (container, uuid), one in sorted(overuse.usage.items(), key=lambda item: item[0])
             if uuid == card.uuid and one.unallocated
         ],
     }
 
 
-def _uses(inventory: Inventory, entry: Entry, uuid: Uuid) -> Sequence[ledger.Allocation]:
-    """Return who holds a card by a name of an entry, or by one that is offered no more."""
+def _allocations(inventory: Inventory, entry: Entry, uuid: Uuid) -> Sequence[Allocation]:
+    """Return what is allocated of a card under a name of an entry, or under one that is no longer advertised."""
     names = resource_names(entry)
     return [
-        use for use in inventory.allocations if use.card == uuid and (use.resource in names or use.former is not None)
+        one for one in inventory.allocations if one.card == uuid and (one.resource in names or one.orphaned is not None)
     ]
 
 
-def _used(tracker: InventoryTracker, entry: Entry, member: PoolMember) -> int | None:
-    """Return how many units of a card are used, those included that were granted a moment ago; None: nobody knows."""
-    if tracker.inventory.allocations_unknown:
+def _allocated_units(tracker: InventoryTracker, entry: Entry, member: PoolMember) -> int | None:
+    """Return how many units of a card are allocated, those included that are pending; None: it is not known."""
+    inventory, uuid = tracker.inventory, member.card.uuid
+    if inventory.allocations_unknown:
         return None
-    held = sum(_in_units(tracker, entry, member, use) for use in _uses(tracker.inventory, entry, member.card.uuid))
-    return min(held, units(tracker, entry, member)) + tracker.grants.of_card(member.card.uuid, resource_names(entry))
+    reported = sum(_in_units(tracker, entry, member, one) for one in _allocations(inventory, entry, uuid))
+    pending = tracker.allocations.pending_of_card(uuid, resource_names(entry))
+    return min(reported, units(tracker, entry, member)) + pending
 
 
-def _in_units(tracker: InventoryTracker, entry: Entry, member: PoolMember, use: ledger.Allocation) -> int:
-    """Return what a use is in the units of now: a card that is held in another way is used as a whole."""
+def _in_units(tracker: InventoryTracker, entry: Entry, member: PoolMember, one: Allocation) -> int:
+    """Return an allocation in current units: a card that is allocated in another way counts as a whole."""
     sharing = tracker.sharings.get(entry.resource)
-    if use.former is None:
-        return len(use.ids)
-    if isinstance(sharing, MemorySharing) and use.allocated_bytes is not None:
-        return -(-use.allocated_bytes // sharing.unit)
-    return len(use.ids) if use.former == entry.sharing else units(tracker, entry, member)
+    if one.orphaned is None:
+        return len(one.ids)
+    if isinstance(sharing, MemorySharing) and one.allocated_bytes is not None:
+        return -(-one.allocated_bytes // sharing.unit)
+    return len(one.ids) if one.orphaned == entry.sharing else units(tracker, entry, member)
 
 
 def _instance(
-    sharing: Sharing | None, pool: Pool, one: MigInstance, uses: Sequence[ledger.Allocation]
+    sharing: Sharing | None, pool: Pool, instance: MigInstance, allocations: Sequence[Allocation]
 ) -> dict[str, Any]:
-    holders = [use.who for use in uses if DeviceId(one.uuid) in use.ids]
     return {
-        "uuid": one.uuid,
-        "profile": one.profile,
-        "memory_bytes": one.memory,
-        "resource": sharing.resource_of(one.profile, pool) if isinstance(sharing, MigInstances) else None,
-        "containers": [f"{who.namespace}/{who.pod}/{who.container}" for who in holders],
+        "uuid": instance.uuid,
+        "profile": instance.profile,
+        "memory_bytes": instance.memory,
+        "resource": sharing.resource_of(instance.profile, pool) if isinstance(sharing, MigInstances) else None,
+        "containers": [str(one.container) for one in allocations if DeviceId(instance.uuid) in one.ids],
     }
 
 
-def _use(use: ledger.Allocation, usage: Usage | None, card_units: int) -> dict[str, Any]:
+def _container(allocation: Allocation, usage: Usage | None, card_units: int) -> dict[str, Any]:
     return {
-        "namespace": use.who.namespace,
-        "pod": use.who.pod,
-        "container": use.who.container,
-        "resource": use.resource,
-        "units": len(use.ids),
+        **_names(allocation.container),
+        "resource": allocation.resource,
+        "units": len(allocation.ids),
         "card_units": card_units,
-        "orphaned": use.former is not None,
-        "allocated_bytes": use.allocated_bytes,
+        "orphaned": allocation.orphaned is not None,
+        "allocated_bytes": allocation.allocated_bytes,
         "used_bytes": usage.used if usage is not None else None,
         "overuse": usage is not None and usage.over_since is not None,
         "pids": list(usage.pids) if usage is not None else [],
     }
+
+
+def _names(container: Container) -> dict[str, Any]:
+    return {"namespace": container.namespace, "pod": container.pod, "container": container.name}
 
 
 def units(tracker: InventoryTracker, entry: Entry, member: PoolMember) -> int:
@@ -178,8 +181,8 @@ def _resource(tracker: InventoryTracker, entry: Entry, name: str) -> dict[str, A
         devices = list(inventory.devices(entry, ResourceName(name)))
     except NotFound as error:
         reason = error.message
-    waiting = tracker.grants.of(name)
-    held = sum(len(use.ids) for use in inventory.allocations if use.resource == name) + waiting
+    pending = tracker.allocations.pending_of(name)
+    allocated = sum(len(one.ids) for one in inventory.allocations if one.resource == name) + pending
     counts = name != entry.resource and isinstance(entry, Memory)
     notes = [f"only counts the cards; ask for {entry.resource}"] if counts else []
     if isinstance(sharing, MigInstances):
@@ -191,21 +194,21 @@ def _resource(tracker: InventoryTracker, entry: Entry, name: str) -> dict[str, A
         "policy": None if counts else getattr(entry, "policy", None),
         "devices": len(devices),
         "healthy": sum(device.healthy for device in devices),
-        "allocated": None if inventory.allocations_unknown else held,
-        "unconfirmed": waiting,
+        "allocated": None if inventory.allocations_unknown else allocated,
+        "unconfirmed": pending,
         "reason": reason,
         "notes": notes,
     }
 
 
-def _former_resources(inventory: Inventory) -> Iterator[dict[str, Any]]:
-    """Describe what is offered no more and still held."""
-    kinds = {use.resource: use.former for use in inventory.allocations if use.former is not None}
+def _orphaned_resources(inventory: Inventory) -> Iterator[dict[str, Any]]:
+    """Describe what is no longer advertised and still allocated."""
+    kinds = {one.resource: one.orphaned for one in inventory.allocations if one.orphaned is not None}
     for name, sharing in kinds.items():
         numbers = {"devices": 0, "healthy": 0, "unconfirmed": 0, "unit_bytes": None, "policy": None}
-        held = sum(len(use.ids) for use in inventory.allocations if use.resource == name)
-        note = "it is offered no more; containers still hold what they got"
-        yield {"resource": name, "sharing": sharing, "allocated": held, "reason": "", "notes": [note], **numbers}
+        allocated = sum(len(one.ids) for one in inventory.allocations if one.resource == name)
+        note = "it is no longer advertised; containers keep what they were allocated"
+        yield {"resource": name, "sharing": sharing, "allocated": allocated, "reason": "", "notes": [note], **numbers}
 
 
 # --- Prometheus -----------------------------------------------------------------------------------------------------
@@ -225,31 +228,32 @@ def _metrics(config: GpuConfig, tracker: InventoryTracker) -> Iterator[Metric]:
         for state in STATES
     ]
     yield Metric("gpu_state", "1 for the state that a card is in.", states)
-    offered = [
+    allocatable = [
         Sample(float(member.healthy), {"card": member.card.uuid, "resource": name})
         for name, pool in inventory.pools.items()
         for member in pool.members
     ]
-    yield Metric("gpu_allocatable", "1 while containers may get a card.", offered)
+    yield Metric("gpu_allocatable", "1 while a card can be allocated.", allocatable)
     memory = [Sample(float(member.card.memory), {"card": uuid}) for uuid, member in members.items()]
-    yield Metric("gpu_memory_bytes", "Memory of a card.", memory)
-    used = [
-        (uuid, telemetry.used) for uuid, telemetry in inventory.snapshot.telemetry.items() if telemetry.used is not None
-    ]
+    yield Metric("gpu_memory_bytes", "Total memory of a card.", memory)
+    used = [(uuid, one.used) for uuid, one in inventory.snapshot.telemetry.items() if one.used is not None]
     yield Metric(
         "gpu_memory_used_bytes", "Memory in use on a card.", [Sample(float(n), {"card": uuid}) for uuid, n in used]
     )
-    yield Metric("gpu_units", "Units that a card is sold in.", _units(config, tracker))
-    held = Counter[str]()
+    yield Metric("gpu_units", "Units that a card is advertised in.", _units(config, tracker))
+    allocated = Counter[str]()
     for entry in config.resources:
         for member in inventory.members_of(entry.resource):
-            held[member.card.uuid] = max(held[member.card.uuid], _used(tracker, entry, member) or 0)
+            uuid = member.card.uuid
+            allocated[uuid] = max(allocated[uuid], _allocated_units(tracker, entry, member) or 0)
     yield Metric(
         "gpu_units_allocated",
-        "Units of a card that containers hold; no sample while nobody knows.",
-        [] if inventory.allocations_unknown else [Sample(float(held[uuid]), {"card": uuid}) for uuid in members],
+        "Allocated units of a card; no sample while that is not known.",
+        [] if inventory.allocations_unknown else [Sample(float(allocated[uuid]), {"card": uuid}) for uuid in members],
     )
-    yield Metric("gpu_container_allocated_bytes", "Memory of a card that a container may use.", _promised(inventory))
+    yield Metric(
+        "gpu_container_allocated_bytes", "Memory of a card allocated to a container.", _allocated_bytes(inventory)
+    )
     running = float(inventory.snapshot.state == "running")
     yield Metric("gpu_driver_running", "1 while the driver answers.", [Sample(running, {"driver": config.driver})])
 
@@ -262,24 +266,24 @@ def _units(config: GpuConfig, tracker: InventoryTracker) -> list[Sample]:
     ]
 
 
-def _promised(inventory: Inventory) -> list[Sample]:
+def _allocated_bytes(inventory: Inventory) -> list[Sample]:
     return [
-        Sample(float(use.allocated_bytes), _labels(use.who, use.card))
-        for use in inventory.allocations
-        if use.allocated_bytes is not None
+        Sample(float(one.allocated_bytes), _labels(one.container, one.card))
+        for one in inventory.allocations
+        if one.allocated_bytes is not None
     ]
 
 
 def _usage(overuse: OveruseWatch) -> Iterator[Metric]:
-    used = [Sample(float(one.used), _labels(*place)) for place, one in overuse.usage.items()]
-    yield Metric("gpu_container_used_bytes", "Memory of a card that a container really uses.", used)
+    used = [Sample(float(one.used), _labels(*key)) for key, one in overuse.usage.items()]
+    yield Metric("gpu_container_used_bytes", "Memory of a card in use by a container.", used)
     over = [
-        Sample(float(one.over_since is not None), _labels(*place))
-        for place, one in overuse.usage.items()
+        Sample(float(one.over_since is not None), _labels(*key))
+        for key, one in overuse.usage.items()
         if one.allocated_bytes is not None or one.unallocated
     ]
-    yield Metric("gpu_container_overuse", "1 while a container uses more memory than was promised.", over)
+    yield Metric("gpu_container_overuse", "1 while a container uses more memory than it was allocated.", over)
 
 
-def _labels(who: ledger.Container, card: str) -> dict[str, str]:
-    return {"card": card, "namespace": who.namespace, "pod": who.pod, "container": who.container}
+def _labels(container: Container, card: str) -> dict[str, str]:
+    return {"card": card, **_names(container)}

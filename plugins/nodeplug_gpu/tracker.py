@@ -1,11 +1,11 @@
-"""What the node sells: every entry of the configuration, its cards, and how they are.
+"""The inventory of the node, kept up to date: every entry of the configuration, its cards, and how they are.
 
-Owns: the one place where looks at the hardware, health, what kubelet tells and the configuration come together: the
-`Inventory` that everything else reads is made here.
-Refuses: threads and timing (the plugin has those); hardware (a driver shows it).
+Owns: the one place where snapshots of the hardware, health, what kubelet reports and the configuration come together:
+the `Inventory` that everything else reads is made here.
+Refuses: threads and timing (the plugin has those); hardware (a driver shows it); allocation state (`allocations`).
 
-No card is sold twice. Within one section `assign_cards` sees to that, between sections the book of `sections` does. Across
-configurations, MIG switches and restarts the records of what was sold do: a card that containers still hold in a former
+No card is allocated in two ways. Within one section `assign_cards` sees to that, between sections the leases do. Across
+configurations, MIG mode changes and restarts the allocation records do: a card that containers still hold in a former
 way is listed as unhealthy in its new one until they are gone.
 """
 
@@ -16,14 +16,12 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from nodeplug import DeviceId, Host, NotFound, PluginError, ResourceName
-from nodeplug_gpu import held, ledger
 from nodeplug_gpu.access import NodePaths
-from nodeplug_gpu.allocations import AllocationRecord, AllocationRecords
+from nodeplug_gpu.allocations import GRACE_PERIOD, Allocation, AllocationRecord, Allocations
 from nodeplug_gpu.cards import Card, GpuEvent, Snapshot, Uuid
 from nodeplug_gpu.config import GpuConfig, Kind, Memory, Mig, Replicas, resource_names
-from nodeplug_gpu.grants import PendingGrants
-from nodeplug_gpu.health import HealthMonitor
-from nodeplug_gpu.inventory import GONE, Inventory
+from nodeplug_gpu.health import GONE, HealthMonitor
+from nodeplug_gpu.inventory import Inventory
 from nodeplug_gpu.leases import LEASES, Lease, LeaseHolder
 from nodeplug_gpu.limits import excess_replicas, limits_of
 from nodeplug_gpu.pool import Assignment, Entry, Pool, PoolMember, assign_cards
@@ -33,21 +31,17 @@ from nodeplug_gpu.sharing.memory import MemorySharing, unit_for
 from nodeplug_gpu.sharing.mig import MigInstances
 from nodeplug_gpu.sharing.replicas import TimeSlicing
 
-GRACE_PERIOD: Final = 60.0
-"""Seconds for which nobody must have held something before that is believed: kubelet tells holders late, and for a
-while after its own start it knows none."""
-_TELLING: Final = frozenset({"running", "absent"})
+_CONCLUSIVE: Final = frozenset({"running", "absent"})
 """States of the driver in which a card that is not shown is not there."""
-_Names = tuple[str, ...]
 
 
 @dataclass(slots=True)
 class InventoryTracker:
-    """Builds inventories. Not safe for threads: its owner serialises `look`; all else may be called by any.
+    """Builds inventories. Not safe for threads: its owner serialises `update`; all else may be called by any.
 
     Attributes:
-        not_ready_reason: why a healthy card cannot be offered yet all the same, such as an MPS daemon that does not run.
-        grants: what was granted and kubelet has not told of yet.
+        not_ready_reason: why a healthy card is not allocatable yet, such as an MPS daemon that does not run.
+        allocations: what containers hold, or may hold.
     """
 
     config: GpuConfig
@@ -56,93 +50,83 @@ class InventoryTracker:
     not_ready_reason: Callable[[Entry, Uuid], str] = lambda _entry, _uuid: ""
     clock: Callable[[], float] = time.monotonic
     inventory: Inventory = field(default_factory=Inventory)
-    grants: PendingGrants = field(default_factory=PendingGrants)
+    allocations: Allocations = field(init=False)
     _health: HealthMonitor = field(init=False)
-    _records: AllocationRecords = field(init=False)
-    _owners: Mapping[Uuid, str] = field(default_factory=dict)
-    _sharings: dict[str, Sharing] = field(default_factory=dict)
-    _unheld: dict[object, float] = field(default_factory=dict)
     _lease: LeaseHolder = field(init=False)
+    _assigned: Mapping[Uuid, str] = field(default_factory=dict)
+    _sharings: dict[str, Sharing] = field(default_factory=dict)
     _elsewhere: Mapping[Uuid, Lease] = field(default_factory=dict)
     _reserved: Mapping[Uuid, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._health = HealthMonitor(self.config.health)
-        self._records = AllocationRecords(self.host)
+        self.allocations = Allocations(self.host, self.clock)
         self._lease = LEASES.holder(self.host.run_dir.parent, self.host.plugin)
 
     def reserve(self) -> None:
-        """Take what a predecessor sold before any section starts, so that no other sells it."""
+        """Lease what a predecessor advertised before any section starts, so that no other section does."""
         with suppress(PluginError, OSError):  # such as for somebody who only looks at a configuration
-            self._records.load(mend=False)
+            self.allocations.load(repair=False)
         self._acquire(Assignment({}), self.clock())
 
     def load(self) -> None:
-        """Read what a predecessor sold."""
-        self._records.load()
+        """Read the allocation records of a predecessor, and lease its cards."""
+        self.allocations.load()
         self._acquire(Assignment({}), self.clock())
 
     def release(self) -> None:
-        """Leave the cards to other sections, a while later."""
+        """Give up the leases; other sections may acquire them a while later."""
         self._lease.release(self.clock())
 
     @property
     def has_records(self) -> bool:
-        """Whether cards were sold already, here or by a predecessor."""
-        return bool(self._records.by_key)
+        """Whether cards have been advertised, here or by a predecessor."""
+        return bool(self.allocations.records)
 
     @property
     def sharings(self) -> Mapping[str, Sharing]:
-        """How each entry sells now."""
+        """How each entry shares its cards now."""
         return self.inventory.sharings
 
     def entry_of(self, resource: str) -> Entry:
         """Return the entry that advertises a name; the plugin claims no other."""
         return next(entry for entry in self.config.resources if resource in resource_names(entry))
 
-    def record_grant(self, resource: str, ids: Sequence[DeviceId] = ()) -> None:
-        """Note that a container got something: kubelet will tell, but not yet."""
+    def allocated(self, resource: str, ids: Sequence[DeviceId] = ()) -> None:
+        """Note that a container was allocated devices: kubelet will report them, but not yet."""
         name = self.entry_of(resource).resource
-        self._unheld[name] = self.clock()
         sharing, pool = self.inventory.sharings.get(name), self.inventory.pools.get(name, Pool())
-        cards = sharing.by_card(ids, pool) if sharing is not None else {}
-        owners = {one: card for card, mine in cards.items() for one in mine}
-        self.grants.add(resource, {one: owners.get(one) for one in ids}, self.clock())
+        by_card = sharing.by_card(ids, pool) if sharing is not None else {}
+        cards = {one: card for card, mine in by_card.items() for one in mine}
+        self.allocations.add_pending(resource, name, {one: cards.get(one) for one in ids})
 
     def update(self, snapshot: Snapshot, events: Sequence[GpuEvent] = ()) -> Inventory:
-        """Take in a look at the hardware and what kubelet tells by now."""
+        """Build the inventory from a snapshot of the hardware and what kubelet reports by now."""
         now = self.clock()
         self._health.observe(snapshot, events, now)
         cards = snapshot.cards if snapshot.state != "absent" else ()
-        assignment, section_conflicts = self._acquire(assign_cards(self.config.resources, cards, self._owners), now)
-        self._owners = {**self._owners, **assignment.resource_by_card()}
-        terms = {entry.resource: limits_of(entry) for entry in self.config.resources}
-        self._records.remember(
-            AllocationRecord(card, name, self._kinds[name], terms=terms[name])
-            for name, cards in assignment.cards.items()
-            for card in cards
-        )
-        told = held.ask(self.host, self._names(), self._records.by_key.values())
-        if not told.unknown:
-            self.grants.settle(told.holdings, now)
-        self._forget(assignment, snapshot, told, now)
-        self._settle_units(assignment, told, now)
-        former = self._held_back(assignment, told)
-        pools = self._pools(assignment, snapshot, former, told)
-        sold = [member.card.uuid for pool in pools.values() for member in pool.members]
+        assignment, section_conflicts = self._acquire(assign_cards(self.config.resources, cards, self._assigned), now)
+        self._assigned = {**self._assigned, **assignment.resource_by_card()}
+        self._remember(assignment)
+        reported = self.allocations.refresh(self._names())
+        self._forget(assignment, snapshot)
+        self._settle_units(assignment)
+        draining = self._draining(assignment)
+        pools = self._pools(assignment, snapshot, draining)
+        pooled = [member.card.uuid for pool in pools.values() for member in pool.members]
         self.inventory = Inventory(
             snapshot,
             pools,
-            {uuid: self._health.condition(uuid) for uuid in sold},
-            tuple(self._uses(pools, told)),
-            told.unknown,
+            {uuid: self._health.condition(uuid) for uuid in pooled},
+            tuple(self._allocations(pools)),
+            reported.unknown,
             dict(self._sharings),
-            dict(self._orphaned(pools, told)),
+            dict(self._orphaned(pools)),
             assignment.conflicts,
             section_conflicts,
-            frozenset(uuid for _, uuid in told.holders) | self.grants.cards(),
+            self.allocations.allocated_cards(),
             self._reserved,
-            former,
+            draining,
         )
         return self.inventory
 
@@ -150,33 +134,41 @@ class InventoryTracker:
     def _kinds(self) -> Mapping[str, Kind]:
         return {entry.resource: entry.sharing for entry in self.config.resources}
 
+    def _remember(self, assignment: Assignment) -> None:
+        kinds, limits = self._kinds, {entry.resource: limits_of(entry) for entry in self.config.resources}
+        self.allocations.remember(
+            AllocationRecord(card, name, kinds[name], limits=limits[name])
+            for name, cards in assignment.cards.items()
+            for card in cards
+        )
+
     def _acquire(self, assignment: Assignment, now: float) -> tuple[Assignment, Mapping[Uuid, str]]:
-        """Return the assignment without the cards that another section sells, and why it is without them."""
+        """Return the assignment without the cards that another section has leased, and the conflicts about them."""
         section, kinds = self.host.plugin, self._kinds
         wanted = {
-            one.card.uuid: Lease(section, one.resource, one.sharing, current=False, terms=one.terms or "")
-            for one in self._records.by_key.values()
+            one.card.uuid: Lease(section, one.resource, one.sharing, current=False, limits=one.limits or "")
+            for one in self.allocations.records.values()
         }
-        owners = assignment.resource_by_card()
+        assigned = assignment.resource_by_card()
         wanted |= {
-            uuid: Lease(section, name, kinds[name], terms=self._limits(uuid, name)) for uuid, name in owners.items()
+            uuid: Lease(section, name, kinds[name], limits=self._limits(uuid, name)) for uuid, name in assigned.items()
         }
         result = self._lease.acquire(wanted, now)
         cards = {card.uuid: card for chosen in assignment.cards.values() for card in chosen}
-        self._records.remember(
-            AllocationRecord(cards[uuid], lease.resource, lease.sharing, terms=lease.terms)
+        self.allocations.remember(
+            AllocationRecord(cards[uuid], lease.resource, lease.sharing, limits=lease.limits)
             for uuid, lease in result.inherited.items()
             if uuid in cards
         )
         self._elsewhere = result.denied
-        section_conflicts = {
-            uuid: f"section {lease.section} sells {uuid} as {lease.resource}, and this one would as {owners[uuid]}; give "
-            "each section its own `cards`"
+        conflicts = {
+            uuid: f"section {lease.section} advertises {uuid} as {lease.resource}, and this one would as "
+            f"{assigned[uuid]}; give each section its own `cards`"
             for uuid, lease in result.denied.items()
-            if lease.current and uuid in owners
+            if lease.current and uuid in assigned
         }
         self._reserved = {
-            uuid: f"section {lease.section} sold it as {lease.resource}, and containers may still hold it"
+            uuid: f"section {lease.section} advertised it as {lease.resource}, and containers may still hold it"
             for uuid, lease in result.denied.items()
             if not lease.current
         }
@@ -184,128 +176,114 @@ class InventoryTracker:
             name: tuple(card for card in chosen if card.uuid not in result.denied)
             for name, chosen in assignment.cards.items()
         }
-        return Assignment(left, assignment.conflicts), section_conflicts
+        return Assignment(left, assignment.conflicts), conflicts
 
     def _entry(self, main: str) -> Entry:
-        """Return an entry by its main resource, which one of several MIG profiles does not offer itself."""
+        """Return an entry by its main resource, which one of several MIG profiles does not advertise itself."""
         return next(entry for entry in self.config.resources if entry.resource == main)
 
     def _limits(self, uuid: Uuid, resource: str) -> str:
-        """Return the terms on which an entry sells a card: those of its holders, as long as there may be any."""
+        """Return the limits under which a card is allocated: those of its holders, as long as there may be any."""
         entry = self._entry(resource)
-        known = self._records.by_key.get((uuid, resource, entry.sharing))
-        return known.terms if known is not None and known.terms is not None else limits_of(entry)
+        record = self.allocations.records.get((uuid, resource, entry.sharing))
+        return record.limits if record is not None and record.limits is not None else limits_of(entry)
+
+    def _advertised_names(self) -> frozenset[str]:
+        return frozenset(name for entry in self.config.resources for name in resource_names(entry))
 
     def _names(self) -> frozenset[str]:
-        """Return every name under which a card was or is sold."""
-        offered = {name for entry in self.config.resources for name in resource_names(entry)}
-        return frozenset(offered | {one.resource for one in self._records.by_key.values()})
+        """Return every name under which a card is or was advertised."""
+        return self._advertised_names() | {one.resource for one in self.allocations.records.values()}
 
-    # --- the past -----------------------------------------------------------------------------------------------
+    # --- allocations of the past --------------------------------------------------------------------------------
 
-    def _forget(self, assignment: Assignment, snapshot: Snapshot, told: held.Held, now: float) -> None:
-        """Drop what was sold once and is held by nobody any more."""
+    def _forget(self, assignment: Assignment, snapshot: Snapshot) -> None:
+        """Drop the records of what is no longer advertised and has no holder any more."""
+        allocations, kinds = self.allocations, self._kinds
         present = {card.uuid for card in snapshot.cards} if snapshot.state == "running" else set()
-        for one in list(self._records.by_key.values()):
-            sold_now = one.card in assignment.cards.get(one.resource, ()) and one.sharing == self._kind(one.resource)
-            terms = limits_of(self._entry(one.resource)) if sold_now else ""
-            if one.card.uuid in present and sold_now and one.terms == terms:
-                self._unheld.pop(one.place, None)
-            elif (
-                self._unheld_for(one.place, self._holder(one, told) is None, now) > GRACE_PERIOD
-                and snapshot.state in _TELLING
-            ):
-                if one.card.uuid in present and sold_now:
-                    self._records.renew(one.place, terms)
+        for one in list(allocations.records.values()):
+            current = one.card in assignment.cards.get(one.resource, ()) and one.sharing == kinds.get(one.resource)
+            limits = limits_of(self._entry(one.resource)) if current else ""
+            here = current and one.card.uuid in present
+            if here and one.limits == limits:
+                allocations.forget_idle(one.key)
+            elif self._idle_for(one) > GRACE_PERIOD and snapshot.state in _CONCLUSIVE:
+                if here:
+                    allocations.set_limits(one.key, limits)
                 else:
-                    self._records.forget(one.place)
-                self._unheld.pop(one.place, None)
-        kept = {uuid for uuid, _, _ in self._records.by_key}
-        for uuid in [uuid for uuid in self._owners if uuid not in kept and uuid not in present]:
+                    allocations.forget(one.key)
+                allocations.forget_idle(one.key)
+        recorded = {uuid for uuid, _, _ in allocations.records}
+        for uuid in [uuid for uuid in self._assigned if uuid not in recorded and uuid not in present]:
             self._health.forget(uuid)
-            self._owners = {other: name for other, name in self._owners.items() if other != uuid}
+            self._assigned = {other: name for other, name in self._assigned.items() if other != uuid}
 
-    def _unheld_for(self, what: object, free: bool, now: float) -> float:
-        """Return for how long something was held by nobody without a break."""
-        if not free:
-            self._unheld.pop(what, None)
-            return 0.0
-        return now - self._unheld.setdefault(what, now)
+    def _idle_for(self, record: AllocationRecord) -> float:
+        return self.allocations.idle_for(record.key, held=self._holder(record) is not None)
 
-    def _kind(self, resource: str) -> str | None:
-        return self._kinds.get(resource)
+    def _holder(self, record: AllocationRecord) -> str | None:
+        """Return who may hold a card as a record has it; None when nobody does."""
+        entry = next((entry for entry in self.config.resources if entry.resource == record.resource), None)
+        names = {record.resource, *(resource_names(entry) if entry is not None else ())}
+        return self.allocations.holder(names, record.card.uuid)
 
-    def _holder(self, one: AllocationRecord, told: held.Held) -> str | None:
-        """Return who may hold a card as it was sold; None when nobody does."""
-        if told.unknown:
-            return "nobody knows whom"
-        names = {one.resource, *self._resource_names(one.resource)}
-        return next(
-            (told.holders[name, one.card.uuid] for name in names if (name, one.card.uuid) in told.holders), None
-        )
-
-    def _resource_names(self, resource: str) -> _Names:
-        entry = next((entry for entry in self.config.resources if entry.resource == resource), None)
-        return resource_names(entry) if entry is not None else ()
-
-    def _sold_otherwise(self, entry: Entry, card: Card, told: held.Held) -> str:
-        """Return why a card cannot be sold anew yet: it may be held in a way in which it was sold before."""
-        for one in self._records.by_key.values():
-            if one.card.uuid != card.uuid:
-                continue
-            holder = self._holder(one, told)
-            why = f"it is held by {holder}" if holder is not None else "kubelet may still tell who holds it"
+    def _drain_reason(self, entry: Entry, card: Card) -> str:
+        """Return why a card is not allocatable yet: it may still be allocated in another way."""
+        for one in self.allocations.of_card(card.uuid):
+            holder = self._holder(one)
+            why = f"it is allocated to {holder}" if holder is not None else "kubelet may still report a holder"
             if (one.resource, one.sharing) != (entry.resource, entry.sharing):
-                return f"it was sold as {one.resource} ({one.sharing}), and {why}"
-            if one.terms != limits_of(entry):
-                return f"{why} as it was sold before ({one.terms or 'without MPS'}); new terms wait for the end of that"
-        return excess_replicas(entry, told.of(entry.resource, card.uuid))
+                return f"it was advertised as {one.resource} ({one.sharing}), and {why}"
+            if one.limits != limits_of(entry):
+                return (
+                    f"{why} under its former limits ({one.limits or 'without MPS'}); the new ones wait for its release"
+                )
+        return excess_replicas(entry, self.allocations.reported.of(entry.resource, card.uuid))
 
-    def _held_back(self, assignment: Assignment, told: held.Held) -> Mapping[Uuid, str]:
-        """Return why cards cannot be sold yet that may be held as they were sold before."""
-        whys = {
-            card.uuid: self._sold_otherwise(entry, card, told)
+    def _draining(self, assignment: Assignment) -> Mapping[Uuid, str]:
+        """Return why cards are not allocatable yet that may still be allocated in another way."""
+        reasons = {
+            card.uuid: self._drain_reason(entry, card)
             for entry in self.config.resources
             for card in assignment.cards[entry.resource]
         }
-        return {uuid: why for uuid, why in whys.items() if why}
+        return {uuid: reason for uuid, reason in reasons.items() if reason}
 
-    def _orphaned(self, pools: Mapping[str, Pool], told: held.Held) -> Iterator[tuple[str, tuple[DeviceId, ...]]]:
+    def _orphaned(self, pools: Mapping[str, Pool]) -> Iterator[tuple[str, tuple[DeviceId, ...]]]:
         """Yield what is held and no longer listed: an instance that was destroyed, a card that has other units now."""
         for entry in self.config.resources:
             sharing = self._sharings.get(entry.resource)
             for name in resource_names(entry):
-                ids = told.ids.get(name, {})
+                ids = self.allocations.reported.ids.get(name, {})
                 listed: set[DeviceId] = set()
                 if ids and sharing is not None:
-                    try:
+                    with suppress(NotFound):
                         listed = {one.id for one in sharing.devices(ResourceName(name), pools[entry.resource])}
-                    except NotFound:
-                        listed = set()
                 if orphaned := tuple(sorted(ids.keys() - listed)):
                     yield name, orphaned
 
-    # --- what is sold -------------------------------------------------------------------------------------------
+    # --- what is advertised -------------------------------------------------------------------------------------
 
-    def _settle_units(self, assignment: Assignment, told: held.Held, now: float) -> None:
+    def _settle_units(self, assignment: Assignment) -> None:
         """Make the sharing of each entry, once its unit is known."""
         for entry in self.config.resources:
             if isinstance(entry, Memory):
-                self._settle_unit(entry, assignment, told, now)
+                self._settle_unit(entry, assignment)
             elif entry.resource not in self._sharings:
                 self._sharings[entry.resource] = _sharing(entry, self.paths)
 
-    def _settle_unit(self, entry: Memory, assignment: Assignment, told: held.Held, now: float) -> None:
-        """Choose the unit; where units may be held, the last one stays: an id must not change its size."""
-        name = entry.resource
-        former = [one.card for one in self._records.by_key.values() if one.resource == name and one.sharing == "memory"]
+    def _settle_unit(self, entry: Memory, assignment: Assignment) -> None:
+        """Choose the unit; while units may be held, the last one stays: an id must not change its size."""
+        name, reported = entry.resource, self.allocations.reported
+        records = self.allocations.records.values()
+        former = [one.card for one in records if one.resource == name and one.sharing == "memory"]
         cards = {card.uuid: card for card in (*former, *assignment.cards[name])}
         if not cards:
             return
         wanted = unit_for(entry, [card.memory for card in cards.values()])
-        before = self._records.unit(name)
-        free = not told.unknown and not told.holdings.get(name)
-        idle = self._unheld_for(name, free, now) > GRACE_PERIOD
+        before = self.allocations.unit_size(name)
+        held = bool(reported.unknown or reported.holdings.get(name))
+        idle = self.allocations.idle_for(name, held=held) > GRACE_PERIOD
         unit = wanted if before is None or idle else before
         present = self._sharings.get(name)
         if isinstance(present, MemorySharing) and present.unit == unit:
@@ -314,60 +292,57 @@ class InventoryTracker:
             why = f"there would be more than {entry.max_units_per_card} of them on a card, or too many for one list"
             why = why if unit == wanted else "units of that size may be held; it changes when none was for a minute"
             self.host.log.warning("%s: a unit is %d MiB, not %d MiB: %s", name, unit >> 20, entry.unit >> 20, why)
-        self._records.keep_unit(name, unit)
+        self.allocations.set_unit_size(name, unit)
         self._sharings[name] = MemorySharing(entry, self.paths, unit)
 
-    def _pools(
-        self, assignment: Assignment, snapshot: Snapshot, former: Mapping[Uuid, str], told: held.Held
-    ) -> dict[str, Pool]:
+    def _pools(self, assignment: Assignment, snapshot: Snapshot, draining: Mapping[Uuid, str]) -> dict[str, Pool]:
         present = {card.uuid for card in snapshot.cards} if snapshot.state != "absent" else set()
         pools = {}
         for entry in self.config.resources:
             here = [card for card in assignment.cards[entry.resource] if card.uuid in present]
-            members = [self._member(entry, card, former.get(card.uuid, ""), told) for card in here]
+            members = [self._member(entry, card, draining.get(card.uuid, "")) for card in here]
             listed = {card.uuid for card in here}
             members += [
-                PoolMember(one.card, self._left(one.card, present, assignment))
-                for one in self._records.by_key.values()
+                PoolMember(one.card, self._removed_reason(one.card, present, assignment))
+                for one in self.allocations.records.values()
                 if (one.resource, one.sharing) == (entry.resource, entry.sharing) and one.card.uuid not in listed
             ]
             pools[entry.resource] = Pool(tuple(members))
         return pools
 
-    def _member(self, entry: Entry, card: Card, former: str, told: held.Held) -> PoolMember:
-        """Put a card into a pool, or say why it is not allocatable. Where only the terms are others, what containers hold of it stays healthy."""
-        ill = self._reason(card)
-        if not former or ill:
-            return PoolMember(card, ill or self.not_ready_reason(entry, card.uuid))
-        ways = {(one.resource, one.sharing) for one in self._records.by_key.values() if one.card.uuid == card.uuid}
-        kept = told.of(entry.resource, card.uuid) if ways == {(entry.resource, entry.sharing)} else ()
-        return PoolMember(card, former, frozenset(kept))
+    def _member(self, entry: Entry, card: Card, draining: str) -> PoolMember:
+        """Return a member of a pool. Where only the limits have changed, what containers hold of it stays healthy."""
+        unhealthy = self._unhealthy_reason(card)
+        if not draining or unhealthy:
+            return PoolMember(card, unhealthy or self.not_ready_reason(entry, card.uuid))
+        ways = {(one.resource, one.sharing) for one in self.allocations.of_card(card.uuid)}
+        same_ids = ways == {(entry.resource, entry.sharing)}
+        held = self.allocations.reported.of(entry.resource, card.uuid) if same_ids else ()
+        return PoolMember(card, draining, frozenset(held))
 
-    def _reason(self, card: Card) -> str:
+    def _unhealthy_reason(self, card: Card) -> str:
         condition = self._health.condition(card.uuid)
         return "" if condition.allocatable else (condition.reason or condition.state)
 
-    def _left(self, card: Card, present: set[Uuid], assignment: Assignment) -> str:
-        """Return why a card that an entry has sold is not sold by it any more."""
+    def _removed_reason(self, card: Card, present: set[Uuid], assignment: Assignment) -> str:
+        """Return why a card is no longer advertised by an entry that advertised it."""
         if card.uuid not in present:
-            return self._reason(card) or GONE
+            return self._unhealthy_reason(card) or GONE
         if card.uuid in assignment.conflicts:
             return assignment.conflicts[card.uuid]
         if card.uuid in self._elsewhere:
             lease = self._elsewhere[card.uuid]
-            return f"section {lease.section} sells it as {lease.resource}"
+            return f"section {lease.section} advertises it as {lease.resource}"
         now = assignment.resource_by_card().get(card.uuid)
-        return f"it is for {now} now" if now is not None else "it is not for this resource any more"
+        return f"it is advertised as {now} now" if now is not None else "it is no longer assigned to this resource"
 
-    def _uses(self, pools: Mapping[str, Pool], told: held.Held) -> Iterator[ledger.Allocation]:
-        for name, sharing in self._sharings.items():
-            for resource in self._resource_names(name):
-                yield from ledger.uses(told.holdings.get(resource, ()), sharing, pools[name])
-        offered = {name for entry in self.config.resources for name in resource_names(entry)}
-        former = {one.resource: one.sharing for one in self._records.by_key.values() if one.resource not in offered}
-        for resource, kind in former.items():
-            unit = self._records.unit(resource) if kind == "memory" else None
-            yield from ledger.former_uses(told.holdings.get(resource, ()), told.ids.get(resource, {}), kind, unit)
+    def _allocations(self, pools: Mapping[str, Pool]) -> Iterator[Allocation]:
+        for entry in self.config.resources:
+            sharing = self._sharings.get(entry.resource)
+            if sharing is not None:
+                for resource in resource_names(entry):
+                    yield from self.allocations.of_entry(resource, sharing, pools[entry.resource])
+        yield from self.allocations.orphaned(self._advertised_names())
 
 
 def _sharing(entry: Entry, paths: NodePaths) -> Sharing:

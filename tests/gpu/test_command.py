@@ -20,9 +20,9 @@ from nodeplug.commands import inspect
 from nodeplug.testing import BlockingKubelet, ScratchNode
 from nodeplug_gpu import report
 from nodeplug_gpu.access import NodePaths
+from nodeplug_gpu.allocations import Container
 from nodeplug_gpu.cards import Uuid
 from nodeplug_gpu.config import GpuConfig
-from nodeplug_gpu.ledger import Container
 from nodeplug_gpu.overuse import OveruseWatch, Usage
 from nodeplug_gpu.tracker import InventoryTracker
 

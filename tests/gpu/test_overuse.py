@@ -1,4 +1,4 @@
-"""Who uses more memory of a card than was promised: real processes in real cgroups, simulated memory."""
+"""Containers that use more memory of a card than they were allocated: real processes in real cgroups, simulated memory."""
 
 import logging
 import os
@@ -13,12 +13,12 @@ import pytest
 
 from nodeplug import DeviceId, Host, Journal, ResourceName
 from nodeplug.testing.waiting import until
+from nodeplug_gpu.allocations import Allocation, Container
 from nodeplug_gpu.cards import Card, GpuProcess, Snapshot, Uuid
 from nodeplug_gpu.config import Memory
 from nodeplug_gpu.containers import Containers
 from nodeplug_gpu.inventory import Inventory
-from nodeplug_gpu.ledger import Allocation, Container
-from nodeplug_gpu.overuse import TERM_PATIENCE, OveruseWatch
+from nodeplug_gpu.overuse import TERM_TIMEOUT, OveruseWatch
 from nodeplug_gpu.pool import Pool, PoolMember
 
 CARD = Uuid("GPU-1")
@@ -51,15 +51,15 @@ class Scene:
             {RESOURCE: self.entry}, host, lambda: Containers(logs=folder / "containers"), self.clock
         )
 
-    def look(self, *processes: GpuProcess, after: float = 0.0, promised: int | None = 4 * GIB) -> None:
+    def look(self, *processes: GpuProcess, after: float = 0.0, allocated: int | None = 4 * GIB) -> None:
         self.clock.now += after
-        use = Allocation(WEB, ResourceName(RESOURCE), CARD, (DeviceId("u"),), promised)
+        one = Allocation(WEB, ResourceName(RESOURCE), CARD, (DeviceId("u"),), allocated)
         snapshot = Snapshot(
             "running", cards=(Card(CARD, 0, 0, "X", 16 * GIB),), processes=processes, taken=self.clock.now
         )
         pools = {RESOURCE: Pool(tuple(PoolMember(card) for card in snapshot.cards))}
-        uses = (use,) if promised is not None else ()
-        self.watch.reconcile(Inventory(snapshot, pools, {}, uses, allocations_unknown=self.unknown))
+        allocations = (one,) if allocated is not None else ()
+        self.watch.reconcile(Inventory(snapshot, pools, {}, allocations, allocations_unknown=self.unknown))
 
 
 @pytest.fixture
@@ -136,7 +136,7 @@ def test_overuse_is_warned_of_once_after_the_grace(scene: Scene, container: "sub
         scene.look(on_card(container, 6 * GIB), after=10)
     assert [record.message for record in scene.caplog.records] == [
         (
-            "container default/web/main on GPU-1 uses 6Gi, promised are 4Gi, for 66 s now: its neighbours may run out "
+            "container default/web/main on GPU-1 uses 6Gi and was allocated 4Gi, for 66 s now: its neighbours may run out "
             "of memory; give the container more units, or limit it with mps"
         )
     ]
@@ -172,7 +172,7 @@ def test_a_process_that_ignores_sigterm_gets_sigkill(
     for after in (0, 61, 31):
         scene.look(on_card(stubborn, 6 * GIB), after=after)
     assert stubborn.poll() is None
-    scene.look(on_card(stubborn, 6 * GIB), after=TERM_PATIENCE)
+    scene.look(on_card(stubborn, 6 * GIB), after=TERM_TIMEOUT)
     assert stubborn.wait(10) == -9
     stubborn.stdout.close()
 
@@ -188,7 +188,7 @@ def test_nothing_is_ended_by_default(
 
 def test_a_container_without_a_promise_is_never_ended(scene: Scene, container: "subprocess.Popen[bytes]") -> None:
     for _ in range(4):
-        scene.look(on_card(container, 16 * GIB), after=600, promised=None)
+        scene.look(on_card(container, 16 * GIB), after=600, allocated=None)
     assert container.poll() is None
     assert scene.watch.usage[WEB, CARD].allocated_bytes is None
 
@@ -237,10 +237,10 @@ def test_a_container_that_holds_nothing_is_warned_of_and_never_ended(
     scene: Scene, container: "subprocess.Popen[bytes]"
 ) -> None:
     for _ in range(20):
-        scene.look(on_card(container, 3 * GIB), after=15, promised=None)
+        scene.look(on_card(container, 3 * GIB), after=15, allocated=None)
     (record,) = scene.caplog.records
     assert record.getMessage() == (
-        "container default/web/main on GPU-1 uses 3Gi for 60 s now and holds nothing of it, as far as kubelet tells: "
+        "container default/web/main on GPU-1 has used 3Gi for 60 s, and kubelet reports no allocation of it: "
         "does its pod or image set NVIDIA_VISIBLE_DEVICES?"
     )
     assert scene.watch.usage[WEB, CARD].unallocated
@@ -252,7 +252,7 @@ def test_nobody_is_a_stranger_while_it_is_not_known_who_holds_what(
 ) -> None:
     scene.unknown = "kubelet does not tell"
     for _ in range(20):
-        scene.look(on_card(container, 3 * GIB), after=15, promised=None)
+        scene.look(on_card(container, 3 * GIB), after=15, allocated=None)
     assert not scene.watch.usage[WEB, CARD].unallocated
     assert not scene.caplog.records
 
@@ -266,7 +266,7 @@ def test_a_container_that_was_started_again_has_all_its_time(
     with subprocess.Popen(["sleep", "600"]) as again:
         group = next(CGROUP.glob(f"nodeplug-gpu-test-{os.getpid()}.slice/*.scope"))
         (group / "cgroup.procs").write_text(str(again.pid))
-        scene.look(on_card(again, 6 * GIB), after=TERM_PATIENCE)
+        scene.look(on_card(again, 6 * GIB), after=TERM_TIMEOUT)
         usage = scene.watch.usage[WEB, CARD]
         assert (usage.over_since, usage.terminated) == (scene.clock.now, None)
         assert again.poll() is None

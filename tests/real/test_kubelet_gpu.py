@@ -167,7 +167,7 @@ def test_memory_of_a_process_is_charged_to_the_container_that_it_runs_in(
         "nobody": GIB,
     }
     lab.kubelet.wait_for("the memory of both pods", lambda: charged() == wanted)
-    warning = f"default/smaller-{lab.private.name}/main on {cards['smaller']} uses 5Gi, promised are 3Gi"
+    warning = f"default/smaller-{lab.private.name}/main on {cards['smaller']} uses 5Gi and was allocated 3Gi"
     lab.kubelet.wait_for("a warning", lambda: warning in lab.daemon.log)
     assert f"default/small-{lab.private.name}/main on" not in lab.daemon.log
 

@@ -186,9 +186,9 @@ def test_cards_that_nobody_sells_and_such_as_cannot_be_described_are_told() -> N
 
 def test_the_driver_and_a_fault_are_told_first() -> None:
     driver = {"name": "nvml", "state": "failed", "reason": "it hangs", "version": ""}
-    assert drawn(report(driver=driver, conflict="both sell GPU-0a"))[:2] == [
+    assert drawn(report(driver=driver, conflict="both advertise GPU-0a"))[:2] == [
         "driver nvml: failed: it hangs",
-        "both sell GPU-0a",
+        "both advertise GPU-0a",
     ]
 
 
@@ -203,13 +203,15 @@ def test_a_note_that_several_resources_have_is_told_once() -> None:
 
 
 def test_a_resource_that_has_nothing_to_offer_says_why_and_nothing_else() -> None:
-    lonely = resource("a", reason="there is nothing to offer as a: no card is for it", notes=["only counts"])
-    assert drawn(report(resources=[lonely]))[-1] == "a: there is nothing to offer as a: no card is for it"
+    lonely = resource(
+        "a", reason="there is no device to advertise as a: no card is assigned to it", notes=["only counts"]
+    )
+    assert drawn(report(resources=[lonely]))[-1] == "a: there is no device to advertise as a: no card is assigned to it"
 
 
 def test_without_a_driver_its_reason_is_told_once() -> None:
     driver = {"name": "nvml", "state": "absent", "reason": "there is no library", "version": ""}
-    empty = resource("a", reason="there is nothing to offer as a: there is no library", allocated=None)
+    empty = resource("a", reason="there is no device to advertise as a: there is no library", allocated=None)
     text = "\n".join(drawn(report(driver=driver, resources=[empty], allocations_unknown="nobody asked")))
     assert text.count("there is no library") == 1
     assert "nobody asked" not in text

@@ -151,7 +151,7 @@ def test_the_administrator_may_make_an_xid_fatal() -> None:
 
 def test_a_card_that_vanishes_is_unhealthy_at_once() -> None:
     bed = Bed()
-    assert bed.look(cards=(B,)).reason == "it was there and is gone"
+    assert bed.look(cards=(B,)).reason == "it is no longer present"
 
 
 def test_a_card_that_comes_back_is_on_probation_first() -> None:

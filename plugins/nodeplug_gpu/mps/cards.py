@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from nodeplug import Host
+from nodeplug_gpu.allocations import GRACE_PERIOD
 from nodeplug_gpu.cards import Card, Uuid
 from nodeplug_gpu.config import GpuConfig, Memory, Mps, Replicas
 from nodeplug_gpu.ids import card_key
@@ -20,7 +21,6 @@ from nodeplug_gpu.mps.daemon import STARTING, ControlDaemon, end_process, forget
 from nodeplug_gpu.mps.folders import Folders
 from nodeplug_gpu.mps.record import Record, recorded
 from nodeplug_gpu.pool import Entry
-from nodeplug_gpu.tracker import GRACE_PERIOD
 
 SETTLE_TIME: Final = 5.0
 """Seconds for which a card must not have been offered, so that no grant of it is under way."""

@@ -66,7 +66,7 @@ class DirectEndpoint:
             (asked,) = codec.decode_allocate(MEM, request, {one.id: one for one in self.node.devices})
             sharing, pool = self.node.tracker.inventory.advertised(self.node.entry, MEM)
             grant = sharing.allocate(asked, pool)
-            self.node.tracker.record_grant(MEM)
+            self.node.tracker.allocated(MEM)
             return codec.encode_allocate([grant])
         except PluginError as error:
             raise grpc.aio.AioRpcError(

@@ -23,7 +23,7 @@ def units(card: Any, count: int, first: int = 0) -> list[str]:
 
 def grant(store: Any, ids: list[str], resource: str = MEM) -> None:
     store.allocate(resource, *ids)
-    store.tracker.record_grant(resource, tuple(map(DeviceId, ids)))
+    store.tracker.allocated(resource, tuple(map(DeviceId, ids)))
 
 
 def test_what_was_granted_is_shown_before_kubelet_has_told(store: Make, card: Make) -> None:

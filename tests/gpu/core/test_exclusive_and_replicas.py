@@ -38,7 +38,7 @@ def test_a_card_that_is_gone_is_not_granted(store: Make, card: Make) -> None:
     shop = store([EXCLUSIVE], [card(0), card(1)])
     del shop.cards[1]
     shop.look()
-    with pytest.raises(NotReady, match="it was there and is gone"):
+    with pytest.raises(NotReady, match="it is no longer present"):
         shop.allocate(WHOLE, "GPU-0", "GPU-1")
 
 
@@ -75,9 +75,9 @@ def test_held_shares_stay_listed_when_there_are_fewer(store: Make, card: Make) -
     shop = store([REPLICAS], [card(0)])
     shop.held = {SHARED: {"pod": [share(0, 3)], "other": [share(0, 1)]}}
     shop.configure([REPLICAS | {"replicas": 2}])
-    why = "1 of its former replicas beyond the 2 of now are still held"
+    why = "1 of its allocated replicas exceed the 2 configured now"
     assert shop.listed(SHARED) == {
         share(0): why,
         share(0, 1): "",
-        share(0, 3): "its card is divided into fewer units now",
+        share(0, 3): "its card has fewer units now",
     }

@@ -13,7 +13,7 @@ from nodeplug_gpu.ids import card_key
 MEM = "aliyun.com/gpu-mem"
 Make = Callable[..., Any]
 MEMORY = {"sharing": "memory"}
-GONE = "it was there and is gone"
+GONE = "it is no longer present"
 
 
 def units(number: int, count: int) -> list[str]:
@@ -138,7 +138,7 @@ def test_a_journal_that_takes_nothing_costs_no_card(
     shop.cards.append(card(1))
     shop.wait()
     assert list(shop.listed()) == [*units(0, 16), *units(1, 16)]
-    assert caplog.text.count("after a restart it would not be known which cards were sold") == 1
+    assert caplog.text.count("after a restart it will not be known which cards were advertised") == 1
     del shop.cards[1]
     shop.wait()
     assert list(shop.listed()) == units(0, 16)

@@ -53,7 +53,7 @@ def test_new_terms_wait_for_the_holders_of_the_old_ones(
     shop.configure([after])
     (why,) = of_card(shop, resource, card(0))
     assert "default/pod" in why
-    assert "as it was sold before" in why
+    assert "under its former limits" in why
     shop.wait()
     assert all(of_card(shop, resource, card(0)))
     assert not any(of_card(shop, resource, card(1)))
@@ -67,7 +67,7 @@ def test_a_container_that_holds_a_card_under_former_terms_may_start_again(store:
     shop.held = {MEM: {"pod": ids(card(0), 3, 4)}}
     shop.configure([MEMORY | {"mps": {}}])
     assert {name for name, why in shop.listed(MEM).items() if not why} == set(ids(card(0), 3, 4))
-    with pytest.raises(NotReady, match="as it was sold before"):
+    with pytest.raises(NotReady, match="under its former limits"):
         shop.allocate(MEM, *ids(card(0), 3))
 
 

@@ -83,10 +83,10 @@ class Life:
         try:
             self.store.allocate(name, *ids)
         except (PluginError, NotFound) as error:
-            if "as it was sold before" in str(error):  # its holder has gone and kubelet has not told yet
+            if "under its former limits" in str(error):  # its holder has gone and kubelet has not told yet
                 return
             pytest.fail(f"{name} {ids}: {error}")
-        self.store.tracker.record_grant(name)
+        self.store.tracker.allocated(name)
         entry = self.store.tracker.entry_of(name)
         size = self.store.tracker.sharings[name].unit * len(ids) if entry.sharing == "memory" else 0
         way = f"{entry.sharing} {limits_of(entry)}"

@@ -119,7 +119,7 @@ def test_a_grant_that_kubelet_has_not_told_yet_keeps_the_size(store: Make, card:
     shop = store([entry()], [card(0)])
     shop.configure([entry(unit="512Mi")])
     shop.look(after=50.0)
-    shop.tracker.record_grant(MEM)
+    shop.tracker.allocated(MEM)
     shop.look(after=20.0)
     assert size(shop) == GIB
 
@@ -183,7 +183,7 @@ def test_a_card_that_fell_ill_after_the_list_is_not_granted(store: Make, card: M
     shop = store([entry()], [card(0)])
     del shop.cards[0]
     shop.look()
-    with pytest.raises(NotReady, match="GPU-0 cannot be granted: it was there and is gone"):
+    with pytest.raises(NotReady, match="GPU-0 cannot be allocated: it is no longer present"):
         shop.allocate(MEM, *units(card(0), 1))
 
 

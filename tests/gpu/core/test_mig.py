@@ -54,9 +54,9 @@ def test_an_instance_that_was_destroyed_while_held_stays_listed(store: Make, div
     shop.held = {MIG: {"pod": ["MIG-0-a1"]}}
     shop.cards[0] = divided(0, SMALL, batch="b")
     shop.wait()
-    assert shop.listed(MIG) == {"MIG-0-b0": "", "MIG-0-a1": "it was there and is gone"}
+    assert shop.listed(MIG) == {"MIG-0-b0": "", "MIG-0-a1": "it is no longer present"}
     shop.configure([SINGLE])
-    assert shop.listed(MIG) == {"MIG-0-b0": "", "MIG-0-a1": "it was there and is gone"}
+    assert shop.listed(MIG) == {"MIG-0-b0": "", "MIG-0-a1": "it is no longer present"}
 
 
 def test_the_last_instance_that_was_destroyed_while_held_stays_listed(store: Make, divided: Make) -> None:
@@ -64,7 +64,7 @@ def test_the_last_instance_that_was_destroyed_while_held_stays_listed(store: Mak
     shop.held = {MIG: {"pod": ["MIG-0-a0"]}}
     shop.cards[0] = divided(0)
     shop.look()
-    assert shop.listed(MIG) == {"MIG-0-a0": "it was there and is gone"}
+    assert shop.listed(MIG) == {"MIG-0-a0": "it is no longer present"}
 
 
 def test_units_that_are_held_stay_listed_when_their_card_is_divided(store: Make, card: Make, divided: Make) -> None:
@@ -73,8 +73,10 @@ def test_units_that_are_held_stay_listed_when_their_card_is_divided(store: Make,
     shop.held = {MEM: {"pod": [unit]}}
     shop.cards[0] = divided(0, SMALL)
     shop.wait()
-    assert shop.listed()[unit] == "it is for nvidia.com/mig now"
-    assert shop.listed(MIG) == {"MIG-0-a0": "it was sold as aliyun.com/gpu-mem (memory), and it is held by default/pod"}
+    assert shop.listed()[unit] == "it is advertised as nvidia.com/mig now"
+    assert shop.listed(MIG) == {
+        "MIG-0-a0": "it was advertised as aliyun.com/gpu-mem (memory), and it is allocated to default/pod"
+    }
     shop.held = {}
     shop.wait()
     assert shop.listed() == {}
@@ -88,7 +90,7 @@ def test_instances_that_are_held_stay_listed_when_their_card_becomes_whole(
     shop.held = {MIG: {"pod": ["MIG-0-a0"]}}
     shop.cards[0] = card(0, 80)
     shop.wait()
-    assert shop.listed(MIG)["MIG-0-a0"] == "it is for aliyun.com/gpu-mem now"
+    assert shop.listed(MIG)["MIG-0-a0"] == "it is advertised as aliyun.com/gpu-mem now"
     assert all(shop.listed().values())
 
 

@@ -120,7 +120,7 @@ def test_stop_without_start_and_a_second_stop_succeed(stage: Stage) -> None:
 
 
 def test_a_card_that_two_entries_choose_refuses_the_start_with_both(stage: Stage) -> None:
-    with pytest.raises(InvalidRequest, match=f"{WHOLE} and {MEM} would both sell GPU-0000"):
+    with pytest.raises(InvalidRequest, match=f"{WHOLE} and {MEM} would both advertise GPU-0000"):
         stage.plugin(CHOSEN_TWICE).start()
     assert own_threads() == set()
 
@@ -134,7 +134,7 @@ def test_a_start_that_failed_can_be_repeated_on_the_same_instance(stage: Stage) 
     plugin.start()
     stage.fail()
     until(lambda: plugin.inspect()["conflict"])
-    with pytest.raises(NotReady, match="would both sell"):
+    with pytest.raises(NotReady, match="would both advertise"):
         plugin.health()
 
 
@@ -275,7 +275,7 @@ def test_the_log_says_why_a_card_is_not_offered(stage: Stage, caplog: pytest.Log
     first.stop()
     second = stage.plugin([{"sharing": "exclusive", "resource": WHOLE}])
     second.start()
-    assert f"GPU-0000 is not offered as {WHOLE}: it was sold as {MEM} (memory)" in caplog.text
+    assert f"GPU-0000 is not offered as {WHOLE}: it was advertised as {MEM} (memory)" in caplog.text
 
 
 def test_a_slow_driver_is_waited_for_where_cards_were_sold(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -332,7 +332,7 @@ def test_an_instance_that_prepares_follows_nothing_and_sells_nothing(stage: Stag
 
 def test_a_card_that_two_entries_choose_is_found_while_the_former_instance_serves(stage: Stage) -> None:
     plugin = stage.plugin(CHOSEN_TWICE)
-    with pytest.raises(InvalidRequest, match=f"{WHOLE} and {MEM} would both sell GPU-0000"):
+    with pytest.raises(InvalidRequest, match=f"{WHOLE} and {MEM} would both advertise GPU-0000"):
         plugin.prepare()
 
 

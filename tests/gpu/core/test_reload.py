@@ -144,7 +144,7 @@ def test_a_reload_that_would_sell_a_card_twice_changes_nothing(node: ScratchNode
             await kubelet.until_allocatable(MEM, 16)
             stream = kubelet.resources[MEM].endpoint
             node.configure(plugins(twice))
-            await kubelet.until(lambda: f"{MEM} and {WHOLE} would both sell GPU-" in node.log)
+            await kubelet.until(lambda: f"{MEM} and {WHOLE} would both advertise GPU-" in node.log)
             assert node.log.count("plugin gpu runs") == 1, "the former instance was never touched"
             assert kubelet.resources[MEM].endpoint is stream
             assert kubelet.allocatable(MEM) == 16
@@ -181,7 +181,7 @@ def test_a_second_section_that_is_added_gets_no_card_of_the_first_nor_after_a_re
             node.start()
             await kubelet.until_allocatable(MEM, 16)
             node.configure(plugins() + second)
-            await kubelet.until(lambda: "section gpu sells GPU-" in node.log)
+            await kubelet.until(lambda: "section gpu advertises GPU-" in node.log)
             assert (kubelet.allocatable(MEM), kubelet.allocatable(WHOLE)) == (16, 0)
             for turn in range(2):
                 await asyncio.to_thread(node.kill)

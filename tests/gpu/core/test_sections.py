@@ -68,10 +68,12 @@ def test_a_card_that_another_section_sells_is_not_sold_again_and_both_are_named(
     node.start("gpu", MEMORY | {"cards": {"index": [0]}})
     second = node.start("cards", EXCLUSIVE)
     assert reasons(second, WHOLE) == {"GPU-1111": ""}
-    wanted = f"section gpu sells GPU-0000 as {MEM}, and this one would as {WHOLE}; give each section its own `cards`"
+    wanted = (
+        f"section gpu advertises GPU-0000 as {MEM}, and this one would as {WHOLE}; give each section its own `cards`"
+    )
     assert second.inspect()["conflict"] == wanted
     assert [(one["uuid"], one["reason"]) for one in second.inspect()["unadvertised"]] == [("GPU-0000", wanted)]
-    with pytest.raises(NotReady, match="section gpu sells GPU-0000"):
+    with pytest.raises(NotReady, match="section gpu advertises GPU-0000"):
         second.health()
 
 
@@ -121,7 +123,7 @@ def test_a_card_that_containers_hold_by_a_section_that_has_ended_is_not_sold_ane
     first.stop()
     other = node.start("cards", EXCLUSIVE)
     until(lambda: set(reasons(other, WHOLE)) == {"GPU-0000", "GPU-1111"})
-    assert f"it was sold as {MEM} (memory), and it is held by default/pod" in reasons(other, WHOLE).values()
+    assert f"it was advertised as {MEM} (memory), and it is allocated to default/pod" in reasons(other, WHOLE).values()
 
 
 def test_a_card_that_a_section_gave_up_and_containers_hold_is_not_sold_by_another(node: Node) -> None:
@@ -131,7 +133,7 @@ def test_a_card_that_a_section_gave_up_and_containers_hold_is_not_sold_by_anothe
     first.stop()
     node.start("gpu", MEMORY | {"cards": {"index": [1]}})
     other = node.start("cards", EXCLUSIVE | {"cards": {"index": [0]}})
-    wanted = f"section gpu sold it as {MEM}, and containers may still hold it"
+    wanted = f"section gpu advertised it as {MEM}, and containers may still hold it"
     assert devices(other, WHOLE) == ()
     assert other.inspect()["unadvertised"][0]["reason"] == wanted
     other.health()

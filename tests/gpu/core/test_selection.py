@@ -36,7 +36,7 @@ def test_cards_are_chosen_by_every_key(choice: dict[str, Any], store: Make, card
 def test_a_card_that_two_entries_choose_is_sold_by_none_and_both_are_named(store: Make, card: Make) -> None:
     entries = [EXCLUSIVE | {"cards": {"model": ["*A10*"]}}, only(MEMORY, 0)]
     shop = store(entries, [card(0), card(1)])
-    wanted = "nvidia.com/gpu and aliyun.com/gpu-mem would both sell GPU-0 (index 0, NVIDIA A10, 0000:01:00.0)"
+    wanted = "nvidia.com/gpu and aliyun.com/gpu-mem would both advertise GPU-0 (index 0, NVIDIA A10, 0000:01:00.0)"
     assert shop.tracker.inventory.conflict.startswith(wanted)
     assert shop.listed(WHOLE) == {"GPU-1": ""}
     assert shop.listed() == {}
@@ -53,7 +53,7 @@ def test_a_card_that_comes_later_and_is_chosen_twice_costs_no_other_card(store: 
 
 def test_entries_that_choose_no_card_say_so(store: Make, card: Make) -> None:
     shop = store([EXCLUSIVE | {"cards": {"model": ["*H100*"]}}], [card(0)])
-    assert shop.why_nothing(WHOLE) == "there is nothing to offer as nvidia.com/gpu: no card is for it"
+    assert shop.why_nothing(WHOLE) == "there is no device to advertise as nvidia.com/gpu: no card is assigned to it"
 
 
 def test_two_cards_of_one_digest_are_not_both_sold(store: Make, card: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,14 +82,14 @@ def test_a_card_is_not_sold_anew_while_it_is_held_as_something_else(told: bool, 
     shop.held = {MEM: {"pod": [unit(card(0))]}} if told else None
     shop.configure([EXCLUSIVE])
     shop.wait()
-    who = "default/pod" if told else "nobody knows whom"
-    assert shop.listed(WHOLE) == {"GPU-0": f"it was sold as {MEM} (memory), and it is held by {who}"}
+    who = "default/pod" if told else "an unknown container"
+    assert shop.listed(WHOLE) == {"GPU-0": f"it was advertised as {MEM} (memory), and it is allocated to {who}"}
 
 
 def test_a_card_is_sold_anew_once_nobody_was_seen_with_it_for_a_minute(store: Make, card: Make) -> None:
     shop = store([MEMORY], [card(0)])
     shop.configure([EXCLUSIVE])
-    assert "kubelet may still tell who holds it" in shop.listed(WHOLE)["GPU-0"]
+    assert "kubelet may still report a holder" in shop.listed(WHOLE)["GPU-0"]
     shop.wait()
     assert shop.listed(WHOLE) == {"GPU-0": ""}
 
@@ -99,7 +99,7 @@ def test_the_former_entry_lists_held_units_until_they_are_released(store: Make, 
     shop.held = {MEM: {"pod": [unit(card(0))]}}
     shop.configure([only(MEMORY, 1), only(EXCLUSIVE, 0)])
     shop.wait()
-    assert shop.listed()[unit(card(0))] == "it is for nvidia.com/gpu now"
+    assert shop.listed()[unit(card(0))] == "it is advertised as nvidia.com/gpu now"
     assert shop.listed(WHOLE)["GPU-0"]
     shop.held = {}
     shop.wait()
@@ -113,7 +113,7 @@ def test_a_name_that_changes_its_kind_does_not_sell_held_cards_twice(store: Make
     shop.configure([{"sharing": "replicas", "resource": WHOLE, "replicas": 4}])
     shop.wait()
     listed = shop.listed(WHOLE)
-    assert listed["GPU-0"] == "it was there and is gone"
+    assert listed["GPU-0"] == "it is no longer present"
     assert all(listed.values())
     shop.held = {}
     shop.wait()

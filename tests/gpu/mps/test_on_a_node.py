@@ -90,7 +90,7 @@ def test_memory_stays_mounted_while_a_pod_holds_the_card_that_is_sold_without_mp
     async def story(kubelet: Kubelet) -> None:
         given = await shm_of(kubelet, "pod")
         node.configure(section(driver_root, mps=""))
-        await kubelet.until(lambda: "as it was sold before (MPS)" in node.log)
+        await kubelet.until(lambda: "under its former limits (MPS)" in node.log)
         await asyncio.sleep(0.5)  # ten looks
         assert given.is_mount()
 
