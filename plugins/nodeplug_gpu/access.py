@@ -1,6 +1,6 @@
-"""How a container gets at its cards.
+"""How a container gets access to its cards.
 
-Owns: NVIDIA_VISIBLE_DEVICES, the device nodes, and the CDI names of a grant.
+Owns: NVIDIA_VISIBLE_DEVICES, the device nodes, and the CDI names of an allocation.
 Refuses: which cards, and the CDI spec (`cdi` writes it).
 """
 
@@ -16,12 +16,12 @@ from nodeplug_gpu.config import Access
 
 VISIBLE: Final = "NVIDIA_VISIBLE_DEVICES"
 CONTROL_NODES: Final = ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset")
-_NEEDED: Final = "nvidiactl"
+_REQUIRED: Final = "nvidiactl"
 _MINOR: Final = re.compile(r"^DeviceFileMinor:\s*([0-9]+)\s*$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class GpuDevice:
     """A card, or one MIG instance of it."""
 
     card: Card
@@ -29,7 +29,7 @@ class Part:
 
     @property
     def uuid(self) -> str:
-        """What CUDA and the container runtime know it by."""
+        """The UUID by which CUDA and the container runtime know it."""
         return self.instance.uuid if self.instance is not None else self.card.uuid
 
     @property
@@ -42,26 +42,26 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class NodePaths:
-    """Where the kernel driver's nodes are, and the plugin's own folder for what does not survive a reboot."""
+    """Where the kernel driver's device nodes are, and the plugin's own folder for what does not survive a reboot."""
 
     dev: Path = field(default=Path("/dev"))
     capabilities: Path = field(default=Path("/proc/driver/nvidia/capabilities"))
     run: Path = field(default=Path("/run/nodeplug/plugins/gpu"))
 
 
-def grant(access: Access, parts: Sequence[Part], paths: NodePaths) -> Grant:
-    """Return what makes parts of cards usable in a container.
+def grant(access: Access, gpus: Sequence[GpuDevice], paths: NodePaths) -> Grant:
+    """Return what makes devices usable in a container.
 
     Raises:
         NotReady: a device node that the container needs is missing.
     """
     env: dict[str, str] = {}
     if access.visible_devices == "uuid":
-        env[VISIBLE] = ",".join(part.uuid for part in parts)
+        env[VISIBLE] = ",".join(gpu.uuid for gpu in gpus)
     elif access.visible_devices == "index":
-        env[VISIBLE] = ",".join(part.index for part in parts)
-    nodes = device_nodes(parts, paths) if access.device_nodes else ()
-    names = tuple(f"{access.cdi_kind}={part.uuid}" for part in parts)
+        env[VISIBLE] = ",".join(gpu.index for gpu in gpus)
+    nodes = device_nodes(gpus, paths) if access.device_nodes else ()
+    names = tuple(f"{access.cdi_kind}={gpu.uuid}" for gpu in gpus)
     annotations = {}
     if access.cdi == "annotation":
         annotations = {annotation_key(access.cdi_kind, names): ",".join(names)}
@@ -74,16 +74,16 @@ def annotation_key(kind: str, names: Sequence[str]) -> str:
     return f"cdi.k8s.io/{plugin}_{names[0].rpartition('=')[2]}"[: len("cdi.k8s.io/") + 63]
 
 
-def device_nodes(parts: Sequence[Part], paths: NodePaths) -> tuple[DeviceNode, ...]:
-    """Return the nodes of parts of cards, control nodes first.
+def device_nodes(gpus: Sequence[GpuDevice], paths: NodePaths) -> tuple[DeviceNode, ...]:
+    """Return the device nodes of devices, control nodes first.
 
     Raises:
-        NotReady: a needed one is missing.
+        NotReady: a required one is missing.
     """
     control = [paths.dev / name for name in CONTROL_NODES]
-    cards = [paths.dev / f"nvidia{minor}" for minor in dict.fromkeys(part.card.minor for part in parts)]
-    caps = [node for part in parts if part.instance is not None for node in _capability_nodes(part, paths)]
-    needed = [paths.dev / _NEEDED, *cards, *caps]
+    cards = [paths.dev / f"nvidia{minor}" for minor in dict.fromkeys(gpu.card.minor for gpu in gpus)]
+    caps = [node for gpu in gpus if gpu.instance is not None for node in _capability_nodes(gpu, paths)]
+    needed = [paths.dev / _REQUIRED, *cards, *caps]
     for node in needed:
         if not node.exists():
             raise NotReady(f"{node} does not exist; is the kernel driver loaded, and nvidia-modprobe run?")
@@ -91,12 +91,12 @@ def device_nodes(parts: Sequence[Part], paths: NodePaths) -> tuple[DeviceNode, .
     return tuple(DeviceNode(str(node), f"/dev/{node.relative_to(paths.dev)}", "rw") for node in present)
 
 
-def _capability_nodes(part: Part, paths: NodePaths) -> list[Path]:
+def _capability_nodes(gpu: GpuDevice, paths: NodePaths) -> list[Path]:
     """Return the two nodes of /dev/nvidia-caps that open a MIG instance (NVIDIA, MIG user guide, "Device nodes")."""
-    instance = part.instance
+    instance = gpu.instance
     if instance is None:
         return []
-    folder = paths.capabilities / f"gpu{part.card.minor}" / "mig" / f"gi{instance.gpu_instance}"
+    folder = paths.capabilities / f"gpu{gpu.card.minor}" / "mig" / f"gi{instance.gpu_instance}"
     nodes = []
     for file in (folder / "access", folder / f"ci{instance.compute_instance}" / "access"):
         try:

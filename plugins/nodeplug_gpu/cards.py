@@ -1,4 +1,4 @@
-"""What a driver knows: cards, their parts, how they are, and who uses them.
+"""What a driver reports: cards, their MIG instances, their telemetry, and the processes on them.
 
 Owns: the values between a driver and the rest of the plugin. Sizes are bytes, times are seconds of the monotonic clock.
 Refuses: how they are read (a driver does that), what they mean for sharing or health, JSON and NVML.
@@ -44,9 +44,9 @@ class Card:
         model: product name, such as `NVIDIA H100 80GB HBM3`.
         memory: bytes in total; 0 for a card that has none of its own (it uses the machine's).
         pci: `0000:3b:00.0`, lower case, the domain in four digits as sysfs has it.
-        numa_node: None when the machine has no opinion.
+        numa_node: None when the machine reports none.
         compute_capability: major and minor; MPS differs below 7.0.
-        mig: MIG mode is on; the card then is sold by its instances alone.
+        mig: MIG mode is on; the card is then advertised by its instances alone.
         instances: the MIG instances, in NVML's order.
     """
 
@@ -64,7 +64,7 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class Telemetry:
-    """What one poll found out about a card's condition; None where the card or the driver does not tell.
+    """What one poll read about a card's condition; None where the card or the driver does not report it.
 
     Attributes:
         error: the live probe (a read of the memory info) failed with this NVML error; empty when it went well.
@@ -90,7 +90,7 @@ class GpuProcess:
         pid: in the driver's pid namespace, that of the host.
         card: the card's uuid.
         instance: the MIG instance's uuid, or None.
-        used: bytes; None where the driver does not tell.
+        used: bytes; None where the driver does not report it.
     """
 
     pid: int
@@ -101,18 +101,18 @@ class GpuProcess:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """One look at the machine.
+    """The machine, as one poll found it.
 
     Attributes:
-        state: `absent` without a driver, `starting` before the first look, `running`, `failed` while the driver hangs
+        state: `absent` without a driver, `starting` before the first poll, `running`, `failed` while the driver hangs
             or answers nonsense.
-        reason: what is wrong, for people; while running, what the driver has to do without, or empty.
+        reason: what is wrong; while running, what the driver has to do without, or empty.
         driver_version: of the kernel driver; empty unless running.
-        cards: in NVML's order. While `failed`, and `absent` after it was there, those of the last good look.
+        cards: in NVML's order. While `failed`, and `absent` after it was there, those of the last good poll.
         telemetry: by card; empty unless running.
-        processes: of all cards; empty unless running, because a pid of the past may be another process by now.
-        unreadable: a sentence for each card that the driver counts and that could not be described, such as a card
-            that was lost before this driver process started, or one without a UUID.
+        processes: of all cards; empty unless running, because a pid may have been reused by now.
+        unreadable: a sentence for each card or MIG instance that the driver counts and that could not be read, such as
+            a card that was lost before this driver process started, or one without a UUID.
         taken: when, on the monotonic clock.
         generation: counts the starts of the driver process: another one means that the driver was loaded anew.
     """
@@ -130,15 +130,15 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class GpuEvent:
-    """Something that the driver reported between two looks.
+    """Something that the driver reported between two polls.
 
     Attributes:
         kind: `xid` (code = the XID), `ecc` (uncorrected), `recovery` (code = the action), `mig` (the mode changed),
             `unavailable`, `retirement`.
-        card: None when the event names a card that no look has shown, or none at all.
+        card: None when the event names a card that no poll has shown, or none at all.
         code: its number.
         gpu_instance, compute_instance: where the event is about a MIG instance.
-        time: when it was read, on the monotonic clock.
+        time: when it was received, on the monotonic clock.
     """
 
     kind: Literal["xid", "ecc", "recovery", "mig", "unavailable", "retirement"]

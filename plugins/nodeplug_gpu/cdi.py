@@ -1,8 +1,8 @@
-"""The CDI spec: what a runtime adds to a container that names one of our devices.
+"""The CDI spec: what a runtime adds to a container that requests one of our devices by its CDI name.
 
 Owns: one JSON file per plugin section and kind, written when it would differ, and the libraries that it mounts.
-Refuses: hooks (nvidia-ctk has those), and to remove the file at the end: a container may be started again while
-nodeplug is away.
+Refuses: hooks (nvidia-ctk has those), and to remove the file at the end: a container may be restarted while nodeplug
+does not run.
 
 Source: Container Device Interface Specification, version 0.5.0; `/var/run/cdi` is for specs that change at run time.
 """
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from nodeplug import Host, NotReady
-from nodeplug_gpu.access import NodePaths, Part, device_nodes
+from nodeplug_gpu.access import GpuDevice, NodePaths, device_nodes
 from nodeplug_gpu.cards import Uuid
 from nodeplug_gpu.config import Access, GpuConfig, Mig, advertises_mig
 from nodeplug_gpu.inventory import Inventory
@@ -42,41 +42,41 @@ class _Named:
     """Something that a spec names.
 
     Attributes:
-        resource: of the entry that sells it.
-        granted: whether containers get this very name: of a card that is sold by instances these, not the card.
+        resource: of the entry that advertises it.
+        allocated: whether containers get this very name: where MIG instances are advertised theirs, not the card's.
     """
 
     resource: str
-    part: Part
-    granted: bool
+    gpu: GpuDevice
+    allocated: bool
 
 
 @dataclass(slots=True)
 class CdiSpecs:
-    """Follows the inventory. Called in one thread; `not_ready_reason` and `fault` may be called by any.
+    """Keeps the specs up to date. Called in one thread; any thread may call `not_ready_reason` and `fault`.
 
     Attributes:
-        changed: called when a card can be granted by its name from now on, or no longer.
+        changed: called when a card becomes allocatable by its name, or ceases to be.
     """
 
     config: GpuConfig
     paths: NodePaths
     host: Host
     changed: Callable[[], None] = lambda: None
-    _whys: Mapping[tuple[str, Uuid], str] = field(default_factory=dict)
+    _faults: Mapping[tuple[str, Uuid], str] = field(default_factory=dict)
     _complaint: str = ""
 
     def reconcile(self, inventory: Inventory) -> None:
-        """Write what is new; while the driver is away the specs stay as they are."""
+        """Write what has changed; while the driver does not run the specs stay as they are."""
         if inventory.snapshot.state != "running":
             return
         whys: dict[tuple[str, Uuid], str] = {}
         for place, named in self._named(inventory).items():
-            faults = self._kept(place, [one.part for one in named])
+            faults = self._update(place, [one.gpu for one in named])
             for one in named:
-                key = (one.resource, one.part.card.uuid)
-                whys[key] = whys.get(key, "") or (faults.get(one.part.uuid, "") if one.granted else "")
-        changed, self._whys = whys != self._whys, whys
+                key = (one.resource, one.gpu.card.uuid)
+                whys[key] = whys.get(key, "") or (faults.get(one.gpu.uuid, "") if one.allocated else "")
+        changed, self._faults = whys != self._faults, whys
         self._complain(self.fault)
         if changed:
             self.changed()
@@ -85,20 +85,20 @@ class CdiSpecs:
         """Leave the files to containers that start again."""
 
     def not_ready_reason(self, entry: Entry, uuid: Uuid) -> str:
-        """Return why a card cannot be granted by its CDI name; empty when it can, or needs none."""
-        return self._whys.get((entry.resource, uuid), PENDING) if _writes(entry.access) else ""
+        """Return why a card cannot be allocated by its CDI name; empty when it can, or needs none."""
+        return self._faults.get((entry.resource, uuid), PENDING) if _writes(entry.access) else ""
 
     def pending(self, inventory: Inventory) -> bool:
-        """Whether a card waits for the next look, since its spec was not written before this one."""
+        """Whether a card waits for the next update, since its spec was not written before this one."""
         return any(member.reason == PENDING for pool in inventory.pools.values() for member in pool.members)
 
     @property
     def fault(self) -> str:
         """What is wrong with the specs, as one text; empty when nothing is."""
-        return "; ".join(sorted({why for why in self._whys.values() if why}))
+        return "; ".join(sorted({why for why in self._faults.values() if why}))
 
     def _named(self, inventory: Inventory) -> Mapping[Place, list[_Named]]:
-        """Return what each kind names: every card, and every instance of those sold by instances."""
+        """Return what each kind names: every card, and every instance where MIG instances are advertised."""
         present = {card.uuid for card in inventory.snapshot.cards}
         found: dict[Place, list[_Named]] = {}
         for entry in self.config.resources:
@@ -107,23 +107,23 @@ class CdiSpecs:
             named = found.setdefault((entry.access.cdi_kind, entry.access.cdi_folder), [])
             for member in inventory.members_of(entry.resource):
                 if member.card.uuid in present:
-                    named.append(_Named(entry.resource, Part(member.card), not advertises_mig(entry)))
+                    named.append(_Named(entry.resource, GpuDevice(member.card), not advertises_mig(entry)))
                     instances = member.card.instances if isinstance(entry, Mig) else ()
                     named += [
-                        _Named(entry.resource, Part(member.card, one), advertises_mig(entry)) for one in instances
+                        _Named(entry.resource, GpuDevice(member.card, one), advertises_mig(entry)) for one in instances
                     ]
         return found
 
-    def _kept(self, place: Place, parts: Iterable[Part]) -> Mapping[str, str]:
-        """Keep a spec true; return why the names of parts, by UUID, cannot be granted."""
+    def _update(self, place: Place, gpus: Iterable[GpuDevice]) -> Mapping[str, str]:
+        """Keep a spec up to date; return why devices, by UUID, cannot be allocated by their names."""
         kind, folder = place
         path = folder / self._name(kind)
         devices, faults = [], {}
-        for part in sorted(set(parts), key=lambda part: part.uuid):
+        for gpu in sorted(set(gpus), key=lambda gpu: gpu.uuid):
             try:
-                devices.append(_device(part, self.paths))
+                devices.append(_device(gpu, self.paths))
             except NotReady as error:
-                faults[part.uuid] = f"{kind}={part.uuid} cannot be described: {error.message}"
+                faults[gpu.uuid] = f"{kind}={gpu.uuid} cannot be described: {error.message}"
         document = specification(kind, devices, self.config.driver_root)
         try:
             self._write(path, document)
@@ -183,17 +183,17 @@ def specification(kind: str, devices: Iterable[Mapping[str, Any]], driver_root: 
     }
 
 
-def _device(part: Part, paths: NodePaths) -> Mapping[str, Any]:
+def _device(gpu: GpuDevice, paths: NodePaths) -> Mapping[str, Any]:
     """Describe a card or an instance by its UUID.
 
     Raises:
         NotReady: a device node is missing.
     """
-    return {"name": part.uuid, "containerEdits": {"deviceNodes": _nodes([part], paths)}}
+    return {"name": gpu.uuid, "containerEdits": {"deviceNodes": _nodes([gpu], paths)}}
 
 
 def _described(path: Path, document: Mapping[str, Any]) -> list[Any]:
-    """Return the devices of the spec on disk, where it is as good as the one that could not be written."""
+    """Return the devices of the spec on disk, if its other edits equal those that could not be written."""
     try:
         found = json.loads(_read(path) or b"")
         return list(found["devices"]) if found["containerEdits"] == document["containerEdits"] else []
@@ -201,15 +201,15 @@ def _described(path: Path, document: Mapping[str, Any]) -> list[Any]:
         return []
 
 
-def _nodes(parts: list[Part], paths: NodePaths) -> list[Mapping[str, str]]:
+def _nodes(gpus: list[GpuDevice], paths: NodePaths) -> list[Mapping[str, str]]:
     return [
         {"path": node.container_path, "hostPath": node.host_path, "permissions": "rw"}
-        for node in device_nodes(parts, paths)
+        for node in device_nodes(gpus, paths)
     ]
 
 
 def libraries(driver_root: Path) -> Mapping[str, Path]:
-    """Return the driver's own libraries by their SONAMEs: of a whole file system, nothing but these."""
+    """Return the driver's own libraries by their SONAMEs: of a whole file system only these."""
     found: dict[str, Path] = {}
     for folder in _FOLDERS:
         for path in sorted((driver_root / folder).glob("lib*.so.*")):

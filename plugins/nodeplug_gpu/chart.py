@@ -1,7 +1,7 @@
 """Cards as bars, coloured by pod.
 
-Owns: what people see of `nodeplug gpu`.
-Refuses: to compute anything that the document does not say.
+Owns: the text that `nodeplug gpu` prints.
+Refuses: to compute anything that is not in the document.
 """
 
 import string
@@ -19,7 +19,7 @@ WIDTH: Final = 32
 """Columns of a bar; with its text a line has at most 80 for the usual names."""
 _COLOURS: Final = ("cyan", "magenta", "green", "yellow", "blue", "bright_red", "bright_cyan", "bright_magenta")
 _MARKS: Final = string.ascii_uppercase + string.ascii_lowercase + string.digits
-"""Pods are told apart by these, also where there is no colour."""
+"""They distinguish pods where there is no colour."""
 _FREE: Final = "·"
 _UNKNOWN: Final = "?"
 _UNCONFIRMED: Final = "+"
@@ -31,7 +31,7 @@ Marks = Mapping[str, tuple[str, str]]
 
 
 def chart(report: Mapping[str, Any]) -> RenderableType:
-    """Draw one section's report: a bar per card, then the resources."""
+    """Draw one section's document: a bar per card, then the resources."""
     cards = sorted(report["cards"], key=lambda card: card["index"])
     marks = _marks(cards)
     parts: list[RenderableType] = [_driver(report)]
@@ -53,7 +53,7 @@ def _driver(report: Mapping[str, Any]) -> Text:
 
 
 def _unadvertised(card: Mapping[str, Any]) -> Text:
-    return Text(f"GPU {card['index']}  {card['model']}  not sold: {card['reason']}\n  {card['uuid']}\n", "dim")
+    return Text(f"GPU {card['index']}  {card['model']}  not advertised: {card['reason']}\n  {card['uuid']}\n", "dim")
 
 
 def _pod(use: Mapping[str, Any]) -> str:
@@ -76,18 +76,18 @@ def _card(card: Mapping[str, Any], marks: Marks) -> Text:
     text.append_text(_state(card))
     text.append(f"\n  {card['uuid']}\n  ")
     text.append_text(_bar(card, marks))
-    text.append(f"  {_sold(card)}\n")
-    for line in (*_holders(card, marks), *_strangers(card), *_instances(card)):
+    text.append(f"  {_allocated(card)}\n")
+    for line in (*_holders(card, marks), *_unallocated(card), *_instances(card)):
         text.append("  ").append_text(line).append("\n")
     return text
 
 
 def _state(card: Mapping[str, Any]) -> Text:
-    """Return how a card is: for how long, and why, unless all is well."""
-    held_back = card["state"] in {"healthy", "suspect"} and not card["allocatable"]
-    word = f"{card['state']}, not offered" if held_back else card["state"]
+    """Return the state of a card: since when, and why, unless it is healthy."""
+    draining = card["state"] in {"healthy", "suspect"} and not card["allocatable"]
+    word = f"{card['state']}, not allocatable" if draining else card["state"]
     since = "" if card["state"] == "healthy" else f" for {_duration(card['state_seconds'])}"
-    text = Text().append(word, "yellow" if held_back else _STATES[card["state"]])
+    text = Text().append(word, "yellow" if draining else _STATES[card["state"]])
     return text.append(f"{since}: {card['reason']}" if card["reason"] else since)
 
 
@@ -97,29 +97,29 @@ def _duration(seconds: float) -> str:
     return f"{seconds / _MINUTE:.0f} min" if seconds < _HOUR else f"{seconds / _HOUR:.1f} h"
 
 
-def _sold(card: Mapping[str, Any]) -> str:
+def _allocated(card: Mapping[str, Any]) -> str:
     used = _UNKNOWN if card["allocated_units"] is None else card["allocated_units"]
     text = f"{used}/{card['units']} "
     text += "instances" if card["instances"] and card["sharing"] == "mig" else f"of {card['resource']}"
     if card["unconfirmed_units"]:
-        text += f", {card['unconfirmed_units']} of them granted and not confirmed by kubelet yet"
+        text += f", {card['unconfirmed_units']} of them allocated and not confirmed by kubelet yet"
     if card["used_bytes"]:
-        text += f", {show_quantity(card['used_bytes'])} really used"
+        text += f", {show_quantity(card['used_bytes'])} in use"
     if card["unattributed_bytes"]:
-        text += f", {show_quantity(card['unattributed_bytes'])} of it by no known container"
+        text += f", {show_quantity(card['unattributed_bytes'])} of it unattributed"
     return text
 
 
 def _bar(card: Mapping[str, Any], marks: Marks) -> Text:
     bar = Text("[")
-    drawn = sold = 0
+    drawn = allocated = 0
     parts = [(use["card_units"], *marks[_pod(use)]) for use in card["containers"]]
     if card["unconfirmed_units"]:
         parts.append((card["unconfirmed_units"], _UNCONFIRMED, "white"))
     for units, mark, colour in parts:
-        sold += units
-        end = min(round(WIDTH * sold / card["units"]), WIDTH) if card["units"] else 0
-        length = max(end - drawn, 1 if drawn < WIDTH else 0)  # whoever holds something is seen
+        allocated += units
+        end = min(round(WIDTH * allocated / card["units"]), WIDTH) if card["units"] else 0
+        length = max(end - drawn, 1 if drawn < WIDTH else 0)  # the smallest allocation is visible
         bar.append(mark * length, f"reverse {colour}")
         drawn += length
     bar.append((_UNKNOWN if card["allocated_units"] is None else _FREE) * max(WIDTH - drawn, 0), "dim")
@@ -133,21 +133,21 @@ def _holders(card: Mapping[str, Any], marks: Marks) -> Iterator[Text]:
         promised = f" ({show_quantity(use['allocated_bytes'])})" if use["allocated_bytes"] else ""
         name = f" of {use['resource']}" if use["orphaned"] else ""
         text.append(f" {_pod(use)}/{use['container']}  {use['units']}{name}{promised}")
-        text.append(f", {show_quantity(use['used_bytes'])} really used" if use["used_bytes"] else "")
-        yield text.append(", OVER ITS PROMISE" if use["overuse"] else "", "bold red")
+        text.append(f", {show_quantity(use['used_bytes'])} in use" if use["used_bytes"] else "")
+        yield text.append(", OVER ITS ALLOCATION" if use["overuse"] else "", "bold red")
 
 
-def _strangers(card: Mapping[str, Any]) -> Iterator[Text]:
+def _unallocated(card: Mapping[str, Any]) -> Iterator[Text]:
     for use in card["unallocated_containers"]:
-        text = f"  {_pod(use)}/{use['container']}  holds nothing, {show_quantity(use['used_bytes'])} really used"
+        text = f"  {_pod(use)}/{use['container']}  without an allocation, {show_quantity(use['used_bytes'])} in use"
         yield Text(text, "bold red")
 
 
 def _instances(card: Mapping[str, Any]) -> Iterator[Text]:
     for one in card["instances"]:
-        sold = one["resource"] or ("not sold" if card["sharing"] == "mig" else f"part of {card['resource']}")
-        text = f"{one['profile']}  {one['uuid']}  {sold}"
-        yield Text(text + "".join(f", held by {who}" for who in one["containers"]))
+        name = one["resource"] or ("not advertised" if card["sharing"] == "mig" else f"part of {card['resource']}")
+        text = f"{one['profile']}  {one['uuid']}  {name}"
+        yield Text(text + "".join(f", allocated to {who}" for who in one["containers"]))
 
 
 # --- all cards ------------------------------------------------------------------------------------------------------
@@ -167,9 +167,9 @@ def _resources(resources: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _notes(report: Mapping[str, Any]) -> Sequence[str]:
-    """Return what is to be known about resources, each sentence once, and why it is not known who holds what.
+    """Return the notes on resources, each sentence once, and why allocations are not known.
 
-    What the driver's line says already is not said again: without a driver it is the reason of every resource.
+    What the driver's line says is not repeated: without a driver it is the reason of every resource.
     """
     found: dict[str, list[str]] = {}
     for one in report["resources"]:

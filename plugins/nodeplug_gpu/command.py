@@ -1,8 +1,8 @@
 """`nodeplug gpu`.
 
 Owns: its options.
-Refuses: everything else: the daemon knows, and three renderers show it. Those are imported when they are needed: every
-`nodeplug --help` reads this module.
+Refuses: everything else: the daemon has the data, and three renderers print it. They are imported when they are needed,
+since every `nodeplug --help` imports this module.
 """
 
 import socket
@@ -41,7 +41,7 @@ def gpu(
     ] = Format.chart,
     detailed: Annotated[bool, typer.Option("--details", "-d", help="With gpushare: a row per pod.")] = False,
 ) -> None:
-    """Show the node's GPUs: free and used units, who holds them, memory promised and used, health and its reason.
+    """Show the node's GPUs: free and allocated units and their holders, memory allocated and in use, health.
 
     Asks the running daemon, and takes root.
 
@@ -74,7 +74,7 @@ def _gpushare(reports: Mapping[str, Any], *, detailed: bool) -> str:
     """Return one table for the node, whose cards may belong to several sections.
 
     Raises:
-        NotReady: kubelet does not tell who holds what; a table that says nobody does would be wrong.
+        NotReady: allocations are not known; a table that shows none would be wrong.
     """
     from nodeplug_gpu import gpushare
 
@@ -87,7 +87,7 @@ def _gpushare(reports: Mapping[str, Any], *, detailed: bool) -> str:
 
 
 def _address(node: str) -> str:
-    """Return the node's address as it resolves here; the original's word where it does not."""
+    """Return the node's address as it resolves here; `unknown`, as the original prints, where it does not."""
     try:
         return socket.gethostbyname(node)
     except OSError:

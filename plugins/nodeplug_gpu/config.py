@@ -1,8 +1,7 @@
-"""What an administrator writes about GPUs.
+"""The configuration of GPUs.
 
-Owns: the shape of `[plugins.gpu.config]` and the rules that can be checked without looking at the node.
-Refuses: to look at cards (which of them a resource sells is decided in `selection`), and resource names (the host
-checks every claim).
+Owns: the schema of `[plugins.gpu.config]` and the rules that can be checked without looking at the node.
+Refuses: to look at cards (`pool` assigns them to entries), and resource names (the host checks every claim).
 """
 
 from fnmatch import fnmatchcase
@@ -49,7 +48,7 @@ PciAddress = Annotated[str, AfterValidator(_pci)]
 _MaybeResource = Annotated[ExtendedResource, WrapValidator(lambda name, check: check(name) if name else "")]
 _NAME = TypeAdapter(ExtendedResource)
 _UNNAMED = "nvidia.com/mig"
-"""Stands for `resource` where no profile has a usable name: what is told is the profiles' mistake."""
+"""Stands for `resource` where no profile has a valid name: the error reported is that of the profiles."""
 Kind = Literal["exclusive", "replicas", "memory", "mig"]
 
 
@@ -62,7 +61,7 @@ class Cards(_Model):
     pci: tuple[PciAddress, ...] = Field((), description="PCI addresses, such as 0000:3b:00.0.")
 
     def must_overlap(self, other: "Cards") -> bool:
-        """Whether both choose some card, whatever cards there are; False where only a look at them can tell."""
+        """Whether both choose some card, whatever cards there are; False where that depends on the machine."""
         mine, its = self.given(), other.given()
         if not mine or not its:
             return True
@@ -102,9 +101,9 @@ class Mps(_Model):
 
 
 class Overuse(_Model):
-    """What happens to a container that uses more memory than it asked for. It is always seen in metrics."""
+    """What happens to a container that uses more memory than it was allocated. Metrics always show it."""
 
-    grace: Seconds = Field(60.0, description="How long it may last before the log warns.")
+    grace: Seconds = Field(60.0, description="How long it may last before a warning is logged.")
     tolerance: Quantity = Field(256 << 20, description="What a container may use beyond its units: CUDA's own context.")
     kill_after: Seconds | None = Field(
         None, description="How long after the warning its processes get SIGTERM, then SIGKILL; never by default."
@@ -112,26 +111,28 @@ class Overuse(_Model):
 
 
 class Access(_Model):
-    """How a container gets at its card."""
+    """How a container gets access to its card."""
 
     visible_devices: Literal["uuid", "index", "none"] = Field(
         "uuid", description="What NVIDIA_VISIBLE_DEVICES names cards by; `index` is what gpushare wrote."
     )
     device_nodes: bool = Field(
-        False, description="Hand over /dev/nvidia* directly; for runtimes without NVIDIA's hook."
+        False, description="Pass /dev/nvidia* to the container; for runtimes without NVIDIA's hook."
     )
     cdi: Literal["none", "field", "annotation"] = Field(
         "none", description="Name CDI devices in kubelet's field (1.29 and later) or in the annotation for older ones."
     )
     cdi_kind: str = Field("nodeplug.io/gpu", description="Vendor and class of the CDI names.")
-    cdi_write: bool = Field(True, description="Write the CDI spec and keep it true; off when nvidia-ctk writes one.")
+    cdi_write: bool = Field(
+        True, description="Write the CDI spec and keep it up to date; off when nvidia-ctk writes one."
+    )
     cdi_folder: Path = Field(Path("/var/run/cdi"), description="Where the spec is written.")
 
 
 class _Resource(_Model):
     resource: ExtendedResource = Field(description="The resource's name, such as nvidia.com/gpu.")
-    cards: Cards = Field(default_factory=Cards, description="Which cards it sells; all by default.")
-    access: Access = Field(default_factory=Access, description="How a container gets at its card.")
+    cards: Cards = Field(default_factory=Cards, description="Which cards it advertises; all by default.")
+    access: Access = Field(default_factory=Access, description="How a container gets access to its card.")
 
 
 class Exclusive(_Resource):
@@ -141,9 +142,9 @@ class Exclusive(_Resource):
 
 
 class Replicas(_Resource):
-    """Time slicing: each card several times, without any limit between its users."""
+    """Time-slicing: each card as several replicas, without any limit between its users."""
 
-    sharing: Literal["replicas"] = Field(description="Each card several times.")
+    sharing: Literal["replicas"] = Field(description="Replicas of each card (time-slicing).")
     replicas: int = Field(ge=2, le=1000, description="How many containers may share a card.")
     refuse_more_than_one: bool = Field(
         True, description="Refuse a container that asks for two: it would not get twice the time."
@@ -161,24 +162,26 @@ class Replicas(_Resource):
 
 
 class Memory(_Resource):
-    """Units of a card's memory; every container is on one card."""
+    """Units of a card's memory; all units of a container are of one card."""
 
     resource: ExtendedResource = Field("aliyun.com/gpu-mem", description="The resource's name.")
     sharing: Literal["memory"] = Field(description="Units of memory.")
     unit: Quantity = Field(
-        1 << 30, ge=1 << 20, description="The size of a unit; it grows when there would be too many."
+        1 << 30, ge=1 << 20, description="The size of a unit; it grows where there would be too many."
     )
-    reserve: Quantity = Field(0, description="What is left unsold on each card, for CUDA's own contexts.")
+    reserve: Quantity = Field(0, description="Memory of each card that is not advertised, for CUDA's own contexts.")
     policy: Literal["binpack", "spread"] = Field(
         "binpack", description="The fullest card that fits, or the emptiest one."
     )
     max_units_per_card: int = Field(
-        2000, ge=1, le=16000, description="More units than this on the largest card make each of them larger."
+        2000, ge=1, le=16000, description="With more units than this on the largest card, units become larger."
     )
     count_resource: _MaybeResource = Field(
         "aliyun.com/gpu-count", description='A resource that only counts the cards, as gpushare has; "" for none.'
     )
-    overuse: Overuse = Field(default_factory=Overuse, description="What happens to containers that use too much.")
+    overuse: Overuse = Field(
+        default_factory=Overuse, description="What happens to containers that use more memory than they were allocated."
+    )
     mps: Mps | None = Field(None, description="Run MPS on these cards, with limits by units.")
 
 
@@ -206,7 +209,7 @@ class Mig(_Resource):
     @model_validator(mode="before")
     @classmethod
     def _mixed_is_known_by_its_first_name(cls, data: Any) -> Any:
-        """Its resources are those of its profiles; `resource` needs no thought then."""
+        """Its resources are those of its profiles; `resource` need not be given then."""
         if isinstance(data, dict) and data.get("strategy") == "mixed" and isinstance(data.get("profiles"), dict):
             return {"resource": next(filter(_is_resource, data["profiles"].values()), _UNNAMED), **data}
         return data
@@ -222,28 +225,34 @@ Resource = Annotated[Exclusive | Replicas | Memory | Mig, Field(discriminator="s
 
 
 class Health(_Model):
-    """When a card is taken out of service, and when it comes back."""
+    """When a card becomes unhealthy, and when it becomes healthy again."""
 
-    enabled: bool = Field(True, description="Off: only cards that are gone are unhealthy.")
+    enabled: bool = Field(True, description="Off: only cards that are no longer present are unhealthy.")
     ignore_xids: tuple[int, ...] = Field(
         (),
-        description=f"More XIDs that never count, besides {', '.join(map(str, APPLICATION_XIDS))} of applications.",
+        description=f"More XIDs to ignore, besides {', '.join(map(str, APPLICATION_XIDS))}, which applications cause.",
     )
-    fatal_xids: tuple[int, ...] = Field((), description="XIDs that count at once, even if they are in the other list.")
-    strikes: int = Field(3, ge=1, description="How many lesser faults within `window` take a card out.")
-    window: Seconds = Field(300.0, description="For how long a lesser fault counts.")
-    probation: Seconds = Field(60.0, description="How long a card must be without fault before it is offered again.")
+    fatal_xids: tuple[int, ...] = Field(
+        (), description="XIDs that make a card unhealthy at once, even if they are in `ignore_xids`."
+    )
+    strikes: int = Field(3, ge=1, description="How many minor faults within `window` make a card unhealthy.")
+    window: Seconds = Field(300.0, description="For how long a minor fault counts.")
+    probation: Seconds = Field(
+        60.0, description="How long a card must be without faults before it is allocatable again."
+    )
 
 
 class GpuConfig(_Model):
     """`[plugins.gpu.config]`."""
 
-    resources: tuple[Resource, ...] = Field(min_length=1, description="What is sold, and how.")
+    resources: tuple[Resource, ...] = Field(min_length=1, description="What is advertised, and how it is shared.")
     driver: Literal["nvml", "simulated"] = Field("nvml", description="Real cards, or those of `simulated`.")
     driver_root: Path = Field(Path("/"), description="Where the driver's libraries are, such as /run/nvidia/driver.")
-    poll: Seconds = Field(5.0, description="How often cards are looked at.")
-    hang_after: Seconds = Field(30.0, description="How long the driver may be silent before its process is replaced.")
-    health: Health = Field(default_factory=Health, description="When a card is taken out of service.")
+    poll: Seconds = Field(5.0, description="How often cards are polled.")
+    hang_after: Seconds = Field(
+        30.0, description="How long the driver may take to answer before its process is replaced."
+    )
+    health: Health = Field(default_factory=Health, description="When a card becomes unhealthy.")
     simulated: tuple[SimulatedCard, ...] = Field((), description="Cards of the driver `simulated`.")
 
     @model_validator(mode="after")
@@ -258,7 +267,7 @@ class GpuConfig(_Model):
         names += [entry.resource for entry in self.resources if entry.resource not in resource_names(entry)]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise ValueError(f"{', '.join(twice)}: offered twice; a name belongs to one entry of `resources`")
+            raise ValueError(f"{', '.join(twice)}: advertised twice; a name belongs to one entry of `resources`")
         return self
 
     @model_validator(mode="after")
@@ -266,13 +275,13 @@ class GpuConfig(_Model):
         for one, other in combinations(self.resources, 2):
             if advertises_mig(one) == advertises_mig(other) and one.cards.must_overlap(other.cards):
                 raise ValueError(
-                    f"{one.resource} and {other.resource} would sell the same card; give each its own `cards`"
+                    f"{one.resource} and {other.resource} would advertise the same card; give each its own `cards`"
                 )
         return self
 
 
 def advertises_mig(resource: Exclusive | Replicas | Memory | Mig) -> bool:
-    """Whether an entry sells MIG instances: then it takes the cards in MIG mode, and every other entry the rest."""
+    """Whether an entry advertises MIG instances: then it takes the cards in MIG mode, and other entries the rest."""
     return isinstance(resource, Mig) and resource.strategy != "none"
 
 

@@ -1,9 +1,9 @@
 """Which container a process belongs to.
 
-Owns: the way from a pid over its cgroup to a container id, and from there to namespace, pod and container by the links
+Owns: the mapping of a pid by its cgroup to a container id, and from there to namespace, pod and container by the links
 that kubelet makes to log files: `/var/log/containers/<pod>_<namespace>_<container>-<id>.log`, which leads to
 `/var/log/pods/<namespace>_<pod>_<uid>/<container>/<number>.log`. A name longer than 255 bytes loses the end of its id
-(kubelet, logSymlink); what is left of it and the target tell the same.
+(kubelet, logSymlink); what is left of it and the link's target identify the container all the same.
 Refuses: to ask the API server or a runtime: both may be away, and the names on disk are the same for all runtimes.
 """
 
@@ -21,16 +21,16 @@ _LOG: Final = re.compile(
 )
 _TARGET: Final = re.compile(r"(?P<namespace>[a-z0-9-]+)_(?P<pod>[a-z0-9.-]+)_[^/_]+/(?P<container>[a-z0-9-]+)/[^/]+")
 _CUT_NAME: Final = 255
-_ENOUGH_OF_AN_ID: Final = 12
-"""Digits by which runtimes tell containers apart when they show them to people."""
+_SHORT_ID: Final = 12
+"""Digits of the short ids that runtimes print."""
 
 
 @dataclass(frozen=True, slots=True)
 class Containers:
-    """Answers for one moment: the folder of logs is read once.
+    """The containers at one moment: the folder of logs is read once.
 
     Attributes:
-        proc: where proc(5) is mounted, with the pids that the driver tells: the host's.
+        proc: where proc(5) is mounted, with the pids that the driver reports: the host's.
         logs: kubelet's folder of log links.
     """
 
@@ -80,5 +80,5 @@ class Containers:
         if match is None:
             return {}
         part = name.removeprefix(f"{match['pod']}_{match['namespace']}_{match['container']}-").removesuffix(".log")
-        known = len(part) >= _ENOUGH_OF_AN_ID and set(part) <= set("0123456789abcdef")
+        known = len(part) >= _SHORT_ID and set(part) <= set("0123456789abcdef")
         return {part: Container(match["namespace"], match["pod"], match["container"])} if known else {}

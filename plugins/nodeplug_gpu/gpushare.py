@@ -1,4 +1,4 @@
-"""The tables of `kubectl inspect gpushare`, for one node and from its own ledger.
+"""The tables of `kubectl inspect gpushare`, for one node from its own allocations.
 
 Owns: their layout, column by column, so that scripts that read them go on working.
 Refuses: what the original asks the API server for; a node knows its own containers only, and none of them is pending.
@@ -16,9 +16,9 @@ def summary(node: str, address: str, cards: Sequence[Mapping[str, Any]]) -> str:
     Args:
         node: its name.
         address: its internal address.
-        cards: of the document; those that are not sold by memory are left out.
+        cards: of the document; those that are not shared by memory are left out.
     """
-    cards = _sold_by_memory(cards)
+    cards = _shared_by_memory(cards)
     used, total = _totals(cards)
     heads = ["NAME", "IPADDRESS", *(f"GPU{card['index']}(Allocated/Total)" for card in cards)]
     row = [node, address, *(f"{card['allocated_units']}/{card['units']}" for card in cards), f"{used}/{total}"]
@@ -36,15 +36,15 @@ def summary(node: str, address: str, cards: Sequence[Mapping[str, Any]]) -> str:
 
 def details(node: str, address: str, cards: Sequence[Mapping[str, Any]]) -> str:
     """Return the long form (`-d`): a row per pod. The arguments are those of `summary`."""
-    cards = _sold_by_memory(cards)
+    cards = _shared_by_memory(cards)
     used, total = _totals(cards)
     pods: dict[tuple[str, str], dict[str, int]] = {}
     for card in cards:
         for use in card["containers"]:
-            held = pods.setdefault((use["pod"], use["namespace"]), {})
-            held[card["uuid"]] = held.get(card["uuid"], 0) + use["units"]
+            allocated = pods.setdefault((use["pod"], use["namespace"]), {})
+            allocated[card["uuid"]] = allocated.get(card["uuid"], 0) + use["units"]
     heads = ["NAME", "NAMESPACE", *(f"GPU{card['index']}(Allocated)" for card in cards)]
-    rows = [[*pod, *(str(held.get(card["uuid"], 0)) for card in cards)] for pod, held in sorted(pods.items())]
+    rows = [[*pod, *(str(one.get(card["uuid"], 0)) for card in cards)] for pod, one in sorted(pods.items())]
     percent = _percent(used, total)
     sums = [["Allocated :", f"{used} ({percent}%)"], ["Total :", str(total)]]  # in the columns of the pods
     width = sum(len("\t".join([*row, "\n"]).encode()) for row in rows) + 10
@@ -62,7 +62,7 @@ def details(node: str, address: str, cards: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-def _sold_by_memory(cards: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+def _shared_by_memory(cards: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
     return sorted((card for card in cards if card["sharing"] == "memory"), key=lambda card: card["index"])
 
 

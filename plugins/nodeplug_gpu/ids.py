@@ -1,7 +1,7 @@
-"""What devices are called.
+"""Device ids.
 
-Owns: ids of shares and units, which name their card by a digest of its UUID: short, because kubelet's message of all
-devices is limited, and without an index, because indexes move when a card is gone.
+Owns: ids of replicas and memory units, which name their card by a digest of its UUID: short, because the size of
+ListAndWatch's message is limited, and without an index, because indexes move when a card is gone.
 Refuses: ids of whole cards and instances: those are the UUIDs themselves.
 """
 
@@ -20,12 +20,12 @@ _DIGITS: Final = 8
 
 @cache
 def card_key(uuid: Uuid) -> CardKey:
-    """Return the digits that stand for a card in ids; the same on every node and in every version."""
+    """Return the digits that identify a card in ids; the same on every node and in every version."""
     return CardKey(sha256(uuid.encode()).hexdigest()[:_DIGITS])
 
 
 def unit_id(key: CardKey, number: int) -> DeviceId:
-    """Return the id of one share or unit of a card, numbered from 0."""
+    """Return the id of one replica or unit of a card, numbered from 0."""
     return DeviceId(f"{key}-{number}")
 
 

@@ -1,8 +1,8 @@
-"""Which ids a container should get.
+"""Preferred allocation: which ids a container should get.
 
-Owns: the choice among the ids that kubelet members, as pure functions.
-Refuses: to hand out anything, and to fail: kubelet may fill up what is missing at random, and Allocate checks it. An
-error here would reject the pod and leave the ids in use for a while (kubelet forgets to give them back then).
+Owns: the choice among the available ids that kubelet names, as pure functions.
+Refuses: to allocate anything, and to fail: kubelet may fill up the rest at random, and Allocate checks it. An error
+here would reject the pod and leave the ids in use for a while (kubelet does not release them then).
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,11 +14,11 @@ from nodeplug_gpu.ids import CardKey, by_card
 Policy = Literal["binpack", "spread"]
 
 
-def on_one_card(request: DevicePrefer, policy: Policy) -> list[DeviceId]:
-    """Choose ids of one card: the fullest that fits (`binpack`), or the emptiest (`spread`); a tie by the card's key.
+def single_card(request: DevicePrefer, policy: Policy) -> list[DeviceId]:
+    """Choose ids of one card: the fullest that fits (`binpack`), or the emptiest (`spread`), then by the card's key.
 
     What must be included (left over from an init container of the pod) pins its card. Where no card fits, the answer
-    is what must be included and the largest card's rest, which Allocate then refuses with the numbers.
+    is what must be included and what is left of the largest card, which Allocate then refuses with the numbers.
     """
     must = list(dict.fromkeys(request.must_include))
     taken = set(must)
@@ -40,10 +40,10 @@ def _card_for(
     return min(fitting, key=lambda card: (sign * len(free[card]), card))
 
 
-def on_many_cards(request: DevicePrefer, policy: Policy) -> list[DeviceId]:
-    """Choose shares of different cards as long as there are enough; then of those with the most left.
+def distributed(request: DevicePrefer, policy: Policy) -> list[DeviceId]:
+    """Choose replicas of different cards as long as there are enough, then of those that `policy` prefers.
 
-    Two shares of one card give a container nothing that one share does not.
+    Two replicas of one card give a container nothing that one does not.
     """
     must = list(dict.fromkeys(request.must_include))
     taken = set(must)
@@ -61,7 +61,7 @@ def on_many_cards(request: DevicePrefer, policy: Policy) -> list[DeviceId]:
     return chosen
 
 
-def together(request: DevicePrefer, groups: Mapping[DeviceId, str]) -> list[DeviceId]:
+def packed(request: DevicePrefer, groups: Mapping[DeviceId, str]) -> list[DeviceId]:
     """Choose whole devices of as few groups (NUMA nodes, or the cards of MIG instances) as possible.
 
     The smallest group that holds all of them; else the largest groups one after another.

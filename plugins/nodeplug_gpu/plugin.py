@@ -1,7 +1,7 @@
-"""The plugin itself: hooks in, the shop's inventory out.
+"""The plugin itself: it answers hooks from the inventory.
 
-Owns: the driver's life, the one thread that takes in what it shows, and the order in which things learn of it: kubelet
-first, then everything that only follows.
+Owns: the driver's life cycle, the one thread that updates the inventory, and the order in which others learn of it:
+kubelet first, then the reconcilers.
 Refuses: to wait for the hardware in a hook.
 """
 
@@ -41,22 +41,22 @@ from nodeplug_gpu.overuse import OveruseWatch
 from nodeplug_gpu.pool import Entry, assign_cards
 from nodeplug_gpu.tracker import InventoryTracker
 
-_FIRST_LOOK: Final = 5.0
-"""Seconds that start waits for the driver, so that the first list is whole and a card sold twice is refused there."""
-_PATIENT_LOOK: Final = 40.0
-"""The same where a predecessor sold cards, whose pods may be admitted again, or where another instance still serves."""
+_START_TIMEOUT: Final = 5.0
+"""Seconds that start waits for the driver, so that the first list is complete and a conflict is refused there."""
+_RESTART_TIMEOUT: Final = 40.0
+"""The same where a predecessor advertised cards, whose pods may be admitted again, or another instance still serves."""
 FAULTS_FILE: Final = "simulated-faults.json"
 
 
 class Reconciler(Protocol):
-    """Something that follows the inventory: MPS, the CDI spec, the watch for overuse. Called in one thread."""
+    """Something that acts on the inventory: MPS, the CDI spec, the watch for overuse. Called in one thread."""
 
     def reconcile(self, inventory: Inventory) -> None:
-        """Bring the node in line with what is sold and held now; repeated at every look."""
+        """Bring the node in line with what is advertised and allocated now; repeated at every update."""
         ...
 
     def stop(self) -> None:
-        """End threads. What running containers use stays."""
+        """End the threads. What running containers use stays."""
         ...
 
 
@@ -81,22 +81,22 @@ class Gpu:
         self._tracker.reserve()
 
     def _make(self) -> None:
-        """Make everything that a start begins with; what a failed start left behind is of no use to the next one."""
+        """Make everything anew that a start needs; nothing of a failed start is of use to the next one."""
         config, host = self._config, self._host
-        self._mps = MpsReconciler(MpsDaemons(host, config.driver_root, self._look_again), config)
+        self._mps = MpsReconciler(MpsDaemons(host, config.driver_root, self._request_update), config)
         paths = NodePaths(run=host.run_dir)
-        self._cdi = CdiSpecs(config, paths, host, self._look_again)
+        self._cdi = CdiSpecs(config, paths, host, self._request_update)
         self._tracker = InventoryTracker(config, host, paths, self._not_ready_reason)
         self._driver = _driver(config, host)
         memory = {entry.resource: entry for entry in config.resources if isinstance(entry, Memory)}
         self._overuse = OveruseWatch(memory, host)
         self._reconcilers: Sequence[Reconciler] = (self._cdi, self._mps, self._overuse)
         self._events: deque[GpuEvent] = deque(maxlen=10_000)
-        self._answered = threading.Event()
-        self._looked = threading.Event()
+        self._driver_answered = threading.Event()
+        self._updated = threading.Event()
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
-        self._patient_until = 0.0
+        self._start_deadline = 0.0
 
     @hookimpl
     def claims(self) -> Sequence[Claim]:
@@ -105,20 +105,20 @@ class Gpu:
 
     @hookimpl
     def prepare(self) -> None:
-        """Start the driver and wait for its first look, which may take long; the former instance sells the cards on.
+        """Start the driver and wait for its first snapshot; meanwhile the former instance serves.
 
         Raises:
             InvalidRequest: two entries choose one card.
         """
         self._prepared = True
-        self._driver.start(self._shown)
-        self._answered.wait(_PATIENT_LOOK)
+        self._driver.start(self._on_snapshot)
+        self._driver_answered.wait(_RESTART_TIMEOUT)
         if conflicts := assign_cards(self._config.resources, self._driver.snapshot.cards).conflicts:
             raise InvalidRequest("; ".join(conflicts.values()))
 
     @hookimpl
     def start(self) -> None:
-        """Start the driver and take in its first look. May be called again after it failed.
+        """Start the driver and build the first inventory. May be called again after it failed.
 
         Raises:
             InvalidRequest: two entries choose one card.
@@ -136,19 +136,19 @@ class Gpu:
             raise
 
     def _begin(self) -> None:
-        patience = _PATIENT_LOOK if self._tracker.has_records else _FIRST_LOOK
-        # A list of a reloaded instance that failed would hold up nothing: kubelet has the one before.
-        self._patient_until = 0.0 if self._prepared else time.monotonic() + patience
-        self._thread = threading.Thread(target=self._run, args=(self._ended,), name="gpu:look", daemon=True)
+        timeout = _RESTART_TIMEOUT if self._tracker.has_records else _START_TIMEOUT
+        # A reloaded instance need not wait for a complete list: kubelet has the one before.
+        self._start_deadline = 0.0 if self._prepared else time.monotonic() + timeout
+        self._thread = threading.Thread(target=self._run, args=(self._ended,), name="gpu:update", daemon=True)
         self._thread.start()
-        self._driver.start(self._shown)
+        self._driver.start(self._on_snapshot)
         self._wake.set()
-        self._looked.wait(patience)
+        self._updated.wait(timeout)
 
     @hookimpl
     def stop(self) -> None:
-        """End threads and the driver; what running containers use stays."""
-        for event in (self._ended, self._answered, self._looked, self._wake):
+        """End the threads and the driver; what running containers use stays."""
+        for event in (self._ended, self._driver_answered, self._updated, self._wake):
             event.set()
         self._driver.stop()
         if self._thread is not None:
@@ -159,7 +159,7 @@ class Gpu:
 
     @hookimpl
     def health(self) -> None:
-        """Say why cards are not sold; a node without a GPU is well."""
+        """Say why cards are not advertised; a node without a GPU is healthy."""
         inventory = self._tracker.inventory
         if inventory.conflict:
             raise NotReady(inventory.conflict)
@@ -178,8 +178,8 @@ class Gpu:
         """
         entry, inventory = self._tracker.entry_of(resource), self._tracker.inventory
         devices = inventory.devices(entry, resource)
-        # A card that waits for its daemon is unhealthy, and a first list of such would end its pods after a boot.
-        if self._mps.starting(entry, inventory) and time.monotonic() < self._patient_until:
+        # A card that waits for its daemon is unhealthy; a first list of such cards would fail its pods after a boot.
+        if self._mps.starting(entry, inventory) and time.monotonic() < self._start_deadline:
             raise NotReady(f"the devices of {resource} are not known yet: {STARTING}")
         return devices
 
@@ -191,7 +191,7 @@ class Gpu:
 
     @hookimpl
     def device_allocate(self, request: DeviceAllocate) -> Grant:
-        """Grant cards, or say with the numbers why not."""
+        """Allocate cards, or say with the numbers why not."""
         sharing, pool = self._tracker.inventory.advertised(self._tracker.entry_of(request.resource), request.resource)
         grant = sharing.allocate(request, pool)
         self._tracker.allocated(request.resource, request.ids)
@@ -199,33 +199,33 @@ class Gpu:
 
     @hookimpl
     def device_released(self, request: DeviceReleased) -> None:
-        """Look again: a card that is gone may be forgotten now, and a promise has ended."""
+        """Update the inventory: an allocation has ended, and a card that is gone may be forgotten now."""
         del request
-        self._look_again()
+        self._request_update()
 
     @hookimpl
     def inspect(self) -> Mapping[str, Any]:
-        """Tell cards, who holds what of them, and how they are."""
+        """Report the cards, their allocations and their health."""
         return report.document(self._config, self._tracker, self._overuse)
 
     @hookimpl
     def metrics(self) -> Sequence[Metric]:
-        """Measure cards and containers."""
+        """Return the metrics of cards and containers."""
         return report.metrics(self._config, self._tracker, self._overuse)
 
     def _not_ready_reason(self, entry: Entry, uuid: Uuid) -> str:
         return self._cdi.not_ready_reason(entry, uuid) or self._mps.not_ready_reason(entry, uuid)
 
-    def _look_again(self) -> None:
+    def _request_update(self) -> None:
         self._wake.set()
 
-    # --- the thread that looks ----------------------------------------------------------------------------------
+    # --- the thread that updates the inventory ------------------------------------------------------------------
 
-    def _shown(self, snapshot: Snapshot, events: Sequence[GpuEvent]) -> None:
-        """Take note, in the driver's thread, that there is something to look at."""
+    def _on_snapshot(self, snapshot: Snapshot, events: Sequence[GpuEvent]) -> None:
+        """Note, in the driver's thread, that there is a new snapshot."""
         self._events.extend(events)
         if snapshot.state != "starting":
-            self._answered.set()
+            self._driver_answered.set()
         self._wake.set()
 
     def _run(self, ended: threading.Event) -> None:
@@ -235,17 +235,17 @@ class Gpu:
             if ended.is_set():
                 return
             try:
-                self._look()
+                self._update()
             except Exception:
-                self._host.log.exception("a look at the cards failed; the last one stays")
+                self._host.log.exception("the inventory could not be updated; the last one stays in force")
 
-    def _look(self) -> None:
+    def _update(self) -> None:
         events = [self._events.popleft() for _ in range(len(self._events))]
         before = self._tracker.inventory
         after = self._tracker.update(self._driver.snapshot, events)
-        self._tell(before, after)
-        if after.config_error and not self._looked.is_set():
-            self._looked.set()  # start refuses it, so nothing may follow: MPS and CDI go on as they are
+        self._log_changes(before, after)
+        if after.config_error and not self._updated.is_set():
+            self._updated.set()  # start refuses it, so MPS and CDI stay as they are
             return
         for entry in self._config.resources:
             if _changed(entry, before, after):
@@ -254,19 +254,19 @@ class Gpu:
         for reconciler in self._reconcilers:
             self._reconcile(reconciler, after)
         if after.snapshot.state != "starting" and not self._cdi.pending(after):
-            self._looked.set()
+            self._updated.set()
 
     def _reconcile(self, reconciler: Reconciler, inventory: Inventory) -> None:
-        """Tell one of them; its failure is not the others'."""
+        """Call one of them; its failure does not affect the others."""
         if self._ended.is_set():
             return
         try:
             reconciler.reconcile(inventory)
         except Exception:
-            self._host.log.exception("%s could not follow", type(reconciler).__name__)
+            self._host.log.exception("%s could not reconcile", type(reconciler).__name__)
 
-    def _tell(self, before: Inventory, after: Inventory) -> None:
-        """Log what changed, once."""
+    def _log_changes(self, before: Inventory, after: Inventory) -> None:
+        """Log what has changed."""
         for uuid, condition in after.conditions.items():
             known = before.conditions.get(uuid)
             if known is not None and (known.state, known.reason) != (condition.state, condition.reason):
@@ -283,13 +283,13 @@ class Gpu:
             for member in pool.members:
                 uuid, why = member.card.uuid, member.reason
                 if why and why not in {reasons.get(uuid), after.conditions[uuid].reason}:
-                    self._host.log.info("%s is not offered as %s: %s", uuid, name, why)
+                    self._host.log.info("%s is not allocatable as %s: %s", uuid, name, why)
         if after.conflict and after.conflict != before.conflict:
-            self._host.log.error("a card is not sold: %s", after.conflict)
+            self._host.log.error("a card is not advertised: %s", after.conflict)
 
 
 def _changed(entry: Entry, before: Inventory, after: Inventory) -> bool:
-    """Whether a list of an entry's devices may be another one now."""
+    """Whether a list of an entry's devices may have changed."""
     name = entry.resource
     return (
         before.pools.get(name) != after.pools.get(name)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from nodeplug import Host, Journal, NotReady
-from nodeplug_gpu.access import NodePaths, Part, grant
+from nodeplug_gpu.access import GpuDevice, NodePaths, grant
 from nodeplug_gpu.cards import Card, MigInstance, Snapshot, Uuid
 from nodeplug_gpu.cdi import LIBRARIES, PENDING, CdiSpecs
 from nodeplug_gpu.config import Access, GpuConfig
@@ -42,35 +42,35 @@ def paths(tmp_path: Path) -> NodePaths:
     return NodePaths(dev, caps, tmp_path)
 
 
-def names(paths: NodePaths, *parts: Part) -> list[str]:
-    return [node.container_path for node in grant(Access(device_nodes=True), parts, paths).nodes]
+def names(paths: NodePaths, *gpus: GpuDevice) -> list[str]:
+    return [node.container_path for node in grant(Access(device_nodes=True), gpus, paths).nodes]
 
 
 def test_cards_are_named_by_uuid_by_default(paths: NodePaths) -> None:
-    given = grant(Access(), [Part(CARD), Part(SPLIT)], paths)
+    given = grant(Access(), [GpuDevice(CARD), GpuDevice(SPLIT)], paths)
     assert given.env == {"NVIDIA_VISIBLE_DEVICES": "GPU-1,GPU-2"}
     assert not given.nodes
 
 
 def test_cards_are_named_by_index_for_gpushares_users(paths: NodePaths) -> None:
-    parts = [Part(CARD), Part(SPLIT, INSTANCE)]
-    assert grant(Access(visible_devices="index"), parts, paths).env == {"NVIDIA_VISIBLE_DEVICES": "0,1:0"}
+    gpus = [GpuDevice(CARD), GpuDevice(SPLIT, INSTANCE)]
+    assert grant(Access(visible_devices="index"), gpus, paths).env == {"NVIDIA_VISIBLE_DEVICES": "0,1:0"}
 
 
 def test_an_instance_is_named_by_its_own_uuid(paths: NodePaths) -> None:
-    assert grant(Access(), [Part(SPLIT, INSTANCE)], paths).env == {"NVIDIA_VISIBLE_DEVICES": "MIG-1"}
+    assert grant(Access(), [GpuDevice(SPLIT, INSTANCE)], paths).env == {"NVIDIA_VISIBLE_DEVICES": "MIG-1"}
 
 
 def test_the_variable_can_be_left_out(paths: NodePaths) -> None:
-    assert grant(Access(visible_devices="none"), [Part(CARD)], paths).env == {}
+    assert grant(Access(visible_devices="none"), [GpuDevice(CARD)], paths).env == {}
 
 
 def test_nodes_are_those_of_the_minor_and_the_control_nodes_that_exist(paths: NodePaths) -> None:
-    assert names(paths, Part(CARD)) == ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia3"]
+    assert names(paths, GpuDevice(CARD)) == ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia3"]
 
 
 def test_an_instance_brings_its_capability_nodes(paths: NodePaths) -> None:
-    assert names(paths, Part(SPLIT, INSTANCE))[-2:] == [
+    assert names(paths, GpuDevice(SPLIT, INSTANCE))[-2:] == [
         "/dev/nvidia-caps/nvidia-cap30",
         "/dev/nvidia-caps/nvidia-cap31",
     ]
@@ -80,23 +80,23 @@ def test_an_instance_brings_its_capability_nodes(paths: NodePaths) -> None:
 def test_a_node_that_is_missing_is_named(paths: NodePaths, missing: str) -> None:
     (paths.dev / missing).unlink()
     with pytest.raises(NotReady, match=f"/dev/{missing} does not exist"):
-        names(paths, Part(CARD))
+        names(paths, GpuDevice(CARD))
 
 
 def test_an_instance_that_was_destroyed_is_told(paths: NodePaths) -> None:
     (paths.capabilities / "gpu4/mig/gi7/access").unlink()
     with pytest.raises(NotReady, match="was the MIG instance destroyed"):
-        names(paths, Part(SPLIT, INSTANCE))
+        names(paths, GpuDevice(SPLIT, INSTANCE))
 
 
 def test_cdi_names_go_into_kubelets_field(paths: NodePaths) -> None:
-    given = grant(Access(cdi="field"), [Part(CARD)], paths)
+    given = grant(Access(cdi="field"), [GpuDevice(CARD)], paths)
     assert given.cdi == ("nodeplug.io/gpu=GPU-1",)
     assert not given.annotations
 
 
 def test_cdi_names_go_into_the_annotation_for_older_kubelets(paths: NodePaths) -> None:
-    given = grant(Access(cdi="annotation"), [Part(CARD), Part(SPLIT)], paths)
+    given = grant(Access(cdi="annotation"), [GpuDevice(CARD), GpuDevice(SPLIT)], paths)
     assert given.annotations == {"cdi.k8s.io/nodeplug.io-gpu_GPU-1": "nodeplug.io/gpu=GPU-1,nodeplug.io/gpu=GPU-2"}
     assert not given.cdi
 

@@ -176,9 +176,9 @@ def test_the_picture_tells_cards_shares_and_pods(machine: Machine) -> None:
 
 def test_the_picture_tells_instances_and_cards_that_are_not_sold(machine: Machine) -> None:
     shown = machine.run()
-    assert re.search(rf"^  1g\.10gb  MIG-[0-9a-f-]+  {SLICE}, held by default/sliced/main$", shown, re.MULTILINE)
-    assert re.search(r"^  3g\.40gb  MIG-[0-9a-f-]+  not sold$", shown, re.MULTILINE)
-    assert "GPU 4  NVIDIA T4  not sold: no entry of `resources` chooses it\n" in shown
+    assert re.search(rf"^  1g\.10gb  MIG-[0-9a-f-]+  {SLICE}, allocated to default/sliced/main$", shown, re.MULTILINE)
+    assert re.search(r"^  3g\.40gb  MIG-[0-9a-f-]+  not advertised$", shown, re.MULTILINE)
+    assert "GPU 4  NVIDIA T4  not advertised: no entry of `resources` chooses it\n" in shown
 
 
 def test_a_pipe_gets_no_colour_and_no_wrapped_line(machine: Machine) -> None:
@@ -200,7 +200,7 @@ def test_memory_of_a_process_in_no_container_is_nobodys(
 ) -> None:
     hurt({"2": {"processes": [{"pid": os.getpid(), "used": "3GiB"}]}})
     machine.until(lambda told: told["cards"][2]["unattributed_bytes"] == 3 * GIB)
-    assert "1/4 of nvidia.com/gpu.shared, 3Gi really used, 3Gi of it by no known container\n" in machine.run()
+    assert "1/4 of nvidia.com/gpu.shared, 3Gi in use, 3Gi of it unattributed\n" in machine.run()
 
 
 def test_the_tables_of_gpushare_are_for_the_cards_that_are_sold_by_memory(machine: Machine) -> None:

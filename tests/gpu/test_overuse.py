@@ -1,4 +1,4 @@
-"""Containers that use more memory of a card than they were allocated: real processes in real cgroups, simulated memory."""
+"""Containers that use more memory of a card than allocated: real processes in real cgroups, simulated memory."""
 
 import logging
 import os
@@ -136,8 +136,8 @@ def test_overuse_is_warned_of_once_after_the_grace(scene: Scene, container: "sub
         scene.look(on_card(container, 6 * GIB), after=10)
     assert [record.message for record in scene.caplog.records] == [
         (
-            "container default/web/main on GPU-1 uses 6Gi and was allocated 4Gi, for 66 s now: its neighbours may run out "
-            "of memory; give the container more units, or limit it with mps"
+            "container default/web/main on GPU-1 uses 6Gi and was allocated 4Gi, for 66 s now: its neighbours may run "
+            "out of memory; give the container more units, or limit it with mps"
         )
     ]
 

@@ -93,9 +93,9 @@ def test_a_card_is_drawn_with_the_share_of_each_pod() -> None:
         "",
         "GPU 0  NVIDIA A10  8Gi  NUMA node 1  healthy",
         "  GPU-0a",
-        "  [AAAAAAAABBBBBBBBBBBBBBBB········]  6/8 of aliyun.com/gpu-mem, 3Gi really used",
+        "  [AAAAAAAABBBBBBBBBBBBBBBB········]  6/8 of aliyun.com/gpu-mem, 3Gi in use",
         "  A default/a/main  2 (2Gi)",
-        "  B default/b/main  4 (4Gi), 1Gi really used",
+        "  B default/b/main  4 (4Gi), 1Gi in use",
     ]
 
 
@@ -113,7 +113,7 @@ def test_a_pod_has_one_mark_on_all_cards_and_shares_it_with_nobody() -> None:
 
 def test_nothing_that_is_zero_is_told() -> None:
     text = "\n".join(drawn(report(card(use("a", 1, used_bytes=0)))))
-    assert "really used" not in text
+    assert "in use" not in text
     assert "bytes" not in text
 
 
@@ -132,8 +132,8 @@ def test_overuse_and_memory_of_strangers_stand_out() -> None:
     lines = drawn(
         report(card(use("a", 1, used_bytes=5 * GIB, overuse=True), used_bytes=7 * GIB, unattributed_bytes=2 * GIB))
     )
-    assert lines[4].endswith("7Gi really used, 2Gi of it by no known container")
-    assert lines[5] == "  A default/a/main  1 (1Gi), 5Gi really used, OVER ITS PROMISE"
+    assert lines[4].endswith("7Gi in use, 2Gi of it unattributed")
+    assert lines[5] == "  A default/a/main  1 (1Gi), 5Gi in use, OVER ITS ALLOCATION"
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_overuse_and_memory_of_strangers_stand_out() -> None:
         ({"state": "unhealthy", "allocatable": False, "reason": "XID 79"}, "unhealthy for 5 s: XID 79"),
         ({"state": "recovering", "allocatable": False, "reason": "x", "state_seconds": 150}, "recovering for 2 min: x"),
         ({"state": "suspect", "reason": "XID 999", "state_seconds": 9000}, "suspect for 2.5 h: XID 999"),
-        ({"allocatable": False, "reason": "MPS does not run"}, "healthy, not offered: MPS does not run"),
+        ({"allocatable": False, "reason": "MPS does not run"}, "healthy, not allocatable: MPS does not run"),
     ],
 )
 def test_a_card_that_is_not_well_says_for_how_long_and_why(facts: dict[str, Any], shown: str) -> None:
@@ -160,9 +160,9 @@ def test_instances_are_told_with_what_they_are_sold_as_and_who_holds_them() -> N
     lines = drawn(report(card(held, sharing="mig", units=3, instances=instances, unit_bytes=None)))
     assert lines[4].endswith("]  1/3 instances")
     assert lines[6:9] == [
-        "  1g.10gb  MIG-1  x.com/mig-1g, held by default/a/main",
+        "  1g.10gb  MIG-1  x.com/mig-1g, allocated to default/a/main",
         "  1g.10gb  MIG-2  x.com/mig-1g",
-        "  3g.40gb  MIG-3  not sold",
+        "  3g.40gb  MIG-3  not advertised",
     ]
 
 
@@ -180,7 +180,7 @@ def test_unknown_holders_are_no_free_units() -> None:
 def test_cards_that_nobody_sells_and_such_as_cannot_be_described_are_told() -> None:
     unsold = {"uuid": "GPU-0c", "index": 4, "model": "NVIDIA T4", "reason": "no entry chooses it"}
     text = "\n".join(drawn(report(unadvertised=[unsold], unreadable=["card 5 has no UUID"])))
-    assert "GPU 4  NVIDIA T4  not sold: no entry chooses it\n  GPU-0c\n" in text
+    assert "GPU 4  NVIDIA T4  not advertised: no entry chooses it\n  GPU-0c\n" in text
     assert "card 5 has no UUID" in text
 
 
@@ -198,8 +198,8 @@ def test_a_column_without_a_value_is_left_out() -> None:
 
 
 def test_a_note_that_several_resources_have_is_told_once() -> None:
-    both = [resource(name, notes=["3g.40gb is not sold"]) for name in ("a", "b")]
-    assert drawn(report(resources=both))[-1] == "a, b: 3g.40gb is not sold"
+    both = [resource(name, notes=["3g.40gb is not advertised"]) for name in ("a", "b")]
+    assert drawn(report(resources=both))[-1] == "a, b: 3g.40gb is not advertised"
 
 
 def test_a_resource_that_has_nothing_to_offer_says_why_and_nothing_else() -> None:
@@ -236,7 +236,7 @@ def test_a_terminal_gets_a_colour_per_pod() -> None:
 
 def test_a_container_that_holds_nothing_and_uses_the_card_is_shown() -> None:
     stranger = {"namespace": "ml", "pod": "greedy", "container": "main", "used_bytes": 3 * GIB, "pids": [7]}
-    assert "ml/greedy/main  holds nothing, 3Gi really used" in "\n".join(
+    assert "ml/greedy/main  without an allocation, 3Gi in use" in "\n".join(
         drawn(report(card(unallocated_containers=[stranger])))
     )
 
@@ -244,7 +244,7 @@ def test_a_container_that_holds_nothing_and_uses_the_card_is_shown() -> None:
 def test_units_that_were_granted_a_moment_ago_are_drawn_apart() -> None:
     lines = drawn(report(card(use("one", 2), allocated_units=6, unconfirmed_units=4)))
     (bar,) = [line for line in lines if "  [" in line]
-    assert f"[{'A' * 8}{'+' * 16}{'·' * 8}]  6/8 of aliyun.com/gpu-mem, 4 of them granted and not confirmed" in bar
+    assert f"[{'A' * 8}{'+' * 16}{'·' * 8}]  6/8 of aliyun.com/gpu-mem, 4 of them allocated and not confirmed" in bar
 
 
 def test_a_holder_by_a_former_name_is_drawn_in_units_of_now_and_named_in_its_own() -> None:

@@ -92,7 +92,7 @@ def test_good_entries_are_taken(entry: dict[str, Any]) -> None:
         (MEMORY | {"cards": {"pci": ["3b"]}}, "must be a PCI address such as 0000:3b:00.0"),
         (MEMORY | {"cards": {"pci": ["0000:xx:00.0"]}}, "must be a PCI address"),
         (MEMORY | {"cards": {"name": ["A10"]}}, "name"),
-        (MEMORY | {"count_resource": "aliyun.com/gpu-mem"}, "offered twice"),
+        (MEMORY | {"count_resource": "aliyun.com/gpu-mem"}, "advertised twice"),
         (REPLICAS | {"replicas": 1}, "replicas"),
         (REPLICAS | {"replicas": 1001}, "replicas"),
         (SINGLE | {"strategy": "all"}, "strategy"),
@@ -142,7 +142,7 @@ def test_mistakes_beside_the_entries_are_named(more: dict[str, Any], words: str)
 )
 def test_a_card_that_two_entries_surely_sell_is_refused_with_both(one: dict[str, Any], other: dict[str, Any]) -> None:
     words = complaint(one, other)
-    assert "would sell the same card; give each its own `cards`" in words
+    assert "would advertise the same card; give each its own `cards`" in words
     assert all(resource_names(entry)[0] in words for entry in (*read(one).resources, *read(other).resources))
 
 
@@ -171,7 +171,7 @@ def test_entries_that_may_have_cards_of_their_own_are_taken(one: dict[str, Any],
     ids=["a name", "the counting resource", "a profile's name", "the name of a mixed entry"],
 )
 def test_a_name_that_two_entries_offer_is_refused(one: dict[str, Any], other: dict[str, Any]) -> None:
-    assert "offered twice" in complaint(one, other)
+    assert "advertised twice" in complaint(one, other)
 
 
 def test_profiles_may_share_a_name() -> None:

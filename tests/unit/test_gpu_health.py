@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from nodeplug_gpu.cards import Card, GpuEvent, Snapshot, Telemetry, Uuid
 from nodeplug_gpu.config import APPLICATION_XIDS, Health
-from nodeplug_gpu.health import LONGEST_PROBATION, Condition, HealthMonitor
+from nodeplug_gpu.health import MAX_PROBATION, Condition, HealthMonitor
 
 A, B = Uuid("GPU-a"), Uuid("GPU-b")
 
@@ -76,7 +76,7 @@ def test_a_fatal_xid_takes_the_card_out_and_says_why() -> None:
     bed = Bed()
     condition = bed.event("xid", 79)
     assert not condition.allocatable
-    assert "XID 79 (the card has fallen off the bus)" in condition.reason
+    assert "XID 79 (GPU has fallen off the bus)" in condition.reason
 
 
 def test_a_fatal_xid_of_another_card_touches_only_that() -> None:
@@ -211,8 +211,8 @@ def test_a_card_that_was_well_for_long_begins_with_a_short_probation_again() -> 
     for _ in range(4):
         bed.event("xid", 48)
         bed.look(after=5)
-    bed.look(after=LONGEST_PROBATION)
-    bed.look(after=LONGEST_PROBATION)
+    bed.look(after=MAX_PROBATION)
+    bed.look(after=MAX_PROBATION)
     bed.event("xid", 48)
     bed.look(after=5)
     assert bed.look(after=60).state == "healthy"
@@ -258,7 +258,7 @@ def test_every_card_is_healthy_again_after_a_long_time_without_evidence(steps: l
             case _:
                 bed.look()
     bed.look(after=1)
-    bed.look(after=LONGEST_PROBATION)
+    bed.look(after=MAX_PROBATION)
     assert bed.look(after=1).state == "healthy"
 
 

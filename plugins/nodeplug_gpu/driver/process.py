@@ -7,9 +7,9 @@ driver, or is replaced on disk, costs a process and never the daemon.
 States:
     absent   the library or the kernel module is not there; looked for at each poll
     failed   it is there and does not work; the process is replaced, fast at first, then once per poll
-A process that ends to load a new library, or because cards were added, is replaced at once, and the snapshot stays. So it
-does when a call about one card hangs: that card alone gets an error, and the next process leaves it alone for a while;
-and when it is the waiting for events that hangs: the next process looks at the cards without.
+A process that exits to load a new library, or because cards were added, is replaced at once, and the snapshot stays.
+The same holds when a call about one card hangs: that card alone gets an error, and the next process skips it for a
+while; and when only waiting for events hangs: the next process polls the cards without.
 """
 
 import contextlib

@@ -1,8 +1,9 @@
 """Which cards have an MPS control daemon.
 
-Owns: a daemon for each card that is sold with MPS, and the time between two ways of selling a card, or two daemons.
-Refuses: to take a daemon from its clients: while containers hold a card, its daemon goes on, and the card is not sold
-in another way.
+Owns: a daemon for each card that is shared by MPS, and the transition between two ways of sharing a card, or between
+two daemons.
+Refuses: to stop a daemon that has clients: while containers hold a card, its daemon goes on, and the card is not
+allocated in another way.
 """
 
 import time
@@ -17,17 +18,17 @@ from nodeplug_gpu.cards import Card, Uuid
 from nodeplug_gpu.config import GpuConfig, Memory, Mps, Replicas
 from nodeplug_gpu.ids import card_key
 from nodeplug_gpu.inventory import Inventory
-from nodeplug_gpu.mps.daemon import STARTING, ControlDaemon, end_process, forget
+from nodeplug_gpu.mps.daemon import STARTING, ControlDaemon, clean_up, end_process
 from nodeplug_gpu.mps.folders import Folders
 from nodeplug_gpu.mps.record import Record, recorded
 from nodeplug_gpu.pool import Entry
 
 SETTLE_TIME: Final = 5.0
-"""Seconds for which a card must not have been offered, so that no grant of it is under way."""
-_STRAY_PATIENCE: Final = 5.0
+"""Seconds for which a card must have been withdrawn, so that no allocation of it is under way."""
+_STOP_TIMEOUT: Final = 5.0
 
 
-def _nobody(_uuid: Uuid) -> bool:
+def _not_held(_uuid: Uuid) -> bool:
     return False
 
 
@@ -40,60 +41,62 @@ class MpsDaemons:
     changed: Callable[[], None]
     _daemons: dict[Uuid, ControlDaemon] = field(default_factory=dict)
     _ending: dict[Uuid, ControlDaemon] = field(default_factory=dict)
-    _swept: bool = False
+    _adopted: bool = False
     _outdated: dict[Uuid, str] = field(default_factory=dict)
-    _unheld: dict[Uuid, float] = field(default_factory=dict)
+    _idle_since: dict[Uuid, float] = field(default_factory=dict)
     _withdrawn: dict[Uuid, float] = field(default_factory=dict)
 
     def reconcile(
         self,
         wanted: Mapping[Uuid, tuple[Card, Mps]],
-        held: Callable[[Uuid], bool] = _nobody,
+        held: Callable[[Uuid], bool] = _not_held,
         cards: Iterable[Card] = (),
     ) -> None:
         """Run a daemon for each of these cards, and no other.
 
         Args:
-            wanted: cards, with what the configuration says.
-            held: whether a container may hold a card: then the daemon that it has goes on.
-            cards: all that are there.
+            wanted: cards, with their configuration.
+            held: whether a container may hold a card: then its daemon goes on.
+            cards: all that are present.
         """
         self._ending = {uuid: daemon for uuid, daemon in self._ending.items() if daemon.runs}
-        if not self._swept:
-            self._swept = True
+        if not self._adopted:
+            self._adopted = True
             self._adopt(wanted.keys(), {card_key(card.uuid): card for card in cards})
         for uuid in self._daemons.keys() - wanted.keys():
             if not held(uuid):
-                self.host.log.info("%s is no longer shared by MPS: its control daemon ends", uuid)
+                self.host.log.info("%s is no longer shared by MPS: its control daemon is stopped", uuid)
                 self._end(uuid)
         for uuid in self._daemons.keys() & wanted.keys():
-            self._renew(uuid, held)
+            self._replace_outdated(uuid, held)
         for uuid in wanted.keys() - self._daemons.keys() - self._ending.keys():
             card, config = wanted[uuid]
             self._daemons[uuid] = self._daemon(card, config)
             self._daemons[uuid].start()
 
     def _end(self, uuid: Uuid) -> None:
-        for notes in (self._outdated, self._unheld, self._withdrawn):
-            notes.pop(uuid, None)
+        for table in (self._outdated, self._idle_since, self._withdrawn):
+            table.pop(uuid, None)
         self._ending[uuid] = self._daemons.pop(uuid)
         self._ending[uuid].end()
 
-    def _renew(self, uuid: Uuid, held: Callable[[Uuid], bool]) -> None:
-        """End a daemon that would be started otherwise now, so that another is, once it surely has no client.
+    def _replace_outdated(self, uuid: Uuid, held: Callable[[Uuid], bool]) -> None:
+        """Stop a daemon that would be started with other settings now, once it surely has no client.
 
-        Nobody must have been seen to hold the card for a while, as kubelet tells late; then it is not offered for a
-        while, as a grant may be under way.
+        The card must have had no holder for a while, as kubelet reports late; then it is withdrawn for a while, as an
+        allocation may be under way.
         """
         why, now = self._daemons[uuid].outdated, time.monotonic()
         if why and self._outdated.get(uuid) != why:
-            self.host.log.warning("%s: another MPS control daemon is started when nobody holds it: %s", uuid, why)
+            self.host.log.warning(
+                "%s: its MPS control daemon is replaced when no container holds the card: %s", uuid, why
+            )
             self._outdated[uuid] = why
         if not why or held(uuid):
-            self._unheld.pop(uuid, None)
+            self._idle_since.pop(uuid, None)
             if self._withdrawn.pop(uuid, None) is not None:
                 self.changed()
-        elif now - self._unheld.setdefault(uuid, now) < GRACE_PERIOD:
+        elif now - self._idle_since.setdefault(uuid, now) < GRACE_PERIOD:
             return
         elif uuid not in self._withdrawn:
             self._withdrawn[uuid] = now
@@ -108,16 +111,16 @@ class MpsDaemons:
     def reason(self, uuid: Uuid) -> str:
         """Return why no client can connect to a card's daemon; empty when it can."""
         if uuid in self._ending:
-            return "its former MPS control daemon is ending"
+            return "its former MPS control daemon is stopping"
         if uuid in self._withdrawn:
             return f"its MPS control daemon is about to be replaced: {self._outdated.get(uuid, '')}"
         daemon = self._daemons.get(uuid)
         return daemon.reason if daemon is not None else self._first_reason(uuid)
 
     def still_running(self, uuid: Uuid) -> str:
-        """Return why a card cannot be sold without MPS; empty when it can."""
+        """Return why a card cannot be allocated without MPS; empty when it can."""
         if uuid in self._daemons or uuid in self._ending or self._record(uuid) is not None:
-            return "its MPS control daemon still runs; it ends when no container holds the card"
+            return "its MPS control daemon still runs; it is stopped when no container holds the card"
         return ""
 
     def stop(self) -> None:
@@ -138,12 +141,12 @@ class MpsDaemons:
         return Record.read(Folders.of(self.host.run_dir, uuid).record)
 
     def _first_reason(self, uuid: Uuid) -> str:
-        """Return why clients cannot connect before anybody watches: a predecessor's daemon may serve them all along."""
+        """Return why clients cannot connect before a daemon is watched: a predecessor's may serve them already."""
         folders = Folders.of(self.host.run_dir, uuid)
         return "" if folders.ready and recorded(folders.record) is not None else STARTING
 
     def _adopt(self, wanted: Iterable[Uuid], cards: Mapping[str, Card]) -> None:
-        """Take over the daemons of an earlier configuration; that of a card that is gone has lost its clients."""
+        """Adopt the daemons of an earlier configuration; that of a card that is gone has lost its clients."""
         known = {card_key(uuid) for uuid in wanted}
         for root in (self.host.run_dir / "mps").glob("*"):
             folders, card = Folders(root), cards.get(root.name)
@@ -151,12 +154,14 @@ class MpsDaemons:
             if root.name in known:
                 continue
             if record is None:  # a start that was killed may have mounted something
-                forget(folders, self.host)
+                clean_up(folders, self.host)
             elif card is None:
-                self.host.log.info("the MPS control daemon %d of a card that is gone ends", record.pid)
+                self.host.log.info(
+                    "the MPS control daemon %d of a card that is no longer present is stopped", record.pid
+                )
                 if record.runs:
-                    end_process(record.pid, _STRAY_PATIENCE)
-                forget(folders, self.host)
+                    end_process(record.pid, _STOP_TIMEOUT)
+                clean_up(folders, self.host)
             else:
                 self._daemons[card.uuid] = self._daemon(card, Mps(exclusive_process=record.exclusive))
                 if record.runs:
@@ -171,7 +176,7 @@ class MpsReconciler:
     config: GpuConfig
 
     def reconcile(self, inventory: Inventory) -> None:
-        """Keep a daemon per card; while the driver is away nothing is known about cards, and nothing is changed."""
+        """Run a daemon per card; while the driver does not run nothing is known about cards, and nothing is changed."""
         if inventory.snapshot.state != "running":
             return
         present = {
@@ -182,19 +187,19 @@ class MpsReconciler:
             mps = mps_of(entry)
             if mps is not None:
                 cards = [member.card for member in inventory.members_of(entry.resource) if member.card.uuid in present]
-                wanted.update({card.uuid: (card, mps) for card in cards if self._free(card.uuid, inventory)})
+                wanted.update({card.uuid: (card, mps) for card in cards if self._may_start(card.uuid, inventory)})
         self.daemons.reconcile(
             wanted,
             lambda uuid: uuid in present and (bool(inventory.allocations_unknown) or uuid in inventory.allocated),
             inventory.snapshot.cards,
         )
 
-    def _free(self, uuid: Uuid, inventory: Inventory) -> bool:
-        """Whether a daemon may serve a card: one that is new would lock out those who use the card without MPS."""
+    def _may_start(self, uuid: Uuid, inventory: Inventory) -> bool:
+        """Whether a daemon may serve a card: a new one would lock out containers that use the card without MPS."""
         return uuid not in inventory.draining or self.daemons.has(uuid)
 
     def not_ready_reason(self, entry: Entry, uuid: Uuid) -> str:
-        """Return why a card cannot be offered yet."""
+        """Return why a card is not allocatable yet."""
         return self.daemons.reason(uuid) if mps_of(entry) is not None else self.daemons.still_running(uuid)
 
     def starting(self, entry: Entry, inventory: Inventory) -> bool:
@@ -209,5 +214,5 @@ class MpsReconciler:
 
 
 def mps_of(entry: Entry) -> Mps | None:
-    """Return what an entry says about MPS; None for none."""
+    """Return the MPS settings of an entry; None for none."""
     return entry.mps if isinstance(entry, Memory | Replicas) else None

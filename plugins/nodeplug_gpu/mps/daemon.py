@@ -1,7 +1,7 @@
 """The MPS control daemon of one card (`nvidia-cuda-mps-control -f`).
 
-Owns: its start, its watch, its restarts and its end, and the card's compute mode meanwhile.
-Refuses: to end a daemon when nodeplug ends: running containers are its clients. The next start finds it again.
+Owns: its start, supervision, restarts and stop, and the card's compute mode meanwhile.
+Refuses: to stop a daemon when nodeplug stops: running containers are its clients. The next start adopts it.
 """
 
 import errno
@@ -29,21 +29,21 @@ from nodeplug_gpu.mps.folders import Folders
 from nodeplug_gpu.mps.record import Record, start_time
 
 STARTING: Final = "its MPS control daemon is starting"
-FIRST_RETRY: Final = 1.0
-LAST_RETRY: Final = 60.0
-START_PATIENCE: Final = 30.0
-"""Seconds after which a daemon that has not answered yet is told to be silent, and not to be starting."""
-ASK_EVERY: Final = 10.0
-ASK_PATIENCE: Final = 5.0
-_QUESTION: Final = b"get_default_active_thread_percentage\n"
+MIN_BACKOFF: Final = 1.0
+MAX_BACKOFF: Final = 60.0
+START_TIMEOUT: Final = 30.0
+"""Seconds after which a daemon that has not answered yet is reported as not answering, instead of starting."""
+PING_INTERVAL: Final = 10.0
+PING_TIMEOUT: Final = 5.0
+_PING: Final = b"get_default_active_thread_percentage\n"
 """A command that every control daemon answers with a number, and that changes nothing."""
-_MOST_SILENCES: Final = 2
+_MAX_MISSED_PINGS: Final = 2
 _PROGRAMS: Final = ("usr/bin", "bin", "usr/local/nvidia/bin")
-_TURN: Final = 0.5
-_SMI_PATIENCE: Final = 30.0
-_LONGEST_SOCKET: Final = 107
+_POLL_INTERVAL: Final = 0.5
+_SMI_TIMEOUT: Final = 30.0
+_MAX_SOCKET_PATH: Final = 107
 """Bytes of a socket's path (unix(7))."""
-_LAST_WORDS: Final = 200
+_MAX_OUTPUT: Final = 200
 
 
 @dataclass(slots=True)
@@ -67,125 +67,129 @@ class ControlDaemon:
 
     @property
     def runs(self) -> bool:
-        """Whether it is looked after; after `end`, whether the end is still under way."""
+        """Whether it is supervised; after `end`, whether the stop is still under way."""
         return self._thread is not None and self._thread.is_alive()
 
     @property
     def outdated(self) -> str:
-        """Why the daemon is not as it would be started now; empty when it is."""
+        """Why the daemon differs from one that would be started now; empty when it does not."""
         record = Record.read(self.folders.record)
         if record is None:
             return ""
         if record.shm is None:
-            return "it shares the node's /dev/shm with its clients, as one of a version before"
+            return "it shares the node's /dev/shm with its clients, as one of an earlier version"
         if record.shm != self.config.shm_size:
             was, now = show_quantity(record.shm), show_quantity(self.config.shm_size)
             return f"it shares {was} of memory with its clients, where shm_size is {now}"
-        return self._lost(record)
+        return self._unusable(record)
 
     def start(self) -> None:
-        """Begin; returns at once."""
-        self._thread = threading.Thread(target=self._keep, name=f"gpu:mps:{self.card.index}", daemon=True)
+        """Start to supervise it; returns at once."""
+        self._thread = threading.Thread(target=self._run, name=f"gpu:mps:{self.card.index}", daemon=True)
         self._thread.start()
 
     def leave(self) -> None:
-        """Begin to end the thread; the daemon goes on for its clients."""
+        """Ask the thread to end; the daemon goes on for its clients."""
         self._ending.set()
 
     def join(self) -> None:
         """Wait for the end of the thread, for a moment."""
         if self._thread is not None:
-            self._thread.join(2 * _TURN)
+            self._thread.join(2 * _POLL_INTERVAL)
 
     def end(self) -> None:
-        """End the daemon, and the thread after it; returns at once."""
+        """Stop the daemon, then the thread; returns at once."""
         self._quit = True
         self._ending.set()
         if self._thread is None:
             self.start()
 
-    def _keep(self) -> None:
-        retry = FIRST_RETRY
+    def _run(self) -> None:
+        retry = MIN_BACKOFF
         while not self._ending.is_set():
             try:
-                if self._watch(self._found() or self._started()):
-                    retry = FIRST_RETRY
+                if self._watch(self._adopted() or self._launched()):
+                    retry = MIN_BACKOFF
             except (OSError, subprocess.SubprocessError, PluginError) as error:
-                self._say(f"its MPS control daemon does not start: {_text(error)}")
+                self._set_reason(f"its MPS control daemon does not start: {_text(error)}")
             if not self._ending.wait(retry):
-                retry = min(retry * 2, LAST_RETRY)
+                retry = min(retry * 2, MAX_BACKOFF)
         if self._quit:
             self._end_daemon()
             self.changed()
 
     def _watch(self, record: Record) -> bool:
-        """Wait for the daemon's end or ours; tell whether clients could ever connect."""
+        """Wait until the daemon or this thread ends; return whether clients could ever connect."""
         descriptor = os.pidfd_open(record.pid)
-        served, silences, begun, ask_at = False, 0, time.monotonic(), 0.0
+        served, missed, begun, ping_at = False, 0, time.monotonic(), 0.0
         try:
             while not self._ending.is_set():
                 now = time.monotonic()
-                if self.folders.ready and now >= ask_at:
-                    why = self._silence(record)
-                    served, silences = served or not why, silences + 1 if why else 0
-                    ask_at = time.monotonic() + (_TURN if why else ASK_EVERY)
+                if self.folders.ready and now >= ping_at:
+                    why = self._ping(record)
+                    served, missed = served or not why, missed + 1 if why else 0
+                    ping_at = time.monotonic() + (_POLL_INTERVAL if why else PING_INTERVAL)
                     if not why:
-                        self._say(self._lost(record))
-                    elif served and silences >= _MOST_SILENCES:
-                        self._say(f"its MPS control daemon does not answer: {why}")
+                        self._set_reason(self._unusable(record))
+                    elif served and missed >= _MAX_MISSED_PINGS:
+                        self._set_reason(f"its MPS control daemon does not answer: {why}")
                     with suppress(OSError):
                         tmpfs.trim_logs(self.folders)
-                if not served and now - begun >= START_PATIENCE:
-                    self._say(f"its MPS control daemon has not answered since it was started; see {self.folders.logs}")
-                ended, _, _ = select.select([descriptor], [], [], _TURN if served else _TURN / 10)
+                if not served and now - begun >= START_TIMEOUT:
+                    self._set_reason(
+                        f"its MPS control daemon has not answered since it was started; see {self.folders.logs}"
+                    )
+                ended, _, _ = select.select([descriptor], [], [], _POLL_INTERVAL if served else _POLL_INTERVAL / 10)
                 if ended:
-                    self._say(f"its MPS control daemon ended{self._last_words(record.pid)}; see {self.folders.logs}")
+                    self._set_reason(
+                        f"its MPS control daemon ended{self._last_output(record.pid)}; see {self.folders.logs}"
+                    )
                     return served
         finally:
             os.close(descriptor)
         return served
 
-    def _last_words(self, pid: int) -> str:
-        """Return what a child that failed printed last."""
+    def _last_output(self, pid: int) -> str:
+        """Return the last line that a failed child printed."""
         with suppress(OSError):
             if os.waitpid(pid, os.WNOHANG)[1]:
-                lines = self.folders.output.read_bytes()[-_LAST_WORDS:].decode(errors="replace").split("\n")
+                lines = self.folders.output.read_bytes()[-_MAX_OUTPUT:].decode(errors="replace").split("\n")
                 return f": {lines[-2]}" if len(lines) > 1 and lines[-2] else ""
         return ""
 
-    def _lost(self, record: Record) -> str:
-        """Return why a daemon that runs can have no new client all the same; empty when it can."""
+    def _unusable(self, record: Record) -> str:
+        """Return why a running daemon cannot have new clients; empty when it can."""
         if record.shm is None or tmpfs.is_shared(self.folders):
             return ""
-        return f"{self.folders.shm}, which it shares with its clients, is not mounted any more"
+        return f"{self.folders.shm}, which it shares with its clients, is no longer mounted"
 
-    def _silence(self, record: Record) -> str:
-        """Ask the daemon something; return why there is no answer. A socket alone may be anybody's, or a dead one."""
+    def _ping(self, record: Record) -> str:
+        """Send the daemon a command; return why there is no answer. A socket alone may be stale, or somebody else's."""
         try:
             done = subprocess.run(
                 self._control(record.shm),
-                input=_QUESTION,
+                input=_PING,
                 env=self._environment(),
-                timeout=ASK_PATIENCE,
+                timeout=PING_TIMEOUT,
                 check=False,
                 capture_output=True,
             )
         except subprocess.TimeoutExpired:
-            return f"no answer to a command in {ASK_PATIENCE:g} s"
+            return f"no answer to a command in {PING_TIMEOUT:g} s"
         except OSError as error:
             return _text(error)
         said = (done.stdout + done.stderr).decode(errors="replace").strip()[-200:]
         return "" if not done.returncode and done.stdout.strip() else f"a command ended with {done.returncode}: {said}"
 
-    def _say(self, reason: str) -> None:
+    def _set_reason(self, reason: str) -> None:
         if reason != self.reason:
             if reason and self.reason == "":
                 self.host.log.warning("%s: %s", self.card.uuid, reason)
             self.reason = reason
             self.changed()
 
-    def _found(self) -> Record | None:
-        """Return the daemon of an earlier nodeplug, with the card in the mode that is wanted now."""
+    def _adopted(self) -> Record | None:
+        """Return the daemon of an earlier nodeplug, with the card in the compute mode that is configured now."""
         record = Record.read(self.folders.record)
         if record is None or not record.runs:
             return None
@@ -195,13 +199,13 @@ class ControlDaemon:
             record.write(self.folders.record)
         return record
 
-    def _started(self) -> Record:
-        """Start a daemon, on the terms of one that has ended: containers may have what that one shared with them."""
+    def _launched(self) -> Record:
+        """Start a daemon, with the shared memory of one that has ended: containers may still have that mounted."""
         self._check_socket()
         before = Record.read(self.folders.record)
         shm = before.shm if before is not None else self.config.shm_size
-        self._make_folders(shm, anew=before is None)
-        self._gather_libraries()
+        self._make_folders(shm, fresh=before is None)
+        self._link_libraries()
         (self.folders.pipes / "control").unlink(missing_ok=True)
         command = self._control(shm, "-f")
         if self.config.exclusive_process:
@@ -214,18 +218,18 @@ class ControlDaemon:
         return record
 
     def _check_socket(self) -> None:
-        if len(os.fsencode(self.folders.pipes / "control")) > _LONGEST_SOCKET:
-            why = f"the path of its socket is longer than {_LONGEST_SOCKET} bytes; take a shorter run folder"
+        if len(os.fsencode(self.folders.pipes / "control")) > _MAX_SOCKET_PATH:
+            why = f"the path of its socket is longer than {_MAX_SOCKET_PATH} bytes; take a shorter run folder"
             raise OSError(errno.ENAMETOOLONG, why, str(self.folders.pipes))
 
-    def _make_folders(self, shm: int | None, *, anew: bool) -> None:
-        """Clients are of any user, and only read the pipes: who may write could take the socket's place."""
+    def _make_folders(self, shm: int | None, *, fresh: bool) -> None:
+        """Make the folders. Clients are of any user and only read the pipes: a writer could replace the socket."""
         self.folders.pipes.mkdir(parents=True, exist_ok=True)
         self.folders.pipes.chmod(0o755)
         tmpfs.mount_logs(self.folders)
         if shm is None:
             return
-        tmpfs.mount_memory(self.folders, shm, anew=anew)
+        tmpfs.mount_memory(self.folders, shm, fresh=fresh)
         if tmpfs.is_hidden(self.folders):
             self.host.log.warning(
                 "the node does not see what is mounted on %s, so containers would get an empty folder; in a pod, "
@@ -234,7 +238,7 @@ class ControlDaemon:
             )
 
     def _control(self, shm: int | None, *arguments: str) -> list[str]:
-        """Return the command of a control program that has the /dev/shm of the daemon."""
+        """Return the command line of a control program that has the daemon's /dev/shm."""
         program = self._program(self.config.command)
         found = shutil.which(program, path=self._environment()["PATH"])
         if found is None:
@@ -259,11 +263,11 @@ class ControlDaemon:
             try:
                 self._compute_mode("DEFAULT")
             except (OSError, subprocess.SubprocessError) as error:
-                self.host.log.warning("%s is left for MPS clients alone: %s", self.card.uuid, _text(error))
-        forget(self.folders, self.host)
+                self.host.log.warning("%s stays in compute mode EXCLUSIVE_PROCESS: %s", self.card.uuid, _text(error))
+        clean_up(self.folders, self.host)
 
-    def _gather_libraries(self) -> None:
-        """Link to the driver's libraries, which the server loads; not to their folder, which may have another libc."""
+    def _link_libraries(self) -> None:
+        """Link to the driver's libraries, which the server loads; not to their folder, which may hold another libc."""
         self.folders.libraries.mkdir(parents=True, exist_ok=True)
         for name, path in libraries(self.driver_root).items():
             link = self.folders.libraries / name
@@ -273,7 +277,7 @@ class ControlDaemon:
     def _compute_mode(self, mode: str) -> None:
         command = [self._program("nvidia-smi"), "-i", self.card.uuid, "-c", mode]
         done = subprocess.run(
-            command, capture_output=True, timeout=_SMI_PATIENCE, check=False, text=True, env=self._environment()
+            command, capture_output=True, timeout=_SMI_TIMEOUT, check=False, text=True, env=self._environment()
         )
         if done.returncode:
             said = (done.stdout + done.stderr).strip()[-300:]
@@ -302,7 +306,7 @@ class ControlDaemon:
 def _spawn(command: list[str], environment: Mapping[str, str], output: Path) -> int:
     """Start a program that outlives this process, in a session of its own.
 
-    Not by subprocess: its object wants to wait for the child, and warns when it cannot.
+    Not by subprocess: a Popen object expects to wait for its child, and warns when it is collected before.
     """
     actions = [
         (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
@@ -312,8 +316,8 @@ def _spawn(command: list[str], environment: Mapping[str, str], output: Path) -> 
     return os.posix_spawnp(command[0], command, environment, file_actions=actions, setsid=True)
 
 
-def forget(folders: Folders, host: Host) -> None:
-    """Take away what a daemon that has ended for good leaves: its mounts, then its record."""
+def clean_up(folders: Folders, host: Host) -> None:
+    """Remove what a stopped daemon leaves: its mounts, then its record."""
     try:
         tmpfs.unmount_all(folders)
     except PluginError as error:
@@ -327,8 +331,8 @@ def _text(error: OSError | subprocess.SubprocessError | PluginError) -> str:
     return str(error)
 
 
-def end_process(pid: int, patience: float, asked: float = 0.0) -> None:
-    """End a process with signals, some seconds after it was asked to end."""
+def end_process(pid: int, timeout: float, asked: float = 0.0) -> None:
+    """Terminate a process with signals, some seconds after it was asked to end."""
     with suppress(OSError):
         descriptor = os.pidfd_open(pid)
         try:
@@ -337,7 +341,7 @@ def end_process(pid: int, patience: float, asked: float = 0.0) -> None:
                 if ended:
                     break
                 signal.pidfd_send_signal(descriptor, number)
-                ended = select.select([descriptor], [], [], patience)[0]
+                ended = select.select([descriptor], [], [], timeout)[0]
         finally:
             os.close(descriptor)
         with suppress(ChildProcessError):

@@ -1,4 +1,4 @@
-"""Where the files of one card's MPS control daemon are.
+"""The paths of one card's MPS control daemon.
 
 Owns: the layout of the card's run folder.
 Refuses: to make anything.
@@ -24,7 +24,7 @@ class Folders:
 
     @property
     def shm(self) -> Path:
-        """What it and its clients have as /dev/shm: a mount point."""
+        """The /dev/shm that it shares with its clients: a mount point."""
         return self.root / "shm"
 
     @property
@@ -34,7 +34,7 @@ class Folders:
 
     @property
     def output(self) -> Path:
-        """What it prints. `control.log` and `server.log` in the same folder are of MPS itself."""
+        """What it prints. MPS itself writes `control.log` and `server.log` to the same folder."""
         return self.logs / "output.log"
 
     @property
@@ -44,7 +44,7 @@ class Folders:
 
     @property
     def record(self) -> Path:
-        """Who it is, for the next start of nodeplug."""
+        """The record of its process, for the next start of nodeplug."""
         return self.root / "daemon.json"
 
     @property

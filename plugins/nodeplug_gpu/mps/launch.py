@@ -1,10 +1,10 @@
 """Starts a program of MPS with another /dev/shm: `python -IS launch.py FOLDER PROGRAM [ARGUMENT]...`.
 
 Owns: a mount namespace for that program, in which FOLDER, a mount point, is /dev/shm as well.
-Refuses: packages, also our own: it is a file for the interpreter alone, and gives its process to the program.
+Refuses: packages, also our own: it is a file for the bare interpreter, and executes the program in its place.
 
-Only the mount on which /dev/shm lies is cut off from the node. What the node unmounts later goes here too: a daemon
-that lives for months in a private copy of everything would keep the volumes of ended pods mounted.
+Only the mount on which /dev/shm lies stops to propagate to the node. What the node unmounts later is unmounted here
+too: a daemon that runs for months in a private copy of everything would keep the volumes of ended pods mounted.
 """
 
 import ctypes
@@ -31,13 +31,13 @@ def enter(folder: str) -> None:
     """
     _check(_LIBC.unshare(_NEW_MOUNTS), "a mount namespace")
     target = os.path.realpath(SHM)
-    if not any(_cut_off(str(place)) for place in (Path(target), *Path(target).parents)):
-        _move_to_a_copy(folder)
+    if not any(_make_slave(str(place)) for place in (Path(target), *Path(target).parents)):
+        _chroot_into_copy(folder)
     _mount(folder, target, _BIND)
 
 
-def _cut_off(place: str) -> bool:
-    """Keep what is mounted on a mount from the node; tell whether the place is a mount point at all."""
+def _make_slave(place: str) -> bool:
+    """Make a mount a slave, so that nothing propagates to the node; return whether it is a mount point at all."""
     try:
         _mount("", place, _SLAVE)
     except OSError as error:
@@ -47,10 +47,10 @@ def _cut_off(place: str) -> bool:
     return True
 
 
-def _move_to_a_copy(folder: str) -> None:
-    """Make a copy of the tree of mounts the root: here, in a plain chroot, `/` is no mount point that could be cut off.
+def _chroot_into_copy(folder: str) -> None:
+    """Change root into a copy of the mount tree: in a plain chroot `/` is no mount point that could become a slave.
 
-    The copy needs a mount that is private already: one on the folder, which the copy then shows without it.
+    The copy needs a place that is private already: a mount on the folder, which the copy itself does not contain.
     """
     _mount("", folder, _PRIVATE)
     _mount("nodeplug", folder, 0, "tmpfs")

@@ -1,7 +1,7 @@
-"""Which process serves a card, and on what terms, as a file for the next start of nodeplug.
+"""Which process serves a card, and with which settings, as a file for the next start of nodeplug.
 
-Owns: the file's form, also as earlier versions wrote it, and whether the process still is the one.
-Refuses: to say whether the process does its work (it is asked for that).
+Owns: the file's format, also that of earlier versions, and whether the process is still the recorded one.
+Refuses: to say whether the process works (`daemon` sends it a command for that).
 """
 
 import json
@@ -17,8 +17,8 @@ class Record:
         pid: of the control daemon.
         started: when it started, in clock ticks since boot: with the pid, nobody else's.
         exclusive: the card's compute mode was changed for it.
-        shm: bytes of the tmpfs that it and its clients have as /dev/shm; None for the node's own, as the daemons of a
-            version before have it. Whoever starts it again does so on the same terms: containers may have the mount.
+        shm: bytes of the tmpfs that it and its clients have as /dev/shm; None for the node's own, as daemons of an
+            earlier version have it. A restart keeps it: containers may have the mount.
     """
 
     pid: int
@@ -28,7 +28,7 @@ class Record:
 
     @staticmethod
     def read(file: Path) -> "Record | None":
-        """Return what a file says, whether the process runs or not."""
+        """Return the contents of a file, whether the process runs or not."""
         try:
             found = json.loads(file.read_text(encoding="ascii"))
             shm = found.get("shm")
@@ -42,18 +42,18 @@ class Record:
             return None
 
     def write(self, file: Path) -> None:
-        """Keep it.
+        """Write it.
 
         Raises:
             OSError: the file cannot be written.
         """
-        new = file.with_suffix(".new")  # who reads it must not find half of it
+        new = file.with_suffix(".new")  # a reader must not find half of it
         new.write_text(json.dumps(asdict(self)), encoding="ascii")
         new.rename(file)
 
     @property
     def runs(self) -> bool:
-        """Whether it still is the process that was recorded."""
+        """Whether the recorded process still runs."""
         return bool(self.started) and start_time(self.pid) == self.started
 
 

@@ -2,9 +2,9 @@
 
 Owns: both tmpfs in the card's run folder, their bounds and their end. They are mounted where nodeplug is, so that the
 container runtime sees them; a container gets the folder as /dev/shm, the daemon by `launch`.
-Refuses: to look at the daemon or its clients; who calls knows when nobody needs them any more.
+Refuses: to look at the daemon or its clients; the caller knows when nothing uses the mounts any more.
 
-Tenants write to the one and cause the lines of the other: neither may take the memory of the node, or fill /run.
+Tenants write to one and cause log lines in the other: neither may exhaust the memory of the node, or fill /run.
 """
 
 import os
@@ -15,24 +15,24 @@ from nodeplug import NotReady, PluginError, mount, mounted_at, unmount
 from nodeplug_gpu.mps.folders import Folders
 from nodeplug_gpu.mps.record import Record
 
-DEV_SHM: Final = "/dev/shm"  # noqa: S108 - what daemons of a version before share with their clients
+DEV_SHM: Final = "/dev/shm"  # noqa: S108 - what daemons of earlier versions share with their clients
 LOG_SIZE: Final = 4 << 20
 """Bytes of all logs of one daemon."""
 _PAGE: Final = 4096
 
 
-def mount_memory(folders: Folders, size: int, *, anew: bool) -> None:
+def mount_memory(folders: Folders, size: int, *, fresh: bool) -> None:
     """Mount what daemon and clients share, of any user; succeed when it is mounted.
 
     Args:
         folders: of the card.
         size: bytes.
-        anew: nobody uses what may be mounted, such as what a killed start left behind.
+        fresh: nothing uses what may be mounted already, such as what a killed start left behind.
 
     Raises:
         PluginError: the kernel refused.
     """
-    if anew:
+    if fresh:
         unmount(str(folders.shm), lazy=True)
     _mount(folders.shm, size, "1777")
 
@@ -45,7 +45,7 @@ def mount_logs(folders: Folders) -> None:
         OSError: what lies in the folder cannot be removed.
     """
     if mounted_at(str(folders.logs)) is None:
-        # Of a version before, in /run itself, and hidden from now on.
+        # Of an earlier version, in /run itself, and hidden from now on.
         for file in (folders.root / "control.log", *(folders.logs.iterdir() if folders.logs.is_dir() else ())):
             file.unlink(missing_ok=True)
     _mount(folders.logs, LOG_SIZE, "0700")
@@ -55,7 +55,7 @@ def _mount(folder: Path, size: int, mode: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     if mounted_at(str(folder)) is not None:
         return
-    folder.chmod(0o700)  # without the mount it is nobody's
+    folder.chmod(0o700)  # without the mount nobody may use it
     # Empty files cost kernel memory that `size` does not count.
     options = ["nosuid", "nodev", "noexec", f"size={size}", f"mode={mode}", f"nr_inodes={size // _PAGE}"]
     try:
@@ -96,20 +96,20 @@ def for_clients(folders: Folders) -> str:
     """Return the host path of what a container gets as /dev/shm: what the card's daemon has there.
 
     Raises:
-        NotReady: no daemon was started, or what it has is not mounted any more.
+        NotReady: no daemon was started, or what it has is no longer mounted.
     """
     record = Record.read(folders.record)
     if record is None:
         raise NotReady("the card's MPS control daemon does not run")
     if record.shm is None:
         return DEV_SHM
-    if not is_shared(folders):  # the plain folder would be a way to fill /run
-        raise NotReady(f"{folders.shm}, which MPS clients have as /dev/shm, is not mounted any more")
+    if not is_shared(folders):  # a container could fill /run by the plain folder
+        raise NotReady(f"{folders.shm}, which MPS clients have as /dev/shm, is no longer mounted")
     return str(folders.shm)
 
 
 def trim_logs(folders: Folders) -> None:
-    """Empty the largest log when a quarter of the room is left: what is told last is worth more than what was first.
+    """Empty the largest log when less than a quarter of the space is left: recent lines are worth more than old ones.
 
     Raises:
         OSError: a log cannot be emptied.
@@ -118,5 +118,5 @@ def trim_logs(folders: Folders) -> None:
     if mounted_at(str(folders.logs)) is None or room.f_bavail * 4 > room.f_blocks:
         return
     logs = [file for file in folders.logs.iterdir() if file.is_file()]
-    # A program that does not append goes on at its former place, and the hole before it takes no memory.
+    # A program that does not append continues at its former offset, and the hole before it takes no memory.
     os.truncate(max(logs, key=lambda file: file.stat().st_blocks), 0)

@@ -1,7 +1,7 @@
-"""The ways to sell a card: whole, several times, by its memory, by its MIG instances.
+"""The ways to share a card: not at all, by time-slicing, by its memory, by its MIG instances.
 
 Owns: the one interface that they share.
-Refuses: which cards there are, and how they are.
+Refuses: which cards there are, and their health.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +13,7 @@ from nodeplug_gpu.pool import Pool
 
 
 class Sharing(Protocol):
-    """One way to sell cards. Methods depend on their arguments alone, but for what a config_error says about free units."""
+    """One way to share cards. Methods depend on their arguments alone, but for what an error says about free units."""
 
     def devices(self, resource: ResourceName, pool: Pool) -> Sequence[Device]:
         """Return the devices of one of the entry's resources.

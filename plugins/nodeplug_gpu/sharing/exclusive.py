@@ -11,13 +11,13 @@ from nodeplug import Device, DeviceAllocate, DeviceId, DevicePrefer, Grant, Reso
 from nodeplug_gpu import access
 from nodeplug_gpu.cards import Uuid
 from nodeplug_gpu.config import Exclusive, Mig
-from nodeplug_gpu.placement import together
+from nodeplug_gpu.placement import packed
 from nodeplug_gpu.pool import Pool
 
 
 @dataclass(frozen=True, slots=True)
 class ExclusiveSharing:
-    """Sells whole cards."""
+    """Advertises whole cards."""
 
     config: Exclusive | Mig
     paths: access.NodePaths
@@ -33,16 +33,16 @@ class ExclusiveSharing:
     def prefer(self, request: DevicePrefer, pool: Pool) -> Sequence[DeviceId]:
         """Prefer cards of one NUMA node."""
         nodes = {DeviceId(member.card.uuid): f"node {member.card.numa_node}" for member in pool.members}
-        return together(request, nodes)
+        return packed(request, nodes)
 
     def allocate(self, request: DeviceAllocate, pool: Pool) -> Grant:
-        """Grant the cards.
+        """Allocate the cards.
 
         Raises:
-            NotFound, NotReady: one of them is not there any more, or not well.
+            NotFound, NotReady: one of them is no longer present, or not healthy.
         """
-        parts = [access.Part(pool.of(Uuid(name)).require_healthy()) for name in request.ids]
-        return access.grant(self.config.access, sorted(parts, key=lambda part: part.card.index), self.paths)
+        gpus = [access.GpuDevice(pool.of(Uuid(name)).require_healthy()) for name in request.ids]
+        return access.grant(self.config.access, sorted(gpus, key=lambda gpu: gpu.card.index), self.paths)
 
     def by_card(self, ids: Iterable[DeviceId], pool: Pool) -> Mapping[Uuid, Sequence[DeviceId]]:
         """The id is the card's UUID."""
@@ -51,5 +51,5 @@ class ExclusiveSharing:
 
 
 def numa_nodes(node: int | None) -> tuple[int, ...]:
-    """Return the wire's form; a machine without an opinion (-1 in sysfs) gives none."""
+    """Return a NUMA node as a device has it; none where the machine reports none (-1 in sysfs)."""
     return (node,) if node is not None and node >= 0 else ()

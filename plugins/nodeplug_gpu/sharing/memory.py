@@ -2,10 +2,10 @@
 
 Owns: the units of each card, the choice of the card, the check that a container's units are of one, and the
 environment that images for gpushare read.
-Refuses: to enforce what was promised (MPS and the overuse watch do), and NUMA topology: kubelet would take the units of
-a node without asking which card they are of.
+Refuses: to enforce the limits (MPS and the overuse watch do), and NUMA topology: kubelet would take units of a NUMA
+node without asking which card they belong to.
 
-The ids that kubelet hands out are the truth about who has how much of which card. Nothing is kept here beside them.
+The ids that kubelet allocates are the only record of who has how much of which card. Nothing is counted beside them.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -29,14 +29,14 @@ from nodeplug_gpu.config import Memory
 from nodeplug_gpu.ids import CardKey, by_card, card_key, unit_id
 from nodeplug_gpu.mps.client import client
 from nodeplug_gpu.mps.folders import Folders
-from nodeplug_gpu.placement import on_one_card
+from nodeplug_gpu.placement import single_card
 from nodeplug_gpu.pool import Pool, PoolMember
 from nodeplug_gpu.sharing.replicas import check_numbers, units_by_card
 
 _COUNT: Final = "count"
 MAX_UNITS: Final = 32_000
-"""Of one resource: with ids of 14 characters and nothing healthy, these are 0.93 MB; the daemon sends 1 MiB at most,
-so that kubelet's limit of 4 MiB holds for what else carries every id."""
+"""Of one resource: with ids of 14 characters and all of them unhealthy, the list has 0.93 MB; the daemon sends 1 MiB at
+most, so that other messages that carry every id stay below kubelet's limit of 4 MiB."""
 
 
 def unit_for(config: Memory, cards: Collection[int]) -> int:
@@ -56,7 +56,7 @@ def unit_for(config: Memory, cards: Collection[int]) -> int:
 
 @dataclass(slots=True)
 class MemorySharing:
-    """Sells memory by the unit.
+    """Advertises memory by the unit.
 
     Attributes:
         config: the entry.
@@ -111,15 +111,15 @@ class MemorySharing:
         if request.resource == self.config.count_resource:
             return None
         self._free = {card: len(names) for card, names in by_card(request.available).items()}
-        return on_one_card(request, self.config.policy)
+        return single_card(request, self.config.policy)
 
     def allocate(self, request: DeviceAllocate, pool: Pool) -> Grant:
-        """Grant one card, with what the container may use of it.
+        """Allocate units of one card.
 
         Raises:
             Exhausted: the units are of several cards, which means that no single one had enough.
             InvalidRequest: the counting resource was asked for.
-            NotFound, NotReady: the units, or their card, are not there any more, or not well.
+            NotFound, NotReady: the units, or their card, are no longer present, or not healthy.
         """
         if request.resource == self.config.count_resource:
             raise InvalidRequest(
@@ -134,7 +134,7 @@ class MemorySharing:
             raise NotFound(f"{', '.join(request.ids[:1]) or 'no id'} names no card of {request.resource}")
         member.require_healthy()
         check_numbers(request, self.units(member))
-        common = access.grant(self.config.access, [access.Part(member.card)], self.paths)
+        common = access.grant(self.config.access, [access.GpuDevice(member.card)], self.paths)
         return Grant.merged(
             [common, Grant(env=self.environment(len(request.ids), member)), self._limits(request, member)]
         )
@@ -147,7 +147,7 @@ class MemorySharing:
         return client(folders, member.card, units * self.unit, units / whole, threads=self.config.mps.thread_percentage)
 
     def environment(self, units: int, member: PoolMember) -> Mapping[str, str]:
-        """Return the variables of gpushare as its plugin has them: `_IDX` the minor, `_POD` of this container."""
+        """Return gpushare's variables as its plugin sets them: `_IDX` is the minor, `_POD` this container's units."""
         return {
             "ALIYUN_COM_GPU_MEM_IDX": str(member.card.minor),
             "ALIYUN_COM_GPU_MEM_POD": str(units),
@@ -165,7 +165,7 @@ class MemorySharing:
         free = {card: count for card, count in self._free.items() if card in members}
         largest = max(free, key=lambda card: free[card], default=None)
         if largest is None or free[largest] >= wanted:
-            # Kubelet did not ask which units to take, or took others: it says nothing about what is free.
+            # Kubelet did not ask for a preference, or ignored it: what is free is not known here.
             return f"{wanted} units of {self.config.resource} wanted on one card, kubelet chose units of several"
         return (
             f"{wanted} units of {self.config.resource} wanted on one card, the largest free card has {free[largest]}: "

@@ -1,7 +1,7 @@
-"""Time slicing: each card several times.
+"""Time-slicing: each card as several replicas.
 
 Owns: `replicas` devices per card, and the config_error of more than one where it is configured.
-Refuses: limits of memory or time; without MPS there are none.
+Refuses: limits of memory or compute; without MPS there are none.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,14 +14,14 @@ from nodeplug_gpu.config import Replicas
 from nodeplug_gpu.ids import by_card, card_key, unit_id
 from nodeplug_gpu.mps.client import client
 from nodeplug_gpu.mps.folders import Folders
-from nodeplug_gpu.placement import on_many_cards
+from nodeplug_gpu.placement import distributed
 from nodeplug_gpu.pool import Pool
 from nodeplug_gpu.sharing.exclusive import numa_nodes
 
 
 @dataclass(frozen=True, slots=True)
 class TimeSlicing:
-    """Sells each card `replicas` times."""
+    """Advertises `replicas` of each card."""
 
     config: Replicas
     paths: access.NodePaths
@@ -38,38 +38,38 @@ class TimeSlicing:
     def prefer(self, request: DevicePrefer, pool: Pool) -> Sequence[DeviceId]:
         """Prefer replicas of different cards."""
         del pool
-        return on_many_cards(request, self.config.policy)
+        return distributed(request, self.config.policy)
 
     def allocate(self, request: DeviceAllocate, pool: Pool) -> Grant:
-        """Grant the cards of the replicas, each once.
+        """Allocate the cards of the replicas, each once.
 
         Raises:
-            InvalidRequest: more than one is refused here, as it would not bring more.
-            NotFound, NotReady: a card is not there any more, or not well.
+            InvalidRequest: more than one is refused by configuration, as it would give no larger share.
+            NotFound, NotReady: a card is no longer present, or not healthy.
         """
         if self.config.refuse_more_than_one and len(request.ids) > 1:
             raise InvalidRequest(
                 f"{len(request.ids)} of {request.resource} wanted: one replica already shares the whole card, and more "
-                "bring no more of it; ask for 1 (refuse_more_than_one = false allows it)"
+                "give no larger share; ask for 1 (refuse_more_than_one = false allows it)"
             )
         check_numbers(request, self.config.replicas)
         keys = by_card(request.ids)
         members = {card_key(member.card.uuid): member for member in pool.members}
         if not keys or keys.keys() - members.keys():
             raise NotFound(f"{', '.join(request.ids[:1]) or 'no id'} names no card of {request.resource}")
-        parts = [access.Part(member.require_healthy()) for key, member in members.items() if key in keys]
-        common = access.grant(self.config.access, parts, self.paths)
-        return Grant.merged([common, self._limits(request, parts)])
+        gpus = [access.GpuDevice(member.require_healthy()) for key, member in members.items() if key in keys]
+        common = access.grant(self.config.access, gpus, self.paths)
+        return Grant.merged([common, self._limits(request, gpus)])
 
-    def _limits(self, request: DeviceAllocate, parts: Sequence[access.Part]) -> Grant:
+    def _limits(self, request: DeviceAllocate, gpus: Sequence[access.GpuDevice]) -> Grant:
         if self.config.mps is None:
             return Grant()
-        if len(parts) > 1:
+        if len(gpus) > 1:
             raise InvalidRequest(
-                f"{len(request.ids)} of {request.resource} wanted, on {len(parts)} cards: a container can be a client "
+                f"{len(request.ids)} of {request.resource} wanted, on {len(gpus)} cards: a container can be a client "
                 "of one MPS daemon only; ask for 1"
             )
-        card, share = parts[0].card, len(request.ids) / self.config.replicas
+        card, share = gpus[0].card, len(request.ids) / self.config.replicas
         folders = Folders.of(self.paths.run, card.uuid)
         return client(folders, card, int(card.memory * share), share, threads=self.config.mps.thread_percentage)
 
@@ -87,7 +87,7 @@ def check_numbers(request: DeviceAllocate, count: int) -> None:
     for name in request.ids:
         number = name.partition("-")[2]
         if not (number.isascii() and number.isdecimal() and int(number) < count):
-            raise NotFound(f"{name} is not among the {count} units of its card; it may have gone")
+            raise NotFound(f"{name} is not among the {count} units of its card; it may have been removed")
 
 
 def units_by_card(ids: Iterable[DeviceId], pool: Pool) -> Mapping[Uuid, Sequence[DeviceId]]:

@@ -28,7 +28,7 @@ def test_all_units_of_a_card_change_at_once(store: Make, card: Make) -> None:
     shop = store([MEMORY], [card(0), card(1)])
     shop.look(GpuEvent("xid", Uuid("GPU-1"), 79, time=shop.now))
     assert ill(shop) == units(1, 16)
-    assert set(shop.listed().values()) == {"", "XID 79 (the card has fallen off the bus)"}
+    assert set(shop.listed().values()) == {"", "XID 79 (GPU has fallen off the bus)"}
 
 
 def test_a_card_that_vanishes_while_held_stays_listed(store: Make, card: Make) -> None:

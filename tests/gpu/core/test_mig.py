@@ -34,7 +34,7 @@ def test_mixed_sells_each_profile_under_its_name(store: Make, divided: Make) -> 
     shop = store([MIXED], [divided(0, SMALL, BIG, "7g.80gb")])
     assert (list(shop.listed(MIG)), list(shop.listed(LARGE))) == (["MIG-0-a0"], ["MIG-0-a1"])
     notes = shop.tracker.sharings[MIG].unadvertised(shop.tracker.inventory.pools[MIG])
-    assert notes == ["instances of profile 7g.80gb are not sold: `profiles` has no resource for it"]
+    assert notes == ["instances of profile 7g.80gb are not advertised: `profiles` has no resource for it"]
 
 
 def test_cards_without_mig_go_to_the_other_entries(store: Make, card: Make, divided: Make) -> None:

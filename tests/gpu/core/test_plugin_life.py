@@ -156,7 +156,7 @@ def test_stop_during_start_ends_it(stage: Stage, monkeypatch: pytest.MonkeyPatch
         entered.set()
 
     monkeypatch.setattr(SimulatedDriver, "start", never_looks)
-    monkeypatch.setattr("nodeplug_gpu.plugin._FIRST_LOOK", 3600.0)
+    monkeypatch.setattr("nodeplug_gpu.plugin._START_TIMEOUT", 3600.0)
     plugin = stage.plugin(poll="1h")
     starting = threading.Thread(target=plugin.start)
     starting.start()
@@ -242,7 +242,7 @@ def test_a_look_that_fails_leaves_the_last_one(stage: Stage, caplog: pytest.LogC
         raise RuntimeError("a bug")
 
     object.__setattr__(plugin._host, "_holders", broken)
-    until(lambda: "a look at the cards failed" in caplog.text)
+    until(lambda: "the inventory could not be updated" in caplog.text)
     assert len(devices(plugin)) == 4
 
 
@@ -264,7 +264,7 @@ def test_a_follower_that_fails_holds_up_no_other(stage: Stage, caplog: pytest.Lo
     plugin._reconcilers = (Broken(), Sound())
     plugin.start()
     assert followed.wait(20)
-    assert "Broken could not follow" in caplog.text
+    assert "Broken could not reconcile" in caplog.text
     assert len(devices(plugin)) == 4
 
 
@@ -275,7 +275,7 @@ def test_the_log_says_why_a_card_is_not_offered(stage: Stage, caplog: pytest.Log
     first.stop()
     second = stage.plugin([{"sharing": "exclusive", "resource": WHOLE}])
     second.start()
-    assert f"GPU-0000 is not offered as {WHOLE}: it was advertised as {MEM} (memory)" in caplog.text
+    assert f"GPU-0000 is not allocatable as {WHOLE}: it was advertised as {MEM} (memory)" in caplog.text
 
 
 def test_a_slow_driver_is_waited_for_where_cards_were_sold(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,7 +290,7 @@ def test_a_slow_driver_is_waited_for_where_cards_were_sold(stage: Stage, monkeyp
         late[0].start()
 
     monkeypatch.setattr(SimulatedDriver, "start", answers_late)
-    monkeypatch.setattr("nodeplug_gpu.plugin._FIRST_LOOK", 0.01)
+    monkeypatch.setattr("nodeplug_gpu.plugin._START_TIMEOUT", 0.01)
     second = stage.plugin()
     second.start()
     late[0].join()

@@ -186,7 +186,7 @@ def test_a_second_section_that_is_added_gets_no_card_of_the_first_nor_after_a_re
             for turn in range(2):
                 await asyncio.to_thread(node.kill)
                 node.start()
-                await kubelet.until(lambda turn=turn: node.log.count("a card is not sold: section gpu") > turn + 1)  # type: ignore[misc]
+                await kubelet.until(lambda turn=turn: node.log.count("not advertised: section gpu") > turn + 1)  # type: ignore[misc]
                 await kubelet.until_allocatable(MEM, 16)
                 assert kubelet.allocatable(WHOLE) == 0
 

@@ -46,9 +46,9 @@ echo "$@" >> "$(dirname "$0")/modes"
 
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nodeplug_gpu.mps.daemon.ASK_EVERY", 0.2)
-    monkeypatch.setattr("nodeplug_gpu.mps.daemon.ASK_PATIENCE", 2.0)
-    monkeypatch.setattr("nodeplug_gpu.mps.daemon.START_PATIENCE", 2.0)
+    monkeypatch.setattr("nodeplug_gpu.mps.daemon.PING_INTERVAL", 0.2)
+    monkeypatch.setattr("nodeplug_gpu.mps.daemon.PING_TIMEOUT", 2.0)
+    monkeypatch.setattr("nodeplug_gpu.mps.daemon.START_TIMEOUT", 2.0)
 
 
 @pytest.fixture

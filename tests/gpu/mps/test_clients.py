@@ -67,5 +67,5 @@ def test_no_client_is_made_without_a_daemon(tmp_path: Path) -> None:
 def test_a_plain_folder_is_never_given_to_a_client(tmp_path: Path) -> None:
     Folders(tmp_path).shm.mkdir()
     Record(1, "1", exclusive=True, shm=1 << 20).write(Folders(tmp_path).record)
-    with pytest.raises(NotReady, match="not mounted any more"):
+    with pytest.raises(NotReady, match="no longer mounted"):
         shared_with(tmp_path)

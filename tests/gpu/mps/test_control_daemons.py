@@ -181,7 +181,8 @@ def test_the_daemon_of_a_card_that_containers_hold_goes_on_until_they_are_gone(
     for _ in range(2):
         later.reconcile({}, held=lambda _: True, cards=[CARD])
     assert (
-        later.still_running(CARD.uuid) == "its MPS control daemon still runs; it ends when no container holds the card"
+        later.still_running(CARD.uuid)
+        == "its MPS control daemon still runs; it is stopped when no container holds the card"
     )
     assert alive(pid)
     later.reconcile({}, cards=[CARD])
@@ -197,7 +198,7 @@ def test_a_card_that_is_shared_by_mps_again_waits_for_the_end_of_its_former_daem
     first = pid_of(short_path, CARD)
     one.reconcile({})
     one.reconcile(wanted(CARD))
-    assert one.reason(CARD.uuid) == "its former MPS control daemon is ending"
+    assert one.reason(CARD.uuid) == "its former MPS control daemon is stopping"
 
     def serves() -> bool:
         one.reconcile(wanted(CARD))

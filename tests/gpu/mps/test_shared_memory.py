@@ -329,7 +329,7 @@ def test_a_card_whose_memory_somebody_unmounted_is_not_offered_and_says_so(daemo
     one = daemons()
     serve(one, CARD)
     unmount(str(Folders.of(short_path, CARD.uuid).shm))
-    until(lambda: "is not mounted any more" in one.reason(CARD.uuid))
+    until(lambda: "is no longer mounted" in one.reason(CARD.uuid))
 
 
 @pytest.mark.node

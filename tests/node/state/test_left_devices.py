@@ -118,7 +118,10 @@ def test_a_card_that_is_sold_otherwise_now_waits_for_those_who_hold_it(devices: 
     with a_kubelet(devices) as kubelet:
         kubelet.until_allocatable(REPLICA, 4)
         kubelet.until(lambda: kubelet.capacity("example.com/whole") == 1)
-        until(lambda: any("allocated to default/" in one["reason"] for one in cards(devices)), found=lambda: cards(devices))
+        until(
+            lambda: any("allocated to default/" in one["reason"] for one in cards(devices)),
+            found=lambda: cards(devices),
+        )
         assert kubelet.allocatable("example.com/whole") == 0
     assert devices.mps.poll() is None
 
