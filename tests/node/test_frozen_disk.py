@@ -1,11 +1,15 @@
 """A filesystem that is frozen under the state folder stops nobody who does not need it."""
 
 import json
+import os
 import shutil
+import signal
+import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 
@@ -170,6 +174,39 @@ def test_control_and_status_are_answered_while_the_disk_of_the_state_folder_is_f
     assert done.returncode == 0, done.stdout
     thaw(disk)
     until(lambda: bool(node.status()["ready"]))
+
+
+def is_healthy(port: int) -> bool:
+    """Ask as kubelet's probe does.
+
+    Raises:
+        TimeoutError: nobody answers.
+    """
+    with urlopen(f"http://127.0.0.1:{port}/healthz", timeout=20) as answer:
+        return bool(answer.status == 200)
+
+
+def test_probes_are_answered_while_the_folder_of_the_exec_socket_is_frozen(
+    make_disk: Callable[[str], Path], short_path: Path
+) -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as free:
+        port = free.getsockname()[1]
+    folder = make_disk("run/nodeplug")
+    node = ScratchNode(short_path, "", supervisor=f'listen = "127.0.0.1:{port}"\n')
+    node.start()
+    try:
+        os.kill(node.pid, signal.SIGSTOP)  # else it could make the socket anew before the folder is frozen
+        node.paths.exec_socket.unlink()
+        freeze(folder)
+        os.kill(node.pid, signal.SIGCONT)
+        until(lambda: is_healthy(port) and "folder of the exec socket does not answer" in node.log)
+        assert is_healthy(port)
+        thaw(folder)
+        until(lambda: "it is made anew" in node.log)
+        assert node.status()["plugins"] == []
+    finally:
+        subprocess.run(["fsfreeze", "-u", folder], capture_output=True, check=False)
+        node.kill()
 
 
 def test_a_deferred_del_that_cannot_be_removed_from_a_frozen_disk_holds_up_nobody_else(

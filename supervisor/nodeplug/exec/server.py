@@ -5,7 +5,8 @@ connection. An error that concerns a caller is answered to that caller and logge
 daemon.
 Nobody is left in the backlog: every connection is accepted at once, and when too many have not sent their request, the
 oldest silent one is dropped for the newcomer. An entrypoint sends its request as it connects, so it is never silent.
-Refuses: protocol knowledge beyond the form of an error in each style, and threads: everything runs on the event loop.
+Refuses: protocol knowledge beyond the form of an error in each style, and to touch its folder on the event loop: a
+thread does that.
 """
 
 import asyncio
@@ -26,6 +27,8 @@ from nodeplug.contract.netns import Netns
 from nodeplug.exec.arrival import Arrival, readable
 from nodeplug.exec.frame import Frame, Reply
 from nodeplug.hosting.call import has_hung_up, new_request_id, set_caller
+from nodeplug.process.aside import aside
+from nodeplug.process.lane import Lane, Unanswered
 from nodeplug.process.umask import with_umask
 
 LOG: Final = logging.getLogger(__name__)
@@ -44,6 +47,8 @@ _LOOK: Final = 0.5
 """Seconds between two looks at whether the socket is still at its path: one stat(2)."""
 _AGAIN: Final = 0.1
 """Seconds between two tries to accept while that fails."""
+Identity = tuple[int, int]
+"""Device and inode of the socket in its folder."""
 _SILENCE: Final = 10.0
 _GRACE: Final = 2.0
 _CREDENTIALS: Final = struct.Struct("3i")
@@ -75,7 +80,8 @@ class ExecServer:
         self._handlers = handlers
         self._silence = silence
         self._listener: socket.socket | None = None
-        self._identity = (0, 0)
+        self._identity: Identity = (0, 0)
+        self._folder = Lane("the folder of the exec socket")
         self._idle: asyncio.Future[None] | None = None
         self._connections: set[asyncio.Task[None]] = set()
         self._reading: dict[Arrival, asyncio.Task[None]] = {}
@@ -89,9 +95,10 @@ class ExecServer:
         Raises:
             PluginError: another daemon listens there, or the path cannot be used.
         """
-        self._listener = self._listen()
+        # However long that takes: nobody can be served before.
+        self._listener, self._identity = await aside(self._listen, "exec: listen")
 
-    def _listen(self) -> socket.socket:
+    def _listen(self) -> tuple[socket.socket, Identity]:
         try:
             self.path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         except OSError as error:
@@ -106,8 +113,7 @@ class ExecServer:
         except OSError as error:
             listener.close()
             raise PluginError(f"cannot listen on {self.path}: {error.strerror or error}") from error
-        self._identity = status.st_dev, status.st_ino
-        return listener
+        return listener, (status.st_dev, status.st_ino)
 
     async def keep_listening(self) -> None:
         """Listen anew when the socket is gone from its path: a task of the daemon, ended by cancelling it.
@@ -117,17 +123,19 @@ class ExecServer:
         told = ""
         while True:
             await asyncio.sleep(_LOOK)
-            if self._listener is None or self._is_in_place():
-                continue
             try:
-                self._replace_listener(self._listen())
+                if self._listener is not None and not await self._folder.run(self._is_in_place):
+                    self._replace_listener(*await self._folder.run(self._listen, _drop))
+                    LOG.warning("the socket at %s was gone; it is made anew", self.path)
+                told = ""
+            except Unanswered as error:
+                if not told:  # how long it has not answered is no news
+                    LOG.error("nobody can tell whether the socket at %s is there: %s", self.path, error)
+                told = told or str(error)
             except (PluginError, OSError) as error:
                 if told != str(error):
                     LOG.error("the socket at %s is gone, and cannot be made anew: %s", self.path, error)
                 told = str(error)
-            else:
-                LOG.warning("the socket at %s was gone; it is made anew", self.path)
-                told = ""
 
     def _is_in_place(self) -> bool:
         try:
@@ -136,10 +144,17 @@ class ExecServer:
             return False
         return (status.st_dev, status.st_ino) == self._identity
 
-    def _replace_listener(self, listener: socket.socket) -> None:
-        former, self._listener = self._listener, listener
-        if former is not None:
-            self._close(former)
+    def _remove(self) -> None:
+        if self._is_in_place():
+            self.path.unlink()
+
+    def _replace_listener(self, listener: socket.socket, identity: Identity) -> None:
+        former = self._listener
+        if former is None:  # stopped meanwhile
+            listener.close()
+            return
+        self._listener, self._identity = listener, identity
+        self._close(former)
 
     def _close(self, listener: socket.socket) -> None:
         asyncio.get_running_loop().remove_reader(listener)
@@ -195,9 +210,8 @@ class ExecServer:
         listener, self._listener = self._listener, None
         if listener is None:
             return
-        if self._is_in_place():
-            with suppress(OSError):
-                self.path.unlink()
+        with suppress(OSError, Unanswered):
+            await self._folder.run(self._remove)
         self._close(listener)
         while self._evict():
             pass
@@ -317,6 +331,10 @@ async def _send(peer: socket.socket, reply: Reply) -> None:
             await asyncio.get_running_loop().sock_sendall(peer, reply.encode())
     except (OSError, TimeoutError) as error:
         LOG.info("an answer was not taken: %s", error or type(error).__name__)
+
+
+def _drop(made: tuple[socket.socket, Identity]) -> None:
+    made[0].close()
 
 
 def _clear_stale(path: Path) -> None:
