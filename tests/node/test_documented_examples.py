@@ -15,5 +15,5 @@ def test_the_documented_test_file_passes_on_a_node_of_its_own(tmp_path: Path) ->
     own_node = namespaces.command(network=True)
     tests = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error", "."]
     done = subprocess.run([*own_node, *tests], cwd=tmp_path / "mine", capture_output=True, text=True, check=False)
-    assert "3 passed" in done.stdout, done.stdout + done.stderr
+    assert "4 passed" in done.stdout, done.stdout + done.stderr
     assert done.returncode == 0

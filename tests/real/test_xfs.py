@@ -1,18 +1,14 @@
 """loopfile with the real xfs tools, which a bare Debian machine does not have."""
 
-import logging
 import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
 
 import pytest
 
 from nodeplug import (
-    Host,
     InvalidRequest,
-    Journal,
     VolumeExpandFs,
     VolumeId,
     VolumeStage,
@@ -20,6 +16,7 @@ from nodeplug import (
     mounted_at,
     unmount,
 )
+from nodeplug.testing import host
 from nodeplug_volumes.loopfile import LoopFile, LoopFileConfig
 
 pytestmark = pytest.mark.real
@@ -35,15 +32,7 @@ def xfsprogs() -> None:
 
 @pytest.fixture
 def plugin(tmp_path: Path) -> LoopFile:
-    log = logging.LoggerAdapter(logging.getLogger("plugin.loopfile"))
-
-    def refuse(*_: Any) -> Any:
-        raise AssertionError("a volume driver asks for nothing")
-
-    host = Host(
-        "loopfile", "node-1", "boot", log, Journal(tmp_path / "j"), tmp_path, tmp_path, refuse, cast("Any", refuse)
-    )
-    made = LoopFile(LoopFileConfig(directory=tmp_path / "images"), host)
+    made = LoopFile(LoopFileConfig(directory=tmp_path / "images"), host(tmp_path, plugin="loopfile"))
     made.start()
     return made
 

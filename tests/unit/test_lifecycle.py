@@ -1,5 +1,4 @@
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -7,11 +6,12 @@ from typing import Any, ClassVar
 import pytest
 from pydantic import BaseModel
 
-from nodeplug import Claim, CniResult, Host, Journal, NotReady, TryAgain, hookimpl
+from nodeplug import Claim, CniResult, Host, NotReady, TryAgain, hookimpl
 from nodeplug.config import PluginSection
 from nodeplug.hosting.lifecycle import Lifecycle
 from nodeplug.hosting.registry import Registry
 from nodeplug.hosting.runner import Runner
+from nodeplug.testing import host
 
 
 class Recorded:
@@ -73,10 +73,7 @@ def section(**config: Any) -> PluginSection:
 @pytest.fixture
 def lifecycle(tmp_path: Path) -> Lifecycle:
     def make_host(name: str) -> Host:
-        log = logging.LoggerAdapter(logging.getLogger(name))
-        return Host(
-            name, "node", "boot", log, Journal(tmp_path), tmp_path, tmp_path, lambda _: None, lambda *_, **__: None
-        )
+        return host(tmp_path, plugin=name)
 
     return Lifecycle(Registry(), Runner(), make_host)
 

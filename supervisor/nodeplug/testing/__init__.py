@@ -24,6 +24,7 @@ from nodeplug.testing.flex_caller import (
 )
 from nodeplug.testing.inventory import Inventory, leaves_nothing
 from nodeplug.testing.kubelet import AdmissionError, BlockingKubelet, Kubelet, Timeouts, UnknownResourceError
+from nodeplug.testing.plugin_host import Delegated, RecordingHost, host
 from nodeplug.testing.pods import CniRuntimeFactory, FlexCallerFactory
 from nodeplug.testing.sandbox import Sandbox
 from nodeplug.testing.scratch_node import ScratchNode
@@ -39,6 +40,7 @@ __all__ = [
     "CniError",
     "CniRuntime",
     "CniRuntimeFactory",
+    "Delegated",
     "DeviceHost",
     "Ended",
     "ExecRoad",
@@ -53,6 +55,7 @@ __all__ = [
     "Inventory",
     "Kubelet",
     "Patience",
+    "RecordingHost",
     "Report",
     "RuntimeStyle",
     "Sandbox",
@@ -60,6 +63,7 @@ __all__ = [
     "Timeouts",
     "UnknownResourceError",
     "conformance",
+    "host",
     "leaves_nothing",
     "serve_devices",
 ]

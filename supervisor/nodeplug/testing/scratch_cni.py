@@ -6,7 +6,6 @@ Refuses: the wire. `ScratchNode` and `CniRuntime` go through executables and JSO
 """
 
 import ctypes
-import logging
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -18,16 +17,13 @@ from nodeplug import (
     CniCheck,
     CniDel,
     CniGc,
-    CniRequest,
     CniResult,
     CniStatus,
-    Host,
-    Journal,
     Netns,
-    NotFound,
     ValidAttachment,
 )
 from nodeplug.contract.host import Delegate
+from nodeplug.testing.plugin_host import host
 
 _CLONE_NEWNET: Final = 0x40000000
 _Value = TypeVar("_Value")
@@ -71,15 +67,11 @@ def new_netns() -> Netns:
     return run_in(None, unshare)
 
 
-def _no_delegate(request: CniRequest, plugin_type: str, config: Mapping[str, Any]) -> CniResult | None:
-    raise NotFound(f"there is no plugin {plugin_type!r} for {type(request).__name__} of {config.get('name')!r} here")
-
-
 class ScratchCni:
     """A host namespace, container namespaces, and calls of one plugin.
 
     Args:
-        folder: for journal and state; exists.
+        folder: of the plugin's `Host`; exists.
         delegate: answers `host.delegate(request, type, config)`; by default there are no other plugins.
         boot_id: as the journal stamps it.
     """
@@ -88,23 +80,13 @@ class ScratchCni:
         self,
         folder: Path,
         *,
-        delegate: Delegate = _no_delegate,
+        delegate: Delegate | None = None,
         boot_id: str = "boot-1",
     ) -> None:
         self.folder = folder
         self.host_netns = new_netns()
         self._containers: list[Netns] = []
-        self.host = Host(
-            plugin="scratch",
-            node_name="node-1",
-            boot_id=boot_id,
-            log=logging.LoggerAdapter(logging.getLogger("nodeplug.scratch"), {}),
-            journal=Journal(folder / "journal", boot_id),
-            state_dir=folder,
-            run_dir=folder,
-            _refresh=lambda _resource: None,
-            _delegate=delegate,
-        )
+        self.host = host(folder, plugin="scratch", boot_id=boot_id, delegate=delegate)
 
     def container(self) -> Netns:
         """Make a container's namespace; it is closed with this object."""

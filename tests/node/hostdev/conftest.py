@@ -1,6 +1,5 @@
 """hostdev over real device nodes, made by mknod in a folder of the test."""
 
-import logging
 import os
 import stat
 import threading
@@ -10,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from nodeplug import Host, Journal, ResourceName
+from nodeplug import Host, ResourceName, testing
 from nodeplug_hostdev import HostDev
 
 NAME = ResourceName("example.com/a")
@@ -57,12 +56,7 @@ def mknod() -> Callable[..., None]:
 
 @pytest.fixture
 def host(tmp_path: Path, refreshed: Refreshed) -> Host:
-    log = logging.LoggerAdapter(logging.getLogger("hostdev"))
-
-    def no_delegate(request: Any, plugin_type: str, config: Any) -> None:
-        raise AssertionError
-
-    return Host("hostdev", "node", "boot", log, Journal(tmp_path / "j"), tmp_path, tmp_path, refreshed, no_delegate)
+    return testing.host(tmp_path, plugin="hostdev", refresh=refreshed)
 
 
 class Plugins:

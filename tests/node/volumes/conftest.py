@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -27,7 +27,7 @@ from nodeplug import (
     hookimpl,
     mount,
 )
-from nodeplug.contract.host import Delegate, Host
+from nodeplug.contract.host import Host
 from nodeplug.contract.journal import Journal, read_boot_id
 from nodeplug.contract.mounts import mounts, unmount
 from nodeplug.exec.frame import Frame
@@ -35,6 +35,7 @@ from nodeplug.flex.service import FlexService
 from nodeplug.flex.staging import Staging
 from nodeplug.hosting.registry import Registry
 from nodeplug.hosting.runner import Runner
+from nodeplug.testing import host
 
 LOOP_CLR_FD = 0x4C01
 PATIENCE = 10.0
@@ -178,27 +179,8 @@ def make_node(area: Path) -> Any:
 @pytest.fixture
 def make_host(area: Path) -> Any:
     def make(name: str) -> Host:
-        import logging  # noqa: PLC0415 - only this fixture logs
-
-        state, run = area / "state" / name, area / "run" / name
-        state.mkdir(parents=True, exist_ok=True)
-        run.mkdir(parents=True, exist_ok=True)
-        log = logging.LoggerAdapter(logging.getLogger(f"plugin.{name}"))
-
-        def refuse(*_: Any) -> Any:
-            raise AssertionError("a volume driver asks for nothing")
-
-        return Host(
-            name,
-            "node-1",
-            read_boot_id(),
-            log,
-            Journal(state / "journal"),
-            state,
-            run,
-            refuse,
-            cast("Delegate", refuse),
-        )
+        (area / "hosts" / name).mkdir(parents=True, exist_ok=True)
+        return host(area / "hosts" / name, plugin=name, boot_id=read_boot_id())
 
     return make
 

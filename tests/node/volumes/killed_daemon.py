@@ -6,20 +6,19 @@ unmount below the area counts as one change. Without a kill the answer is printe
 
 import asyncio
 import json
-import logging
 import os
 import signal
 import sys
 from pathlib import Path
 from typing import Any
 
-from nodeplug.contract.host import Host
 from nodeplug.contract.journal import Journal
 from nodeplug.exec.frame import Frame
 from nodeplug.flex.service import FlexService
 from nodeplug.flex.staging import Staging
 from nodeplug.hosting.registry import Registry
 from nodeplug.hosting.runner import Runner
+from nodeplug.testing import host
 from nodeplug_volumes.loopfile import LoopFile, LoopFileConfig
 
 EVENTS = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "fcntl.ioctl", "subprocess.Popen"}
@@ -57,10 +56,8 @@ class Libc:
 
 
 def service(area: Path) -> FlexService:
-    log = logging.LoggerAdapter(logging.getLogger("plugin"))
-    nothing: Any = None
-    host = Host("loopfile", "node", "boot", log, Journal(area / "j"), area / "state", area / "state", nothing, nothing)
-    plugin = LoopFile(LoopFileConfig(directory=area / "images"), host)
+    (area / "host").mkdir(exist_ok=True)
+    plugin = LoopFile(LoopFileConfig(directory=area / "images"), host(area / "host"))
     plugin.start()
     registry, runner = Registry(), Runner()
     registry.load("loopfile", plugin, "tests")

@@ -1,0 +1,108 @@
+"""What a plugin is given, for a unit test of it: a `Host` whose requests are recorded, or answered by the test.
+
+Owns: the folders and the journal, in a folder of the test, and what the plugin asked the daemon for.
+Refuses: the daemon: nothing is served and no hook is called. `ScratchNode` and the fixtures are for that.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nodeplug.contract.errors import NotFound
+from nodeplug.contract.host import Delegate, Host
+from nodeplug.contract.journal import Journal
+from nodeplug.contract.values import CniRequest, CniResult, Holding, ResourceName
+
+
+@dataclass(frozen=True, slots=True)
+class Delegated:
+    """One `host.delegate(...)`.
+
+    Attributes:
+        request: the request that the plugin serves.
+        plugin_type: which plugin was to run, such as `ipam.type`.
+        config: what that plugin gets on stdin.
+    """
+
+    request: CniRequest
+    plugin_type: str
+    config: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordingHost(Host):
+    """A `Host` that remembers what was asked of it.
+
+    Attributes:
+        refreshed: the resources of each `host.refresh(...)`, in order.
+        delegated: each `host.delegate(...)`, in order.
+    """
+
+    refreshed: list[ResourceName] = field(default_factory=list)
+    delegated: list[Delegated] = field(default_factory=list)
+
+
+def host(
+    folder: Path,
+    *,
+    plugin: str = "plugin",
+    node_name: str = "node-1",
+    boot_id: str = "boot-1",
+    refresh: Callable[[ResourceName], None] | None = None,
+    delegate: Delegate | None = None,
+    holders: Sequence[Holding] | Callable[[ResourceName], Sequence[Holding]] = (),
+) -> RecordingHost:
+    """Build what the daemon gives to a plugin, for a test that constructs the plugin itself.
+
+        plugin = Fuse(Fuse.Config(), host(tmp_path))
+
+    Args:
+        folder: an existing one, such as pytest's `tmp_path`; `state`, `run` and `journal` are made in it. The same one
+            again is a restart of the daemon.
+        plugin: the section name; the log is `nodeplug.plugin.<section name>`.
+        node_name: the node's name in the cluster.
+        boot_id: another one in the same folder is a reboot: records of the journal are stale.
+        refresh: called for each `host.refresh(resource)` as well, in the plugin's thread.
+        delegate: answers `host.delegate(...)`; by default there is no other plugin, which is NotFound.
+        holders: who holds devices, of all resources; or a function that answers for one resource, or raises. By default
+            no container holds any.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
+    refreshed: list[ResourceName] = []
+    delegated: list[Delegated] = []
+
+    def record_refresh(resource: ResourceName) -> None:
+        refreshed.append(resource)
+        if refresh is not None:
+            refresh(resource)
+
+    def record_delegate(request: CniRequest, plugin_type: str, config: Mapping[str, Any]) -> CniResult | None:
+        delegated.append(Delegated(request, plugin_type, config))
+        if delegate is None:
+            raise NotFound(f"this test has no plugin {plugin_type!r}; give host() a delegate that answers for it")
+        return delegate(request, plugin_type, config)
+
+    def known_holders(resource: ResourceName) -> Sequence[Holding]:
+        return holders(resource) if callable(holders) else [one for one in holders if one.resource == resource]
+
+    state, run = folder / "state", folder / "run"
+    for made in (state, run):
+        made.mkdir(exist_ok=True)
+    return RecordingHost(
+        plugin=plugin,
+        node_name=node_name,
+        boot_id=boot_id,
+        log=logging.LoggerAdapter(logging.getLogger(f"nodeplug.plugin.{plugin}"), {"plugin": plugin}),
+        journal=Journal(folder / "journal", boot_id),
+        state_dir=state,
+        run_dir=run,
+        _refresh=record_refresh,
+        _delegate=record_delegate,
+        _holders=known_holders,
+        refreshed=refreshed,
+        delegated=delegated,
+    )
