@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from nodeplug import Claim, Device, DeviceId, DevicePrefer, Grant, Host, hookimpl
+from nodeplug import Claim, Device, DeviceClaim, DeviceId, DevicePrefer, Grant, Host, hookimpl
 
 
 class Rack:
@@ -14,7 +14,7 @@ class Rack:
     @hookimpl
     def claims(self) -> Sequence[Claim]:
         """Claim the one resource."""
-        return [Claim("device", "bench.nodeplug.io/rack")]
+        return [DeviceClaim("bench.nodeplug.io/rack")]
 
     @hookimpl
     def device_list(self) -> Sequence[Device]:

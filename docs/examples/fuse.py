@@ -1,6 +1,6 @@
 """The smallest useful device plugin: /dev/fuse for sixteen containers at a time."""
 
-from nodeplug import Claim, Device, DeviceId, DeviceNode, Grant, Host, hookimpl
+from nodeplug import Device, DeviceClaim, DeviceId, DeviceNode, Grant, Host, hookimpl
 
 
 class Fuse:
@@ -8,8 +8,8 @@ class Fuse:
         self.log = host.log
 
     @hookimpl
-    def claims(self) -> list[Claim]:
-        return [Claim("device", "example.com/fuse")]
+    def claims(self) -> list[DeviceClaim]:
+        return [DeviceClaim("example.com/fuse")]
 
     @hookimpl
     def device_list(self) -> list[Device]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from nodeplug import Claim, Host, InvalidRequest, VolumeId, VolumeStage, hookimpl, mount
+from nodeplug import Host, InvalidRequest, VolumeClaim, VolumeId, VolumeStage, hookimpl, mount
 
 
 class ScratchConfig(BaseModel):
@@ -20,8 +20,8 @@ class Scratch:
         self.size = config.size
 
     @hookimpl
-    def claims(self) -> list[Claim]:
-        return [Claim("volume", "example/scratch")]
+    def claims(self) -> list[VolumeClaim]:
+        return [VolumeClaim("example/scratch")]
 
     @hookimpl
     def volume_id(self, options: Mapping[str, str]) -> VolumeId:

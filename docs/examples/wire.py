@@ -5,7 +5,7 @@ from hashlib import sha256
 
 from pyroute2 import IPRoute, NetlinkError
 
-from nodeplug import Claim, CniAdd, CniDel, CniInterface, CniIp, CniResult, Host, hookimpl
+from nodeplug import CniAdd, CniClaim, CniDel, CniInterface, CniIp, CniResult, Host, hookimpl
 
 
 def host_end(request: CniAdd | CniDel) -> str:
@@ -29,8 +29,8 @@ class Wire:
         self.host = host
 
     @hookimpl
-    def claims(self) -> list[Claim]:
-        return [Claim("cni", "example-wire")]
+    def claims(self) -> list[CniClaim]:
+        return [CniClaim("example-wire")]
 
     @hookimpl
     def cni_add(self, request: CniAdd) -> CniResult:

@@ -15,6 +15,7 @@ from nodeplug import (
     Claim,
     Device,
     DeviceAllocate,
+    DeviceClaim,
     DeviceId,
     DevicePrefer,
     DeviceReleased,
@@ -101,7 +102,7 @@ class Gpu:
     @hookimpl
     def claims(self) -> Sequence[Claim]:
         """Claim every configured resource."""
-        return [Claim("device", name) for entry in self._config.resources for name in resource_names(entry)]
+        return [DeviceClaim(name) for entry in self._config.resources for name in resource_names(entry)]
 
     @hookimpl
     def prepare(self) -> None:

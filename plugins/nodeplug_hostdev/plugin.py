@@ -19,6 +19,7 @@ from nodeplug import (
     Claim,
     Device,
     DeviceAllocate,
+    DeviceClaim,
     DeviceId,
     DeviceMount,
     DeviceNode,
@@ -66,7 +67,7 @@ class HostDev:
     @hookimpl
     def claims(self) -> Sequence[Claim]:
         """Claim every configured resource."""
-        return [Claim("device", name) for name in self._resources]
+        return [DeviceClaim(name) for name in self._resources]
 
     @hookimpl
     def start(self) -> None:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from nodeplug import Claim, CniAdd, CniCheck, CniDel, CniGc, CniResult, CniStatus, Host, hookimpl
+from nodeplug import Claim, CniAdd, CniCheck, CniClaim, CniDel, CniGc, CniResult, CniStatus, Host, hookimpl
 from nodeplug.fields import CniExecutable
 from nodeplug_net import bridge_add, bridge_check, bridge_del
 from nodeplug_net.addressing import Addressing
@@ -61,7 +61,7 @@ class Bridge:
     @hookimpl
     def claims(self) -> Sequence[Claim]:
         """Answer for the configured names."""
-        return [Claim("cni", name) for name in self._names]
+        return [CniClaim(name) for name in self._names]
 
     @hookimpl
     def start(self) -> None:

@@ -14,6 +14,7 @@ from nodeplug import (
     Claim,
     CniAdd,
     CniCheck,
+    CniClaim,
     CniDel,
     CniInterface,
     CniIp,
@@ -57,8 +58,8 @@ class Loopback:
     @hookimpl
     def claims(self) -> Sequence[Claim]:
         """Answer for the configured names."""
-        own = [Claim("cni", name) for name in self._names]
-        return own + [Claim("cni", name, gives_way=True) for name in self._where_absent]
+        own = [CniClaim(name) for name in self._names]
+        return own + [CniClaim(name, gives_way=True) for name in self._where_absent]
 
     @hookimpl
     def cni_add(self, request: CniAdd) -> CniResult:

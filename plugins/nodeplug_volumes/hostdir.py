@@ -20,10 +20,11 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from nodeplug import (
     Claim,
+    FsGroup,
     Host,
     InvalidRequest,
     NotReady,
-    VolumeCapabilities,
+    VolumeClaim,
     VolumeId,
     VolumePublish,
     bind,
@@ -96,8 +97,9 @@ class HostDir:
     @hookimpl
     def claims(self) -> Sequence[Claim]:
         """One driver; kubelet leaves the tree as it is unless configured otherwise."""
-        capabilities = VolumeCapabilities(self._config.fs_group, self._config.selinux_relabel, metrics=True)
-        return [Claim("volume", self._config.driver, capabilities)]
+        config = self._config
+        fs_group: FsGroup = "kubelet" if config.fs_group else "driver"
+        return [VolumeClaim(config.driver, fs_group=fs_group, selinux_relabel=config.selinux_relabel)]
 
     @hookimpl
     def health(self) -> None:

@@ -25,6 +25,7 @@ from nodeplug import (
     NotFound,
     NotReady,
     PluginError,
+    VolumeClaim,
     VolumeExpandFs,
     VolumeId,
     VolumePublish,
@@ -92,7 +93,7 @@ class LoopFile:
     @hookimpl
     def claims(self) -> Sequence[Claim]:
         """One driver."""
-        return [Claim("volume", self._config.driver)]
+        return [VolumeClaim(self._config.driver)]
 
     @hookimpl
     def start(self) -> None:

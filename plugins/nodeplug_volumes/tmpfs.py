@@ -13,16 +13,7 @@ from typing import Any, ClassVar, Final
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from nodeplug import (
-    Claim,
-    Host,
-    InvalidRequest,
-    VolumeCapabilities,
-    VolumePublish,
-    hookimpl,
-    mount,
-    mounted_at,
-)
+from nodeplug import Claim, Host, InvalidRequest, VolumeClaim, VolumePublish, hookimpl, mount, mounted_at
 from nodeplug.fields import FlexDriver, Quantity, parse_quantity
 from nodeplug.fields import show_quantity as show
 
@@ -55,8 +46,7 @@ class Tmpfs:
     @hookimpl
     def claims(self) -> Sequence[Claim]:
         """One driver; the group is set by the mount, so kubelet need not walk the tree."""
-        capabilities = VolumeCapabilities(fs_group=False, selinux_relabel=True, metrics=True)
-        return [Claim("volume", self._config.driver, capabilities)]
+        return [VolumeClaim(self._config.driver, fs_group="driver")]
 
     @hookimpl
     def volume_publish(self, request: VolumePublish) -> None:

@@ -18,7 +18,7 @@ from nodeplug.testing.waiting import until
 
 PLUGIN = """
 import time
-from nodeplug import Claim, CniResult, hookimpl
+from nodeplug import CniClaim, CniResult, DeviceClaim, hookimpl
 from pydantic import BaseModel
 
 class Plugin:
@@ -33,7 +33,7 @@ class Plugin:
 
     @hookimpl
     def claims(self):
-        return [Claim("cni", self.config.claim)]
+        return [CniClaim(self.config.claim)]
 
     @hookimpl
     def start(self):
@@ -283,14 +283,14 @@ def test_recent_calls_hold_one_record_per_request_refused_ones_included(node: Ca
 
 
 LISTLESS = """
-from nodeplug import Claim, hookimpl
+from nodeplug import CniClaim, DeviceClaim, hookimpl
 
 class Plugin:
     def __init__(self, config, host): ...
 
     @hookimpl
     def claims(self):
-        return [Claim("device", "example.com/listless")]
+        return [DeviceClaim("example.com/listless")]
 
     @hookimpl
     def device_list(self):
@@ -310,7 +310,7 @@ def test_a_plugin_whose_devices_cannot_be_listed_is_not_ready_and_says_why(tmp_p
 
 BLOCKING = """
 import time
-from nodeplug import Claim, hookimpl
+from nodeplug import CniClaim, DeviceClaim, hookimpl
 
 class Plugin:
     def __init__(self, config, host):

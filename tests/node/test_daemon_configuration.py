@@ -15,7 +15,7 @@ from nodeplug.testing import ScratchNode
 from nodeplug.testing.waiting import until
 
 PLUGIN = """
-from nodeplug import Claim, CniResult, hookimpl
+from nodeplug import CniClaim, CniResult, hookimpl
 from pydantic import BaseModel
 
 class Plugin:
@@ -28,7 +28,7 @@ class Plugin:
 
     @hookimpl
     def claims(self):
-        return [Claim("cni", self.config.claim)]
+        return [CniClaim(self.config.claim)]
 
     @hookimpl
     def cni_add(self, request):

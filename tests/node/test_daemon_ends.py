@@ -14,7 +14,7 @@ from nodeplug.testing.waiting import until
 
 PLUGIN = """
 import threading
-from nodeplug import Claim, hookimpl
+from nodeplug import CniClaim, hookimpl
 
 class Net:
     def __init__(self, config, host):
@@ -22,7 +22,7 @@ class Net:
 
     @hookimpl
     def claims(self):
-        return [Claim("cni", "nodeplug-net")]
+        return [CniClaim("nodeplug-net")]
 
     @hookimpl
     def cni_add(self, request):
@@ -58,7 +58,7 @@ def test_a_replayed_del_that_hangs_does_not_keep_the_daemon_alive(short_path: Pa
 
 HANGING = """
 import threading, time
-from nodeplug import Claim, CniResult, hookimpl
+from nodeplug import CniClaim, CniResult, hookimpl
 
 class Net:
     name = "nodeplug-net"
@@ -68,7 +68,7 @@ class Net:
 
     @hookimpl
     def claims(self):
-        return [Claim("cni", self.name)]
+        return [CniClaim(self.name)]
 
     @hookimpl
     def cni_add(self, request):

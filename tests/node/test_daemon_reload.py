@@ -22,7 +22,7 @@ PLUGIN = """
 import time
 from ipaddress import ip_interface
 from pathlib import Path
-from nodeplug import Claim, CniIp, CniResult, hookimpl, mount
+from nodeplug import CniClaim, CniIp, CniResult, VolumeClaim, hookimpl, mount
 from pydantic import BaseModel
 
 class Plugin:
@@ -35,7 +35,7 @@ class Plugin:
 
     @hookimpl
     def claims(self):
-        return [Claim("cni", "slow"), Claim("volume", "example/slow")]
+        return [CniClaim("slow"), VolumeClaim("example/slow")]
 
     def _pass(self, what):
         (self.folder / f"{what}-{self.mark}").touch()

@@ -21,7 +21,7 @@ from nodeplug.testing.waiting import until
 PLUGIN = """
 import pathlib
 
-from nodeplug import Claim, CniResult, Device, DeviceId, Grant, TryAgain, hookimpl
+from nodeplug import CniClaim, CniResult, Device, DeviceClaim, DeviceId, Grant, TryAgain, VolumeClaim, hookimpl
 
 class Net:
     def __init__(self, config, host):
@@ -29,7 +29,7 @@ class Net:
 
     @hookimpl
     def claims(self):
-        return [Claim("cni", "nodeplug-net"), Claim("device", "example.com/thing")]
+        return [CniClaim("nodeplug-net"), DeviceClaim("example.com/thing")]
 
     @hookimpl
     def device_list(self):
@@ -45,7 +45,7 @@ class Net:
             raise TryAgain("it does not work yet")
 """
 STAGER = """
-from nodeplug import Claim, hookimpl, mount
+from nodeplug import CniClaim, DeviceClaim, VolumeClaim, hookimpl, mount
 
 class Stager:
     def __init__(self, config, host):
@@ -53,7 +53,7 @@ class Stager:
 
     @hookimpl
     def claims(self):
-        return [Claim("volume", "scratch/stager")]
+        return [VolumeClaim("scratch/stager")]
 
     @hookimpl
     def volume_stage(self, request):

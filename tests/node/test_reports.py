@@ -13,7 +13,7 @@ from nodeplug.testing import ScratchNode
 pytestmark = pytest.mark.unprivileged
 
 PLUGIN = """
-from nodeplug import Claim, Device, Metric, NotReady, Sample, hookimpl
+from nodeplug import Device, DeviceClaim, Metric, NotReady, Sample, hookimpl
 from pydantic import BaseModel
 
 class Plugin:
@@ -25,7 +25,7 @@ class Plugin:
 
     @hookimpl
     def claims(self):
-        return [Claim("device", f"example.com/{self.host.plugin}")]
+        return [DeviceClaim(f"example.com/{self.host.plugin}")]
 
     @hookimpl
     def device_list(self):

@@ -14,7 +14,7 @@ import pytest
 from nodeplug.testing import Sandbox, ScratchNode
 
 PLUGIN = """
-from nodeplug import Claim, CniResult, hookimpl
+from nodeplug import CniClaim, CniResult, hookimpl
 
 class Net:
     def __init__(self, config, host):
@@ -22,7 +22,7 @@ class Net:
 
     @hookimpl
     def claims(self):
-        return [Claim("cni", "nodeplug-net")]
+        return [CniClaim("nodeplug-net")]
 
     @hookimpl
     def cni_add(self, request):

@@ -15,7 +15,7 @@ SIGN = b"WATCHDOG=1"
 UNIT = Path(__file__).parents[2] / "deploy" / "nodeplug.service"
 PLUGIN = """
 import threading
-from nodeplug import Claim, hookimpl
+from nodeplug import CniClaim, hookimpl
 
 class Hung:
     def __init__(self, config, host):
@@ -23,7 +23,7 @@ class Hung:
 
     @hookimpl
     def claims(self):
-        return [Claim("cni", "hung")]
+        return [CniClaim("hung")]
 
     @hookimpl
     def start(self):

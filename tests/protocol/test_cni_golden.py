@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from nodeplug import (
-    Claim,
     CniAdd,
     CniCheck,
+    CniClaim,
     CniDel,
     CniDns,
     CniGc,
@@ -97,8 +97,8 @@ class Plugin:
             raise self.error
 
     @hookimpl
-    def claims(self) -> list[Claim]:
-        return [Claim("cni", "golden")]
+    def claims(self) -> list[CniClaim]:
+        return [CniClaim("golden")]
 
     @hookimpl
     def cni_add(self, request: CniAdd) -> CniResult:

@@ -7,7 +7,7 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nodeplug.contract.values import Claim
+from nodeplug.contract.values import Claim, CniClaim
 from nodeplug.hosting.claimants import settle
 
 
@@ -22,7 +22,7 @@ class One:
 
 
 def one(name: str, *claims: str) -> One:
-    return One(name, tuple(Claim("cni", claim) for claim in claims))
+    return One(name, tuple(CniClaim(claim) for claim in claims))
 
 
 def test_an_earlier_one_that_comes_later_takes_the_place() -> None:

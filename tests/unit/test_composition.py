@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nodeplug import Claim, DeadlineExceeded, PluginError, TryAgain, hookimpl
+from nodeplug import DeadlineExceeded, PluginError, TryAgain, VolumeClaim, hookimpl
 from nodeplug.hosting.call import Call
 from nodeplug.hosting.composition import Composition
 from nodeplug.hosting.registry import Registry
@@ -23,8 +23,8 @@ class Probe:
         self._stage, self._publish = stage, publish
 
     @hookimpl
-    def claims(self) -> list[Claim]:
-        return [Claim("volume", "acme/probe")]
+    def claims(self) -> list[VolumeClaim]:
+        return [VolumeClaim("acme/probe")]
 
     @hookimpl
     def volume_stage(self) -> None:

@@ -5,13 +5,13 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from nodeplug import Claim, TryAgain
+from nodeplug import DeviceClaim, TryAgain
 from nodeplug.device.binding import Binding
 from nodeplug.hosting.slot import Route, Slot
 
 
 def route(plugin: str = "gpu") -> Route:
-    return Route(Slot(plugin), frozenset(), {}, Claim("device", "example.com/card"), lambda: route(plugin))
+    return Route(Slot(plugin), frozenset(), {}, DeviceClaim("example.com/card"), lambda: route(plugin))
 
 
 def run(story: Callable[[], Awaitable[None]]) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeplug.contract.errors import Exhausted, InvalidRequest, NotSupported, PluginError, TryAgain, Undecodable
-from nodeplug.contract.values import Claim, Secrets, VolumeCapabilities
+from nodeplug.contract.values import Secrets, VolumeClaim
 from nodeplug.flex import codec
 from nodeplug.flex.commands import VERBS, Detach, IsAttached, Mount, verb_of
 
@@ -203,8 +203,9 @@ def test_only_not_supported_is_told_as_not_supported() -> None:
     assert told == {"NotSupported": "Not supported", "TryAgain": "Failure", "Exhausted": "Failure"}
 
 
-def test_capabilities_follow_the_hooks_and_the_claim() -> None:
-    claim = Claim("volume", "acme/disk", VolumeCapabilities(fs_group=False, selinux_relabel=False, metrics=True))
+@pytest.mark.parametrize("fs_group", ["driver", "none"])
+def test_capabilities_follow_the_hooks_and_the_claim(fs_group: Any) -> None:
+    claim = VolumeClaim("acme/disk", fs_group=fs_group, selinux_relabel=False)
     document = json.loads(codec.capabilities_file(claim, frozenset({"volume_stage", "volume_expand_fs"})))
     assert document == {
         "status": "Success",

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import pytest
 from pydantic import BaseModel
 
-from nodeplug import Claim, CniResult, Host, NotReady, TryAgain, hookimpl
+from nodeplug import CniClaim, CniResult, Host, NotReady, TryAgain, hookimpl
 from nodeplug.config import PluginSection
 from nodeplug.hosting.lifecycle import Lifecycle
 from nodeplug.hosting.registry import Registry
@@ -33,8 +33,8 @@ class Recorded:
         self._name = host.plugin
 
     @hookimpl
-    def claims(self) -> list[Claim]:
-        return [Claim("cni", self._config.claim)]
+    def claims(self) -> list[CniClaim]:
+        return [CniClaim(self._config.claim)]
 
     @hookimpl
     def start(self) -> None:

@@ -6,14 +6,25 @@ from typing import Any
 
 import pytest
 
-from nodeplug import Claim, CniResult, Device, InvalidRequest, NotFound, hookimpl
+from nodeplug import (
+    Claim,
+    CniClaim,
+    CniResult,
+    Device,
+    DeviceClaim,
+    ExclusiveClaim,
+    InvalidRequest,
+    NotFound,
+    VolumeClaim,
+    hookimpl,
+)
 from nodeplug.hosting.discovery import Found, PluginRefused, find, validate_config
 from nodeplug.hosting.registry import Registry, check_claim, unmarked
 
 
 class Net:
     def __init__(self, *claims: Claim) -> None:
-        self._claims = list(claims) or [Claim("cni", "net")]
+        self._claims = list(claims) or [CniClaim("net")]
         self.deleted = 0
 
     @hookimpl
@@ -45,7 +56,7 @@ class Audit:
 
 def test_a_call_reaches_the_owner_alone() -> None:
     registry = Registry()
-    one, other = Net(Claim("cni", "one")), Net(Claim("cni", "other"))
+    one, other = Net(CniClaim("one")), Net(CniClaim("other"))
     registry.load("one", one, "d")
     registry.load("other", other, "d")
     registry.route("cni", "one").callers["cni_del"](request=None)
@@ -83,7 +94,7 @@ def test_many_plugins_with_and_without_wrappers_are_loaded_side_by_side() -> Non
     registry = Registry()
     audits = [Audit(), Audit()]
     for number in range(4):
-        registry.load(f"net{number}", Net(Claim("cni", f"net{number}")), "d")
+        registry.load(f"net{number}", Net(CniClaim(f"net{number}")), "d")
     for number, audit in enumerate(audits):
         registry.load(f"audit{number}", audit, "d")
     registry.route("cni", "net2").callers["cni_del"](request="r")
@@ -92,7 +103,7 @@ def test_many_plugins_with_and_without_wrappers_are_loaded_side_by_side() -> Non
 
 def test_a_plugin_that_is_being_loaded_gets_no_call_of_another() -> None:
     registry = Registry()
-    registry.load("first", Net(Claim("cni", "first")), "d")
+    registry.load("first", Net(CniClaim("first")), "d")
     first = registry.route("cni", "first").callers["cni_del"]
     late: list[Net] = []
 
@@ -100,7 +111,7 @@ def test_a_plugin_that_is_being_loaded_gets_no_call_of_another() -> None:
         @hookimpl
         def claims(self) -> Any:
             first(request=None)  # as a call in another thread would, in the middle of this load
-            return [Claim("cni", "late")]
+            return [CniClaim("late")]
 
     late.append(Late())
     registry.load("late", late[0], "d")
@@ -114,7 +125,7 @@ def test_a_plugin_that_is_a_plain_dataclass_can_be_loaded() -> None:
 
         @hookimpl
         def claims(self) -> list[Claim]:
-            return [Claim("device", self.name)]
+            return [DeviceClaim(self.name)]
 
         @hookimpl
         def device_list(self) -> list[Device]:
@@ -147,7 +158,7 @@ def test_a_hook_that_yields_is_refused() -> None:
     class Lazy:
         @hookimpl
         def claims(self) -> list[Claim]:
-            return [Claim("device", "a/lazy")]
+            return [DeviceClaim("a/lazy")]
 
         @hookimpl
         def device_list(self) -> Iterator[Device]:
@@ -190,7 +201,7 @@ def test_a_claim_without_its_required_hook_is_refused() -> None:
     class WithoutDel:
         @hookimpl
         def claims(self) -> list[Claim]:
-            return [Claim("cni", "x")]
+            return [CniClaim("x")]
 
         @hookimpl
         def cni_add(self) -> CniResult:
@@ -210,6 +221,47 @@ def test_claims_that_raise_are_refused_with_the_reason() -> None:
         Registry().load("b", Broken(), "d")
 
 
+def test_the_one_claim_of_the_contract_before_1_0_is_refused_with_what_to_write_instead() -> None:
+    class Old(Net):
+        @hookimpl
+        def claims(self) -> Any:
+            return [Claim("device", "example.com/x")]  # type: ignore[call-arg]
+
+    with pytest.raises(PluginRefused, match=r"gone since API 1\.0: return CniClaim\(name\), DeviceClaim\(name\)"):
+        Registry().load("old", Old(), "d")
+
+
+def test_one_section_alone_has_an_exclusive_claim() -> None:
+    class Cards:
+        def __init__(self, resource: str) -> None:
+            self.resource = resource
+
+        @hookimpl
+        def claims(self) -> list[Claim]:
+            return [ExclusiveClaim("cards"), DeviceClaim(self.resource)]
+
+        @hookimpl
+        def device_list(self) -> list[Device]:
+            return []
+
+    registry = Registry(order=("a", "b"))
+    registry.load("a", Cards("example.com/a"), "d")
+    with pytest.raises(PluginRefused, match="plugin 'b' of d claims exclusive:cards, which plugin 'a' of d owns"):
+        registry.load("b", Cards("example.com/b"), "d")
+
+
+@pytest.mark.parametrize("name", ["", "all cards", "../cards"])
+def test_an_exclusive_claim_needs_a_name_that_people_can_read(name: str) -> None:
+    with pytest.raises(InvalidRequest, match="cannot be the name of an exclusive claim"):
+        check_claim(ExclusiveClaim(name))
+
+
+def test_claims_of_one_name_are_equal_whatever_they_say_besides() -> None:
+    assert CniClaim("x", gives_way=True) == CniClaim("x")
+    assert VolumeClaim("a/x", fs_group="none") == VolumeClaim("a/x")
+    assert len({DeviceClaim("a/x"), VolumeClaim("a/x")}) == 2
+
+
 def test_a_claim_of_the_wrong_type_is_refused() -> None:
     with pytest.raises(PluginRefused, match="which is a str, not a Claim"):
         Registry().load("b", Net("net"), "d")  # type: ignore[arg-type]
@@ -217,7 +269,7 @@ def test_a_claim_of_the_wrong_type_is_refused() -> None:
 
 @pytest.mark.parametrize("name", ["example.com/fuse", "example.com/UP_per.x", "a/b", "nvidia.com/mig-1g.5gb"])
 def test_extended_resource_names_are_accepted(name: str) -> None:
-    check_claim(Claim("device", name))
+    check_claim(DeviceClaim(name))
 
 
 @pytest.mark.parametrize(
@@ -237,13 +289,13 @@ def test_extended_resource_names_are_accepted(name: str) -> None:
 )
 def test_names_that_kubelet_would_refuse_are_refused(name: str) -> None:
     with pytest.raises(InvalidRequest):
-        check_claim(Claim("device", name))
+        check_claim(DeviceClaim(name))
 
 
 @pytest.mark.parametrize("name", ["", "a/b", ".", "..", "-x", "a\n"])
 def test_names_that_cannot_be_executables_are_refused(name: str) -> None:
     with pytest.raises(InvalidRequest):
-        check_claim(Claim("cni", name))
+        check_claim(CniClaim(name))
 
 
 def test_an_unknown_plugin_lists_the_installed_ones() -> None:
@@ -269,7 +321,7 @@ def test_the_example_device_value_has_safe_defaults() -> None:
 class Seats:
     @hookimpl
     def claims(self) -> list[Claim]:
-        return [Claim("device", "example.com/seat")]
+        return [DeviceClaim("example.com/seat")]
 
     @hookimpl
     def device_list(self) -> list[Device]:

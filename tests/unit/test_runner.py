@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nodeplug import Claim, CniResult, DeadlineExceeded, InvalidRequest, PluginError, TryAgain, hookimpl
+from nodeplug import CniClaim, CniResult, DeadlineExceeded, InvalidRequest, PluginError, TryAgain, hookimpl
 from nodeplug.hosting.call import CURRENT, Call
 from nodeplug.hosting.registry import Registry
 from nodeplug.hosting.runner import Runner
@@ -21,8 +21,8 @@ class Probe:
         self._add = add
 
     @hookimpl
-    def claims(self) -> list[Claim]:
-        return [Claim("cni", "probe")]
+    def claims(self) -> list[CniClaim]:
+        return [CniClaim("probe")]
 
     @hookimpl
     def cni_add(self, request: Any) -> Any:

@@ -1,6 +1,7 @@
 """Which names callers accept for what a plugin serves.
 
-Owns: the rules for extended resources, executables on CNI_PATH and FlexVolume drivers, each with a sentence.
+Owns: the rules for extended resources, executables on CNI_PATH, FlexVolume drivers and exclusive claims, each with
+its sentence.
 Refuses: to know what a node serves already.
 """
 
@@ -38,6 +39,17 @@ def cni_executable(name: str) -> str:
     """
     if not _FILE_NAME.fullmatch(name):
         raise ValueError(f"{name!r} cannot be the name of an executable on CNI_PATH")
+    return name
+
+
+def exclusive_name(name: str) -> str:
+    """Return the name of something that one section alone may have.
+
+    Raises:
+        ValueError: it is no name that people could read in a message.
+    """
+    if not _FILE_NAME.fullmatch(name):
+        raise ValueError(f"{name!r} cannot be the name of an exclusive claim: use letters, digits, '-', '_' and '.'")
     return name
 
 

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from nodeplug.contract.errors import InvalidRequest, NotSupported, PluginError, Undecodable, wire
-from nodeplug.contract.values import Claim, Pod, Secrets, VolumeId
+from nodeplug.contract.values import Pod, Secrets, VolumeClaim, VolumeId
 from nodeplug.flex.commands import VERBS, Command, Mount, VolumeOptions, verb_of
 from nodeplug.flex.masking import redact
 
@@ -279,7 +279,7 @@ def _line(document: Mapping[str, Any]) -> bytes:
     return json.dumps(document).encode() + b"\n"
 
 
-def capabilities(claim: Claim, hooks: frozenset[str]) -> dict[str, bool]:
+def capabilities(claim: VolumeClaim, hooks: frozenset[str]) -> dict[str, bool]:
     """Say what `init` tells kubelet about a driver.
 
     All are written out: kubelet's defaults would turn on attach, fsGroup, relabelling and resizing.
@@ -290,13 +290,13 @@ def capabilities(claim: Claim, hooks: frozenset[str]) -> dict[str, bool]:
     """
     return {
         "attach": "volume_attach" in hooks,
-        "fsGroup": claim.capabilities.fs_group,
-        "selinuxRelabel": claim.capabilities.selinux_relabel,
-        "supportsMetrics": claim.capabilities.metrics,
+        "fsGroup": claim.fs_group == "kubelet",
+        "selinuxRelabel": claim.selinux_relabel,
+        "supportsMetrics": claim.metrics,
         "requiresFSResize": "volume_expand_fs" in hooks,
     }
 
 
-def capabilities_file(claim: Claim, hooks: frozenset[str]) -> bytes:
+def capabilities_file(claim: VolumeClaim, hooks: frozenset[str]) -> bytes:
     """Return the whole answer to `init`, which the entrypoint script prints from a file without the daemon."""
     return encode(Answer(capabilities=capabilities(claim, hooks)))

@@ -12,14 +12,14 @@ import traceback
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from nodeplug.contract.errors import InvalidRequest, NotFound, NotSupported, PluginError, TryAgain, clip
 from nodeplug.contract.netns import Netns
 from nodeplug.contract.values import (
-    Claim,
     Secrets,
     VolumeAttach,
+    VolumeClaim,
     VolumeDetach,
     VolumeExpand,
     VolumeExpandFs,
@@ -59,11 +59,6 @@ def driver_name(path: str) -> str:
             f"{path!r} is no FlexVolume driver: expected .../<vendor~driver>/<driver> with the same driver twice"
         )
     return f"{vendor}/{driver}" if tilde else driver
-
-
-def capabilities(route: Route) -> dict[str, Any]:
-    """Return the answer to `init`, as the entrypoint script's static file holds it."""
-    return {"status": "Success", "capabilities": codec.capabilities(route.claim, route.hooks)}
 
 
 @dataclass(slots=True)
@@ -126,7 +121,7 @@ class FlexService:
         except NotFound:
             if not isinstance(command, cmd.Unmount):
                 raise
-            claim = Claim("volume", driver)
+            claim = VolumeClaim(driver)
             return Route(
                 Slot(NOBODY), frozenset(_UNDOES.values()), {}, claim, lambda: self.registry.route("volume", driver)
             )
@@ -197,7 +192,8 @@ def _refuse_lacking(route: Route, command: cmd.Command) -> None:
 
 
 async def _init(steps: Steps, _: cmd.Init) -> Answer:
-    return Answer(capabilities=codec.capabilities(steps.work.route.claim, steps.work.route.hooks))
+    route = steps.work.route
+    return Answer(capabilities=codec.capabilities(cast("VolumeClaim", route.claim), route.hooks))
 
 
 async def _attach(steps: Steps, command: cmd.Attach) -> Answer:

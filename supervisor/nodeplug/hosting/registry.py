@@ -11,14 +11,14 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
-from typing import Final
+from typing import Final, TypeVar
 
 import pluggy
 
 from nodeplug.config import PluginSection
 from nodeplug.contract.errors import InvalidRequest, NotFound, TryAgain, text_of
 from nodeplug.contract.hookspecs import ANSWERS
-from nodeplug.contract.names import cni_executable, extended_resource, flex_driver
+from nodeplug.contract.names import cni_executable, exclusive_name, extended_resource, flex_driver
 from nodeplug.contract.values import Claim, ClaimKind
 from nodeplug.hosting.call import Call
 from nodeplug.hosting.claimants import Verdict, settle
@@ -26,10 +26,12 @@ from nodeplug.hosting.discovery import GROUP, PluginRefused
 from nodeplug.hosting.dispatch import Hooks, callers, hooks_of
 from nodeplug.hosting.slot import FIRST_RETRY, Instance, Loaded, Route, Slot
 
+C = TypeVar("C", bound=Claim)
 _REQUIRED: Final[Mapping[ClaimKind, tuple[str, ...]]] = {
     "cni": ("cni_add", "cni_del"),
     "device": ("device_list",),
     "volume": (),
+    "exclusive": (),
 }
 _VOLUME_ENTRY: Final = ("volume_stage", "volume_publish")
 
@@ -38,6 +40,7 @@ _NAMES: Final[Mapping[ClaimKind, Callable[[str], str]]] = {
     "cni": cni_executable,
     "device": extended_resource,
     "volume": flex_driver,
+    "exclusive": exclusive_name,
 }
 
 
@@ -169,6 +172,10 @@ class Registry:
     def routes(self, kind: ClaimKind) -> Sequence[Route]:
         """Return all routes of one kind, whether their owners run or not."""
         return [route for (of, _), route in self._routes.items() if of == kind]
+
+    def claimed(self, kind: type[C]) -> Sequence[tuple[C, frozenset[str]]]:
+        """Return all claims of one kind, each with the hooks of its owner."""
+        return [(route.claim, route.hooks) for route in self._routes.values() if isinstance(route.claim, kind)]
 
     def _rebuild(self) -> None:
         """Renew all callers: a plugin that came or went may have brought or taken wrappers."""

@@ -20,6 +20,7 @@ from nodeplug.contract.errors import NotFound, NotSupported, PluginError
 from nodeplug.contract.host import Host
 from nodeplug.contract.journal import Journal, file_name, read_boot_id
 from nodeplug.contract.mounts import mounts
+from nodeplug.contract.values import CniClaim, VolumeClaim
 from nodeplug.flex.codec import capabilities_file
 from nodeplug.hosting.lifecycle import Lifecycle
 from nodeplug.hosting.registry import Registry
@@ -222,8 +223,8 @@ class _Asked:
 
 
 def _ask(registry: Registry, paths: Paths) -> _Asked:
-    drivers = {route.claim.name: capabilities_file(route.claim, route.hooks) for route in registry.routes("volume")}
-    cni = {route.claim.name: route.claim for route in registry.routes("cni")}
+    drivers = {claim.name: capabilities_file(claim, hooks) for claim, hooks in registry.claimed(VolumeClaim)}
+    cni = {claim.name: claim for claim, _ in registry.claimed(CniClaim)}
     yielded = [name for name, claim in cni.items() if claim.gives_way and _is_foreign(paths.cni_bin / name)]
     return _Asked([*cni], [name for name in cni if name not in yielded], yielded, drivers)
 

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from nodeplug.config import Paths, Supervisor
 from nodeplug.contract.errors import PluginError
-from nodeplug.contract.values import Claim
+from nodeplug.contract.values import CniClaim
 from nodeplug.hosting.registry import Registry
 from nodeplug.install.deployment import deploy, entrypoints_present, folders, installed, record_path
 from nodeplug.install.needs import unmet
@@ -115,9 +115,9 @@ class Keeper:
             self._kind = await self._kinds.run(lambda: installed(self.supervisor.paths))
         return {"kind": self._kind, "reason": self.reason, "problems": list(self._problems)}
 
-    def _claims(self) -> tuple[dict[str, Claim], set[str]]:
+    def _claims(self) -> tuple[dict[str, CniClaim], set[str]]:
         """Return the CNI claims, and the names of the drivers' folders; looked up here, on the loop."""
-        cni = {route.claim.name: route.claim for route in self.registry.routes("cni")}
+        cni = {claim.name: claim for claim, _ in self.registry.claimed(CniClaim)}
         return cni, {folder_name(route.claim.name) for route in self.registry.routes("volume")}
 
     async def _deploy(self, **how: Any) -> None:
@@ -150,7 +150,7 @@ class Keeper:
         )
         return (told,)
 
-    def _examine(self, claims: Mapping[str, Claim], drivers: Collection[str]) -> tuple[list[Fault], list[str]]:
+    def _examine(self, claims: Mapping[str, CniClaim], drivers: Collection[str]) -> tuple[list[Fault], list[str]]:
         paths = self.supervisor.paths
         place = record_path(paths)
         try:
@@ -165,7 +165,7 @@ class Keeper:
         return faults, unmet(paths, claims, {fault.path for fault in faults})
 
 
-def _claimed(record: Record, paths: Paths, claims: Mapping[str, Claim], drivers: Collection[str]) -> Record:
+def _claimed(record: Record, paths: Paths, claims: Mapping[str, CniClaim], drivers: Collection[str]) -> Record:
     """Return the part of the record that somebody still needs: what no plugin claims any more may be removed."""
     folders = {paths.flexvolume / driver for driver in drivers}
     if any(paths.cni_bin / name in record for name in claims):

@@ -32,12 +32,12 @@ NETWORK = """
 LEAKY = """
 from pathlib import Path
 from pyroute2 import IPRoute
-from nodeplug import Claim, CniAdd, CniDel, CniResult, VolumeStage, hookimpl, mount
+from nodeplug import CniAdd, CniClaim, CniDel, CniResult, VolumeStage, hookimpl, mount
 
 class Leaky:
     def __init__(self, config, host): pass
     @hookimpl
-    def claims(self): return [Claim("cni", "leaky")]
+    def claims(self): return [CniClaim("leaky")]
     @hookimpl
     def cni_add(self, request: CniAdd) -> CniResult:
         with IPRoute() as route:

@@ -10,32 +10,32 @@ import pytest
 
 EXAMPLES = Path(__file__).parents[3] / "docs" / "examples"
 BROKEN = """
-from nodeplug import Claim, hookimpl
+from nodeplug import CniClaim, DeviceClaim, VolumeClaim, hookimpl
 class Broken:
     def __init__(self, config, host): pass
     @hookimpl
-    def claims(self): return [Claim("cni", "broken")]
+    def claims(self): return [CniClaim("broken")]
     @hookimpl
     def cni_add(self, request): raise RuntimeError("no cable is plugged in")
     @hookimpl
     def cni_del(self, request): pass
 """
 DEVICE = """
-from nodeplug import Claim, Device, DeviceId, Grant, hookimpl
+from nodeplug import CniClaim, Device, DeviceClaim, DeviceId, Grant, VolumeClaim, hookimpl
 class Mine:
     def __init__(self, config, host): pass
     @hookimpl
-    def claims(self): return [Claim("device", "example.com/mine")]
+    def claims(self): return [DeviceClaim("example.com/mine")]
     @hookimpl
     def device_list(self): LISTING
 """
 
 VOLUME = """
-from nodeplug import Claim, InvalidRequest, hookimpl
+from nodeplug import CniClaim, DeviceClaim, InvalidRequest, VolumeClaim, hookimpl
 class Mine:
     def __init__(self, config, host): self.log = host.log
     @hookimpl
-    def claims(self): return [Claim("volume", "example.com/mine")]
+    def claims(self): return [VolumeClaim("example.com/mine")]
     @hookimpl
     def volume_publish(self, request):
         self.log.warning("the password is %s", request.secrets["password"].decode())
@@ -45,7 +45,7 @@ class Mine:
 PLACED = """
 from pathlib import Path
 from pydantic import BaseModel
-from nodeplug import Claim, hookimpl, mount
+from nodeplug import CniClaim, DeviceClaim, VolumeClaim, hookimpl, mount
 class PlacedConfig(BaseModel):
     folder: Path
 class Placed:
@@ -55,7 +55,7 @@ class Placed:
         if list(config.folder.iterdir()): raise RuntimeError(f"{config.folder} is not empty")
         self.folder = config.folder
     @hookimpl
-    def claims(self): return [Claim("volume", "example.com/placed")]
+    def claims(self): return [VolumeClaim("example.com/placed")]
     @hookimpl
     def volume_stage(self, request):
         if Path(request.options["place"]) != self.folder / "data": raise RuntimeError(request.options["place"])

@@ -14,7 +14,7 @@ HOSTDEV = """
 resources = [{ resource = "example.com/null", groups = [{ nodes = [{ path = "/dev/null" }] }] }]
 """
 BOTH = """
-from nodeplug import Claim, hookimpl
+from nodeplug import CniClaim, VolumeClaim, hookimpl
 
 class Both:
     def __init__(self, config, host):
@@ -22,7 +22,7 @@ class Both:
 
     @hookimpl
     def claims(self):
-        return [Claim("cni", "nodeplug-both"), Claim("volume", "nodeplug/both")]
+        return [CniClaim("nodeplug-both"), VolumeClaim("nodeplug/both")]
 
     @hookimpl
     def cni_add(self, request):

@@ -15,6 +15,7 @@ from nodeplug import (
     Claim,
     Device,
     DeviceAllocate,
+    DeviceClaim,
     DeviceId,
     DevicePrefer,
     DevicePrestart,
@@ -37,7 +38,7 @@ class Minimal:
 
     @hookimpl
     def claims(self) -> Sequence[Claim]:
-        return [Claim("device", RESOURCE)]
+        return [DeviceClaim(RESOURCE)]
 
     @hookimpl
     def device_list(self, resource: ResourceName) -> Sequence[Device]:

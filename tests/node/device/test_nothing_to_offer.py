@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeplug import Claim, Device, DeviceId, NotFound, hookimpl
+from nodeplug import Claim, Device, DeviceClaim, DeviceId, NotFound, hookimpl
 from nodeplug.testing import Kubelet, serve_devices
 
 pytestmark = pytest.mark.unprivileged
@@ -20,7 +20,7 @@ class Cards:
 
     @hookimpl
     def claims(self) -> Sequence[Claim]:
-        return [Claim("device", RESOURCE)]
+        return [DeviceClaim(RESOURCE)]
 
     @hookimpl
     def device_list(self) -> Sequence[Device]:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import pytest
 from pydantic import BaseModel
 
-from nodeplug import Claim, Device, DeviceAllocate, DeviceId, Grant, Host, Journal, ResourceName, hookimpl
+from nodeplug import Claim, Device, DeviceAllocate, DeviceClaim, DeviceId, Grant, Host, Journal, ResourceName, hookimpl
 from nodeplug.config import PluginSection
 from nodeplug.device.registration import DevicePaths
 from nodeplug.device.resources import Resources
@@ -52,7 +52,7 @@ class Things:
 
     @hookimpl
     def claims(self) -> Sequence[Claim]:
-        return [Claim("device", name) for name in self._config.resources]
+        return [DeviceClaim(name) for name in self._config.resources]
 
     @hookimpl
     def start(self) -> None:

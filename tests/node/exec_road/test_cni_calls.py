@@ -12,9 +12,9 @@ from typing import Any, cast
 import pytest
 
 from nodeplug import (
-    Claim,
     CniAdd,
     CniCheck,
+    CniClaim,
     CniDel,
     CniGc,
     CniInterface,
@@ -46,8 +46,8 @@ class Plugin:
         self.name = name
 
     @hookimpl
-    def claims(self) -> list[Claim]:
-        return [Claim("cni", self.name)]
+    def claims(self) -> list[CniClaim]:
+        return [CniClaim(self.name)]
 
     @hookimpl
     def cni_add(self, request: CniAdd) -> CniResult:

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from nodeplug import Claim, CniAdd, CniDel, CniResult, hookimpl
+from nodeplug import CniAdd, CniClaim, CniDel, CniResult, hookimpl
 from nodeplug.cni.admission import Admission
 from nodeplug.testing import ExecRoad
 
@@ -28,8 +28,8 @@ class Plugin:
         self.name = name
 
     @hookimpl
-    def claims(self) -> list[Claim]:
-        return [Claim("cni", self.name)]
+    def claims(self) -> list[CniClaim]:
+        return [CniClaim(self.name)]
 
     @hookimpl
     def cni_add(self, request: CniAdd) -> CniResult:

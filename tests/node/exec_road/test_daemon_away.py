@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from nodeplug import Claim, CniAdd, CniDel, CniResult, Netns, PluginError, TryAgain, bind, hookimpl, unmount
+from nodeplug import CniAdd, CniClaim, CniDel, CniResult, Netns, PluginError, TryAgain, bind, hookimpl, unmount
 from nodeplug.cni.attachments import Key
 from nodeplug.exec.frame import Frame
 from nodeplug.testing import ExecRoad
@@ -33,8 +33,8 @@ class Plugin:
         self.broken = False
 
     @hookimpl
-    def claims(self) -> list[Claim]:
-        return [Claim("cni", "test")]
+    def claims(self) -> list[CniClaim]:
+        return [CniClaim("test")]
 
     @hookimpl
     def cni_add(self, request: CniAdd) -> CniResult:

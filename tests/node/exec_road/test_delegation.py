@@ -11,9 +11,9 @@ from typing import Any, cast
 import pytest
 
 from nodeplug import (
-    Claim,
     CniAdd,
     CniCheck,
+    CniClaim,
     CniDel,
     CniGc,
     CniIp,
@@ -39,8 +39,8 @@ class Delegator:
         self.results: list[Any] = []
 
     @hookimpl
-    def claims(self) -> list[Claim]:
-        return [Claim("cni", "test")]
+    def claims(self) -> list[CniClaim]:
+        return [CniClaim("test")]
 
     def pass_on(self, request: CniRequest) -> CniResult | None:
         result = self.road.delegation(request, request.config["ipam"]["type"], request.config)
@@ -76,8 +76,8 @@ class Ipam:
         self.free = True
 
     @hookimpl
-    def claims(self) -> list[Claim]:
-        return [Claim("cni", "own-ipam")]
+    def claims(self) -> list[CniClaim]:
+        return [CniClaim("own-ipam")]
 
     @hookimpl
     def health(self) -> None:

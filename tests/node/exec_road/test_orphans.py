@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from nodeplug import Claim, CniAdd, CniDel, CniIp, CniResult, TryAgain, bind, hookimpl, unmount
+from nodeplug import CniAdd, CniClaim, CniDel, CniIp, CniResult, TryAgain, bind, hookimpl, unmount
 from nodeplug.cni.nsid import Sighting, gone
 from nodeplug.testing import ExecRoad
 
@@ -30,8 +30,8 @@ class Plugin:
         self.at_add: Callable[[], Any] = lambda: None
 
     @hookimpl
-    def claims(self) -> list[Claim]:
-        return [Claim("cni", "test")]
+    def claims(self) -> list[CniClaim]:
+        return [CniClaim("test")]
 
     @hookimpl
     def cni_add(self, request: CniAdd) -> CniResult:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeplug import Claim, CniAdd, CniDel, CniResult, Netns, hookimpl, unmount
+from nodeplug import CniAdd, CniClaim, CniDel, CniResult, Netns, hookimpl, unmount
 from nodeplug.testing import ExecRoad
 
 Env = Callable[..., dict[str, str]]
@@ -19,8 +19,8 @@ class Plugin:
         self.hosts: list[tuple[int, int]] = []
 
     @hookimpl
-    def claims(self) -> list[Claim]:
-        return [Claim("cni", "test")]
+    def claims(self) -> list[CniClaim]:
+        return [CniClaim("test")]
 
     @hookimpl
     def cni_add(self, request: CniAdd) -> CniResult:

@@ -15,14 +15,17 @@ from pydantic import BaseModel
 from nodeplug import (
     Claim,
     CniAdd,
+    CniClaim,
     CniDel,
     CniResult,
     Device,
+    DeviceClaim,
     DeviceId,
     Exhausted,
     Host,
     PluginError,
     TryAgain,
+    VolumeClaim,
     hookimpl,
 )
 
@@ -174,10 +177,10 @@ class Plugin:
         name = self.config.claim or self.host.plugin
         match self.config.kind:
             case "device":
-                return [Claim("device", f"example.com/{name}")]
+                return [DeviceClaim(f"example.com/{name}")]
             case "volume":
-                return [Claim("volume", f"scratch/{name}")]
-        return [Claim("cni", name)]
+                return [VolumeClaim(f"scratch/{name}")]
+        return [CniClaim(name)]
 
     @hookimpl
     def health(self) -> None:

@@ -10,7 +10,7 @@ from nodeplug.testing.scratch_node import ScratchNode
 from nodeplug.testing.waiting import until
 
 PLUGIN = """
-from nodeplug import Claim, hookimpl
+from nodeplug import CniClaim, hookimpl
 
 class Net:
     def __init__(self, config, host):
@@ -18,7 +18,7 @@ class Net:
 
     @hookimpl
     def claims(self):
-        return [Claim("cni", f"nodeplug-{self.name}")]
+        return [CniClaim(f"nodeplug-{self.name}")]
 
     @hookimpl
     def cni_add(self, request):

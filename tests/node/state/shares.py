@@ -16,6 +16,7 @@ from nodeplug import (
     Claim,
     Host,
     VolumeAttach,
+    VolumeClaim,
     VolumeDetach,
     VolumeStage,
     VolumeUnpublish,
@@ -41,7 +42,7 @@ class Shares:
 
     @hookimpl
     def claims(self) -> Sequence[Claim]:
-        return [Claim("volume", "example.com/share")]
+        return [VolumeClaim("example.com/share")]
 
     @hookimpl
     def volume_stage(self, request: VolumeStage) -> None:
@@ -66,7 +67,7 @@ class Disks:
 
     @hookimpl
     def claims(self) -> Sequence[Claim]:
-        return [Claim("volume", "example.com/disk")]
+        return [VolumeClaim("example.com/disk")]
 
     @hookimpl
     def volume_attach(self, request: VolumeAttach) -> str:

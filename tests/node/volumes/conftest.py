@@ -19,6 +19,7 @@ import pytest
 from nodeplug import (
     Claim,
     PluginError,
+    VolumeClaim,
     VolumeId,
     VolumePublish,
     VolumeStage,
@@ -200,7 +201,7 @@ class Stager:
 
     @hookimpl
     def claims(self) -> Sequence[Claim]:
-        return [Claim("volume", "acme/disk")]
+        return [VolumeClaim("acme/disk")]
 
     @hookimpl
     def volume_stage(self, request: VolumeStage) -> None:
@@ -226,7 +227,7 @@ class Publisher:
 
     @hookimpl
     def claims(self) -> Sequence[Claim]:
-        return [Claim("volume", "acme/disk")]
+        return [VolumeClaim("acme/disk")]
 
     @hookimpl
     def volume_id(self, options: dict[str, str]) -> VolumeId:

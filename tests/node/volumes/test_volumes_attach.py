@@ -4,7 +4,16 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from nodeplug import Claim, VolumeAttach, VolumeExpand, VolumeIsAttached, VolumeStage, VolumeWaitAttached, hookimpl
+from nodeplug import (
+    Claim,
+    VolumeAttach,
+    VolumeClaim,
+    VolumeExpand,
+    VolumeIsAttached,
+    VolumeStage,
+    VolumeWaitAttached,
+    hookimpl,
+)
 
 DRIVER = "acme/disk"
 OPTIONS = json.dumps({"name": "one", "kubernetes.io/fsType": "ext4"})
@@ -16,7 +25,7 @@ class Disk:
 
     @hookimpl
     def claims(self) -> Sequence[Claim]:
-        return [Claim("volume", DRIVER)]
+        return [VolumeClaim(DRIVER)]
 
     @hookimpl
     def volume_attach(self, request: VolumeAttach) -> str:

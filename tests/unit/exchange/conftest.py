@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import pytest
 from pydantic import BaseModel
 
-from nodeplug import Claim, CniResult, Host, Journal, hookimpl
+from nodeplug import CniClaim, CniResult, Host, Journal, hookimpl
 from nodeplug.cni.delegate import Delegation
 from nodeplug.config import PluginSection
 from nodeplug.hosting.call import Call
@@ -49,8 +49,8 @@ class Net:
             assert self.gates[said].wait(20)
 
     @hookimpl
-    def claims(self) -> list[Claim]:
-        return [Claim("cni", name) for name in self._config.claims]
+    def claims(self) -> list[CniClaim]:
+        return [CniClaim(name) for name in self._config.claims]
 
     @hookimpl
     def start(self) -> None:

@@ -1,45 +1,82 @@
 """What a plugin answers to.
 
-Owns: the claim and, for volumes, what `init` tells kubelet beyond the hooks.
-Refuses: checking names (the registry does that).
+Owns: the claims, and what a volume driver says about itself beyond its hooks.
+Refuses: to check names (the registry does that).
 """
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, Self
 
-ClaimKind = Literal["cni", "device", "volume"]
-
-
-@dataclass(frozen=True, slots=True)
-class VolumeCapabilities:
-    """What FlexVolume `init` tells kubelet about a driver beyond the hooks that it has.
-
-    Attributes:
-        fs_group: kubelet changes the group of the whole tree after mount; False for network filesystems.
-        selinux_relabel: kubelet relabels the tree.
-        metrics: kubelet reports usage by statfs of the mount.
-    """
-
-    fs_group: bool = True
-    selinux_relabel: bool = True
-    metrics: bool = True
+ClaimKind = Literal["cni", "device", "volume", "exclusive"]
+FsGroup = Literal["kubelet", "driver", "none"]
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """One name that a plugin answers to.
+    """One name that a plugin answers to. Return one of its kinds; two owners of one claim refuse to load.
 
     Attributes:
-        kind: "cni" (name = the executable's name), "device" (a resource) or "volume" (`vendor/driver`).
-        name: unique per kind on the node; two owners of one claim refuse to load.
-        capabilities: for volumes only.
-        gives_way: for CNI only: the executable is installed where no other program has the name, and never takes it.
+        name: unique per kind on the node.
+        kind: of the name.
     """
 
-    kind: ClaimKind
+    kind: ClassVar[ClaimKind]
     name: str
-    capabilities: VolumeCapabilities = VolumeCapabilities()
-    gives_way: bool = False
+
+    def __new__(cls, *_: Any, **__: Any) -> Self:
+        """Refuse what the contract before 1.0 had: one class with the kind as an argument."""
+        if cls is Claim:
+            raise TypeError(
+                "Claim(kind, name) is gone since API 1.0: return CniClaim(name), DeviceClaim(name) or VolumeClaim(name)"
+            )
+        return object.__new__(cls)
 
     def __str__(self) -> str:
         return f"{self.kind}:{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class CniClaim(Claim):
+    """A CNI plugin: `name` is the executable's, the `type` in network configurations.
+
+    Attributes:
+        gives_way: the executable is installed where no other program has the name, and never takes it.
+    """
+
+    kind = "cni"
+    gives_way: bool = field(default=False, kw_only=True, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceClaim(Claim):
+    """An extended resource such as `example.com/fuse` (kubelet: IsExtendedResourceName)."""
+
+    kind = "device"
+
+
+@dataclass(frozen=True, slots=True)
+class VolumeClaim(Claim):
+    """A volume driver, `vendor/driver`.
+
+    Attributes:
+        fs_group: who gives the volume to the pod's fsGroup. "kubelet": it changes the group of the whole tree after the
+            mount. "driver": `volume_publish` does, from `fs_group` of the request. "none": nobody, as on network
+            filesystems.
+        selinux_relabel: the runtime relabels the tree.
+        metrics: kubelet reports usage by statfs of the mount.
+    """
+
+    kind = "volume"
+    fs_group: FsGroup = field(default="kubelet", kw_only=True, compare=False)
+    selinux_relabel: bool = field(default=True, kw_only=True, compare=False)
+    metrics: bool = field(default=True, kw_only=True, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ExclusiveClaim(Claim):
+    """Something of this node that one section alone may have, such as its GPUs. Nobody calls it by this name.
+
+    Of two sections with the same exclusive claim the second in the order of the configuration is refused at load.
+    """
+
+    kind = "exclusive"

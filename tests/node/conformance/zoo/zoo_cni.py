@@ -18,6 +18,7 @@ from nodeplug import (
     CniAdd,
     CniAttachmentRequest,
     CniCheck,
+    CniClaim,
     CniDel,
     CniGc,
     CniInterface,
@@ -59,7 +60,7 @@ class Tame:
 
     @hookimpl
     def claims(self) -> Sequence[Claim]:
-        return [Claim("cni", "example-tame")]
+        return [CniClaim("example-tame")]
 
     @hookimpl
     def start(self) -> None:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Final
 from pydantic import BaseModel, ConfigDict
 from pyroute2 import IPRoute
 
-from nodeplug import Claim, Host, Metric, NotReady, PluginError, hookimpl
+from nodeplug import Claim, Host, Metric, NotReady, PluginError, VolumeClaim, hookimpl
 
 _NUMBERS: Final = count()
 
@@ -24,7 +24,7 @@ class Tame:
 
     @hookimpl
     def claims(self) -> Sequence[Claim]:
-        return [Claim("volume", "example/tame")]
+        return [VolumeClaim("example/tame")]
 
     @hookimpl
     def start(self) -> None:
@@ -102,7 +102,7 @@ class ClaimsPath(Tame):
 
     @hookimpl
     def claims(self) -> Sequence[Claim]:
-        return [Claim("volume", "../../sh")]
+        return [VolumeClaim("../../sh")]
 
 
 class ClaimsByChance(Tame):
@@ -110,7 +110,7 @@ class ClaimsByChance(Tame):
 
     @hookimpl
     def claims(self) -> Sequence[Claim]:
-        return [Claim("volume", f"example/v{next(_NUMBERS)}")]
+        return [VolumeClaim(f"example/v{next(_NUMBERS)}")]
 
 
 class StartsOnce(Tame):

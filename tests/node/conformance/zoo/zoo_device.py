@@ -10,6 +10,7 @@ from nodeplug import (
     Claim,
     Device,
     DeviceAllocate,
+    DeviceClaim,
     DeviceId,
     DeviceMount,
     DeviceNode,
@@ -43,7 +44,7 @@ class Tame:
 
     @hookimpl
     def claims(self) -> Sequence[Claim]:
-        return [Claim("device", "example.com/null")]
+        return [DeviceClaim("example.com/null")]
 
     @hookimpl
     def device_list(self) -> Sequence[Device]:
@@ -67,7 +68,7 @@ class Picky(Tame):
 
     @hookimpl
     def claims(self) -> Sequence[Claim]:
-        return [Claim("device", "example.com/null"), Claim("device", "example.com/count")]
+        return [DeviceClaim("example.com/null"), DeviceClaim("example.com/count")]
 
     @hookimpl
     def device_list(self, resource: ResourceName) -> Sequence[Device]:  # type: ignore[override]  # Tame's takes less

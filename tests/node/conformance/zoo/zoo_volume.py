@@ -12,6 +12,7 @@ from nodeplug import (
     NotFound,
     NotReady,
     VolumeAttach,
+    VolumeClaim,
     VolumeDetach,
     VolumeExpand,
     VolumeId,
@@ -42,7 +43,7 @@ class Tame:
 
     @hookimpl
     def claims(self) -> Sequence[Claim]:
-        return [Claim("volume", "example/tame")]
+        return [VolumeClaim("example/tame")]
 
     @hookimpl
     def volume_id(self, driver: str, options: Mapping[str, str]) -> VolumeId:
