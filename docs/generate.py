@@ -17,6 +17,7 @@ from pathlib import Path, PurePath
 from types import NoneType, UnionType
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 
+import contract_values
 import manpage
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
@@ -61,6 +62,7 @@ def _generate(kind: str, argument: str, folder: Path) -> str:
         "errors": _errors,
         "metrics": _metrics,
         "hook": lambda: _hook(argument),
+        "values": lambda: contract_values.reference(argument),
         "fixtures": _fixtures,
         "rules": lambda: _rules_of(argument),
         "methods": lambda: _methods(getattr(nodeplug.testing, argument)),

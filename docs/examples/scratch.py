@@ -1,10 +1,8 @@
 """A small volume driver: memory that all pods of this node share which name the same volume."""
 
-from collections.abc import Mapping
-
 from pydantic import BaseModel, ConfigDict, Field
 
-from nodeplug import Host, InvalidRequest, VolumeClaim, VolumeId, VolumeStage, hookimpl, mount
+from nodeplug import Host, InvalidRequest, VolumeClaim, VolumeId, VolumeIdentify, VolumeStage, hookimpl, mount
 
 
 class ScratchConfig(BaseModel):
@@ -24,10 +22,10 @@ class Scratch:
         return [VolumeClaim("example/scratch")]
 
     @hookimpl
-    def volume_id(self, options: Mapping[str, str]) -> VolumeId:
-        if not options.get("name"):
+    def volume_id(self, request: VolumeIdentify) -> VolumeId:
+        if not request.options.get("name"):
             raise InvalidRequest("scratch needs the option name; pods that give the same name share the volume")
-        return VolumeId(options["name"])
+        return VolumeId(request.options["name"])
 
     @hookimpl
     def volume_stage(self, request: VolumeStage) -> None:

@@ -46,7 +46,9 @@ class Wire:
                 inside.addr("replace", index=index, address=str(ip.address.ip), prefixlen=ip.address.network.prefixlen)
             inside.link("set", index=index, state="up")
         link = CniInterface(request.ifname, sandbox=request.netns.path)
-        return CniResult((link,), tuple(CniIp(ip.address, ip.gateway, 0) for ip in addresses.ips))
+        return CniResult(
+            interfaces=(link,), ips=tuple(CniIp(ip.address, gateway=ip.gateway, interface=0) for ip in addresses.ips)
+        )
 
     @hookimpl
     def cni_del(self, request: CniDel) -> None:

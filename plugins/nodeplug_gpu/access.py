@@ -88,7 +88,7 @@ def device_nodes(gpus: Sequence[GpuDevice], paths: NodePaths) -> tuple[DeviceNod
         if not node.exists():
             raise NotReady(f"{node} does not exist; is the kernel driver loaded, and nvidia-modprobe run?")
     present = [*(node for node in control if node.exists()), *cards, *dict.fromkeys(caps)]
-    return tuple(DeviceNode(str(node), f"/dev/{node.relative_to(paths.dev)}", "rw") for node in present)
+    return tuple(DeviceNode(str(node), f"/dev/{node.relative_to(paths.dev)}", permissions="rw") for node in present)
 
 
 def _capability_nodes(gpu: GpuDevice, paths: NodePaths) -> list[Path]:

@@ -17,6 +17,7 @@ from nodeplug import (
     DeviceAllocate,
     DeviceClaim,
     DeviceId,
+    DeviceList,
     DevicePrefer,
     DeviceReleased,
     Grant,
@@ -24,7 +25,6 @@ from nodeplug import (
     InvalidRequest,
     Metric,
     NotReady,
-    ResourceName,
     hookimpl,
 )
 from nodeplug_gpu import report
@@ -170,14 +170,15 @@ class Gpu:
             raise NotReady(self._cdi.fault)
 
     @hookimpl
-    def device_list(self, resource: ResourceName) -> Sequence[Device]:
+    def device_list(self, request: DeviceList) -> Sequence[Device]:
         """List the devices of a resource.
 
         Raises:
             NotFound: this node has no card for it.
             NotReady: the driver has not answered yet, or an MPS daemon of a card that was not listed before.
         """
-        entry, inventory = self._tracker.entry_of(resource), self._tracker.inventory
+        resource, inventory = request.resource, self._tracker.inventory
+        entry = self._tracker.entry_of(resource)
         devices = inventory.devices(entry, resource)
         # A card that waits for its daemon is unhealthy; a first list of such cards would fail its pods after a boot.
         if self._mps.starting(entry, inventory) and time.monotonic() < self._start_deadline:

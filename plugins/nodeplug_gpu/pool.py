@@ -38,7 +38,7 @@ class PoolMember:
     def device(self, name: DeviceId, numa_nodes: tuple[int, ...] = ()) -> Device:
         """Return a replica or unit of the card, as kubelet is told of it."""
         reason = "" if name in self.still_held else self.reason
-        return Device(name, not reason, reason, numa_nodes)
+        return Device(name, healthy=not reason, reason=reason, numa_nodes=numa_nodes)
 
     def require_healthy(self) -> Card:
         """Return the card for an allocation: kubelet may ask by a list that is older than what is known here.

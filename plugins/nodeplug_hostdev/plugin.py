@@ -21,6 +21,7 @@ from nodeplug import (
     DeviceAllocate,
     DeviceClaim,
     DeviceId,
+    DeviceList,
     DeviceMount,
     DeviceNode,
     DevicePrefer,
@@ -91,9 +92,9 @@ class HostDev:
             self._watcher = None
 
     @hookimpl
-    def device_list(self, resource: ResourceName) -> Sequence[Device]:
+    def device_list(self, request: DeviceList) -> Sequence[Device]:
         """List every node that matches now, and those that vanished and may still be held."""
-        entry = self._resources[resource]
+        resource, entry = request.resource, self._resources[request.resource]
         present: _Listed = {}
         taken: set[str] = set()
         unmountable = _unmountable(entry)
@@ -183,11 +184,11 @@ def _shares(entry: Resource, group: Group, path: str, unmountable: str) -> _List
     grant = Grant(
         env=entry.env,
         nodes=granted,
-        mounts=tuple(DeviceMount(one.host_path, one.container_path, one.read_only) for one in entry.mounts),
+        mounts=tuple(DeviceMount(one.host_path, one.container_path, read_only=one.read_only) for one in entry.mounts),
     )
     numa = nodes.numa_nodes(path)
     ids = [nodes.device_id(path, share) for share in range(group.count)]
-    return {name: (Device(name, not reason, reason, numa, grant), path) for name in ids}
+    return {name: (Device(name, healthy=not reason, reason=reason, numa_nodes=numa, grant=grant), path) for name in ids}
 
 
 def _granted(group: Group, path: str) -> tuple[str, tuple[DeviceNode, ...]]:
@@ -206,4 +207,4 @@ def _granted(group: Group, path: str) -> tuple[str, tuple[DeviceNode, ...]]:
 
 def _device_node(node: Node, path: str) -> DeviceNode:
     place = node.container_path.replace("{name}", PurePosixPath(path).name) or path
-    return DeviceNode(path, place, node.permissions)
+    return DeviceNode(path, place, permissions=node.permissions)

@@ -159,10 +159,12 @@ def _encode(result: CniResult) -> Mapping[str, Any]:
 def _decode(data: Mapping[str, Any]) -> CniResult:
     nameservers, domain, search, options = data["dns"]
     return CniResult(
-        ips=tuple(CniIp(ip_interface(own), None if gw is None else ip_address(gw)) for own, gw in data["ips"]),
+        ips=tuple(CniIp(ip_interface(own), gateway=None if gw is None else ip_address(gw)) for own, gw in data["ips"]),
         routes=tuple(
-            CniRoute(ip_network(dst), None if gw is None else ip_address(gw), *numbers)
+            CniRoute(
+                ip_network(dst), gw=None if gw is None else ip_address(gw), **dict(zip(_NUMBERS, numbers, strict=True))
+            )
             for dst, gw, *numbers in data["routes"]
         ),
-        dns=CniDns(tuple(nameservers), domain, tuple(search), tuple(options)),
+        dns=CniDns(nameservers=tuple(nameservers), domain=domain, search=tuple(search), options=tuple(options)),
     )

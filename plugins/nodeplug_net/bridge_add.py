@@ -89,9 +89,9 @@ class Attaching:
         return replace(
             plan,
             interfaces=(
-                CniInterface(bridge.name, bridge.mac, mtu=bridge.mtu),
-                CniInterface(outside.name, outside.mac, mtu=outside.mtu),
-                CniInterface(inside.name, inside.mac, self.request.netns.path, mtu=inside.mtu),
+                CniInterface(bridge.name, mac=bridge.mac, mtu=bridge.mtu),
+                CniInterface(outside.name, mac=outside.mac, mtu=outside.mtu),
+                CniInterface(inside.name, mac=inside.mac, sandbox=self.request.netns.path, mtu=inside.mtu),
             ),
         )
 
@@ -231,13 +231,13 @@ def plan_addresses(config: BridgeConfig, found: CniResult) -> CniResult:
         gateway = ip.gateway
         if gateway is None and config.is_gateway:
             gateway = ip.address.network.network_address + 1
-        ips.append(CniIp(ip.address, gateway, _CONTAINER_INTERFACE))
+        ips.append(CniIp(ip.address, gateway=gateway, interface=_CONTAINER_INTERFACE))
     routes = list(found.routes)
     if config.is_default_gateway:
         for ip in ips:
             default = ip_network("0.0.0.0/0" if ip.address.version == 4 else "::/0")
             if not any(route.dst == default for route in routes):
-                routes.append(CniRoute(default, ip.gateway))
+                routes.append(CniRoute(default, gw=ip.gateway))
     return CniResult(ips=tuple(ips), routes=tuple(routes), dns=config.dns or found.dns)
 
 

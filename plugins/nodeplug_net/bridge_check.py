@@ -208,7 +208,7 @@ def _mend_gateways(request: CniStatus, config: BridgeConfig, plane: Dataplane, l
         gateways = [one.address(one.gateway) for one in ranges.ranges]
         versions.add(gateways[0].version)
         if not present.intersection(gateways):
-            lost.append(CniIp(ip_interface((gateways[0], ranges.ranges[0].network.prefixlen)), gateways[0]))
+            lost.append(CniIp(ip_interface((gateways[0], ranges.ranges[0].network.prefixlen)), gateway=gateways[0]))
     if lost:
         text = ", ".join(str(ip.gateway) for ip in lost)
         plane.log.warning("bridge %s lost %s, the gateway of its containers; it gets it again", bridge.name, text)

@@ -245,7 +245,7 @@ def _allocate(store: Store, config: IpamConfig, owner: Owner, fresh: list[Addres
 
 def _ip(ranges: RangeSet, address: Address) -> CniIp:
     member = ranges.range_of(address)
-    return CniIp(ip_interface((address, member.network.prefixlen)), member.address(member.gateway))
+    return CniIp(ip_interface((address, member.network.prefixlen)), gateway=member.address(member.gateway))
 
 
 def _reserve_requested(store: Store, ranges: RangeSet, address: Address, owner: Owner) -> Address:

@@ -196,4 +196,9 @@ def parse_resolv_conf(text: str) -> CniDns:
         if len(words) > 1 and not line.startswith(("#", ";")) and words[0] in found:
             found[words[0]] += words[1:2] if words[0] in {"nameserver", "domain"} else words[1:]
     domain = found["domain"][-1] if found["domain"] else ""
-    return CniDns(tuple(found["nameserver"]), domain, tuple(found["search"]), tuple(found["options"]))
+    return CniDns(
+        nameservers=tuple(found["nameserver"]),
+        domain=domain,
+        search=tuple(found["search"]),
+        options=tuple(found["options"]),
+    )

@@ -70,8 +70,8 @@ class Loopback:
         if request.prev_result is not None:
             return request.prev_result
         return CniResult(
-            interfaces=(CniInterface(_NAME, _MAC, request.netns.path),),
-            ips=tuple(CniIp(address, None, 0) for address in addresses),
+            interfaces=(CniInterface(_NAME, mac=_MAC, sandbox=request.netns.path),),
+            ips=tuple(CniIp(address, gateway=None, interface=0) for address in addresses),
         )
 
     @hookimpl

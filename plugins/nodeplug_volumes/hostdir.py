@@ -26,6 +26,7 @@ from nodeplug import (
     NotReady,
     VolumeClaim,
     VolumeId,
+    VolumeIdentify,
     VolumePublish,
     bind,
     hookimpl,
@@ -109,9 +110,9 @@ class HostDir:
             raise NotReady(f"roots are missing: {', '.join(missing)}; are their disks mounted?")
 
     @hookimpl
-    def volume_id(self, options: Mapping[str, str]) -> VolumeId:
+    def volume_id(self, request: VolumeIdentify) -> VolumeId:
         """Root and path."""
-        wish = self._wish(options)
+        wish = self._wish(request.options)
         return VolumeId("/".join([wish.root_name, *beneath.parts_of(wish.path)]))
 
     @hookimpl

@@ -28,6 +28,7 @@ from nodeplug import (
     VolumeClaim,
     VolumeExpandFs,
     VolumeId,
+    VolumeIdentify,
     VolumePublish,
     VolumeStage,
     VolumeStats,
@@ -113,9 +114,9 @@ class LoopFile:
         loopdev.check()
 
     @hookimpl
-    def volume_id(self, options: Mapping[str, str]) -> VolumeId:
+    def volume_id(self, request: VolumeIdentify) -> VolumeId:
         """The name alone: a larger size is the same volume, grown."""
-        return VolumeId(self._wish(options).name)
+        return VolumeId(self._wish(request.options).name)
 
     @hookimpl
     def volume_stage(self, request: VolumeStage) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from nodeplug import CniRequest, Netns
+from nodeplug import CniRequest, Netns, VolumeIdentify
 from nodeplug.cni import codec
 from nodeplug.config import Configuration, load
 from nodeplug.exec.frame import Frame
@@ -118,8 +118,9 @@ def test_every_volume_on_the_page_is_one_that_its_driver_takes(tmp_path: Path) -
     assert isinstance(loopfile, LoopFile)
     assert isinstance(hostdir, HostDir)
     assert isinstance(tmpfs, Tmpfs)
-    assert loopfile.volume_id(volumes["nodeplug/loopfile"]) == "orders"
-    assert hostdir.volume_id(volumes["nodeplug/hostdir"]) == "models/llama/7b"
+    named = {name: VolumeIdentify(driver=name, options=options) for name, options in volumes.items()}
+    assert loopfile.volume_id(named["nodeplug/loopfile"]) == "orders"
+    assert hostdir.volume_id(named["nodeplug/hostdir"]) == "models/llama/7b"
     assert "size=67108864" in tmpfs._mount_options(volumes["nodeplug/tmpfs"], None)
     assert len(volumes) == 3
 

@@ -163,3 +163,10 @@ NUMBERS = [
 @pytest.mark.parametrize(("page", "sentence"), NUMBERS)
 def test_numbers_in_sentences_are_those_of_the_code(page: str, sentence: str) -> None:
     assert sentence in " ".join((DOCS / page).read_text().split())
+
+
+def test_every_field_of_every_value_says_what_it_means() -> None:
+    reference = (DOCS / "hooks.md").read_text().partition("\n## Values\n")[2]
+    cells = [row.rsplit("|", 2)[1] for row in re.findall(r"^\| `\w+` \|.*$", reference, flags=re.MULTILINE)]
+    assert len(cells) > 100
+    assert "  " not in cells

@@ -162,9 +162,11 @@ def test_dns_of_the_network_overrides_that_of_ipam(
     resolv.write_text("nameserver 192.0.2.9\n")
     network = config("10.88.0.0/24")
     network["ipam"]["resolvConf"] = str(resolv)
-    assert scratch.add(bridge, network, "c1", scratch.container()).dns == CniDns(("192.0.2.9",))
+    assert scratch.add(bridge, network, "c1", scratch.container()).dns == CniDns(nameservers=("192.0.2.9",))
     network["dns"] = {"nameservers": ["192.0.2.1"], "search": ["example"]}
-    assert scratch.add(bridge, network, "c2", scratch.container()).dns == CniDns(("192.0.2.1",), search=("example",))
+    assert scratch.add(bridge, network, "c2", scratch.container()).dns == CniDns(
+        nameservers=("192.0.2.1",), search=("example",)
+    )
 
 
 def test_a_network_without_ipam_is_a_switch(scratch: ScratchCni, bridge: Bridge, config: Make) -> None:

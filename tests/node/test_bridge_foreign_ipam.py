@@ -41,8 +41,8 @@ class ForeignIpam:
         self.holder: set[str] = set()
         self.failure: PluginError | None = None
         self.result = CniResult(
-            ips=(CniIp(ip_interface("10.77.0.9/24"), ip_address("10.77.0.1")),),
-            routes=(CniRoute(ip_interface("10.1.0.0/16").network, None, mtu=1300),),
+            ips=(CniIp(ip_interface("10.77.0.9/24"), gateway=ip_address("10.77.0.1")),),
+            routes=(CniRoute(ip_interface("10.1.0.0/16").network, gw=None, mtu=1300),),
         )
 
     def __call__(self, request: CniRequest, plugin_type: str, config: Mapping[str, Any]) -> CniResult | None:
@@ -123,7 +123,7 @@ def test_gc_forgets_what_a_foreign_ipam_plugin_answered(
     scratch.gc(bridge, network, [("c2", "eth0")])
     assert [entry.key for entry in scratch.host.journal.entries()] == ["ipam nodeplug net c2 eth0"]
     ipam.holder.clear()
-    ipam.result = replace(ipam.result, ips=(CniIp(ip_interface("10.77.0.10/24"), ip_address("10.77.0.1")),))
+    ipam.result = replace(ipam.result, ips=(CniIp(ip_interface("10.77.0.10/24"), gateway=ip_address("10.77.0.1")),))
     again = scratch.add(bridge, network, "c1", scratch.container())
     assert str(again.ips[0].address) == "10.77.0.10/24"
 
@@ -162,7 +162,7 @@ def test_a_failure_behind_a_foreign_ipam_plugin_gives_its_address_back(
 ) -> None:
     netns = scratch.container()
     ipam.result = replace(
-        ipam.result, routes=(CniRoute(ip_interface("10.1.0.0/16").network, ip_address("172.16.0.1")),)
+        ipam.result, routes=(CniRoute(ip_interface("10.1.0.0/16").network, gw=ip_address("172.16.0.1")),)
     )
     with pytest.raises(PluginError, match="cannot add route"):
         scratch.add(bridge, foreign(config), "c1", netns)

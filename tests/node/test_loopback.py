@@ -21,7 +21,7 @@ def test_lo_comes_up_and_is_the_result(
 ) -> None:
     netns = scratch.container()
     result = scratch.add(loopback, CONFIG, "c1", netns, ifname="lo")
-    assert result.interfaces == (CniInterface("lo", "00:00:00:00:00:00", netns.path),)
+    assert result.interfaces == (CniInterface("lo", mac="00:00:00:00:00:00", sandbox=netns.path),)
     assert [(str(ip.address), ip.interface) for ip in result.ips] == [("127.0.0.1/8", 0), ("::1/128", 0)]
     assert ping(netns, "127.0.0.1")
     assert ping(netns, "::1")
@@ -42,7 +42,7 @@ def test_without_ipv6_the_result_has_the_v4_address_alone(scratch: ScratchCni, l
 
 
 def test_a_result_of_the_plugin_before_is_passed_on(scratch: ScratchCni, loopback: Loopback) -> None:
-    before = CniResult(interfaces=(CniInterface("eth0", "02:00:00:00:00:01", "/netns"),))
+    before = CniResult(interfaces=(CniInterface("eth0", mac="02:00:00:00:00:01", sandbox="/netns"),))
     assert scratch.add(loopback, CONFIG, "c1", scratch.container(), prev_result=before) == before
 
 

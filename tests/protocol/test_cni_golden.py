@@ -39,12 +39,15 @@ from nodeplug.hosting.registry import Registry
 from nodeplug.hosting.runner import Runner
 
 RESULT = CniResult(
-    interfaces=(CniInterface("br0", "02:00:00:00:00:01", mtu=1450), CniInterface("eth0", "02:00:00:00:00:02", "/ns")),
-    ips=(
-        CniIp(ip_interface("192.0.2.10/24"), ip_address("192.0.2.1"), 1),
-        CniIp(ip_interface("2001:db8::10/64"), ip_address("2001:db8::1"), 1),
+    interfaces=(
+        CniInterface("br0", mac="02:00:00:00:00:01", mtu=1450),
+        CniInterface("eth0", mac="02:00:00:00:00:02", sandbox="/ns"),
     ),
-    routes=(CniRoute(ip_network("0.0.0.0/0"), ip_address("192.0.2.1")), CniRoute(ip_network("::/0"), mtu=1400)),
+    ips=(
+        CniIp(ip_interface("192.0.2.10/24"), gateway=ip_address("192.0.2.1"), interface=1),
+        CniIp(ip_interface("2001:db8::10/64"), gateway=ip_address("2001:db8::1"), interface=1),
+    ),
+    routes=(CniRoute(ip_network("0.0.0.0/0"), gw=ip_address("192.0.2.1")), CniRoute(ip_network("::/0"), mtu=1400)),
     dns=CniDns(nameservers=("192.0.2.53",), search=("example.com",)),
 )
 DNS = '"dns": {"nameservers": ["192.0.2.53"], "search": ["example.com"]}'

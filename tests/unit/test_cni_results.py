@@ -20,19 +20,23 @@ from nodeplug.cni import results
 
 RESULT = CniResult(
     interfaces=(
-        CniInterface("cni0", "aa:aa:aa:aa:aa:aa", mtu=1500),
-        CniInterface("eth0", "bb:bb:bb:bb:bb:bb", "/ns", 1400, "/sock", "0000:00:1f.6"),
+        CniInterface("cni0", mac="aa:aa:aa:aa:aa:aa", mtu=1500),
+        CniInterface(
+            "eth0", mac="bb:bb:bb:bb:bb:bb", sandbox="/ns", mtu=1400, socket_path="/sock", pci_id="0000:00:1f.6"
+        ),
     ),
     ips=(
-        CniIp(ip_interface("10.1.0.5/16"), ip_address("10.1.0.1"), 1),
-        CniIp(ip_interface("10.2.0.5/16"), None, 1),
-        CniIp(ip_interface("fd00::5/64"), ip_address("fd00::1"), 1),
+        CniIp(ip_interface("10.1.0.5/16"), gateway=ip_address("10.1.0.1"), interface=1),
+        CniIp(ip_interface("10.2.0.5/16"), gateway=None, interface=1),
+        CniIp(ip_interface("fd00::5/64"), gateway=ip_address("fd00::1"), interface=1),
     ),
     routes=(
-        CniRoute(ip_network("0.0.0.0/0"), ip_address("10.1.0.1"), mtu=1400, advmss=1360, priority=5, table=7, scope=0),
+        CniRoute(
+            ip_network("0.0.0.0/0"), gw=ip_address("10.1.0.1"), mtu=1400, advmss=1360, priority=5, table=7, scope=0
+        ),
         CniRoute(ip_network("::/0")),
     ),
-    dns=CniDns(("10.1.0.53",), "example.com", ("a.example.com",), ("ndots:2",)),
+    dns=CniDns(nameservers=("10.1.0.53",), domain="example.com", search=("a.example.com",), options=("ndots:2",)),
 )
 DNS = {"nameservers": ["10.1.0.53"], "domain": "example.com", "search": ["a.example.com"], "options": ["ndots:2"]}
 ROUTES = [

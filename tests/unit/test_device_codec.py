@@ -18,6 +18,7 @@ from nodeplug import (
     InvalidRequest,
     NotFound,
     NotReady,
+    Part,
     PluginError,
     ResourceName,
 )
@@ -71,6 +72,10 @@ def test_healthy_list_that_would_overflow_when_ill_is_refused_with_the_numbers()
         ([Device(DeviceId("a"), numa_nodes=(2**63,))], "nodes count from 0"),
         ([Device(cast("DeviceId", 7))], "field of a wrong type"),
         ([Device(DeviceId("a"), numa_nodes=cast("tuple[int, ...]", ("0",)))], "field of a wrong type"),
+        ([Device(DeviceId("a"), attributes=cast("Any", {"x": 1.5}))], "no usable attribute 'x': an attribute is text"),
+        ([Device(DeviceId("a"), capacity={"memory": -1})], "no usable capacity 'memory'"),
+        ([Device(DeviceId("a"), part=Part(DeviceId("card"), cast("Any", {"memory": "1Gi"})))], "no usable capacity"),
+        ([Device(DeviceId("a"), capacity=cast("Any", 7))], "field of a wrong type"),
     ],
 )
 def test_list_that_kubelet_would_misread_is_refused(listed: Sequence[Device], text: str) -> None:
@@ -132,13 +137,12 @@ def test_allocate_that_cannot_be_right_is_refused(
 paths = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20).map("/{}".format)
 names = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="=\0"), min_size=1, max_size=10)
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=10)
+PERMISSIONS = st.sampled_from(["r", "rw", "rwm", "m"])
 grants = st.builds(
     Grant,
     env=st.dictionaries(names, texts, max_size=3),
-    nodes=st.lists(st.builds(DeviceNode, paths, paths, st.sampled_from(["r", "rw", "rwm", "m"])), max_size=3).map(
-        tuple
-    ),
-    mounts=st.lists(st.builds(DeviceMount, paths, paths, st.booleans()), max_size=3).map(tuple),
+    nodes=st.lists(st.builds(DeviceNode, paths, paths, permissions=PERMISSIONS), max_size=3).map(tuple),
+    mounts=st.lists(st.builds(DeviceMount, paths, paths, read_only=st.booleans()), max_size=3).map(tuple),
     annotations=st.dictionaries(names, texts, max_size=3),
     cdi=st.lists(st.builds("vendor.com/{}={}".format, names, names), max_size=3).map(tuple),
 )
@@ -150,9 +154,11 @@ def test_grants_arrive_whole(given_: list[Grant]) -> None:
     read = [
         Grant(
             env=dict(answer.envs),
-            nodes=tuple(DeviceNode(node.host_path, node.container_path, node.permissions) for node in answer.devices),
+            nodes=tuple(
+                DeviceNode(node.host_path, node.container_path, permissions=node.permissions) for node in answer.devices
+            ),
             mounts=tuple(
-                DeviceMount(mount.host_path, mount.container_path, mount.read_only) for mount in answer.mounts
+                DeviceMount(mount.host_path, mount.container_path, read_only=mount.read_only) for mount in answer.mounts
             ),
             annotations=dict(answer.annotations),
             cdi=tuple(device.name for device in answer.cdi_devices),
@@ -191,7 +197,9 @@ def test_grant_that_kubelet_cannot_use_is_the_plugins_error(grant: Grant, text: 
 def preferences(draw: Any) -> tuple[DevicePrefer, list[DeviceId]]:
     available = draw(st.lists(ids, unique=True, max_size=10))
     must = draw(st.lists(st.sampled_from(available), unique=True)) if available else []
-    request = DevicePrefer(RESOURCE, tuple(available), tuple(must), draw(st.integers(0, 12)))
+    request = DevicePrefer(
+        resource=RESOURCE, available=tuple(available), must_include=tuple(must), size=draw(st.integers(0, 12))
+    )
     answer = draw(st.lists(st.one_of(ids, st.sampled_from(available)) if available else ids, max_size=12))
     return request, answer
 
@@ -206,12 +214,16 @@ def test_usable_preference_is_available_unique_and_not_too_long(case: tuple[Devi
 
 
 def test_right_preference_has_no_complaint() -> None:
-    request = DevicePrefer(RESOURCE, (DeviceId("a"), DeviceId("b")), (DeviceId("a"),), 2)
+    request = DevicePrefer(
+        resource=RESOURCE, available=(DeviceId("a"), DeviceId("b")), must_include=(DeviceId("a"),), size=2
+    )
     assert codec.usable_preference(request, [DeviceId("a"), DeviceId("b")]) == codec.Preference(("a", "b"))  # type: ignore[arg-type] # plain strings in a test
 
 
 def test_wrong_preference_names_everything_that_is_wrong() -> None:
-    request = DevicePrefer(RESOURCE, (DeviceId("a"), DeviceId("b")), (DeviceId("a"),), 2)
+    request = DevicePrefer(
+        resource=RESOURCE, available=(DeviceId("a"), DeviceId("b")), must_include=(DeviceId("a"),), size=2
+    )
     complaint = codec.usable_preference(request, [DeviceId("b"), DeviceId("b"), DeviceId("z")]).complaint
     assert "such as 'z'" in complaint
     assert "named twice" in complaint
@@ -225,7 +237,9 @@ def test_prefer_request_is_read_with_its_mixed_spelling() -> None:
     )
     wire = pb.PreferredAllocationRequest(container_requests=[container]).SerializeToString()
     assert codec.decode_prefer(RESOURCE, pb.PreferredAllocationRequest.FromString(wire)) == (
-        DevicePrefer(RESOURCE, (DeviceId("a"), DeviceId("b")), (DeviceId("a"),), 2),
+        DevicePrefer(
+            resource=RESOURCE, available=(DeviceId("a"), DeviceId("b")), must_include=(DeviceId("a"),), size=2
+        ),
     )
 
 

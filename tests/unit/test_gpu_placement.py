@@ -21,7 +21,7 @@ def free(*counts: int) -> list[DeviceId]:
 
 
 def asking(size: int, available: Sequence[DeviceId], must: Sequence[DeviceId] = ()) -> DevicePrefer:
-    return DevicePrefer(RESOURCE, tuple(available), tuple(must), size)
+    return DevicePrefer(resource=RESOURCE, available=tuple(available), must_include=tuple(must), size=size)
 
 
 def cards_of(ids: Sequence[DeviceId]) -> set[str]:

@@ -124,7 +124,9 @@ def test_a_wrong_folder_is_refused(here: Netns, folder: Any) -> None:
 def test_resolv_conf_is_read_like_the_resolver_reads_it() -> None:
     servers = "nameserver 192.0.2.1\nnameserver 192.0.2.2\n"
     text = f"# a comment\n; another\n{servers}domain a\ndomain b\nsearch c d\noptions x:1\n"
-    assert parse_resolv_conf(text) == CniDns(("192.0.2.1", "192.0.2.2"), "b", ("c", "d"), ("x:1",))
+    assert parse_resolv_conf(text) == CniDns(
+        nameservers=("192.0.2.1", "192.0.2.2"), domain="b", search=("c", "d"), options=("x:1",)
+    )
 
 
 def test_a_missing_resolv_conf_is_refused(here: Netns, tmp_path: Path) -> None:

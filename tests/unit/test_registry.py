@@ -12,9 +12,11 @@ from nodeplug import (
     CniResult,
     Device,
     DeviceClaim,
+    DeviceList,
     ExclusiveClaim,
     InvalidRequest,
     NotFound,
+    ResourceName,
     VolumeClaim,
     hookimpl,
 )
@@ -134,7 +136,10 @@ def test_a_plugin_that_is_a_plain_dataclass_can_be_loaded() -> None:
     registry = Registry()
     registry.load("one", Plain("a/one"), "d")
     registry.load("two", Plain("a/two"), "d")
-    assert registry.route("device", "a/two").callers["device_list"](resource="a/two") == []
+    assert (
+        registry.route("device", "a/two").callers["device_list"](request=DeviceList(resource=ResourceName("a/two")))
+        == []
+    )
 
 
 def test_an_unknown_claim_lists_what_is_served() -> None:

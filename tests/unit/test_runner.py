@@ -7,7 +7,17 @@ from typing import Any
 
 import pytest
 
-from nodeplug import CniClaim, CniResult, DeadlineExceeded, InvalidRequest, PluginError, TryAgain, hookimpl
+from nodeplug import (
+    CniClaim,
+    CniResult,
+    DeadlineExceeded,
+    DeviceList,
+    InvalidRequest,
+    PluginError,
+    ResourceName,
+    TryAgain,
+    hookimpl,
+)
 from nodeplug.hosting.call import CURRENT, Call
 from nodeplug.hosting.registry import Registry
 from nodeplug.hosting.runner import Runner
@@ -71,6 +81,22 @@ def test_the_request_id_is_visible_inside_the_hook() -> None:
     run(lambda: add(Runner(), route_to(note)))
     assert seen[0] is not None
     assert seen[0].claim == "cni:probe"
+
+
+def test_a_request_carries_its_id_and_the_moment_at_which_its_caller_is_answered() -> None:
+    seen: list[DeviceList] = []
+
+    def note(request: DeviceList) -> CniResult:
+        seen.append(request)
+        return CniResult()
+
+    asked = DeviceList(resource=ResourceName("example.com/a"))
+    begun = time.monotonic()
+    run(lambda: add(Runner(), route_to(note, cni_add=7.0), asked))
+    assert seen == [asked]  # the same question
+    assert len(seen[0].id) == 8
+    assert begun + 7 <= seen[0].deadline <= time.monotonic() + 7
+    assert 0 < seen[0].remaining < asked.remaining
 
 
 def test_an_error_of_the_tree_passes_unchanged() -> None:

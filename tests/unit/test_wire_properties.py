@@ -39,16 +39,21 @@ NETWORKS = networks(32).map(lambda pair: IPv4Network(pair, strict=False)) | netw
 )
 GATEWAYS = st.none() | st.ip_addresses()
 NUMBERS = st.none() | st.integers(0, 2**32 - 1)
+TEXTS = st.lists(TEXT).map(tuple)
 RESULTS = st.builds(
     CniResult,
-    interfaces=st.lists(st.builds(CniInterface, TEXT, TEXT, TEXT, st.integers(0, 65535), TEXT, TEXT), max_size=3).map(
-        tuple
-    ),
-    ips=st.lists(st.builds(CniIp, ADDRESSES, GATEWAYS, NUMBERS), max_size=3).map(tuple),
-    routes=st.lists(
-        st.builds(CniRoute, NETWORKS, GATEWAYS, NUMBERS, NUMBERS, NUMBERS, NUMBERS, NUMBERS), max_size=3
+    interfaces=st.lists(
+        st.builds(CniInterface, TEXT, mac=TEXT, sandbox=TEXT, mtu=st.integers(0, 65535), socket_path=TEXT, pci_id=TEXT),
+        max_size=3,
     ).map(tuple),
-    dns=st.builds(CniDns, st.lists(TEXT).map(tuple), TEXT, st.lists(TEXT).map(tuple), st.lists(TEXT).map(tuple)),
+    ips=st.lists(st.builds(CniIp, ADDRESSES, gateway=GATEWAYS, interface=NUMBERS), max_size=3).map(tuple),
+    routes=st.lists(
+        st.builds(
+            CniRoute, NETWORKS, gw=GATEWAYS, **dict.fromkeys(("mtu", "advmss", "priority", "table", "scope"), NUMBERS)
+        ),
+        max_size=3,
+    ).map(tuple),
+    dns=st.builds(CniDns, nameservers=TEXTS, domain=TEXT, search=TEXTS, options=TEXTS),
 )
 VERSION = st.sampled_from(results.VERSIONS)
 # Shaped like calls, so that the rules behind the first ones are reached too.

@@ -26,7 +26,12 @@ class ExclusiveSharing:
         """List every card."""
         del resource
         return [
-            Device(DeviceId(member.card.uuid), member.healthy, member.reason, numa_nodes(member.card.numa_node))
+            Device(
+                DeviceId(member.card.uuid),
+                healthy=member.healthy,
+                reason=member.reason,
+                numa_nodes=numa_nodes(member.card.numa_node),
+            )
             for member in pool.members
         ]
 

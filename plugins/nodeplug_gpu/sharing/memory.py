@@ -82,7 +82,7 @@ class MemorySharing:
         """
         if resource == self.config.count_resource:
             return [
-                Device(DeviceId(f"{_COUNT}-{card_key(member.card.uuid)}"), member.healthy, member.reason)
+                Device(DeviceId(f"{_COUNT}-{card_key(member.card.uuid)}"), healthy=member.healthy, reason=member.reason)
                 for member in pool.members
             ]
         known, units = self._listed

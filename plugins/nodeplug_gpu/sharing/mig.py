@@ -30,7 +30,12 @@ class MigInstances:
             NotFound: no card has an instance of the resource's profiles.
         """
         found = [
-            Device(DeviceId(gpu.uuid), member.healthy, member.reason, numa_nodes(member.card.numa_node))
+            Device(
+                DeviceId(gpu.uuid),
+                healthy=member.healthy,
+                reason=member.reason,
+                numa_nodes=numa_nodes(member.card.numa_node),
+            )
             for member, gpu in _mig_devices(pool)
             if self._advertises(resource, gpu, pool)
         ]

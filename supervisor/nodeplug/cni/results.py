@@ -177,7 +177,7 @@ def _decode_oldest(folded: Mapping[str, Any]) -> CniResult:
     for key in ("ip4", "ip6"):
         item = _object(folded, key, "result")
         if item is not None:
-            ips.append(CniIp(_address(item, "ip", key), _gateway(item, "gateway", key)))
+            ips.append(CniIp(_address(item, "ip", key), gateway=_gateway(item, "gateway", key)))
             routes += _items(item, "routes", key, _decode_route)
     return CniResult(ips=tuple(ips), routes=tuple(routes), dns=_decode_dns(folded))
 

@@ -61,7 +61,7 @@ class Contract:
     # --- devices (kubelet device plugin v1beta1) ----------------------------------------------------------------
 
     @hookspec(firstresult=True)
-    def device_list(self, resource: v.ResourceName) -> Sequence[v.Device]:
+    def device_list(self, request: v.DeviceList) -> Sequence[v.Device]:
         """Return every device of the resource as it is now. Called on a timer and after `host.refresh(resource)`."""
         raise NotImplementedError
 
@@ -107,7 +107,7 @@ class Contract:
     # --- volumes (FlexVolume) -----------------------------------------------------------------------------------
 
     @hookspec(firstresult=True)
-    def volume_id(self, driver: str, options: Mapping[str, str]) -> v.VolumeId:
+    def volume_id(self, request: v.VolumeIdentify) -> v.VolumeId:
         """Name the volume that the options mean. Default: a digest of them, and if staged a mark of secrets."""
         raise NotImplementedError
 

@@ -35,6 +35,7 @@ Kubelet receives at most 4 MiB and ends the stream otherwise. A quarter of that 
 the pod status, which carry every id again.
 """
 _INT64_MAX: Final = (1 << 63) - 1
+_DESCRIBING: Final = (str, int, bool)
 
 
 def encode_options(hooks: frozenset[str]) -> pb.DevicePluginOptions:
@@ -59,6 +60,7 @@ def encode_list(resource: ResourceName, devices: Sequence[Device]) -> pb.ListAnd
     try:
         _check_ids(resource, devices)
         _check_nodes(resource, devices)
+        _check_descriptions(resource, devices)
         size = worst_case_size(devices)
         if size <= LIST_LIMIT:
             return pb.ListAndWatchResponse(devices=[_encode_device(device) for device in devices])
@@ -76,6 +78,24 @@ def _check_nodes(resource: ResourceName, devices: Sequence[Device]) -> None:
             raise InvalidRequest(
                 f"device {device.id!r} of {resource} names NUMA nodes {device.numa_nodes}; nodes count from 0, "
                 "leave numa_nodes empty where the kernel says -1"
+            )
+
+
+def _check_descriptions(resource: ResourceName, devices: Sequence[Device]) -> None:
+    """Refuse what a device says of itself in words or numbers that could not be shown."""
+    for device in devices:
+        amounts = [device.capacity] if device.part is None else [device.capacity, device.part.amount]
+        wrong = [f"attribute {name!r}" for name, value in device.attributes.items() if type(value) not in _DESCRIBING]
+        wrong += [
+            f"capacity {name!r}"
+            for capacity in amounts
+            for name, amount in capacity.items()
+            if type(amount) is not int or amount < 0
+        ]
+        if wrong:
+            raise InvalidRequest(
+                f"device {device.id!r} of {resource} has no usable {wrong[0]}: an attribute is text, integer or bool, "
+                "a capacity counts from 0"
             )
 
 
@@ -158,7 +178,9 @@ def decode_allocate(
             if name in taken:
                 raise InvalidRequest(f"Allocate for {resource} names device {name!r} for two containers")
         taken.update(ids)
-        values.append(DeviceAllocate(resource, ids, tuple(_usable(resource, name, devices) for name in ids)))
+        values.append(
+            DeviceAllocate(resource=resource, ids=ids, devices=tuple(_usable(resource, name, devices) for name in ids))
+        )
     return tuple(values)
 
 
@@ -252,10 +274,10 @@ def decode_prefer(resource: ResourceName, request: pb.PreferredAllocationRequest
     """
     return tuple(
         DevicePrefer(
-            resource,
-            tuple(DeviceId(name) for name in container.available_deviceIDs),
-            tuple(DeviceId(name) for name in container.must_include_deviceIDs),
-            container.allocation_size,
+            resource=resource,
+            available=tuple(DeviceId(name) for name in container.available_deviceIDs),
+            must_include=tuple(DeviceId(name) for name in container.must_include_deviceIDs),
+            size=container.allocation_size,
         )
         for container in request.container_requests
     )
@@ -308,4 +330,4 @@ def decode_prestart(resource: ResourceName, request: pb.PreStartContainerRequest
     Raises:
         InvalidRequest: no id, or an id named twice.
     """
-    return DevicePrestart(resource, _decode_ids("PreStartContainer", resource, request.devices_ids))
+    return DevicePrestart(resource=resource, ids=_decode_ids("PreStartContainer", resource, request.devices_ids))

@@ -106,7 +106,15 @@ def released(seen: Holdings, present: Holdings) -> Sequence[DeviceReleased]:
     for (resource, holder), ids in sorted(seen.items(), key=lambda item: item[0]):
         gone = ids - present.get((resource, holder), frozenset())
         if gone:
-            values.append(DeviceReleased(resource, tuple(sorted(gone)), holder.namespace, holder.pod, holder.container))
+            values.append(
+                DeviceReleased(
+                    resource=resource,
+                    ids=tuple(sorted(gone)),
+                    namespace=holder.namespace,
+                    pod=holder.pod,
+                    container=holder.container,
+                )
+            )
     return values
 
 
@@ -225,7 +233,13 @@ class PodResources:
         if self.error or not self._answered:
             raise NotReady(f"who holds {resource} is unknown at present: {self.error or 'kubelet was not asked yet'}")
         return [
-            Holding(resource, tuple(sorted(ids)), holder.namespace, holder.pod, holder.container)
+            Holding(
+                resource=resource,
+                ids=tuple(sorted(ids)),
+                namespace=holder.namespace,
+                pod=holder.pod,
+                container=holder.container,
+            )
             for (name, holder), ids in sorted(self._known().items())
             if name == resource
         ]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from nodeplug.contract.errors import NotFound, PluginError
-from nodeplug.contract.values import Device, ResourceName
+from nodeplug.contract.values import Device, DeviceList, ResourceName
 from nodeplug.device.binding import Binding
 from nodeplug.device.registration import DevicePaths, Mode, Registration
 from nodeplug.device.snapshots import Snapshots
@@ -180,7 +180,9 @@ class ResourceTask:
         route = self._binding.route
         call = Call("ListDevices", str(route.claim), key=self.resource)
         try:
-            devices = await self._runner.call(route, "device_list", call, {"resource": self.resource})
+            devices = await self._runner.call(
+                route, "device_list", call, {"request": DeviceList(resource=self.resource)}
+            )
             await self._snapshots.publish(tuple(devices))
         except NotFound as error:
             await self._nothing_to_offer(error.message)

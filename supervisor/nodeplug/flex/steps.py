@@ -12,7 +12,15 @@ from typing import Any, Final
 
 from nodeplug.contract.errors import InvalidRequest, NotFound, PluginError
 from nodeplug.contract.mounts import bind, mounted_at, unmount
-from nodeplug.contract.values import VolumeId, VolumePublish, VolumeRequest, VolumeStage, VolumeUnpublish, VolumeUnstage
+from nodeplug.contract.values import (
+    VolumeId,
+    VolumeIdentify,
+    VolumePublish,
+    VolumeRequest,
+    VolumeStage,
+    VolumeUnpublish,
+    VolumeUnstage,
+)
 from nodeplug.flex import ledger as led
 from nodeplug.flex.codec import default_volume_id
 from nodeplug.flex.commands import Mount, MountDevice, VolumeOptions
@@ -47,7 +55,7 @@ class Steps:
         """
         if not self.work.has("volume_id"):
             return VolumeId(default_volume_id(own.own) + await self._secret_mark(own))
-        name = await self.work.hook("volume_id", driver=self.driver, options=own.own)
+        name = await self.work.hook("volume_id", request=VolumeIdentify(driver=self.driver, options=own.own))
         if not name or "\0" in name or name != name.encode("utf-8", "replace").decode():
             raise PluginError(
                 f"plugin {self.work.route.plugin!r} named a volume {name!r}; a volume id is non-empty text"

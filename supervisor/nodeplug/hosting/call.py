@@ -9,9 +9,12 @@ import secrets
 import select
 import socket
 import time
+from collections.abc import Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass, field
-from typing import Final
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from nodeplug.contract.values import Request
 
 
 def new_request_id() -> str:
@@ -69,3 +72,11 @@ def caller_is_gone() -> bool:
     """Whether nobody waits for the answer any more; False where there never was a caller, as for a replayed DEL."""
     peer = _CALLER.get()
     return peer is not None and has_hung_up(peer)
+
+
+def addressed(arguments: Mapping[str, Any], call: Call, seconds: float) -> Mapping[str, Any]:
+    """Return the arguments of a hook that begins now, its request with the id of the call and its deadline."""
+    request = arguments.get("request")
+    if not isinstance(request, Request):
+        return arguments
+    return {**arguments, "request": replace(request, id=call.id, deadline=time.monotonic() + seconds)}

@@ -21,7 +21,7 @@ from typing import Any, Final
 from nodeplug.contract.errors import DeadlineExceeded, PluginError, TryAgain
 from nodeplug.contract.hookspecs import ANSWERS
 from nodeplug.contract.netns import Netns
-from nodeplug.hosting.call import Call
+from nodeplug.hosting.call import Call, addressed
 from nodeplug.hosting.hook_call import INSIDE, HookCall, in_fresh_thread
 from nodeplug.hosting.slot import OVERDUE_LIMIT, Instance, Route, Slot
 from nodeplug.hosting.strays import Strays
@@ -140,7 +140,8 @@ class Runner:
         def work(route: Way) -> Any:
             if enter is not None:
                 enter.enter()
-            return check_answer(route.slot.name, hook, around(route.callers[hook])(**arguments))
+            asked = addressed(arguments, call, route.slot.deadline(hook))
+            return check_answer(route.slot.name, hook, around(route.callers[hook])(**asked))
 
         try:
             answer = await self._call(route, hook, call, work, done, start)

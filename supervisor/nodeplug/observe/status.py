@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from nodeplug.cni.attachments import Attachment, Key
 from nodeplug.contract.errors import clip
-from nodeplug.contract.values import DeviceId, ResourceName
+from nodeplug.contract.values import Device, DeviceId, ResourceName
 from nodeplug.device.holders import Holder
 from nodeplug.device.resource import ResourceStatus
 from nodeplug.flex.ledger import Staged, Target
@@ -78,16 +78,24 @@ def _resource(
         "socket": str(status.socket or ""),
         "error": clip(status.error),
         "absent": status.absent,
-        "units": [
-            {
-                "id": device.id,
-                "healthy": device.healthy,
-                "reason": clip(device.reason),
-                "holder": _holder(holders.get(device.id)),
-            }
-            for device in status.devices
-        ],
+        "units": [_unit(device, holders.get(device.id)) for device in status.devices],
     }
+
+
+def _unit(device: Device, holder: Holder | None) -> dict[str, Any]:
+    unit: dict[str, Any] = {
+        "id": device.id,
+        "healthy": device.healthy,
+        "reason": clip(device.reason),
+        "holder": _holder(holder),
+    }
+    if device.attributes:
+        unit["attributes"] = dict(device.attributes)
+    if device.capacity:
+        unit["capacity"] = dict(device.capacity)
+    if device.part is not None:
+        unit["part"] = {"of": device.part.of, "amount": dict(device.part.amount)}
+    return unit
 
 
 def _holder(holder: Holder | None) -> str:

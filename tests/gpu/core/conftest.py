@@ -135,7 +135,13 @@ class GpuNode:
             self.now += min(seconds, 10.0)
             seconds -= 10.0
             self.told_held = [
-                Holding(MEM, tuple(DeviceId(one) for one in sorted(entry.ids)), key.namespace, key.pod, key.container)
+                Holding(
+                    resource=MEM,
+                    ids=tuple(DeviceId(one) for one in sorted(entry.ids)),
+                    namespace=key.namespace,
+                    pod=key.pod,
+                    container=key.container,
+                )
                 for key, entries in self.admission.listed()
                 for entry in entries.values()
             ]
@@ -242,7 +248,10 @@ class Store:
         if self.held is None:
             raise NotReady("kubelet does not tell")
         told = self.held.get(resource, {})
-        return [Holding(resource, tuple(map(DeviceId, ids)), "default", pod, "main") for pod, ids in told.items()]
+        return [
+            Holding(resource=resource, ids=tuple(map(DeviceId, ids)), namespace="default", pod=pod, container="main")
+            for pod, ids in told.items()
+        ]
 
     def listed(self, resource: str = MEM) -> Mapping[str, str]:
         """Return what kubelet would be told: the reason by id, empty for a healthy device."""
@@ -261,7 +270,7 @@ class Store:
         devices = {one.id: one for one in self.tracker.inventory.devices(self.tracker.entry_of(name), name)}
         found = tuple(devices.get(DeviceId(one), Device(DeviceId(one))) for one in ids)
         sharing, pool = self.tracker.inventory.advertised(self.tracker.entry_of(name), name)
-        return sharing.allocate(DeviceAllocate(name, tuple(map(DeviceId, ids)), found), pool)
+        return sharing.allocate(DeviceAllocate(resource=name, ids=tuple(map(DeviceId, ids)), devices=found), pool)
 
     def why_nothing(self, resource: str) -> str:
         """Return why there is nothing of a resource."""

@@ -143,7 +143,9 @@ def test_units_of_two_cards_are_refused_with_the_numbers(store: Make, card: Make
     shop = store([entry()], [card(0, 4), card(1, 7)])
     free = tuple(map(DeviceId, [*units(card(0), 4), *units(card(1), 7)]))
     sharing = shop.tracker.sharings[MEM]
-    sharing.prefer(DevicePrefer(MEM, free, (), 10), shop.tracker.inventory.pools[MEM])
+    sharing.prefer(
+        DevicePrefer(resource=MEM, available=free, must_include=(), size=10), shop.tracker.inventory.pools[MEM]
+    )
     with pytest.raises(Exhausted) as caught:
         shop.allocate(MEM, *units(card(0), 4), *units(card(1), 6))
     wanted = f"10 units of {MEM} wanted on one card, the largest free card has 7: GPU-1"

@@ -13,7 +13,18 @@ from typing import Any
 
 import pytest
 
-from nodeplug import Device, DeviceId, Holding, Host, InvalidRequest, Journal, NotFound, NotReady, ResourceName
+from nodeplug import (
+    Device,
+    DeviceId,
+    DeviceList,
+    Holding,
+    Host,
+    InvalidRequest,
+    Journal,
+    NotFound,
+    NotReady,
+    ResourceName,
+)
 from nodeplug.testing import folders
 from nodeplug.testing.waiting import until
 from nodeplug_gpu.access import NodePaths
@@ -72,14 +83,14 @@ def stage(tmp_path: Path) -> Iterator[Stage]:
 
 def devices(plugin: Gpu, resource: ResourceName = MEM) -> Sequence[Device]:
     try:
-        return plugin.device_list(resource)
+        return plugin.device_list(DeviceList(resource=resource))
     except NotFound:
         return ()
 
 
 def _listed(plugin: Gpu) -> bool:
     try:
-        return bool(plugin.device_list(MEM))
+        return bool(plugin.device_list(DeviceList(resource=MEM)))
     except NotReady:
         return False
 
@@ -95,7 +106,7 @@ def descriptors() -> int:
 def test_the_first_list_after_start_is_whole(stage: Stage) -> None:
     plugin = stage.plugin()
     plugin.start()
-    assert [one.healthy for one in plugin.device_list(MEM)] == [True] * 4
+    assert [one.healthy for one in plugin.device_list(DeviceList(resource=MEM))] == [True] * 4
 
 
 def test_nothing_is_left_after_many_starts_and_stops(stage: Stage) -> None:
@@ -187,7 +198,7 @@ def test_a_driver_that_appears_later_brings_the_resource(stage: Stage) -> None:
     plugin.start()
     plugin.health()
     with pytest.raises(NotFound, match="no libnvidia-ml"):
-        plugin.device_list(MEM)
+        plugin.device_list(DeviceList(resource=MEM))
     stage.fail()
     until(lambda: len(devices(plugin)) == 4)
     assert MEM in stage.refreshed
@@ -208,7 +219,11 @@ def test_a_restart_while_a_card_is_lost_goes_on_listing_it(told: bool, stage: St
     first = stage.plugin()
     first.start()
     ids = [one.id for one in devices(first)]
-    stage.held = [Holding(MEM, (DeviceId(ids[0]),), "default", "pod", "main")] if told else None
+    stage.held = (
+        [Holding(resource=MEM, ids=(DeviceId(ids[0]),), namespace="default", pod="pod", container="main")]
+        if told
+        else None
+    )
     first.stop()
     stage.fail(cards={"0": {"gone": True}})
     second = stage.plugin()
@@ -294,7 +309,7 @@ def test_a_slow_driver_is_waited_for_where_cards_were_sold(stage: Stage, monkeyp
     second = stage.plugin()
     second.start()
     late[0].join()
-    assert [one.healthy for one in second.device_list(MEM)] == [True] * 4
+    assert [one.healthy for one in second.device_list(DeviceList(resource=MEM))] == [True] * 4
 
 
 def test_a_card_that_is_not_offered_is_counted_so(stage: Stage) -> None:
@@ -318,7 +333,7 @@ def test_an_instance_that_was_prepared_lists_its_cards_as_soon_as_it_has_started
     plugin = stage.plugin(poll="1h")
     plugin.prepare()
     plugin.start()
-    assert [one.healthy for one in plugin.device_list(MEM)] == [True] * 4
+    assert [one.healthy for one in plugin.device_list(DeviceList(resource=MEM))] == [True] * 4
 
 
 def test_an_instance_that_prepares_follows_nothing_and_sells_nothing(stage: Stage) -> None:
@@ -355,9 +370,9 @@ exec sleep 600
     try:
         plugin.start()
         with pytest.raises(NotReady, match="its MPS control daemon is starting"):
-            plugin.device_list(MEM)
+            plugin.device_list(DeviceList(resource=MEM))
         until(lambda: _listed(plugin))
-        assert [(one.healthy, one.reason) for one in plugin.device_list(MEM)] == [(True, "")] * 4
+        assert [(one.healthy, one.reason) for one in plugin.device_list(DeviceList(resource=MEM))] == [(True, "")] * 4
     finally:
         plugin.stop()
         for file in tmp_path.glob("mps/*/daemon.json"):
@@ -394,4 +409,4 @@ def test_the_first_list_of_cards_with_a_cdi_spec_is_healthy(
     monkeypatch.setattr("nodeplug_gpu.plugin.NodePaths", partial(NodePaths, dev=tmp_path))
     plugin = stage.plugin([MEMORY | {"access": {"cdi": "field", "cdi_folder": str(tmp_path / "cdi")}}], poll="1h")
     plugin.start()
-    assert [one.healthy for one in plugin.device_list(MEM)] == [True] * 4
+    assert [one.healthy for one in plugin.device_list(DeviceList(resource=MEM))] == [True] * 4

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nodeplug import Device, DeviceId, Holding, Host, Journal, NotFound, NotReady, ResourceName
+from nodeplug import Device, DeviceId, DeviceList, Holding, Host, Journal, NotFound, NotReady, ResourceName
 from nodeplug.testing.waiting import until
 from nodeplug_gpu.config import GpuConfig
 from nodeplug_gpu.plugin import Gpu
@@ -55,7 +55,7 @@ def no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def devices(plugin: Gpu, resource: ResourceName) -> Sequence[Device]:
     try:
-        return plugin.device_list(resource)
+        return plugin.device_list(DeviceList(resource=resource))
     except NotFound:
         return ()
 
@@ -119,7 +119,7 @@ def test_a_section_that_has_ended_leaves_its_cards_to_another(node: Node) -> Non
 def test_a_card_that_containers_hold_by_a_section_that_has_ended_is_not_sold_anew(node: Node) -> None:
     first = node.start("gpu", MEMORY)
     (unit, *_) = (one.id for one in devices(first, MEM))
-    node.held = [Holding(MEM, (DeviceId(unit),), "default", "pod", "main")]
+    node.held = [Holding(resource=MEM, ids=(DeviceId(unit),), namespace="default", pod="pod", container="main")]
     first.stop()
     other = node.start("cards", EXCLUSIVE)
     until(lambda: set(reasons(other, WHOLE)) == {"GPU-0000", "GPU-1111"})
@@ -129,7 +129,7 @@ def test_a_card_that_containers_hold_by_a_section_that_has_ended_is_not_sold_ane
 def test_a_card_that_a_section_gave_up_and_containers_hold_is_not_sold_by_another(node: Node) -> None:
     first = node.start("gpu", MEMORY)
     (unit, *_) = (one.id for one in devices(first, MEM))
-    node.held = [Holding(MEM, (DeviceId(unit),), "default", "pod", "main")]
+    node.held = [Holding(resource=MEM, ids=(DeviceId(unit),), namespace="default", pod="pod", container="main")]
     first.stop()
     node.start("gpu", MEMORY | {"cards": {"index": [1]}})
     other = node.start("cards", EXCLUSIVE | {"cards": {"index": [0]}})

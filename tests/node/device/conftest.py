@@ -21,7 +21,6 @@ from nodeplug import (
     DevicePrestart,
     DeviceReleased,
     Grant,
-    ResourceName,
     hookimpl,
 )
 
@@ -41,7 +40,7 @@ class Minimal:
         return [DeviceClaim(RESOURCE)]
 
     @hookimpl
-    def device_list(self, resource: ResourceName) -> Sequence[Device]:
+    def device_list(self) -> Sequence[Device]:
         self.listings += 1
         if self.failure is not None:
             raise self.failure

@@ -71,7 +71,11 @@ def test_release_is_told_once_when_the_pod_is_gone(full: "Full", root: Path, run
             await kubelet.until(lambda: bool(full.releases()))
             await two_looks()
             ids = tuple(device.id for device in full.devices)
-            assert full.releases() == [DeviceReleased(ResourceName(RESOURCE), ids, "default", "pod", "work")]
+            assert full.releases() == [
+                DeviceReleased(
+                    resource=ResourceName(RESOURCE), ids=ids, namespace="default", pod="pod", container="work"
+                )
+            ]
 
     run(story())
 

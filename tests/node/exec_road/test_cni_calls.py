@@ -31,8 +31,8 @@ from nodeplug.testing import CniError, CniRuntime, ExecRoad
 Env = Callable[..., dict[str, str]]
 CONFIG = {"cniVersion": "1.0.0", "name": "net", "type": "test"}
 RESULT = CniResult(
-    interfaces=(CniInterface("eth0", "aa:bb:cc:00:00:01", "/sandbox", 1500),),
-    ips=(CniIp(ip_interface("10.9.0.2/24"), ip_address("10.9.0.1"), 0),),
+    interfaces=(CniInterface("eth0", mac="aa:bb:cc:00:00:01", sandbox="/sandbox", mtu=1500),),
+    ips=(CniIp(ip_interface("10.9.0.2/24"), gateway=ip_address("10.9.0.1"), interface=0),),
     routes=(CniRoute(ip_network("0.0.0.0/0")),),
 )
 

@@ -9,16 +9,14 @@ from typing import Any
 import pytest
 from asyncinotify import Inotify, Mask
 
-from nodeplug import (
-    DeviceReleased,
-    ResourceName,
-)
+from nodeplug import DeviceList, DeviceReleased, ResourceName
 from nodeplug.device.codec import encode_list
 from nodeplug_hostdev import HostDev
 from nodeplug_hostdev.nodes import fault, refusal
 
 Make = Callable[..., HostDev]
 NAME = ResourceName("example.com/a")
+LIST = DeviceList(resource=NAME)
 NOBODY = (240, 77)  # a major for local use, without a driver: open answers ENXIO
 
 
@@ -26,7 +24,7 @@ def test_missing_companion_makes_the_device_unhealthy_with_a_reason(
     mknod: Any, group: Any, plugins: Make, dev: Path
 ) -> None:
     mknod(dev / "a")
-    (device,) = plugins(group(dev / "a", {"path": str(dev / "tun")})).device_list(NAME)
+    (device,) = plugins(group(dev / "a", {"path": str(dev / "tun")})).device_list(LIST)
     assert not device.healthy
     assert "tun, which goes along with" in device.reason
 
@@ -37,18 +35,18 @@ def test_device_is_unhealthy_until_what_its_containers_mount_is_there(
     mknod(dev / "a")
     firmware = tmp_path / "firmware"
     plugin = plugins(group(dev / "a"), mounts=[{"host_path": str(firmware), "container_path": "/firmware"}])
-    (device,) = plugin.device_list(NAME)
+    (device,) = plugin.device_list(LIST)
     assert not device.healthy
     assert device.reason == f"{firmware}: No such file or directory; each container of {NAME} gets it as a mount"
     firmware.mkdir()
-    assert plugin.device_list(NAME)[0].healthy
+    assert plugin.device_list(LIST)[0].healthy
 
 
 def test_node_without_a_driver_is_unhealthy_with_the_kernels_reason(
     mknod: Any, group: Any, plugins: Make, dev: Path
 ) -> None:
     mknod(dev / "a", NOBODY)
-    (device,) = plugins(group(dev / "a")).device_list(NAME)
+    (device,) = plugins(group(dev / "a")).device_list(LIST)
     assert not device.healthy
     assert "No such device or address" in device.reason
 
@@ -57,7 +55,7 @@ def test_node_that_is_not_to_be_opened_is_healthy_by_being_there(
     mknod: Any, group: Any, plugins: Make, dev: Path
 ) -> None:
     mknod(dev / "a", NOBODY)
-    assert plugins(group(dev / "a", probe="exists")).device_list(NAME)[0].healthy
+    assert plugins(group(dev / "a", probe="exists")).device_list(LIST)[0].healthy
 
 
 @pytest.mark.parametrize("device", [(10, 130), (4, 64), (5, 0)], ids=["watchdog", "serial", "tty"])
@@ -98,10 +96,10 @@ def test_vanished_node_stays_listed_as_unhealthy(mknod: Any, group: Any, health:
     mknod(dev / "a0")
     mknod(dev / "a1")
     plugin = plugins(group(dev / "a*"))
-    plugin.device_list(NAME)
+    plugin.device_list(LIST)
     (dev / "a0").unlink()
-    assert health(plugin.device_list(NAME)) == {"a1": True, "a0": False}
-    assert "was there and is gone" in plugin.device_list(NAME)[1].reason
+    assert health(plugin.device_list(LIST)) == {"a1": True, "a0": False}
+    assert "was there and is gone" in plugin.device_list(LIST)[1].reason
 
 
 def test_nodes_that_never_have_the_same_name_twice_do_not_fill_the_list(
@@ -110,10 +108,10 @@ def test_nodes_that_never_have_the_same_name_twice_do_not_fill_the_list(
     plugin = plugins(group(dev / "a*", count=1000))
     for number in range(40):
         mknod(dev / f"a{number}")
-        plugin.device_list(NAME)
+        plugin.device_list(LIST)
         (dev / f"a{number}").unlink()
     mknod(dev / "a99")
-    devices = plugin.device_list(NAME)
+    devices = plugin.device_list(LIST)
     encode_list(NAME, devices)  # refuses what exceeds the limit of a list
     assert health(devices)["a99"] is True
     assert health(devices)["a39"] is False
@@ -122,16 +120,16 @@ def test_nodes_that_never_have_the_same_name_twice_do_not_fill_the_list(
 def test_node_that_comes_back_is_healthy_again(mknod: Any, group: Any, plugins: Make, dev: Path) -> None:
     mknod(dev / "a")
     plugin = plugins(group(dev / "a"))
-    first = plugin.device_list(NAME)
+    first = plugin.device_list(LIST)
     (dev / "a").unlink()
-    plugin.device_list(NAME)
+    plugin.device_list(LIST)
     mknod(dev / "a")
-    assert plugin.device_list(NAME) == first
+    assert plugin.device_list(LIST) == first
 
 
 def release(plugin: HostDev, devices: Any) -> None:
     ids = tuple(device.id for device in devices)
-    plugin.device_released(DeviceReleased(NAME, ids, "default", "pod", "main"))
+    plugin.device_released(DeviceReleased(resource=NAME, ids=ids, namespace="default", pod="pod", container="main"))
 
 
 def test_vanished_node_is_forgotten_once_released(
@@ -139,20 +137,20 @@ def test_vanished_node_is_forgotten_once_released(
 ) -> None:
     mknod(dev / "a")
     plugin = plugins(group(dev / "a"))
-    plugin.device_list(NAME)
+    plugin.device_list(LIST)
     (dev / "a").unlink()
-    release(plugin, plugin.device_list(NAME))
-    assert plugin.device_list(NAME) == []
+    release(plugin, plugin.device_list(LIST))
+    assert plugin.device_list(LIST) == []
     assert refreshed.resources == [NAME]
 
 
 def test_release_that_is_seen_before_the_loss_forgets_too(mknod: Any, group: Any, plugins: Make, dev: Path) -> None:
     mknod(dev / "a")
     plugin = plugins(group(dev / "a"))
-    devices = plugin.device_list(NAME)
+    devices = plugin.device_list(LIST)
     (dev / "a").unlink()
     release(plugin, devices)
-    assert plugin.device_list(NAME) == []
+    assert plugin.device_list(LIST) == []
 
 
 def test_release_of_a_present_node_changes_nothing(
@@ -160,9 +158,9 @@ def test_release_of_a_present_node_changes_nothing(
 ) -> None:
     mknod(dev / "a")
     plugin = plugins(group(dev / "a"))
-    devices = plugin.device_list(NAME)
+    devices = plugin.device_list(LIST)
     release(plugin, devices)
-    assert plugin.device_list(NAME) == devices
+    assert plugin.device_list(LIST) == devices
     assert refreshed.resources == []
 
 
@@ -172,14 +170,14 @@ def test_vanished_node_does_not_count_towards_the_limit(
     mknod(dev / "a0")
     mknod(dev / "a1")
     plugin = plugins(group(dev / "a*", limit=1))
-    plugin.device_list(NAME)
+    plugin.device_list(LIST)
     (dev / "a0").unlink()
-    assert health(plugin.device_list(NAME)) == {"a1": True, "a0": False}
+    assert health(plugin.device_list(LIST)) == {"a1": True, "a0": False}
 
 
 def test_node_pushed_beyond_the_limit_says_so(mknod: Any, group: Any, plugins: Make, dev: Path) -> None:
     mknod(dev / "a1")
     plugin = plugins(group(dev / "a*", limit=1))
-    plugin.device_list(NAME)
+    plugin.device_list(LIST)
     mknod(dev / "a0")
-    assert "beyond the limit" in plugin.device_list(NAME)[1].reason
+    assert "beyond the limit" in plugin.device_list(LIST)[1].reason

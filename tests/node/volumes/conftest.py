@@ -21,6 +21,7 @@ from nodeplug import (
     PluginError,
     VolumeClaim,
     VolumeId,
+    VolumeIdentify,
     VolumePublish,
     VolumeStage,
     VolumeUnpublish,
@@ -230,8 +231,8 @@ class Publisher:
         return [VolumeClaim("acme/disk")]
 
     @hookimpl
-    def volume_id(self, options: dict[str, str]) -> VolumeId:
-        return VolumeId(options["name"])
+    def volume_id(self, request: VolumeIdentify) -> VolumeId:
+        return VolumeId(request.options["name"])
 
     @hookimpl
     def volume_publish(self, request: VolumePublish) -> None:

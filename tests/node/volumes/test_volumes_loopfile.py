@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nodeplug import InvalidRequest, NotReady, VolumeId, VolumeStatsRequest, mount, mounted_at, unmount
+from nodeplug import InvalidRequest, NotReady, VolumeId, VolumeIdentify, VolumeStatsRequest, mount, mounted_at, unmount
 from nodeplug_volumes import filesystem, loopdev
 from nodeplug_volumes.loopfile import LoopFile, LoopFileConfig
 
@@ -397,7 +397,8 @@ def test_stats_tell_the_size_of_the_volume(node: Any, target: Path, make_plugin:
 
 def test_the_volume_id_does_not_depend_on_the_size(make_plugin: Any) -> None:
     plugin = make_plugin()
-    assert plugin.volume_id({"name": "data", "size": "1Gi"}) == plugin.volume_id({"name": "data", "size": "2Gi"})
+    small, large = (VolumeIdentify(driver=DRIVER, options={"name": "data", "size": size}) for size in ("1Gi", "2Gi"))
+    assert plugin.volume_id(small) == plugin.volume_id(large)
 
 
 def test_a_new_volume_without_a_size_is_refused(node: Any, target: Path) -> None:
@@ -437,7 +438,7 @@ def test_a_missing_tool_is_named(node: Any, target: Path, monkeypatch: pytest.Mo
 
 def test_options_are_checked_before_anything_is_made(make_plugin: Any) -> None:
     with pytest.raises(InvalidRequest):
-        make_plugin().volume_id({"name": "../x"})
+        make_plugin().volume_id(VolumeIdentify(driver=DRIVER, options={"name": "../x"}))
 
 
 @pytest.mark.usefixtures("empty_dev")

@@ -5,18 +5,29 @@ Refuses: JSON and versions (the codec converts both).
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Interface, IPv6Network
 from typing import Any
 
 from nodeplug.contract.netns import Netns
+from nodeplug.contract.values.requests import Request
 
 
 @dataclass(frozen=True, slots=True)
 class CniInterface:
-    """An interface of a result; `sandbox` is CNI_NETNS as received, or empty for a host interface."""
+    """An interface of a result.
+
+    Attributes:
+        name: as the kernel has it, at most 15 bytes.
+        mac: `aa:bb:cc:dd:ee:ff`; empty when it has none.
+        sandbox: CNI_NETNS as received, or empty for an interface of the host.
+        mtu: bytes; 0 is not told (specification 1.1.0).
+        socket_path: of a vhost-user interface, absolute (1.1.0).
+        pci_id: of a passed-through function, `0000:3b:00.1` (1.1.0).
+    """
 
     name: str
+    _: KW_ONLY
     mac: str = ""
     sandbox: str = ""
     mtu: int = 0
@@ -26,18 +37,36 @@ class CniInterface:
 
 @dataclass(frozen=True, slots=True)
 class CniIp:
-    """An address of a result; `interface` is an index into the result's interfaces (None in an IPAM result)."""
+    """An address of a result.
+
+    Attributes:
+        address: with its prefix length.
+        gateway: of the subnet; None where there is none.
+        interface: the index of its interface in the result; None in the result of an IPAM plugin.
+    """
 
     address: IPv4Interface | IPv6Interface
+    _: KW_ONLY
     gateway: IPv4Address | IPv6Address | None = None
     interface: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class CniRoute:
-    """A route of a result; the numbers are None when not set (specification 1.1.0)."""
+    """A route of a result; the numbers are None when not set (specification 1.1.0).
+
+    Attributes:
+        dst: where it leads; `0.0.0.0/0` and `::/0` are default routes.
+        gw: the next hop; None is the gateway of the address.
+        mtu: bytes, along the path.
+        advmss: bytes, the segment size told to peers.
+        priority: its metric; the lower wins.
+        table: the number of the routing table.
+        scope: as rtnetlink(7) numbers it: 0 global, 253 link, 254 host.
+    """
 
     dst: IPv4Network | IPv6Network
+    _: KW_ONLY
     gw: IPv4Address | IPv6Address | None = None
     mtu: int | None = None
     advmss: int | None = None
@@ -46,9 +75,16 @@ class CniRoute:
     scope: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CniDns:
-    """Name resolution as a result carries it."""
+    """Name resolution as a result carries it, in the terms of resolv.conf(5).
+
+    Attributes:
+        nameservers: addresses, the first asked first.
+        domain: the local domain.
+        search: domains that are appended to short names.
+        options: such as `ndots:2`.
+    """
 
     nameservers: tuple[str, ...] = ()
     domain: str = ""
@@ -56,9 +92,16 @@ class CniDns:
     options: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CniResult:
-    """What ADD answers, in the newest form; the host converts it to the version of the request."""
+    """What ADD answers, in the newest form; the host converts it to the version of the request.
+
+    Attributes:
+        interfaces: those of the container and of the host that ADD made; empty from an IPAM plugin.
+        ips: addresses of the attachment.
+        routes: routes of the attachment; a main plugin sets them in the container.
+        dns: for the runtime; kubelet ignores it.
+    """
 
     interfaces: tuple[CniInterface, ...] = ()
     ips: tuple[CniIp, ...] = ()
@@ -67,8 +110,8 @@ class CniResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CniRequest:
-    """What every CNI verb carries.
+class CniRequest(Request):
+    """What every CNI verb carries (specification 1.1.0, section 2).
 
     Attributes:
         claim: the name under which the plugin was executed.
@@ -93,6 +136,8 @@ class CniAttachmentRequest(CniRequest):
     """What the verbs about one attachment carry: its key is (network, container_id, ifname).
 
     Attributes:
+        container_id: CNI_CONTAINERID.
+        ifname: CNI_IFNAME.
         args: CNI_ARGS, in the order received.
         prev_result: of the plugin before in the list on ADD, the final result on CHECK and DEL.
     """
@@ -105,21 +150,34 @@ class CniAttachmentRequest(CniRequest):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CniAdd(CniAttachmentRequest):
-    """ADD: attach `ifname` in `netns`; a repeated ADD of one attachment answers the same result."""
+    """ADD: attach `ifname` in `netns`; a repeated ADD of one attachment answers the same result.
+
+    Attributes:
+        netns: the container's namespace, open for the length of the call.
+    """
 
     netns: Netns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CniDel(CniAttachmentRequest):
-    """DEL: must succeed when repeated, without a namespace, and after an ADD that failed half-way."""
+    """DEL: must succeed when repeated, without a namespace, and after an ADD that failed half-way.
+
+    Attributes:
+        netns: the container's namespace; None when it is gone, or the caller does not know it.
+    """
 
     netns: Netns | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CniCheck(CniAttachmentRequest):
-    """CHECK: raise when the attachment is not as `prev_result` says; extra routes are allowed."""
+    """CHECK: raise when the attachment is not as `prev_result` says; extra routes are allowed.
+
+    Attributes:
+        netns: the container's namespace.
+        prev_result: what the whole list answered to ADD.
+    """
 
     netns: Netns
     prev_result: CniResult
@@ -127,7 +185,12 @@ class CniCheck(CniAttachmentRequest):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValidAttachment:
-    """One attachment that GC must keep."""
+    """One attachment that GC must keep.
+
+    Attributes:
+        container_id: CNI_CONTAINERID.
+        ifname: CNI_IFNAME.
+    """
 
     container_id: str
     ifname: str
@@ -135,7 +198,12 @@ class ValidAttachment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CniGc(CniRequest):
-    """GC: `valid` is None when the caller said nothing (then destroy nothing), and empty when nothing is attached."""
+    """GC: release what belongs to no valid attachment.
+
+    Attributes:
+        valid: `cni.dev/valid-attachments`; None when the caller said nothing (then destroy nothing), empty when nothing
+            is attached.
+    """
 
     valid: tuple[ValidAttachment, ...] | None
 

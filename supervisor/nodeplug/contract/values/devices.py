@@ -5,34 +5,52 @@ Refuses: protobuf.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import NewType
+
+from nodeplug.contract.values.requests import Request
 
 ResourceName = NewType("ResourceName", str)
 """An extended resource such as `example.com/fuse` (kubelet: IsExtendedResourceName)."""
 DeviceId = NewType("DeviceId", str)
-"""Opaque to kubelet, unique in its resource, at most 63 characters."""
+"""Opaque to kubelet, unique in its resource, at most 63 characters. Best is a DNS label, which DRA asks for."""
+AttributeValue = int | bool | str
+"""Of an attribute of a device, as `resource.k8s.io/v1` has them; text has at most 64 bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceNode:
-    """A device node for the container; permissions are any of r, w, m (mknod)."""
+    """A device node for the container.
+
+    Attributes:
+        host_path: absolute, below `/dev` as a rule.
+        container_path: absolute; empty is the same path.
+        permissions: any of `r`, `w`, `m` (mknod), for the cgroup.
+    """
 
     host_path: str
     container_path: str = ""
+    _: KW_ONLY
     permissions: str = "rw"
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceMount:
-    """A host path for the container."""
+    """A host path for the container.
+
+    Attributes:
+        host_path: absolute; a file or a directory that exists.
+        container_path: absolute.
+        read_only: of the bind mount.
+    """
 
     host_path: str
     container_path: str
+    _: KW_ONLY
     read_only: bool = True
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Grant:
     """What a container gets for its devices (v1beta1 ContainerAllocateResponse).
 
@@ -42,7 +60,8 @@ class Grant:
         env: where two resources of one container set the same name, kubelet keeps one at random.
         nodes: device nodes.
         mounts: host paths.
-        annotations: for the container's CRI config; they never reach the pod object.
+        annotations: for the container's CRI config; they never reach the pod object. Only where the caller has them:
+            kubelet's device plugins do, DRA does not.
         cdi: fully qualified CDI names, `vendor.com/class=name`.
     """
 
@@ -65,68 +84,161 @@ class Grant:
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """A device that is one of several equal shares of something larger.
+
+    Attributes:
+        of: the id of the whole, the same for all of its parts.
+        amount: what one part is of it, by capacity: `{"memory": 1 << 30}` in bytes.
+    """
+
+    of: DeviceId
+    amount: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
 class Device:
     """One unit of a resource, in one snapshot.
 
     Attributes:
         id: stable for as long as the device exists.
-        healthy: an unhealthy device lowers allocatable; running pods keep it.
+        healthy: whether it can serve; an unhealthy device lowers allocatable; running pods keep it.
         reason: why it is unhealthy, for people.
         numa_nodes: empty means no preference (the wire field stays unset: old kubelets reject an empty topology).
         grant: what Allocate answers when the plugin has no `device_allocate`.
+        attributes: what the device is, for who chooses by properties; kubelet's device plugins cannot tell it, and
+            `nodeplug status -o json` shows it.
+        capacity: how much the whole device has, by name, in bytes or units; shown in the same place.
+        part: of what the device is a share, if it is one.
     """
 
     id: DeviceId
+    _: KW_ONLY
     healthy: bool = True
     reason: str = ""
     numa_nodes: tuple[int, ...] = ()
     grant: Grant = field(default_factory=Grant)
+    attributes: Mapping[str, AttributeValue] = field(default_factory=dict)
+    capacity: Mapping[str, int] = field(default_factory=dict)
+    part: Part | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceAllocate:
-    """Allocate for one container: `devices` holds the listed devices of `ids`, in the same order."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResourceClaim:
+    """The claim of `resource.k8s.io` for which devices are held.
+
+    Attributes:
+        uid: of the claim; an id is never given to two claims at once.
+        namespace: of the claim.
+        name: of the claim.
+        request: the name of the request within the claim.
+    """
+
+    uid: str
+    namespace: str
+    name: str
+    request: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceRequest(Request):
+    """What every device verb carries.
+
+    Attributes:
+        resource: the claim, an extended resource.
+    """
 
     resource: ResourceName
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceList(DeviceRequest):
+    """ListAndWatch: every device of `resource` as it is now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceAllocate(DeviceRequest):
+    """Allocate for one container.
+
+    It may come again for ids that are held already, and the answer must then be the same; it depends on nothing but the
+    request.
+
+    Attributes:
+        ids: what the container gets; at least one, each once.
+        devices: the listed devices of `ids`, in the same order, all healthy.
+        claim: for which the ids are held, where the caller has claims (DRA); kubelet's device plugins have none.
+    """
+
     ids: tuple[DeviceId, ...]
     devices: tuple[Device, ...]
+    claim: ResourceClaim | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class DevicePrefer:
-    """GetPreferredAllocation: choose `size` ids out of `available`; `must_include` count towards `size`."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DevicePrefer(DeviceRequest):
+    """GetPreferredAllocation: choose `size` ids out of `available`.
 
-    resource: ResourceName
+    Attributes:
+        available: free ids that kubelet may give, those of `must_include` among them.
+        must_include: ids that the answer must have; they count towards `size`.
+        size: how many ids.
+    """
+
     available: tuple[DeviceId, ...]
     must_include: tuple[DeviceId, ...]
     size: int
 
 
-@dataclass(frozen=True, slots=True)
-class DevicePrestart:
-    """PreStartContainer: before each start of a container that holds `ids` (kubelet allows 30 s)."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DevicePrestart(DeviceRequest):
+    """PreStartContainer: before each start of a container that holds `ids` (kubelet allows 30 s).
 
-    resource: ResourceName
+    Attributes:
+        ids: what the container holds.
+    """
+
     ids: tuple[DeviceId, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceReleased:
-    """A container no longer holds `ids`; derived from podresources, since kubelet has no Deallocate."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceReleased(DeviceRequest):
+    """A container no longer holds `ids`; derived from podresources, since kubelet has no Deallocate.
 
-    resource: ResourceName
+    Several containers may have held the same ids: never count per container.
+
+    Attributes:
+        ids: what it held.
+        namespace: of the pod.
+        pod: its name; may be empty.
+        container: its name; may be empty.
+        claim: for which the ids were held, where the caller has claims (DRA).
+    """
+
     ids: tuple[DeviceId, ...]
     namespace: str
     pod: str
     container: str
+    claim: ResourceClaim | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Holding:
-    """The devices of one resource that a container holds, as kubelet tells in podresources (which has no pod UID)."""
+    """The devices of one resource that a container holds, as kubelet tells in podresources (which has no pod UID).
+
+    Several containers may hold the same ids: never add them up.
+
+    Attributes:
+        resource: an extended resource.
+        ids: what the container holds.
+        namespace: of the pod.
+        pod: its name; may be empty.
+        container: its name; may be empty.
+        claim: for which the ids are held, where the caller has claims (DRA).
+    """
 
     resource: ResourceName
     ids: tuple[DeviceId, ...]
     namespace: str
     pod: str
     container: str
+    claim: ResourceClaim | None = None

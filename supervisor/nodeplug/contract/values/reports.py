@@ -11,7 +11,12 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One number of a metric, with the labels that tell it from the others."""
+    """One number of a metric.
+
+    Attributes:
+        value: in the unit that the metric's name says.
+        labels: what tells it from the other samples.
+    """
 
     value: float
     labels: Mapping[str, str] = field(default_factory=dict)

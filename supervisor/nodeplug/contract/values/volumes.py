@@ -1,16 +1,29 @@
 """Volumes, in the terms that FlexVolume and CSI share: attach, stage, publish, expand.
 
 Owns: one value per verb, and secrets that do not show themselves.
-Refuses: argv, JSON, base64 (the codec decodes once).
+Refuses: argv, JSON, base64, protobuf (the codecs decode once). What FlexVolume cannot tell has a default that says so.
 """
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import NewType
+from typing import Literal, NewType
+
+from nodeplug.contract.values.requests import Request
 
 VolumeId = NewType("VolumeId", str)
-"""Names one volume of one driver on this node: two pods with the same id share the staged filesystem."""
+"""Names one volume of one driver: two pods with the same id share the staged filesystem. CSI calls it `volume_id`, a
+PersistentVolume `volumeHandle`."""
+AccessMode = Literal[
+    "SINGLE_NODE_WRITER",
+    "SINGLE_NODE_READER_ONLY",
+    "MULTI_NODE_READER_ONLY",
+    "MULTI_NODE_SINGLE_WRITER",
+    "MULTI_NODE_MULTI_WRITER",
+    "SINGLE_NODE_SINGLE_WRITER",
+    "SINGLE_NODE_MULTI_WRITER",
+]
+"""How pods and nodes may share a volume (CSI specification 1.12, `VolumeCapability.AccessMode`)."""
 
 
 class Secrets(Mapping[str, bytes]):
@@ -36,7 +49,14 @@ class Secrets(Mapping[str, bytes]):
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """The pod as kubelet names it: a hint, never an authorisation (user options can override it on the wire)."""
+    """The pod as kubelet names it: a hint, never an authorisation (user options can override it on the wire).
+
+    Attributes:
+        name: of the pod.
+        namespace: of the pod.
+        uid: of the pod.
+        service_account: of the pod.
+    """
 
     name: str = ""
     namespace: str = ""
@@ -45,13 +65,26 @@ class Pod:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VolumeRequest:
-    """What every volume verb carries.
+class VolumeIdentify(Request):
+    """Which volume do the options mean? The answer is its id, as a PersistentVolume's `volumeHandle` would be.
+
+    Attributes:
+        driver: the claim, `vendor/driver`.
+        options: the driver's own options, all strings; kubelet's keys are taken out. CSI calls them volume context.
+    """
+
+    driver: str
+    options: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VolumeRequest(Request):
+    """What every volume verb carries. Those that undo carry no more than this and a path: nothing else is kept.
 
     Attributes:
         driver: the claim, `vendor/driver`.
         volume_id: from `volume_id`, or the digest of the options.
-        options: the driver's own options, all strings; kubelet's keys are taken out.
+        options: the driver's own options, all strings; kubelet's keys are taken out. Empty for verbs that undo.
     """
 
     driver: str
@@ -61,103 +94,185 @@ class VolumeRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VolumeAttach(VolumeRequest):
-    """Attach the volume to `node`; the answer is the device path (may be empty)."""
+    """Attach the volume to a node; the answer is the device path (may be empty).
+
+    Attributes:
+        node: the name of the Node.
+    """
 
     node: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VolumeDetach(VolumeRequest):
-    """Detach from `node`; `volume_id` is kubelet's volume name here, and there are no options on the wire."""
+    """Detach a volume from a node; `volume_id` is kubelet's volume name here, and there are no options on the wire.
+
+    Attributes:
+        node: the name of the Node.
+    """
 
     node: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VolumeIsAttached(VolumeRequest):
-    """Whether the volume is attached to `node`."""
+    """Whether the volume is attached to a node.
+
+    Attributes:
+        node: the name of the Node.
+    """
 
     node: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VolumeWaitAttached(VolumeRequest):
-    """Wait until `device` is there; the answer is its path."""
+    """Wait until a device is there; the answer is its path.
+
+    Attributes:
+        device: the path that attach gave.
+    """
 
     device: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VolumeStage(VolumeRequest):
-    """Mount the volume once for the node, at `staging_path` (exists, empty)."""
+class VolumeUse(VolumeRequest):
+    """What the verbs that bring a volume to a node or a pod carry.
 
-    staging_path: str
-    device: str = ""
+    Attributes:
+        fs_type: the filesystem that the user wants; empty is the driver's choice.
+        read_only: the pod may not write.
+        fs_group: the pod's fsGroup, for drivers that give the volume to it themselves; None when there is none, or
+            kubelet does it. FlexVolume tells it at publish alone.
+        secrets: decoded; they must stand in no message, log or record.
+        access_mode: how it is shared; None where the caller does not say (FlexVolume).
+        block: a block device instead of a filesystem: the path is then a file to bind the device on.
+        mount_flags: options for mount(8) from the StorageClass or PersistentVolume; FlexVolume has none. May be secret.
+        publish_context: what attaching answered, for CSI drivers with a controller.
+        must_exist: the volume was provisioned: where it is not found, raise NotFound instead of making it.
+    """
+
     fs_type: str = ""
     read_only: bool = False
+    fs_group: int | None = None
     secrets: Secrets = field(default_factory=Secrets)
+    access_mode: AccessMode | None = None
+    block: bool = False
+    mount_flags: tuple[str, ...] = ()
+    publish_context: Mapping[str, str] = field(default_factory=dict)
+    must_exist: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VolumePublish(VolumeRequest):
-    """Give the volume to one pod, at `target_path` (exists); a mount left behind by an error is undone by the host.
+class VolumeStage(VolumeUse):
+    """Mount the volume once for the node.
 
     Attributes:
+        staging_path: a directory that exists and is empty.
+        device: the path of the attached device; empty for drivers without attach.
+    """
+
+    staging_path: str
+    device: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VolumePublish(VolumeUse):
+    """Give the volume to one pod; a mount left behind by an error is undone by the host.
+
+    Attributes:
+        target_path: a directory that exists.
         staging_path: where the volume is staged, or empty when the driver does not stage.
-        fs_group: the pod's fsGroup, or None.
+        pod: for whom.
+        ephemeral: the volume lives and ends with this pod (CSI inline volumes).
     """
 
     target_path: str
     staging_path: str = ""
-    fs_type: str = ""
-    read_only: bool = False
-    fs_group: int | None = None
     pod: Pod = Pod()
-    secrets: Secrets = field(default_factory=Secrets)
+    ephemeral: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VolumeUnpublish(VolumeRequest):
-    """Take the volume away from one pod; succeed when it is not there."""
+    """Take the volume away from one pod; succeed when it is not there.
+
+    Attributes:
+        target_path: of the publish; it may be gone.
+    """
 
     target_path: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VolumeUnstage(VolumeRequest):
-    """Unmount the volume from the node; succeed when it is not there."""
+    """Unmount the volume from the node; succeed when it is not there.
+
+    Attributes:
+        staging_path: of the stage; it may be gone.
+    """
 
     staging_path: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VolumeExpand(VolumeRequest):
-    """Grow the volume itself to `new_size` bytes; the answer is the new size."""
+    """Grow the volume itself; the answer is the new size in bytes.
+
+    Attributes:
+        new_size: bytes, at least.
+        old_size: bytes; 0 where the caller does not know it (CSI).
+        limit: bytes, at most; 0 is no limit (FlexVolume has none).
+    """
 
     new_size: int
-    old_size: int
+    old_size: int = 0
+    limit: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VolumeExpandFs(VolumeRequest):
-    """Grow the filesystem that is mounted at `mount_path` to `new_size` bytes."""
+    """Grow the mounted filesystem.
+
+    Attributes:
+        mount_path: where it is mounted.
+        device: the path of the attached device; empty for drivers without attach.
+        new_size: bytes.
+        old_size: bytes; 0 where the caller does not know it (CSI).
+    """
 
     mount_path: str
-    device: str
+    device: str = ""
     new_size: int
-    old_size: int
+    old_size: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VolumeStatsRequest(VolumeRequest):
-    """Ask for the usage of the volume at `mount_path`."""
+    """Ask for the usage of a volume.
+
+    Attributes:
+        mount_path: of a publish.
+        staging_path: of the stage, or empty.
+    """
 
     mount_path: str
+    staging_path: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class VolumeStats:
-    """Usage in bytes and inodes; `condition` is empty when the volume is well."""
+    """Usage of a volume.
+
+    Attributes:
+        total: bytes.
+        used: bytes.
+        available: bytes.
+        inodes: how many there can be; 0 is unknown.
+        inodes_used: how many there are.
+        condition: what is wrong with the volume, for people; empty when it is well.
+    """
 
     total: int
     used: int

@@ -25,10 +25,12 @@ from nodeplug.contract.values import (
     CniResult,
     Device,
     DeviceId,
+    DeviceList,
     DevicePrefer,
     DeviceReleased,
     ResourceName,
     VolumeId,
+    VolumeIdentify,
     VolumeUnpublish,
     VolumeUnstage,
 )
@@ -133,7 +135,12 @@ class Probe:
             self._hook(loaded, "start", "start")
             for claim in loaded.claims:
                 if claim.kind == "device":
-                    self._hook(loaded, f"list {claim.name}", "device_list", resource=claim.name)
+                    self._hook(
+                        loaded,
+                        f"list {claim.name}",
+                        "device_list",
+                        request=DeviceList(resource=ResourceName(claim.name)),
+                    )
         self._write()
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -154,7 +161,12 @@ class Probe:
         self._cycle(loaded, " again", threads)
         for claim in loaded.claims:
             if claim.kind == "device":
-                self._hook(loaded, f"list {claim.name} again", "device_list", resource=claim.name)
+                self._hook(
+                    loaded,
+                    f"list {claim.name} again",
+                    "device_list",
+                    request=DeviceList(resource=ResourceName(claim.name)),
+                )
         self._end(loaded, " again", threads)
         gc.collect()
         self.document["left_descriptors"] = _new(before, _descriptors())
@@ -250,7 +262,8 @@ class Probe:
 
     def _resource(self, loaded: Loaded, resource: ResourceName) -> None:
         lists = [
-            self._hook(loaded, f"list {resource} {turn}", "device_list", _ids, resource=resource) for turn in (1, 2)
+            self._hook(loaded, f"list {resource} {turn}", "device_list", _ids, request=DeviceList(resource=resource))
+            for turn in (1, 2)
         ]
         devices = [device for device in lists[0] or () if isinstance(device, Device)]
         about: dict[str, Any] = {"ids": [device.id for device in devices], "size": 0, "refused": None}
@@ -264,7 +277,9 @@ class Probe:
         ids = tuple(device.id for device in devices if device.healthy)
         if ids:
             self._preferences(loaded, resource, ids)
-            released = DeviceReleased(resource, ids[:1], "default", "conformance", "main")
+            released = DeviceReleased(
+                resource=resource, ids=ids[:1], namespace="default", pod="conformance", container="main"
+            )
             for turn in ("", " again"):
                 self._hook(loaded, f"release {resource}{turn}", "device_released", request=released)
 
@@ -276,7 +291,7 @@ class Probe:
             ("all", few, (), len(few)),
             ("short", few, (), len(few) + 1),
         ):
-            request = DevicePrefer(resource, available, must, size)
+            request = DevicePrefer(resource=resource, available=available, must_include=must, size=size)
             self._hook(loaded, f"prefer {name} {resource}", "device_prefer", _texts, request=request)
             self.acts.seen.get(f"prefer {name} {resource}", {})["asked"] = [list(available), list(must), size]
 
@@ -292,7 +307,8 @@ class Probe:
             unstaged = VolumeUnstage(driver=claim.name, volume_id=volume, staging_path=path)
             self._hook(loaded, f"unstage {claim.name}", "volume_unstage", request=unstaged)
             for turn, said in (("1", options), ("2", backwards)):
-                self._hook(loaded, f"name {claim.name} {turn}", "volume_id", str, driver=claim.name, options=said)
+                identify = VolumeIdentify(driver=claim.name, options=said)
+                self._hook(loaded, f"name {claim.name} {turn}", "volume_id", str, request=identify)
 
     # --- what a plugin is given
 

@@ -87,8 +87,8 @@ class Tame:
             self.set_address(inside, index, address)
             inside.link("set", index=index, state="up")
             mac = str(inside.get_links(index)[0].get_attr("IFLA_ADDRESS"))
-        link = CniInterface(self.shown(request.ifname), mac, sandbox=request.netns.path)
-        return CniResult((link,), (CniIp(ip_interface(address), None, 0),))
+        link = CniInterface(self.shown(request.ifname), mac=mac, sandbox=request.netns.path)
+        return CniResult(interfaces=(link,), ips=(CniIp(ip_interface(address), gateway=None, interface=0),))
 
     def failed(self) -> None:
         return

@@ -12,6 +12,7 @@ from nodeplug import (
     DeviceAllocate,
     DeviceClaim,
     DeviceId,
+    DeviceList,
     DeviceMount,
     DeviceNode,
     DevicePrefer,
@@ -23,7 +24,6 @@ from nodeplug import (
     InvalidRequest,
     NotFound,
     NotReady,
-    ResourceName,
     hookimpl,
 )
 
@@ -71,8 +71,8 @@ class Picky(Tame):
         return [DeviceClaim("example.com/null"), DeviceClaim("example.com/count")]
 
     @hookimpl
-    def device_list(self, resource: ResourceName) -> Sequence[Device]:  # type: ignore[override]  # Tame's takes less
-        if resource == "example.com/count":
+    def device_list(self, request: DeviceList) -> Sequence[Device]:  # type: ignore[override]  # Tame's takes less
+        if request.resource == "example.com/count":
             return [Device(DeviceId(name)) for name in ("a", "b")]
         return [Device(DeviceId(f"{half}-{number}"), grant=self.grant(half)) for half in "ab" for number in range(2)]
 

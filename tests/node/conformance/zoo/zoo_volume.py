@@ -1,6 +1,6 @@
 """Volume drivers that break FlexVolume's rules, one each."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -16,6 +16,7 @@ from nodeplug import (
     VolumeDetach,
     VolumeExpand,
     VolumeId,
+    VolumeIdentify,
     VolumeIsAttached,
     VolumePublish,
     VolumeStage,
@@ -46,8 +47,8 @@ class Tame:
         return [VolumeClaim("example/tame")]
 
     @hookimpl
-    def volume_id(self, driver: str, options: Mapping[str, str]) -> VolumeId:
-        return VolumeId(f"{options.get('name')}")
+    def volume_id(self, request: VolumeIdentify) -> VolumeId:
+        return VolumeId(f"{request.options.get('name')}")
 
     @hookimpl
     def volume_stage(self, request: VolumeStage) -> None:
@@ -111,7 +112,7 @@ class NamesByChance(Tame):
     breaks = "repeated-mount-succeeds", "a second mount failed"
 
     @hookimpl
-    def volume_id(self, driver: str, options: Mapping[str, str]) -> VolumeId:
+    def volume_id(self, request: VolumeIdentify) -> VolumeId:
         return VolumeId(f"v{next(_NUMBERS)}")
 
 
@@ -158,8 +159,8 @@ class NamesByOrder(Tame):
     breaks = "volume-ids-are-stable", "first 'v,1m', then '1m,v'"
 
     @hookimpl
-    def volume_id(self, driver: str, options: Mapping[str, str]) -> VolumeId:
-        return VolumeId(",".join(options.values()))
+    def volume_id(self, request: VolumeIdentify) -> VolumeId:
+        return VolumeId(",".join(request.options.values()))
 
 
 class UnpublishesEverybody(Tame):
@@ -217,8 +218,8 @@ class TrustsOptions(Tame):
     breaks = "wrong-options-are-answered", "raised KeyError"
 
     @hookimpl
-    def volume_id(self, driver: str, options: Mapping[str, str]) -> VolumeId:
-        return VolumeId(options["name"])
+    def volume_id(self, request: VolumeIdentify) -> VolumeId:
+        return VolumeId(request.options["name"])
 
 
 class FailsTooLate(Tame):

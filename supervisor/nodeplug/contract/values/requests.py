@@ -1,0 +1,27 @@
+"""What every request of a hook carries.
+
+Owns: the request's id and its deadline.
+Refuses: to measure or to end anything: the host answers the caller at the deadline, with or without the hook.
+"""
+
+import math
+import time
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """The base of every request. Two requests are equal when they ask for the same, whatever their id and deadline.
+
+    Attributes:
+        id: the request id that log lines and error texts of this request carry; empty in a request that a test made.
+        deadline: `time.monotonic()` at which the caller is answered without this hook; infinite where nobody waits.
+    """
+
+    id: str = field(default="", compare=False)
+    deadline: float = field(default=math.inf, compare=False)
+
+    @property
+    def remaining(self) -> float:
+        """Seconds until the deadline; 0 when it has passed."""
+        return max(0.0, self.deadline - time.monotonic())
