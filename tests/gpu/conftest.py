@@ -282,7 +282,7 @@ def follow() -> Iterator[Callable[[Driver], Watched]]:
 def watch(follow: Callable[[Driver], Watched], log: logging.LoggerAdapter[logging.Logger]) -> Callable[..., Watched]:
     """Start an NVML driver on a mock or machine."""
 
-    def begin(place: Any, *, poll: float = 0.05, hang_after: float = 2.0, ask_again: float = 60.0) -> Watched:
-        return follow(NvmlDriver(place.root, poll, hang_after, log, sysfs=place.sysfs, ask_again=ask_again))
+    def begin(place: Any, *, poll: float = 0.05, hang_after: float = 2.0, retry_after: float = 60.0) -> Watched:
+        return follow(NvmlDriver(place.root, poll, hang_after, log, sysfs=place.sysfs, retry_after=retry_after))
 
     return begin

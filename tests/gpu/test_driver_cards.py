@@ -68,7 +68,7 @@ def test_compute_capability_is_known(watched: Any) -> None:
     assert all(card.compute_capability >= (3, 0) for card in watched.running().cards)
 
 
-def test_a_look_that_is_asked_for_does_not_wait_for_the_poll(watch: Watch, machine: Any) -> None:
+def test_a_poll_that_is_requested_does_not_wait_for_the_interval(watch: Watch, machine: Any) -> None:
     watched = watch(machine, poll=3600.0, hang_after=machine.hang_after)
     before = watched.running().taken
     watched.driver.poll()
@@ -97,7 +97,7 @@ def test_a_process_that_stands_still_is_replaced(watch: Watch, machine: Any) -> 
     before = watched.running()
     os.kill(watched.driver.pid, signal.SIGSTOP)
     watched.until(lambda snapshot: snapshot.state == "running" and snapshot.generation > before.generation)
-    assert any("no sign of life" in snapshot.reason for snapshot in watched.snapshots)
+    assert any("no heartbeat" in snapshot.reason for snapshot in watched.snapshots)
 
 
 def test_stop_leaves_no_process_and_no_thread_behind(watched: Any) -> None:
@@ -105,7 +105,7 @@ def test_stop_leaves_no_process_and_no_thread_behind(watched: Any) -> None:
     pid = watched.driver.pid
     watched.driver.stop()
     assert not Path(f"/proc/{pid}").exists()
-    assert watched.driver.left_behind == 0
+    assert watched.driver.unkillable == 0
 
 
 def test_stop_may_come_twice_and_without_a_start(watched: Any) -> None:
@@ -140,4 +140,4 @@ def test_an_observer_that_fails_is_told_again(machine: Any, watch: Watch, caplog
     os.kill(watched.driver.pid, signal.SIGKILL)
     watched.until(lambda snapshot: snapshot.state == "running" and snapshot.generation > first.generation)
     assert len(told) >= 2
-    assert "a change of the cards was not taken in" in caplog.text
+    assert "a change of the cards could not be processed" in caplog.text

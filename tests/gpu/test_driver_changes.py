@@ -49,7 +49,7 @@ def test_an_event_of_an_instance_names_it(nvml: Any, listening: Any) -> None:
     assert (event.gpu_instance, event.compute_instance) == (7, 0)
 
 
-def test_an_event_of_a_card_that_no_look_has_shown_has_no_card(nvml: Any, listening: Any) -> None:
+def test_an_event_of_a_card_that_no_poll_has_shown_has_no_card(nvml: Any, listening: Any) -> None:
     nvml.event(64, 0x8, 79)
     assert listening.event(lambda event: event.kind == "xid").card is None
 
@@ -61,7 +61,7 @@ def test_events_come_in_order_and_none_is_lost(nvml: Any, listening: Any) -> Non
     assert [event.code for event in listening.events] == list(range(1, 41))
 
 
-def test_an_event_brings_a_look_at_once(nvml: Any, watch: Watch) -> None:
+def test_an_event_brings_a_poll_at_once(nvml: Any, watch: Watch) -> None:
     watched = watch(nvml, poll=3600.0)
     watched.running()
     watched.until(lambda _: nvml.calls("nvmlDeviceRegisterEvents") == 2)
@@ -204,7 +204,7 @@ def test_a_process_on_an_instance_names_it(nvml: Any, watch: Watch) -> None:
     assert snapshot.processes[0].instance == snapshot.cards[0].instances[0].uuid
 
 
-def test_processes_that_end_are_gone_with_the_next_look(nvml: Any, watch: Watch) -> None:
+def test_processes_that_end_are_gone_with_the_next_poll(nvml: Any, watch: Watch) -> None:
     nvml.add_process(nvml.state.card[0], 11, GIB)
     watched = watch(nvml)
     watched.until(lambda snapshot: snapshot.processes)
@@ -212,7 +212,7 @@ def test_processes_that_end_are_gone_with_the_next_look(nvml: Any, watch: Watch)
     watched.until(lambda snapshot: not snapshot.processes)
 
 
-def test_sixty_four_cards_with_instances_and_processes_are_one_look(nvml: Any, watch: Watch) -> None:
+def test_sixty_four_cards_with_instances_and_processes_are_one_poll(nvml: Any, watch: Watch) -> None:
     for _ in range(62):
         nvml.add_card()
     for card in nvml.state.card[:64]:
@@ -226,7 +226,7 @@ def test_sixty_four_cards_with_instances_and_processes_are_one_look(nvml: Any, w
     assert len(snapshot.processes) == 1024
 
 
-def test_a_look_like_the_one_before_is_not_told(nvml: Any, watch: Watch) -> None:
+def test_a_poll_like_the_one_before_is_not_told(nvml: Any, watch: Watch) -> None:
     watched = watch(nvml)
     first = watched.running().taken
     watched.until(lambda snapshot: snapshot.taken > first)

@@ -49,7 +49,7 @@ def provoke(nvml: Any, symbol: str) -> None:
 def test_a_hang_in_any_call_is_seen_named_and_survived(lone: Any, watch: Watch, symbol: str) -> None:
     provoke(lone, symbol)
     lone.hang(symbol)
-    watched = watch(lone, hang_after=0.15, ask_again=0.2)
+    watched = watch(lone, hang_after=0.15, retry_after=0.2)
     watched.until(lambda snapshot: f"the driver hangs: {symbol}" in snapshot.reason)
     lone.hang(symbol, hangs=False)
     watched.until(lambda snapshot: snapshot.state == "running" and len(snapshot.cards) == 1)
@@ -76,7 +76,7 @@ def test_no_call_is_made_that_the_table_of_symbols_does_not_name(divided: Any) -
         calls = calls.Calls()
         calls("nvmlInitWithFlags", 0)
         reader = nvml.Reader(calls, pathlib.Path("/sys"), print)
-        assert len(reader.look().cards) == 3
+        assert len(reader.poll().cards) == 3
         events.Listener(calls, reader, print).wait(0.01)
         print(*sorted(asked))
     """

@@ -26,7 +26,7 @@ Watch = Callable[..., Any]
 def test_a_card_that_hangs_while_the_driver_runs_is_the_only_one_with_an_error(
     nvml: Any, watch: Watch, symbol: str
 ) -> None:
-    watched = watch(nvml, hang_after=0.2, ask_again=0.5)
+    watched = watch(nvml, hang_after=0.2, retry_after=0.5)
     hurt, well = watched.running().cards
     nvml.fail(symbol, HANG, nvml.state.card[0])
     snapshot = watched.until(lambda snapshot: snapshot.telemetry[hurt.uuid].error)
@@ -62,10 +62,10 @@ def test_a_card_that_hangs_when_its_events_are_asked_for_is_left_alone_too(nvml:
 @pytest.mark.parametrize("symbol", ["nvmlEventSetCreate", "nvmlEventSetWait_v2"])
 def test_waiting_for_events_that_hangs_costs_the_events_alone(nvml: Any, watch: Watch, symbol: str) -> None:
     nvml.hang(symbol)
-    watched = watch(nvml, hang_after=0.2, ask_again=0.5)
+    watched = watch(nvml, hang_after=0.2, retry_after=0.5)
     before = watched.running()
     snapshot = watched.until(lambda snapshot: snapshot.reason)
-    wanted = f"no events, cards are looked at every 0.05 s: the driver hangs: {symbol} has not returned"
+    wanted = f"no events, cards are polled every 0.05 s: the driver hangs: {symbol} has not returned"
     assert snapshot.reason.startswith(wanted)
     nvml.state.card[0].used = 5 << 30
     watched.until(lambda snapshot: snapshot.telemetry[before.cards[0].uuid].used == 5 << 30)
@@ -87,7 +87,7 @@ def test_cards_that_all_hang_are_a_failure_of_the_driver(nvml: Any, watch: Watch
 
 def test_new_cards_on_the_bus_end_the_leaving_alone(nvml: Any, watch: Watch) -> None:
     nvml.bind("0000:3a:00.0", "0000:3b:00.0")
-    watched = watch(nvml, hang_after=0.2, ask_again=3600.0)
+    watched = watch(nvml, hang_after=0.2, retry_after=3600.0)
     cards = watched.running().cards
     nvml.fail("nvmlDeviceGetMemoryInfo_v2", HANG, nvml.state.card[0])
     watched.until(lambda snapshot: snapshot.telemetry[cards[0].uuid].error)
@@ -110,15 +110,15 @@ def test_a_driver_that_hangs_is_stopped_without_waiting_for_it(nvml: Any, watch:
 def test_processes_that_do_not_end_are_few(nvml: Any, follow: Callable[[Any], Any], log: Any) -> None:
     driver = NvmlDriver(nvml.root, 0.05, 2.0, log, sysfs=nvml.sysfs)
     stuck = [RunningProcess({}, 2.0, log) for _ in range(3)]
-    driver._left_behind = list(stuck)
+    driver._unkillable = list(stuck)
     watched = follow(driver)
     try:
         snapshot = watched.until(lambda snapshot: snapshot.state == "failed")
         assert snapshot.reason == "3 driver processes hang in the kernel; the node needs a reboot"
-        assert (driver.pid, driver.left_behind) == (0, 3)
+        assert (driver.pid, driver.unkillable) == (0, 3)
         stuck[0].kill(5.0)
         watched.running()
-        assert driver.left_behind == 2
+        assert driver.unkillable == 2
     finally:
         for process in stuck:
             process.kill(5.0)

@@ -197,11 +197,11 @@ def test_a_file_that_makes_no_sense_changes_nothing_and_is_logged_once(
     faults(cards={"0": {"lost": True}})
     driver.until(lambda snapshot: snapshot.telemetry[uuid].error)
     faults(text=text)
-    driver.until(lambda _: "is not taken in" in caplog.text)
+    driver.until(lambda _: "is ignored" in caplog.text)
     seen = driver.driver.snapshot.taken
     driver.until(lambda snapshot: snapshot.taken > seen)
     assert driver.driver.snapshot.telemetry[uuid].error
-    assert caplog.text.count("is not taken in") == 1
+    assert caplog.text.count("is ignored") == 1
 
 
 def test_a_fault_that_is_there_before_the_start_counts(
@@ -213,7 +213,7 @@ def test_a_fault_that_is_there_before_the_start_counts(
     assert snapshot.telemetry[snapshot.cards[0].uuid].error_code == 15
 
 
-def test_a_look_that_is_asked_for_does_not_wait_for_the_poll(
+def test_a_poll_that_is_requested_does_not_wait_for_the_interval(
     simulated: Callable[..., Any], faults: Callable[..., None]
 ) -> None:
     driver = simulated(poll=3600.0)

@@ -30,8 +30,8 @@ CARDS = st.builds(
 )
 TELEMETRY = st.builds(Telemetry, TEXT, WHOLE, st.none() | WHOLE, st.none() | WHOLE, st.none() | WHOLE)
 PROCESSES = st.builds(GpuProcess, WHOLE, UUID, st.none() | WHOLE, st.none() | UUID)
-LOOKS = st.builds(
-    wire.Look,
+POLL_RESULTS = st.builds(
+    wire.PollResult,
     st.sampled_from(["absent", "starting", "running", "failed"]),
     TEXT,
     TEXT,
@@ -43,11 +43,13 @@ LOOKS = st.builds(
 )
 KINDS = st.sampled_from(["xid", "ecc", "recovery", "mig", "unavailable", "retirement"])
 EVENTS = st.builds(GpuEvent, KINDS, st.none() | UUID, WHOLE, st.none() | WHOLE, st.none() | WHOLE, TIME)
-BEATS = st.builds(
-    wire.Beat, st.lists(st.builds(wire.Pending, TEXT, TIME, WHOLE, st.none() | WHOLE), max_size=2).map(tuple)
+HEARTBEATS = st.builds(
+    wire.Heartbeat, st.lists(st.builds(wire.Pending, TEXT, TIME, WHOLE, st.none() | WHOLE), max_size=2).map(tuple)
 )
 LINES = st.builds(wire.LogLine, st.sampled_from(["debug", "info", "warning", "error"]), TEXT)
-FRAMES: st.SearchStrategy[Any] = st.one_of(LOOKS, EVENTS, BEATS, LINES, st.builds(wire.Farewell, TEXT, st.booleans()))
+FRAMES: st.SearchStrategy[Any] = st.one_of(
+    POLL_RESULTS, EVENTS, HEARTBEATS, LINES, st.builds(wire.ExitNotice, TEXT, st.booleans())
+)
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | TEXT,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
@@ -101,11 +103,11 @@ def test_a_frame_that_was_cut_off_is_garbled(frame: wire.Frame, length: int) -> 
     [
         b"[" * 100_000,
         b"NaN",
-        b'{"v": 2, "kind": "beat", "frame": {"pending": []}}',
-        b'{"v": 1, "kind": "joke", "frame": {}}',
-        b'{"v": 1, "kind": "beat", "frame": {"pending": [], "more": 1}}',
-        b'{"v": 1, "kind": "beat", "frame": {"pending": [{"call": "x", "seconds": NaN, "patience": 1}]}}',
-        b'{"v": 1, "kind": ["beat"], "frame": {"pending": []}}',
+        b'{"v": 3, "kind": "heartbeat", "frame": {"pending": []}}',
+        b'{"v": 2, "kind": "joke", "frame": {}}',
+        b'{"v": 2, "kind": "heartbeat", "frame": {"pending": [], "more": 1}}',
+        b'{"v": 2, "kind": "heartbeat", "frame": {"pending": [{"call": "x", "seconds": NaN, "slow_factor": 1}]}}',
+        b'{"v": 2, "kind": ["heartbeat"], "frame": {"pending": []}}',
         b" " * (wire.LIMIT + 1),
     ],
 )
@@ -116,4 +118,4 @@ def test_what_is_no_frame_is_refused_with_a_sentence(line: bytes) -> None:
 
 def test_a_time_that_is_not_finite_is_never_sent() -> None:
     with pytest.raises(ValueError, match="JSON compliant"):
-        wire.encode(wire.Look("running", taken=float("nan")))
+        wire.encode(wire.PollResult("running", taken=float("nan")))

@@ -1,4 +1,4 @@
-"""Where cards come from: the interface that every driver has.
+"""The interface of every driver.
 
 Owns: the one interface between drivers and the plugin.
 Refuses: sharing, health, kubelet.
@@ -10,7 +10,7 @@ from typing import Protocol
 from nodeplug_gpu.cards import GpuEvent, Snapshot
 
 Observer = Callable[[Snapshot, Sequence[GpuEvent]], None]
-"""Called from a driver's own thread after each look that differs from the one before, and at once for events."""
+"""Called from a driver's own thread after each poll that differs from the one before, and at once for events."""
 
 
 class Driver(Protocol):
@@ -18,17 +18,17 @@ class Driver(Protocol):
 
     @property
     def snapshot(self) -> Snapshot:
-        """The latest look; `starting` before the first."""
+        """The latest snapshot; `starting` before the first."""
         ...
 
     def start(self, observer: Observer) -> None:
-        """Begin to look. Returns at once; never raises for a missing or broken driver: the snapshot says so."""
+        """Start to poll. Returns at once; never raises for a missing or broken driver: the snapshot says so."""
         ...
 
     def stop(self) -> None:
-        """End within a second, a hanging driver call left behind; may be called twice or without a start."""
+        """Stop within a second, abandoning a hung driver call; may be called twice or without a start."""
         ...
 
     def poll(self) -> None:
-        """Ask for a look now. Returns at once."""
+        """Ask for a poll now. Returns at once."""
         ...

@@ -1,7 +1,7 @@
-"""Which cards the NVIDIA kernel module drives, as the PCI bus has it.
+"""The cards that are bound to the NVIDIA kernel module, as sysfs lists them.
 
 Owns: the listing of the module's folder in sysfs.
-Refuses: NVML, which lists the cards that were there when it was initialised, and no others.
+Refuses: NVML, which lists only the cards that were present when it was initialised.
 """
 
 from pathlib import Path

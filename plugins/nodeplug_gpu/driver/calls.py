@@ -1,6 +1,6 @@
-"""One road to NVML: every call of the driver process goes through `Calls`.
+"""NVML calls: every call of the driver process goes through `Calls`.
 
-Owns: which symbols of the library are used, what NVML's error numbers mean, and what a thread is waiting for.
+Owns: which symbols of the library are used, what NVML's return codes mean, and which call a thread waits for.
 Refuses: to interpret answers.
 
 NVML's own `nvmlErrorString` is not asked: it is one more call that a broken driver can hang in.
@@ -51,9 +51,9 @@ SYMBOLS: Final[Mapping[str, str]] = MappingProxyType(
 )
 """By symbol of the library that is used, the function of pynvml that calls it."""
 
-_PATIENT: Final = frozenset({"nvmlInitWithFlags", "nvmlDeviceGetHandleByIndex_v2"})
-"""They attach to cards, which takes seconds for each card that no other process holds open."""
-_PATIENCE: Final = 4
+_SLOW_CALLS: Final = frozenset({"nvmlInitWithFlags", "nvmlDeviceGetHandleByIndex_v2"})
+"""They attach to cards, which takes seconds for each card without persistence mode or another client."""
+_SLOW_FACTOR: Final = 4
 
 UNINITIALIZED: Final = 1
 NOT_SUPPORTED: Final = 3
@@ -72,11 +72,11 @@ GPU_NOT_FOUND: Final = 28
 UNKNOWN: Final = 999
 
 MISSING: Final = frozenset({NOT_SUPPORTED, FUNCTION_NOT_FOUND, ARGUMENT_VERSION_MISMATCH, DEPRECATED})
-"""The card or the driver does not know the call."""
+"""The card or the driver does not support the call."""
 GONE: Final = frozenset({2, NOT_FOUND, GPU_NOT_FOUND})
 """There is no such card (any more)."""
 DRIVER_WIDE: Final = frozenset({UNINITIALIZED, DRIVER_NOT_LOADED, LIB_RM_VERSION_MISMATCH})
-"""Nothing that this process asks will be answered any more."""
+"""No further call of this process can succeed."""
 
 _MEANINGS: Final[Mapping[int, str]] = {
     UNINITIALIZED: "the library is not initialised",
@@ -100,7 +100,7 @@ _MEANINGS: Final[Mapping[int, str]] = {
     20: "out of memory",
     21: "no data",
     23: "out of resources",
-    ARGUMENT_VERSION_MISMATCH: "the driver's library does not know this version of the structure",
+    ARGUMENT_VERSION_MISMATCH: "the driver's library does not support this version of the structure",
     27: "not ready yet",
     GPU_NOT_FOUND: "there is no such GPU",
     29: "the GPU is in an invalid state",
@@ -109,7 +109,7 @@ _MEANINGS: Final[Mapping[int, str]] = {
 
 
 class NvmlFailure(Exception):
-    """A call of NVML that did not work.
+    """An NVML call that failed.
 
     Attributes:
         code: NVML's number; 999 for an answer that could not be read.
@@ -128,10 +128,10 @@ def failure(symbol: str, code: int) -> NvmlFailure:
 
 
 class Calls:
-    """The calls of one thread; any other thread may ask what it waits for.
+    """The calls of one thread; any other thread may ask which one it waits for.
 
     Attributes:
-        subject: what the next calls ask about, for people.
+        subject: what the next calls are about, for messages.
         card: its index.
     """
 
@@ -147,12 +147,12 @@ class Calls:
         if doing is None:
             return None
         symbol, subject, card, since = doing
-        patience = _PATIENCE if symbol in _PATIENT else 1
-        return Pending(f"{symbol} of {subject}" if subject else symbol, time.monotonic() - since, patience, card)
+        slow_factor = _SLOW_FACTOR if symbol in _SLOW_CALLS else 1
+        return Pending(f"{symbol} of {subject}" if subject else symbol, time.monotonic() - since, slow_factor, card)
 
     @contextlib.contextmanager
     def about(self, card: int, subject: str) -> Iterator[None]:
-        """Say which card the calls of a block ask about."""
+        """Set the card that the calls of a block are about."""
         self.card, self.subject = card, subject
         try:
             yield
@@ -163,7 +163,7 @@ class Calls:
         """Call a function of NVML through pynvml.
 
         Raises:
-            NvmlFailure: it answered an error, or something that is no answer.
+            NvmlFailure: it returned an error, or something that cannot be read.
         """
         function = getattr(pynvml, SYMBOLS[symbol], None)
         if function is None:  # a pynvml that is older than the call
@@ -177,6 +177,6 @@ class Calls:
             raise failure(symbol, FUNCTION_NOT_FOUND) from None
         except (ValueError, ArithmeticError, LookupError, TypeError, MemoryError) as error:
             # Text that is no UTF-8, a count beyond all memory: pynvml trusts the library, this process does not.
-            raise NvmlFailure(UNKNOWN, f"{symbol} answered garbage: {type(error).__name__}") from None
+            raise NvmlFailure(UNKNOWN, f"{symbol} returned garbage: {type(error).__name__}") from None
         finally:
             self._doing = None

@@ -1,11 +1,11 @@
 """The driver process: `python -m nodeplug_gpu.driver.child SETTINGS`, SETTINGS being a JSON object.
 
-Owns: three threads. The main one beats and reads commands, one looks at the cards, one waits for events. A call that
-never returns stops its own thread alone: the beat goes on and says which call it is, and the daemon ends the process.
+Owns: three threads. The main one sends heartbeats and reads commands, one polls the cards, one waits for events. A call
+that never returns blocks its own thread alone: heartbeats go on and name the call, and the daemon kills the process.
 Refuses: to outlive its parent: it ends when its stdin does, whatever its other threads hang in, and when the thread
 that started it ends (prctl(2), PR_SET_PDEATHSIG).
 
-stdin takes lines: `poll` asks for a look now. stdout carries frames (`nodeplug_gpu.driver.wire`). Whatever the
+stdin takes lines: `poll` asks for a poll now. stdout carries frames (`nodeplug_gpu.driver.wire`). Whatever the
 library itself prints goes to stderr.
 """
 
@@ -35,23 +35,23 @@ from nodeplug_gpu.driver.calls import (
 )
 from nodeplug_gpu.driver.events import Listener
 from nodeplug_gpu.driver.nvml import Reader
-from nodeplug_gpu.driver.wire import Beat, Farewell, Frame, LogLine, Look, encode
+from nodeplug_gpu.driver.wire import ExitNotice, Frame, Heartbeat, LogLine, PollResult, encode
 
 _PR_SET_PDEATHSIG: Final = 1
 _DATA_LIMIT: Final = 1 << 30
-"""Bytes of memory of its own: a count that the library made up must not eat the node's."""
+"""Limit of its memory, in bytes: a bogus count from the library must not exhaust the node's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the daemon says on the command line.
+    """What the daemon passes on the command line.
 
     Attributes:
         root: below which the driver is installed.
         sysfs: where sysfs is mounted.
-        poll: seconds between two looks.
-        beat: seconds between two signs of life; also the longest wait for an event.
-        avoid: indices of cards that no call is to ask about, because one hung.
+        poll: seconds between two polls.
+        heartbeat: seconds between two heartbeats; also the longest wait for an event.
+        skip: indices of cards that are not queried, because a call about them hung.
         bound: PCI addresses of the cards for which the indices hold; the process ends when there are others.
         events: wait for events; off where that hangs.
     """
@@ -59,14 +59,14 @@ class Settings:
     root: str = "/"
     sysfs: str = "/sys"
     poll: float = 5.0
-    beat: float = 1.0
-    avoid: tuple[int, ...] = ()
+    heartbeat: float = 1.0
+    skip: tuple[int, ...] = ()
     bound: tuple[str, ...] = ()
     events: bool = True
 
 
 class DriverProcess:
-    """All that the three threads share."""
+    """What the three threads share."""
 
     def __init__(self, settings: Settings, out: int) -> None:
         self._settings = settings
@@ -75,18 +75,18 @@ class DriverProcess:
         self._now = threading.Event()
         self._open = threading.Event()
         self._calls = Calls()
-        self._waits = Calls()
-        self._reader = Reader(self._calls, Path(settings.sysfs), self._warn, settings.avoid)
-        self._listener = Listener(self._waits, self._reader, self._warn)
+        self._event_calls = Calls()
+        self._reader = Reader(self._calls, Path(settings.sysfs), self._warn, settings.skip)
+        self._listener = Listener(self._event_calls, self._reader, self._warn)
 
     def run(self) -> NoReturn:
-        """Beat until stdin ends."""
-        works = (self._look_forever, self._listen_forever) if self._settings.events else (self._look_forever,)
-        for work in works:
+        """Send heartbeats until stdin ends."""
+        threads = (self._poll_forever, self._listen_forever) if self._settings.events else (self._poll_forever,)
+        for work in threads:
             threading.Thread(target=self._guarded, args=(work,), daemon=True).start()
         while True:
-            self._send(Beat(tuple(call for calls in (self._calls, self._waits) if (call := calls.pending))))
-            if select.select([0], [], [], self._settings.beat)[0]:
+            self._send(Heartbeat(tuple(call for calls in (self._calls, self._event_calls) if (call := calls.pending))))
+            if select.select([0], [], [], self._settings.heartbeat)[0]:
                 commands = os.read(0, 4096)
                 if not commands:
                     _end()
@@ -97,23 +97,23 @@ class DriverProcess:
         try:
             work()
         except Exception as error:
-            self._leave(f"the driver process has a defect: {type(error).__name__}: {error}")
+            self._exit(f"the driver process has a defect: {type(error).__name__}: {error}")
 
-    def _look_forever(self) -> None:
+    def _poll_forever(self) -> None:
         loaded = self._load()
         while (failed := self._initialise()) is not None:
             self._send(failed)
             self._wait()
-            self._still(loaded)
+            self._check_library(loaded)
         while True:
-            self._still(loaded)
+            self._check_library(loaded)
             if bound(Path(self._settings.sysfs)) != tuple(self._settings.bound):
-                self._leave("cards were bound to the driver or taken from it", planned=True)
+                self._exit("cards were bound to the driver or taken from it", planned=True)
             try:
-                self._send(self._reader.look())
+                self._send(self._reader.poll())
             except NvmlFailure as error:
                 self._send(_failed(error))
-                self._leave(str(error))
+                self._exit(str(error))
             self._open.set()
             self._wait()
 
@@ -122,41 +122,41 @@ class DriverProcess:
             try:
                 return library.load(Path(self._settings.root))
             except FileNotFoundError as error:
-                self._send(Look("absent", str(error), taken=time.monotonic()))
+                self._send(PollResult("absent", str(error), taken=time.monotonic()))
             except OSError as error:
-                self._send(Look("failed", str(error), taken=time.monotonic()))
+                self._send(PollResult("failed", str(error), taken=time.monotonic()))
             self._wait()
 
-    def _initialise(self) -> Look | None:
+    def _initialise(self) -> PollResult | None:
         try:
             self._calls("nvmlInitWithFlags", 0)
         except NvmlFailure as error:
             if error.code == LIB_RM_VERSION_MISMATCH:
                 self._send(_failed(error))
-                self._leave(str(error))
+                self._exit(str(error))
             return _failed(error)
         return None
 
-    def _still(self, loaded: library.Library) -> None:
-        """End when the library on disk is another one: a loaded library cannot be replaced."""
+    def _check_library(self, loaded: library.Library) -> None:
+        """Exit when the library on disk was replaced: a loaded library cannot be exchanged."""
         if replaced := loaded.replaced:
-            self._leave(replaced, planned=True)
+            self._exit(replaced, planned=True)
 
     def _listen_forever(self) -> None:
         self._open.wait()
-        told = set()
+        reported = set()
         while True:
             try:
-                event = self._listener.wait(self._settings.beat)
+                event = self._listener.wait(self._settings.heartbeat)
             except NvmlFailure as error:
                 if error.code in {FUNCTION_NOT_FOUND, NOT_SUPPORTED}:
-                    self._warn(f"no events: {error}; the poll goes on")
+                    self._warn(f"no events: {error}; cards are polled")
                     return
-                if error.code not in told:
-                    told.add(error.code)
-                    self._warn(f"waiting for events failed: {error}; it is begun anew")
-                self._now.set()  # what broke the waiting concerns the cards
-                time.sleep(self._settings.beat)
+                if error.code not in reported:
+                    reported.add(error.code)
+                    self._warn(f"waiting for events failed: {error}; it is retried")
+                self._now.set()  # whatever broke the wait may concern the cards
+                time.sleep(self._settings.heartbeat)
                 continue
             if event is not None:
                 self._send(event)
@@ -169,8 +169,8 @@ class DriverProcess:
     def _warn(self, message: str) -> None:
         self._send(LogLine("warning", message))
 
-    def _leave(self, reason: str, *, planned: bool = False) -> NoReturn:
-        self._send(Farewell(reason, planned))
+    def _exit(self, reason: str, *, planned: bool = False) -> NoReturn:
+        self._send(ExitNotice(reason, planned))
         _end()
 
     def _send(self, frame: Frame) -> None:
@@ -180,8 +180,8 @@ class DriverProcess:
                 data = data[os.write(self._out, data) :]
 
 
-def _failed(error: NvmlFailure) -> Look:
-    return Look("absent" if error.code == DRIVER_NOT_LOADED else "failed", str(error), taken=time.monotonic())
+def _failed(error: NvmlFailure) -> PollResult:
+    return PollResult("absent" if error.code == DRIVER_NOT_LOADED else "failed", str(error), taken=time.monotonic())
 
 
 def _end() -> NoReturn:

@@ -1,6 +1,6 @@
 """NVML's events as values.
 
-Owns: which events are asked for, which card is registered, and what an event means.
+Owns: which event types are requested, which cards are registered, and what an event means.
 Refuses: what an event means for a card's health.
 """
 
@@ -42,10 +42,10 @@ class Listener:
         """Wait for the next event of any card.
 
         Returns:
-            None when none came in time. An event of a kind that was not asked for is None too.
+            None when none came in time, or one of a type that was not requested.
 
         Raises:
-            NvmlFailure: waiting is not possible; the set was given up, and the next call begins anew.
+            NvmlFailure: waiting is not possible; the set was discarded, and the next call creates a new one.
         """
         try:
             if self._set is None:
@@ -67,11 +67,11 @@ class Listener:
         for index, uuid, handle in handles:
             if self._registered.get(address(handle)) != uuid and uuid not in self._refused:
                 with self._calls.about(index, uuid):
-                    self._ask(uuid, handle)
+                    self._subscribe(uuid, handle)
         self._refused &= {uuid for _, uuid, _ in handles}
 
-    def _ask(self, uuid: Uuid, handle: Handle) -> None:
-        """Ask for the events of one card; asked again when the card was away for a while, not in every turn."""
+    def _subscribe(self, uuid: Uuid, handle: Handle) -> None:
+        """Register the events of one card; retried when the card was absent for a while, not at every call."""
         try:
             mask = self._calls("nvmlDeviceGetSupportedEventTypes", handle) & _WANTED
             if mask:
@@ -90,7 +90,7 @@ class Listener:
         self._registered.clear()
         self._refused.clear()
         if events is not None:
-            with contextlib.suppress(NvmlFailure):  # it is lost with this process at the latest
+            with contextlib.suppress(NvmlFailure):  # it is freed with this process at the latest
                 self._calls("nvmlEventSetFree", events)
 
     def _event(self, data: Any) -> GpuEvent | None:

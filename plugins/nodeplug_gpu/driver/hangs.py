@@ -1,8 +1,8 @@
-"""Cards that are left alone because a call about them hung.
+"""Cards that are skipped because a call about them hung.
 
-Owns: which cards these are, and how they look meanwhile.
-Refuses: processes. One card that hangs must not take the others of the node with it: the next driver process asks
-nothing about that card, and it is shown as it was, with the call as its error.
+Owns: which cards these are, and how they are shown meanwhile.
+Refuses: processes. One card that hangs must not take down the others of the node: the next driver process makes no call
+about that card, and it is shown as it was last, with the call as its error.
 """
 
 from dataclasses import dataclass, replace
@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Final
 
 from nodeplug_gpu.cards import Card, Telemetry
-from nodeplug_gpu.driver.wire import Look
+from nodeplug_gpu.driver.wire import PollResult
 
 TIMEOUT: Final = 10
 """NVML_ERROR_TIMEOUT."""
@@ -23,14 +23,14 @@ class _Hang:
 
 
 class Hangs:
-    """By NVML's index, which stays while no card is bound or taken away."""
+    """By NVML's index, which is stable while no card is bound or unbound."""
 
     def __init__(self) -> None:
         self._hangs: dict[int, _Hang] = {}
 
     @property
     def cards(self) -> tuple[int, ...]:
-        """Indices of the cards to leave alone."""
+        """Indices of the cards to skip."""
         return tuple(sorted(self._hangs))
 
     @property
@@ -39,7 +39,7 @@ class Hangs:
         return next((hang.reason for hang in self._hangs.values()), "")
 
     def add(self, index: int, card: Card | None, reason: str) -> None:
-        """Leave a card alone.
+        """Skip a card.
 
         Args:
             index: NVML's index.
@@ -49,13 +49,13 @@ class Hangs:
         self._hangs[index] = _Hang(card, reason)
 
     def clear(self) -> None:
-        """Forget all: they are to be asked again, or the indices mean other cards now."""
+        """Forget all: they are to be queried again, or the indices mean other cards now."""
         self._hangs.clear()
 
-    def shown(self, look: Look) -> Look:
-        """Return a look with the cards that it left alone: as they were, with their error."""
-        seen = {card.uuid for card in look.cards}
-        cards, telemetry, unreadable = list(look.cards), dict(look.telemetry), list(look.unreadable)
+    def shown(self, result: PollResult) -> PollResult:
+        """Return a poll with the cards that it skipped: as they were last, with their error."""
+        seen = {card.uuid for card in result.cards}
+        cards, telemetry, unreadable = list(result.cards), dict(result.telemetry), list(result.unreadable)
         for index, hang in sorted(self._hangs.items()):
             if hang.card is None:
                 unreadable.append(f"card {index}: {hang.reason}")
@@ -63,4 +63,4 @@ class Hangs:
                 cards.append(hang.card)
                 telemetry[hang.card.uuid] = Telemetry(hang.reason, TIMEOUT)
         cards.sort(key=lambda card: card.index)
-        return replace(look, cards=tuple(cards), telemetry=MappingProxyType(telemetry), unreadable=tuple(unreadable))
+        return replace(result, cards=tuple(cards), telemetry=MappingProxyType(telemetry), unreadable=tuple(unreadable))

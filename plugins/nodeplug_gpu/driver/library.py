@@ -1,7 +1,7 @@
 """Which libnvidia-ml.so.1 is loaded, and whether it is still the one on disk.
 
 Owns: the search below the driver root, and the identity of a file.
-Refuses: calls of NVML.
+Refuses: NVML calls.
 """
 
 import ctypes
@@ -56,7 +56,7 @@ def identity(path: Path) -> tuple[int, int, int, int]:
 def load(root: Path) -> Library:
     """Load the library below a root into pynvml, once per process.
 
-    The dynamic loader's own search comes last, and only for the root `/`: a root that somebody configured is meant.
+    The dynamic loader's own search comes last, and only for the root `/`: a configured root is meant literally.
 
     Raises:
         FileNotFoundError: there is none; the message is a sentence.
@@ -67,7 +67,7 @@ def load(root: Path) -> Library:
         if not path.exists():
             continue
         try:
-            found = Library(path, identity(path))  # before the load: a swap in between is seen as one
+            found = Library(path, identity(path))  # before the load: a replacement in between is noticed
             pynvml.nvmlLib = ctypes.CDLL(str(path))
         except OSError as error:
             faults.append(str(error))  # such as another machine's architecture: the next folder may have ours

@@ -1,8 +1,8 @@
-"""NVML's answers as values: one look at all cards.
+"""NVML's answers as values: one poll of all cards.
 
-Owns: what is asked of each card, and the check of every number. Runs in the driver process alone.
-Refuses: processes, pipes, and trust. What makes no sense is left out: an optional field becomes None, a card whose
-memory makes no sense carries an error, and a card that cannot be told from others is named in `unreadable`.
+Owns: what is queried of each card, and the validation of every number. Runs in the driver process alone.
+Refuses: processes, pipes, and trust. Implausible values are dropped: an optional field becomes None, a card with an
+implausible memory size carries an error, and a card that cannot be identified is named in `unreadable`.
 """
 
 import ctypes
@@ -29,13 +29,13 @@ from nodeplug_gpu.driver.calls import (
     Calls,
     NvmlFailure,
 )
-from nodeplug_gpu.driver.wire import Look
+from nodeplug_gpu.driver.wire import PollResult
 
-_MOST_CARDS: Final = 256
-_MOST_INSTANCES: Final = 64
+_MAX_CARDS: Final = 256
+_MAX_INSTANCES: Final = 64
 _MEMORY: Final = range(1 << 20, (1 << 46) + 1)
 """Plausible sizes of a card, in bytes: 1 MiB to 64 TiB."""
-_MOST_PID: Final = 1 << 22
+_MAX_PID: Final = 1 << 22
 """proc(5): the highest pid_max."""
 _RECOVERY_ACTION: Final = 230
 _ECC_UNCORRECTED: Final = 4
@@ -53,7 +53,7 @@ Handle = Any
 
 @dataclass(slots=True)
 class _Found:
-    """What a look has gathered so far."""
+    """What a poll has gathered so far."""
 
     cards: list[Card] = field(default_factory=list)
     telemetry: dict[Uuid, Telemetry] = field(default_factory=dict)
@@ -63,34 +63,34 @@ class _Found:
 
 
 class Reader:
-    """Looks at the cards of an initialised library.
+    """Polls the cards of an initialised library.
 
     Attributes:
-        handles: index, UUID and handle of the cards that the last look could describe; replaced by each look.
+        handles: index, UUID and handle of the cards that the last poll could read; replaced by each poll.
     """
 
     def __init__(
-        self, calls: Calls, sysfs: Path, warn: Callable[[str], None], avoid: Collection[int] = frozenset()
+        self, calls: Calls, sysfs: Path, warn: Callable[[str], None], skip: Collection[int] = frozenset()
     ) -> None:
         """Make a reader.
 
         Args:
-            calls: of the thread that looks.
+            calls: of the polling thread.
             sysfs: where sysfs is mounted.
-            warn: told once of each call that does not work although the card is fine.
-            avoid: indices of cards that no call is to ask about.
+            warn: called once for each call that fails although the card works.
+            skip: indices of cards that are not queried.
         """
         self.handles: Sequence[tuple[int, Uuid, Handle]] = ()
-        self._avoid = frozenset(avoid)
+        self._skip = frozenset(skip)
         self._calls = calls
         self._sysfs = sysfs
         self._warn = warn
-        self._told: set[tuple[str, int]] = set()
+        self._warned: set[tuple[str, int]] = set()
         self._known: dict[Uuid, Card] = {}
         self._at: dict[int, Uuid] = {}
 
-    def look(self) -> Look:
-        """Describe all cards.
+    def poll(self) -> PollResult:
+        """Read all cards.
 
         Raises:
             NvmlFailure: the driver as a whole does not answer.
@@ -99,13 +99,13 @@ class Reader:
         version = text(self._optional("", "nvmlSystemGetDriverVersion"))
         count = self._count()
         for index in range(count):
-            if index not in self._avoid:
+            if index not in self._skip:
                 with self._calls.about(index, f"card {index}"):
-                    self._see(index, found)
+                    self._read_card(index, found)
         self.handles = tuple(found.handles)
         self._at = {card.index: card.uuid for card in found.cards}
         self._known = {card.uuid: card for card in found.cards}
-        return Look(
+        return PollResult(
             "running",
             driver_version=version,
             cards=tuple(found.cards),
@@ -117,11 +117,11 @@ class Reader:
 
     def _count(self) -> int:
         count: int = self._calls("nvmlDeviceGetCount_v2")
-        if count > _MOST_CARDS:
-            raise NvmlFailure(UNKNOWN, f"the driver counts {count} cards; at most {_MOST_CARDS} are plausible")
+        if count > _MAX_CARDS:
+            raise NvmlFailure(UNKNOWN, f"the driver counts {count} cards; at most {_MAX_CARDS} are plausible")
         return count
 
-    def _see(self, index: int, found: _Found) -> None:
+    def _read_card(self, index: int, found: _Found) -> None:
         uuid = self._at.get(index)
         try:
             handle = self._calls("nvmlDeviceGetHandleByIndex_v2", index)
@@ -134,10 +134,10 @@ class Reader:
         except NvmlFailure as error:
             if error.code in DRIVER_WIDE:
                 raise
-            self._hurt(index, uuid, error, found)
+            self._unreadable(index, uuid, error, found)
 
-    def _hurt(self, index: int, uuid: Uuid | None, error: NvmlFailure, found: _Found) -> None:
-        """Keep a known card that does not answer, and name an unknown one."""
+    def _unreadable(self, index: int, uuid: Uuid | None, error: NvmlFailure, found: _Found) -> None:
+        """Keep a known card that does not answer, with its error; report an unknown one as unreadable."""
         known = self._known.get(uuid) if uuid else None
         if known is None:
             if error.code not in GONE:
@@ -180,7 +180,7 @@ class Reader:
     def _uuid(self, handle: Handle, kind: str) -> Uuid:
         uuid = text(self._calls("nvmlDeviceGetUUID", handle))
         if not _UUID.fullmatch(uuid) or not uuid.startswith(kind):
-            raise NvmlFailure(UNKNOWN, f"nvmlDeviceGetUUID answered {uuid[:40]!r}, which is no {kind}-UUID")
+            raise NvmlFailure(UNKNOWN, f"nvmlDeviceGetUUID returned {uuid[:40]!r}, which is not a {kind} UUID")
         return Uuid(uuid)
 
     def _memory(self, handle: Handle) -> tuple[int, int | None]:
@@ -198,7 +198,7 @@ class Reader:
             return 0, None  # a card without memory of its own
         total, used = int(info.total), int(info.used)
         if total not in _MEMORY or used > total:
-            raise NvmlFailure(UNKNOWN, f"the driver reports {used} bytes used of {total}, which cannot be")
+            raise NvmlFailure(UNKNOWN, f"the driver reports {used} bytes used of {total}, which is implausible")
         return total, used
 
     def _pci(self, handle: Handle) -> str:
@@ -218,7 +218,7 @@ class Reader:
     def _instances(self, handle: Handle, card: Card, found: _Found) -> tuple[MigInstance, ...]:
         instances = []
         most = self._optional(0, "nvmlDeviceGetMaxMigDeviceCount", handle)
-        for index in range(min(most, _MOST_INSTANCES)):
+        for index in range(min(most, _MAX_INSTANCES)):
             try:
                 part = self._calls("nvmlDeviceGetMigDeviceHandleByIndex", handle, index)
                 instances.append(self._instance(part, card))
@@ -234,7 +234,7 @@ class Reader:
         attributes = self._optional(None, "nvmlDeviceGetAttributes_v2", part)
         memory = self._memory(part)[0] if attributes is None else int(attributes.memorySizeMB) << 20
         if memory not in _MEMORY:
-            raise NvmlFailure(UNKNOWN, f"the driver reports {memory} bytes for {uuid}, which cannot be")
+            raise NvmlFailure(UNKNOWN, f"the driver reports {memory} bytes for {uuid}, which is implausible")
         name = mig.profile_in(text(self._optional("", "nvmlDeviceGetName", part)))
         if not name and attributes is not None:
             slices = int(attributes.gpuInstanceSliceCount), int(attributes.computeInstanceSliceCount)
@@ -257,22 +257,22 @@ class Reader:
                 entries = self._optional((), f"{name}_v2", handle)
             for entry in entries:
                 pid, used = int(entry.pid), entry.usedGpuMemory
-                if not 0 < pid <= _MOST_PID:
-                    continue  # of a pid namespace that the driver does not know, or garbage
+                if not 0 < pid <= _MAX_PID:
+                    continue  # of a pid namespace unknown to the driver, or garbage
                 key = pid, instances.get((entry.gpuInstanceId, entry.computeInstanceId))
                 plausible = int(used) if used is not None and 0 <= used <= max(card.memory, 1 << 40) else None
                 most[key] = max(most.get(key) or 0, plausible) if plausible is not None else most.get(key)
         return [GpuProcess(pid, card.uuid, used, instance) for (pid, instance), used in most.items()]
 
     def _optional(self, default: Any, symbol: str, *arguments: Any) -> Any:
-        """Ask for something that a card or driver may lack."""
+        """Query something that a card or driver may not support."""
         try:
             return self._calls(symbol, *arguments)
         except NvmlFailure as error:
             if error.code in DRIVER_WIDE or error.code in {GPU_IS_LOST, RESET_REQUIRED}:
                 raise
-            if error.code not in MISSING and (symbol, error.code) not in self._told:
-                self._told.add((symbol, error.code))
+            if error.code not in MISSING and (symbol, error.code) not in self._warned:
+                self._warned.add((symbol, error.code))
                 self._warn(str(error))
             return default
 
@@ -309,5 +309,5 @@ def number(value: Any) -> int | None:
 
 
 def address(handle: Handle) -> int:
-    """Return what tells a card's handle from another: an event carries the handle, not the UUID."""
+    """Return what identifies a card's handle: an event carries the handle, not the UUID."""
     return ctypes.cast(handle, ctypes.c_void_p).value or 0

@@ -1,6 +1,6 @@
-"""NVML in a process of its own, watched and replaced.
+"""NVML in a process of its own, supervised and replaced.
 
-Owns: one thread that starts the driver process, reads it, watches it, ends it and starts the next one.
+Owns: one thread that starts the driver process, reads its frames, supervises it, kills it and starts the next one.
 Refuses: to wait for the hardware, and to load a library of the driver into the daemon: what hangs or crashes in the
 driver, or is replaced on disk, costs a process and never the daemon.
 
@@ -29,18 +29,18 @@ from nodeplug_gpu.driver.bus import bound
 from nodeplug_gpu.driver.hangs import TIMEOUT, Hangs
 from nodeplug_gpu.driver.publish import Log, Publisher
 from nodeplug_gpu.driver.running import RunningProcess
-from nodeplug_gpu.driver.wire import Frame, Look
+from nodeplug_gpu.driver.wire import Frame, PollResult
 
-_FIRST_PAUSE: Final = 0.05
-"""Seconds before a process that failed is replaced; doubled each time, up to one poll."""
-_MOST_LEFT_BEHIND: Final = 3
-"""Processes that SIGKILL did not end. With so many there is no point in one more."""
-_MOST_ROUNDS: Final = 5
-"""Doublings of the time for which a card that hangs is left alone."""
-_PROVEN: Final = 10
-"""Times `hang_after` after which a process that waited for events did so well for a while."""
-_REAP: Final = 0.3
-"""Seconds that a killed process has to end before it is left behind."""
+_MIN_BACKOFF: Final = 0.05
+"""Seconds before a failed process is replaced; doubled each time, up to one poll interval."""
+_MAX_UNKILLABLE: Final = 3
+"""Processes that SIGKILL did not end. With so many there is no point in starting one more."""
+_MAX_ROUNDS: Final = 5
+"""Doublings of the time for which a card that hangs is skipped."""
+_STABLE: Final = 10
+"""Multiple of `hang_after` after which waiting for events counts as working again."""
+_KILL_TIMEOUT: Final = 0.3
+"""Seconds that a killed process has to end before it counts as unkillable."""
 
 
 class NvmlDriver:
@@ -54,35 +54,35 @@ class NvmlDriver:
         log: Log,
         *,
         sysfs: Path = Path("/sys"),
-        ask_again: float = 120.0,
+        retry_after: float = 120.0,
     ) -> None:
         """Make a driver that does nothing yet.
 
         Args:
             root: below which the driver is installed; `/`, or such as `/run/nvidia/driver`.
-            poll: seconds between two looks.
-            hang_after: seconds after which a call that has not returned is taken for hanging. Attaching to a card may
+            poll: seconds between two polls.
+            hang_after: seconds after which a call that has not returned counts as hung. Attaching to a card may
                 take four times as long.
             log: for what goes wrong.
             sysfs: where sysfs is mounted.
-            ask_again: seconds after which a card whose call hung is asked again; twice as long after each time that
-                it hangs again, because no card is looked at while it does.
+            retry_after: seconds after which a card whose call hung is queried again; doubled each time that it hangs
+                again, because no card is polled meanwhile.
         """
         self._poll = poll
         self._hang_after = hang_after
         self._log = log
-        beat = max(0.02, min(1.0, hang_after / 4))
-        self._settings = {"root": str(root), "sysfs": str(sysfs), "poll": poll, "beat": beat}
+        heartbeat = max(0.02, min(1.0, hang_after / 4))
+        self._settings = {"root": str(root), "sysfs": str(sysfs), "poll": poll, "heartbeat": heartbeat}
         self._publisher = Publisher(log)
-        self._ask_again = ask_again
+        self._retry_after = retry_after
         self._rounds = 0
         self._hangs = Hangs()
-        self._deaf = ""
-        self._deaf_rounds = 0
+        self._no_events = ""
+        self._event_hang_rounds = 0
         self._sysfs = sysfs
         self._bound: tuple[str, ...] = ()
-        self._first_look = float("inf")
-        self._left_behind: list[RunningProcess] = []
+        self._first_poll = float("inf")
+        self._unkillable: list[RunningProcess] = []
         self._failures = 0
         self._generation = 0
         self._pid = 0
@@ -93,7 +93,7 @@ class NvmlDriver:
 
     @property
     def snapshot(self) -> Snapshot:
-        """The latest look."""
+        """The latest snapshot."""
         return self._publisher.snapshot
 
     @property
@@ -102,16 +102,16 @@ class NvmlDriver:
         return self._pid
 
     @property
-    def left_behind(self) -> int:
-        """How many processes hang in the kernel so that not even SIGKILL ends them."""
-        return sum(not process.ended for process in self._left_behind)
+    def unkillable(self) -> int:
+        """How many processes hang in the kernel, where not even SIGKILL ends them."""
+        return sum(not process.ended for process in self._unkillable)
 
     @property
-    def _left_alone(self) -> float:
-        return self._ask_again * (1 << min(max(self._rounds, self._deaf_rounds), _MOST_ROUNDS))
+    def _skip_time(self) -> float:
+        return self._retry_after * (1 << min(max(self._rounds, self._event_hang_rounds), _MAX_ROUNDS))
 
     def start(self, observer: Observer) -> None:
-        """Begin to look, in a thread of its own."""
+        """Start to poll, in a thread of its own."""
         if self._thread is None and not self._stopping.is_set():
             self._publisher.observer = observer
             wake, self._waker = socket.socketpair()
@@ -125,17 +125,17 @@ class NvmlDriver:
         self._stopping.set()
         self._signal()
         if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(2 * _REAP)
+            self._thread.join(2 * _KILL_TIMEOUT)
         if self._waker is not None:
             self._waker.close()
 
     def poll(self) -> None:
-        """Ask for a look now."""
+        """Ask for a poll now."""
         self._asked.set()
         self._signal()
 
     def _signal(self) -> None:
-        with contextlib.suppress(OSError):  # a full buffer wakes as well, and a closed one has nobody to wake
+        with contextlib.suppress(OSError):  # a full buffer wakes it as well, and a closed one has no reader
             if self._waker is not None:
                 self._waker.send(b".")
 
@@ -146,15 +146,15 @@ class NvmlDriver:
                 self._serve(selector)
 
     def _serve(self, selector: selectors.BaseSelector) -> None:
-        """Live through one driver process, from before its start to after its end."""
-        if self.left_behind >= _MOST_LEFT_BEHIND:
-            self._fail(f"{self.left_behind} driver processes hang in the kernel; the node needs a reboot")
+        """Run one driver process, from before its start to after its end."""
+        if self.unkillable >= _MAX_UNKILLABLE:
+            self._fail(f"{self.unkillable} driver processes hang in the kernel; the node needs a reboot")
             self._pause(selector, self._poll)
             return
-        self._left_behind = [process for process in self._left_behind if not process.ended]
+        self._unkillable = [process for process in self._unkillable if not process.ended]
         if not self._hangs.cards:  # which are known by their index on this very bus
             self._bound = bound(self._sysfs)
-        settings = self._settings | {"avoid": self._hangs.cards, "bound": self._bound, "events": not self._deaf}
+        settings = self._settings | {"skip": self._hangs.cards, "bound": self._bound, "events": not self._no_events}
         try:
             process = RunningProcess(settings, self._hang_after, self._log)
         except OSError as error:
@@ -166,16 +166,16 @@ class NvmlDriver:
         began = time.monotonic()
         self._attend(selector, process)
         self._pid = 0
-        if not process.kill(_REAP):
-            self._left_behind.append(process)
+        if not process.kill(_KILL_TIMEOUT):
+            self._unkillable.append(process)
         self._after(selector, process, time.monotonic() - began)
 
     def _attend(self, selector: selectors.BaseSelector, process: RunningProcess) -> None:
-        """Read a process until it is of no use any more."""
+        """Read a process until it is to be replaced."""
         process.attach(selector)
         wait = 0.0
-        self._first_look = float("inf")
-        while not process.died and not self._stopping.is_set():
+        self._first_poll = float("inf")
+        while not process.exit_reason and not self._stopping.is_set():
             ready = selector.select(wait)
             for key, _ in ready:
                 if key.data is None:
@@ -186,21 +186,21 @@ class NvmlDriver:
             if self._asked.is_set():
                 self._asked.clear()
                 process.poll()
-            spares = self._hangs.cards or self._deaf
-            if spares and time.monotonic() > self._first_look + self._left_alone and not self.left_behind:
-                # A process that still hangs in the kernel would say that the card has not come back.
-                process.retire("what hung is asked again")
+            degraded = self._hangs.cards or self._no_events
+            if degraded and time.monotonic() > self._first_poll + self._skip_time and not self.unkillable:
+                # A process that still hangs in the kernel shows that the card has not recovered.
+                process.retire("what hung is retried")
                 self._rounds += bool(self._hangs.cards)
-            # Silence is judged only when everything was read: the observer may have taken its time.
-            wait = 0.0 if ready else process.look_after()
+            # The heartbeat is checked only when everything was read: the observer may have been slow.
+            wait = 0.0 if ready else process.check_heartbeat()
         process.detach(selector)
 
     def _take(self, frame: Frame) -> None:
         snapshot = self.snapshot
         if isinstance(frame, GpuEvent):
             self._publisher.publish(snapshot, (frame,))
-        elif isinstance(frame, Look) and frame.state == "running":
-            self._first_look = min(self._first_look, time.monotonic())
+        elif isinstance(frame, PollResult) and frame.state == "running":
+            self._first_poll = min(self._first_poll, time.monotonic())
             if not frame.cards and self._hangs.cards:
                 self._fail(self._hangs.reason)
                 return
@@ -212,7 +212,7 @@ class NvmlDriver:
             self._publisher.publish(
                 Snapshot(
                     "running",
-                    self._deaf,
+                    self._no_events,
                     driver_version=frame.driver_version,
                     cards=frame.cards,
                     telemetry=frame.telemetry,
@@ -222,11 +222,11 @@ class NvmlDriver:
                     unreadable=frame.unreadable,
                 )
             )
-        elif isinstance(frame, Look):
+        elif isinstance(frame, PollResult):
             self._fail(frame.reason, absent=frame.state == "absent")
 
     def _fail(self, reason: str, *, absent: bool = False) -> None:
-        """Publish that there is nothing to see, with the cards that were seen last."""
+        """Publish a failure, with the cards that were seen last."""
         snapshot = self.snapshot
         if snapshot.reason != reason:
             self._log.warning("%s", reason)
@@ -244,32 +244,32 @@ class NvmlDriver:
         if self._stopping.is_set():
             return
         if process.planned:
-            self._log.info("%s; a new driver process is started", process.died)
+            self._log.info("%s; a new driver process is started", process.exit_reason)
             self._hangs.clear()
-            self._deaf = ""
-        elif process.deaf:
-            self._do_without_events(process.died, lived)
+            self._no_events = ""
+        elif process.events_hang:
+            self._do_without_events(process.exit_reason, lived)
             return
         elif process.hung is not None and process.hung not in self._hangs.cards:
-            self._leave_alone(process.hung, process.died)
+            self._skip_card(process.hung, process.exit_reason)
             return
-        elif (self.snapshot.reason, self.snapshot.generation) != (process.died, self._generation):
-            self._fail(process.died)
+        elif (self.snapshot.reason, self.snapshot.generation) != (process.exit_reason, self._generation):
+            self._fail(process.exit_reason)
         self._failures = 0 if lived > max(self._poll, 4 * self._hang_after) else self._failures + 1
-        self._pause(selector, min(self._poll, _FIRST_PAUSE * 2 ** min(self._failures, 16)))
+        self._pause(selector, min(self._poll, _MIN_BACKOFF * 2 ** min(self._failures, 16)))
 
     def _do_without_events(self, reason: str, lived: float) -> None:
-        """Look at the cards by polls alone, and say so."""
-        self._deaf_rounds = self._deaf_rounds + 1 if lived < _PROVEN * self._hang_after else 0
-        self._deaf = f"no events, cards are looked at every {self._poll:g} s: {reason}"
-        self._log.warning("%s", self._deaf)
+        """Go on by polling alone, and say so."""
+        self._event_hang_rounds = self._event_hang_rounds + 1 if lived < _STABLE * self._hang_after else 0
+        self._no_events = f"no events, cards are polled every {self._poll:g} s: {reason}"
+        self._log.warning("%s", self._no_events)
         if self.snapshot.state == "running":
-            self._publisher.publish(replace(self.snapshot, reason=self._deaf, taken=time.monotonic()))
+            self._publisher.publish(replace(self.snapshot, reason=self._no_events, taken=time.monotonic()))
 
-    def _leave_alone(self, index: int, reason: str) -> None:
-        """Blame one card for a call that hangs, and show it at once."""
+    def _skip_card(self, index: int, reason: str) -> None:
+        """Attribute a hung call to one card, and publish that at once."""
         snapshot = self.snapshot
-        self._log.warning("%s; the card is left alone for %g s", reason, self._left_alone)
+        self._log.warning("%s; the card is skipped for %g s", reason, self._skip_time)
         card = next((card for card in snapshot.cards if card.index == index), None)
         self._hangs.add(index, card, reason)
         if card is not None and snapshot.state == "running":

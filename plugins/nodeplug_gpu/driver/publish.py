@@ -1,7 +1,7 @@
-"""The latest look, and who is told about it.
+"""The latest snapshot, and its observer.
 
 Owns: the one place where a driver keeps its snapshot and calls its observer.
-Refuses: to know where looks come from.
+Refuses: to know where snapshots come from.
 """
 
 import logging
@@ -26,11 +26,11 @@ class Publisher:
         self._log = log
 
     def publish(self, snapshot: Snapshot, events: Sequence[GpuEvent] = ()) -> None:
-        """Replace the snapshot, and tell the observer unless nothing but the time changed."""
+        """Replace the snapshot, and call the observer unless only the time has changed."""
         before, self.snapshot = self.snapshot, snapshot
         if self.observer is None or (not events and replace(before, taken=snapshot.taken) == snapshot):
             return
         try:
             self.observer(snapshot, events)
         except Exception:
-            self._log.exception("a change of the cards was not taken in; the next one is told as usual")
+            self._log.exception("a change of the cards could not be processed")

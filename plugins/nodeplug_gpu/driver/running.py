@@ -1,4 +1,4 @@
-"""A driver process that runs: its pipes, its signs of life, its end.
+"""A running driver process: its pipes, its heartbeat, its end.
 
 Owns: one child process from start to SIGKILL.
 Refuses: to decide when to start another.
@@ -16,22 +16,22 @@ from pathlib import Path
 from typing import Any, Final
 
 from nodeplug_gpu.driver.publish import Log
-from nodeplug_gpu.driver.wire import EVENT_SET_CALLS, LIMIT, Beat, Farewell, Frame, GarbledFrame, LogLine, decode
+from nodeplug_gpu.driver.wire import EVENT_SET_CALLS, LIMIT, ExitNotice, Frame, GarbledFrame, Heartbeat, LogLine, decode
 
 _START: Final = 10.0
-"""Seconds that Python may need to start on a busy node, before the first sign of life."""
-_NOISE: Final = 500
-"""Letters that are logged of a line that the library prints."""
+"""Seconds that Python may need to start on a busy node, before the first heartbeat."""
+_MAX_LOG_LINE: Final = 500
+"""Characters that are logged of a line that the library prints."""
 
 
 class RunningProcess:
     """A started driver process; to be used from the thread that started it, which must live as long as the process.
 
     Attributes:
-        died: why it is of no use any more, as a sentence; empty while it is.
-        planned: it ended although nothing is wrong with the cards.
+        exit_reason: why it is to be replaced, as a sentence; empty while it is not.
+        planned: nothing is wrong with the cards.
         hung: index of the card about which a call hangs; None where no card is to blame.
-        deaf: it is the waiting for events that hangs, and nothing else.
+        events_hang: only waiting for events hangs.
     """
 
     def __init__(self, settings: dict[str, Any], hang_after: float, log: Log) -> None:
@@ -51,15 +51,15 @@ class RunningProcess:
             cwd="/",
             bufsize=0,
         )
-        self.died = ""
+        self.exit_reason = ""
         self.planned = False
         self.hung: int | None = None
-        self.deaf = False
+        self.events_hang = False
         self._hang_after = hang_after
         self._log = log
         self._last = time.monotonic()
-        self._beats = 0
-        self._buffers = {"frames": bytearray(), "noise": bytearray()}
+        self._heartbeats = 0
+        self._buffers = {"frames": bytearray(), "stderr": bytearray()}
 
     @property
     def pid(self) -> int:
@@ -68,12 +68,12 @@ class RunningProcess:
 
     @property
     def ended(self) -> bool:
-        """Whether the kernel has let go of it; a process that hangs in the driver may never end."""
+        """Whether the kernel has ended it; a process that hangs in the driver may never end."""
         return self._process.poll() is not None
 
     def attach(self, selector: selectors.BaseSelector) -> None:
         """Have a selector watch its pipes."""
-        for stream, name in ((self._process.stdout, "frames"), (self._process.stderr, "noise")):
+        for stream, name in ((self._process.stdout, "frames"), (self._process.stderr, "stderr")):
             if stream is not None:
                 os.set_blocking(stream.fileno(), False)
                 selector.register(stream, selectors.EVENT_READ, (name, selector))
@@ -92,63 +92,63 @@ class RunningProcess:
         buffer += data
         *lines, rest = bytes(buffer).split(b"\n")
         self._buffers[name] = bytearray(rest)
-        if name == "noise":
+        if name == "stderr":
             for line in lines:
-                self._log.info("driver process: %s", line.decode(errors="replace")[:_NOISE])
-            del self._buffers[name][_NOISE:]
+                self._log.info("driver process: %s", line.decode(errors="replace")[:_MAX_LOG_LINE])
+            del self._buffers[name][_MAX_LOG_LINE:]
             if not data:
                 # A closed pipe is always readable; that of the frames says that the process ended.
                 selector.unregister(key.fileobj)
             return
         for line in lines:
             yield from self._frame(line)
-        if not data and not self.died:
-            self.died = self._epitaph()
+        if not data and not self.exit_reason:
+            self.exit_reason = self._exit_status()
         if len(rest) > LIMIT:
-            self.died = "the driver process sends a line without an end"
+            self.exit_reason = "the driver process sends a line without end"
 
     def _frame(self, line: bytes) -> Iterator[Frame]:
         try:
             frame = decode(line)
         except GarbledFrame as error:
-            self.died = f"the driver process sends garbage: {error}"
+            self.exit_reason = f"the driver process sends garbage: {error}"
             return
         self._last = time.monotonic()
-        if isinstance(frame, Beat):
-            self._beats += 1
-            self._judge(frame)
-        elif isinstance(frame, Farewell):
-            self.died, self.planned = frame.reason, frame.planned
+        if isinstance(frame, Heartbeat):
+            self._heartbeats += 1
+            self._check_pending(frame)
+        elif isinstance(frame, ExitNotice):
+            self.exit_reason, self.planned = frame.reason, frame.planned
         elif isinstance(frame, LogLine):
             getattr(self._log, frame.level)("%s", frame.message)
         else:
             yield frame
 
-    def _judge(self, beat: Beat) -> None:
-        for pending in beat.pending:
-            if pending.seconds > self._hang_after * pending.patience and not self.died:
-                self.died = f"the driver hangs: {pending.call} has not returned for {pending.seconds:.1f} s"
+    def _check_pending(self, heartbeat: Heartbeat) -> None:
+        for pending in heartbeat.pending:
+            if pending.seconds > self._hang_after * pending.slow_factor and not self.exit_reason:
+                self.exit_reason = f"the driver hangs: {pending.call} has not returned for {pending.seconds:.1f} s"
                 self.hung = pending.card
-                self.deaf = pending.call in EVENT_SET_CALLS
+                self.events_hang = pending.call in EVENT_SET_CALLS
 
     def retire(self, reason: str) -> None:
-        """Say that another process is to take its place, although nothing is wrong with it."""
-        self.died, self.planned = reason, True
+        """Request its replacement, although nothing is wrong with it."""
+        self.exit_reason, self.planned = reason, True
 
-    def look_after(self) -> float:
-        """Notice silence.
+    def check_heartbeat(self) -> float:
+        """Notice a missing heartbeat.
 
         Returns:
-            Seconds until it is to be looked after again.
+            Seconds until it is to be checked again.
         """
-        patience = self._hang_after if self._beats else self._hang_after + _START
-        left = self._last + patience - time.monotonic()
-        if left <= 0 and not self.died:
-            self.died = f"the driver process has given no sign of life for {patience:.1f} s"
+        timeout = self._hang_after if self._heartbeats else self._hang_after + _START
+        left = self._last + timeout - time.monotonic()
+        if left <= 0 and not self.exit_reason:
+            self.exit_reason = f"the driver process has sent no heartbeat for {timeout:.1f} s"
         return max(left, 0.0)
 
     def poll(self) -> None:
-        """Ask it for a look; a pipe that is full has enough of such requests in it."""
+        """Ask it for a poll; a full pipe holds enough of such requests."""
         if self._process.stdin is not None:
             try:
                 os.set_blocking(self._process.stdin.fileno(), False)
@@ -156,26 +156,26 @@ class RunningProcess:
             except OSError:
                 pass  # it ended, which its other pipe says
 
-    def kill(self, patience: float) -> bool:
+    def kill(self, timeout: float) -> bool:
         """End it with SIGKILL and close its pipes.
 
         Args:
-            patience: seconds to wait for its end.
+            timeout: seconds to wait for its end.
 
         Returns:
-            Whether it ended; one that hangs in the driver is left behind.
+            Whether it ended; one that hangs in the driver is abandoned.
         """
         self._process.kill()
         for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
             if stream is not None:
                 stream.close()
         try:
-            self._process.wait(patience)
+            self._process.wait(timeout)
         except subprocess.TimeoutExpired:
             return False
         return True
 
-    def _epitaph(self) -> str:
+    def _exit_status(self) -> str:
         try:
             status = self._process.wait(1.0)
         except subprocess.TimeoutExpired:

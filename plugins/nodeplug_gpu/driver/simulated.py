@@ -1,10 +1,10 @@
-"""Cards that are not there: for the demo, tutorials and tests on machines without a GPU.
+"""Simulated cards: for the demo, tutorials and tests on machines without a GPU.
 
-Owns: simulated cards from the configuration, and the failures that a file injects while the driver runs.
+Owns: the cards that the configuration describes, and the faults that a file injects while the driver runs.
 Refuses: NVML.
 
-The file of failures is JSON and read at each poll; what it says holds until it says something else. A file that is
-missing hurts nothing; one that cannot be read changes nothing and is logged. Its keys are those of `Faults`:
+The file is JSON and read at each poll; its faults persist until it says otherwise. A missing file injects nothing; one
+that cannot be read changes nothing and is logged. Its keys are those of `Faults`:
 
     {"cards": {"0": {"lost": true}, "GPU-8a5e…": {"xid": 79, "ecc": 3, "recovery_action": 1}}}
 """
@@ -94,7 +94,7 @@ class Faults(_Strict):
     """The whole file."""
 
     driver: Literal["running", "absent", "failed"] = Field("running", description="State of the driver as a whole.")
-    reason: str = Field("", max_length=200, description="Why, for people, unless it is running.")
+    reason: str = Field("", max_length=200, description="Why, unless it is running.")
     driver_version: str = Field("simulated", max_length=80, description="Version that the driver reports.")
     cards: dict[str, CardFaults] = Field(default_factory=dict, description="By index or UUID of the card.")
 
@@ -126,7 +126,7 @@ def simulate(descriptions: Sequence[SimulatedCard], node: str = "") -> tuple[Car
 
 
 def _with_mig(card: Card, profiles: Sequence[str]) -> Card:
-    """Return a card that is divided into instances, or whole without any."""
+    """Return a card that is partitioned into MIG instances, or a whole one without any."""
     instances = tuple(
         MigInstance(
             uuid=Uuid(f"MIG-{uuid.uuid5(_NAMESPACE, f'{card.uuid}/{place}/{profile}')}"),
@@ -152,8 +152,8 @@ class SimulatedDriver:
         Args:
             cards: what the machine has.
             poll: seconds between two readings of the file.
-            faults_file: the file of failures; it need not exist.
-            log: told about a file that cannot be read.
+            faults_file: the file of faults; it need not exist.
+            log: for a file that cannot be read.
             node: the node's name.
         """
         self._cards = simulate(cards, node)
@@ -169,11 +169,11 @@ class SimulatedDriver:
 
     @property
     def snapshot(self) -> Snapshot:
-        """The latest look."""
+        """The latest snapshot."""
         return self._publisher.snapshot
 
     def start(self, observer: Observer) -> None:
-        """Begin to look, in a thread of its own."""
+        """Start to poll, in a thread of its own."""
         if self._thread is None and not self._stopping:
             self._publisher.observer = observer
             self._thread = threading.Thread(target=self._run, name="nodeplug-gpu-simulated", daemon=True)
@@ -187,18 +187,18 @@ class SimulatedDriver:
             self._thread.join(0.5)
 
     def poll(self) -> None:
-        """Ask for a look now."""
+        """Ask for a poll now."""
         self._asked.set()
 
     def _run(self) -> None:
         while not self._stopping:
             events = tuple(self._read())
-            self._publisher.publish(self._look(), events)
+            self._publisher.publish(self._poll_cards(), events)
             self._asked.wait(self._poll)
             self._asked.clear()
 
     def _read(self) -> Iterator[GpuEvent]:
-        """Take in the file if it was written since, and return the events that this makes."""
+        """Read the file if it has changed, and yield the events that result."""
         try:
             stat = self._file.stat()
             written = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
@@ -209,15 +209,15 @@ class SimulatedDriver:
         except FileNotFoundError:
             self._written, faults = None, Faults()
         except (OSError, ValidationError) as error:
-            self._log.warning("the file of failures %s is not taken in: %s", self._file, _sentence(error))
+            self._log.warning("the file of faults %s is ignored: %s", self._file, _sentence(error))
             return
         before, self._faults = self._faults, faults
         for card in self._cards:
             yield from _events(card.uuid, _of(before, card), _of(faults, card))
 
-    def _look(self) -> Snapshot:
+    def _poll_cards(self) -> Snapshot:
         now, faults = time.monotonic(), self._faults
-        cards = tuple(_divided(card, _of(faults, card)) for card in self._cards if not _of(faults, card).gone)
+        cards = tuple(_with_faults(card, _of(faults, card)) for card in self._cards if not _of(faults, card).gone)
         if faults.driver != "running":
             reason = faults.reason or f"the simulated driver is {faults.driver}"
             return Snapshot(faults.driver, reason, cards=self.snapshot.cards, taken=now, generation=1)
@@ -238,13 +238,13 @@ class SimulatedDriver:
 
 
 def _of(faults: Faults, card: Card) -> CardFaults:
-    return faults.cards.get(card.uuid) or faults.cards.get(str(card.index)) or _SOUND
+    return faults.cards.get(card.uuid) or faults.cards.get(str(card.index)) or _NO_FAULTS
 
 
-_SOUND: Final = CardFaults()
+_NO_FAULTS: Final = CardFaults()
 
 
-def _divided(card: Card, faults: CardFaults) -> Card:
+def _with_faults(card: Card, faults: CardFaults) -> Card:
     return card if faults.mig is None else _with_mig(card, faults.mig)
 
 

@@ -1,9 +1,9 @@
-"""The wire between the driver process and the daemon: one JSON object per line.
+"""The protocol between the driver process and the daemon: one JSON object per line.
 
 Owns: encoding and decoding of frames, both pure; any bytes decode to a frame or raise `GarbledFrame`.
 Refuses: pipes, processes, NVML.
 
-A line is `{"v": 1, "kind": K, ...}`, where K names one of the classes of `FRAMES` and the other keys are its fields.
+A line is `{"v": 2, "kind": K, ...}`, where K names one of the classes of `FRAMES` and the other keys are its fields.
 Tuples are lists, and a mapping is a list of pairs. The daemon and its driver process are started from the same files,
 so the version only guards against a process that outlived an upgrade.
 """
@@ -16,7 +16,7 @@ from typing import Any, Final, Literal, Union, get_args, get_origin, get_type_hi
 
 from nodeplug_gpu.cards import Card, DriverState, GpuEvent, GpuProcess, Telemetry, Uuid
 
-VERSION: Final = 1
+VERSION: Final = 2
 LIMIT: Final = 8 << 20
 """The longest line that is read, in bytes; 64 cards with a thousand processes each need 6 MiB."""
 
@@ -26,7 +26,7 @@ class GarbledFrame(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class PollResult:
     """What one poll found; the fields are those of `nodeplug_gpu.cards.Snapshot`."""
 
     state: DriverState
@@ -40,7 +40,7 @@ class Look:
 
 
 EVENT_SET_CALLS: Final = frozenset({"nvmlEventSetCreate", "nvmlEventSetFree", "nvmlEventSetWait_v2"})
-"""They ask about no card: one that hangs costs the events, and the cards can be looked at all the same."""
+"""They are about no card: while one hangs there are no events, and the cards can still be polled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,34 +50,34 @@ class Pending:
     Attributes:
         call: the symbol, and the card that it asks about.
         seconds: how long it has lasted.
-        patience: how many times the usual limit it may last: attaching to a card takes seconds.
+        slow_factor: how many times the usual limit it may last: attaching to a card takes seconds.
         card: NVML's index of the card that it asks about; None for the driver as a whole.
     """
 
     call: str
     seconds: float
-    patience: int = 1
+    slow_factor: int = 1
     card: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Beat:
-    """A sign of life, whatever the NVML calls do."""
+class Heartbeat:
+    """Sent at regular intervals, whatever the NVML calls do."""
 
     pending: tuple[Pending, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """Something for the daemon's log."""
+    """A line for the daemon's log."""
 
     level: Literal["debug", "info", "warning", "error"]
     message: str
 
 
 @dataclass(frozen=True, slots=True)
-class Farewell:
-    """The process ends by itself, for a new one to start.
+class ExitNotice:
+    """The process exits by itself, for a new one to start.
 
     Attributes:
         reason: a sentence.
@@ -88,13 +88,13 @@ class Farewell:
     planned: bool = False
 
 
-Frame = Look | GpuEvent | Beat | LogLine | Farewell
+Frame = PollResult | GpuEvent | Heartbeat | LogLine | ExitNotice
 FRAMES: Final[Mapping[str, type[Frame]]] = {
-    "look": Look,
+    "poll": PollResult,
     "event": GpuEvent,
-    "beat": Beat,
+    "heartbeat": Heartbeat,
     "log": LogLine,
-    "farewell": Farewell,
+    "exit": ExitNotice,
 }
 _KINDS: Final = {frame: kind for kind, frame in FRAMES.items()}
 
