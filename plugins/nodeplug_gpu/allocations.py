@@ -8,8 +8,8 @@ Owns:
               device that is no longer listed as healthy, so the units of a card that is gone stay listed as unhealthy,
               and a card that the configuration has moved is not allocated again while containers hold it;
     idle      for how long each of them has had no holder.
-Refuses: to say what is free (kubelet alone decides that); ids of no card that was ever advertised; to fail: on a disk
-that accepts no writes, the next start knows nothing of this one.
+Refuses: to say what is free (kubelet alone decides that); ids of no card that was ever advertised; to fail: without
+a writable disk, the next start does not know what this one advertised.
 """
 
 import threading
@@ -223,8 +223,8 @@ class Allocations:
         now = self.clock()
         return now - self._idle_since.setdefault(what, now)
 
-    def forget_idle(self, what: object) -> None:
-        """Begin to count anew."""
+    def reset_idle(self, what: object) -> None:
+        """Restart its idle clock."""
         self._idle_since.pop(what, None)
 
     # --- pending ------------------------------------------------------------------------------------------------

@@ -114,7 +114,7 @@ class Snapshot:
         unreadable: a sentence for each card or MIG instance that the driver counts and that could not be read, such as
             a card that was lost before this driver process started, or one without a UUID.
         taken: when, on the monotonic clock.
-        generation: counts the starts of the driver process: another one means that the driver was loaded anew.
+        generation: counts the starts of the driver process: a change means that the driver was loaded again.
     """
 
     state: DriverState = "starting"

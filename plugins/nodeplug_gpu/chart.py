@@ -130,9 +130,9 @@ def _holders(card: Mapping[str, Any], marks: Marks) -> Iterator[Text]:
     for use in card["containers"]:
         mark, colour = marks[_pod(use)]
         text = Text().append(mark, f"reverse {colour}")
-        promised = f" ({show_quantity(use['allocated_bytes'])})" if use["allocated_bytes"] else ""
+        memory = f" ({show_quantity(use['allocated_bytes'])})" if use["allocated_bytes"] else ""
         name = f" of {use['resource']}" if use["orphaned"] else ""
-        text.append(f" {_pod(use)}/{use['container']}  {use['units']}{name}{promised}")
+        text.append(f" {_pod(use)}/{use['container']}  {use['units']}{name}{memory}")
         text.append(f", {show_quantity(use['used_bytes'])} in use" if use["used_bytes"] else "")
         yield text.append(", OVER ITS ALLOCATION" if use["overuse"] else "", "bold red")
 
@@ -173,8 +173,8 @@ def _notes(report: Mapping[str, Any]) -> Sequence[str]:
     """
     found: dict[str, list[str]] = {}
     for one in report["resources"]:
-        told = bool(report["driver"]["reason"]) and report["driver"]["reason"] in one["reason"]
-        for sentence in [] if told else [one["reason"]] if one["reason"] else one["notes"]:
+        repeated = bool(report["driver"]["reason"]) and report["driver"]["reason"] in one["reason"]
+        for sentence in [] if repeated else [one["reason"]] if one["reason"] else one["notes"]:
             found.setdefault(sentence, []).append(one["resource"])
     notes = [f"{', '.join(names)}: {sentence}" for sentence, names in found.items()]
     return [*notes, *([report["allocations_unknown"]] if report["allocations_unknown"] and report["cards"] else [])]

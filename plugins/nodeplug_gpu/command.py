@@ -62,7 +62,7 @@ def gpu(
         print_json(reports)
         return
     if layout is Format.gpushare:
-        print(_gpushare(reports, detailed=detailed))  # noqa: T201 - columns are told apart by spaces; rich would wrap
+        print(_gpushare(reports, detailed=detailed))  # noqa: T201 - spaces separate the columns; rich would wrap
         return
     for name, report in reports.items():
         if len(reports) > 1:

@@ -1,7 +1,7 @@
 """The configuration of GPUs.
 
 Owns: the schema of `[plugins.gpu.config]` and the rules that can be checked without looking at the node.
-Refuses: to look at cards (`pool` assigns them to entries), and resource names (the host checks every claim).
+Refuses: to inspect cards (`pool` assigns them to entries), and resource names (the host checks every claim).
 """
 
 from fnmatch import fnmatchcase

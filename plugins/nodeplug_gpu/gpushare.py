@@ -1,7 +1,7 @@
 """The tables of `kubectl inspect gpushare`, for one node from its own allocations.
 
 Owns: their layout, column by column, so that scripts that read them go on working.
-Refuses: what the original asks the API server for; a node knows its own containers only, and none of them is pending.
+Refuses: what the original gets from the API server: this node has its own containers alone, and none is pending.
 """
 
 from collections.abc import Mapping, Sequence

@@ -99,7 +99,7 @@ class HealthMonitor:
             self._fail(uuid, GONE, now)
 
     def forget(self, uuid: Uuid) -> None:
-        """Drop a card that is gone and that nobody holds."""
+        """Drop a card that is gone and that no container holds."""
         self._conditions.pop(uuid, None)
 
     # --- evidence -----------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Everything that is known about the node's cards at one moment.
 
-Owns: one immutable value, and what kubelet is told from it: the devices of a resource, or why there are none.
-Refuses: to learn anything (the tracker makes a new one at each update).
+Owns: one immutable value, and what is listed to kubelet from it: the devices of a resource, or why there are none.
+Refuses: updates (the tracker makes a new one at each).
 """
 
 from collections.abc import Mapping, Sequence
@@ -84,7 +84,7 @@ class Inventory:
             raise
 
     def _orphan_reason(self, name: DeviceId) -> str:
-        """Return why an id that somebody holds is no longer advertised; its card may be healthy."""
+        """Return why an id that a container holds is no longer advertised; its card may be healthy."""
         here = {card_key(card.uuid) for card in self.snapshot.cards} if self.snapshot.state == "running" else set()
         return FEWER if here & by_card([name]).keys() else GONE
 

@@ -1,11 +1,11 @@
 """Which section of this daemon advertises which card.
 
-Owns: the leases of this process. Two sections that use this plugin see the same cards and know nothing of each other;
-here the second one learns that a card is taken.
+Owns: the leases of this process. Two sections that use this plugin see the same cards and are independent; here the
+second one learns that a card is taken.
 Refuses: to know what a card is, and what is advertised within one section (`pool` and `allocations` do).
 
-The instances of one section never conflict: a reload starts one beside, or right after, the other. For that while a
-card stays leased to the section whose instance has ended.
+The instances of one section never conflict: a reload starts one beside, or right after, the other. Therefore a card
+stays reserved for a while for a section whose instance has ended.
 """
 
 import threading
@@ -133,7 +133,7 @@ class LeaseTable:
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
 class LeaseHolder:
-    """One instance of a section, as the table knows it; of no use after its release."""
+    """One instance of a section; it acquires nothing after its release."""
 
     table: LeaseTable = field(repr=False)
     node: Path

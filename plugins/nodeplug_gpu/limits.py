@@ -1,9 +1,9 @@
 """The limits that a card's containers run under, as far as those who hold it rely on them.
 
-Owns: which settings of an entry matter here: with MPS, containers get limits by their share of the card, so a card that
-is held in quarters cannot be allocated in eighths beside them, and one that is used without MPS cannot be for MPS
-clients alone.
-Refuses: names, kinds of sharing, unit sizes (allocation records tell those apart already).
+Owns: which settings of an entry matter here: with MPS, containers get limits by their share of the card, so a card with
+containers at a quarter each cannot take others at an eighth, and a card that is used without MPS cannot be reserved for
+MPS clients.
+Refuses: names, kinds of sharing, unit sizes (allocation records distinguish those already).
 """
 
 from collections.abc import Iterable

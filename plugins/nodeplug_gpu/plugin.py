@@ -82,7 +82,7 @@ class Gpu:
         self._tracker.reserve()
 
     def _make(self) -> None:
-        """Make everything anew that a start needs; nothing of a failed start is of use to the next one."""
+        """Make what a start needs; nothing of a failed start is reused by the next one."""
         config, host = self._config, self._host
         self._mps = MpsReconciler(MpsDaemons(host, config.driver_root, self._request_update), config)
         paths = NodePaths(run=host.run_dir)

@@ -1,7 +1,7 @@
 """Which cards an entry of the configuration advertises, now.
 
 Owns: the assignment of the cards to the entries, and what is said about a card that two entries choose.
-Refuses: ids and units (a sharing makes those), and health (it is told).
+Refuses: ids and units (a sharing makes those), and health (the tracker passes it in).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,7 +36,7 @@ class PoolMember:
         return not self.reason
 
     def device(self, name: DeviceId, numa_nodes: tuple[int, ...] = ()) -> Device:
-        """Return a replica or unit of the card, as kubelet is told of it."""
+        """Return a replica or unit of the card, as kubelet lists it."""
         reason = "" if name in self.still_held else self.reason
         return Device(name, healthy=not reason, reason=reason, numa_nodes=numa_nodes)
 
@@ -108,7 +108,9 @@ def assign_cards(
     for card in {card.uuid: card for card in cards}.values():
         other = keys.setdefault(card_key(card.uuid), card.uuid)
         if other != card.uuid:
-            conflicts[card.uuid] = f"{card.uuid} and {other} have the same digest; their units could not be told apart"
+            conflicts[card.uuid] = (
+                f"{card.uuid} and {other} have the same digest; their units could not be distinguished"
+            )
             continue
         fitting = [entry for entry in entries if fits_mig_mode(entry, card)]
         former = [entry for entry in fitting if assigned.get(card.uuid) == entry.resource]

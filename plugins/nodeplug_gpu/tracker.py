@@ -65,7 +65,7 @@ class InventoryTracker:
 
     def reserve(self) -> None:
         """Lease what a predecessor advertised before any section starts, so that no other section does."""
-        with suppress(PluginError, OSError):  # such as for somebody who only looks at a configuration
+        with suppress(PluginError, OSError):  # such as for `check-config` by an ordinary user
             self.allocations.load(repair=False)
         self._acquire(Assignment({}), self.clock())
 
@@ -206,13 +206,13 @@ class InventoryTracker:
             limits = limits_of(self._entry(one.resource)) if current else ""
             here = current and one.card.uuid in present
             if here and one.limits == limits:
-                allocations.forget_idle(one.key)
+                allocations.reset_idle(one.key)
             elif self._idle_for(one) > GRACE_PERIOD and snapshot.state in _CONCLUSIVE:
                 if here:
                     allocations.set_limits(one.key, limits)
                 else:
                     allocations.forget(one.key)
-                allocations.forget_idle(one.key)
+                allocations.reset_idle(one.key)
         recorded = {uuid for uuid, _, _ in allocations.records}
         for uuid in [uuid for uuid in self._assigned if uuid not in recorded and uuid not in present]:
             self._health.forget(uuid)
@@ -222,7 +222,7 @@ class InventoryTracker:
         return self.allocations.idle_for(record.key, held=self._holder(record) is not None)
 
     def _holder(self, record: AllocationRecord) -> str | None:
-        """Return who may hold a card as a record has it; None when nobody does."""
+        """Return a pod that may hold a card in the way that a record has; None when none does."""
         entry = next((entry for entry in self.config.resources if entry.resource == record.resource), None)
         names = {record.resource, *(resource_names(entry) if entry is not None else ())}
         return self.allocations.holder(names, record.card.uuid)

@@ -141,7 +141,7 @@ class Specs:
         return json.loads(found[0].read_text()) if found else None
 
 
-def test_every_card_and_instance_that_is_sold_is_a_device_of_the_spec(tmp_path: Path, paths: NodePaths) -> None:
+def test_every_card_and_instance_that_is_advertised_is_a_device_of_the_spec(tmp_path: Path, paths: NodePaths) -> None:
     document = Specs(tmp_path, paths).reconcile(CARD, SPLIT)
     assert document is not None
     assert (document["cdiVersion"], document["kind"]) == ("0.5.0", "nodeplug.io/gpu")
@@ -195,7 +195,7 @@ def test_no_spec_is_written_where_another_writes_it(tmp_path: Path, paths: NodeP
     assert Specs(tmp_path, paths, cdi_write=False).reconcile(CARD) is None
 
 
-def test_a_card_whose_node_is_missing_is_left_out_and_not_offered(tmp_path: Path, paths: NodePaths) -> None:
+def test_a_card_whose_node_is_missing_is_left_out_and_not_allocatable(tmp_path: Path, paths: NodePaths) -> None:
     specs = Specs(tmp_path, paths)
     specs.reconcile(CARD)
     (paths.dev / "nvidia4").unlink()
@@ -207,7 +207,7 @@ def test_a_card_whose_node_is_missing_is_left_out_and_not_offered(tmp_path: Path
     assert "MIG-1" in specs.specs.fault
 
 
-def test_no_card_is_offered_before_its_spec_is_written(tmp_path: Path, paths: NodePaths) -> None:
+def test_no_card_is_allocatable_before_its_spec_is_written(tmp_path: Path, paths: NodePaths) -> None:
     specs = Specs(tmp_path, paths)
     assert specs.why(CARD) == PENDING
     specs.reconcile(CARD)
@@ -215,7 +215,9 @@ def test_no_card_is_offered_before_its_spec_is_written(tmp_path: Path, paths: No
     assert specs.why(SPLIT) == PENDING
 
 
-def test_a_card_whose_spec_cannot_be_written_is_not_offered_with_the_reason(tmp_path: Path, paths: NodePaths) -> None:
+def test_a_card_whose_spec_cannot_be_written_is_not_allocatable_with_the_reason(
+    tmp_path: Path, paths: NodePaths
+) -> None:
     specs = Specs(tmp_path, paths)
     specs.folder.parent.mkdir(parents=True, exist_ok=True)
     specs.folder.touch()
@@ -227,7 +229,7 @@ def test_a_card_whose_spec_cannot_be_written_is_not_offered_with_the_reason(tmp_
     assert (specs.why(CARD), specs.specs.fault) == ("", "")
 
 
-def test_a_card_that_the_spec_on_disk_describes_stays_offered_though_a_new_one_cannot_be_written(
+def test_a_card_that_the_spec_on_disk_describes_stays_allocatable_though_a_new_one_cannot_be_written(
     tmp_path: Path, paths: NodePaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     specs = Specs(tmp_path, paths)

@@ -163,7 +163,7 @@ def hurt(machine: Machine) -> Iterator[Callable[[dict[str, Any]], None]]:
     machine.until(lambda told: {card["state"] for card in told["cards"]} == {"healthy"})
 
 
-def test_the_picture_tells_cards_shares_and_pods(machine: Machine) -> None:
+def test_the_chart_tells_cards_shares_and_pods(machine: Machine) -> None:
     card = shared_card(machine.ask())
     assert machine.run().split("\n\n")[1 + card["index"]] == (
         f"GPU {card['index']}  NVIDIA A10  8Gi  NUMA node 1  healthy\n"
@@ -174,7 +174,7 @@ def test_the_picture_tells_cards_shares_and_pods(machine: Machine) -> None:
     )
 
 
-def test_the_picture_tells_instances_and_cards_that_are_not_sold(machine: Machine) -> None:
+def test_the_chart_tells_instances_and_cards_that_are_not_advertised(machine: Machine) -> None:
     shown = machine.run()
     assert re.search(rf"^  1g\.10gb  MIG-[0-9a-f-]+  {SLICE}, allocated to default/sliced/main$", shown, re.MULTILINE)
     assert re.search(r"^  3g\.40gb  MIG-[0-9a-f-]+  not advertised$", shown, re.MULTILINE)
@@ -189,13 +189,15 @@ def test_a_pipe_gets_no_colour_and_no_wrapped_line(machine: Machine) -> None:
     )
 
 
-def test_the_reason_of_a_sick_card_is_in_the_picture(machine: Machine, hurt: Callable[[dict[str, Any]], None]) -> None:
+def test_the_reason_of_a_unhealthy_card_is_in_the_chart(
+    machine: Machine, hurt: Callable[[dict[str, Any]], None]
+) -> None:
     hurt({"2": {"lost": True}})
     machine.until(lambda told: told["cards"][2]["state"] == "unhealthy")
     assert re.search(r"GPU 2  NVIDIA L4  24Gi  unhealthy for \d+ s: the driver answers the GPU is lost", machine.run())
 
 
-def test_memory_of_a_process_in_no_container_is_nobodys(
+def test_memory_of_a_process_in_no_container_is_unattributed(
     machine: Machine, hurt: Callable[[dict[str, Any]], None]
 ) -> None:
     hurt({"2": {"processes": [{"pid": os.getpid(), "used": "3GiB"}]}})
@@ -203,7 +205,7 @@ def test_memory_of_a_process_in_no_container_is_nobodys(
     assert "1/4 of nvidia.com/gpu.shared, 3Gi in use, 3Gi of it unattributed\n" in machine.run()
 
 
-def test_the_tables_of_gpushare_are_for_the_cards_that_are_sold_by_memory(machine: Machine) -> None:
+def test_the_tables_of_gpushare_are_for_the_cards_that_are_shared_by_memory(machine: Machine) -> None:
     row = ["0/8", "0/8"]
     row[shared_card(machine.ask())["index"]] = "6/8"
     assert machine.run("--format", "gpushare") == (
@@ -308,7 +310,7 @@ def test_without_a_daemon_it_says_so_in_a_sentence(tmp_path: Path) -> None:
     assert ended.stderr.endswith("is `nodeplug serve` running?\n")
 
 
-def test_while_kubelet_tells_no_holders_units_are_not_shown_as_free(make: Callable[[str], Machine]) -> None:
+def test_while_kubelet_reports_no_holders_units_are_not_shown_as_free(make: Callable[[str], Machine]) -> None:
     machine = make(GPU)
     machine.kubelet.kill()
     machine.until(lambda told: bool(told["allocations_unknown"]))

@@ -103,13 +103,13 @@ def test_memory_of_a_process_is_counted_for_its_container(scene: Scene, containe
     assert (usage.used, usage.allocated_bytes, usage.over_since) == (3 * GIB, 4 * GIB, None)
 
 
-def test_a_process_outside_of_containers_is_nobodys(scene: Scene) -> None:
+def test_a_process_outside_of_containers_is_unattributed(scene: Scene) -> None:
     scene.look(GpuProcess(os.getpid(), CARD, GIB))
     assert dict(scene.watch.unattributed) == {CARD: GIB}
     assert not scene.watch.usage
 
 
-def test_a_process_that_has_ended_is_nobodys(scene: Scene) -> None:
+def test_a_process_that_has_ended_is_unattributed(scene: Scene) -> None:
     gone = subprocess.Popen(["true"])
     gone.wait()
     scene.look(on_card(gone, GIB))
@@ -186,7 +186,9 @@ def test_nothing_is_ended_by_default(
     assert container.poll() is None
 
 
-def test_a_container_without_a_promise_is_never_ended(scene: Scene, container: "subprocess.Popen[bytes]") -> None:
+def test_a_container_without_an_allocation_is_never_terminated(
+    scene: Scene, container: "subprocess.Popen[bytes]"
+) -> None:
     for _ in range(4):
         scene.look(on_card(container, 16 * GIB), after=600, allocated=None)
     assert container.poll() is None
@@ -227,7 +229,7 @@ def test_a_link_that_has_lost_most_of_the_id_tells_nothing(
     assert Containers(logs=tmp_path / "containers").of(container.pid) is None
 
 
-def test_a_folder_of_logs_that_is_missing_makes_everything_nobodys(
+def test_a_folder_of_logs_that_is_missing_makes_everything_unattributed(
     tmp_path: Path, container: "subprocess.Popen[bytes]"
 ) -> None:
     assert Containers(logs=tmp_path / "missing").of(container.pid) is None
@@ -247,7 +249,7 @@ def test_a_container_that_holds_nothing_is_warned_of_and_never_ended(
     assert container.poll() is None
 
 
-def test_nobody_is_a_stranger_while_it_is_not_known_who_holds_what(
+def test_nobody_is_without_allocation_while_allocations_are_not_known(
     scene: Scene, container: "subprocess.Popen[bytes]"
 ) -> None:
     scene.unknown = "kubelet does not tell"

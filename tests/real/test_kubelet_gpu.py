@@ -158,13 +158,13 @@ def test_memory_of_a_process_is_charged_to_the_container_that_it_runs_in(
         (card,) = [card for card in ask(lab)["cards"] if card["uuid"] == cards["small"]]
         found = {use["pod"]: (use["used_bytes"], use["overuse"], use["pids"]) for use in card["containers"]}
         return {pod.removesuffix(f"-{lab.private.name}"): use for pod, use in found.items()} | {
-            "nobody": card["unattributed_bytes"]
+            "unattributed": card["unattributed_bytes"]
         }
 
     wanted = {
         "small": (2 * GIB, False, [pids["small"]]),
         "smaller": (5 * GIB, True, [pids["smaller"]]),
-        "nobody": GIB,
+        "unattributed": GIB,
     }
     lab.kubelet.wait_for("the memory of both pods", lambda: charged() == wanted)
     warning = f"default/smaller-{lab.private.name}/main on {cards['smaller']} uses 5Gi and was allocated 3Gi"

@@ -128,7 +128,7 @@ def test_a_bar_is_never_longer_than_it_may_be(units: int) -> None:
     assert len(bar(lines[4])) == WIDTH
 
 
-def test_overuse_and_memory_of_strangers_stand_out() -> None:
+def test_overuse_and_unattributed_memory_stand_out() -> None:
     lines = drawn(
         report(card(use("a", 1, used_bytes=5 * GIB, overuse=True), used_bytes=7 * GIB, unattributed_bytes=2 * GIB))
     )
@@ -149,7 +149,7 @@ def test_a_card_that_is_not_well_says_for_how_long_and_why(facts: dict[str, Any]
     assert drawn(report(card(**facts)))[2].endswith(f"8Gi  {shown}")
 
 
-def test_instances_are_told_with_what_they_are_sold_as_and_who_holds_them() -> None:
+def test_instances_are_told_with_what_they_are_advertised_as_and_who_holds_them() -> None:
     one = {"uuid": "MIG-1", "profile": "1g.10gb", "memory_bytes": 10 * GIB, "resource": "x.com/mig-1g"}
     instances = [
         one | {"containers": ["default/a/main"]},
@@ -177,14 +177,14 @@ def test_unknown_holders_are_no_free_units() -> None:
     assert lines[-1] == "nobody knows"
 
 
-def test_cards_that_nobody_sells_and_such_as_cannot_be_described_are_told() -> None:
+def test_cards_that_nobody_advertises_and_such_as_cannot_be_read_are_told() -> None:
     unsold = {"uuid": "GPU-0c", "index": 4, "model": "NVIDIA T4", "reason": "no entry chooses it"}
     text = "\n".join(drawn(report(unadvertised=[unsold], unreadable=["card 5 has no UUID"])))
     assert "GPU 4  NVIDIA T4  not advertised: no entry chooses it\n  GPU-0c\n" in text
     assert "card 5 has no UUID" in text
 
 
-def test_the_driver_and_a_fault_are_told_first() -> None:
+def test_the_driver_and_a_conflict_are_told_first() -> None:
     driver = {"name": "nvml", "state": "failed", "reason": "it hangs", "version": ""}
     assert drawn(report(driver=driver, conflict="both advertise GPU-0a"))[:2] == [
         "driver nvml: failed: it hangs",
@@ -202,7 +202,7 @@ def test_a_note_that_several_resources_have_is_told_once() -> None:
     assert drawn(report(resources=both))[-1] == "a, b: 3g.40gb is not advertised"
 
 
-def test_a_resource_that_has_nothing_to_offer_says_why_and_nothing_else() -> None:
+def test_a_resource_that_has_nothing_to_advertise_says_why_and_nothing_else() -> None:
     lonely = resource(
         "a", reason="there is no device to advertise as a: no card is assigned to it", notes=["only counts"]
     )
@@ -241,13 +241,13 @@ def test_a_container_that_holds_nothing_and_uses_the_card_is_shown() -> None:
     )
 
 
-def test_units_that_were_granted_a_moment_ago_are_drawn_apart() -> None:
+def test_units_that_were_allocated_a_moment_ago_are_drawn_apart() -> None:
     lines = drawn(report(card(use("one", 2), allocated_units=6, unconfirmed_units=4)))
     (bar,) = [line for line in lines if "  [" in line]
     assert f"[{'A' * 8}{'+' * 16}{'·' * 8}]  6/8 of aliyun.com/gpu-mem, 4 of them allocated and not confirmed" in bar
 
 
-def test_a_holder_by_a_former_name_is_drawn_in_units_of_now_and_named_in_its_own() -> None:
+def test_a_holder_by_a_former_name_is_drawn_in_current_units_and_named_in_its_own() -> None:
     former = use("old", 5, card_units=4, orphaned=True, resource="example.com/mem")
     lines = drawn(report(card(former, allocated_units=4)))
     assert any(f"[{'A' * 16}{'·' * 16}]  4/8 of aliyun.com/gpu-mem" in line for line in lines)

@@ -140,7 +140,9 @@ def test_mistakes_beside_the_entries_are_named(more: dict[str, Any], words: str)
     ],
     ids=["all and all", "one and all", "the same index", "the same address", "MIG twice"],
 )
-def test_a_card_that_two_entries_surely_sell_is_refused_with_both(one: dict[str, Any], other: dict[str, Any]) -> None:
+def test_a_card_that_two_entries_surely_advertise_is_refused_with_both(
+    one: dict[str, Any], other: dict[str, Any]
+) -> None:
     words = complaint(one, other)
     assert "would advertise the same card; give each its own `cards`" in words
     assert all(resource_names(entry)[0] in words for entry in (*read(one).resources, *read(other).resources))
@@ -170,7 +172,7 @@ def test_entries_that_may_have_cards_of_their_own_are_taken(one: dict[str, Any],
     ],
     ids=["a name", "the counting resource", "a profile's name", "the name of a mixed entry"],
 )
-def test_a_name_that_two_entries_offer_is_refused(one: dict[str, Any], other: dict[str, Any]) -> None:
+def test_a_name_that_two_entries_advertise_is_refused(one: dict[str, Any], other: dict[str, Any]) -> None:
     assert "advertised twice" in complaint(one, other)
 
 

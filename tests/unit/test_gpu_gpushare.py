@@ -71,7 +71,7 @@ def test_containers_of_a_pod_are_one_row_with_the_cards_in_their_columns() -> No
     assert [line.split() for line in text.splitlines()[5:7]] == [["a", "default", "0", "3"], ["b", "default", "4", "1"]]
 
 
-def test_cards_that_are_sold_otherwise_are_left_out() -> None:
+def test_cards_that_are_shared_otherwise_are_left_out() -> None:
     text = gpushare.summary("n", "a", [card(0, 4, sharing="replicas"), card(1, 8, ("a", 2))])
     assert "GPU0" not in text
     assert text.endswith("2/8 (25%)  ")

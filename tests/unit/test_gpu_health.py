@@ -93,7 +93,7 @@ def test_a_card_comes_back_after_its_probation() -> None:
     assert bed.look(after=10).state == "healthy"
 
 
-def test_a_recovering_card_is_not_offered() -> None:
+def test_a_recovering_card_is_not_allocatable() -> None:
     bed = Bed()
     bed.event("xid", 48)
     condition = bed.look(after=5)
@@ -114,18 +114,18 @@ def test_an_action_that_is_not_about_the_card_itself_is_no_evidence(action: int 
     assert Bed().look(recovery_action=action).state == "healthy"
 
 
-def test_a_lesser_fault_makes_a_card_suspect_and_leaves_it_on_offer() -> None:
+def test_a_minor_fault_makes_a_card_suspect_and_leaves_it_allocatable() -> None:
     condition = Bed().event("xid", 92)
     assert (condition.state, condition.allocatable) == ("suspect", True)
 
 
-def test_lesser_faults_within_the_window_take_the_card_out() -> None:
+def test_minor_faults_within_the_window_take_the_card_out() -> None:
     bed = Bed(strikes=3, window=300)
     states = [bed.event("xid", 92, after=10).state for _ in range(3)]
     assert states == ["suspect", "suspect", "unhealthy"]
 
 
-def test_lesser_faults_that_are_far_apart_do_not() -> None:
+def test_minor_faults_that_are_far_apart_do_not() -> None:
     bed = Bed(strikes=3, window=300)
     assert {bed.event("xid", 92, after=301).state for _ in range(10)} == {"suspect"}
 
@@ -137,7 +137,7 @@ def test_a_suspect_card_is_healthy_again_when_its_faults_have_aged() -> None:
     assert bed.look(after=2).state == "healthy"
 
 
-def test_an_unknown_xid_is_a_lesser_fault() -> None:
+def test_an_unknown_xid_is_a_minor_fault() -> None:
     assert Bed().event("xid", 12345).state == "suspect"
 
 
@@ -166,11 +166,11 @@ def test_a_lost_card_is_out_at_once(code: int) -> None:
     assert Bed().look(error="GPU is lost", error_code=code).state == "unhealthy"
 
 
-def test_a_probe_that_fails_once_is_a_lesser_fault() -> None:
+def test_a_probe_that_fails_once_is_a_minor_fault() -> None:
     assert Bed().look(error="Unknown Error", error_code=999).state == "suspect"
 
 
-def test_new_uncorrected_errors_are_a_lesser_fault_and_old_ones_are_none() -> None:
+def test_new_uncorrected_errors_are_a_minor_fault_and_old_ones_are_none() -> None:
     bed = Bed()
     assert bed.look(uncorrected_ecc=7).state == "healthy"
     assert bed.look(uncorrected_ecc=7).state == "healthy"
@@ -189,7 +189,7 @@ def test_a_driver_that_is_away_takes_all_cards_out_and_gives_them_back_at_once()
     assert bed.look(after=5).state == "healthy"
 
 
-def test_a_driver_that_is_away_does_not_heal_a_sick_card() -> None:
+def test_a_driver_that_is_away_does_not_heal_a_unhealthy_card() -> None:
     bed = Bed()
     bed.event("xid", 79)
     bed.driver("failed", "it hangs")

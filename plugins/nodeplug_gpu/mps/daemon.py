@@ -164,7 +164,7 @@ class ControlDaemon:
         return f"{self.folders.shm}, which it shares with its clients, is no longer mounted"
 
     def _ping(self, record: Record) -> str:
-        """Send the daemon a command; return why there is no answer. A socket alone may be stale, or somebody else's."""
+        """Send the daemon a command; return why there is no answer. A socket alone may be stale or foreign."""
         try:
             done = subprocess.run(
                 self._control(record.shm),

@@ -15,7 +15,7 @@ class Record:
 
     Attributes:
         pid: of the control daemon.
-        started: when it started, in clock ticks since boot: with the pid, nobody else's.
+        started: when it started, in clock ticks since boot; unique together with the pid.
         exclusive: the card's compute mode was changed for it.
         shm: bytes of the tmpfs that it and its clients have as /dev/shm; None for the node's own, as daemons of an
             earlier version have it. A restart keeps it: containers may have the mount.
@@ -64,7 +64,7 @@ def recorded(file: Path) -> int | None:
 
 
 def start_time(pid: int) -> str:
-    """Return when a process started, in clock ticks since boot (proc(5), field 22): with the pid, nobody else's."""
+    """Return when a process started, in clock ticks since boot (proc(5), field 22); unique together with the pid."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:

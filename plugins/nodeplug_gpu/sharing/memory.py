@@ -122,9 +122,7 @@ class MemorySharing:
             NotFound, NotReady: the units, or their card, are no longer present, or not healthy.
         """
         if request.resource == self.config.count_resource:
-            raise InvalidRequest(
-                f"{request.resource} only tells how many cards there are; ask for {self.config.resource} instead"
-            )
+            raise InvalidRequest(f"{request.resource} only counts the cards; request {self.config.resource} instead")
         members = {card_key(member.card.uuid): member for member in pool.members}
         chosen = by_card(request.ids)
         if len(chosen) > 1:

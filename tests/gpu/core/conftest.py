@@ -75,7 +75,7 @@ class DirectEndpoint:
 
 
 class GpuNode:
-    """Kubelet's admission and the plugin's shop in one process, with a clock that is moved by hand.
+    """Kubelet's admission and the plugin's core in one process, with a clock that is moved by hand.
 
     Args:
         folder: of the journal, which outlives the plugin.
@@ -110,9 +110,9 @@ class GpuNode:
         )  # fmt: skip
         self.tracker = InventoryTracker(self.config, host, NodePaths(run=self.folder), clock=lambda: self.now)
         self.tracker.load()
-        self.look()
+        self.update()
 
-    def look(self, *events: GpuEvent) -> None:
+    def update(self, *events: GpuEvent) -> None:
         self.tracker.update(self.snapshot(), events)
         try:
             self.devices = self.tracker.inventory.devices(self.entry, MEM)
@@ -127,7 +127,7 @@ class GpuNode:
         return Snapshot("running", cards=numbered, telemetry={card.uuid: Telemetry() for card in here}, taken=self.now)
 
     def xid(self, uuid: Uuid, code: int) -> None:
-        self.look(GpuEvent("xid", uuid, code, time=self.now))
+        self.update(GpuEvent("xid", uuid, code, time=self.now))
 
     def pass_time(self, seconds: float) -> None:
         """Let time pass; kubelet is asked who holds what every ten seconds, as the daemon does."""
@@ -145,7 +145,7 @@ class GpuNode:
                 for key, entries in self.admission.listed()
                 for entry in entries.values()
             ]
-            self.look()
+            self.update()
 
     def _holders(self, resource: ResourceName) -> Sequence[Holding]:
         return self.told_held if resource == MEM else ()
@@ -156,7 +156,7 @@ class GpuNode:
         """Its tables are empty until the plugin lists again, and it tells no holders at first."""
         self.plugins.resources[MEM] = Resource()
         self.told_held = ()
-        self.look()
+        self.update()
 
     async def admit(self, pod: str, container: str, size: int, *, init: bool = False) -> pb.ContainerAllocateResponse:
         key = ContainerKey("default", pod, container)
@@ -193,8 +193,8 @@ def gpu_node() -> type[GpuNode]:
     return GpuNode
 
 
-class Store:
-    """The plugin's shop on a machine and beside a kubelet that a test changes, with a clock that is moved by hand.
+class TrackedNode:
+    """The plugin's core on a machine and beside a kubelet that a test changes, with a clock that is moved by hand.
 
     Attributes:
         cards: what the driver shows.
@@ -218,10 +218,10 @@ class Store:
         self.config = GpuConfig.model_validate({"resources": resources})
         self.tracker = InventoryTracker(self.config, host, NodePaths(run=self.folder), clock=lambda: self.now)
         self.tracker.load()
-        self.look()
+        self.update()
 
-    def look(self, *events: GpuEvent, after: float = 0.0) -> Inventory:
-        """Look at the machine, some seconds later."""
+    def update(self, *events: GpuEvent, after: float = 0.0) -> Inventory:
+        """Update the inventory, some seconds later."""
         self.now += after
         cards = tuple(replace(card, index=index) for index, card in enumerate(self.cards))
         self._have_mps(cards)
@@ -240,9 +240,9 @@ class Store:
                 Record(1, "1", exclusive=True).write(record)
 
     def wait(self, seconds: float = 130.0) -> None:
-        """Let time pass, with a look every ten seconds."""
+        """Let time pass, with an update every ten seconds."""
         for _ in range(int(seconds // 10)):
-            self.look(after=10.0)
+            self.update(after=10.0)
 
     def _holders(self, resource: ResourceName) -> Sequence[Holding]:
         if self.held is None:
@@ -280,9 +280,9 @@ class Store:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Callable[..., Store]:
-    """A shop that sells cards by entries of a configuration."""
-    return lambda resources, cards: Store(tmp_path, resources, cards)
+def make_node(tmp_path: Path) -> Callable[..., TrackedNode]:
+    """A node whose cards are advertised by the entries of a configuration."""
+    return lambda resources, cards: TrackedNode(tmp_path, resources, cards)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Whole cards, and cards that are sold several times."""
+"""Whole cards, and time-sliced cards."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,65 +18,65 @@ def share(number: int, place: int = 0) -> str:
     return f"{card_key(f'GPU-{number}')}-{place}"
 
 
-def test_a_card_gives_its_uuid(store: Make, card: Make) -> None:
-    shop = store([EXCLUSIVE], [card(0), card(1)])
-    assert shop.allocate(WHOLE, "GPU-1").env == {"NVIDIA_VISIBLE_DEVICES": "GPU-1"}
+def test_a_card_gives_its_uuid(make_node: Make, card: Make) -> None:
+    node = make_node([EXCLUSIVE], [card(0), card(1)])
+    assert node.allocate(WHOLE, "GPU-1").env == {"NVIDIA_VISIBLE_DEVICES": "GPU-1"}
 
 
-def test_cards_are_named_in_the_order_of_their_indexes(store: Make, card: Make) -> None:
-    shop = store([EXCLUSIVE], [card(0), card(1)])
-    assert shop.allocate(WHOLE, "GPU-1", "GPU-0").env["NVIDIA_VISIBLE_DEVICES"] == "GPU-0,GPU-1"
+def test_cards_are_named_in_the_order_of_their_indexes(make_node: Make, card: Make) -> None:
+    node = make_node([EXCLUSIVE], [card(0), card(1)])
+    assert node.allocate(WHOLE, "GPU-1", "GPU-0").env["NVIDIA_VISIBLE_DEVICES"] == "GPU-0,GPU-1"
 
 
-def test_a_container_never_gets_fewer_cards_than_it_asked_for(store: Make, card: Make) -> None:
-    shop = store([EXCLUSIVE], [card(0), card(1)])
+def test_a_container_never_gets_fewer_cards_than_it_asked_for(make_node: Make, card: Make) -> None:
+    node = make_node([EXCLUSIVE], [card(0), card(1)])
     with pytest.raises(NotFound, match="GPU-7 is not among the 2 cards"):
-        shop.allocate(WHOLE, "GPU-0", "GPU-7")
+        node.allocate(WHOLE, "GPU-0", "GPU-7")
 
 
-def test_a_card_that_is_gone_is_not_granted(store: Make, card: Make) -> None:
-    shop = store([EXCLUSIVE], [card(0), card(1)])
-    del shop.cards[1]
-    shop.look()
+def test_a_card_that_is_gone_is_not_allocated(make_node: Make, card: Make) -> None:
+    node = make_node([EXCLUSIVE], [card(0), card(1)])
+    del node.cards[1]
+    node.update()
     with pytest.raises(NotReady, match="it is no longer present"):
-        shop.allocate(WHOLE, "GPU-0", "GPU-1")
+        node.allocate(WHOLE, "GPU-0", "GPU-1")
 
 
-def test_a_card_has_its_numa_node(store: Make, card: Make) -> None:
-    shop = store([EXCLUSIVE], [card(0, numa_node=1), card(1, numa_node=-1), card(2)])
-    devices = shop.tracker.inventory.devices(shop.tracker.entry_of(WHOLE), WHOLE)
+def test_a_card_has_its_numa_node(make_node: Make, card: Make) -> None:
+    node = make_node([EXCLUSIVE], [card(0, numa_node=1), card(1, numa_node=-1), card(2)])
+    devices = node.tracker.inventory.devices(node.tracker.entry_of(WHOLE), WHOLE)
     assert [one.numa_nodes for one in devices] == [(1,), (), ()]
 
 
-def test_each_card_has_its_replicas(store: Make, card: Make) -> None:
-    shop = store([REPLICAS], [card(0), card(1)])
-    assert list(shop.listed(SHARED)) == [share(number, place) for number in range(2) for place in range(4)]
+def test_each_card_has_its_replicas(make_node: Make, card: Make) -> None:
+    node = make_node([REPLICAS], [card(0), card(1)])
+    assert list(node.listed(SHARED)) == [share(number, place) for number in range(2) for place in range(4)]
 
 
-def test_a_second_replica_is_refused_with_the_way_out(store: Make, card: Make) -> None:
-    shop = store([REPLICAS], [card(0), card(1)])
+def test_a_second_replica_is_refused_with_the_way_out(make_node: Make, card: Make) -> None:
+    node = make_node([REPLICAS], [card(0), card(1)])
     with pytest.raises(InvalidRequest, match="refuse_more_than_one = false allows it"):
-        shop.allocate(SHARED, share(0), share(1))
+        node.allocate(SHARED, share(0), share(1))
 
 
-def test_replicas_of_one_card_name_it_once(store: Make, card: Make) -> None:
-    shop = store([REPLICAS | {"refuse_more_than_one": False}], [card(0), card(1)])
-    assert shop.allocate(SHARED, share(0), share(0, 1)).env["NVIDIA_VISIBLE_DEVICES"] == "GPU-0"
+def test_replicas_of_one_card_name_it_once(make_node: Make, card: Make) -> None:
+    node = make_node([REPLICAS | {"refuse_more_than_one": False}], [card(0), card(1)])
+    assert node.allocate(SHARED, share(0), share(0, 1)).env["NVIDIA_VISIBLE_DEVICES"] == "GPU-0"
 
 
 @pytest.mark.parametrize("ids", [[share(9)], [share(0), share(9)], [share(0, 4)], ["GPU-0"], [""], []])
-def test_shares_that_are_not_there_are_refused(ids: list[str], store: Make, card: Make) -> None:
-    shop = store([REPLICAS | {"refuse_more_than_one": False}], [card(0)])
+def test_shares_that_are_not_there_are_refused(ids: list[str], make_node: Make, card: Make) -> None:
+    node = make_node([REPLICAS | {"refuse_more_than_one": False}], [card(0)])
     with pytest.raises(NotFound):
-        shop.allocate(SHARED, *ids)
+        node.allocate(SHARED, *ids)
 
 
-def test_held_shares_stay_listed_when_there_are_fewer(store: Make, card: Make) -> None:
-    shop = store([REPLICAS], [card(0)])
-    shop.held = {SHARED: {"pod": [share(0, 3)], "other": [share(0, 1)]}}
-    shop.configure([REPLICAS | {"replicas": 2}])
+def test_held_shares_stay_listed_when_there_are_fewer(make_node: Make, card: Make) -> None:
+    node = make_node([REPLICAS], [card(0)])
+    node.held = {SHARED: {"pod": [share(0, 3)], "other": [share(0, 1)]}}
+    node.configure([REPLICAS | {"replicas": 2}])
     why = "1 of its allocated replicas exceed the 2 configured now"
-    assert shop.listed(SHARED) == {
+    assert node.listed(SHARED) == {
         share(0): why,
         share(0, 1): "",
         share(0, 3): "its card has fewer units now",

@@ -1,4 +1,4 @@
-"""Random lives in which the administrator, the driver and kubelet change their minds: no card is ever sold twice.
+"""Random lives in which administrator, driver and kubelet change their minds: no card is ever allocated in two ways.
 
 A failing life names its seed; NODEPLUG_GPU_SEED=<seed> runs that one alone.
 """
@@ -45,14 +45,14 @@ CONFIGURATIONS: Sequence[Sequence[Mapping[str, Any]]] = (
 
 class Life:
     def __init__(
-        self, store: Callable[..., Any], card: Callable[..., Any], divided: Callable[..., Any], seed: int
+        self, make_node: Callable[..., Any], card: Callable[..., Any], divided: Callable[..., Any], seed: int
     ) -> None:
         self.random = Random(seed)
         self.card, self.divided = card, divided
         self.truth: dict[str, tuple[str, tuple[str, ...], str, str, int]] = {}
         self.batch = 0
         self.configuration = CONFIGURATIONS[0]
-        self.store = store(self.configuration, [card(number, 8) for number in range(4)])
+        self.node = make_node(self.configuration, [card(number, 8) for number in range(4)])
         self.counts: Counter[str] = Counter()
 
     def step(self) -> None:
@@ -69,7 +69,7 @@ class Life:
         name = self.random.choice(NAMES)
         used = {one for resource, ids, *_ in self.truth.values() if resource == name for one in ids}
         try:
-            healthy = [one for one, reason in self.store.listed(name).items() if not reason and one not in used]
+            healthy = [one for one, reason in self.node.listed(name).items() if not reason and one not in used]
         except StopIteration:  # nobody advertises it at present
             return
         if not healthy:
@@ -81,14 +81,14 @@ class Life:
                 : self.random.randint(1, 5)
             ]
         try:
-            self.store.allocate(name, *ids)
+            self.node.allocate(name, *ids)
         except (PluginError, NotFound) as error:
             if "under its former limits" in str(error):  # its holder has gone and kubelet has not told yet
                 return
             pytest.fail(f"{name} {ids}: {error}")
-        self.store.tracker.allocated(name)
-        entry = self.store.tracker.entry_of(name)
-        size = self.store.tracker.sharings[name].unit * len(ids) if entry.sharing == "memory" else 0
+        self.node.tracker.allocated(name)
+        entry = self.node.tracker.entry_of(name)
+        size = self.node.tracker.sharings[name].unit * len(ids) if entry.sharing == "memory" else 0
         way = f"{entry.sharing} {limits_of(entry)}"
         self.truth[f"pod-{self.counts['grant']}"] = (name, tuple(ids), self._card(ids[0]), way, size)
         self.counts["granted"] += 1
@@ -102,49 +102,49 @@ class Life:
             told: dict[str, dict[str, Sequence[str]]] = {}
             for pod, (name, ids, *_) in self.truth.items():
                 told.setdefault(name, {})[pod] = ids
-            self.store.held = told
-            self.store.look(after=10.0)
+            self.node.held = told
+            self.node.update(after=10.0)
 
     # --- the administrator
 
     def configure(self) -> None:
         self.configuration = self.random.choice(CONFIGURATIONS)
-        self.store.configure(self.configuration)
+        self.node.configure(self.configuration)
 
     def restart(self) -> None:
         if self.random.random() < 0.5:
-            self.store.held = None  # the daemon has not heard of kubelet yet
-        self.store.configure(self.configuration)
+            self.node.held = None  # the daemon has not heard of kubelet yet
+        self.node.configure(self.configuration)
 
     # --- the machine
 
     def vanish(self) -> None:
-        if self.store.cards:
-            self.store.cards.pop(self.random.randrange(len(self.store.cards)))
-            self.store.look(after=1.0)
+        if self.node.cards:
+            self.node.cards.pop(self.random.randrange(len(self.node.cards)))
+            self.node.update(after=1.0)
 
     def come_back(self) -> None:
-        gone = sorted(set(range(4)) - {self._number(card.uuid) for card in self.store.cards})
+        gone = sorted(set(range(4)) - {self._number(card.uuid) for card in self.node.cards})
         if gone:
-            self.store.cards.insert(0, self.card(self.random.choice(gone), 8))
-            self.store.cards.sort(key=lambda card: card.uuid)
-            self.store.look(after=1.0)
+            self.node.cards.insert(0, self.card(self.random.choice(gone), 8))
+            self.node.cards.sort(key=lambda card: card.uuid)
+            self.node.update(after=1.0)
 
     def switch(self) -> None:
         """Switch a card's MIG mode, or divide it anew; NVML refuses that only while a process runs."""
-        if self.store.cards:
-            place = self.random.randrange(len(self.store.cards))
-            number = self._number(self.store.cards[place].uuid)
+        if self.node.cards:
+            place = self.random.randrange(len(self.node.cards))
+            number = self._number(self.node.cards[place].uuid)
             self.batch += 1
             divided = self.divided(number, "1g.10gb", "1g.10gb", batch=f"b{self.batch}-")
-            self.store.cards[place] = self.random.choice((divided, divided, self.card(number, 8)))
-            self.store.look(after=1.0)
+            self.node.cards[place] = self.random.choice((divided, divided, self.card(number, 8)))
+            self.node.update(after=1.0)
 
     def driver(self) -> None:
-        self.store.state = self.random.choice(("running", "running", "absent", "failed"))
-        self.store.look(after=1.0)
-        self.store.state = "running"
-        self.store.look(after=1.0)
+        self.node.state = self.random.choice(("running", "running", "absent", "failed"))
+        self.node.update(after=1.0)
+        self.node.state = "running"
+        self.node.update(after=1.0)
 
     # --- what always holds
 
@@ -155,15 +155,15 @@ class Life:
         for card, held in by_card.items():
             ways = {(name, sharing) for name, _, _, sharing, _ in held}
             assert len(ways) == 1, f"{card} is held in two ways: {sorted(ways)}"
-            assert sum(size for *_, size in held) <= 8 << 30, f"{card} is oversold"
+            assert sum(size for *_, size in held) <= 8 << 30, f"{card} is overcommitted"
             if next(iter(ways))[1].startswith("exclusive"):
                 assert len(held) == 1, f"{card} is held whole by {len(held)}"
-        if self.store.held is None:
+        if self.node.held is None:
             return
         for name, ids, *_ in self.truth.values():
-            told = {one for ids in self.store.held.get(name, {}).values() for one in ids}
+            told = {one for ids in self.node.held.get(name, {}).values() for one in ids}
             if any(name in _names(entry) for entry in self.configuration) and set(ids) <= told:
-                assert set(ids) <= self.store.listed(name).keys(), f"{ids} of {name} are held and not listed"
+                assert set(ids) <= self.node.listed(name).keys(), f"{ids} of {name} are held and not listed"
 
     def _card(self, name: str) -> str:
         return next(
@@ -180,12 +180,14 @@ def _names(entry: Mapping[str, Any]) -> tuple[str, ...]:
     return (entry.get("resource", MEM),)
 
 
-def test_no_card_is_advertised_twice_in_any_life_of_changes(store: Any, card: Any, divided: Any, tmp_path: Any) -> None:
+def test_no_card_is_advertised_twice_in_any_life_of_changes(
+    make_node: Any, card: Any, divided: Any, tmp_path: Any
+) -> None:
     counts: Counter[str] = Counter()
     for seed in [int(SEED)] if SEED else range(LIVES):
         for file in tmp_path.glob("*.*"):
             file.unlink()
-        life = Life(store, card, divided, seed)
+        life = Life(make_node, card, divided, seed)
         try:
             for _ in range(STEPS):
                 life.step()

@@ -127,13 +127,13 @@ class Life:
     async def vanish(self) -> None:
         if self.node.present:
             self.node.present.discard(self.random.choice(sorted(self.node.present)))
-            self.node.look()
+            self.node.update()
 
     async def come_back(self) -> None:
         gone = sorted(self.node.all - self.node.present)
         if gone:
             self.node.present.add(self.random.choice(gone))
-            self.node.look()
+            self.node.update()
 
     async def fall_ill(self) -> None:
         if self.node.present:

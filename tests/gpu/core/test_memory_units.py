@@ -26,8 +26,8 @@ def units(card: Card, count: int) -> list[str]:
     return [f"{card_key(card.uuid)}-{number}" for number in range(count)]
 
 
-def size(store: Any) -> int:
-    return int(store.tracker.sharings[MEM].unit)
+def size(node: Any) -> int:
+    return int(node.tracker.sharings[MEM].unit)
 
 
 @pytest.mark.parametrize(
@@ -35,38 +35,38 @@ def size(store: Any) -> int:
     [("1Gi", "0", 16, 16), ("1Gi", "512Mi", 16, 15), ("512Mi", "0", 15, 30), ("3Gi", "0", 16, 5), ("16Gi", "0", 16, 1)],
 )
 def test_a_card_has_as_many_units_as_fit(
-    unit: str, reserve: str, gib: int, count: int, store: Make, card: Make
+    unit: str, reserve: str, gib: int, count: int, make_node: Make, card: Make
 ) -> None:
-    shop = store([entry(unit=unit, reserve=reserve)], [card(0, gib)])
-    assert list(shop.listed()) == units(card(0), count)
+    node = make_node([entry(unit=unit, reserve=reserve)], [card(0, gib)])
+    assert list(node.listed()) == units(card(0), count)
 
 
-def test_cards_of_different_sizes_have_units_of_their_own(store: Make, card: Make) -> None:
-    shop = store([entry()], [card(0, 8), card(1, 24)])
-    assert list(shop.listed()) == [*units(card(0), 8), *units(card(1), 24)]
+def test_cards_of_different_sizes_have_units_of_their_own(make_node: Make, card: Make) -> None:
+    node = make_node([entry()], [card(0, 8), card(1, 24)])
+    assert list(node.listed()) == [*units(card(0), 8), *units(card(1), 24)]
 
 
 @pytest.mark.parametrize("more", [{"unit": "32Gi"}, {"reserve": "16Gi"}, {"reserve": "1000Gi"}])
-def test_a_unit_for_which_no_card_has_room_is_explained(more: dict[str, str], store: Make, card: Make) -> None:
-    why = store([entry(**more)], [card(0)]).why_nothing(MEM)
+def test_a_unit_for_which_no_card_has_room_is_explained(more: dict[str, str], make_node: Make, card: Make) -> None:
+    why = make_node([entry(**more)], [card(0)]).why_nothing(MEM)
     assert "the largest card has 16384 MiB" in why
     assert "choose a smaller unit or reserve" in why
 
 
 @pytest.mark.parametrize("memory", [0, -1, 1 << 62])
-def test_nonsense_from_the_driver_makes_no_list_that_cannot_be_sent(memory: int, store: Make, card: Make) -> None:
-    shop = store([entry()], [card(0), card(1, memory=memory)])
-    devices = shop.tracker.inventory.devices(shop.tracker.entry_of(MEM), MEM)
+def test_nonsense_from_the_driver_makes_no_list_that_cannot_be_sent(memory: int, make_node: Make, card: Make) -> None:
+    node = make_node([entry()], [card(0), card(1, memory=memory)])
+    devices = node.tracker.inventory.devices(node.tracker.entry_of(MEM), MEM)
     assert worst_case_size(devices) <= LIST_LIMIT
 
 
 def test_one_mebibyte_on_eight_large_cards_is_made_coarser_with_a_plain_message(
-    store: Make, card: Make, caplog: pytest.LogCaptureFixture
+    make_node: Make, card: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
-    shop = store([entry(unit="1Mi", max_units_per_card=16000)], [card(n, 80) for n in range(8)])
-    assert 20 * MIB < size(shop) < 22 * MIB
-    encode_list(MEM, shop.tracker.inventory.devices(shop.tracker.entry_of(MEM), MEM))
-    assert f"aliyun.com/gpu-mem: a unit is {size(shop) >> 20} MiB, not 1 MiB: there would be more than" in caplog.text
+    node = make_node([entry(unit="1Mi", max_units_per_card=16000)], [card(n, 80) for n in range(8)])
+    assert 20 * MIB < size(node) < 22 * MIB
+    encode_list(MEM, node.tracker.inventory.devices(node.tracker.entry_of(MEM), MEM))
+    assert f"aliyun.com/gpu-mem: a unit is {size(node) >> 20} MiB, not 1 MiB: there would be more than" in caplog.text
 
 
 @pytest.mark.parametrize("most", [1, 7, 2000, 16000])
@@ -85,69 +85,69 @@ def test_the_unit_is_the_smallest_multiple_that_keeps_the_list_short(most: int, 
     assert unit == MIB or not fits(unit - MIB)
 
 
-def test_a_unit_keeps_its_size_while_units_are_held(store: Make, card: Make) -> None:
-    shop = store([entry()], [card(0)])
-    shop.held = {MEM: {"pod": units(card(0), 3)}}
+def test_a_unit_keeps_its_size_while_units_are_held(make_node: Make, card: Make) -> None:
+    node = make_node([entry()], [card(0)])
+    node.held = {MEM: {"pod": units(card(0), 3)}}
     for _ in range(2):
-        shop.configure([entry(unit="512Mi")])
-        shop.wait()
-        assert size(shop) == GIB
-        assert list(shop.listed()) == units(card(0), 16)
+        node.configure([entry(unit="512Mi")])
+        node.wait()
+        assert size(node) == GIB
+        assert list(node.listed()) == units(card(0), 16)
 
 
-def test_a_unit_keeps_its_size_while_kubelet_does_not_tell(store: Make, card: Make) -> None:
-    shop = store([entry()], [card(0)])
-    shop.held = None
-    shop.configure([entry(unit="512Mi")])
-    shop.wait()
-    assert size(shop) == GIB
+def test_a_unit_keeps_its_size_while_kubelet_does_not_tell(make_node: Make, card: Make) -> None:
+    node = make_node([entry()], [card(0)])
+    node.held = None
+    node.configure([entry(unit="512Mi")])
+    node.wait()
+    assert size(node) == GIB
 
 
-def test_a_unit_changes_its_size_when_nothing_was_held_for_a_minute(store: Make, card: Make) -> None:
-    shop = store([entry()], [card(0)])
-    shop.held = {MEM: {"pod": units(card(0), 3)}}
-    shop.configure([entry(unit="512Mi")])
-    shop.held = {}
-    shop.look(after=50.0)
-    assert size(shop) == GIB
-    shop.wait()
-    assert size(shop) == 512 * MIB
-    assert list(shop.listed()) == units(card(0), 32)
+def test_a_unit_changes_its_size_when_nothing_was_held_for_a_minute(make_node: Make, card: Make) -> None:
+    node = make_node([entry()], [card(0)])
+    node.held = {MEM: {"pod": units(card(0), 3)}}
+    node.configure([entry(unit="512Mi")])
+    node.held = {}
+    node.update(after=50.0)
+    assert size(node) == GIB
+    node.wait()
+    assert size(node) == 512 * MIB
+    assert list(node.listed()) == units(card(0), 32)
 
 
-def test_a_grant_that_kubelet_has_not_told_yet_keeps_the_size(store: Make, card: Make) -> None:
-    shop = store([entry()], [card(0)])
-    shop.configure([entry(unit="512Mi")])
-    shop.look(after=50.0)
-    shop.tracker.allocated(MEM)
-    shop.look(after=20.0)
-    assert size(shop) == GIB
+def test_an_allocation_that_kubelet_has_not_reported_yet_keeps_the_size(make_node: Make, card: Make) -> None:
+    node = make_node([entry()], [card(0)])
+    node.configure([entry(unit="512Mi")])
+    node.update(after=50.0)
+    node.tracker.allocated(MEM)
+    node.update(after=20.0)
+    assert size(node) == GIB
 
 
-def test_units_grow_for_a_larger_card_that_comes_when_nothing_is_held(store: Make, card: Make) -> None:
-    shop = store([entry(unit="1Mi", max_units_per_card=1000)], [card(0, 1)])
-    assert size(shop) == 2 * MIB
-    shop.cards.append(card(1, 80))
-    shop.held = {MEM: {"pod": units(card(0), 1)}}
-    shop.wait()
-    assert size(shop) == 2 * MIB
-    shop.held = {}
-    shop.wait()
-    assert size(shop) == 82 * MIB
+def test_units_grow_for_a_larger_card_that_comes_when_nothing_is_held(make_node: Make, card: Make) -> None:
+    node = make_node([entry(unit="1Mi", max_units_per_card=1000)], [card(0, 1)])
+    assert size(node) == 2 * MIB
+    node.cards.append(card(1, 80))
+    node.held = {MEM: {"pod": units(card(0), 1)}}
+    node.wait()
+    assert size(node) == 2 * MIB
+    node.held = {}
+    node.wait()
+    assert size(node) == 82 * MIB
 
 
 # --- what a container gets ------------------------------------------------------------------------------------------
 
 
-def test_units_of_two_cards_are_refused_with_the_numbers(store: Make, card: Make) -> None:
-    shop = store([entry()], [card(0, 4), card(1, 7)])
+def test_units_of_two_cards_are_refused_with_the_numbers(make_node: Make, card: Make) -> None:
+    node = make_node([entry()], [card(0, 4), card(1, 7)])
     free = tuple(map(DeviceId, [*units(card(0), 4), *units(card(1), 7)]))
-    sharing = shop.tracker.sharings[MEM]
+    sharing = node.tracker.sharings[MEM]
     sharing.prefer(
-        DevicePrefer(resource=MEM, available=free, must_include=(), size=10), shop.tracker.inventory.pools[MEM]
+        DevicePrefer(resource=MEM, available=free, must_include=(), size=10), node.tracker.inventory.pools[MEM]
     )
     with pytest.raises(Exhausted) as caught:
-        shop.allocate(MEM, *units(card(0), 4), *units(card(1), 6))
+        node.allocate(MEM, *units(card(0), 4), *units(card(1), 6))
     wanted = f"10 units of {MEM} wanted on one card, the largest free card has 7: GPU-1"
     assert caught.value.message == wanted
 
@@ -163,35 +163,35 @@ def test_units_of_two_cards_are_refused_with_the_numbers(store: Make, card: Make
         (["{key}-\u0663"], "is not among the 16 units"),
     ],
 )
-def test_ids_that_are_not_there_are_named(ids: list[str], words: str, store: Make, card: Make) -> None:
+def test_ids_that_are_not_there_are_named(ids: list[str], words: str, make_node: Make, card: Make) -> None:
     with pytest.raises(NotFound, match=words):
-        store([entry()], [card(0)]).allocate(MEM, *(one.format(key=card_key(card(0).uuid)) for one in ids))
+        make_node([entry()], [card(0)]).allocate(MEM, *(one.format(key=card_key(card(0).uuid)) for one in ids))
 
 
-def test_twenty_thousand_ids_of_one_card_are_granted(store: Make, card: Make) -> None:
-    shop = store([entry(unit="1Mi", max_units_per_card=16000)], [card(0, 15)])
-    ids = list(shop.listed())
+def test_twenty_thousand_ids_of_one_card_are_allocated(make_node: Make, card: Make) -> None:
+    node = make_node([entry(unit="1Mi", max_units_per_card=16000)], [card(0, 15)])
+    ids = list(node.listed())
     assert len(ids) == 15360
-    grant = shop.allocate(MEM, *ids)
+    grant = node.allocate(MEM, *ids)
     assert grant.env["NODEPLUG_GPU_MEMORY_BYTES"] == str(15 * GIB)
 
 
-def test_twenty_thousand_foreign_ids_are_refused(store: Make, card: Make) -> None:
+def test_twenty_thousand_foreign_ids_are_refused(make_node: Make, card: Make) -> None:
     with pytest.raises(NotFound):
-        store([entry()], [card(0)]).allocate(MEM, *(f"ffffffff-{number}" for number in range(20_000)))
+        make_node([entry()], [card(0)]).allocate(MEM, *(f"ffffffff-{number}" for number in range(20_000)))
 
 
-def test_a_card_that_fell_ill_after_the_list_is_not_granted(store: Make, card: Make) -> None:
-    shop = store([entry()], [card(0)])
-    del shop.cards[0]
-    shop.look()
+def test_a_card_that_became_unhealthy_after_the_list_is_not_allocated(make_node: Make, card: Make) -> None:
+    node = make_node([entry()], [card(0)])
+    del node.cards[0]
+    node.update()
     with pytest.raises(NotReady, match="GPU-0 cannot be allocated: it is no longer present"):
-        shop.allocate(MEM, *units(card(0), 1))
+        node.allocate(MEM, *units(card(0), 1))
 
 
-def test_the_counting_resource_lists_cards_and_refuses_to_be_allocated(store: Make, card: Make) -> None:
-    shop = store([entry()], [card(0), card(1)])
-    names: Mapping[str, str] = shop.listed(COUNT)
+def test_the_counting_resource_lists_cards_and_refuses_to_be_allocated(make_node: Make, card: Make) -> None:
+    node = make_node([entry()], [card(0), card(1)])
+    names: Mapping[str, str] = node.listed(COUNT)
     assert list(names) == [f"count-{card_key(card(n).uuid)}" for n in range(2)]
-    with pytest.raises(InvalidRequest, match=f"ask for {MEM} instead"):
-        shop.allocate(COUNT, *names)
+    with pytest.raises(InvalidRequest, match=f"request {MEM} instead"):
+        node.allocate(COUNT, *names)

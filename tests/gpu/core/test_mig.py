@@ -19,84 +19,84 @@ MIXED = {"sharing": "mig", "strategy": "mixed", "profiles": {"1g.10gb": MIG, "3g
 SMALL, BIG = "1g.10gb", "3g.40gb"
 
 
-def test_each_instance_is_a_device(store: Make, divided: Make) -> None:
-    shop = store([SINGLE], [divided(0, SMALL, SMALL)])
-    assert shop.listed(MIG) == {"MIG-0-a0": "", "MIG-0-a1": ""}
-    assert shop.allocate(MIG, "MIG-0-a1").env["NVIDIA_VISIBLE_DEVICES"] == "MIG-0-a1"
+def test_each_instance_is_a_device(make_node: Make, divided: Make) -> None:
+    node = make_node([SINGLE], [divided(0, SMALL, SMALL)])
+    assert node.listed(MIG) == {"MIG-0-a0": "", "MIG-0-a1": ""}
+    assert node.allocate(MIG, "MIG-0-a1").env["NVIDIA_VISIBLE_DEVICES"] == "MIG-0-a1"
 
 
-def test_single_with_two_profiles_sells_nothing_and_names_them(store: Make, divided: Make) -> None:
-    why = store([SINGLE], [divided(0, SMALL, BIG)]).why_nothing(MIG)
+def test_single_with_two_profiles_advertises_nothing_and_names_them(make_node: Make, divided: Make) -> None:
+    why = make_node([SINGLE], [divided(0, SMALL, BIG)]).why_nothing(MIG)
     assert "strategy 'single' needs one profile, there are 1g.10gb, 3g.40gb" in why
 
 
-def test_mixed_sells_each_profile_under_its_name(store: Make, divided: Make) -> None:
-    shop = store([MIXED], [divided(0, SMALL, BIG, "7g.80gb")])
-    assert (list(shop.listed(MIG)), list(shop.listed(LARGE))) == (["MIG-0-a0"], ["MIG-0-a1"])
-    notes = shop.tracker.sharings[MIG].unadvertised(shop.tracker.inventory.pools[MIG])
+def test_mixed_advertises_each_profile_under_its_name(make_node: Make, divided: Make) -> None:
+    node = make_node([MIXED], [divided(0, SMALL, BIG, "7g.80gb")])
+    assert (list(node.listed(MIG)), list(node.listed(LARGE))) == (["MIG-0-a0"], ["MIG-0-a1"])
+    notes = node.tracker.sharings[MIG].unadvertised(node.tracker.inventory.pools[MIG])
     assert notes == ["instances of profile 7g.80gb are not advertised: `profiles` has no resource for it"]
 
 
-def test_cards_without_mig_go_to_the_other_entries(store: Make, card: Make, divided: Make) -> None:
-    shop = store([{"sharing": "memory"}, SINGLE], [card(0), divided(1, SMALL)])
-    assert len(shop.listed()) == 16
-    assert list(shop.listed(MIG)) == ["MIG-1-a0"]
+def test_cards_without_mig_go_to_the_other_entries(make_node: Make, card: Make, divided: Make) -> None:
+    node = make_node([{"sharing": "memory"}, SINGLE], [card(0), divided(1, SMALL)])
+    assert len(node.listed()) == 16
+    assert list(node.listed(MIG)) == ["MIG-1-a0"]
 
 
-def test_an_instance_that_was_destroyed_is_not_granted(store: Make, divided: Make) -> None:
-    shop = store([SINGLE], [divided(0, SMALL, SMALL)])
+def test_an_instance_that_was_destroyed_is_not_allocated(make_node: Make, divided: Make) -> None:
+    node = make_node([SINGLE], [divided(0, SMALL, SMALL)])
     with pytest.raises(NotFound, match="MIG-0-a9 is not among the instances"):
-        shop.allocate(MIG, "MIG-0-a0", "MIG-0-a9")
+        node.allocate(MIG, "MIG-0-a0", "MIG-0-a9")
 
 
-def test_an_instance_that_was_destroyed_while_held_stays_listed(store: Make, divided: Make) -> None:
-    shop = store([SINGLE], [divided(0, SMALL, SMALL)])
-    shop.held = {MIG: {"pod": ["MIG-0-a1"]}}
-    shop.cards[0] = divided(0, SMALL, batch="b")
-    shop.wait()
-    assert shop.listed(MIG) == {"MIG-0-b0": "", "MIG-0-a1": "it is no longer present"}
-    shop.configure([SINGLE])
-    assert shop.listed(MIG) == {"MIG-0-b0": "", "MIG-0-a1": "it is no longer present"}
+def test_an_instance_that_was_destroyed_while_held_stays_listed(make_node: Make, divided: Make) -> None:
+    node = make_node([SINGLE], [divided(0, SMALL, SMALL)])
+    node.held = {MIG: {"pod": ["MIG-0-a1"]}}
+    node.cards[0] = divided(0, SMALL, batch="b")
+    node.wait()
+    assert node.listed(MIG) == {"MIG-0-b0": "", "MIG-0-a1": "it is no longer present"}
+    node.configure([SINGLE])
+    assert node.listed(MIG) == {"MIG-0-b0": "", "MIG-0-a1": "it is no longer present"}
 
 
-def test_the_last_instance_that_was_destroyed_while_held_stays_listed(store: Make, divided: Make) -> None:
-    shop = store([SINGLE], [divided(0, SMALL)])
-    shop.held = {MIG: {"pod": ["MIG-0-a0"]}}
-    shop.cards[0] = divided(0)
-    shop.look()
-    assert shop.listed(MIG) == {"MIG-0-a0": "it is no longer present"}
+def test_the_last_instance_that_was_destroyed_while_held_stays_listed(make_node: Make, divided: Make) -> None:
+    node = make_node([SINGLE], [divided(0, SMALL)])
+    node.held = {MIG: {"pod": ["MIG-0-a0"]}}
+    node.cards[0] = divided(0)
+    node.update()
+    assert node.listed(MIG) == {"MIG-0-a0": "it is no longer present"}
 
 
-def test_units_that_are_held_stay_listed_when_their_card_is_divided(store: Make, card: Make, divided: Make) -> None:
-    shop = store([{"sharing": "memory"}, SINGLE], [card(0)])
+def test_units_that_are_held_stay_listed_when_their_card_is_divided(make_node: Make, card: Make, divided: Make) -> None:
+    node = make_node([{"sharing": "memory"}, SINGLE], [card(0)])
     unit = f"{card_key(card(0).uuid)}-0"
-    shop.held = {MEM: {"pod": [unit]}}
-    shop.cards[0] = divided(0, SMALL)
-    shop.wait()
-    assert shop.listed()[unit] == "it is advertised as nvidia.com/mig now"
-    assert shop.listed(MIG) == {
+    node.held = {MEM: {"pod": [unit]}}
+    node.cards[0] = divided(0, SMALL)
+    node.wait()
+    assert node.listed()[unit] == "it is advertised as nvidia.com/mig now"
+    assert node.listed(MIG) == {
         "MIG-0-a0": "it was advertised as aliyun.com/gpu-mem (memory), and it is allocated to default/pod"
     }
-    shop.held = {}
-    shop.wait()
-    assert shop.listed() == {}
-    assert shop.listed(MIG) == {"MIG-0-a0": ""}
+    node.held = {}
+    node.wait()
+    assert node.listed() == {}
+    assert node.listed(MIG) == {"MIG-0-a0": ""}
 
 
 def test_instances_that_are_held_stay_listed_when_their_card_becomes_whole(
-    store: Make, card: Make, divided: Make
+    make_node: Make, card: Make, divided: Make
 ) -> None:
-    shop = store([{"sharing": "memory"}, SINGLE], [divided(0, SMALL)])
-    shop.held = {MIG: {"pod": ["MIG-0-a0"]}}
-    shop.cards[0] = card(0, 80)
-    shop.wait()
-    assert shop.listed(MIG)["MIG-0-a0"] == "it is advertised as aliyun.com/gpu-mem now"
-    assert all(shop.listed().values())
+    node = make_node([{"sharing": "memory"}, SINGLE], [divided(0, SMALL)])
+    node.held = {MIG: {"pod": ["MIG-0-a0"]}}
+    node.cards[0] = card(0, 80)
+    node.wait()
+    assert node.listed(MIG)["MIG-0-a0"] == "it is advertised as aliyun.com/gpu-mem now"
+    assert all(node.listed().values())
 
 
-def test_a_card_that_is_divided_is_no_longer_served_by_mps(store: Make, card: Make, divided: Make) -> None:
-    shop = store([{"sharing": "memory", "mps": {}}], [card(0), card(1)])
-    shop.held = {MEM: {"pod": [f"{card_key(card(0).uuid)}-0"]}}
+def test_a_card_that_is_divided_is_no_longer_served_by_mps(make_node: Make, card: Make, divided: Make) -> None:
+    node = make_node([{"sharing": "memory", "mps": {}}], [card(0), card(1)])
+    node.held = {MEM: {"pod": [f"{card_key(card(0).uuid)}-0"]}}
     kept: list[set[str]] = []
 
     class Daemons(MpsDaemons):
@@ -106,11 +106,11 @@ def test_a_card_that_is_divided_is_no_longer_served_by_mps(store: Make, card: Ma
             held: Callable[[Uuid], bool] = lambda _: False,
             cards: Iterable[Card] = (),
         ) -> None:
-            assert not held(Uuid("GPU-0")) or not shop.tracker.inventory.snapshot.cards[0].mig
+            assert not held(Uuid("GPU-0")) or not node.tracker.inventory.snapshot.cards[0].mig
             kept.append(set(wanted))
 
-    reconciler = MpsReconciler(Daemons(shop.tracker.host, Path("/"), lambda: None), shop.config)
-    reconciler.reconcile(shop.tracker.inventory)
-    shop.cards[0] = divided(0, SMALL)
-    reconciler.reconcile(shop.look())
+    reconciler = MpsReconciler(Daemons(node.tracker.host, Path("/"), lambda: None), node.config)
+    reconciler.reconcile(node.tracker.inventory)
+    node.cards[0] = divided(0, SMALL)
+    reconciler.reconcile(node.update())
     assert kept == [{"GPU-0", "GPU-1"}, {"GPU-1"}]

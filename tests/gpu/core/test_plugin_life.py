@@ -149,7 +149,7 @@ def test_a_start_that_failed_can_be_repeated_on_the_same_instance(stage: Stage) 
         plugin.health()
 
 
-def test_a_repeated_start_offers_cards_as_the_first_would_have(stage: Stage) -> None:
+def test_a_repeated_start_advertises_cards_as_the_first_would_have(stage: Stage) -> None:
     plugin = stage.plugin()
     (stage.folder / "journal").touch()
     plugin.start()
@@ -178,7 +178,7 @@ def test_stop_during_start_ends_it(stage: Stage, monkeypatch: pytest.MonkeyPatch
     assert own_threads() == set()
 
 
-def test_a_look_before_start_has_returned_is_taken_in(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_snapshot_before_start_has_returned_is_used(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     start = SimulatedDriver.start
 
     def looks_at_once(driver: SimulatedDriver, observer: Observer) -> None:
@@ -239,7 +239,7 @@ def test_every_change_of_a_card_asks_the_daemon_for_a_new_list(stage: Stage) -> 
     until(lambda: MEM in stage.refreshed)
 
 
-def test_looks_without_a_change_ask_for_nothing(stage: Stage) -> None:
+def test_updates_without_a_change_ask_for_nothing(stage: Stage) -> None:
     plugin = stage.plugin()
     plugin.start()
     stage.refreshed.clear()
@@ -249,7 +249,7 @@ def test_looks_without_a_change_ask_for_nothing(stage: Stage) -> None:
     assert stage.refreshed == []
 
 
-def test_a_look_that_fails_leaves_the_last_one(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_update_that_fails_leaves_the_last_one(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
     plugin = stage.plugin()
     plugin.start()
 
@@ -261,7 +261,7 @@ def test_a_look_that_fails_leaves_the_last_one(stage: Stage, caplog: pytest.LogC
     assert len(devices(plugin)) == 4
 
 
-def test_a_follower_that_fails_holds_up_no_other(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_reconciler_that_fails_holds_up_no_other(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
     followed = threading.Event()
 
     class Broken:
@@ -283,7 +283,7 @@ def test_a_follower_that_fails_holds_up_no_other(stage: Stage, caplog: pytest.Lo
     assert len(devices(plugin)) == 4
 
 
-def test_the_log_says_why_a_card_is_not_offered(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_log_says_why_a_card_is_not_allocatable(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     first = stage.plugin()
     first.start()
@@ -293,7 +293,7 @@ def test_the_log_says_why_a_card_is_not_offered(stage: Stage, caplog: pytest.Log
     assert f"GPU-0000 is not allocatable as {WHOLE}: it was advertised as {MEM} (memory)" in caplog.text
 
 
-def test_a_slow_driver_is_waited_for_where_cards_were_sold(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_driver_is_waited_for_where_cards_were_advertised(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     first = stage.plugin()
     first.start()
     first.stop()
@@ -312,7 +312,7 @@ def test_a_slow_driver_is_waited_for_where_cards_were_sold(stage: Stage, monkeyp
     assert [one.healthy for one in second.device_list(DeviceList(resource=MEM))] == [True] * 4
 
 
-def test_a_card_that_is_not_offered_is_counted_so(stage: Stage) -> None:
+def test_a_card_that_is_not_allocatable_is_counted_so(stage: Stage) -> None:
     plugin = stage.plugin()
     plugin.start()
 
@@ -336,7 +336,7 @@ def test_an_instance_that_was_prepared_lists_its_cards_as_soon_as_it_has_started
     assert [one.healthy for one in plugin.device_list(DeviceList(resource=MEM))] == [True] * 4
 
 
-def test_an_instance_that_prepares_follows_nothing_and_sells_nothing(stage: Stage) -> None:
+def test_an_instance_that_prepares_follows_nothing_and_advertises_nothing(stage: Stage) -> None:
     plugin = stage.plugin([MEMORY | {"access": {"cdi": "field", "cdi_folder": str(stage.folder / "cdi")}}])
     plugin.prepare()
     assert not (stage.folder / "cdi").exists()
@@ -380,7 +380,7 @@ exec sleep 600
         folders.unmount_below(tmp_path)
 
 
-def test_a_card_whose_cdi_spec_cannot_be_written_is_not_offered_and_readyz_says_why(
+def test_a_card_whose_cdi_spec_cannot_be_written_is_not_allocatable_and_readyz_says_why(
     stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dev, folder = tmp_path / "dev", tmp_path / "cdi"

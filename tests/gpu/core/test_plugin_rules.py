@@ -1,4 +1,4 @@
-"""The plugin keeps every rule that its callers rely on, with each way to sell cards."""
+"""The plugin keeps every rule that its callers rely on, with each way to share cards."""
 
 from typing import Any
 
@@ -17,6 +17,6 @@ WAYS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_every_way_to_sell_cards_keeps_every_rule(way: str) -> None:
+def test_every_way_to_share_cards_keeps_every_rule(way: str) -> None:
     cards = [{"memory": "80Gi", "mig": ["1g.10gb", "1g.10gb"]}] if way == "mig" else CARDS
     conformance(Gpu, {"driver": "simulated", "simulated": cards, "resources": [WAYS[way]]}).check()

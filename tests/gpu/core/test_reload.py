@@ -132,7 +132,7 @@ def test_an_exchange_leaves_stream_units_and_mps_as_they_are(node: ScratchNode) 
         folders.unmount_below(node.root)
 
 
-def test_a_reload_that_would_sell_a_card_twice_changes_nothing(node: ScratchNode) -> None:
+def test_a_reload_that_would_advertise_a_card_twice_changes_nothing(node: ScratchNode) -> None:
     twice = (
         '[[plugins.gpu.config.resources]]\nsharing = "memory"\ncards = { index = [0, 1] }\n'
         f'[[plugins.gpu.config.resources]]\nsharing = "exclusive"\nresource = "{WHOLE}"\ncards = {{ model = ["*"] }}\n'
@@ -152,7 +152,7 @@ def test_a_reload_that_would_sell_a_card_twice_changes_nothing(node: ScratchNode
     run(story)
 
 
-def test_a_card_that_moves_to_another_resource_is_not_sold_while_a_pod_holds_it(node: ScratchNode) -> None:
+def test_a_card_that_moves_to_another_resource_is_not_advertised_while_a_pod_holds_it(node: ScratchNode) -> None:
     moved = f'[[plugins.gpu.config.resources]]\nsharing = "exclusive"\nresource = "{WHOLE}"\n'
 
     async def story() -> None:

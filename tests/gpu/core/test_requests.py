@@ -73,7 +73,7 @@ def test_every_bad_request_gets_a_plain_error(short_path: Path) -> None:
                 assert found[0] == code, found
                 assert words in found[1]
             assert (
-                "ask for aliyun.com/gpu-mem instead"
+                "request aliyun.com/gpu-mem instead"
                 in (await refused(kubelet, list(kubelet.resources[COUNT].reported)[:1], COUNT))[1]
             )
             file = next(path for path in node.root.rglob("gpu") if "run" in path.parts) / "simulated-faults.json"

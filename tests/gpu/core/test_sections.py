@@ -1,4 +1,4 @@
-"""Two sections of one daemon that look at the same cards: no card is sold by both."""
+"""Two sections of one daemon that look at the same cards: no card is advertised by both."""
 
 import logging
 import time
@@ -64,7 +64,7 @@ def reasons(plugin: Gpu, resource: ResourceName) -> Mapping[str, str]:
     return {one.id: one.reason for one in devices(plugin, resource)}
 
 
-def test_a_card_that_another_section_sells_is_not_sold_again_and_both_are_named(node: Node) -> None:
+def test_a_card_that_another_section_advertises_is_not_advertised_again_and_both_are_named(node: Node) -> None:
     node.start("gpu", MEMORY | {"cards": {"index": [0]}})
     second = node.start("cards", EXCLUSIVE)
     assert reasons(second, WHOLE) == {"GPU-1111": ""}
@@ -116,7 +116,7 @@ def test_a_section_that_has_ended_leaves_its_cards_to_another(node: Node) -> Non
 
 
 @pytest.mark.usefixtures("no_wait")
-def test_a_card_that_containers_hold_by_a_section_that_has_ended_is_not_sold_anew(node: Node) -> None:
+def test_a_card_that_containers_hold_by_a_section_that_has_ended_is_not_advertised_anew(node: Node) -> None:
     first = node.start("gpu", MEMORY)
     (unit, *_) = (one.id for one in devices(first, MEM))
     node.held = [Holding(resource=MEM, ids=(DeviceId(unit),), namespace="default", pod="pod", container="main")]
@@ -126,7 +126,7 @@ def test_a_card_that_containers_hold_by_a_section_that_has_ended_is_not_sold_ane
     assert f"it was advertised as {MEM} (memory), and it is allocated to default/pod" in reasons(other, WHOLE).values()
 
 
-def test_a_card_that_a_section_gave_up_and_containers_hold_is_not_sold_by_another(node: Node) -> None:
+def test_a_card_that_a_section_gave_up_and_containers_hold_is_not_advertised_by_another(node: Node) -> None:
     first = node.start("gpu", MEMORY)
     (unit, *_) = (one.id for one in devices(first, MEM))
     node.held = [Holding(resource=MEM, ids=(DeviceId(unit),), namespace="default", pod="pod", container="main")]

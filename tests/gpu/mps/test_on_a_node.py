@@ -84,7 +84,7 @@ def test_nothing_stays_mounted_when_mps_is_switched_off(node: ScratchNode, drive
     run(story, node)
 
 
-def test_memory_stays_mounted_while_a_pod_holds_the_card_that_is_sold_without_mps_next(
+def test_memory_stays_mounted_while_a_pod_holds_the_card_that_is_shared_without_mps_next(
     node: ScratchNode, driver_root: Path
 ) -> None:
     async def story(kubelet: Kubelet) -> None:

@@ -325,7 +325,7 @@ def test_another_size_waits_until_no_container_holds_the_card(daemons: Make, sho
 
 
 @pytest.mark.node
-def test_a_card_whose_memory_somebody_unmounted_is_not_offered_and_says_so(daemons: Make, short_path: Path) -> None:
+def test_a_card_whose_memory_somebody_unmounted_is_not_allocatable_and_says_so(daemons: Make, short_path: Path) -> None:
     one = daemons()
     serve(one, CARD)
     unmount(str(Folders.of(short_path, CARD.uuid).shm))
