@@ -102,6 +102,7 @@ def node(disk: Path, short_path: Path, tmp_path: Path) -> Iterator[ScratchNode]:
         short_path, '[plugins.net]\nuses = "net:Net"\n', supervisor=supervisor, env={"PYTHONPATH": str(tmp_path)}
     )
     made.start()
+    until((made.paths.cni_bin / "nodeplug-net").exists)  # a slow installation goes on behind the start
     yield made
     # A thread that a disk holds keeps even a killed process: thaw first.
     for folder in (disk, made.paths.attachments):
@@ -319,7 +320,7 @@ def test_a_pods_volume_goes_while_the_disk_of_its_records_is_frozen_and_they_go_
     assert node.status()["volumes"] == []
     thaw(disk)
     until(lambda: volume_records(node) == [])
-    volumes.mount(POD, DATA)
+    volumes.mount_until(POD, DATA, 8)  # what was held back is written first, and a loaded disk may take its time
     assert volume_records(node)
 
 

@@ -40,7 +40,9 @@ def test_the_daemon_learns_who_holds_a_device(lab: Lab, difference: Difference) 
 
 def test_data_is_there_after_the_pod_is_replaced(lab: Lab, difference: Difference, volumes: Volumes) -> None:
     lab.run("writer", "echo kept > /data/file", volumes=volumes)
-    lab.kubelet.wait_for("the file", lambda: "file" in lab.kubelet.execute("writer", "/bin/ls", "/data"))
+    # A shell makes the file before it writes.
+    read = "/bin/sh", "-c", "cat /data/file || true"
+    lab.kubelet.wait_for("the data", lambda: lab.kubelet.execute("writer", *read) == "kept\n")
     lab.kubelet.drop("writer")
     lab.run("reader", volumes=volumes)
     assert lab.kubelet.execute("reader", "/bin/cat", "/data/file") == "kept\n"
