@@ -42,7 +42,9 @@ def test_a_request_is_refused_at_its_deadline_once_the_start_has_failed() -> Non
         binding.hold()
         waiting = asyncio.create_task(binding.settled(0.01))
         await asyncio.sleep(0.1)
-        binding.give_up(route(), "no driver")
+        failed = route()
+        failed.slot.enter("failed", "no driver")
+        binding.give_up(failed)
         with pytest.raises(TryAgain, match=r"does not serve example.com/card after .* no driver"):
             await waiting
 

@@ -1,7 +1,7 @@
 """Which plugin answers for a resource at present.
 
 Owns: the route to it, and the time between two instances of it: from `hold` until the new one has listed once.
-Refuses: lists, sockets, plugins' lives.
+Refuses: lists, sockets, plugins' lives, and to know why a plugin does not serve (its slot says so).
 """
 
 import asyncio
@@ -25,12 +25,12 @@ class Binding:
     Attributes:
         route: the plugin that owns the resource.
         held: no instance of the plugin serves at present; nothing is asked of it.
-        why: why none does, once its start has failed.
+        given_up: its start has failed, and its slot says why.
     """
 
     route: Route
     held: bool = False
-    why: str = ""
+    given_up: bool = False
     _listed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
@@ -43,13 +43,18 @@ class Binding:
 
     def take_over(self, route: Route) -> None:
         """End the exchange: another instance serves, which has not listed yet."""
-        self.route, self.held, self.why = route, False, ""
+        self.route, self.held, self.given_up = route, False, False
         self._listed.clear()
 
-    def give_up(self, route: Route, why: str) -> None:
+    def give_up(self, route: Route) -> None:
         """Go on without an instance: its start has failed."""
         self.hold()
-        self.route, self.why = route, why
+        self.route, self.given_up = route, True
+
+    @property
+    def why(self) -> str:
+        """Why no instance serves, once its start has failed; empty during an exchange, and while one serves."""
+        return self.route.slot.fault if self.given_up else ""
 
     def listed(self, route: Route) -> None:
         """Note that a listing over a route has ended, well or not."""

@@ -124,9 +124,9 @@ class ResourceTask:
         self._exchanged.set()
         self._registration.look()
 
-    def withdraw(self, route: Route, reason: str) -> None:
+    def withdraw(self, route: Route) -> None:
         """List every device as unhealthy until `take_over`: no instance of the plugin that owns it could be started."""
-        self._binding.give_up(route, reason)
+        self._binding.give_up(route)
         self._asked.set()
 
     def status(self) -> ResourceStatus:

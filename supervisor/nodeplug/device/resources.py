@@ -70,11 +70,11 @@ class Resources(ServedDevices):
         for name in self._of(plugin):
             self._tasks[name][0].hold()
 
-    def withdraw(self, plugin: str, reason: str) -> None:
+    def withdraw(self, plugin: str) -> None:
         """List every device of a plugin as unhealthy: it could not be started."""
         for route in self.routes():
             if route.plugin == plugin and route.claim.name in self._tasks:
-                self._tasks[ResourceName(route.claim.name)][0].withdraw(route, reason)
+                self._tasks[ResourceName(route.claim.name)][0].withdraw(route)
 
     async def end(self, plugin: str) -> None:
         """Take a plugin's resources off kubelet, but for those that another plugin has taken over.

@@ -13,20 +13,20 @@ Refuses: to choose which sections are brought up (`lifecycle`) and who gets a cl
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from nodeplug.config import PluginSection
 from nodeplug.config.mistakes import Location, one_line, told
-from nodeplug.contract.errors import PluginError, TryAgain
+from nodeplug.contract.errors import PluginError, TryAgain, text_of
 from nodeplug.contract.host import Host
 from nodeplug.hosting.call import Call
 from nodeplug.hosting.claimants import Verdict
-from nodeplug.hosting.discovery import PluginRefused
-from nodeplug.hosting.loading import construct
-from nodeplug.hosting.registry import Registry
+from nodeplug.hosting.discovery import PluginRefused, find, validate_config
+from nodeplug.hosting.dispatch import LIFE_CYCLE, callers
+from nodeplug.hosting.registry import Registry, examine, unmarked
 from nodeplug.hosting.runner import Runner
 from nodeplug.hosting.served_devices import ServedDevices
 from nodeplug.hosting.slot import FIRST_RETRY, Instance, Loaded
@@ -41,12 +41,32 @@ CALL_PATIENCE: Final = 30.0
 _Loads = Mapping[Instance, "asyncio.Task[None]"]
 
 
-class _Former(NamedTuple):
-    """An instance whose time is over, the calls inside it then, and whether it served."""
+def construct(instance: Instance, make_host: Callable[[str], Host], tell: Callable[[Location, str], str]) -> Loaded:
+    """Make the plugin of an instance, which can be called for its own life, and note whose class it is.
 
-    instance: Instance
-    inside: "set[asyncio.Future[Any]]"
-    ran: bool
+    Raises:
+        PluginRefused: it cannot be loaded; the message says at which step.
+    """
+    name, found = instance.name, find(instance.uses)
+    instance.distribution = found.distribution
+    config = validate_config(name, found, instance.section.config, tell)
+    plugin = _construct(name, found.cls, config, make_host(name))
+    if forgotten := unmarked(found.cls):
+        LOG.warning("plugin %s: %s without @hookimpl: nobody calls it", name, ", ".join(forgotten))
+    loaded = examine(name, plugin, found.distribution)
+    loaded.callers.update(callers(plugin, loaded.hooks & LIFE_CYCLE, ()))
+    return loaded
+
+
+def _construct(name: str, cls: Callable[..., object], config: object, host: Host) -> object:
+    try:
+        return cls(config, host)
+    except PluginError:
+        raise
+    except (Exception, SystemExit) as error:
+        LOG.error("plugin %s cannot be constructed", name, exc_info=error)
+        text = f"plugin {name!r} cannot be constructed: {type(error).__name__}: {text_of(error)}"
+        raise PluginRefused(text) from error
 
 
 @dataclass(slots=True)
@@ -67,8 +87,6 @@ class Exchange:
     tell: Callable[[Location, str], str] = told
     ending: asyncio.Event = field(default_factory=asyncio.Event)
     stopping: set["asyncio.Task[None]"] = field(default_factory=set)
-
-    # --- 1: beside those that serve -----------------------------------------------------------------------------
 
     async def bring_up(self, instances: Sequence[Instance], leaving: Collection[str] = ()) -> None:
         """Load and start instances, each in its own time, and let the plugins `leaving` go.
@@ -114,8 +132,6 @@ class Exchange:
         known = self.registry.plugins.items()
         return {name for name, other in known if name == instance.name or claims & set(other.claims)}
 
-    # --- 2: in one step on the loop -----------------------------------------------------------------------------
-
     async def _exchange(self, loads: _Loads, leaving: Collection[str]) -> set[str]:
         """Once they are loaded, let plugins take their places, and others go; return who was displaced."""
         if loads:
@@ -128,20 +144,46 @@ class Exchange:
         for one in loads:
             if one not in entering:
                 self._discard(one)
-        old = self._step(entering, {*leaving, *verdict.displaced})
-        self._displace(verdict, {name: former.instance for name, former in old.items()} | candidates)
+        newest = {name: slot.instance for name, slot in self.registry.slots.items()} | candidates
+        work = self._swap(entering, {*leaving, *verdict.displaced})
+        self._displace(verdict, newest)
         # Nothing was awaited since the plugins were chosen: no call sees half of the exchange.
-        stopping = {name: asyncio.create_task(self._retire(former)) for name, former in old.items()}
-        self.stopping.update(stopping.values())
-        await asyncio.gather(
-            *stopping.values(),
-            *(
-                self._take_over(one, old.get(one.name), [stopping[name] for name in donors & stopping.keys()])
-                for one, donors in entering.items()
-            ),
-        )
-        self.stopping.difference_update(stopping.values())
+        await asyncio.gather(*work)
         return set(verdict.displaced)
+
+    def _swap(
+        self, entering: Mapping[Instance, set[str]], leaving: set[str]
+    ) -> Sequence[Coroutine[Any, Any, None] | asyncio.Task[None]]:
+        """Give every claim its new owner; calls for what was served wait, others are refused until it has started.
+
+        Args:
+            entering: the new instances, with the plugins that must have stopped before each of them starts.
+            leaving: the plugins that go without a successor.
+
+        Returns:
+            What is left to be done: the stops and the starts.
+        """
+        going = self.registry.plugins.keys() & {*leaving, *(one.name for one in entering)}
+        old = {name: self.registry.slots[name].instance for name in going}
+        ran = {name for name, former in old.items() if former.slot.state == "running"}
+        stops = {name: asyncio.create_task(self._retire(one, one.slot.inside())) for name, one in old.items()}
+        for name, stop in stops.items():
+            self.devices.hold(name)
+            self._follow(stop)
+        self.registry.exchange(leaving, entering)
+        starts = []
+        for one, donors in entering.items():
+            if donors & ran:
+                one.slot.hold()
+            else:
+                one.slot.enter("starting")
+            former = old[one.name].section if one.name in ran else None
+            starts.append(self._take_over(one, [stops[name] for name in donors & going], former))
+        return [*stops.values(), *starts]
+
+    def _follow(self, stop: "asyncio.Task[None]") -> None:
+        self.stopping.add(stop)
+        stop.add_done_callback(self.stopping.discard)
 
     def _loaded(self, loads: _Loads) -> Iterator[Instance]:
         for instance, load in loads.items():
@@ -156,21 +198,6 @@ class Exchange:
             else:
                 yield instance
 
-    def _step(self, entering: Mapping[Instance, set[str]], leaving: set[str]) -> dict[str, _Former]:
-        """Give every claim its new owner; calls for what was served wait, others are refused until it has started."""
-        names = {*leaving, *(one.name for one in entering)} & self.registry.plugins.keys()
-        slots = [self.registry.slots[name] for name in names]
-        old = {slot.name: _Former(slot.instance, slot.inside(), slot.state == "running") for slot in slots}
-        for name in old:
-            self.devices.hold(name)
-        self.registry.exchange(leaving, entering)
-        for one, donors in entering.items():
-            if any(old[donor].ran for donor in donors & old.keys()):
-                one.slot.hold()
-            else:
-                one.slot.enter("starting")
-        return old
-
     def _displace(self, verdict: Verdict[Loaded], newest: Mapping[str, Instance]) -> None:
         """Let sections stand as refused whose plugins another takes a claim from, unless they are removed anyway."""
         for name in verdict.displaced.keys() & set(self.registry.order):
@@ -179,25 +206,21 @@ class Exchange:
             self.registry.expect(refused)
             self.refuse(refused, PluginRefused(verdict.displaced[name]), verdict.owners[name])
 
-    # --- 3: the end of the former -------------------------------------------------------------------------------
-
-    async def _retire(self, former: _Former) -> None:
-        slot = former.instance.slot
-        if slot.loaded is None:  # it has no successor
-            await self.devices.end(slot.name)
-        if former.inside:
-            _, late = await asyncio.wait(former.inside, timeout=CALL_PATIENCE)
+    async def _retire(self, former: Instance, inside: "set[asyncio.Future[Any]]") -> None:
+        """Stop an instance once the calls inside it have ended."""
+        if former.slot.loaded is None:  # it has no successor
+            await self.devices.end(former.name)
+        if inside:
+            _, late = await asyncio.wait(inside, timeout=CALL_PATIENCE)
             if late:
-                LOG.warning("plugin %s is stopped with %d calls inside it", slot.name, len(late))
-        await self.stop(former.instance)
-        LOG.info("plugin %s is unloaded", slot.name)
+                LOG.warning("plugin %s is stopped with %d calls inside it", former.name, len(late))
+        await self.stop(former)
+        LOG.info("plugin %s is unloaded", former.name)
 
     def _discard(self, instance: Instance) -> None:
         """Stop an instance that got ready, or tried to, and is not wanted."""
         if instance.begun:
-            task = asyncio.create_task(self.stop(instance), name=f"stop {instance.name}")
-            self.stopping.add(task)
-            task.add_done_callback(self.stopping.discard)
+            self._follow(asyncio.create_task(self.stop(instance), name=f"stop {instance.name}"))
 
     async def stop(self, instance: Instance) -> None:
         """Stop an instance that was started, or is being started just now unless the daemon ends."""
@@ -211,18 +234,16 @@ class Exchange:
         except PluginError as error:
             LOG.error("plugin %s did not stop: %s", instance.name, error)
 
-    # --- 4: the start of the new --------------------------------------------------------------------------------
-
     async def _take_over(
-        self, instance: Instance, former: _Former | None, stopping: Sequence["asyncio.Task[None]"]
+        self, instance: Instance, stopping: Collection["asyncio.Task[None]"], former: PluginSection | None
     ) -> None:
         if stopping:
             await asyncio.wait(stopping)
         if not self._stands(instance):
             return
         error = await self._begin(instance)
-        if error is not None and former is not None and former.ran:
-            instance, error = await self._fall_back(instance, former.instance.section, error)
+        if error is not None and former is not None:
+            instance, error = await self._fall_back(instance, former, error)
         self._started(instance, error)
 
     async def _fall_back(
@@ -285,8 +306,6 @@ class Exchange:
         """Whether it still stands for its section; it does not once it is removed, replaced, or the daemon ends."""
         return self.registry.slots.get(instance.name) is instance.slot and instance.slot.instance is instance
 
-    # --- what goes wrong ----------------------------------------------------------------------------------------
-
     def refuse(self, instance: Instance, error: PluginError, outdone_by: str = "") -> None:
         """Give up an instance that cannot be loaded as things are."""
         LOG.error("plugin %s is refused: %s", instance.name, one_line(str(error)))
@@ -302,7 +321,7 @@ class Exchange:
             slot.enter("failed", str(error))
             slot.retry_at = time.monotonic() + slot.retry_after
             slot.retry_after = min(slot.retry_after * 2, LAST_RETRY)
-            self.devices.withdraw(slot.name, str(error))
+            self.devices.withdraw(slot.name)
 
     def _kept(self, instance: Instance, error: PluginError) -> bool:
         """Stay with the former section, if there is a plugin behind it, when the new one cannot be loaded."""

@@ -44,15 +44,14 @@ class Difference:
 
 def difference(now: Mapping[str, PluginSection], wanted: Mapping[str, PluginSection]) -> Difference:
     """Compare two sets of enabled sections. A changed deadline alone changes no plugin."""
-    undated = {name: section.model_copy(update={"deadline": {}}) for name, section in wanted.items()}
+
+    def differs(name: str) -> bool:
+        return now[name].model_copy(update={"deadline": wanted[name].deadline}) != wanted[name]
+
     return Difference(
         tuple(name for name in now if name not in wanted),
         tuple(name for name in wanted if name not in now),
-        tuple(
-            name
-            for name, section in now.items()
-            if name in undated and section.model_copy(update={"deadline": {}}) != undated[name]
-        ),
+        tuple(name for name in now if name in wanted and differs(name)),
     )
 
 

@@ -156,7 +156,7 @@ class Registry:
         """
         route = self._routes.get((kind, name))
         if route is None:
-            late = ", ".join(sorted(slot.name for slot in self.slots.values() if slot.loading))
+            late = ", ".join(sorted(slot.name for slot in list(self.slots.values()) if slot.loading))
             if late:
                 raise TryAgain(
                     f"nobody serves {kind} {name!r} yet, and plugins still load: {late}; ask again in a moment"

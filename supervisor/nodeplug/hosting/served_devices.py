@@ -15,8 +15,8 @@ class ServedDevices:
     def hold(self, plugin: str) -> None:
         """Keep what is served, and ask nothing of the plugin until the next `serve`."""
 
-    def withdraw(self, plugin: str, reason: str) -> None:
-        """Tell that no instance of the plugin could be started."""
+    def withdraw(self, plugin: str) -> None:
+        """Tell that no instance of the plugin could be started; its slot says why."""
 
     async def end(self, plugin: str) -> None:
         """End what is served and no other plugin claims; awaited before the plugin is stopped."""
