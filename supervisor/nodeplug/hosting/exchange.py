@@ -267,6 +267,7 @@ class Exchange:
         slot.rejected = f"its new configuration does not start, the former one serves: {error}"
         failed = await self._begin(again)
         if failed is None or not self._stands(again):
+            self._discard(instance)
             return again, failed
         with suppress(PluginRefused):  # what only the new configuration claims may have found another owner
             self.registry.adopt(instance)

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from nodeplug.contract.errors import Ending
 from nodeplug.hosting import exchange
 
 if TYPE_CHECKING:
@@ -74,6 +75,23 @@ def test_the_end_of_the_daemon_starts_nothing_and_waits_for_what_is_being_stoppe
 
     net.run(scenario)
     assert net.life[-1] == "stop first"
+
+
+def test_a_call_that_waits_for_an_exchange_is_told_at_once_that_the_daemon_ends(net: "Nets") -> None:
+    async def scenario() -> None:
+        await net.lifecycle.apply({"a": net.section()})
+        starting = net.gate("start second")
+        reload = asyncio.create_task(net.lifecycle.apply({"a": net.section(mark="second")}))
+        await net.said("start second")
+        call = asyncio.create_task(net.add())
+        await asyncio.sleep(0.02)
+        await net.lifecycle.stop_all()
+        await asyncio.wait({call}, timeout=10)
+        assert isinstance(call.exception(), Ending)
+        starting.set()
+        await reload
+
+    net.run(scenario)
 
 
 def test_going_back_fails_while_another_plugin_takes_the_new_claim(

@@ -65,3 +65,25 @@ def test_an_instance_that_got_ready_for_claims_of_others_is_stopped(net: "Nets")
 
     net.run(scenario)
     assert "stop first" not in net.life
+
+
+def test_an_instance_that_got_ready_and_does_not_start_is_stopped_once_the_former_one_is_back(net: "Nets") -> None:
+    async def scenario() -> None:
+        await net.lifecycle.apply({"a": net.section("Slow")})
+        await net.lifecycle.apply({"a": net.section("Slow", mark="second", failing=True)})
+        await net.said("stop second")
+        assert net.lifecycle.registry.slots["a"].state == "running"
+
+    net.run(scenario)
+    assert net.life.count("start first") == 2
+
+
+def test_an_instance_that_got_ready_and_did_not_start_is_stopped_when_its_section_goes(net: "Nets") -> None:
+    async def scenario() -> None:
+        await net.lifecycle.apply({"a": net.section("Slow")})
+        await net.lifecycle.apply({"b": net.section("Slow", mark="second", failing=True)})
+        assert net.lifecycle.registry.slots["b"].state == "failed"
+        await net.lifecycle.apply({})
+
+    net.run(scenario)
+    assert net.life[-1] == "stop second"
