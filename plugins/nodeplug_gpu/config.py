@@ -286,7 +286,7 @@ def advertises_mig(resource: Exclusive | Replicas | Memory | Mig) -> bool:
 
 
 def resource_names(resource: Exclusive | Replicas | Memory | Mig) -> tuple[str, ...]:
-    """Return the resource names that an entry members."""
+    """Return the resource names that an entry advertises."""
     match resource:
         case Mig(strategy="mixed"):
             return tuple(dict.fromkeys(resource.profiles.values()))

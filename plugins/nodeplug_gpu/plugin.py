@@ -62,7 +62,7 @@ class Reconciler(Protocol):
 
 
 class Gpu:
-    """Cards for pods."""
+    """GPUs for pods."""
 
     Config = GpuConfig
     example: ClassVar = {

@@ -185,7 +185,7 @@ class Watched:
         end = time.monotonic() + seconds
         while not true(snapshot := self.driver.snapshot):
             if time.monotonic() > end:
-                pytest.fail(f"the driver never got there; its last look is {snapshot}")
+                pytest.fail(f"the driver never got there; its last snapshot is {snapshot}")
             time.sleep(0.005)
         return snapshot
 

@@ -1,6 +1,6 @@
 """Time-slicing: each card as several replicas.
 
-Owns: `replicas` devices per card, and the config_error of more than one where it is configured.
+Owns: `replicas` devices per card, and the refusal of more than one where it is configured.
 Refuses: limits of memory or compute; without MPS there are none.
 """
 
