@@ -36,7 +36,6 @@ from nodeplug.device.resources import Resources
 from nodeplug.exec.frame import Frame, Reply
 from nodeplug.exec.server import ExecServer
 from nodeplug.flex.service import FlexService
-from nodeplug.flex.staging import Staging
 from nodeplug.hosting.call import Call
 from nodeplug.hosting.lifecycle import Lifecycle
 from nodeplug.hosting.own_folders import OwnFolders
@@ -55,6 +54,7 @@ from nodeplug.observe.state_disk import StateDisk
 from nodeplug.process import notify, tuning
 from nodeplug.process.lane import Lane
 from nodeplug.process.waiting import until
+from nodeplug.volumes.staging import Staging
 
 LOG: Final = logging.getLogger(__name__)
 START_PATIENCE: Final = 5.0

@@ -12,8 +12,8 @@ from nodeplug.contract.journal import Journal
 from nodeplug.contract.values import Secrets
 from nodeplug.device.podresources import decode_state
 from nodeplug.exec.frame import Frame
-from nodeplug.flex.ledger import Ledger
 from nodeplug.install.upkeep import read_record
+from nodeplug.volumes.ledger import Ledger
 from nodeplug_gpu.mps.record import Record
 
 BOOT = "5a17ba5e-0000-4000-8000-000000000001"

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from nodeplug import Exhausted, NotFound, PluginError, TryAgain, VolumeId
-from nodeplug.flex.ledger import Target, Volume
 from nodeplug.hosting.call import CURRENT, Call
 from nodeplug.observe.logs import configure
 from nodeplug.observe.metrics import Metrics, outcome_of
@@ -21,6 +20,7 @@ from nodeplug.observe.observer import Observer
 from nodeplug.observe.recorder import Recorder
 from nodeplug.observe.status import volumes
 from nodeplug.process import notify
+from nodeplug.volumes.ledger import Target, Volume
 
 
 def call(**changes: Any) -> Call:

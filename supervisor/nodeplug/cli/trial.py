@@ -23,7 +23,6 @@ from nodeplug.config.toml_text import toml
 from nodeplug.contract.errors import InvalidRequest, NotReady, PluginError
 from nodeplug.contract.mounts import mounted_at
 from nodeplug.contract.values import Pod, Secrets
-from nodeplug.flex.masking import redact
 from nodeplug.hosting.discovery import find
 from nodeplug.hosting.registry import unmarked
 from nodeplug.testing import AdmissionError, BlockingKubelet, CniError, FlexFailure, FlexVolume, ScratchNode, namespaces
@@ -31,6 +30,7 @@ from nodeplug.testing.place_holder import filled
 from nodeplug.testing.pods import CniRuntimeFactory, FlexCallers
 from nodeplug.testing.rig import LeftBehind, scratch_node, scratch_of
 from nodeplug.testing.secrets_file import read_secrets
+from nodeplug.volumes.masking import redact
 
 _INSIDE: Final = "NODEPLUG_TRY_INSIDE"
 _FAILURES: Final = (AdmissionError, CniError, FlexFailure, LeftBehind, NotReady, TimeoutError)

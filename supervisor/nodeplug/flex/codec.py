@@ -18,7 +18,7 @@ from typing import Any, Final
 from nodeplug.contract.errors import InvalidRequest, NotSupported, PluginError, Undecodable, wire
 from nodeplug.contract.values import Pod, Secrets, VolumeClaim, VolumeId
 from nodeplug.flex.commands import VERBS, Command, Mount, VolumeOptions, verb_of
-from nodeplug.flex.masking import redact
+from nodeplug.volumes.masking import redact
 
 PREFIX: Final = "kubernetes.io/"
 _CREDENTIAL: Final = "kubernetes.io/secret/"

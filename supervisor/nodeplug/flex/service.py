@@ -31,14 +31,14 @@ from nodeplug.exec.frame import Frame, Reply
 from nodeplug.flex import codec
 from nodeplug.flex import commands as cmd
 from nodeplug.flex.codec import Answer
-from nodeplug.flex.masking import redact
-from nodeplug.flex.staging import Staging
-from nodeplug.flex.steps import Steps
-from nodeplug.flex.work import NOBODY
 from nodeplug.hosting.call import Call
 from nodeplug.hosting.registry import Registry
 from nodeplug.hosting.runner import Runner, close_all
 from nodeplug.hosting.slot import Route, Slot
+from nodeplug.volumes.masking import redact
+from nodeplug.volumes.staging import Staging
+from nodeplug.volumes.steps import Steps
+from nodeplug.volumes.work import NOBODY
 
 LOG: Final = logging.getLogger(__name__)
 

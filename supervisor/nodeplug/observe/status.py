@@ -12,9 +12,9 @@ from nodeplug.contract.errors import clip
 from nodeplug.contract.values import Device, DeviceId, ResourceName
 from nodeplug.device.holders import Holder
 from nodeplug.device.resource import ResourceStatus
-from nodeplug.flex.ledger import Staged, Target
 from nodeplug.hosting.call import Call
 from nodeplug.hosting.slot import Slot
+from nodeplug.volumes.ledger import Staged, Target
 
 _NAME_LIMIT: Final = 256
 

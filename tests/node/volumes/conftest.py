@@ -34,10 +34,10 @@ from nodeplug.contract.journal import Journal, read_boot_id
 from nodeplug.contract.mounts import mounts, unmount
 from nodeplug.exec.frame import Frame
 from nodeplug.flex.service import FlexService
-from nodeplug.flex.staging import Staging
 from nodeplug.hosting.registry import Registry
 from nodeplug.hosting.runner import Runner
 from nodeplug.testing import host
+from nodeplug.volumes.staging import Staging
 
 LOOP_CLR_FD = 0x4C01
 PATIENCE = 10.0

@@ -15,10 +15,10 @@ from typing import Any
 from nodeplug.contract.journal import Journal
 from nodeplug.exec.frame import Frame
 from nodeplug.flex.service import FlexService
-from nodeplug.flex.staging import Staging
 from nodeplug.hosting.registry import Registry
 from nodeplug.hosting.runner import Runner
 from nodeplug.testing import host
+from nodeplug.volumes.staging import Staging
 from nodeplug_volumes.loopfile import LoopFile, LoopFileConfig
 
 EVENTS = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "fcntl.ioctl", "subprocess.Popen"}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from nodeplug import mount, unmount
-from nodeplug.flex.ledger import UNPUBLISHING
+from nodeplug.volumes.ledger import UNPUBLISHING
 
 pytestmark = pytest.mark.node
 DRIVER = "acme/disk"

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from nodeplug.contract.values import Secrets
-from nodeplug.flex.masking import redact
 from nodeplug.testing.conformance import cni as _cni
 from nodeplug.testing.conformance import contract as _contract
 from nodeplug.testing.conformance import device as _device
@@ -29,6 +28,7 @@ from nodeplug.testing.conformance.report import Finding, Outcome, Report
 from nodeplug.testing.conformance.rules import RULES, Rule, choose, require
 from nodeplug.testing.conformance.subject import describe
 from nodeplug.testing.conformance.verdict import Broken, NotApplicable
+from nodeplug.volumes.masking import redact
 
 _ROOMS = (_contract, _device, _grants, _cni, _volume)
 """Importing a room registers its rules."""

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from nodeplug.contract.errors import PluginError
-from nodeplug.flex import ledger as led
-from nodeplug.flex.ledger import Ledger, Target, Volume
 from nodeplug.process.lane import Lane, Unanswered
+from nodeplug.volumes import ledger as led
+from nodeplug.volumes.ledger import Ledger, Target, Volume
 
 LOG: Final = logging.getLogger(__name__)
 PATIENCE: Final = 5.0

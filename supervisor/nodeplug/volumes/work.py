@@ -21,11 +21,11 @@ from typing import Any, Final, TypeVar
 
 from nodeplug.contract.errors import DeadlineExceeded, InvalidRequest, NotSupported, PluginError, TryAgain
 from nodeplug.contract.values import Secrets
-from nodeplug.flex.ledger import Target, Volume
-from nodeplug.flex.masking import Known, redact
 from nodeplug.hosting.call import Call
 from nodeplug.hosting.runner import Runner
 from nodeplug.hosting.slot import Route
+from nodeplug.volumes.ledger import Target, Volume
+from nodeplug.volumes.masking import Known, redact
 
 LOG: Final = logging.getLogger(__name__)
 HOST_DEADLINE: Final = 120.0

@@ -19,16 +19,16 @@ from typing import Any, Final
 from nodeplug.contract.errors import PluginError
 from nodeplug.contract.journal import Journal
 from nodeplug.contract.mounts import mounted_at
-from nodeplug.flex import ledger as led
-from nodeplug.flex.ledger import Ledger, Target, Volume
-from nodeplug.flex.masking import Known, redact
-from nodeplug.flex.records import Records
-from nodeplug.flex.steps import Steps
-from nodeplug.flex.work import Work, Workshop
 from nodeplug.hosting.call import Call
 from nodeplug.hosting.registry import Registry
 from nodeplug.hosting.runner import Runner
 from nodeplug.hosting.slot import Route
+from nodeplug.volumes import ledger as led
+from nodeplug.volumes.ledger import Ledger, Target, Volume
+from nodeplug.volumes.masking import Known, redact
+from nodeplug.volumes.records import Records
+from nodeplug.volumes.steps import Steps
+from nodeplug.volumes.work import Work, Workshop
 
 LOG: Final = logging.getLogger(__name__)
 

@@ -21,12 +21,12 @@ from nodeplug.contract.values import (
     VolumeUnpublish,
     VolumeUnstage,
 )
-from nodeplug.flex import ledger as led
 from nodeplug.flex.codec import default_volume_id
 from nodeplug.flex.commands import Mount, MountDevice, VolumeOptions
-from nodeplug.flex.ledger import Ledger, Target, Volume
-from nodeplug.flex.records import Records
-from nodeplug.flex.work import Work, Workshop
+from nodeplug.volumes import ledger as led
+from nodeplug.volumes.ledger import Ledger, Target, Volume
+from nodeplug.volumes.records import Records
+from nodeplug.volumes.work import Work, Workshop
 
 LOG: Final = logging.getLogger(__name__)
 _MARK: Final = "+"

@@ -9,7 +9,7 @@ from urllib.parse import quote, quote_plus, urlencode
 import pytest
 
 from nodeplug.contract.values import Secrets
-from nodeplug.flex.masking import MASK, Known, redact
+from nodeplug.volumes.masking import MASK, Known, redact
 
 SECRETS = [
     b"hunter2",
