@@ -1,6 +1,7 @@
 """Host code that calls several hooks in one thread."""
 
 import asyncio
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -185,7 +186,7 @@ def test_each_step_has_the_whole_deadline() -> None:
 
 def test_a_wait_with_a_bound_of_its_own_is_not_overdue() -> None:
     def work(own: Composition) -> str:
-        own.wait()
+        own.step("a wait", math.inf)
         time.sleep(0.2)
         return "done"
 

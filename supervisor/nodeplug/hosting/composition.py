@@ -55,7 +55,6 @@ class Composition:
         self._runner = runner
         self._loop = asyncio.get_running_loop()
         self._early: asyncio.Future[PluginError] = self._loop.create_future()
-        self._abandoned = False
         self._now = ("the beginning", math.inf)
 
     # --- on the loop
@@ -70,42 +69,40 @@ class Composition:
         """
         self.step("the beginning")
         context = copy_context()
-        outcome = aside(lambda: context.run(self._carry, work), f"{self.call.claim}:{self.call.verb}:{self.call.id}")
-        outcome.add_done_callback(self._ended)
+        context.run(CURRENT.set, self.call)
+        outcome = aside(lambda: context.run(work, self), f"{self.call.claim}:{self.call.verb}:{self.call.id}")
+        ends: set[asyncio.Future[Any]] = {outcome, self._early}
         try:
-            await self._answered(outcome)
-        except asyncio.CancelledError:
-            self._abandoned = True
+            while not (outcome.done() or self._early.done()):
+                # No step has less than `deadline` seconds, so that to look again by then misses none.
+                left = min(self._now[1] - time.monotonic(), self.deadline)
+                if left <= 0:
+                    self._answer(self._overdue())
+                await asyncio.wait(ends, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            if not outcome.done():
+                raise self._early.result()
+        except BaseException:
+            outcome.add_done_callback(self._tell)
             raise
-        if outcome.done():
+        try:
             return outcome.result()
-        self._abandoned = True
-        raise self._early.result()
+        except OSError as error:
+            raise PluginError(f"{type(error).__name__}: {error}") from error
 
-    async def _answered(self, outcome: "asyncio.Future[Any]") -> None:
-        """Wait for an answer. No step has less than `deadline` seconds, so that looking again by then misses none."""
-        while not (outcome.done() or self._early.done()):
-            step, until = self._now
-            left = until - time.monotonic()
-            if left <= 0:
-                told = f"{step} for {self.call.key!r} did not end within {self.deadline:g} s; it still runs"
-                self._answer(DeadlineExceeded(told))
-                return
-            wait = min(left, self.deadline)
-            await asyncio.wait({outcome, self._early}, timeout=wait, return_when=asyncio.FIRST_COMPLETED)
+    def _overdue(self) -> DeadlineExceeded:
+        step, _ = self._now
+        return DeadlineExceeded(f"{step} for {self.call.key!r} did not end within {self.deadline:g} s; it still runs")
 
     def _answer(self, error: PluginError) -> None:
         if not self._early.done():
             self._early.set_result(error)
 
-    def _ended(self, outcome: "asyncio.Future[Any]") -> None:
+    def _tell(self, outcome: "asyncio.Future[Any]") -> None:
+        """Log how work ended that was answered before."""
         error = None if outcome.cancelled() else outcome.exception()
-        if not self._abandoned:
-            return
         how = "well" if error is None else f"with {type(error).__name__}"
-        LOG.warning(
-            "%s of %s ended %s, after its answer (request %s)", self.call.verb, self.call.claim, how, self.call.id
-        )
+        call = self.call
+        LOG.warning("%s of %s ended %s, after its answer (request %s)", call.verb, call.claim, how, call.id)
 
     async def _called(
         self, hook: str, hand_over: Callable[[Callable[[], None]], None], around: Callable[[Hook], Hook], **values: Any
@@ -126,13 +123,6 @@ class Composition:
 
     # --- in the thread
 
-    def _carry(self, work: Callable[["Composition"], _T]) -> _T:
-        CURRENT.set(self.call)
-        try:
-            return work(self)
-        except OSError as error:
-            raise PluginError(f"{type(error).__name__}: {error}") from error
-
     def has(self, hook: str) -> bool:
         """Whether the plugin of the claim implements a hook."""
         return hook in self.route.hooks
@@ -142,13 +132,14 @@ class Composition:
         """Whether the plugin of the claim does not run, so that none of its hooks can be called."""
         return not self.route.callers
 
-    def step(self, name: str) -> None:
-        """Enter a step of the host, with a deadline of its own; it ends where the next one or a hook begins."""
-        self._now = (name, time.monotonic() + self.deadline)
+    def step(self, name: str, seconds: float | None = None) -> None:
+        """Enter a step of the host; it ends where the next one or a hook begins.
 
-    def wait(self) -> None:
-        """Enter a wait that has a bound of its own."""
-        self._now = ("a wait", math.inf)
+        Args:
+            name: for the answer when it is overdue.
+            seconds: when that is; None: `deadline`. Not less, and math.inf for a wait that has a bound of its own.
+        """
+        self._now = (name, time.monotonic() + (self.deadline if seconds is None else seconds))
 
     def hook(self, name: str, around: Callable[[Hook], Hook] = lambda hook: hook, **arguments: Any) -> Any:
         """Call a hook in this thread, to its real end; the caller is answered early when its deadline passes first.
@@ -162,7 +153,7 @@ class Composition:
             PluginError: see `Runner.call`; never DeadlineExceeded but from the plugin itself.
         """
         turn: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self.wait()
+        self._now = (name, math.inf)
         called = self._called(name, turn.put, around, **arguments)
         try:
             ended = asyncio.run_coroutine_threadsafe(called, self._loop)

@@ -8,6 +8,7 @@ Refuses: to decide anything: who may be called, and for how long, is the runner'
 import asyncio
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from contextvars import ContextVar, copy_context
 from typing import Any, Final, Protocol
 
@@ -33,6 +34,7 @@ class HookCall:
 
     Attributes:
         name: of the thread while the hook runs: one that hangs can be told by it.
+        key: what it is about; the request may be about something else later, with another hook.
         seconds: its deadline.
         inside: the plugins that the thread is inside of, by section.
         outcome: done, on the loop, when the hook has really ended.
@@ -52,6 +54,7 @@ class HookCall:
         self.plugin = plugin
         self.hook = hook
         self.call = call
+        self.key = call.key
         self.seconds = seconds
         self.inside: dict[str, Entered] = {}
         self.loop = asyncio.get_running_loop()
@@ -61,10 +64,16 @@ class HookCall:
         self._done = done
         self._context = copy_context()
 
-    def begin(self, start: "Callable[[HookCall], None]") -> None:
-        """Start; where no further thread can be had, the call ends here and its key is free again."""
+    def begin(self, start: "Callable[[HookCall], None] | None") -> None:
+        """Have `run` called by `start`, or in a fresh thread, daemonic: a hook that hangs keeps no process alive.
+
+        Where no further thread can be had, the call ends here and its key is free again.
+        """
         try:
-            start(self)
+            if start is not None:
+                start(self)
+            else:
+                threading.Thread(target=self._context.run, args=(self.run,), name=self.name, daemon=True).start()
         except RuntimeError as error:
             self._done()
             text = f"the daemon cannot start another thread ({error}); raise its limit of tasks, or call less at once"
@@ -74,14 +83,8 @@ class HookCall:
         """Run the hook in this thread, which bears the name of the call meanwhile."""
         thread = threading.current_thread()
         before, thread.name = thread.name, self.name
-        try:
-            self._context.run(self._run)
-        finally:
-            thread.name = before
-
-    def _run(self) -> None:
         CURRENT.set(self.call)
-        INSIDE.set(self)
+        outside = INSIDE.set(self)
         answer: Any = None
         error: PluginError | None = None
         try:
@@ -93,10 +96,10 @@ class HookCall:
             error = bounded(raised)
         except BaseException as raised:
             error = self._strays.told(self.plugin, self.hook, self.call, raised)
-        try:
+        INSIDE.reset(outside)
+        thread.name = before
+        with suppress(RuntimeError):  # the loop is closed: the daemon is ending and nobody waits
             self.loop.call_soon_threadsafe(self._resolve, answer, error)
-        except RuntimeError:  # the loop is closed: the daemon is ending and nobody waits
-            return
 
     def _resolve(self, answer: Any, error: PluginError | None) -> None:
         if error is None:
@@ -107,8 +110,3 @@ class HookCall:
 
 INSIDE: Final[ContextVar[HookCall | None]] = ContextVar("nodeplug_inside", default=None)
 """The call whose hook runs in this thread."""
-
-
-def in_fresh_thread(call: HookCall) -> None:
-    """Run a call in a thread of its own, daemonic: a hook that hangs never keeps the process alive."""
-    threading.Thread(target=call.run, name=call.name, daemon=True).start()

@@ -22,7 +22,7 @@ from nodeplug.contract.errors import DeadlineExceeded, PluginError, TryAgain
 from nodeplug.contract.hookspecs import ANSWERS
 from nodeplug.contract.netns import Netns
 from nodeplug.hosting.call import Call, addressed
-from nodeplug.hosting.hook_call import INSIDE, HookCall, in_fresh_thread
+from nodeplug.hosting.hook_call import INSIDE, HookCall
 from nodeplug.hosting.slot import OVERDUE_LIMIT, Instance, Route, Slot
 from nodeplug.hosting.strays import Strays
 
@@ -112,7 +112,7 @@ class Runner:
         enter: Netns | None = None,
         done: Callable[[], None] = lambda: None,
         around: Callable[[Hook], Hook] = lambda hook: hook,
-        start: Callable[[HookCall], None] = in_fresh_thread,
+        start: Callable[[HookCall], None] | None = None,
     ) -> Any:
         """Call one hook in a thread of its own and wait for its answer.
 
@@ -125,7 +125,7 @@ class Runner:
             done: called once, in the thread, when the hook has really ended (closes what the call owns); also called
                 when the hook is never reached.
             around: what is called instead of the hook, made from the hook of the instance that gets the call.
-            start: sees to it that the call runs, in a thread where nothing else runs meanwhile.
+            start: has `run` called in a thread where nothing else runs meanwhile; None: in a fresh one.
 
         Returns:
             What the hook returned, checked against the contract.
@@ -165,7 +165,7 @@ class Runner:
         seconds = instance.slot.deadline("claims")
         await self._admitted(instance, call.key, seconds)
         loading = HookCall(instance.name, "load", call, seconds, work, lambda: None, self.strays)
-        return await self._run(instance, loading, in_fresh_thread)
+        return await self._run(instance, loading)
 
     async def _call(
         self,
@@ -174,7 +174,7 @@ class Runner:
         call: Call,
         work: Callable[[Way], Any],
         done: Callable[[], None],
-        start: Callable[[HookCall], None],
+        start: Callable[[HookCall], None] | None,
     ) -> Any:
         try:
             if route.slot.overdue and route.slot.quarantined:
@@ -210,9 +210,9 @@ class Runner:
         except TimeoutError:
             raise TryAgain(f"{what} after {seconds:g} s") from None
 
-    async def _run(self, route: Way, begun: HookCall, start: Callable[[HookCall], None]) -> Any:
+    async def _run(self, route: Way, begun: HookCall, start: Callable[[HookCall], None] | None = None) -> Any:
         begun.inside[begun.plugin] = route
-        route.slot.calls[begun.call.key] = begun
+        route.slot.calls[begun.key] = begun
         begun.outcome.add_done_callback(lambda _: _leave(route.slot, begun))
         begun.begin(start)
         # shield: neither the deadline nor a cancelled caller may mark the hook as ended while its thread runs.
@@ -238,7 +238,7 @@ def _stay_behind(slot: Slot, begun: HookCall) -> None:
 
 
 def _leave(slot: Slot, begun: HookCall) -> None:
-    del slot.calls[begun.call.key]
+    del slot.calls[begun.key]
     if begun in slot.overdue:
         slot.overdue.remove(begun)
         LOG.warning("the overdue %s of plugin %s ended after %.1f s", begun.hook, begun.plugin, begun.call.age)
