@@ -54,7 +54,7 @@ from nodeplug.observe.state_disk import StateDisk
 from nodeplug.process import notify, tuning
 from nodeplug.process.lane import Lane
 from nodeplug.process.waiting import until
-from nodeplug.volumes.staging import Staging
+from nodeplug.volumes.service import Volumes
 
 LOG: Final = logging.getLogger(__name__)
 START_PATIENCE: Final = 5.0
@@ -123,8 +123,8 @@ class Daemon:
             self._spool,
             Admission(configuration.supervisor.cni_concurrency, configuration.supervisor.cni_waiting),
         )
-        self._staging = Staging.at(self._runner, self._journal("flexvolume"), self._paths.run / "staging")
-        self._flex = FlexService(self._registry, self._runner, self._staging)
+        self._volumes = Volumes.at(self._runner, self._journal("flexvolume"), self._paths.run / "staging")
+        self._flex = FlexService(self._registry, self._runner, self._volumes)
         self._podresources = PodResources(
             self._paths.podresources_socket,
             self._paths.state / "holders.json",
@@ -231,7 +231,7 @@ class Daemon:
         Returns:
             The replay of DELs and the installation, which may still be under way.
         """
-        await self._staging.recover(self._registry)
+        await self._volumes.recover(self._registry)
         # A DEL that hangs must not hold up the others: an ADD settles its own pending DELs in any case.
         replay = group.create_task(self._spool.replay(self._cni.replay), name="first replay")
         await until(replay, self._stop, START_PATIENCE)
@@ -300,7 +300,7 @@ class Daemon:
 
     async def status(self) -> dict[str, Any]:
         """Describe the daemon; see `nodeplug.observe.status` for the shape."""
-        ledger = self._staging.ledger
+        ledger = self._volumes.ledger
         unknown: dict[str, str] = {}
         records = await self._known("attachments", self._attachments.list, (), unknown)
         volumes = await self._known("volumes", lambda: (ledger.all_staged(), ledger.targets()), ((), ()), unknown)

@@ -188,14 +188,6 @@ def test_a_size_that_is_no_number_of_bytes_is_refused(text: str) -> None:
         codec.decode(["expandfs", JSON, "/dev/sdb", "/a/b", text, "1"])
 
 
-def test_the_default_volume_id_does_not_depend_on_the_order_of_options() -> None:
-    assert codec.default_volume_id({"a": "1", "b": "2"}) == codec.default_volume_id({"b": "2", "a": "1"})
-
-
-def test_the_default_volume_id_differs_for_different_options() -> None:
-    assert codec.default_volume_id({"a": "1"}) != codec.default_volume_id({"a": "2"})
-
-
 def test_only_not_supported_is_told_as_not_supported() -> None:
     told = {
         cls.__name__: json.loads(codec.encode_error(cls("m")))["status"] for cls in (NotSupported, TryAgain, Exhausted)

@@ -8,7 +8,6 @@ value may be a password in the wrong place.
 
 import base64
 import binascii
-import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from nodeplug.contract.errors import InvalidRequest, NotSupported, PluginError, Undecodable, wire
-from nodeplug.contract.values import Pod, Secrets, VolumeClaim, VolumeId
+from nodeplug.contract.values import Pod, Secrets, VolumeClaim
 from nodeplug.flex.commands import VERBS, Command, Mount, VolumeOptions, verb_of
 from nodeplug.volumes.masking import redact
 
@@ -227,12 +226,6 @@ _PARTS: Final[Mapping[str, Callable[[str, str], Any]]] = MappingProxyType(
         "old_size": _size,
     }
 )
-
-
-def default_volume_id(own: Mapping[str, str]) -> VolumeId:
-    """Name a volume by its driver's own options, whatever their order: 32 hexadecimal digits of SHA-256."""
-    text = json.dumps(dict(own), sort_keys=True)
-    return VolumeId(hashlib.sha256(text.encode()).hexdigest()[:32])
 
 
 # --- answers ------------------------------------------------------------------------------------------------------

@@ -9,8 +9,9 @@ it until the driver is probed again.
 import logging
 import os
 import traceback
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, cast
 
@@ -25,6 +26,8 @@ from nodeplug.contract.values import (
     VolumeExpandFs,
     VolumeId,
     VolumeIsAttached,
+    VolumePublish,
+    VolumeStage,
     VolumeWaitAttached,
 )
 from nodeplug.exec.frame import Frame, Reply
@@ -35,12 +38,13 @@ from nodeplug.hosting.call import Call
 from nodeplug.hosting.registry import Registry
 from nodeplug.hosting.runner import Runner, close_all
 from nodeplug.hosting.slot import Route, Slot
+from nodeplug.volumes.compose import Steps
 from nodeplug.volumes.masking import redact
-from nodeplug.volumes.staging import Staging
-from nodeplug.volumes.steps import Steps
-from nodeplug.volumes.work import NOBODY
+from nodeplug.volumes.service import Volumes
 
 LOG: Final = logging.getLogger(__name__)
+NOBODY: Final = ""
+"""The plugin of a route to a driver that nobody claims; its hooks are those that one may have had."""
 
 
 def driver_name(path: str) -> str:
@@ -67,7 +71,7 @@ class FlexService:
 
     registry: Registry
     runner: Runner
-    staging: Staging
+    volumes: Volumes
 
     async def handle(self, frame: Frame, namespaces: tuple[Netns, ...]) -> Reply:
         """Answer one execution; never raises a PluginError, always exits 0.
@@ -87,7 +91,7 @@ class FlexService:
             route = self._route(driver, command)
             answer = await self._answer(route, call, command)
             if isinstance(command, cmd.Unmount):
-                self.staging.known.forget(driver, command.target)
+                self.volumes.known.forget(driver, command.target)
             self.runner.finished(call, None)
             return Reply(stdout=codec.encode(answer))
         except PluginError as error:
@@ -103,8 +107,8 @@ class FlexService:
         """Return the secrets that may turn up in an error: those of this call and of the driver's other volumes."""
         options = getattr(command, "options", None)
         if isinstance(options, cmd.VolumeOptions):
-            self.staging.known.remember(driver, getattr(command, "target", ""), options.secrets)
-        return self.staging.known.of(driver)
+            self.volumes.known.remember(driver, getattr(command, "target", ""), options.secrets)
+        return self.volumes.known.of(driver)
 
     def _route(self, driver: str, command: cmd.Command) -> Route:
         """Find the driver's plugin; one that does not run still ends what needs none of its hooks.
@@ -148,15 +152,14 @@ class FlexService:
     async def _answer(self, route: Route, call: Call, command: cmd.Command) -> Answer:
         _refuse_lacking(route, command)
         handler = _HANDLERS[type(command)]
-        answers: list[Answer] = []
-
-        async def steps(steps: Steps) -> None:
-            answers.append(await handler(steps, command))
-
-        await self.staging.run(route, call, steps)
+        try:
+            answer = await self.volumes.run(route, call, lambda steps: handler(steps, command))
+        except NotSupported as error:  # of a hook: kubelet would remember it for every volume of the driver, while a
+            # driver that has the hook can only mean this request
+            raise InvalidRequest(error.message, details=error.details) from error
         if route.callers:
-            await self.staging.undo_left(self.registry, route.claim.name)
-        return answers[0]
+            await self.volumes.undo_left(self.registry, route.claim.name)
+        return answer
 
 
 _UNDOES: Final[Mapping[type[cmd.Command], str]] = MappingProxyType(
@@ -188,88 +191,142 @@ def _refuse_lacking(route: Route, command: cmd.Command) -> None:
         raise NotSupported(f"{route.claim.name} does not {verb}: plugin {route.plugin!r} has no {missing[0]}")
 
 
-# --- one function per verb ------------------------------------------------------------------------------------------
+def is_pods_volume(path: str, driver: str) -> bool:
+    """Whether kubelet would mount a driver's volume for a pod there, wherever its root is.
+
+    The layout is `<root>/pods/<uid>/volumes/<vendor~driver>/<volume>` (kubelet, kubelet_getters.go).
+    """
+    parts = Path(path).parts
+    return len(parts) > 5 and (parts[-5], *parts[-3:-1]) == ("pods", "volumes", driver.replace("/", "~"))
 
 
-async def _init(steps: Steps, _: cmd.Init) -> Answer:
-    route = steps.work.route
+# --- one function per verb, in the thread of its request -------------------------------------------------------------
+
+
+def _init(steps: Steps, _: cmd.Init) -> Answer:
+    route = steps.composition.route
     return Answer(capabilities=codec.capabilities(cast("VolumeClaim", route.claim), route.hooks))
 
 
-async def _attach(steps: Steps, command: cmd.Attach) -> Answer:
-    volume_id = await steps.volume_id(command.options)
+def _attach(steps: Steps, command: cmd.Attach) -> Answer:
+    volume_id = _identify(steps, command.options)
     request = VolumeAttach(driver=steps.driver, volume_id=volume_id, options=command.options.own, node=command.node)
-    return Answer(device=await steps.on_volume("volume_attach", request))
+    return Answer(device=steps.on_volume("volume_attach", request))
 
 
-async def _wait_for_attach(steps: Steps, command: cmd.WaitForAttach) -> Answer:
-    if not steps.work.has("volume_wait_attached"):
+def _wait_for_attach(steps: Steps, command: cmd.WaitForAttach) -> Answer:
+    if not steps.composition.has("volume_wait_attached"):
         return Answer(device=command.device)
-    volume_id = await steps.volume_id(command.options)
+    volume_id = _identify(steps, command.options)
     request = VolumeWaitAttached(
         driver=steps.driver, volume_id=volume_id, options=command.options.own, device=command.device
     )
-    return Answer(device=await steps.on_volume("volume_wait_attached", request))
+    return Answer(device=steps.on_volume("volume_wait_attached", request))
 
 
-async def _is_attached(steps: Steps, command: cmd.IsAttached) -> Answer:
-    volume_id = await steps.volume_id(command.options)
+def _is_attached(steps: Steps, command: cmd.IsAttached) -> Answer:
+    volume_id = _identify(steps, command.options)
     request = VolumeIsAttached(driver=steps.driver, volume_id=volume_id, options=command.options.own, node=command.node)
-    return Answer(attached=await steps.on_volume("volume_is_attached", request))
+    return Answer(attached=steps.on_volume("volume_is_attached", request))
 
 
-async def _detach(steps: Steps, command: cmd.Detach) -> Answer:
+def _detach(steps: Steps, command: cmd.Detach) -> Answer:
     request = VolumeDetach(driver=steps.driver, volume_id=VolumeId(command.volume_name), node=command.node)
-    await steps.on_volume("volume_detach", request)
+    steps.on_volume("volume_detach", request)
     return Answer()
 
 
-async def _expand_volume(steps: Steps, command: cmd.ExpandVolume) -> Answer:
+def _expand_volume(steps: Steps, command: cmd.ExpandVolume) -> Answer:
     request = VolumeExpand(
         driver=steps.driver,
-        volume_id=await steps.volume_id_at(command.target, command.options),
+        volume_id=_identify(steps, command.options, command.target),
         options=command.options.own,
         new_size=command.new_size,
         old_size=command.old_size,
     )
-    return Answer(new_size=await steps.on_volume("volume_expand", request))
+    return Answer(new_size=steps.on_volume("volume_expand", request))
 
 
-async def _expand_fs(steps: Steps, command: cmd.ExpandFs) -> Answer:
+def _expand_fs(steps: Steps, command: cmd.ExpandFs) -> Answer:
     request = VolumeExpandFs(
         driver=steps.driver,
-        volume_id=await steps.volume_id_at(command.target, command.options),
+        volume_id=_identify(steps, command.options, command.target),
         options=command.options.own,
         mount_path=command.target,
         device=command.device,
         new_size=command.new_size,
         old_size=command.old_size,
     )
-    await steps.on_volume("volume_expand_fs", request)
+    steps.on_volume("volume_expand_fs", request)
     return Answer()
 
 
-async def _mount(steps: Steps, command: cmd.Mount) -> Answer:
-    await steps.mount(command)
+def _mount(steps: Steps, command: cmd.Mount) -> Answer:
+    steps.composition.call.key = command.target
+    options = command.options
+    wanted = VolumePublish(
+        driver=steps.driver,
+        volume_id=_identify(steps, options),
+        options=options.own,
+        target_path=command.target,
+        fs_type=options.fs_type,
+        read_only=options.read_only,
+        fs_group=options.fs_group,
+        pod=options.pod,
+        secrets=options.secrets,
+    )
+    # With attach kubelet has it staged by mountdevice, in a directory of its own.
+    attached = steps.composition.has("volume_attach")
+    stage = None if attached else _staging(wanted.volume_id, steps, options, command.device)
+    steps.publish(wanted, stage)
     return Answer()
 
 
-async def _unmount(steps: Steps, command: cmd.Unmount) -> Answer:
-    await steps.unmount(command.target)
+def _unmount(steps: Steps, command: cmd.Unmount) -> Answer:
+    claimed = steps.composition.route.plugin != NOBODY
+    steps.unpublish(command.target, trusted=claimed or is_pods_volume(command.target, steps.driver))
     return Answer()
 
 
-async def _mount_device(steps: Steps, command: cmd.MountDevice) -> Answer:
-    await steps.mount_device(command)
+def _mount_device(steps: Steps, command: cmd.MountDevice) -> Answer:
+    steps.composition.call.key = command.target
+    volume_id = _identify(steps, command.options)
+    steps.stage(_staging(volume_id, steps, command.options, command.device, command.target))
     return Answer()
 
 
-async def _unmount_device(steps: Steps, command: cmd.UnmountDevice) -> Answer:
-    await steps.unmount_device(command.target)
+def _unmount_device(steps: Steps, command: cmd.UnmountDevice) -> Answer:
+    steps.unstage(command.target)
     return Answer()
 
 
-_HANDLERS: Final[Mapping[type[cmd.Command], Callable[[Steps, Any], Coroutine[Any, Any, Answer]]]] = MappingProxyType(
+def _staging(
+    volume_id: VolumeId, steps: Steps, options: cmd.VolumeOptions, device: str, staging_path: str = ""
+) -> VolumeStage:
+    return VolumeStage(
+        driver=steps.driver,
+        volume_id=volume_id,
+        options=options.own,
+        staging_path=staging_path,
+        device=device,
+        fs_type=options.fs_type,
+        read_only=options.read_only,
+        secrets=options.secrets,
+    )
+
+
+def _identify(steps: Steps, options: cmd.VolumeOptions, mounted_at: str = "") -> VolumeId:
+    """Name the volume that the options mean, or that is mounted at a path: expandfs lacks the secrets of mount.
+
+    With attach the secrets tell nothing apart: kubelet sends them with mount alone, and not with mountdevice.
+    """
+    secrets = Secrets() if steps.composition.has("volume_attach") else options.secrets
+    if mounted_at:
+        return steps.identify_at(mounted_at, options.own, secrets)
+    return steps.identify(options.own, secrets)
+
+
+_HANDLERS: Final[Mapping[type[cmd.Command], Callable[[Steps, Any], Answer]]] = MappingProxyType(
     {
         cmd.Init: _init,
         cmd.Attach: _attach,

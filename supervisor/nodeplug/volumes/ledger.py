@@ -1,9 +1,9 @@
 """What is mounted for whom: records of intent beside the kernel's own table.
 
 Owns: the records of targets and of staged volumes, nodeplug's staging folder, and their comparison with mountinfo.
-Refuses: to believe a record against mountinfo, secrets and options in records, hooks. `unmount` carries a directory
-alone (kubelet, flexvolume/unmounter.go), so the record tells which volume it is; without it, mountinfo does: a mount
-that shows the directory of a staged volume belongs to that volume.
+Refuses: to believe a record against mountinfo, secrets and options in records, hooks. Who takes a volume away may know
+its directory alone, so the record tells which volume it is; without it, mountinfo does: a mount that shows the
+directory of a staged volume belongs to that volume.
 """
 
 import hashlib
@@ -298,15 +298,6 @@ def check_target(path: str) -> None:
     """
     if Path(path).is_symlink():
         raise InvalidRequest(f"{path!r} is a symlink; a volume is mounted on a directory alone: remove the link")
-
-
-def is_pods_volume(path: str, driver: str) -> bool:
-    """Whether kubelet would mount a driver's volume for a pod there, wherever its root is.
-
-    The layout is `<root>/pods/<uid>/volumes/<vendor~driver>/<volume>` (kubelet, kubelet_getters.go).
-    """
-    parts = Path(path).parts
-    return len(parts) > 5 and (parts[-5], *parts[-3:-1]) == ("pods", "volumes", driver.replace("/", "~"))
 
 
 def check_published(target: Target, plugin: str) -> None:

@@ -37,7 +37,7 @@ from nodeplug.flex.service import FlexService
 from nodeplug.hosting.registry import Registry
 from nodeplug.hosting.runner import Runner
 from nodeplug.testing import host
-from nodeplug.volumes.staging import Staging
+from nodeplug.volumes.service import Volumes
 
 LOOP_CLR_FD = 0x4C01
 PATIENCE = 10.0
@@ -123,7 +123,7 @@ class Node:
 
     def service(self) -> FlexService:
         runner = Runner()
-        return FlexService(self.registry, runner, Staging.at(runner, self.journal, self.staging_folder))
+        return FlexService(self.registry, runner, Volumes.at(runner, self.journal, self.staging_folder))
 
     def path(self, driver: str) -> str:
         return f"{PLUGIN_DIR}/{driver.replace('/', '~')}/{driver.rpartition('/')[2]}"
@@ -145,7 +145,7 @@ class Node:
 
     def recover(self) -> None:
         async def once() -> None:
-            await self.service().staging.recover(self.registry)
+            await self.service().volumes.recover(self.registry)
 
         asyncio.run(once())
 

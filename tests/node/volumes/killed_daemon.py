@@ -18,7 +18,7 @@ from nodeplug.flex.service import FlexService
 from nodeplug.hosting.registry import Registry
 from nodeplug.hosting.runner import Runner
 from nodeplug.testing import host
-from nodeplug.volumes.staging import Staging
+from nodeplug.volumes.service import Volumes
 from nodeplug_volumes.loopfile import LoopFile, LoopFileConfig
 
 EVENTS = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "fcntl.ioctl", "subprocess.Popen"}
@@ -61,7 +61,7 @@ def service(area: Path) -> FlexService:
     plugin.start()
     registry, runner = Registry(), Runner()
     registry.load("loopfile", plugin, "tests")
-    return FlexService(registry, runner, Staging.at(runner, Journal(area / "journal"), area / "staging"))
+    return FlexService(registry, runner, Volumes.at(runner, Journal(area / "journal"), area / "staging"))
 
 
 def main(area: Path, fatal: int, argv: tuple[str, ...]) -> None:

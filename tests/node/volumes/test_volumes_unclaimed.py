@@ -122,7 +122,7 @@ def test_a_plugin_that_comes_after_a_start_undoes_what_was_left(make_node: Any, 
 
     async def story() -> None:
         service = node.service()
-        await service.staging.recover(node.registry)
+        await service.volumes.recover(node.registry)
         node.registry.load("disk", publisher, "tests")
         await node.handle(service, DRIVER, "init")
 
@@ -135,7 +135,7 @@ def test_a_start_calls_the_unpublish_that_a_kill_left_out(make_node: Any, publis
     node = make_node(disk=publisher)
     target = node.target("a")
     node.mount(DRIVER, target, OPTIONS)
-    ledger = node.service().staging.ledger
+    ledger = node.service().volumes.ledger
     ledger.write_target(replace(ledger.target(str(target)), phase=UNPUBLISHING))
     unmount(str(target))
     node.recover()

@@ -1,0 +1,382 @@
+"""The steps of one request about volumes, each written down before it is done.
+
+Owns: the order of intents, hooks and mounts, the defaults for hooks that a driver leaves out, and the way back after a
+failure. Plain synchronous code in one thread, for any front.
+Refuses: verbs and wires: a front says what is wanted in requests of the contract, whose volume it has identified, and
+leaves the places to these steps. Options and secrets on the way down, too: like CSI's NodeUnpublish and NodeUnstage,
+the hooks that undo get the volume id and the path alone, for callers bring nothing else and nothing else is kept.
+
+Every intent is on disk before its side effect, mountinfo is the truth, and each step may be repeated: SIGKILL between
+any two of them is mended by the repeated call or by the next start.
+"""
+
+import hashlib
+import json
+import logging
+import math
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from nodeplug.contract.errors import InvalidRequest, NotFound, PluginError
+from nodeplug.contract.mounts import bind, mounted_at, unmount
+from nodeplug.contract.values import (
+    Secrets,
+    VolumeId,
+    VolumeIdentify,
+    VolumePublish,
+    VolumeRequest,
+    VolumeStage,
+    VolumeUnpublish,
+    VolumeUnstage,
+)
+from nodeplug.hosting.composition import Composition
+from nodeplug.hosting.runner import Hook
+from nodeplug.volumes import ledger as led
+from nodeplug.volumes.ledger import Ledger, Target, Volume
+from nodeplug.volumes.locks import Locks
+from nodeplug.volumes.masking import redact
+from nodeplug.volumes.records import Records
+
+LOG: Final = logging.getLogger(__name__)
+_MARK: Final = "+"
+"""Between the digest of the options and the mark of the secrets, in an id that the host made."""
+_LOOK: Final = "the look at records and mounts"
+
+
+def default_volume_id(options: Mapping[str, str]) -> VolumeId:
+    """Name a volume by its driver's own options, whatever their order: 32 hexadecimal digits of SHA-256."""
+    text = json.dumps(dict(options), sort_keys=True)
+    return VolumeId(hashlib.sha256(text.encode()).hexdigest()[:32])
+
+
+@dataclass(slots=True)
+class Steps:
+    """The steps of one request; used in the thread of its composition.
+
+    Attributes:
+        ledger: what is known.
+        records: writes it.
+        locks: one request at a time for each target and for each volume.
+        leave: keeps what cannot be undone wholly now for the time when the driver's plugin runs.
+        composition: the request: its route, its hooks, its deadlines.
+        driver: the claim that was called.
+        secrets: what must not stand in an error.
+    """
+
+    ledger: Ledger
+    records: Records
+    locks: Locks
+    leave: Callable[[Target | Volume], None]
+    composition: Composition
+    driver: str
+    secrets: Secrets
+
+    # --- which volume
+
+    def identify(self, options: Mapping[str, str], secrets: Secrets) -> VolumeId:
+        """Name the volume that the options mean.
+
+        Without a hook for it the name depends on the secrets, too, when the driver stages: what one pod's credentials
+        staged is not for another's. Drivers that do not stage share nothing.
+
+        Raises:
+            PluginError: the plugin's name for it cannot be written down.
+        """
+        if not self.composition.has("volume_id"):
+            marked = secrets and self.composition.has("volume_stage")
+            return VolumeId(default_volume_id(options) + (self._secret_mark(secrets) if marked else ""))
+        name = self._hook("volume_id", request=VolumeIdentify(driver=self.driver, options=options))
+        if not name or "\0" in name or name != name.encode("utf-8", "replace").decode():
+            plugin = self.composition.route.plugin
+            raise PluginError(f"plugin {plugin!r} named a volume {name!r}; a volume id is non-empty text")
+        return VolumeId(name)
+
+    def _secret_mark(self, secrets: Secrets) -> str:
+        if not self.ledger.has_mark_key():
+            self.records.make_mark_key()
+        return f"{_MARK}{self.ledger.secret_mark(secrets)}"
+
+    def identify_at(self, path: str, options: Mapping[str, str], secrets: Secrets) -> VolumeId:
+        """Name the volume that is mounted at a path, for callers who do not bring its secrets again.
+
+        Raises:
+            PluginError: the plugin's name for it cannot be written down.
+        """
+        computed = self.identify(options, secrets)
+        if self.composition.has("volume_id"):
+            return computed
+        found = self.ledger.target(path) or self.ledger.staged_at(path)
+        if found is None or found.volume.driver != self.driver:
+            return computed
+        recorded = found.volume.volume_id
+        return recorded if recorded.partition(_MARK)[0] == computed else computed
+
+    def on_volume(self, hook: str, request: VolumeRequest) -> Any:
+        """Call a hook about one volume while nothing else works on that volume."""
+        with self._alone("volume", request.driver, request.volume_id, about=f"{request.driver} {request.volume_id}"):
+            return self._hook(hook, request=request)
+
+    @contextmanager
+    def _alone(self, *key: str, about: str) -> Iterator[None]:
+        """Work on a target or a volume, when nobody else does; `about` is what the hooks are about meanwhile."""
+        self.composition.call.key = about
+        self.composition.step("the wait for an earlier call", math.inf)
+        with self.locks.held(*key):
+            self.composition.step(_LOOK)
+            yield
+
+    # --- the way up
+
+    def publish(self, wanted: VolumePublish, stage: VolumeStage | None) -> None:
+        """Give a volume to a pod, staged if need be; what fails leaves nothing mounted at the target.
+
+        Args:
+            wanted: with the volume's id; `staging_path` if the caller staged the volume and says where.
+            stage: how it is staged in the host's own folder, unless it is; None when that is the caller's matter.
+        """
+        path, volume_id = wanted.target_path, wanted.volume_id
+        with (
+            self._alone("target", path, about=path),
+            self._alone("volume", self.driver, volume_id, about=f"{self.driver} {volume_id}"),
+        ):
+            volume = self._place(wanted, stage)
+            target = Target(wanted.target_path, volume, wanted.read_only)
+            standing = self._standing(target)
+            if standing is not None:
+                if standing.phase != led.PUBLISHED:
+                    self.records.note_target(led.with_phase(standing, led.PUBLISHED))
+                return
+            try:
+                self._bring_up(target, wanted, stage)
+            except Exception as error:
+                self._roll_back(target, error)
+                raise
+
+    def _place(self, wanted: VolumePublish, stage: VolumeStage | None) -> Volume:
+        """Where the volume is staged: where the caller did it, or in the host's own folder."""
+        if stage is not None and self.composition.has("volume_stage"):
+            return self.ledger.plan(self.driver, wanted.volume_id)
+        record = self.ledger.staged(self.driver, wanted.volume_id) if stage is None else None
+        if record is not None and not wanted.staging_path:
+            return record.volume
+        return Volume(self.driver, wanted.volume_id, wanted.staging_path)
+
+    def _standing(self, wanted: Target) -> Target | None:
+        """Return the target if it has the volume already: kubelet repeats a mount of binds that it does not recognise.
+
+        One that is not PUBLISHED lacks its record.
+
+        Raises:
+            InvalidRequest: another volume is mounted there.
+        """
+        if mounted_at(wanted.path) is None:
+            return None
+        record = self.ledger.target(wanted.path)
+        if record is None:  # the record was lost: the kernel tells whether it is this volume
+            found = self.ledger.infer_target(self.driver, wanted.path)
+            if found is None or not wanted.volume.staging_path or found.volume != wanted.volume:
+                return None
+            return wanted if found.read_only == wanted.read_only else None
+        if (record.volume.driver, self._unmarked(record.volume)) != (self.driver, self._unmarked(wanted.volume)):
+            raise InvalidRequest(
+                f"{wanted.path!r} holds volume {record.volume.volume_id!r} of {record.volume.driver}; "
+                f"unmount it before volume {wanted.volume.volume_id!r} of {wanted.volume.driver} is mounted there"
+            )
+        return record if record.phase == led.PUBLISHED else None
+
+    def _unmarked(self, volume: Volume) -> str:
+        """The id without secrets: a pod whose Secret was rotated keeps the mount that it has."""
+        return volume.volume_id if self.composition.has("volume_id") else volume.volume_id.partition(_MARK)[0]
+
+    def _bring_up(self, target: Target, wanted: VolumePublish, stage: VolumeStage | None) -> None:
+        self.records.write_target(target)
+        if mounted_at(target.path) is not None:  # what a killed predecessor half-mounted
+            self._unpublish(target)
+        led.check_target(target.path)
+        if stage is not None and self.ledger.owns(target.volume):
+            # Staged writable whatever this pod asked for: the next pod shares it. Read-only is the publish's.
+            self._stage(target.volume, replace(stage, read_only=False))
+        self._publish(target, wanted)
+        led.check_published(target, self.composition.route.plugin)
+        self.records.write_target(led.with_phase(target, led.PUBLISHED))
+
+    def _publish(self, target: Target, wanted: VolumePublish) -> None:
+        place = target.volume.staging_path
+        if self.composition.has("volume_publish"):
+            self._hook("volume_publish", request=replace(wanted, staging_path=place))
+            return
+        if not place:
+            raise PluginError(f"volume {wanted.volume_id!r} of {self.driver} is not staged; it has to be staged first")
+        self.composition.step("bind")
+        bind(place, target.path, read_only=target.read_only)
+
+    def stage(self, request: VolumeStage) -> None:
+        """Stage a volume at a path of the caller's; what fails leaves nothing mounted there."""
+        path, volume_id = request.staging_path, request.volume_id
+        with (
+            self._alone("target", path, about=path),
+            self._alone("volume", self.driver, volume_id, about=f"{self.driver} {volume_id}"),
+        ):
+            volume = Volume(self.driver, volume_id, path)
+            try:
+                self._stage(volume, request)
+            except Exception:
+                self._unstage(volume, forced=True)
+                raise
+
+    def _stage(self, volume: Volume, request: VolumeStage) -> None:
+        owned = self.ledger.owns(volume)
+        # At a path of the caller's it is one volume for one caller: nothing to agree upon.
+        fs_type = request.fs_type if owned else ""
+        if self.ledger.is_staged(volume, fs_type):
+            return
+        if self.ledger.staged(volume.driver, volume.volume_id) is not None or mounted_at(volume.staging_path):
+            self._unstage(volume)  # it was begun
+        self.records.write_staged(volume, led.STAGING, fs_type)
+        if owned:
+            led.make_directory(volume.staging_path)
+        self._hook("volume_stage", request=replace(request, staging_path=volume.staging_path))
+        led.check_staged(volume, self.composition.route.plugin)
+        self.records.write_staged(volume, led.STAGED, fs_type)
+
+    def _roll_back(self, target: Target, error: Exception) -> None:
+        try:
+            self._take_down(target, forced=True)
+        except PluginError as second:
+            reason = error.message if isinstance(error, PluginError) else str(error)
+            raise PluginError(f"{reason}; and what was half done could not be undone: {second.message}") from error
+
+    # --- the way down
+
+    def unpublish(self, path: str, *, trusted: bool = True) -> None:
+        """Take a volume away from a pod and, for the last user, unstage what the host staged; succeed when it is gone.
+
+        Args:
+            path: the target, of which the caller need know no more.
+            trusted: whether a mount there that no record explains is taken for one of the driver's.
+
+        Raises:
+            NotFound: no record explains the mount, and the path is not trusted.
+        """
+        with self._alone("target", path, about=path):
+            target = self.ledger.target(path)
+            if target is None and not trusted:
+                raise NotFound(
+                    f"{path!r} is no volume of {self.driver} that is known here, and no enabled plugin serves that "
+                    "driver; enable one in the configuration, or unmount the path by hand"
+                )
+            target = target or self.ledger.infer_target(self.driver, path)
+            if target is None:
+                return
+            volume = target.volume
+            about = f"{volume.driver} {volume.volume_id or path}"
+            with self._alone("volume", volume.driver, volume.volume_id, about=about):
+                self.records.note_target(led.with_phase(target, led.UNPUBLISHING))
+                self._take_down(target)
+
+    def _take_down(self, target: Target, *, forced: bool = False) -> None:
+        """Unpublish, unstage after the last user, and forget; every step may find its work done already.
+
+        Without the plugin the host unmounts, so that the pod ends; the record stays for the hooks that were left out.
+
+        Args:
+            target: what goes.
+            forced: go on to the host's own unmount when the plugin's unpublish fails.
+        """
+        self._unpublish(target, forced=forced)
+        if self.composition.at_rest and self.composition.has("volume_unpublish"):
+            LOG.warning("%s is unmounted without the plugin of %s, which is not loaded", target.path, self.driver)
+            self.leave(led.with_phase(target, led.UNPUBLISHING))
+            return
+        volume = target.volume
+        if self.ledger.owns(volume) and not self.ledger.users(volume, besides=target.path):
+            self._unstage_or_leave(volume, forced=forced)
+        self.records.forget_target(target.path)
+
+    def _unpublish(self, target: Target, *, forced: bool = False) -> None:
+        if self.composition.has("volume_unpublish") and not self.composition.at_rest:
+            volume = target.volume
+            request = VolumeUnpublish(driver=volume.driver, volume_id=volume.volume_id, target_path=target.path)
+            self._undo("volume_unpublish", request, forced=forced)
+        self._unmount(target.path)
+
+    def _unmount(self, path: str) -> None:
+        self.composition.step("unmount")
+        unmount(path)
+        self.composition.step(_LOOK)
+
+    def _unstage_or_leave(self, volume: Volume, *, forced: bool) -> None:
+        """Unstage; what a plugin promises to unstage itself waits until it runs (`Volumes.undo_left`)."""
+        if self.composition.at_rest and self.composition.has("volume_unstage"):
+            LOG.warning("volume %s of %s stays staged: its plugin does not run", volume.volume_id, volume.driver)
+            self.leave(volume)
+            return
+        self._unstage(volume, forced=forced)
+
+    def unstage(self, path: str) -> None:
+        """Undo what was staged at a path of the caller's; succeed when nothing is there."""
+        with self._alone("target", path, about=path):
+            record = self.ledger.staged_at(path)
+            volume = record.volume if record is not None else Volume(self.driver, VolumeId(""), path)
+            about = f"{volume.driver} {volume.volume_id or path}"
+            with self._alone("volume", volume.driver, volume.volume_id, about=about):
+                self._unstage(volume)
+
+    def unstage_unused(self, volume: Volume) -> None:
+        """Unstage a volume of the host's own folder if no pod uses it."""
+        about = f"{volume.driver} {volume.volume_id}"
+        with self._alone("volume", volume.driver, volume.volume_id, about=about):
+            if self.ledger.owns(volume) and not self.ledger.users(volume):
+                LOG.info("unstaging volume %s of %s: no pod uses it", volume.volume_id, volume.driver)
+                self._unstage(volume)
+
+    def _unstage(self, volume: Volume, *, forced: bool = False) -> None:
+        if mounted_at(volume.staging_path) is not None:
+            self.records.note_staged(volume, led.UNSTAGING)
+        if self.composition.has("volume_unstage"):
+            request = VolumeUnstage(driver=volume.driver, volume_id=volume.volume_id, staging_path=volume.staging_path)
+            self._undo("volume_unstage", request, forced=forced)
+        self._unmount(volume.staging_path)
+        self.ledger.remove_directory(volume)
+        self.records.forget_staged(volume)
+
+    # --- hooks
+
+    def _undo(self, hook: str, request: VolumeUnpublish | VolumeUnstage, *, forced: bool) -> None:
+        try:
+            self._hook(hook, request=request)
+        except PluginError as error:
+            if not forced:
+                raise
+            plugin = self.composition.route.plugin
+            LOG.warning("%s of plugin %s failed on the way back: %s", hook, plugin, type(error).__name__)
+
+    def _hook(self, name: str, **arguments: Any) -> Any:
+        if not self.secrets:
+            return self.composition.hook(name, **arguments)
+
+        def masked(own: Hook) -> Hook:
+            return lambda **values: self._without_secrets(name, own, values)
+
+        return self.composition.hook(name, around=masked, **arguments)
+
+    def _without_secrets(self, hook: str, own: Hook, values: Mapping[str, Any]) -> Any:
+        """Call a hook; a stray exception of it becomes an error without secrets, logged with its traceback.
+
+        Many an exception carries what it was about: a failed subprocess.run, its whole argv. Where it came from is told
+        by lines of code alone, and what led to it (`__cause__`) is left out: it would bring its text along.
+        """
+        plugin = self.composition.route.plugin
+        try:
+            return own(**values)
+        except PluginError:
+            raise
+        except BaseException as error:
+            text = redact("".join(traceback.format_exception_only(error)).strip(), self.secrets)
+            masked = PluginError(f"{hook} of plugin {plugin!r} raised {text}; the daemon's log has the traceback")
+            place = (PluginError, masked, error.__traceback__)
+            LOG.error("%s of plugin %s raised %s", hook, plugin, type(error).__name__, exc_info=place)
+        raise masked

@@ -1,0 +1,153 @@
+"""The volumes of this node, for any front: requests as compositions, and what a killed predecessor left.
+
+Owns: what all requests share, each request's thread, the recovery after a start, and what waits for a plugin that does
+not run.
+Refuses: to know which protocol asks (see `compose` for the steps, and the fronts for verbs and answers), and to decide
+whether a claim may be served: a route without callers is one whose hooks cannot be called.
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, TypeVar
+
+from nodeplug.contract.errors import PluginError
+from nodeplug.contract.journal import Journal
+from nodeplug.contract.mounts import mounted_at
+from nodeplug.hosting.call import Call
+from nodeplug.hosting.composition import Composition
+from nodeplug.hosting.registry import Registry
+from nodeplug.hosting.runner import Runner
+from nodeplug.hosting.slot import Route
+from nodeplug.process.aside import aside
+from nodeplug.volumes import ledger as led
+from nodeplug.volumes.compose import Steps
+from nodeplug.volumes.ledger import Ledger, Target, Volume
+from nodeplug.volumes.locks import Locks
+from nodeplug.volumes.masking import Known, redact
+from nodeplug.volumes.records import Records
+
+LOG: Final = logging.getLogger(__name__)
+LOCK_PATIENCE: Final = 300.0
+"""Seconds that a request waits for an earlier one about the same target or volume."""
+_T = TypeVar("_T")
+
+
+@dataclass(slots=True)
+class Volumes:
+    """Used from the event loop alone, but for `leave`.
+
+    Attributes:
+        runner: calls the hooks.
+        ledger: what is known, and the staging folder.
+        records: writes what is known.
+        known: the secrets of what is mounted.
+    """
+
+    runner: Runner
+    ledger: Ledger
+    records: Records
+    known: Known = field(default_factory=Known)
+    _locks: Locks = field(default_factory=lambda: Locks(LOCK_PATIENCE))
+    _left: dict[str, set[Target | Volume]] = field(default_factory=dict)
+    _leaving: threading.Lock = field(default_factory=threading.Lock)
+
+    @classmethod
+    def at(cls, runner: Runner, journal: Journal, folder: Path) -> "Volumes":
+        """Build one.
+
+        Args:
+            runner: calls the hooks.
+            journal: for these records alone.
+            folder: where volumes are staged; made when needed.
+        """
+        ledger = Ledger(journal, folder.resolve())
+        return cls(runner, ledger, Records(ledger))
+
+    async def run(self, route: Route, call: Call, work: Callable[[Steps], _T]) -> _T:
+        """Run the steps of one request, in one thread, as work that outlives its answer.
+
+        Raises:
+            DeadlineExceeded: a step is overdue; the work is completed or rolled back when that step ends.
+            PluginError: what the steps raised.
+        """
+        composition = Composition(self.runner, route, call)
+        driver = route.claim.name
+        steps = Steps(self.ledger, self.records, self._locks, self.leave, composition, driver, self.known.of(driver))
+        return await composition.run(lambda _: work(steps))
+
+    async def recover(self, registry: Registry) -> None:
+        """Bring records and mounts together after a start: the predecessor may have been killed at any step.
+
+        A mount at a target is kept, for kubelet takes it for success already; one that should be read-only and is not
+        goes. What no pod uses is unstaged. Problems are logged and left to the next call or start.
+        """
+        try:
+            for target in await aside(self._settle, "volumes: recover"):
+                LOG.warning("%s was half mounted or unmounted for %s at the end", target.path, target.volume.driver)
+                await self._undo(registry, target)
+            for volume in await aside(self._staged, "volumes: recover"):
+                await self._undo(registry, volume)
+        except (PluginError, OSError) as error:
+            LOG.error("volumes stay as they are, for their records cannot be used: %s", error)
+
+    async def undo_left(self, registry: Registry, driver: str) -> None:
+        """Undo what was left while the driver's plugin did not run. A restarted daemon finds it in `recover`.
+
+        Problems are logged and left to the next start.
+        """
+        with self._leaving:
+            remainders = self._left.pop(driver, set())
+        for remainder in remainders:
+            await self._undo(registry, remainder)
+
+    def leave(self, remainder: Target | Volume) -> None:
+        """Keep something for the time when its driver's plugin runs: a volume without pods, a target without mount."""
+        volume = remainder.volume if isinstance(remainder, Target) else remainder
+        with self._leaving:
+            self._left.setdefault(volume.driver, set()).add(remainder)
+
+    async def _undo(self, registry: Registry, remainder: Target | Volume) -> None:
+        """Unmount a target, or unstage a volume that no pod uses; without the plugin it is left again."""
+        volume = remainder.volume if isinstance(remainder, Target) else remainder
+        try:
+            route = registry.route("volume", volume.driver)
+        except PluginError as error:
+            LOG.warning("volume %s of %s stays as it is for now: %s", volume.volume_id, volume.driver, error.message)
+            self.leave(remainder)
+            return
+        try:
+            call = Call("recover", f"volume:{volume.driver}", volume.staging_path)
+            await self.run(route, call, lambda steps: _undo(steps, remainder))
+        except PluginError as error:
+            text = redact(error.message, self.known.of(volume.driver))
+            LOG.warning("volume %s of %s stays as it is: %s", volume.volume_id, volume.driver, text)
+
+    def _settle(self) -> list[Target]:
+        """Compare the records with mountinfo; correct those that need no hook, and return those that do."""
+        halfway = []
+        self.ledger.forget_other_boots()
+        for target in self.ledger.targets():
+            mount = mounted_at(target.path)
+            if mount is None and target.phase == led.UNPUBLISHING:  # the plugin may have more to release
+                halfway.append(target)
+            elif mount is None:
+                self.records.forget_target(target.path)
+            elif target.phase == led.PUBLISHING and target.read_only and not mount.read_only:
+                halfway.append(target)
+            elif target.phase == led.PUBLISHING:
+                self.records.note_target(led.with_phase(target, led.PUBLISHED))
+        return halfway
+
+    def _staged(self) -> list[Volume]:
+        """Return all that is staged, with or without a record."""
+        return [staged.volume for staged in self.ledger.all_staged()] + self.ledger.stray_volumes()
+
+
+def _undo(steps: Steps, remainder: Target | Volume) -> None:
+    if isinstance(remainder, Target):
+        steps.unpublish(remainder.path)
+    else:
+        steps.unstage_unused(remainder)
