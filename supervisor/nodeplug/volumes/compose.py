@@ -208,7 +208,7 @@ class Steps:
         if self.composition.has("volume_publish"):
             self._hook("volume_publish", request=replace(wanted, staging_path=place))
             return
-        if not place:
+        if not place or mounted_at(place) is None:
             raise PluginError(f"volume {wanted.volume_id!r} of {self.driver} is not staged; it has to be staged first")
         self.composition.step("bind")
         bind(place, target.path, read_only=target.read_only)

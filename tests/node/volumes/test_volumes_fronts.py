@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 
 from nodeplug import (
+    PluginError,
     Secrets,
     VolumeId,
     VolumePublish,
     VolumeStage,
+    mounted_at,
+    unmount,
 )
 from nodeplug.hosting.call import Call
 from nodeplug.volumes.compose import Steps
@@ -82,6 +85,13 @@ def test_a_pod_may_read_alone_what_another_writes(node: Any) -> None:
         (reader / "z").write_text("y")
 
 
+def test_a_publish_of_what_its_caller_has_not_staged_fails_and_mounts_nothing(node: Any) -> None:
+    shared, target = node.target("globalmount"), node.target("a")
+    with pytest.raises(PluginError, match="is not staged"):
+        ask(node, publish(target, shared))
+    assert (node.mounted, node.records) == ([], [])
+
+
 def test_a_front_without_a_staging_path_shares_what_another_front_staged_in_the_hosts_folder(
     node: Any, stager: Any
 ) -> None:
@@ -119,3 +129,15 @@ def test_a_volume_is_named_by_its_options_and_its_secrets_when_the_driver_stages
     )
     assert len(set(named)) == 3
     assert len({name.partition("+")[0] for name in named}) == 1
+
+
+def test_a_volume_whose_staging_mount_has_gone_is_not_published(make_node: Any, attacher: Any) -> None:
+    node = make_node(disk=attacher)
+    device, target = node.target("device"), node.target("a")
+    options = '{"name": "data"}'
+    assert node.call(DRIVER, "mountdevice", str(device), "/dev/x", options)["status"] == "Success"
+    unmount(str(device))
+    answer = node.call(DRIVER, "mount", str(target), options)
+    assert answer["status"] == "Failure"
+    assert "is not staged" in answer["message"]
+    assert mounted_at(str(target)) is None
