@@ -40,7 +40,7 @@ from nodeplug_net.links import (
     set_sysctl,
     up_request,
 )
-from nodeplug_net.masquerade import Entry
+from nodeplug_net.masquerade import Element
 from nodeplug_net.messages import mac_bytes, u32
 from nodeplug_net.netlink import EEXIST, Netlink, Request
 from nodeplug_net.undo import Undo
@@ -95,7 +95,7 @@ class Attaching:
             ),
         )
 
-    def _others(self) -> list[Entry]:
+    def _others(self) -> list[Element]:
         """Who else of this network should be masqueraded: asked when an administrator has flushed the table."""
         entries = self.plane.attached(self.request, self.config, self.links)
         return [entry for entry in entries if entry.label != self.attachment.label]

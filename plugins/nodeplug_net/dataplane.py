@@ -13,7 +13,7 @@ from nodeplug import CniRequest
 from nodeplug_net.addressing import Addressing
 from nodeplug_net.bridge_config import BridgeConfig
 from nodeplug_net.links import Links
-from nodeplug_net.masquerade import Entry, Masquerade
+from nodeplug_net.masquerade import Element, Masquerade
 from nodeplug_net.needs import Networks
 from nodeplug_net.reaper import Reaper
 from nodeplug_net.sockets import NftSockets, open_nft
@@ -29,7 +29,7 @@ class Dataplane:
     log: logging.LoggerAdapter[logging.Logger]
     networks: Networks
 
-    def attached(self, request: CniRequest, config: BridgeConfig, links: Links) -> list[Entry]:
+    def attached(self, request: CniRequest, config: BridgeConfig, links: Links) -> list[Element]:
         """List the addresses of a network that should be masqueraded: those of attachments whose port is there.
 
         Args:
@@ -42,7 +42,7 @@ class Dataplane:
             return []
         labels = {port.alias for port in links.ports(bridge)}
         leases = self.addressing.leases(request, config.ipam)
-        return [Entry(address.network, address.packed, label) for label, address in leases if label in labels]
+        return [Element(address.network, address.packed, label) for label, address in leases if label in labels]
 
     @contextmanager
     def masquerade(self, request: CniRequest) -> Iterator[Masquerade]:

@@ -18,7 +18,7 @@ from typing import Final
 from nodeplug import PluginError
 from nodeplug_net import nftmessages as nft
 from nodeplug_net.links import Interface
-from nodeplug_net.netlink import ENOENT, Answer, Netlink, Request, attributes, failure, text
+from nodeplug_net.netlink import ENOENT, KernelReply, Netlink, Request, attributes, failure, text
 
 _ABSENT: Final = ENOENT | {errno.EINVAL}
 """No table, or (EINVAL) a kernel without nf_tables, where a DEL has nothing to remove."""
@@ -35,7 +35,7 @@ _BODY: Final = 20  # netlink header and struct nfgenmsg
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class Element:
     """One masqueraded address."""
 
     network: nft.Network
@@ -61,7 +61,7 @@ class Masquerade:
         self._netlink = netlink
 
     def add(
-        self, addresses: Sequence[Interface], label: str, others: Callable[[], Sequence[Entry]] = lambda: ()
+        self, addresses: Sequence[Interface], label: str, others: Callable[[], Sequence[Element]] = lambda: ()
     ) -> None:
         """Masquerade addresses on behalf of an attachment, in one transaction; take over what another had.
 
@@ -74,7 +74,7 @@ class Masquerade:
             OSError: the kernel refuses, with its errno.
             PluginError: others keep changing the table.
         """
-        wanted = [Entry(address.network, address.packed, label) for address in addresses]
+        wanted = [Element(address.network, address.packed, label) for address in addresses]
         messages = [nft.new_element(one.network, one.key, label) for one in wanted]
         for _ in range(_ATTEMPTS):
             if self.lacking(one.network for one in wanted):
@@ -87,7 +87,7 @@ class Masquerade:
             messages = self._replacement(wanted)
         raise _restless()
 
-    def _replacement(self, wanted: list[Entry]) -> list[bytearray]:
+    def _replacement(self, wanted: list[Element]) -> list[bytearray]:
         """Compose the transaction anew from the elements that exist now."""
         present = {(entry.network, entry.key) for entry in self.entries("")}
         messages = []
@@ -103,7 +103,7 @@ class Masquerade:
         rules = b"".join(answer.messages)
         return [network for network in dict.fromkeys(networks) if nft.names_set(network) not in rules]
 
-    def mend(self, expected: Sequence[Entry], networks: Iterable[nft.Network] = ()) -> None:
+    def mend(self, expected: Sequence[Element], networks: Iterable[nft.Network] = ()) -> None:
         """Make what is missing of the table: the rules of subnets, their sets, and the expected entries.
 
         In one transaction: rules without their entries would look whole, and nobody would mend them again.
@@ -172,15 +172,15 @@ class Masquerade:
                     return int.from_bytes(message[start:end], "big")
         return None
 
-    def owned(self, label: str) -> list[Entry]:
+    def owned(self, label: str) -> list[Element]:
         """List what is masqueraded on behalf of one attachment."""
         return self._scan(label.encode() + b"\0")
 
-    def entries(self, prefix: str) -> list[Entry]:
+    def entries(self, prefix: str) -> list[Element]:
         """List what is masqueraded on behalf of attachments whose label begins so."""
         return [entry for entry in self._scan(prefix.encode()) if entry.label.startswith(prefix)]
 
-    def _scan(self, needle: bytes) -> list[Entry]:
+    def _scan(self, needle: bytes) -> list[Element]:
         """List the entries whose label contains the bytes.
 
         Raises:
@@ -192,7 +192,7 @@ class Masquerade:
             if network is None:
                 continue
             for message in self._dump(name):
-                found += [Entry(network, key, label) for key, label in _parse_elements(message, needle)]
+                found += [Element(network, key, label) for key, label in _parse_elements(message, needle)]
         return found
 
     def _dump(self, name: str) -> list[bytes]:
@@ -210,9 +210,9 @@ class Masquerade:
             messages = self._netlink.ask(Request(nft.dump_elements(name), what, ENOENT))[0].messages
             if len({message[_GENERATION] for message in messages}) <= 1:
                 return messages
-        raise failure(what, Answer(errno.EAGAIN))
+        raise failure(what, KernelReply(errno.EAGAIN))
 
-    def remove(self, entries: Sequence[Entry]) -> None:
+    def remove(self, entries: Sequence[Element]) -> None:
         """Remove entries; those that are gone are removed already.
 
         Raises:
@@ -221,7 +221,7 @@ class Masquerade:
         for start in range(0, len(entries), _TOGETHER):
             self._remove(entries[start : start + _TOGETHER])
 
-    def _remove(self, entries: Sequence[Entry]) -> None:
+    def _remove(self, entries: Sequence[Element]) -> None:
         """Remove entries in one transaction, and one by one if some are gone."""
         refusal = self._commit([nft.delete_element(entry.network, entry.key) for entry in entries])
         if refusal is not None and refusal.error == errno.ENOENT and len(entries) > 1:
@@ -242,7 +242,7 @@ class Masquerade:
             if kind == _SET_NAME
         }
 
-    def _commit(self, messages: list[bytearray], generation: int | None = None) -> Answer | None:
+    def _commit(self, messages: list[bytearray], generation: int | None = None) -> KernelReply | None:
         """Send one transaction; None when the kernel took it, else its first refusal."""
         begin = nft.begin(generation)
         answers = self._netlink.exchange([(begin, False), *((one, True) for one in messages), (nft.end(), False)])

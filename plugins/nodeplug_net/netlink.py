@@ -55,7 +55,7 @@ class Request:
 
 
 @dataclass(slots=True)
-class Answer:
+class KernelReply:
     """What the kernel said to one request: an accepted errno or 0, and the messages before the acknowledgement."""
 
     error: int = 0
@@ -110,7 +110,7 @@ class Netlink:
         """Close the socket."""
         self._socket.close()
 
-    def ask(self, *requests: Request) -> list[Answer]:
+    def ask(self, *requests: Request) -> list[KernelReply]:
         """Send requests in one go and read every answer.
 
         The kernel works through all of them, even behind one that fails.
@@ -127,7 +127,7 @@ class Netlink:
                 raise failure(request.what, answer)
         return answers
 
-    def exchange(self, messages: Sequence[tuple[bytearray, bool]]) -> list[Answer]:
+    def exchange(self, messages: Sequence[tuple[bytearray, bool]]) -> list[KernelReply]:
         """Send messages in one go; the flag says whether an answer is due (batch markers of nf_tables have none).
 
         Raises:
@@ -140,7 +140,7 @@ class Netlink:
         if len(messages) > _USUAL:
             self._make_room(len(messages) * _PER_MESSAGE)
         self._socket.send(b"".join(data for data, _ in messages))
-        answers = [Answer(complete=not due) for _, due in messages]
+        answers = [KernelReply(complete=not due) for _, due in messages]
         # A transaction that is refused at its beginning, for its generation, is not looked at any further.
         while not all(answer.complete for answer in answers) and (messages[0][1] or not answers[0].error):
             self._receive(answers, first)
@@ -152,7 +152,7 @@ class Netlink:
             with suppress(PermissionError):
                 self._socket.setsockopt(socket.SOL_SOCKET, option, size)
 
-    def _receive(self, answers: list[Answer], first: int) -> None:
+    def _receive(self, answers: list[KernelReply], first: int) -> None:
         try:
             data = self._socket.recv(_RECEIVE, socket.MSG_DONTWAIT)
         except BlockingIOError as error:
@@ -167,7 +167,7 @@ class Netlink:
             position += (length + 3) & ~3
 
 
-def _take(answer: Answer, kind: int, flags: int, message: bytes) -> None:
+def _take(answer: KernelReply, kind: int, flags: int, message: bytes) -> None:
     if kind not in {_NLMSG_ERROR, _NLMSG_DONE}:
         answer.messages.append(message)
         return
@@ -188,7 +188,7 @@ def _extended(kind: int, flags: int, message: bytes) -> str:
     return ""
 
 
-def failure(what: str, answer: Answer) -> OSError:
+def failure(what: str, answer: KernelReply) -> OSError:
     """Make the error of a refused request: errno, what was asked, and the kernel's words if it has any."""
     words = os.strerror(answer.error)
     return OSError(answer.error, f"cannot {what}: {words}" + (f" ({answer.text})" if answer.text else ""))

@@ -10,8 +10,8 @@ from nodeplug import CniStatus, Netns
 from nodeplug.testing.scratch_cni import ScratchCni, run_in
 from nodeplug_net.bridge import Bridge
 from nodeplug_net.links import Links
-from nodeplug_net.masquerade import Entry, Masquerade
-from nodeplug_net.netlink import Answer, Netlink
+from nodeplug_net.masquerade import Element, Masquerade
+from nodeplug_net.netlink import KernelReply, Netlink
 
 Make = Callable[..., dict[str, Any]]
 NETFILTER = 12
@@ -200,10 +200,10 @@ class Overtaken(Netlink):
 
     def __init__(self) -> None:
         super().__init__(NETFILTER)
-        self.victims: list[Entry] = []
+        self.victims: list[Element] = []
         self.parts = 0
 
-    def _receive(self, answers: list[Answer], first: int) -> None:
+    def _receive(self, answers: list[KernelReply], first: int) -> None:
         super()._receive(answers, first)
         self.parts += any(len(answer.messages) > 0 and not answer.complete for answer in answers)
         if self.victims and self.parts == 2:  # the first was the list of sets
@@ -231,7 +231,7 @@ def test_a_list_that_changes_while_it_is_read_is_complete(scratch: ScratchCni) -
 
 
 def test_many_entries_go_at_once(scratch: ScratchCni) -> None:
-    def fill_and_empty() -> list[Entry]:
+    def fill_and_empty() -> list[Element]:
         with Netlink(NETFILTER) as netlink:
             masquerade = Masquerade(netlink)
             for number in range(600):
@@ -249,14 +249,14 @@ class WithoutTables(Netlink):
     def __init__(self) -> None:
         super().__init__(NETFILTER)
 
-    def exchange(self, messages: Sequence[tuple[bytearray, bool]]) -> list[Answer]:
+    def exchange(self, messages: Sequence[tuple[bytearray, bool]]) -> list[KernelReply]:
         for data, _ in messages:
             data[5] = 0x7F
         return super().exchange(messages)
 
 
 def test_a_kernel_without_tables_has_nothing_for_del_to_remove(scratch: ScratchCni) -> None:
-    def look() -> list[Entry]:
+    def look() -> list[Element]:
         with WithoutTables() as netlink:
             return Masquerade(netlink).owned("nodeplug net c1 eth0")
 

@@ -13,8 +13,8 @@ from nodeplug import Netns, PluginError
 from nodeplug.testing.scratch_cni import ScratchCni
 from nodeplug_net import nftmessages as nft
 from nodeplug_net.bridge import Bridge, BridgeConfig
-from nodeplug_net.masquerade import Entry, Masquerade
-from nodeplug_net.netlink import Answer, Netlink
+from nodeplug_net.masquerade import Element, Masquerade
+from nodeplug_net.netlink import KernelReply, Netlink
 
 Make = Callable[..., dict[str, Any]]
 NETFILTER = 12
@@ -244,7 +244,7 @@ def test_mending_beside_a_removal_loses_nothing(scratch: ScratchCni) -> None:
                 masquerade = Masquerade(netlink)
                 for number in range(300):
                     network = ip_network(f"10.{number % 7}.0.0/24")
-                    wanted = Entry(network, network[2].packed, f"nodeplug net c{number} eth0")
+                    wanted = Element(network, network[2].packed, f"nodeplug net c{number} eth0")
                     masquerade.mend([wanted])
                     assert masquerade.owned(wanted.label) == [wanted]
                     assert masquerade.lacking([network]) == []
@@ -264,7 +264,7 @@ def test_mending_beside_a_removal_loses_nothing(scratch: ScratchCni) -> None:
 
 def test_hundreds_of_subnets_are_masqueraded_again_and_removed_again(scratch: ScratchCni) -> None:
     networks = [ip_network(f"10.{number // 256}.{number % 256}.0/24") for number in range(400)]
-    wanted = [Entry(network, network[2].packed, "nodeplug net c eth0") for network in networks]
+    wanted = [Element(network, network[2].packed, "nodeplug net c eth0") for network in networks]
 
     def mend_and_prune() -> tuple[list[Any], int, int]:
         with Netlink(NETFILTER) as netlink:
@@ -281,7 +281,7 @@ def test_hundreds_of_subnets_are_masqueraded_again_and_removed_again(scratch: Sc
 class Dying(Netlink):
     """A socket of a daemon that is killed right after its first transaction."""
 
-    def exchange(self, messages: Sequence[tuple[bytearray, bool]]) -> list[Answer]:
+    def exchange(self, messages: Sequence[tuple[bytearray, bool]]) -> list[KernelReply]:
         answers = super().exchange(messages)
         if not messages[0][1]:
             raise SystemExit

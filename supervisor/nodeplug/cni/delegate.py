@@ -60,7 +60,7 @@ _INTERNAL: Final = 999
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Ended:
     """How a foreign plugin ended; a negative status is the number of the signal that killed it."""
 
     status: int
@@ -164,7 +164,7 @@ def find_plugin(plugin_type: str, path: tuple[str, ...]) -> Path:
 
 def run(
     program: Path, env: Mapping[str, str], stdin: bytes, descriptors: tuple[int, ...] = (), timeout: float = 50.0
-) -> Answer:
+) -> Ended:
     """Execute a foreign plugin in a session of its own, and end the whole session at the timeout.
 
     Raises:
@@ -178,7 +178,7 @@ def run(
             with suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
             raise DeadlineExceeded(f"the delegate {program} did not end within {timeout:g} s and was killed") from None
-    return Answer(child.returncode, stdout, stderr)
+    return Ended(child.returncode, stdout, stderr)
 
 
 def _spawn(program: Path, env: Mapping[str, str], descriptors: tuple[int, ...]) -> "subprocess.Popen[bytes]":
@@ -249,7 +249,7 @@ def _spelled(interface: CniInterface, spelling: Mapping[str, str]) -> CniInterfa
     return replace(interface, sandbox=spelling.get(interface.sandbox, interface.sandbox))
 
 
-def _failure(name: str, answer: Answer) -> DelegateFailed:
+def _failure(name: str, answer: Ended) -> DelegateFailed:
     """Read an error as libcni does; each of its three texts for answers that are no error JSON is kept."""
     if not answer.stdout:
         if answer.stderr:

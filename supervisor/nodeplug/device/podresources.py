@@ -52,7 +52,7 @@ _OPTIONS: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ListedPods:
     """One answer of List: how many pods it names, and the holdings of those with devices."""
 
     pods: int
@@ -74,7 +74,7 @@ class _KubeletFiles:
     alive: Collection[str] | None
 
 
-def decode_list(response: pb.ListPodResourcesResponse) -> Answer:
+def decode_list(response: pb.ListPodResourcesResponse) -> ListedPods:
     """Read a List: kubelet sends one entry per id and NUMA node, these are joined here."""
     holdings: dict[tuple[ResourceName, Holder], set[DeviceId]] = {}
     for pod in response.pod_resources:
@@ -83,10 +83,10 @@ def decode_list(response: pb.ListPodResourcesResponse) -> Answer:
             for entry in container.devices:
                 ids = holdings.setdefault((ResourceName(entry.resource_name), holder), set())
                 ids.update(DeviceId(name) for name in entry.device_ids)
-    return Answer(len(response.pod_resources), {key: frozenset(ids) for key, ids in holdings.items() if ids})
+    return ListedPods(len(response.pod_resources), {key: frozenset(ids) for key, ids in holdings.items() if ids})
 
 
-async def ask(path: Path) -> Answer:
+async def ask(path: Path) -> ListedPods:
     """Ask kubelet who holds what.
 
     Raises:
@@ -319,7 +319,7 @@ class PodResources:
             self._restarted = time.monotonic()
         self._kubelet = identity
 
-    def _believed(self, answer: Answer) -> Sequence[DeviceReleased]:
+    def _believed(self, answer: ListedPods) -> Sequence[DeviceReleased]:
         """Return what is missing in this answer and was in the one before.
 
         Once is not enough: a kubelet that just started lists the pods that it has heard of so far.

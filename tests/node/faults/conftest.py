@@ -21,7 +21,7 @@ CONFIG = {"cniVersion": "1.0.0", "name": "net"}
 
 
 @dataclass(frozen=True)
-class Answer:
+class Ended:
     """How one execution ended."""
 
     status: int
@@ -70,21 +70,21 @@ class Node:
 
     def execute(
         self, path: Path, *argv: str | bytes, env: Mapping[str, str] | None = None, stdin: bytes = b""
-    ) -> Answer:
+    ) -> Ended:
         command = [str(path), *argv]
         done = subprocess.run(command, input=stdin, env=env, capture_output=True, timeout=60, check=False)
-        return Answer(done.returncode, done.stdout, done.stderr)
+        return Ended(done.returncode, done.stdout, done.stderr)
 
     def cni(
         self, verb: str = "ADD", container: str = "c1", *, claim: str = "faulty", stdin: Any = None, **more: Any
-    ) -> Answer:
+    ) -> Ended:
         """Execute a CNI script: `more` in capitals are variables, the rest are keys of the configuration."""
         env = {name: value for name, value in more.items() if name.isupper()}
         keys = {name: value for name, value in more.items() if not name.isupper()}
         config = stdin if stdin is not None else json.dumps({**CONFIG, "type": claim, **keys}).encode()
         return self.execute(self.scratch.paths.cni_bin / claim, env=self.env(verb, container, **env), stdin=config)
 
-    def flex(self, *argv: str | bytes, driver: str = "drive") -> Answer:
+    def flex(self, *argv: str | bytes, driver: str = "drive") -> Ended:
         return self.execute(self.scratch.paths.flexvolume / f"scratch~{driver}" / driver, *argv)
 
     def mark(self) -> None:

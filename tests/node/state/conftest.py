@@ -33,7 +33,7 @@ from nodeplug.pb import deviceplugin_v1beta1_pb2 as pb
 from nodeplug.testing import BlockingKubelet, CniRuntime, FlexCaller, Sandbox, ScratchNode, folders, forked, rig
 from nodeplug.testing.kubelet.admission import Container
 from nodeplug.testing.kubelet.checkpoint import write_checkpoint
-from nodeplug.testing.kubelet.ledger import NO_NODE, ContainerKey, Entry, Ledger
+from nodeplug.testing.kubelet.ledger import NO_NODE, ContainerKey, DeviceAllocateInfo, Ledger
 from nodeplug.testing.scratch_cni import run_in
 from nodeplug.testing.waiting import until
 from nodeplug_gpu.mps.record import recorded as recorded_pid
@@ -331,7 +331,7 @@ def a_kubelet(left: Left, *without: str) -> Iterator[BlockingKubelet]:
     for one in held:
         key = ContainerKey("default", one["pod"], one["container"])
         nodes = {NO_NODE: frozenset(one["ids"])}
-        ledger.entries[key, one["resource"]] = Entry(nodes, pb.ContainerAllocateResponse())
+        ledger.entries[key, one["resource"]] = DeviceAllocateInfo(nodes, pb.ContainerAllocateResponse())
         admission.pods[key] = Container("app", {one["resource"]: len(one["ids"])})
         admission.ledger.kinds[key] = "app"
         admission.running.add(key)

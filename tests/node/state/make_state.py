@@ -51,7 +51,7 @@ from nodeplug.testing import (
     folders,
     namespaces,
 )
-from nodeplug.testing.kubelet.ledger import ContainerKey, Entry
+from nodeplug.testing.kubelet.ledger import ContainerKey, DeviceAllocateInfo
 from nodeplug.testing.scratch_cni import run_in
 from nodeplug.testing.waiting import until
 from nodeplug_gpu.mps.record import recorded
@@ -346,7 +346,7 @@ def devices(into: Path) -> None:
         save(node, into, {"held": held, "mounts": _mounts(node.root)})
 
 
-def _held(key: ContainerKey, resource: str, entry: Entry) -> dict[str, Any]:
+def _held(key: ContainerKey, resource: str, entry: DeviceAllocateInfo) -> dict[str, Any]:
     """Say what a container has: kubelet gives it the same again whenever it starts anew."""
     return {
         "pod": key.pod,

@@ -36,7 +36,7 @@ _CDI_NAME: Final = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Allocation:
     """What came of one Allocate.
 
     Attributes:
@@ -53,7 +53,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Answers:
+class Allocations:
     """What came of every Allocate of one resource.
 
     Attributes:
@@ -63,8 +63,8 @@ class Answers:
     """
 
     count: int
-    single: Sequence[Answer]
-    several: Sequence[Answer]
+    single: Sequence[Allocation]
+    several: Sequence[Allocation]
 
     @property
     def grants(self) -> Iterator[tuple[Sequence[str], pb.ContainerAllocateResponse]]:
@@ -82,16 +82,16 @@ class Answers:
         return "" if any(True for _ in self.grants) else self.single[0].refusal or self.single[0].failure
 
 
-def _ask(socket: PluginSocket, ids: Sequence[str]) -> Answer:
+def _ask(socket: PluginSocket, ids: Sequence[str]) -> Allocation:
     try:
-        return Answer(ids, socket.allocate(ids))
+        return Allocation(ids, socket.allocate(ids))
     except Refused as refused:
-        return Answer(ids, refusal=str(refused))
+        return Allocation(ids, refusal=str(refused))
     except Broken as broken:
-        return Answer(ids, failure=str(broken))
+        return Allocation(ids, failure=str(broken))
 
 
-def _several(socket: PluginSocket, ids: Sequence[str]) -> Iterator[Answer]:
+def _several(socket: PluginSocket, ids: Sequence[str]) -> Iterator[Allocation]:
     size = 2
     while size < 2 * len(ids):
         answer = _ask(socket, socket.choose(ids, min(size, len(ids))))
@@ -105,7 +105,7 @@ def _healthy(socket: PluginSocket) -> list[str]:
     return sorted(name for name, well in socket.devices().items() if well)
 
 
-def _answers(exam: Examination) -> Mapping[str, Answers]:
+def _answers(exam: Examination) -> Mapping[str, Allocations]:
     """Ask for the healthy devices of each resource that has some; once for all rules on one node.
 
     Raises:
@@ -119,15 +119,15 @@ def _answers(exam: Examination) -> Mapping[str, Answers]:
                 if ids := _healthy(socket):
                     sample = ids[:: -(-len(ids) // _SAMPLE)]
                     single = [_ask(socket, [name]) for name in sample]
-                    found[resource] = Answers(len(ids), single, list(_several(socket, ids)))
+                    found[resource] = Allocations(len(ids), single, list(_several(socket, ids)))
         exam.granted = found
     if not exam.granted:
         raise NotApplicable(_NO_DEVICE)
-    answers: Mapping[str, Answers] = exam.granted
+    answers: Mapping[str, Allocations] = exam.granted
     return answers
 
 
-def _each(exam: Examination, work: Callable[[str, Answers], str]) -> str:
+def _each(exam: Examination, work: Callable[[str, Allocations], str]) -> str:
     """Judge each resource that grants something; another rule tells why the others do not.
 
     Raises:
@@ -169,7 +169,7 @@ def one_device_is_granted(exam: Examination) -> str:
 def several_devices_are_granted_or_refused(exam: Examination) -> str:
     """Allocate of two devices, and of more up to all, succeeds, or is refused with Exhausted or InvalidRequest."""
 
-    def work(_: str, answers: Answers) -> str:
+    def work(_: str, answers: Allocations) -> str:
         if failed := [one.failure for one in answers.several if one.failure]:
             raise Broken(failed[0])
         most = max((len(one.ids) for one in answers.several if one.grant is not None), default=1)
@@ -184,7 +184,7 @@ def grants_are_repeatable(exam: Examination) -> str:
     """Allocate of the same devices gives the same grant again."""
     paths = sockets(exam)
 
-    def work(resource: str, answers: Answers) -> str:
+    def work(resource: str, answers: Allocations) -> str:
         with PluginSocket(paths[resource], exam.patience) as socket:
             for ids, first in answers.grants:
                 if (second := socket.allocate(ids)) != first:
@@ -201,7 +201,7 @@ def _line(grant: pb.ContainerAllocateResponse) -> str:
 def _judge(exam: Examination, judge: Callable[[pb.ContainerAllocateResponse], str]) -> str:
     """Judge each grant; a non-empty sentence breaks the rule."""
 
-    def work(resource: str, answers: Answers) -> str:
+    def work(resource: str, answers: Allocations) -> str:
         for ids, grant in answers.grants:
             if wrong := judge(grant):
                 raise Broken(f"the grant of {resource} for {few(ids)} {wrong}")
@@ -354,7 +354,7 @@ def prestart_is_repeatable(exam: Examination) -> str:
     """PreStartContainer succeeds when repeated."""
     paths = sockets(exam)
 
-    def work(resource: str, answers: Answers) -> str:
+    def work(resource: str, answers: Allocations) -> str:
         ids, _ = next(answers.grants)
         with PluginSocket(paths[resource], exam.patience) as socket:
             for _turn in range(2):

@@ -12,7 +12,7 @@ from typing import Final
 from nodeplug.pb import deviceplugin_v1beta1_pb2 as pb
 from nodeplug.testing.kubelet.allocation import AdmissionError, DeviceTable, Prefer, Want, pick
 from nodeplug.testing.kubelet.endpoint import Endpoint, Resource, as_rejection
-from nodeplug.testing.kubelet.ledger import NO_NODE, ContainerKey, Entry, Kind, Ledger
+from nodeplug.testing.kubelet.ledger import NO_NODE, ContainerKey, DeviceAllocateInfo, Kind, Ledger
 from nodeplug.testing.kubelet.plugins import Plugins
 from nodeplug.testing.kubelet.topology import Hint, Policy, hints, settle
 
@@ -164,7 +164,7 @@ class Admission:
                 raise
             if not response.container_responses:
                 raise AdmissionError(f"no containers return in allocation response {_EMPTY}")
-            entry = Entry(self._by_node(name, ids), response.container_responses[0])
+            entry = DeviceAllocateInfo(self._by_node(name, ids), response.container_responses[0])
             self.ledger.entries[key, name] = entry
         return True
 
@@ -284,7 +284,7 @@ class Admission:
             found[name] = {id_: "Healthy" if reported.get(id_, True) else "Unhealthy" for id_ in sorted(entry.ids)}
         return found
 
-    def listed(self) -> list[tuple[ContainerKey, Mapping[str, Entry]]]:
+    def listed(self) -> list[tuple[ContainerKey, Mapping[str, DeviceAllocateInfo]]]:
         """Return what podresources shows, which frees what finished pods held."""
         self.forget_finished()
         switches, old_style = self.plugins.switches, self.plugins.old_style

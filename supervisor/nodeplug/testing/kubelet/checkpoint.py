@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from nodeplug.pb import deviceplugin_v1beta1_pb2 as pb
-from nodeplug.testing.kubelet.ledger import Entry, Ledger
+from nodeplug.testing.kubelet.ledger import DeviceAllocateInfo, Ledger
 
 CHECKPOINT: Final = "kubelet_internal_checkpoint"
 
@@ -66,9 +66,9 @@ def read_checkpoint(folder: Path, ledger: Ledger) -> frozenset[str]:
     return registered
 
 
-def _entry(item: Mapping[str, Any]) -> Entry:
+def _entry(item: Mapping[str, Any]) -> DeviceAllocateInfo:
     response = pb.ContainerAllocateResponse.FromString(base64.b64decode(item["AllocResp"]))
-    return Entry({int(node): frozenset(names) for node, names in item["DeviceIDs"].items()}, response)
+    return DeviceAllocateInfo({int(node): frozenset(names) for node, names in item["DeviceIDs"].items()}, response)
 
 
 def _checksum(data: Mapping[str, Any]) -> int:

@@ -40,7 +40,7 @@ def _pod_uid(namespace: str, pod: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class DeviceAllocateInfo:
     """What a container holds of one resource.
 
     Attributes:
@@ -69,8 +69,8 @@ class Ledger:
             forgotten: ids that were picked for nothing stay in use until then.
     """
 
-    entries: dict[tuple[ContainerKey, str], Entry] = field(default_factory=dict)
-    orphans: dict[tuple[str, str, str], Entry] = field(default_factory=dict)
+    entries: dict[tuple[ContainerKey, str], DeviceAllocateInfo] = field(default_factory=dict)
+    orphans: dict[tuple[str, str, str], DeviceAllocateInfo] = field(default_factory=dict)
     kinds: dict[ContainerKey, Kind] = field(default_factory=dict)
     in_use: dict[str, set[str]] = field(default_factory=dict)
     _in_flight: list[tuple[str, set[str]]] = field(default_factory=list)
@@ -92,7 +92,7 @@ class Ledger:
         entry = self.entries.get((container, resource))
         return entry.ids if entry is not None else frozenset()
 
-    def of(self, container: ContainerKey) -> dict[str, Entry]:
+    def of(self, container: ContainerKey) -> dict[str, DeviceAllocateInfo]:
         """Return what a container holds, by resource."""
         return {resource: entry for (owner, resource), entry in self.entries.items() if owner == container}
 

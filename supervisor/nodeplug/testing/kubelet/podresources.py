@@ -13,7 +13,7 @@ import grpc
 
 from nodeplug.pb import podresources_v1_pb2 as pb
 from nodeplug.pb import podresources_v1_pb2_grpc as pb_grpc
-from nodeplug.testing.kubelet.ledger import NO_NODE, ContainerKey, Entry
+from nodeplug.testing.kubelet.ledger import NO_NODE, ContainerKey, DeviceAllocateInfo
 
 QPS: Final = 100.0
 """Calls per second that kubelet allows to all clients together."""
@@ -49,7 +49,7 @@ class PodResourcesLister(pb_grpc.PodResourcesListerServicer):
         old_style: as kubelet 1.20: no rate limit, List alone, and one entry per NUMA node with all its ids.
     """
 
-    pods: Callable[[], Sequence[tuple[ContainerKey, Mapping[str, Entry]]]]
+    pods: Callable[[], Sequence[tuple[ContainerKey, Mapping[str, DeviceAllocateInfo]]]]
     healthy: Callable[[], Mapping[str, Mapping[str, frozenset[int]]]]
     limited: Callable[[], bool]
     old_style: bool = False
