@@ -1,7 +1,6 @@
 """Reloading: off the loop, within its time, once per change, and never the end of the daemon."""
 
 import asyncio
-import logging
 import socket
 import threading
 from collections.abc import Awaitable, Callable
@@ -10,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from nodeplug import Host, Journal
+from nodeplug import Host
 from nodeplug.config import Reading, read
 from nodeplug.config.watch import watch
 from nodeplug.hosting.lifecycle import Lifecycle
 from nodeplug.hosting.registry import Registry
 from nodeplug.hosting.reload import Reloader
 from nodeplug.hosting.runner import Runner
+from nodeplug.testing import host
 
 
 @dataclass
@@ -46,9 +46,7 @@ class Daemon:
         return (self.reading_again or self.read)(before)
 
     def _host(self, name: str) -> Host:
-        folder = self.path.parent
-        log = logging.LoggerAdapter(logging.getLogger(name))
-        return Host(name, "node", "boot", log, Journal(folder), folder, folder, lambda _: None, lambda *_: None)
+        return host(self.path.parent, plugin=name)
 
     async def _install(self) -> None: ...
 

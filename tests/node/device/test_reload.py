@@ -1,7 +1,6 @@
 """A reload as kubelet sees it: streams stay open, devices stay allocatable, requests wait for the new instance."""
 
 import asyncio
-import logging
 import os
 import stat
 import threading
@@ -14,13 +13,14 @@ from typing import Any, ClassVar
 import pytest
 from pydantic import BaseModel
 
-from nodeplug import Claim, Device, DeviceAllocate, DeviceClaim, DeviceId, Grant, Host, Journal, ResourceName, hookimpl
+from nodeplug import Claim, Device, DeviceAllocate, DeviceClaim, DeviceId, Grant, Host, ResourceName, hookimpl
 from nodeplug.config import PluginSection
 from nodeplug.device.registration import DevicePaths
 from nodeplug.device.resources import Resources
 from nodeplug.hosting.lifecycle import Lifecycle
 from nodeplug.hosting.registry import Registry
 from nodeplug.hosting.runner import Runner
+from nodeplug.testing import host
 from nodeplug.testing.kubelet import AdmissionError, Kubelet
 
 pytestmark = pytest.mark.unprivileged
@@ -141,8 +141,8 @@ async def serving(root: Path) -> AsyncIterator[Node]:
     runner = Runner()
 
     def make_host(name: str) -> Host:
-        log = logging.LoggerAdapter(logging.getLogger(name))
-        return Host(name, "node", "boot", log, Journal(root / "j"), root, root, lambda _: None, lambda *_, **__: None)
+        (root / "host").mkdir(exist_ok=True)
+        return host(root / "host", plugin=name)
 
     async with Kubelet(root) as kubelet:
         paths = DevicePaths(kubelet.device_plugins, kubelet.plugins_registry)

@@ -1,7 +1,6 @@
 """A plugin that writes down its life and stops where a test wants it to, and the life cycle around it."""
 
 import asyncio
-import logging
 import threading
 from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -11,7 +10,7 @@ from typing import Any, ClassVar
 import pytest
 from pydantic import BaseModel
 
-from nodeplug import CniClaim, CniResult, Host, Journal, hookimpl
+from nodeplug import CniClaim, CniResult, Host, hookimpl
 from nodeplug.cni.delegate import Delegation
 from nodeplug.config import PluginSection
 from nodeplug.hosting.call import Call
@@ -19,6 +18,7 @@ from nodeplug.hosting.lifecycle import Lifecycle
 from nodeplug.hosting.registry import Registry
 from nodeplug.hosting.runner import Runner
 from nodeplug.hosting.slot import Route
+from nodeplug.testing import host
 
 
 class Net:
@@ -160,8 +160,7 @@ def net(tmp_path: Path) -> Iterator[Nets]:
     delegates = Delegates(Delegation(registry, visiting=runner.visiting))
 
     def make_host(name: str) -> Host:
-        log = logging.LoggerAdapter(logging.getLogger(name))
-        return Host(name, "node", "boot", log, Journal(tmp_path), tmp_path, tmp_path, lambda _: None, delegates)
+        return host(tmp_path, plugin=name, delegate=delegates)
 
     yield Nets(Lifecycle(registry, runner, make_host), Net.life)
     for gate in Net.gates.values():
