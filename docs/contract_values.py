@@ -12,7 +12,7 @@ from dataclasses import MISSING, Field, fields, is_dataclass
 from types import ModuleType
 from typing import Any, Final
 
-from nodeplug.contract.values import claims, cni, devices, reports, requests, volumes
+from nodeplug.contract.values import claims, cni, devices, extenders, provisioning, reports, requests, volumes
 
 STYLES: Final[Mapping[str, ModuleType]] = {
     "requests": requests,
@@ -21,6 +21,8 @@ STYLES: Final[Mapping[str, ModuleType]] = {
     "cni": cni,
     "devices": devices,
     "volumes": volumes,
+    "provisioning": provisioning,
+    "extenders": extenders,
 }
 _ATTRIBUTE: Final = re.compile(r"^    (\w+): (.*(?:\n        .*)*)", re.MULTILINE)
 

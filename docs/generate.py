@@ -28,6 +28,7 @@ from pydantic_core import PydanticUndefined
 import nodeplug.testing
 import pytest_nodeplug
 from nodeplug.config import PluginSection, Supervisor
+from nodeplug.contract import before
 from nodeplug.contract.errors import WIRES, DelegateFailed
 from nodeplug.contract.hookspecs import ANSWERS
 from nodeplug.fields import show_quantity, write_quantity
@@ -62,6 +63,7 @@ def _generate(kind: str, argument: str, folder: Path) -> str:
         "errors": _errors,
         "metrics": _metrics,
         "hook": lambda: _hook(argument),
+        "before": _before,
         "values": lambda: contract_values.reference(argument),
         "fixtures": _fixtures,
         "rules": lambda: _rules_of(argument),
@@ -226,6 +228,13 @@ def _hook(name: str) -> str:
     # Names are read while plugins are loaded, before any thread of theirs.
     limit = f"Deadline: {Slot('').deadline(name):g} s{', import and constructor included' if name == 'claims' else ''}."
     return f"Answers {words}. {limit}"
+
+
+def _before() -> str:
+    names = [(f"`{name}`", said) for name, said in before.NAMES.items()]
+    arguments = [(f"`{hook}(self, {argument})`", said) for (hook, argument), said in before.ARGUMENTS.items()]
+    rows = [f"| {old} | {new} |" for old, new in [*before.OTHERS.items(), *arguments, *names]]
+    return "\n".join(["| before | since version 1 |", "|---|---|", *rows])
 
 
 # --- the kit for authors

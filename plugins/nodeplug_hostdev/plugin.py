@@ -10,10 +10,10 @@ no longer listed as healthy in the status of the pod that holds it. A node that 
 
 import threading
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import PurePosixPath
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 from nodeplug import (
     Claim,
@@ -26,6 +26,7 @@ from nodeplug import (
     DeviceNode,
     DevicePrefer,
     DeviceReleased,
+    Example,
     Grant,
     Host,
     InvalidRequest,
@@ -50,7 +51,7 @@ class HostDev:
     """Device nodes of the host as extended resources."""
 
     Config = HostDevConfig
-    example: ClassVar[Mapping[str, Any]] = {
+    example: ClassVar[Example] = {
         "config": {
             "resources": [{"resource": "example.com/zero", "groups": [{"nodes": [{"path": "/dev/zero"}], "count": 4}]}]
         }

@@ -4,13 +4,13 @@ Owns: the CNI face: claims, and which room serves which verb.
 Refuses: work. ADD is in `bridge_add`, DEL and GC in `bridge_del`, CHECK and STATUS in `bridge_check`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from nodeplug import Claim, CniAdd, CniCheck, CniClaim, CniDel, CniGc, CniResult, CniStatus, Host, hookimpl
+from nodeplug import Claim, CniAdd, CniCheck, CniClaim, CniDel, CniGc, CniResult, CniStatus, Example, Host, hookimpl
 from nodeplug.fields import CniExecutable
 from nodeplug_net import bridge_add, bridge_check, bridge_del
 from nodeplug_net.addressing import Addressing
@@ -41,7 +41,7 @@ class Bridge:
     """The plugin."""
 
     Config = BridgeConfig
-    example: ClassVar[Mapping[str, Any]] = {
+    example: ClassVar[Example] = {
         "config": {"data_dir": "{scratch}/addresses"},
         "cni": {
             "type": "nodeplug-bridge",

@@ -4,13 +4,13 @@ Owns: the CNI face of `ipam`: another bridge (the reference's, or a third party'
 Refuses: interfaces. The result of an IPAM plugin has addresses, routes and dns alone (CNI SPEC, section 4).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from nodeplug import Claim, CniAdd, CniCheck, CniClaim, CniDel, CniGc, CniResult, CniStatus, Host, hookimpl
+from nodeplug import Claim, CniAdd, CniCheck, CniClaim, CniDel, CniGc, CniResult, CniStatus, Example, Host, hookimpl
 from nodeplug.fields import CniExecutable
 from nodeplug_net.ipam import Ipam
 
@@ -34,7 +34,7 @@ class HostLocal:
     """The plugin."""
 
     Config = HostLocalConfig
-    example: ClassVar[Mapping[str, Any]] = {
+    example: ClassVar[Example] = {
         "config": {"data_dir": "{scratch}/addresses"},
         "cni": {"type": "nodeplug-host-local", "ipam": {"subnet": "10.88.0.0/24"}},
     }

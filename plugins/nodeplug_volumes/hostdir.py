@@ -14,12 +14,13 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Final
+from typing import Annotated, ClassVar, Final
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from nodeplug import (
     Claim,
+    Example,
     FsGroup,
     Host,
     InvalidRequest,
@@ -85,7 +86,7 @@ class HostDir:
     """The plugin."""
 
     Config = HostDirConfig
-    example: ClassVar[Mapping[str, Any]] = {
+    example: ClassVar[Example] = {
         "config": {"roots": {"data": {"path": "{scratch}", "create": True}}},
         "volume_options": {"root": "data", "path": "one/volume", "create": "true"},
         "keeps_data": True,

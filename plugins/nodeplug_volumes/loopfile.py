@@ -13,12 +13,13 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Final, Literal
+from typing import ClassVar, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from nodeplug import (
     Claim,
+    Example,
     Exhausted,
     Host,
     InvalidRequest,
@@ -84,7 +85,7 @@ class LoopFile:
     """The plugin."""
 
     Config = LoopFileConfig
-    example: ClassVar[Mapping[str, Any]] = {"volume_options": {"name": "data", "size": "16Mi"}, "keeps_data": True}
+    example: ClassVar[Example] = {"volume_options": {"name": "data", "size": "16Mi"}, "keeps_data": True}
 
     def __init__(self, config: LoopFileConfig, host: Host) -> None:
         self._config = config

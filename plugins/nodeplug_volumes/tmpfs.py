@@ -9,11 +9,11 @@ Options: `size` (such as "64Mi"), `mode` (octal; default 1777, or 2770 for a pod
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from nodeplug import Claim, Host, InvalidRequest, VolumeClaim, VolumePublish, hookimpl, mount, mounted_at
+from nodeplug import Claim, Example, Host, InvalidRequest, VolumeClaim, VolumePublish, hookimpl, mount, mounted_at
 from nodeplug.fields import FlexDriver, Quantity, parse_quantity
 from nodeplug.fields import show_quantity as show
 
@@ -37,7 +37,7 @@ class Tmpfs:
     """The plugin."""
 
     Config = TmpfsConfig
-    example: ClassVar[Mapping[str, Any]] = {"volume_options": {"size": "4Mi"}}
+    example: ClassVar[Example] = {"volume_options": {"size": "4Mi"}}
 
     def __init__(self, config: TmpfsConfig, host: Host) -> None:
         self._config = config

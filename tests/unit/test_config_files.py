@@ -314,14 +314,14 @@ def test_only_for_mistakes_that_are_told_is_the_meant_word_searched(
 
 
 def test_what_is_installed_is_looked_up_once_for_all_sections(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lookups, look_up = 0, metadata.entry_points
+    lookups, look_up = 0, metadata.distributions
 
-    def counted(*, group: str) -> Any:
+    def counted() -> Any:
         nonlocal lookups
         lookups += 1
-        return look_up(group=group)
+        return look_up()
 
-    monkeypatch.setattr("nodeplug.hosting.discovery.entry_points", counted)
+    monkeypatch.setattr("nodeplug.hosting.discovery.distributions", counted)
     sections = "".join(f"[plugins.absent{number}]\n" for number in range(50))
     assert len(examine(read(main(tmp_path, f"version = 1\n{sections}"))).problems) == 50
     assert lookups == 1

@@ -7,14 +7,20 @@ Refuses: I/O, logging, knowledge of any encoder. The codecs look rows up here an
     ├── InvalidRequest             7  INVALID_ARGUMENT     Failure
     │   ├── InvalidEnvironment     4  INVALID_ARGUMENT     Failure
     │   ├── InvalidNetns           8  INVALID_ARGUMENT     Failure
-    │   └── Undecodable            6  INVALID_ARGUMENT     Failure
+    │   ├── Undecodable            6  INVALID_ARGUMENT     Failure
+    │   ├── AlreadyExists          7  ALREADY_EXISTS       Failure
+    │   └── OutOfRange             7  OUT_OF_RANGE         Failure
     ├── IncompatibleVersion        1  FAILED_PRECONDITION  Failure
     ├── NotSupported               4  UNIMPLEMENTED        Not supported
     ├── Exhausted                 11  RESOURCE_EXHAUSTED   Failure
     ├── NotFound                 999  NOT_FOUND            Failure
+    ├── InUse                    999  FAILED_PRECONDITION  Failure
     ├── ContainerGone              3  NOT_FOUND            Failure
     ├── TryAgain                  11  UNAVAILABLE          Failure
-    │   └── DeadlineExceeded      11  DEADLINE_EXCEEDED    Failure
+    │   ├── Ending                11  UNAVAILABLE          Failure
+    │   ├── DeadlineExceeded      11  DEADLINE_EXCEEDED    Failure
+    │   ├── InProgress            11  ABORTED              Failure
+    │   └── Uncertain             11  UNAVAILABLE          Failure
     ├── NotReady                  50  UNAVAILABLE          Failure
     │   └── LimitedConnectivity   51  UNAVAILABLE          Failure
     └── DelegateFailed        as the delegate said         Failure
@@ -69,6 +75,14 @@ class Undecodable(InvalidRequest):
     """The bytes are not what the protocol says they are."""
 
 
+class AlreadyExists(InvalidRequest):
+    """What the request names is there already with other properties; one with the same is no error."""
+
+
+class OutOfRange(InvalidRequest):
+    """A number, such as the size of a volume, is beyond what can be; the message says what can."""
+
+
 class IncompatibleVersion(PluginError):
     """The request speaks a version that is not served, or asks for a verb that its version lacks."""
 
@@ -88,6 +102,10 @@ class NotFound(PluginError):
     """What the request names does not exist."""
 
 
+class InUse(PluginError):
+    """What should be changed or removed is in use; the message says by whom."""
+
+
 class ContainerGone(PluginError):
     """The container is unknown and never needs a DEL (CNI code 3). Never a default: it makes runtimes skip DEL."""
 
@@ -102,6 +120,14 @@ class Ending(TryAgain):
 
 class DeadlineExceeded(TryAgain):
     """The call outlasted its deadline."""
+
+
+class InProgress(TryAgain):
+    """An earlier request about the same is still being served."""
+
+
+class Uncertain(TryAgain):
+    """A failure whose way back failed as well: something may be left, and the caller must undo or repeat."""
 
 
 class NotReady(PluginError):
@@ -144,14 +170,19 @@ WIRES: Final[Mapping[type[PluginError], Wire]] = MappingProxyType(
         InvalidEnvironment: Wire(4, "INVALID_ARGUMENT"),
         InvalidNetns: Wire(8, "INVALID_ARGUMENT"),
         Undecodable: Wire(6, "INVALID_ARGUMENT"),
+        AlreadyExists: Wire(7, "ALREADY_EXISTS"),
+        OutOfRange: Wire(7, "OUT_OF_RANGE"),
         IncompatibleVersion: Wire(1, "FAILED_PRECONDITION"),
         NotSupported: Wire(4, "UNIMPLEMENTED", "Not supported"),
         Exhausted: Wire(11, "RESOURCE_EXHAUSTED"),
         NotFound: Wire(999, "NOT_FOUND"),
+        InUse: Wire(999, "FAILED_PRECONDITION"),
         ContainerGone: Wire(3, "NOT_FOUND"),
         TryAgain: Wire(11, "UNAVAILABLE"),
         Ending: Wire(11, "UNAVAILABLE"),
         DeadlineExceeded: Wire(11, "DEADLINE_EXCEEDED"),
+        InProgress: Wire(11, "ABORTED"),
+        Uncertain: Wire(11, "UNAVAILABLE"),
         NotReady: Wire(50, "UNAVAILABLE"),
         LimitedConnectivity: Wire(51, "UNAVAILABLE"),
         DelegateFailed: Wire(999, "INTERNAL"),

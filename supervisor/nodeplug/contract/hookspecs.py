@@ -160,6 +160,90 @@ class Contract:
         """Measure the volume. Default: statfs of the mount path."""
         raise NotImplementedError
 
+    # --- reserved: no front calls these yet; what they take and answer stays ------------------------------------
+
+    @hookspec(firstresult=True)
+    def cni_repair(self, request: v.CniRepair) -> Sequence[v.CniDifference]:
+        """Compare a network with what its attachments say, and mend it if asked. Default: nothing differs."""
+        raise NotImplementedError
+
+    @hookspec(firstresult=True)
+    def device_place(self, request: v.DevicePlace) -> Sequence[v.DeviceId] | None:
+        """Choose devices as `device_prefer` would, on any node; None when no choice serves. A pure function."""
+
+    @hookspec(firstresult=True)
+    def device_container(self, request: v.DeviceContainer) -> None:
+        """Prepare a container whose process is about to start. Default: success."""
+
+    @hookspec(firstresult=True)
+    def volume_create(self, request: v.VolumeCreate) -> v.ProvisionedVolume:
+        """Make a volume. Default: Not supported, as for all that follow."""
+        raise NotImplementedError
+
+    @hookspec(firstresult=True)
+    def volume_delete(self, request: v.VolumeDelete) -> None:
+        """Remove a volume and its data; succeeds when it is not there."""
+
+    @hookspec(firstresult=True)
+    def volume_list(self, request: v.VolumeList) -> Sequence[v.ProvisionedVolume]:
+        """Tell every volume that this node can reach."""
+        raise NotImplementedError
+
+    @hookspec(firstresult=True)
+    def volume_capacity(self, request: v.VolumeCapacity) -> int:
+        """Tell how many bytes are left for new volumes."""
+        raise NotImplementedError
+
+    @hookspec(firstresult=True)
+    def volume_snapshot(self, request: v.VolumeSnapshot) -> v.Snapshot:
+        """Make a snapshot of a volume."""
+        raise NotImplementedError
+
+    @hookspec(firstresult=True)
+    def volume_snapshot_delete(self, request: v.VolumeSnapshotDelete) -> None:
+        """Remove a snapshot; succeeds when it is not there."""
+
+    @hookspec(firstresult=True)
+    def volume_snapshot_list(self, request: v.VolumeSnapshotList) -> Sequence[v.Snapshot]:
+        """Tell every snapshot that this node can reach."""
+        raise NotImplementedError
+
+    @hookspec(firstresult=True)
+    def volume_refresh(self, request: v.VolumePublish) -> None:
+        """Renew what expires in a published volume, such as tokens; never undone when it fails."""
+
+    @hookspec(firstresult=True)
+    def extender_filter(self, request: v.ExtenderFilter) -> v.ExtenderVerdict:
+        """Tell which nodes can take a pod."""
+        raise NotImplementedError
+
+    @hookspec(firstresult=True)
+    def extender_prioritize(self, request: v.ExtenderPrioritize) -> Mapping[str, int]:
+        """Score nodes for a pod, 0 to 10 by name."""
+        raise NotImplementedError
+
+    @hookspec(firstresult=True)
+    def extender_preempt(self, request: v.ExtenderPreempt) -> Mapping[str, v.ExtenderVictims]:
+        """Choose victims by node, out of those that the scheduler would evict."""
+        raise NotImplementedError
+
+    @hookspec(firstresult=True)
+    def extender_bind(self, request: v.ExtenderBind) -> None:
+        """Bind a pod to a node."""
+
+
+RESERVED: Final = frozenset(
+    {
+        "cni_repair",
+        "device_place",
+        "device_container",
+        *("volume_create", "volume_delete", "volume_list", "volume_capacity", "volume_refresh"),
+        *("volume_snapshot", "volume_snapshot_delete", "volume_snapshot_list"),
+        *("extender_filter", "extender_prioritize", "extender_preempt", "extender_bind"),
+    }
+)
+"""Hooks that nothing calls yet."""
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:

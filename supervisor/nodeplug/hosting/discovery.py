@@ -1,24 +1,28 @@
 """Where plugin classes come from.
 
-Owns: finding a class by its entry point in the group `nodeplug` or as `module:Class`, and validating what its section
-configures with the class's own `Config`.
+Owns: finding a class by its entry point in the group of the contract's version or as `module:Class`, and validating
+what its section configures with the class's own `Config`.
 Refuses: to construct anything, and to look at hooks (the registry's).
 """
 
 import importlib
 import inspect
+import re
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, distributions
 from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from nodeplug.config.mistakes import Location, Mistake, did_you_mean, explain, first, told
+from nodeplug.contract import before
 from nodeplug.contract.errors import PluginError, text_of
+from nodeplug.contract.plugin_class import API, GROUP
 
-GROUP: Final = "nodeplug"
+_VERSIONED: Final = re.compile(r"nodeplug(?:\.v([0-9]+))?")
+"""Entry-point groups of plugins; that without a version is of the contract before version 1."""
 
 
 class NoConfig(BaseModel):
@@ -58,8 +62,13 @@ _FORGETTING: Final = threading.Lock()
 
 
 def installed() -> Mapping[str, EntryPoint]:
-    """Return the entry points of the group, by name."""
-    return {point.name: point for point in entry_points(group=GROUP)}
+    """Return the entry points of plugins, by name; one for another version of the contract where there is no other."""
+    found: dict[str, EntryPoint] = {}
+    for point in (point for distribution in distributions() for point in distribution.entry_points):
+        known = found.get(point.name)
+        if _VERSIONED.fullmatch(point.group) and (known is None or known.group != GROUP == point.group):
+            found[point.name] = point
+    return found
 
 
 def find(uses: str, known: Mapping[str, EntryPoint] | None = None) -> Found:
@@ -85,6 +94,7 @@ def find(uses: str, known: Mapping[str, EntryPoint] | None = None) -> Found:
             )
         point = known[uses]
         origin = f"{point.dist.name} {point.dist.version}" if point.dist is not None else point.value
+        _refuse_other_version(point, origin)
     try:
         with _FORGETTING:
             importlib.invalidate_caches()
@@ -97,7 +107,24 @@ def find(uses: str, known: Mapping[str, EntryPoint] | None = None) -> Found:
         ) from error
     if not inspect.isclass(cls):
         raise PluginRefused(f"plugin {uses!r} of {origin} is a {type(cls).__name__}, not a class")
-    return Found(cls, origin)
+    found = Found(cls, origin)
+    if not (inspect.isclass(found.config_model) and issubclass(found.config_model, BaseModel)):
+        raise PluginRefused(f"plugin {uses!r} of {origin}: its Config is no pydantic model; derive it from BaseModel")
+    return found
+
+
+def _refuse_other_version(point: EntryPoint, origin: str) -> None:
+    version = re.sub(r"\D", "", point.group)
+    if point.group == before.GROUP:
+        raise PluginRefused(
+            f"plugin {point.name!r} of {origin} is written for the contract before version 1; move its entry point to "
+            f"the group {GROUP!r} and follow the table in {before.PLACE}, or install a later release of it"
+        )
+    if point.group != GROUP:
+        raise PluginRefused(
+            f"plugin {point.name!r} of {origin} is written for version {version} of the contract and this nodeplug "
+            f"speaks version {API}; install a nodeplug for it, or a release of the plugin for version {API}"
+        )
 
 
 def validate_config(

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import pluggy
 
+from nodeplug.contract import before
 from nodeplug.contract.hookspecs import ANSWERS, Contract
 
 LIFE_CYCLE: Final = frozenset({"claims", "prepare", "start", "stop", "health"})
@@ -74,6 +75,9 @@ def _misnamed(manager: pluggy.PluginManager, plugin: object) -> str:
         known = list(inspect.signature(getattr(Contract, name)).parameters)[1:]
         asked = inspect.signature(getattr(plugin, name)).parameters
         if unknown := [argument for argument in asked if argument not in known]:
+            instead = before.ARGUMENTS.get((name, unknown[0]))
+            if instead is not None:
+                return f"{name} has no argument {unknown[0]!r} since API 1: write {instead}; see {before.PLACE}"
             return f"{name} has no argument {unknown[0]!r}; it may take {', '.join(known) or 'none'}"
     return ""
 

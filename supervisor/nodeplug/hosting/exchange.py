@@ -21,6 +21,7 @@ from typing import Any, Final
 from nodeplug.config import PluginSection
 from nodeplug.config.mistakes import Location, one_line, told
 from nodeplug.contract.errors import PluginError, TryAgain, text_of
+from nodeplug.contract.hookspecs import RESERVED
 from nodeplug.contract.host import Host
 from nodeplug.hosting.call import Call
 from nodeplug.hosting.claimants import Verdict
@@ -54,6 +55,8 @@ def construct(instance: Instance, make_host: Callable[[str], Host], tell: Callab
     if forgotten := unmarked(found.cls):
         LOG.warning("plugin %s: %s without @hookimpl: nobody calls it", name, ", ".join(forgotten))
     loaded = examine(name, plugin, found.distribution)
+    if early := sorted(loaded.hooks & RESERVED):
+        LOG.info("plugin %s has %s: nothing calls it yet", name, " and ".join(early))
     loaded.callers.update(callers(plugin, loaded.hooks & LIFE_CYCLE, ()))
     return loaded
 

@@ -22,7 +22,7 @@ from nodeplug.contract.names import cni_executable, exclusive_name, extended_res
 from nodeplug.contract.values import Claim, ClaimKind
 from nodeplug.hosting.call import Call
 from nodeplug.hosting.claimants import Verdict, settle
-from nodeplug.hosting.discovery import GROUP, PluginRefused
+from nodeplug.hosting.discovery import PluginRefused
 from nodeplug.hosting.dispatch import Hooks, callers, hooks_of
 from nodeplug.hosting.slot import FIRST_RETRY, Instance, Loaded, Route, Slot
 
@@ -237,7 +237,7 @@ def examine_hooks(name: str, plugin: object, distribution: str) -> Hooks:
 
 def unmarked(plugin: type[object]) -> tuple[str, ...]:
     """Return the methods that have the name of a hook and are not marked as one: nobody calls them."""
-    mark = f"{GROUP}_impl"  # what `hookimpl` leaves on a function
+    mark = "nodeplug_impl"  # what `hookimpl` leaves on a function
     methods = {name: getattr(plugin, name, None) for name in ANSWERS}
     return tuple(name for name, method in methods.items() if callable(method) and not hasattr(method, mark))
 

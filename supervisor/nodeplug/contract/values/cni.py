@@ -7,10 +7,15 @@ Refuses: JSON and versions (the codec converts both).
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Interface, IPv6Network
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from nodeplug.contract.netns import Netns
 from nodeplug.contract.values.requests import Request
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+_M = TypeVar("_M", bound="BaseModel")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +122,7 @@ class CniRequest(Request):
         claim: the name under which the plugin was executed.
         network: `name` of the configuration.
         version: `cniVersion` of the configuration.
-        config: the whole plugin object from stdin, unknown keys included. Use `nodeplug.fold` for keys that runtimes
-            spell with capitals.
+        config: the whole plugin object from stdin, unknown keys included; `parse` reads it into a model.
         path: CNI_PATH, split.
         host_netns: the *caller's* namespace, where host-side work belongs. The call's thread starts inside it.
     """
@@ -129,6 +133,20 @@ class CniRequest(Request):
     config: Mapping[str, Any]
     path: tuple[str, ...] = ()
     host_netns: Netns
+
+    def parse(self, model: "type[_M]") -> "_M":
+        """Read the configuration into a pydantic model, whatever the letter case of its keys.
+
+        Args:
+            model: with the keys that the plugin reads, as names or aliases. `extra="forbid"` refuses all others but
+                those that the specification gives to runtimes.
+
+        Raises:
+            InvalidRequest: every mistake with its key, what is due and what was found.
+        """
+        from nodeplug.contract.network_config import parse  # noqa: PLC0415 - pydantic is slow to import, and not every caller reads
+
+        return parse(self.config, model)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,6 +229,53 @@ class CniGc(CniRequest):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CniStatus(CniRequest):
     """STATUS: raise NotReady or LimitedConnectivity when an ADD would fail."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CniAttachment:
+    """One attachment as it was made.
+
+    Attributes:
+        container_id: CNI_CONTAINERID.
+        ifname: CNI_IFNAME.
+        netns: the container's namespace; None when it cannot be opened.
+        result: what ADD answered.
+    """
+
+    container_id: str
+    ifname: str
+    netns: Netns | None
+    result: CniResult
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CniRepair(CniRequest):
+    """Bring a network to what its attachments say. Reserved.
+
+    Attributes:
+        attachments: all that are recorded and not ended: the desired state, beside the configuration.
+        mend: change what differs; otherwise tell it alone.
+    """
+
+    attachments: tuple[CniAttachment, ...]
+    mend: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CniDifference:
+    """One way in which the node is not as the attachments of a network say.
+
+    Attributes:
+        what: the object, such as `link br0` or `route 10.0.0.0/24 in container 4f00aa01`.
+        expected: what should be there.
+        found: what is there; empty when nothing is.
+        mended: it is as expected by now.
+    """
+
+    what: str
+    expected: str
+    found: str = ""
+    mended: bool = False
 
 
 def fold(value: Any) -> Any:

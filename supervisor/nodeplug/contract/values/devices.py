@@ -201,6 +201,48 @@ class DevicePrestart(DeviceRequest):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DevicePlace(DeviceRequest):
+    """Where would these devices serve a container? Reserved. A pure function of the request, for simulations.
+
+    It is called where no hardware is and `start` was not: `devices` says all that is known of the node in question.
+
+    Attributes:
+        devices: every device of the node.
+        available: free ids.
+        must_include: ids that the answer must have; they count towards `size`.
+        size: how many ids.
+    """
+
+    devices: tuple[Device, ...]
+    available: tuple[DeviceId, ...]
+    must_include: tuple[DeviceId, ...] = ()
+    size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceContainer(DeviceRequest):
+    """Before the process of a container that holds `ids` starts. Reserved.
+
+    Attributes:
+        ids: what the container holds.
+        container_id: the runtime's id.
+        pid: of the container's first process, which has not begun its program; 0 where there is none yet.
+        cgroup: the container's cgroup, below /sys/fs/cgroup; empty where it is unknown.
+        namespace: of the pod.
+        pod: its name.
+        container: its name.
+    """
+
+    ids: tuple[DeviceId, ...]
+    container_id: str
+    pid: int = 0
+    cgroup: str = ""
+    namespace: str = ""
+    pod: str = ""
+    container: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceReleased(DeviceRequest):
     """A container no longer holds `ids`; derived from podresources, since kubelet has no Deallocate.
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from nodeplug.contract.errors import PluginError
+from nodeplug.contract.plugin_class import Example
 from nodeplug.hosting.discovery import find
 from nodeplug.testing.forked import search_path
 from nodeplug.testing.place_holder import filled
@@ -56,7 +57,7 @@ class Subject:
         )
 
 
-_ASKED: Final = ("config", "cni", "volume_options", "secrets", "keeps_data", "beside")
+_ASKED: Final = tuple(Example.__annotations__)
 
 
 def describe(plugin: type[Any] | str, given: Mapping[str, Any]) -> Subject:

@@ -1,0 +1,53 @@
+"""What a plugin class is, and for which version of the contract it is written.
+
+Owns: the constructor that the host calls, the attributes that it reads from a class, and the version of the contract.
+Refuses: hooks (see `hookspecs`).
+
+An entry point of the group `nodeplug.v1` names a plugin class for version 1. The contract only grows within a version:
+what a later release adds has defaults, so that a class that was written before is right for it. A distribution that
+needs a later release says so by its dependency on `nodeplug`.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final, Protocol, TypedDict
+
+from nodeplug.contract.host import Host
+
+API: Final = 1
+GROUP: Final = f"nodeplug.v{API}"
+
+
+class Example(TypedDict, total=False):
+    """How a plugin can be tried, for `nodeplug verify`, `nodeplug try` and tests. `{scratch}` stands for a folder.
+
+    Attributes:
+        config: `[plugins.<name>.config]`.
+        cni: a network list, or one network configuration.
+        volume_options: options of a FlexVolume.
+        secrets: of the FlexVolume's Secret.
+        keeps_data: whether data of a volume must be there after its last pod has gone.
+        beside: more `[plugins.*]` tables that run on the same node, such as an IPAM plugin.
+    """
+
+    config: Mapping[str, Any]
+    cni: Mapping[str, Any]
+    volume_options: Mapping[str, str]
+    secrets: Mapping[str, bytes]
+    keeps_data: bool
+    beside: Mapping[str, Any]
+
+
+class PluginClass(Protocol):
+    """A class with `@hookimpl` methods, constructed once for each section that uses it.
+
+    It may have two attributes besides. `Config`: a pydantic model, with which the host validates the section's `config`
+    before it constructs; without it any key is a mistake. `example`: an `Example`.
+    """
+
+    def __call__(self, config: Any, host: Host) -> object:
+        """Construct the plugin. Look at the configuration alone here; `start` begins.
+
+        Args:
+            config: an instance of `Config`.
+            host: what the daemon offers to this plugin.
+        """

@@ -1,0 +1,93 @@
+"""Scheduler extenders, in the terms of kube-scheduler's `extender/v1`.
+
+Owns: one value per verb. Reserved: no front serves them yet.
+Refuses: HTTP and JSON. Pods and nodes are the decoded API objects, as kube-scheduler sent them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from nodeplug.contract.values.requests import Request
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExtenderRequest(Request):
+    """What filter and prioritize carry.
+
+    Attributes:
+        pod: the v1 Pod that is to be scheduled.
+        nodes: the candidates by name, with their v1 Node, or None where the scheduler sends names alone
+            (`nodeCacheCapable`).
+    """
+
+    pod: Mapping[str, Any]
+    nodes: Mapping[str, Mapping[str, Any] | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExtenderFilter(ExtenderRequest):
+    """Which of the nodes can take the pod?"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExtenderVerdict:
+    """The answer to filter. A reason is a constant sentence: the scheduler counts nodes by equal text.
+
+    Attributes:
+        nodes: names that can take the pod, out of the request's.
+        failed: why others cannot, by name; preempting pods there may help.
+        unresolvable: why others never can, by name; preemption passes over them.
+    """
+
+    nodes: tuple[str, ...]
+    failed: Mapping[str, str] = field(default_factory=dict)
+    unresolvable: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExtenderPrioritize(ExtenderRequest):
+    """How well does each node suit the pod? The answer has a score from 0 to 10 by name; a node left out has 0."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExtenderVictims:
+    """Pods of one node that would be evicted.
+
+    Attributes:
+        pods: their UIDs.
+        pdb_violations: how many disruption budgets that violates.
+    """
+
+    pods: tuple[str, ...]
+    pdb_violations: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExtenderPreempt(Request):
+    """Which victims make room for the pod? The answer has a subset of the nodes, each with pods of that node.
+
+    Attributes:
+        pod: the v1 Pod that is to be scheduled.
+        victims: what the scheduler would evict, by node.
+    """
+
+    pod: Mapping[str, Any]
+    victims: Mapping[str, ExtenderVictims]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExtenderBind(Request):
+    """Bind a pod to a node; succeed when it is bound there already.
+
+    Attributes:
+        namespace: of the pod.
+        pod: its name.
+        uid: of the pod.
+        node: the name of the Node.
+    """
+
+    namespace: str
+    pod: str
+    uid: str
+    node: str

@@ -1,0 +1,74 @@
+"""A network's configuration becomes a model, whatever the letter case of its keys."""
+
+from contextlib import closing
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, ConfigDict, Field
+
+from nodeplug import CniRequest, InvalidRequest, Netns
+
+
+class PortMapping(BaseModel):
+    host_port: int = Field(alias="hostPort")
+    protocol: str = "tcp"
+
+
+class Runtime(BaseModel):
+    mappings: list[PortMapping] = Field(default=[], alias="portMappings")
+
+
+class Net(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    bridge: str = "cni0"
+    is_gateway: bool = Field(default=False, alias="isGateway")
+    mtu: int = Field(default=0, ge=0)
+    zones: dict[str, PortMapping] = {}
+    runtime: Runtime = Field(default=Runtime(), alias="runtimeConfig")
+
+
+def request(**config: Any) -> CniRequest:
+    with closing(Netns.current()) as netns:
+        return CniRequest(claim="net", network="net", version="1.0.0", config=config, host_netns=netns)
+
+
+def test_keys_match_in_any_case_at_any_depth() -> None:
+    ports = {"PortMappings": [{"HostPort": 80, "Protocol": "udp"}]}
+    found = request(BRIDGE="br1", isgateway=True, RuntimeConfig=ports).parse(Net)
+    assert (found.bridge, found.is_gateway) == ("br1", True)
+    assert found.runtime.mappings[0].host_port == 80
+    assert found.runtime.mappings[0].protocol == "udp"
+
+
+def test_of_two_spellings_the_later_wins() -> None:
+    assert request(mtu=1400, MTU=1500).parse(Net).mtu == 1500
+
+
+def test_names_of_a_table_keep_their_case() -> None:
+    found = request(zones={"North": {"hostport": 1}, "north": {"HOSTPORT": 2}}).parse(Net)
+    assert {name: zone.host_port for name, zone in found.zones.items()} == {"North": 1, "north": 2}
+
+
+def test_what_runtimes_add_is_no_mistake() -> None:
+    added = {"cniVersion": "1.0.0", "name": "net", "type": "net", "args": {}, "prevResult": {}, "capabilities": {}}
+    assert request(**added).parse(Net) == Net()
+
+
+def test_every_mistake_is_told_with_its_key_what_is_due_and_what_was_found() -> None:
+    wrong = {"mtu": -1, "isGateway": "maybe", "vlan": 7, "runtimeConfig": {"portMappings": [{}]}}
+    with pytest.raises(InvalidRequest) as caught:
+        request(**wrong).parse(Net)
+    said = str(caught.value).split("; ")
+    assert sorted(said) == [
+        "key 'isGateway': input should be a valid boolean, unable to interpret input, found 'maybe'",
+        "key 'mtu': input should be greater than or equal to 0, found -1",
+        "key 'runtimeConfig.portMappings[0].hostPort': field required",
+        "key 'vlan': extra inputs are not permitted, found 7",
+    ]
+
+
+def test_a_long_value_is_cut_in_the_message() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        request(mtu="x" * 10_000).parse(Net)
+    assert len(str(caught.value)) < 300

@@ -1,0 +1,69 @@
+"""Hooks and errors that are settled and that nothing calls yet."""
+
+import pytest
+
+from nodeplug import (
+    AlreadyExists,
+    Claim,
+    ExtenderVerdict,
+    InProgress,
+    InUse,
+    InvalidRequest,
+    OutOfRange,
+    PluginError,
+    TryAgain,
+    Uncertain,
+    VolumeCreate,
+    hookimpl,
+)
+from nodeplug.contract.errors import wire
+from nodeplug.contract.hookspecs import ANSWERS, RESERVED
+from nodeplug.hosting.registry import Registry
+
+NAMES = [
+    *("cni_repair", "device_place", "device_container"),
+    *("volume_create", "volume_delete", "volume_list", "volume_capacity", "volume_refresh"),
+    *("volume_snapshot", "volume_snapshot_delete", "volume_snapshot_list"),
+    *("extender_filter", "extender_prioritize", "extender_preempt", "extender_bind"),
+]
+
+
+def test_what_is_reserved_is_part_of_the_contract() -> None:
+    assert set(NAMES) == RESERVED <= ANSWERS.keys()
+
+
+class Ready:
+    """Has two of them."""
+
+    @hookimpl
+    def claims(self) -> list[Claim]:
+        return []
+
+    @hookimpl
+    def extender_filter(self) -> ExtenderVerdict:
+        return ExtenderVerdict(nodes=())
+
+    @hookimpl
+    def volume_create(self, request: VolumeCreate) -> None: ...
+
+
+def test_a_plugin_may_have_reserved_hooks_already() -> None:
+    assert Registry().load("ready", Ready(), "d").hooks == {"claims", "extender_filter", "volume_create"}
+
+
+@pytest.mark.parametrize(
+    ("error", "base", "cni", "grpc"),
+    [
+        (AlreadyExists, InvalidRequest, 7, "ALREADY_EXISTS"),
+        (OutOfRange, InvalidRequest, 7, "OUT_OF_RANGE"),
+        (InUse, PluginError, 999, "FAILED_PRECONDITION"),
+        (InProgress, TryAgain, 11, "ABORTED"),
+        (Uncertain, TryAgain, 11, "UNAVAILABLE"),
+    ],
+)
+def test_the_errors_of_provisioning_have_their_row(
+    error: type[PluginError], base: type[PluginError], cni: int, grpc: str
+) -> None:
+    row = wire(error("no"))
+    assert issubclass(error, base)
+    assert (row.cni, row.grpc, row.flex) == (cni, grpc, "Failure")
