@@ -14,6 +14,8 @@ from nodeplug.pb import deviceplugin_v1beta1_pb2 as pb
 from nodeplug.testing.kubelet.stand_in import Kubelet, Wipe
 
 _Value = TypeVar("_Value")
+_LAST_TASKS = 5.0
+"""Seconds that they get to end."""
 
 
 class BlockingKubelet:
@@ -87,6 +89,7 @@ class BlockingKubelet:
         if self._loop.is_closed():
             return
         self.stop()
+        self.call(_end_tasks)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -176,6 +179,15 @@ class BlockingKubelet:
     def remove_pod(self, pod: str, namespace: str = "default") -> None:
         """Forget a pod and free its devices."""
         self._look(lambda: self.stand_in.remove_pod(pod, namespace))
+
+
+async def _end_tasks() -> None:
+    """Cancel what gRPC still has on the loop, as `asyncio.run` does: a task that a loop leaves behind is printed."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks, timeout=_LAST_TASKS)
 
 
 async def _made(root: Path, options: Mapping[str, Any]) -> Kubelet:
