@@ -233,7 +233,8 @@ def _hook(name: str) -> str:
 def _before() -> str:
     names = [(f"`{name}`", said) for name, said in before.NAMES.items()]
     arguments = [(f"`{hook}(self, {argument})`", said) for (hook, argument), said in before.ARGUMENTS.items()]
-    rows = [f"| {old} | {new} |" for old, new in [*before.OTHERS.items(), *arguments, *names]]
+    hooks = [(f"`{hook}`", said) for hook, said in before.HOOKS.items()]
+    rows = [f"| {old} | {new} |" for old, new in [*before.OTHERS.items(), *hooks, *arguments, *names]]
     return "\n".join(["| before | since version 1 |", "|---|---|", *rows])
 
 

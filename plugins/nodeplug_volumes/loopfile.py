@@ -25,9 +25,10 @@ from nodeplug import (
     InvalidRequest,
     NotFound,
     NotReady,
+    OutOfRange,
     PluginError,
     VolumeClaim,
-    VolumeExpandFs,
+    VolumeExpand,
     VolumeId,
     VolumeIdentify,
     VolumePublish,
@@ -153,14 +154,23 @@ class LoopFile:
             self._release_idle(self._image(request.volume_id))
 
     @hookimpl
-    def volume_expand_fs(self, request: VolumeExpandFs) -> None:
-        """Grow image and filesystem while mounted."""
+    def volume_expand(self, request: VolumeExpand) -> int:
+        """Grow the image, and the filesystem while it is mounted; otherwise that grows when it is staged next."""
         wish = self._wish(request.options)
         image = self._image(wish.name)
         if not image.exists():
             raise NotFound(f"volume {wish.name!r} has no image {image}")
         size = self._allowed(wish.name, request.new_size)
-        self._grow_mounted(image, Wish(wish.name, size, wish.fs_type), request.mount_path, due=True)
+        if request.limit and size > request.limit:
+            raise OutOfRange(
+                f"volume {wish.name!r} would have {show(size)}, and at most {show(request.limit)} is asked for"
+            )
+        grown = Wish(wish.name, size, wish.fs_type)
+        if request.mount_path:
+            self._grow_mounted(image, grown, request.mount_path, due=True)
+        else:
+            self._grow_file(image, grown)
+        return image.stat().st_size
 
     @hookimpl
     def volume_stats(self, request: VolumeStatsRequest) -> VolumeStats:

@@ -9,7 +9,7 @@ import pytest
 
 from nodeplug import (
     InvalidRequest,
-    VolumeExpandFs,
+    VolumeExpand,
     VolumeId,
     VolumeStage,
     VolumeUnstage,
@@ -73,16 +73,9 @@ def test_xfs_grows_at_the_next_stage_and_keeps_the_data(plugin: LoopFile, stagin
 
 def test_a_mounted_xfs_grows(plugin: LoopFile, staging: Path) -> None:
     stage(plugin, staging)
-    plugin.volume_expand_fs(
-        VolumeExpandFs(
-            driver=DRIVER,
-            volume_id=VOLUME,
-            options={"name": "data"},
-            mount_path=str(staging),
-            device="",
-            new_size=448 * MIB,
-            old_size=320 * MIB,
-        )
+    options = {"name": "data"}
+    plugin.volume_expand(
+        VolumeExpand(driver=DRIVER, volume_id=VOLUME, options=options, mount_path=str(staging), new_size=448 * MIB)
     )
     assert size_of(staging) > 340 * MIB
 

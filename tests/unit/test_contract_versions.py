@@ -104,6 +104,13 @@ def test_an_old_argument_of_a_hook_is_answered_with_the_new_signature(hook: str,
     assert said in str(caught.value)
 
 
+@pytest.mark.parametrize("hook", before.HOOKS)
+def test_a_hook_that_is_gone_says_what_to_write_instead(hook: str) -> None:
+    with pytest.raises(PluginRefused) as caught:
+        Registry().load("old", old(hook, "request"), "acme 2.3")
+    assert f"there is no hook {hook!r} since API 1: write {before.HOOKS[hook]}" in str(caught.value)
+
+
 @pytest.mark.parametrize("name", before.NAMES)
 def test_a_name_that_is_gone_says_what_to_write_instead(name: str) -> None:
     with pytest.raises(ImportError, match=f"{name} is gone since API 1: .*; see docs/hooks.md, From 0.1 to 1.0"):

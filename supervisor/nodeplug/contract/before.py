@@ -13,10 +13,17 @@ GROUP: Final = "nodeplug"
 PLACE: Final = "docs/hooks.md, From 0.1 to 1.0"
 NAMES: Final[Mapping[str, str]] = MappingProxyType(
     {
+        "VolumeExpandFs": "`VolumeExpand` has `mount_path` where the filesystem is mounted",
         "VolumeCapabilities": "its fields are keywords of VolumeClaim, as in `VolumeClaim(name, fs_group='driver')`",
     }
 )
 """Names that could be imported from `nodeplug`."""
+HOOKS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "volume_expand_fs": "`volume_expand(self, request: VolumeExpand)` with `request.mount_path`",
+    }
+)
+"""Hooks."""
 ARGUMENTS: Final[Mapping[tuple[str, str], str]] = MappingProxyType(
     {
         ("device_list", "resource"): "`device_list(self, request: DeviceList)` with `request.resource`",
@@ -33,6 +40,9 @@ OTHERS: Final[Mapping[str, str]] = MappingProxyType(
         "`DeviceAllocate(resource, ids, devices)` and other requests by position": "by keyword",
         '`Device(id, True, "")`, `Grant(env)`, `CniResult((link,), ips)`': "all but the obvious first field by keyword",
         '`[project.entry-points."nodeplug"]`': '`[project.entry-points."nodeplug.v1"]`',
+        "`volume_attach` that answers the device's path": "`return VolumeAttached(device=path)`",
+        "`VolumeDetach.volume_id`": "`VolumeDetach.volume_name`, which it always was",
+        "`request.options` of detach, unpublish, unstage": "never held anything, and is gone",
         "`fold(request.config)`, then looking for keys": "`request.parse(Model)`; `fold` stays",
     }
 )

@@ -112,8 +112,8 @@ class Contract:
         raise NotImplementedError
 
     @hookspec(firstresult=True)
-    def volume_attach(self, request: v.VolumeAttach) -> str:
-        """Attach a volume to a node and return its device path. Having it makes kubelet call the attach verbs."""
+    def volume_attach(self, request: v.VolumeAttach) -> v.VolumeAttached:
+        """Attach a volume to a node. Having it makes kubelet call the attach verbs."""
         raise NotImplementedError
 
     @hookspec(firstresult=True)
@@ -148,12 +148,8 @@ class Contract:
 
     @hookspec(firstresult=True)
     def volume_expand(self, request: v.VolumeExpand) -> int:
-        """Grow the volume and return its size in bytes. Default: Not supported."""
+        """Grow the volume, and the filesystem where it is mounted; return the size in bytes. Default: Not supported."""
         raise NotImplementedError
-
-    @hookspec(firstresult=True)
-    def volume_expand_fs(self, request: v.VolumeExpandFs) -> None:
-        """Grow the mounted filesystem. Default: Not supported."""
 
     @hookspec(firstresult=True)
     def volume_stats(self, request: v.VolumeStatsRequest) -> v.VolumeStats:

@@ -286,7 +286,7 @@ def capabilities(claim: VolumeClaim, hooks: frozenset[str]) -> dict[str, bool]:
         "fsGroup": claim.fs_group == "kubelet",
         "selinuxRelabel": claim.selinux_relabel,
         "supportsMetrics": claim.metrics,
-        "requiresFSResize": "volume_expand_fs" in hooks,
+        "requiresFSResize": "volume_expand" in hooks,
     }
 
 

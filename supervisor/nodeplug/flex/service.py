@@ -20,10 +20,10 @@ from nodeplug.contract.netns import Netns
 from nodeplug.contract.values import (
     Secrets,
     VolumeAttach,
+    VolumeAttached,
     VolumeClaim,
     VolumeDetach,
     VolumeExpand,
-    VolumeExpandFs,
     VolumeId,
     VolumeIsAttached,
     VolumePublish,
@@ -176,7 +176,7 @@ _NEEDS: Final[Mapping[type[cmd.Command], tuple[str, ...]]] = MappingProxyType(
         cmd.MountDevice: ("volume_attach", "volume_stage"),
         cmd.UnmountDevice: ("volume_attach", "volume_stage"),
         cmd.ExpandVolume: ("volume_expand",),
-        cmd.ExpandFs: ("volume_expand_fs",),
+        cmd.ExpandFs: ("volume_expand",),
     }
 )
 """The hooks without which a driver does not do a verb. `mount` and `unmount` have defaults, `init` needs none."""
@@ -211,7 +211,8 @@ def _init(steps: Steps, _: cmd.Init) -> Answer:
 def _attach(steps: Steps, command: cmd.Attach) -> Answer:
     volume_id = _identify(steps, command.options)
     request = VolumeAttach(driver=steps.driver, volume_id=volume_id, options=command.options.own, node=command.node)
-    return Answer(device=steps.on_volume("volume_attach", request))
+    attached: VolumeAttached = steps.on_volume("volume_attach", request)
+    return Answer(device=attached.device)
 
 
 def _wait_for_attach(steps: Steps, command: cmd.WaitForAttach) -> Answer:
@@ -231,34 +232,30 @@ def _is_attached(steps: Steps, command: cmd.IsAttached) -> Answer:
 
 
 def _detach(steps: Steps, command: cmd.Detach) -> Answer:
-    request = VolumeDetach(driver=steps.driver, volume_id=VolumeId(command.volume_name), node=command.node)
-    steps.on_volume("volume_detach", request)
+    request = VolumeDetach(driver=steps.driver, volume_name=command.volume_name, node=command.node)
+    steps.detach(request)
     return Answer()
 
 
 def _expand_volume(steps: Steps, command: cmd.ExpandVolume) -> Answer:
+    return Answer(new_size=_expand(steps, command))
+
+
+def _expand_fs(steps: Steps, command: cmd.ExpandFs) -> Answer:
+    _expand(steps, command, mount_path=command.target)
+    return Answer()
+
+
+def _expand(steps: Steps, command: cmd.ExpandVolume | cmd.ExpandFs, mount_path: str = "") -> int:
     request = VolumeExpand(
         driver=steps.driver,
         volume_id=_identify(steps, command.options, command.target),
         options=command.options.own,
         new_size=command.new_size,
-        old_size=command.old_size,
+        mount_path=mount_path,
     )
-    return Answer(new_size=steps.on_volume("volume_expand", request))
-
-
-def _expand_fs(steps: Steps, command: cmd.ExpandFs) -> Answer:
-    request = VolumeExpandFs(
-        driver=steps.driver,
-        volume_id=_identify(steps, command.options, command.target),
-        options=command.options.own,
-        mount_path=command.target,
-        device=command.device,
-        new_size=command.new_size,
-        old_size=command.old_size,
-    )
-    steps.on_volume("volume_expand_fs", request)
-    return Answer()
+    size: int = steps.on_volume("volume_expand", request)
+    return size
 
 
 def _mount(steps: Steps, command: cmd.Mount) -> Answer:

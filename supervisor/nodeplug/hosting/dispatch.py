@@ -70,6 +70,8 @@ def _misnamed(manager: pluggy.PluginManager, plugin: object) -> str:
         if manager.parse_hookimpl_opts(plugin, name) is None:
             continue
         if name not in ANSWERS:
+            if name in before.HOOKS:
+                return f"there is no hook {name!r} since API 1: write {before.HOOKS[name]}; see {before.PLACE}"
             near = get_close_matches(name, ANSWERS, 1)
             return f"there is no hook {name!r}; " + (f"is it {near[0]}?" if near else f"there are {', '.join(ANSWERS)}")
         known = list(inspect.signature(getattr(Contract, name)).parameters)[1:]

@@ -24,6 +24,7 @@ from nodeplug.contract.errors import InvalidRequest, NotFound, PluginError
 from nodeplug.contract.mounts import bind, mounted_at, unmount
 from nodeplug.contract.values import (
     Secrets,
+    VolumeDetach,
     VolumeId,
     VolumeIdentify,
     VolumePublish,
@@ -118,6 +119,11 @@ class Steps:
         """Call a hook about one volume while nothing else works on that volume."""
         with self._alone("volume", request.driver, request.volume_id, about=f"{request.driver} {request.volume_id}"):
             return self._hook(hook, request=request)
+
+    def detach(self, request: VolumeDetach) -> None:
+        """Detach a volume of which the caller knows the name alone."""
+        with self._alone("name", request.driver, request.volume_name, about=f"{request.driver} {request.volume_name}"):
+            self._hook("volume_detach", request=request)
 
     @contextmanager
     def _alone(self, *key: str, about: str) -> Iterator[None]:

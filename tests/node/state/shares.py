@@ -16,6 +16,7 @@ from nodeplug import (
     Claim,
     Host,
     VolumeAttach,
+    VolumeAttached,
     VolumeClaim,
     VolumeDetach,
     VolumeStage,
@@ -70,8 +71,8 @@ class Disks:
         return [VolumeClaim("example.com/disk")]
 
     @hookimpl
-    def volume_attach(self, request: VolumeAttach) -> str:
-        return f"/dev/disk/{request.options['name']}"
+    def volume_attach(self, request: VolumeAttach) -> VolumeAttached:
+        return VolumeAttached(device=f"/dev/disk/{request.options['name']}")
 
     @hookimpl
     def volume_detach(self, request: VolumeDetach) -> None:

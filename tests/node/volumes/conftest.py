@@ -19,6 +19,7 @@ import pytest
 from nodeplug import (
     Claim,
     PluginError,
+    VolumeAttached,
     VolumeClaim,
     VolumeId,
     VolumeIdentify,
@@ -251,12 +252,12 @@ class Attacher(Stager):
     """A driver with attach: kubelet stages in its own directory."""
 
     @hookimpl
-    def volume_attach(self, request: Any) -> str:
-        return f"/dev/disk/{request.options['name']}"
+    def volume_attach(self, request: Any) -> VolumeAttached:
+        return VolumeAttached(device=f"/dev/disk/{request.options['name']}")
 
     @hookimpl
     def volume_detach(self, request: Any) -> None:
-        self.calls.append(f"detach {request.volume_id} {request.node}")
+        self.calls.append(f"detach {request.volume_name} {request.node}")
 
 
 @pytest.fixture

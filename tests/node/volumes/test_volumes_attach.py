@@ -7,6 +7,7 @@ from typing import Any
 from nodeplug import (
     Claim,
     VolumeAttach,
+    VolumeAttached,
     VolumeClaim,
     VolumeExpand,
     VolumeIsAttached,
@@ -28,8 +29,8 @@ class Disk:
         return [VolumeClaim(DRIVER)]
 
     @hookimpl
-    def volume_attach(self, request: VolumeAttach) -> str:
-        return f"/dev/disk/{request.options['name']}"
+    def volume_attach(self, request: VolumeAttach) -> VolumeAttached:
+        return VolumeAttached(device=f"/dev/disk/{request.options['name']}")
 
     @hookimpl
     def volume_is_attached(self, request: VolumeIsAttached) -> bool:
@@ -72,4 +73,4 @@ def test_expand_volume_answers_the_size_of_the_hook(make_node: Any) -> None:
     disk = Disk()
     answer = make_node(disk=disk).call(DRIVER, "expandvolume", OPTIONS, "/dev/sdx", "2048", "1024")
     assert answer == {"status": "Success", "volumeNewSize": 2560}
-    assert (disk.seen[0].new_size, disk.seen[0].old_size) == (2048, 1024)
+    assert (disk.seen[0].new_size, disk.seen[0].mount_path) == (2048, "")

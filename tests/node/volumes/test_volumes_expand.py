@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nodeplug import VolumeExpandFs, VolumeId, hookimpl
+from nodeplug import VolumeExpand, VolumeId, hookimpl
 
 pytestmark = pytest.mark.node
 DRIVER = "acme/disk"
@@ -29,8 +29,9 @@ def growing(make_node: Any, stager: Any) -> Any:
             super().volume_stage(request)
 
         @hookimpl
-        def volume_expand_fs(self, request: VolumeExpandFs) -> None:
+        def volume_expand(self, request: VolumeExpand) -> int:
             self.grown.append(request.volume_id)
+            return request.new_size
 
     plugin = Growing()
     return make_node(disk=plugin), plugin

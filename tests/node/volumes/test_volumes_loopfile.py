@@ -8,7 +8,18 @@ from typing import Any
 
 import pytest
 
-from nodeplug import InvalidRequest, NotReady, VolumeId, VolumeIdentify, VolumeStatsRequest, mount, mounted_at, unmount
+from nodeplug import (
+    InvalidRequest,
+    NotReady,
+    OutOfRange,
+    VolumeExpand,
+    VolumeId,
+    VolumeIdentify,
+    VolumeStatsRequest,
+    mount,
+    mounted_at,
+    unmount,
+)
 from nodeplug_volumes import filesystem, loopdev
 from nodeplug_volumes.loopfile import LoopFile, LoopFileConfig
 
@@ -423,6 +434,27 @@ def test_a_larger_size_of_a_mounted_ext4_is_reached_at_once_or_at_the_next_mount
         node.unmount(DRIVER, target)
         node.mount(DRIVER, target, OPTIONS)
     assert size_of(target) > 40 * MIB
+
+
+@needs_loop_devices
+def test_expandvolume_answers_the_size_and_the_next_mount_has_it(node: Any, target: Path) -> None:
+    node.mount(DRIVER, target, OPTIONS)
+    node.unmount(DRIVER, target)
+    sizes = str(48 * MIB), str(16 * MIB)
+    answers = [node.call(DRIVER, "expandvolume", '{"name": "data"}', str(target), *sizes) for _ in range(2)]
+    assert answers == [{"status": "Success", "volumeNewSize": 48 * MIB}] * 2
+    node.mount(DRIVER, target, OPTIONS)
+    assert size_of(target) > 40 * MIB
+
+
+@needs_loop_devices
+def test_a_volume_is_not_grown_beyond_the_limit(node: Any, target: Path, make_plugin: Any) -> None:
+    node.mount(DRIVER, target, OPTIONS)
+    request = VolumeExpand(
+        driver=DRIVER, volume_id=VolumeId("data"), options={"name": "data"}, new_size=48 * MIB, limit=47 * MIB
+    )
+    with pytest.raises(OutOfRange, match="would have 48Mi, and at most 47Mi is asked for"):
+        make_plugin().volume_expand(request)
 
 
 def test_expandfs_of_a_volume_without_an_image_is_a_failure(node: Any, target: Path) -> None:

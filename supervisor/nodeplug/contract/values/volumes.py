@@ -84,17 +84,26 @@ class VolumeRequest(Request):
     Attributes:
         driver: the claim, `vendor/driver`.
         volume_id: from `volume_id`, or the digest of the options.
-        options: the driver's own options, all strings; kubelet's keys are taken out. Empty for verbs that undo.
     """
 
     driver: str
     volume_id: VolumeId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VolumeOptionsRequest(VolumeRequest):
+    """What the verbs carry for which the caller says what volume is meant.
+
+    Attributes:
+        options: the driver's own options, all strings; kubelet's keys are taken out. CSI calls them volume context.
+    """
+
     options: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VolumeAttach(VolumeRequest):
-    """Attach the volume to a node; the answer is the device path (may be empty).
+class VolumeAttach(VolumeOptionsRequest):
+    """Attach the volume to a node.
 
     Attributes:
         node: the name of the Node.
@@ -104,18 +113,35 @@ class VolumeAttach(VolumeRequest):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VolumeDetach(VolumeRequest):
-    """Detach a volume from a node; `volume_id` is kubelet's volume name here, and there are no options on the wire.
+class VolumeAttached:
+    """How a volume is attached.
 
     Attributes:
+        device: the path of its device on the node; empty where there is none to name.
+        context: what `volume_stage` and `volume_publish` get as `publish_context`; FlexVolume carries none.
+    """
+
+    device: str = ""
+    context: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VolumeDetach(Request):
+    """Detach a volume from a node.
+
+    Attributes:
+        driver: the claim, `vendor/driver`.
+        volume_name: kubelet's name for the volume, which FlexVolume gives instead of the id and of all options.
         node: the name of the Node.
     """
 
+    driver: str
+    volume_name: str
     node: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VolumeIsAttached(VolumeRequest):
+class VolumeIsAttached(VolumeOptionsRequest):
     """Whether the volume is attached to a node.
 
     Attributes:
@@ -126,7 +152,7 @@ class VolumeIsAttached(VolumeRequest):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VolumeWaitAttached(VolumeRequest):
+class VolumeWaitAttached(VolumeOptionsRequest):
     """Wait until a device is there; the answer is its path.
 
     Attributes:
@@ -137,7 +163,7 @@ class VolumeWaitAttached(VolumeRequest):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VolumeUse(VolumeRequest):
+class VolumeUse(VolumeOptionsRequest):
     """What the verbs that bring a volume to a node or a pod carry.
 
     Attributes:
@@ -217,35 +243,18 @@ class VolumeUnstage(VolumeRequest):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VolumeExpand(VolumeRequest):
-    """Grow the volume itself; the answer is the new size in bytes.
+class VolumeExpand(VolumeOptionsRequest):
+    """Grow the volume, and its filesystem where that is mounted; succeed when it is as large already.
 
     Attributes:
         new_size: bytes, at least.
-        old_size: bytes; 0 where the caller does not know it (CSI).
-        limit: bytes, at most; 0 is no limit (FlexVolume has none).
+        limit: bytes, at most; 0 is no limit.
+        mount_path: where the filesystem is mounted; empty where it is not, or the caller grows that later.
     """
 
     new_size: int
-    old_size: int = 0
     limit: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VolumeExpandFs(VolumeRequest):
-    """Grow the mounted filesystem.
-
-    Attributes:
-        mount_path: where it is mounted.
-        device: the path of the attached device; empty for drivers without attach.
-        new_size: bytes.
-        old_size: bytes; 0 where the caller does not know it (CSI).
-    """
-
-    mount_path: str
-    device: str = ""
-    new_size: int
-    old_size: int = 0
+    mount_path: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

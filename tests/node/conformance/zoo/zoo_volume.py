@@ -12,6 +12,7 @@ from nodeplug import (
     NotFound,
     NotReady,
     VolumeAttach,
+    VolumeAttached,
     VolumeClaim,
     VolumeDetach,
     VolumeExpand,
@@ -80,9 +81,9 @@ class Attached(Tame):
         return self.host.state_dir / f"attached-{name}"
 
     @hookimpl
-    def volume_attach(self, request: VolumeAttach) -> str:
+    def volume_attach(self, request: VolumeAttach) -> VolumeAttached:
         self.attachment("v").touch()
-        return self.device()
+        return VolumeAttached(device=self.device())
 
     def device(self) -> str:
         return "/dev/null"
@@ -276,7 +277,7 @@ class ForgetsAttachments(Attached):
         self.attached = False
 
     @hookimpl
-    def volume_attach(self, request: VolumeAttach) -> str:
+    def volume_attach(self, request: VolumeAttach) -> VolumeAttached:
         self.attached = True
         return super().volume_attach(request)
 
@@ -298,4 +299,4 @@ class NeverGrows(Tame):
 
     @hookimpl
     def volume_expand(self, request: VolumeExpand) -> int:
-        return request.old_size
+        return request.new_size // 2
