@@ -92,7 +92,7 @@ def test_a_drop_in_folder_that_vanishes_keeps_every_plugin_and_says_so(node: Cal
     scratch = node(a=section("a"), b=section("b"))
     folder = scratch.config_path.parent / "plugins.d"
     folder.rename(folder.with_name("x"))
-    until(lambda: "the folder of drop-ins is gone" in reason(scratch))
+    until(lambda: "the drop-in folder is gone" in reason(scratch))
     assert states(scratch) == {"a": "running", "b": "running"}
     folder.with_name("x").rename(folder)
     until(lambda: not reason(scratch))

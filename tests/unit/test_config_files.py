@@ -140,7 +140,7 @@ def test_a_nul_in_a_text_is_refused_with_its_key(tmp_path: Path) -> None:
 def test_bytes_that_are_no_utf_8_name_their_line(tmp_path: Path) -> None:
     path = tmp_path / "nodeplug.toml"
     path.write_bytes(b"version = 1\n# \xff\n")
-    assert problems(path) == (f"{path}:2: is not TOML: byte 14 of the file is no UTF-8",)
+    assert problems(path) == (f"{path}:2: is not TOML: byte 14 of the file is not valid UTF-8",)
 
 
 def test_each_broken_file_is_told_and_hides_no_other(tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_hidden_files_of_editors_are_no_drop_ins(tmp_path: Path) -> None:
     assert list(load(path).plugins) == ["a"]
 
 
-# --- the folder of drop-ins --------------------------------------------------------------------------------------
+# --- the drop-in folder --------------------------------------------------------------------------------------
 
 
 def test_a_default_folder_that_is_not_there_is_no_mistake(tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_a_default_folder_that_leads_nowhere_is_a_mistake(tmp_path: Path) -> Non
 
 def test_a_file_in_the_place_of_the_folder_is_a_mistake(tmp_path: Path) -> None:
     (tmp_path / "plugins.d").touch()
-    text = f"{tmp_path / 'plugins.d'}: the folder of drop-ins cannot be read: Not a directory"
+    text = f"{tmp_path / 'plugins.d'}: the drop-in folder cannot be read: Not a directory"
     assert problems(main(tmp_path, "version = 1\n")) == (text,)
 
 
@@ -192,7 +192,7 @@ def test_a_folder_that_was_read_may_not_vanish(tmp_path: Path) -> None:
     before = read(path)
     (tmp_path / "plugins.d").rename(tmp_path / "x")
     (line,) = read(path, before=before).mistakes
-    assert line.startswith(f"{tmp_path / 'plugins.d'}: the folder of drop-ins is gone")
+    assert line.startswith(f"{tmp_path / 'plugins.d'}: the drop-in folder is gone")
 
 
 def test_a_folder_that_comes_later_may_not_vanish_again(tmp_path: Path) -> None:

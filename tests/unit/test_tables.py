@@ -56,7 +56,7 @@ def test_status_that_is_not_ready_says_why() -> None:
 
 
 def test_status_says_what_is_not_known() -> None:
-    unknown = {"attachments": "the folder /run/nodeplug/attachments does not answer since 3 s"}
+    unknown = {"attachments": "the folder /run/nodeplug/attachments does not answer (for 3 s)"}
     shown = text(tables.status({**ANSWER, "unknown": unknown}, 0))
     assert "attachments are not shown, for they are not known: the folder /run/nodeplug/attachments does not" in shown
 

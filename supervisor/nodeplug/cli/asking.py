@@ -69,7 +69,7 @@ def status(
     root: Root = None,
     as_json: Json = False,
     watch: Annotated[
-        bool, typer.Option("--watch", "-w", help="Ask again until Ctrl-C; with --json, one object per line.")
+        bool, typer.Option("--watch", "-w", help="Refresh until Ctrl-C; with --json, one object per line.")
     ] = False,
     interval: Annotated[
         float, typer.Option("--interval", metavar="SECONDS", min=0.1, help="The pause between two answers of --watch.")

@@ -30,7 +30,7 @@ def new(
     name: Annotated[str, typer.Argument(metavar="NAME", help="What it is about, such as `usb-camera`.")],
     directory: Annotated[
         Path | None,
-        typer.Option("--directory", metavar="DIR", help="The folder to make; `nodeplug-NAME` here by default."),
+        typer.Option("--directory", metavar="DIR", help="The folder to create; by default `nodeplug-NAME` here."),
     ] = None,
 ) -> None:
     """Write a plugin of your own: a package with plugin, tests and configuration that works at once.

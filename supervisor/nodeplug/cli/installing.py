@@ -51,9 +51,7 @@ Version = Annotated[
         "plugins understand, `file` keeps the file's own.",
     ),
 ]
-Force = Annotated[
-    bool, typer.Option("--force", help="Take back names that were nodeplug's and are another program's by now.")
-]
+Force = Annotated[bool, typer.Option("--force", help="Take back names that nodeplug had and another program has now.")]
 RemoveAll = Annotated[bool, typer.Option("--remove-all", help="Remove every entrypoint although no plugin is enabled.")]
 
 

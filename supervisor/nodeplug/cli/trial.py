@@ -226,7 +226,7 @@ def _network(path: Path) -> Mapping[str, Any]:
     try:
         return dict(json.loads(_read(path)))
     except ValueError as error:
-        raise InvalidRequest(f"{path} is no network list: {error}") from error
+        raise InvalidRequest(f"{path} is not a network list: {error}") from error
 
 
 def _read(path: Path) -> str:
@@ -257,5 +257,5 @@ def options_of(texts: Sequence[str]) -> Mapping[str, str]:
     """
     wrong = [text for text in texts if "=" not in text]
     if wrong:
-        raise InvalidRequest(f"{wrong[0]!r} is no option of a volume; write KEY=VALUE, such as name=shared")
+        raise InvalidRequest(f"{wrong[0]!r} is not a volume option; use KEY=VALUE, such as name=shared")
     return {key: value for key, _, value in (text.partition("=") for text in texts)}

@@ -90,7 +90,7 @@ def read(path: Path, advice: str = "") -> Document:
         tables = tomllib.loads(text)
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise Unreadable(path, f"is not TOML: byte {error.start} of the file is no UTF-8", line) from None
+        raise Unreadable(path, f"is not TOML: byte {error.start} of the file is not valid UTF-8", line) from None
     except tomllib.TOMLDecodeError as error:
         raise _not_toml(path, str(error), text) from None
     except AbsurdDepth as error:
@@ -142,9 +142,9 @@ def drop_ins(folder: Path) -> list[Path]:
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise Unreadable(folder, f"the folder of drop-ins cannot be read: {_reason(error)}") from error
+        raise Unreadable(folder, f"the drop-in folder cannot be read: {_reason(error)}") from error
     if len(names) > MOST_FILES:
-        raise Unreadable(folder, f"the folder of drop-ins has {len(names)} files; at most {MOST_FILES} are read")
+        raise Unreadable(folder, f"the drop-in folder has {len(names)} files; at most {MOST_FILES} are read")
     return [folder / name for name in names]
 
 

@@ -26,7 +26,7 @@ def parse_address(address: str) -> tuple[str, int]:
     host, colon, port = address.rpartition(":")
     bare = host.removeprefix("[").removesuffix("]")
     if not colon or not port.isdecimal() or int(port) > 65535 or (":" in host and host != f"[{bare}]"):
-        raise ValueError(f"{address!r} is no address; write host:port, such as 127.0.0.1:9808 or [::1]:9808")
+        raise ValueError(f"{address!r} is not an address; use host:port, such as 127.0.0.1:9808 or [::1]:9808")
     return bare, int(port)
 
 

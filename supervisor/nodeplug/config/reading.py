@@ -200,7 +200,7 @@ def _main(path: Path, mistakes: list[Fault]) -> Document:
 
 
 def _folder(main: Document, path: Path) -> tuple[Path | None, bool]:
-    """Return the folder of drop-ins, and whether the file names it."""
+    """Return the drop-in folder, and whether the file names it."""
     supervisor = main.tables.get("supervisor")
     name = supervisor.get("drop_in_dir") if isinstance(supervisor, dict) else None
     if not isinstance(name, str):
@@ -234,7 +234,7 @@ class _Collected:
                 self.add(path)
         except FileNotFoundError:
             if gone:
-                text = f"{folder}: the folder of drop-ins is gone; put it back; another one, or none, takes a restart"
+                text = f"{folder}: the drop-in folder is gone; put it back; another one, or none, takes a restart"
                 self.mistakes.append(Fault(folder, 0, text))
             elif named or folder.is_symlink():  # somebody wants one there, and it leads nowhere
                 self.mistakes.append(_absent(self.places.main, folder))

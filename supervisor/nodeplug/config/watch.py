@@ -45,7 +45,7 @@ async def _by_inotify(folders: Collection[Path], changed: Callable[[], None]) ->
                 changed()
     except Exception as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        LOG.warning("no inotify for the configuration: %s; it is looked at every few seconds", reason)
+        LOG.warning("inotify is not available for the configuration: %s; polling it instead", reason)
 
 
 def _add(inotify: Inotify, folders: Collection[Path]) -> None:
@@ -60,7 +60,7 @@ async def _by_looking(path: Path, drop_ins: Path | None, changed: Callable[[], N
         try:
             now = await aside(lambda: _look(path, drop_ins), "look at the configuration")
         except Exception as error:
-            LOG.warning("the configuration cannot be looked at: %s; it is tried again", error)
+            LOG.warning("cannot check the configuration for changes: %s; retrying", error)
         else:
             if now != last:  # the first look too: it may have changed since it was read
                 changed()

@@ -48,7 +48,7 @@ def ask(path: Path, *argv: str, timeout: float = TIMEOUT) -> dict[str, Any]:
     try:
         answer = json.loads(reply.stdout)
     except ValueError as error:
-        raise PluginError(f"the daemon at {path} answered no JSON: {reply.stdout[:200]!r}") from error
+        raise PluginError(f"the daemon at {path} did not answer JSON: {reply.stdout[:200]!r}") from error
     if reply.exit and isinstance(answer, dict) and isinstance(answer.get("error"), str):
         raise PluginError(answer["error"])
     if reply.exit or not isinstance(answer, dict):

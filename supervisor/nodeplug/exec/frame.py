@@ -93,7 +93,7 @@ def _strings(blob: bytes, what: str) -> list[str]:
     if not blob:
         return []
     if not blob.endswith(b"\0"):
-        raise Undecodable(f"the last {what} of the frame is not ended by NUL")
+        raise Undecodable(f"the last {what} of the frame does not end with NUL")
     return [os.fsdecode(part) for part in blob[:-1].split(b"\0")]
 
 

@@ -126,15 +126,15 @@ class ExecServer:
             try:
                 if self._listener is not None and not await self._folder.run(self._is_in_place):
                     self._replace_listener(*await self._folder.run(self._listen, _drop))
-                    LOG.warning("the socket at %s was gone; it is made anew", self.path)
+                    LOG.warning("the socket at %s was gone and has been made again", self.path)
                 told = ""
             except Unanswered as error:
                 if not told:  # how long it has not answered is no news
-                    LOG.error("nobody can tell whether the socket at %s is there: %s", self.path, error)
+                    LOG.error("cannot check whether the socket at %s is still there: %s", self.path, error)
                 told = told or str(error)
             except (PluginError, OSError) as error:
                 if told != str(error):
-                    LOG.error("the socket at %s is gone, and cannot be made anew: %s", self.path, error)
+                    LOG.error("the socket at %s is gone and cannot be made again: %s", self.path, error)
                 told = str(error)
 
     def _is_in_place(self) -> bool:
@@ -330,7 +330,7 @@ async def _send(peer: socket.socket, reply: Reply) -> None:
         async with asyncio.timeout(_SILENCE):
             await asyncio.get_running_loop().sock_sendall(peer, reply.encode())
     except (OSError, TimeoutError) as error:
-        LOG.info("an answer was not taken: %s", error or type(error).__name__)
+        LOG.info("the caller did not read the answer: %s", error or type(error).__name__)
 
 
 def _drop(made: tuple[socket.socket, Identity]) -> None:
@@ -340,7 +340,7 @@ def _drop(made: tuple[socket.socket, Identity]) -> None:
 def _clear_stale(path: Path) -> None:
     try:
         if not stat.S_ISSOCK(path.lstat().st_mode):
-            raise PluginError(f"{path} exists and is no socket; remove it, or configure another exec_socket")
+            raise PluginError(f"{path} exists and is not a socket; remove it, or configure another exec_socket")
     except FileNotFoundError:
         return
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:

@@ -30,7 +30,7 @@ LOG: Final = logging.getLogger(__name__)
 INTERVAL: Final = 5.0
 """Seconds between two looks: a few stat(2) and one readdir while nothing changes."""
 _LOOK_PATIENCE: Final = 10.0
-_SECONDS: Final = re.compile(r"since \d+ s")
+_SECONDS: Final = re.compile(r"\(for \d+ s\)")
 
 
 @dataclass(slots=True)
@@ -91,7 +91,7 @@ class Keeper:
             lasting = [fault for fault in faults if fault in self._seen and fault.kind != "foreign"]
             self._seen = frozenset(faults)
             if lasting:
-                LOG.warning("mending the entrypoints: %s", "; ".join(f"{one.path} is {one.kind}" for one in lasting))
+                LOG.warning("repairing the entrypoints: %s", "; ".join(f"{one.path} is {one.kind}" for one in lasting))
                 torn = [fault.path for fault in lasting]
                 await self._deploy(prune=False, only_present=not self.supervisor.install, mend=torn)
                 faults, problems = await self._looks.run(lambda: self._examine(claims, drivers))

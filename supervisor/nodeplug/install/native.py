@@ -38,7 +38,9 @@ def compiler() -> list[str]:
     try:
         command = shlex.split(wanted) or ["cc"]
     except ValueError as error:
-        raise PluginError(f"CC is {wanted!r}, which is no command: {error}; correct it, or unset it for cc") from error
+        raise PluginError(
+            f"CC is {wanted!r}, which is not a command: {error}; fix it, or unset it to use cc"
+        ) from error
     if shutil.which(command[0]) is None:
         raise NotFound(
             f"the C compiler {command[0]!r} is not on PATH: install one (Debian: gcc and libc6-dev) or name it in CC"

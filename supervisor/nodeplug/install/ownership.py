@@ -57,10 +57,14 @@ def marked_conflist(name: str, data: bytes) -> bytes:
             sorts first takes the node's network down (containerd).
     """
     if "/" in name or name.startswith(".") or not name.endswith(".conflist"):
-        raise InvalidRequest(f"{name!r} is no name for a network configuration: it needs the form 10-name.conflist")
+        raise InvalidRequest(
+            f"{name!r} is not a name for a network configuration: it must have the form 10-name.conflist"
+        )
     document = _json_object(data)
     if not document or not document.get("name") or not document.get("plugins"):
-        raise InvalidRequest(f"{name} is no network configuration list: it needs a JSON object with name and plugins")
+        raise InvalidRequest(
+            f"{name} is not a network configuration list: it needs a JSON object with name and plugins"
+        )
     return json.dumps({**document, CONFLIST_KEY: "nodeplug"}, indent=2, ensure_ascii=False).encode() + b"\n"
 
 

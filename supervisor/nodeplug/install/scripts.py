@@ -166,7 +166,7 @@ def _set(body: str, name: str, value: str) -> str:
         rf'^{name} = (b?)"[^"\n]*"', lambda found: f"{name} = {found[1]}{literal}", body, flags=re.MULTILINE
     )
     if count != 1:
-        raise InvalidRequest(f"the script has {count} lines `{name} = ...`, one is due; reinstall nodeplug")
+        raise InvalidRequest(f"the script has {count} lines `{name} = ...`, expected one; reinstall nodeplug")
     return replaced
 
 
@@ -212,7 +212,9 @@ def leader(script: bytes) -> Path:
 def _shebang(interpreter: Path, options: str) -> bytes:
     line = os.fsencode(f"#!{interpreter}{options}")
     if re.search(r"\s", str(interpreter)) or len(line) > _SHEBANG_LIMIT:
-        raise InvalidRequest(f"{str(interpreter)!r} cannot be an interpreter: blanks or too long; name a symlink to it")
+        raise InvalidRequest(
+            f"{str(interpreter)!r} cannot be the interpreter: its path has blanks or is too long; use a symlink to it"
+        )
     return line
 
 

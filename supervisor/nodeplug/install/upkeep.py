@@ -100,7 +100,7 @@ class Fault:
                 f"{self.path} was replaced by a program that is not nodeplug's; `nodeplug install --force` takes the "
                 "name back, or stop claiming it"
             )
-        return f"{self.path} is {self.kind}; `nodeplug install` mends it"
+        return f"{self.path} is {self.kind}; `nodeplug install` repairs it"
 
 
 @dataclass(slots=True)

@@ -41,7 +41,7 @@ def plain(metric: Metric) -> Metric:
         PluginError: a part is of another type; a scrape that meets it would fail as a whole.
     """
     if not isinstance(metric.name, str) or not isinstance(metric.help, str):
-        raise PluginError(f"the metric {metric.name!r} has a name or a help that is no text")
+        raise PluginError(f"the metric {metric.name!r} has a name or a help that is not text")
     if metric.kind not in ("gauge", "counter"):
         raise PluginError(f"{metric.name} is a {metric.kind!r}; a metric is a gauge or a counter")
     return Metric(

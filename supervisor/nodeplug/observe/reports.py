@@ -70,7 +70,7 @@ class Reports:
     async def _inspect(self, slot: Slot) -> Any:
         instance = _running(slot)
         if "inspect" not in instance.hooks:
-            raise NotSupported(f"plugin {slot.name!r} has nothing to inspect; `nodeplug status` tells how it is")
+            raise NotSupported(f"plugin {slot.name!r} has nothing to inspect; `nodeplug status` shows its state")
         call = Call("inspect", f"plugin:{slot.name}", key=f"inspection of {slot.name}")
         return await self.runner.call(instance, "inspect", call, {}, around=lambda hook: _in_json(slot.name, hook))
 
@@ -132,7 +132,7 @@ def _written(plugin: str, answer: Mapping[str, Any]) -> str:
             if size > INSPECT_LIMIT:
                 break
     except (TypeError, ValueError, RecursionError) as error:
-        raise PluginError(f"what plugin {plugin!r} tells about itself is no JSON: {error}") from error
+        raise PluginError(f"what plugin {plugin!r} tells about itself is not JSON: {error}") from error
     if size > INSPECT_LIMIT:
         raise PluginError(f"what plugin {plugin!r} tells about itself has more than {INSPECT_LIMIT} bytes of JSON")
     return "".join(pieces)

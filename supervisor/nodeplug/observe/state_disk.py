@@ -62,7 +62,9 @@ class StateDisk:
         refusal = self._try()
         self._asked = 0.0
         if refusal and refusal != self._refusal:
-            LOG.error("the state folder %s cannot be written: %s; pods end, and none can start", self.folder, refusal)
+            LOG.error(
+                "the state folder %s cannot be written: %s; pods can stop, but none can start", self.folder, refusal
+            )
         elif self._refusal and not refusal:
             LOG.info("the state folder %s can be written again", self.folder)
         self._refusal = refusal

@@ -44,5 +44,7 @@ def aside(work: Callable[[], T], name: str) -> "asyncio.Future[T]":
     try:
         threading.Thread(target=run, name=name, daemon=True).start()
     except RuntimeError as error:
-        outcome.set_exception(TryAgain(f"the daemon cannot start another thread ({error}); raise its limit of tasks"))
+        outcome.set_exception(
+            TryAgain(f"the daemon cannot start another thread ({error}); raise its task limit (TasksMax)")
+        )
     return outcome

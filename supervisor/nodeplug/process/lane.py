@@ -55,7 +55,7 @@ class Lane:
         if self._running is None or self.patience is None:
             return ""
         seconds = time.monotonic() - self._since
-        return f"{self.what} does not answer since {seconds:.0f} s" if seconds >= self.patience else ""
+        return f"{self.what} does not answer (for {seconds:.0f} s)" if seconds >= self.patience else ""
 
     async def run(self, work: Callable[[], _T], late: Callable[[_T], None] = _forget) -> _T:
         """Do a piece of work in a thread of its own, and wait for it.
@@ -80,7 +80,7 @@ class Lane:
                 return await asyncio.shield(outcome)
         except TimeoutError:
             _leave(outcome, late)
-            raise Unanswered(self.stuck or f"{self.what} does not answer; ask again") from None
+            raise Unanswered(self.stuck or f"{self.what} does not answer; try again") from None
         except asyncio.CancelledError:
             _leave(outcome, late)
             raise
@@ -97,7 +97,7 @@ class Lane:
                 if self.stuck:
                     raise Unanswered(self.stuck)
                 if self.patience is not None and time.monotonic() - asked >= self.patience * _LINE:
-                    raise Unanswered(f"{self.what} is asked for too much at once; ask again")
+                    raise Unanswered(f"{self.what} has too many requests at once; try again")
         except BaseException:
             if not turn.cancel():  # it came in the same moment
                 self._turn.release()
@@ -119,7 +119,9 @@ class Lane:
             thread.start()
         except RuntimeError as error:
             self._turn.release()
-            raise Unanswered(f"the daemon cannot start another thread ({error}); raise its limit of tasks") from None
+            raise Unanswered(
+                f"the daemon cannot start another thread ({error}); raise its task limit (TasksMax)"
+            ) from None
         self._running, self._since = outcome, time.monotonic()
         outcome.add_done_callback(self._ended)
         return outcome

@@ -76,7 +76,7 @@ def test_a_live_socket_is_not_taken_over(server: ExecRoad) -> None:
 
 def test_a_file_in_the_way_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "exec.sock").write_text("precious")
-    with pytest.raises(PluginError, match="is no socket"):
+    with pytest.raises(PluginError, match="is not a socket"):
         asyncio.run(ExecServer(tmp_path / "exec.sock", {}).start())
     assert (tmp_path / "exec.sock").read_text() == "precious"
 

@@ -77,7 +77,7 @@ def test_a_cc_that_is_no_command_is_quoted_and_scripts_are_installed(tmp_path: P
     node = ScratchNode(tmp_path, PLUGINS, env={"CC": command})
     done = node.run("install")
     assert done.returncode == 0
-    assert f"CC is {command!r}, which is no command" in done.stderr
+    assert f"CC is {command!r}, which is not a command" in done.stderr
 
 
 @pytest.mark.usefixtures("has_compiler")
