@@ -112,7 +112,7 @@ def test_a_refused_call_shows_what_the_caller_reads_and_the_log(tried: Try, tmp_
         ('[plugins.x]\nuses = "nowhere:X"', [], "No module named 'nowhere'"),
         ('[plugins.fuse]\nuses = "fuse:Fuse"', ["absent.toml"], "absent.toml: the file does not exist"),
         ('[plugins.fuse]\nuses = "fuse:Fuse"', ["--network", "mine.toml"], "mine.toml is not a network list"),
-        ('[plugins.fuse]\nuses = "fuse:Fuse"', ["--option", "x"], "write KEY=VALUE"),
+        ('[plugins.fuse]\nuses = "fuse:Fuse"', ["--option", "x"], "use KEY=VALUE"),
         ('[plugins.fuse]\nuses = "fuse:Fuse"', ["--secrets", "absent"], "cannot read absent"),
         ('[plugins.fuse]\nuses = "fuse:Fuse"\nenabled = false', [], "remove `enabled = false` from mine.toml"),
         (
