@@ -69,7 +69,7 @@ def test_script_without_a_shebang_is_refused() -> None:
 
 @pytest.mark.parametrize("interpreter", ["/my python/bin/python3", "/" + "x" * 250])
 def test_interpreter_that_no_shebang_can_name_is_refused(interpreter: str) -> None:
-    with pytest.raises(InvalidRequest, match="cannot be an interpreter"):
+    with pytest.raises(InvalidRequest, match="cannot be the interpreter"):
         render(SCRIPT, interpreter=Path(interpreter), socket="/s", spool="/p")
 
 
@@ -156,7 +156,7 @@ def test_leader_is_what_the_first_line_names() -> None:
 
 @pytest.mark.parametrize("folder", ["/my bin", "/" + "x" * 250])
 def test_program_whose_path_no_first_line_can_name_is_refused(folder: str) -> None:
-    with pytest.raises(InvalidRequest, match="cannot be an interpreter"):
+    with pytest.raises(InvalidRequest, match="cannot be the interpreter"):
         led_by(b"", Path(folder, ".nodeplug.0"))
 
 
