@@ -84,7 +84,7 @@ def test_a_name_that_nobody_has_is_told_with_those_that_exist(node: Callable[...
 
 
 @pytest.mark.parametrize(
-    ("tells", "said"), [("nothing that is JSON", "is no JSON"), ("an error", "the card is being reset")]
+    ("tells", "said"), [("nothing that is JSON", "is not JSON"), ("an error", "the card is being reset")]
 )
 def test_an_inspection_that_fails_is_told_in_a_sentence(
     node: Callable[..., ScratchNode], tells: str, said: str

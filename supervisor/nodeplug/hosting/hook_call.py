@@ -76,7 +76,7 @@ class HookCall:
                 threading.Thread(target=self._context.run, args=(self.run,), name=self.name, daemon=True).start()
         except RuntimeError as error:
             self._done()
-            text = f"the daemon cannot start another thread ({error}); raise its limit of tasks, or call less at once"
+            text = f"the daemon cannot start another thread ({error}); raise its TasksMax, or call less at once"
             self.loop.call_soon(self._resolve, None, TryAgain(text))
 
     def run(self) -> None:

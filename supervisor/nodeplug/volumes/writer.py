@@ -71,7 +71,7 @@ class Writer:
                 if self._stuck or crowded:
                     with suppress(ValueError):  # it was begun
                         self._line.remove(piece)
-                    raise Unanswered(self._stuck or f"{self._what} is asked for too much at once; ask again")
+                    raise Unanswered(self._stuck or f"{self._what} has too many requests at once; try again")
                 passed = 0.0 if self._present is None else time.monotonic() - self._since
                 self._changed.wait(max(self._patience - passed, 0.0))
         if piece.error is not None:
@@ -88,7 +88,7 @@ class Writer:
         if self._present is None:
             return ""
         seconds = time.monotonic() - self._since
-        return f"{self._what} does not answer since {seconds:.0f} s" if seconds >= self._patience else ""
+        return f"{self._what} does not answer (for {seconds:.0f} s)" if seconds >= self._patience else ""
 
     def _serve(self) -> None:
         """Wake the thread, or make one; it is daemonic, for a disk must not keep the process."""
@@ -97,7 +97,7 @@ class Writer:
                 threading.Thread(target=self._work, name=f"writes: {self._what}"[:100], daemon=True).start()
             except RuntimeError as error:
                 self._line.clear()
-                text = f"the daemon cannot start another thread ({error}); raise its limit of tasks"
+                text = f"the daemon cannot start another thread ({error}); raise its task limit (TasksMax)"
                 raise Unanswered(text) from None
             self._serving = True
         self._changed.notify_all()

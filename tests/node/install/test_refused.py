@@ -75,7 +75,7 @@ def test_broken_conflist_is_refused_before_anything_is_written(node: "Node", dat
 
 @pytest.mark.parametrize("name", ["pods.conf", "../pods.conflist", ".pods.conflist"])
 def test_conflist_name_that_no_runtime_reads_is_refused(node: "Node", name: str) -> None:
-    with pytest.raises(InvalidRequest, match="no name for a network configuration"):
+    with pytest.raises(InvalidRequest, match="not a name for a network configuration"):
         node.install(conflists={name: node.CONFLIST})
 
 
