@@ -133,7 +133,7 @@ def test_folder_that_no_first_line_can_name_has_scripts(tmp_path: Path) -> None:
     node = ScratchNode(tmp_path, PLUGINS, supervisor='listen = ""\ncni_bin_dir = "/my bin"')
     done = node.run("install")
     assert (done.returncode, kinds(node)) == (0, {"python3"})
-    assert "blanks or too long" in done.stderr
+    assert "blanks or is too long" in done.stderr
 
 
 @pytest.mark.usefixtures("has_compiler")
