@@ -41,6 +41,13 @@ def test_keys_match_in_any_case_at_any_depth() -> None:
     assert found.runtime.mappings[0].protocol == "udp"
 
 
+def test_an_alias_for_reading_alone_counts() -> None:
+    class Routed(BaseModel):
+        default_gateway: bool = Field(validation_alias="isDefaultGateway")
+
+    assert request(isdefaultgateway=True).parse(Routed).default_gateway is True
+
+
 def test_of_two_spellings_the_later_wins() -> None:
     assert request(mtu=1400, MTU=1500).parse(Net).mtu == 1500
 

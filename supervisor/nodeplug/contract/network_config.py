@@ -45,7 +45,10 @@ def parse(config: Mapping[str, Any], model: type[_M]) -> _M:
 
 def _names(model: type[BaseModel]) -> Mapping[str, Any]:
     """Return the keys of a model, as validation expects them, with their types."""
-    return {field.alias or name: field.annotation for name, field in model.model_fields.items()}
+    fields = model.model_fields.items()
+    return {
+        alias if isinstance(alias := field.validation_alias, str) else name: field.annotation for name, field in fields
+    }
 
 
 def _spelt(value: Any, models: list[type[BaseModel]]) -> Any:
