@@ -74,17 +74,17 @@ def test_argv_of_kubelet_means(argv: list[str], command: Command) -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "line"),
+    ("status", "line"),
     [
-        (codec.Answer(), b'{"status": "Success"}\n'),
-        (codec.Answer(device="/dev/sdb"), b'{"status": "Success", "device": "/dev/sdb"}\n'),
-        (codec.Answer(device=""), b'{"status": "Success", "device": ""}\n'),
-        (codec.Answer(attached=False), b'{"status": "Success", "attached": false}\n'),
-        (codec.Answer(new_size=1024), b'{"status": "Success", "volumeNewSize": 1024}\n'),
+        (codec.DriverStatus(), b'{"status": "Success"}\n'),
+        (codec.DriverStatus(device="/dev/sdb"), b'{"status": "Success", "device": "/dev/sdb"}\n'),
+        (codec.DriverStatus(device=""), b'{"status": "Success", "device": ""}\n'),
+        (codec.DriverStatus(attached=False), b'{"status": "Success", "attached": false}\n'),
+        (codec.DriverStatus(new_size=1024), b'{"status": "Success", "volumeNewSize": 1024}\n'),
     ],
 )
-def test_a_success_is_one_json_object_on_one_line(answer: codec.Answer, line: bytes) -> None:
-    assert codec.encode(answer) == line
+def test_a_success_is_one_json_object_on_one_line(status: codec.DriverStatus, line: bytes) -> None:
+    assert codec.encode(status) == line
 
 
 def test_a_failure_is_one_json_object_on_one_line() -> None:

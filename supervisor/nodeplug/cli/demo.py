@@ -1,6 +1,6 @@
 """`nodeplug demo`: a pod's whole life against a real daemon, shown step by step.
 
-Owns: the story, its stage (a temporary folder and namespaces of its own), and the proof that nothing is left.
+Owns: the story, its node (a temporary folder and namespaces of its own), and the proof that nothing is left.
 Refuses: acting of its own: the callers are those of `nodeplug.testing`, the daemon is `nodeplug serve` as a process.
 
 It runs as root or as an ordinary user: it starts itself again in a user, network and mount namespace of its own (the
@@ -88,7 +88,7 @@ def _start_again_inside() -> int:
 
 @dataclass(slots=True)
 class _Demo:
-    """The stage and the story."""
+    """The node and the story."""
 
     console: Console
     started: float = field(default_factory=time.monotonic)
@@ -97,8 +97,8 @@ class _Demo:
         """Set up, play, clean up, count what is left."""
         folder = Path(tempfile.mkdtemp(prefix="nodeplug-demo-", dir="/tmp"))
         try:
-            with ExitStack() as stage:
-                left = asyncio.run(_Story(self.console, folder, stage).tell())
+            with ExitStack() as cleanup:
+                left = asyncio.run(_Story(self.console, folder, cleanup).tell())
         except PluginError as error:
             self.console.print(f"[red]✗ {error}[/red]")
             return 1
@@ -121,7 +121,7 @@ class _Story:
 
     console: Console
     folder: Path
-    stage: ExitStack
+    cleanup: ExitStack
 
     @property
     def _pools(self) -> Path:
@@ -153,7 +153,7 @@ class _Story:
             config += f'[plugins.{allocator}.config]\ndata_dir = "{self._pools}"\n'
         node = ScratchNode(root, config, whole=True)
         with self._step("daemon", "nodeplug serve --config configs/demo.toml") as told:
-            self.stage.callback(node.stop)
+            self.cleanup.callback(node.stop)
             node.start()
             names = [plugin["name"] for plugin in node.status()["plugins"] if plugin["state"] == "running"]
             told.append(f"pid {node.pid} runs {', '.join(names)}")

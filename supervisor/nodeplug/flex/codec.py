@@ -1,6 +1,6 @@
-"""FlexVolume on the wire: argv becomes one value per verb, and answers become one JSON object.
+"""FlexVolume on the wire: argv becomes one value per verb, and a driver status becomes one JSON object.
 
-Owns: reading the arguments, kubelet's own option keys, and writing the answers.
+Owns: reading the arguments, kubelet's own option keys, and writing the driver status.
 Refuses: I/O, and trust. User options are merged last by kubelet and can override any `kubernetes.io/` key, so every
 option is checked here, and what they say about the pod is a hint alone. Error messages name keys, never values: a
 value may be a password in the wrong place.
@@ -228,12 +228,12 @@ _PARTS: Final[Mapping[str, Callable[[str, str], Any]]] = MappingProxyType(
 )
 
 
-# --- answers ------------------------------------------------------------------------------------------------------
+# --- driver status ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What a verb answers when it succeeds; None leaves a key out.
+class DriverStatus:
+    """Kubelet's `DriverStatus` of a verb that succeeded; None leaves a key out.
 
     Attributes:
         message: for people.
@@ -250,15 +250,15 @@ class Answer:
     capabilities: Mapping[str, bool] | None = None
 
 
-def encode(answer: Answer) -> bytes:
+def encode(status: DriverStatus) -> bytes:
     """Write a success as the one JSON object that kubelet reads."""
     document = {
         "status": "Success",
-        "message": answer.message or None,
-        "device": answer.device,
-        "attached": answer.attached,
-        "volumeNewSize": answer.new_size,
-        "capabilities": None if answer.capabilities is None else dict(answer.capabilities),
+        "message": status.message or None,
+        "device": status.device,
+        "attached": status.attached,
+        "volumeNewSize": status.new_size,
+        "capabilities": None if status.capabilities is None else dict(status.capabilities),
     }
     return _line({key: value for key, value in document.items() if value is not None})
 
@@ -292,4 +292,4 @@ def capabilities(claim: VolumeClaim, hooks: frozenset[str]) -> dict[str, bool]:
 
 def capabilities_file(claim: VolumeClaim, hooks: frozenset[str]) -> bytes:
     """Return the whole answer to `init`, which the entrypoint script prints from a file without the daemon."""
-    return encode(Answer(capabilities=capabilities(claim, hooks)))
+    return encode(DriverStatus(capabilities=capabilities(claim, hooks)))

@@ -33,7 +33,7 @@ from nodeplug.contract.values import (
 from nodeplug.exec.frame import Frame, Reply
 from nodeplug.flex import codec
 from nodeplug.flex import commands as cmd
-from nodeplug.flex.codec import Answer
+from nodeplug.flex.codec import DriverStatus
 from nodeplug.hosting.call import Call
 from nodeplug.hosting.registry import Registry
 from nodeplug.hosting.runner import Runner, close_all
@@ -89,11 +89,11 @@ class FlexService:
             command = codec.decode(frame.argv)
             secrets = self._learn(driver, command)
             route = self._route(driver, command)
-            answer = await self._answer(route, call, command)
+            status = await self._answer(route, call, command)
             if isinstance(command, cmd.Unmount):
                 self.volumes.known.forget(driver, command.target)
             self.runner.finished(call, None)
-            return Reply(stdout=codec.encode(answer))
+            return Reply(stdout=codec.encode(status))
         except PluginError as error:
             return self._failed(call, error, secrets)
         except Exception as error:
@@ -149,17 +149,17 @@ class FlexService:
         self.runner.finished(call, error)
         return Reply(stdout=codec.encode_error(error, secrets=secrets))
 
-    async def _answer(self, route: Route, call: Call, command: cmd.Command) -> Answer:
+    async def _answer(self, route: Route, call: Call, command: cmd.Command) -> DriverStatus:
         _refuse_lacking(route, command)
         handler = _HANDLERS[type(command)]
         try:
-            answer = await self.volumes.run(route, call, lambda steps: handler(steps, command))
+            status = await self.volumes.run(route, call, lambda steps: handler(steps, command))
         except NotSupported as error:  # of a hook: kubelet would remember it for every volume of the driver, while a
             # driver that has the hook can only mean this request
             raise InvalidRequest(error.message, details=error.details) from error
         if route.callers:
             await self.volumes.undo_left(self.registry, route.claim.name)
-        return answer
+        return status
 
 
 _UNDOES: Final[Mapping[type[cmd.Command], str]] = MappingProxyType(
@@ -203,47 +203,47 @@ def is_pods_volume(path: str, driver: str) -> bool:
 # --- one function per verb, in the thread of its request -------------------------------------------------------------
 
 
-def _init(steps: Steps, _: cmd.Init) -> Answer:
+def _init(steps: Steps, _: cmd.Init) -> DriverStatus:
     route = steps.composition.route
-    return Answer(capabilities=codec.capabilities(cast("VolumeClaim", route.claim), route.hooks))
+    return DriverStatus(capabilities=codec.capabilities(cast("VolumeClaim", route.claim), route.hooks))
 
 
-def _attach(steps: Steps, command: cmd.Attach) -> Answer:
+def _attach(steps: Steps, command: cmd.Attach) -> DriverStatus:
     volume_id = _identify(steps, command.options)
     request = VolumeAttach(driver=steps.driver, volume_id=volume_id, options=command.options.own, node=command.node)
     attached: VolumeAttached = steps.on_volume("volume_attach", request)
-    return Answer(device=attached.device)
+    return DriverStatus(device=attached.device)
 
 
-def _wait_for_attach(steps: Steps, command: cmd.WaitForAttach) -> Answer:
+def _wait_for_attach(steps: Steps, command: cmd.WaitForAttach) -> DriverStatus:
     if not steps.composition.has("volume_wait_attached"):
-        return Answer(device=command.device)
+        return DriverStatus(device=command.device)
     volume_id = _identify(steps, command.options)
     request = VolumeWaitAttached(
         driver=steps.driver, volume_id=volume_id, options=command.options.own, device=command.device
     )
-    return Answer(device=steps.on_volume("volume_wait_attached", request))
+    return DriverStatus(device=steps.on_volume("volume_wait_attached", request))
 
 
-def _is_attached(steps: Steps, command: cmd.IsAttached) -> Answer:
+def _is_attached(steps: Steps, command: cmd.IsAttached) -> DriverStatus:
     volume_id = _identify(steps, command.options)
     request = VolumeIsAttached(driver=steps.driver, volume_id=volume_id, options=command.options.own, node=command.node)
-    return Answer(attached=steps.on_volume("volume_is_attached", request))
+    return DriverStatus(attached=steps.on_volume("volume_is_attached", request))
 
 
-def _detach(steps: Steps, command: cmd.Detach) -> Answer:
+def _detach(steps: Steps, command: cmd.Detach) -> DriverStatus:
     request = VolumeDetach(driver=steps.driver, volume_name=command.volume_name, node=command.node)
     steps.detach(request)
-    return Answer()
+    return DriverStatus()
 
 
-def _expand_volume(steps: Steps, command: cmd.ExpandVolume) -> Answer:
-    return Answer(new_size=_expand(steps, command))
+def _expand_volume(steps: Steps, command: cmd.ExpandVolume) -> DriverStatus:
+    return DriverStatus(new_size=_expand(steps, command))
 
 
-def _expand_fs(steps: Steps, command: cmd.ExpandFs) -> Answer:
+def _expand_fs(steps: Steps, command: cmd.ExpandFs) -> DriverStatus:
     _expand(steps, command, mount_path=command.target)
-    return Answer()
+    return DriverStatus()
 
 
 def _expand(steps: Steps, command: cmd.ExpandVolume | cmd.ExpandFs, mount_path: str = "") -> int:
@@ -258,7 +258,7 @@ def _expand(steps: Steps, command: cmd.ExpandVolume | cmd.ExpandFs, mount_path: 
     return size
 
 
-def _mount(steps: Steps, command: cmd.Mount) -> Answer:
+def _mount(steps: Steps, command: cmd.Mount) -> DriverStatus:
     steps.composition.call.key = command.target
     options = command.options
     wanted = VolumePublish(
@@ -276,25 +276,25 @@ def _mount(steps: Steps, command: cmd.Mount) -> Answer:
     attached = steps.composition.has("volume_attach")
     stage = None if attached else _staging(wanted.volume_id, steps, options, command.device)
     steps.publish(wanted, stage)
-    return Answer()
+    return DriverStatus()
 
 
-def _unmount(steps: Steps, command: cmd.Unmount) -> Answer:
+def _unmount(steps: Steps, command: cmd.Unmount) -> DriverStatus:
     claimed = steps.composition.route.plugin != NOBODY
     steps.unpublish(command.target, trusted=claimed or is_pods_volume(command.target, steps.driver))
-    return Answer()
+    return DriverStatus()
 
 
-def _mount_device(steps: Steps, command: cmd.MountDevice) -> Answer:
+def _mount_device(steps: Steps, command: cmd.MountDevice) -> DriverStatus:
     steps.composition.call.key = command.target
     volume_id = _identify(steps, command.options)
     steps.stage(_staging(volume_id, steps, command.options, command.device, command.target))
-    return Answer()
+    return DriverStatus()
 
 
-def _unmount_device(steps: Steps, command: cmd.UnmountDevice) -> Answer:
+def _unmount_device(steps: Steps, command: cmd.UnmountDevice) -> DriverStatus:
     steps.unstage(command.target)
-    return Answer()
+    return DriverStatus()
 
 
 def _staging(
@@ -323,7 +323,7 @@ def _identify(steps: Steps, options: cmd.VolumeOptions, mounted_at: str = "") ->
     return steps.identify(options.own, secrets)
 
 
-_HANDLERS: Final[Mapping[type[cmd.Command], Callable[[Steps, Any], Answer]]] = MappingProxyType(
+_HANDLERS: Final[Mapping[type[cmd.Command], Callable[[Steps, Any], DriverStatus]]] = MappingProxyType(
     {
         cmd.Init: _init,
         cmd.Attach: _attach,

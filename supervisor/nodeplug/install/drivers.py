@@ -71,14 +71,14 @@ def _rename_in(folder: Path, files: Mapping[str, bytes], modes: Mapping[str, int
     Where the plugin folder is a mount of its own, it is built under a dot name inside: kubelet ignores that event.
     """
     for place in (folder.parent.parent, folder.parent):
-        staging = temporary_in(place)
+        temporary = temporary_in(place)
         try:
-            staging.mkdir(mode=0o755)
-            staging.chmod(0o755)  # whatever the umask
+            temporary.mkdir(mode=0o755)
+            temporary.chmod(0o755)  # whatever the umask
             for name, data in files.items():
-                write_new(staging / name, data, modes[name])
-            sync_folder(staging)
-            staging.rename(folder)
+                write_new(temporary / name, data, modes[name])
+            sync_folder(temporary)
+            temporary.rename(folder)
             sync_folder(folder.parent)
             return True
         except OSError as error:
@@ -87,7 +87,7 @@ def _rename_in(folder: Path, files: Mapping[str, bytes], modes: Mapping[str, int
             if error.errno not in _NOT_HERE or place == folder.parent:
                 raise
         finally:
-            shutil.rmtree(staging, ignore_errors=True)
+            shutil.rmtree(temporary, ignore_errors=True)
     return False
 
 

@@ -134,15 +134,15 @@ def test_leftovers_of_a_killed_installation_are_swept(node: "Node") -> None:
     node.install()
     old = node.cni_bin / ".nodeplug-000000.tmp"
     young = node.cni_bin / ".nodeplug-111111.tmp"
-    staging = node.flex.parent / ".nodeplug-222222.tmp"
+    temporary = node.flex.parent / ".nodeplug-222222.tmp"
     old.touch()
     young.touch()
-    staging.mkdir()
-    (staging / "loopfile").touch()
-    for path in (old, staging):
+    temporary.mkdir()
+    (temporary / "loopfile").touch()
+    for path in (old, temporary):
         os.utime(path, (1, 1))
     node.install()
-    assert (old.exists(), young.exists(), staging.exists()) == (False, True, False)
+    assert (old.exists(), young.exists(), temporary.exists()) == (False, True, False)
 
 
 def test_uninstall_removes_all_that_is_ours(node: "Node") -> None:
