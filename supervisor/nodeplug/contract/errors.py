@@ -31,6 +31,29 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, Literal
 
+__all__ = [
+    "AlreadyExists",
+    "ContainerGone",
+    "DeadlineExceeded",
+    "DelegateFailed",
+    "Exhausted",
+    "InProgress",
+    "InUse",
+    "IncompatibleVersion",
+    "InvalidEnvironment",
+    "InvalidNetns",
+    "InvalidRequest",
+    "LimitedConnectivity",
+    "NotFound",
+    "NotReady",
+    "NotSupported",
+    "OutOfRange",
+    "PluginError",
+    "TryAgain",
+    "Uncertain",
+    "Undecodable",
+]
+
 FlexStatus = Literal["Failure", "Not supported"]
 SHOWN: Final = 4096
 """Characters of a text of others (plugins, callers, foreign programs) that an answer, the log or a status shows."""

@@ -18,6 +18,8 @@ import pluggy
 
 from nodeplug.contract import values as v
 
+__all__ = ["hookimpl"]
+
 hookspec: Final = pluggy.HookspecMarker("nodeplug")
 hookimpl: Final = pluggy.HookimplMarker("nodeplug")
 

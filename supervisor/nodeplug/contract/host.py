@@ -24,6 +24,8 @@ from nodeplug.contract.values import (
     ResourceName,
 )
 
+__all__ = ["Host"]
+
 
 class Delegate(Protocol):
     """Run another CNI plugin on behalf of a request."""

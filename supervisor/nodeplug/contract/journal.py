@@ -23,6 +23,8 @@ from nodeplug.contract.bounded import RECORD_LIMIT, read_bounded
 from nodeplug.contract.errors import Exhausted, PluginError
 from nodeplug.contract.removals import Removals
 
+__all__ = ["Entry", "Journal"]
+
 LOG: Final = logging.getLogger(__name__)
 VERSION: Final = 1
 _NAME_LIMIT: Final = 200

@@ -15,6 +15,8 @@ from typing import Final
 
 from nodeplug.contract.errors import InvalidRequest, PluginError, TryAgain
 
+__all__ = ["Mount", "bind", "mount", "mounted_at", "mounts", "unmount"]
+
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 _FLAGS: Final = {
     "ro": 1,

@@ -16,6 +16,8 @@ from typing import Final
 
 from nodeplug.contract.errors import InvalidNetns
 
+__all__ = ["Netns"]
+
 _CLONE_NEWNET: Final = 0x40000000
 _NS_GET_NSTYPE: Final = 0xB703
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)

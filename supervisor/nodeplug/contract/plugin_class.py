@@ -13,6 +13,8 @@ from typing import Any, Final, Protocol, TypedDict
 
 from nodeplug.contract.host import Host
 
+__all__ = ["API", "Example", "PluginClass"]
+
 API: Final = 1
 GROUP: Final = f"nodeplug.v{API}"
 

@@ -79,7 +79,7 @@ class Names:
 
 def _class_name(name: str) -> str:
     made = "".join(part.capitalize() for part in name.split("-"))
-    taken = keyword.iskeyword(made) or made in _IMPORTED or made in nodeplug.__all__
+    taken = keyword.iskeyword(made) or made in _IMPORTED or made in vars(nodeplug)
     return f"{made}Plugin" if taken else made
 
 

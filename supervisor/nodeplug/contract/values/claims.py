@@ -7,6 +7,8 @@ Refuses: to check names (the registry does that).
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Self
 
+__all__ = ["Claim", "ClaimKind", "CniClaim", "DeviceClaim", "ExclusiveClaim", "FsGroup", "VolumeClaim"]
+
 ClaimKind = Literal["cni", "device", "volume", "exclusive"]
 FsGroup = Literal["kubelet", "driver", "none"]
 

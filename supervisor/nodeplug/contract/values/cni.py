@@ -12,6 +12,26 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from nodeplug.contract.netns import Netns
 from nodeplug.contract.values.requests import Request
 
+__all__ = [
+    "CniAdd",
+    "CniAttachment",
+    "CniAttachmentRequest",
+    "CniCheck",
+    "CniDel",
+    "CniDifference",
+    "CniDns",
+    "CniGc",
+    "CniInterface",
+    "CniIp",
+    "CniRepair",
+    "CniRequest",
+    "CniResult",
+    "CniRoute",
+    "CniStatus",
+    "ValidAttachment",
+    "fold",
+]
+
 if TYPE_CHECKING:
     from pydantic import BaseModel
 

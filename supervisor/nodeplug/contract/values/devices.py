@@ -10,6 +10,27 @@ from typing import NewType
 
 from nodeplug.contract.values.requests import Request
 
+__all__ = [
+    "AttributeValue",
+    "Device",
+    "DeviceAllocate",
+    "DeviceContainer",
+    "DeviceId",
+    "DeviceList",
+    "DeviceMount",
+    "DeviceNode",
+    "DevicePlace",
+    "DevicePrefer",
+    "DevicePrestart",
+    "DeviceReleased",
+    "DeviceRequest",
+    "Grant",
+    "Holding",
+    "Part",
+    "ResourceClaim",
+    "ResourceName",
+]
+
 ResourceName = NewType("ResourceName", str)
 """An extended resource such as `example.com/fuse` (kubelet: IsExtendedResourceName)."""
 DeviceId = NewType("DeviceId", str)

@@ -10,6 +10,16 @@ from typing import Any
 
 from nodeplug.contract.values.requests import Request
 
+__all__ = [
+    "ExtenderBind",
+    "ExtenderFilter",
+    "ExtenderPreempt",
+    "ExtenderPrioritize",
+    "ExtenderRequest",
+    "ExtenderVerdict",
+    "ExtenderVictims",
+]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExtenderRequest(Request):

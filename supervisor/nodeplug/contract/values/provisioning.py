@@ -10,6 +10,19 @@ from dataclasses import dataclass, field
 from nodeplug.contract.values.requests import Request
 from nodeplug.contract.values.volumes import AccessMode, Secrets, VolumeId, VolumeRequest
 
+__all__ = [
+    "ProvisionedVolume",
+    "Snapshot",
+    "Topology",
+    "VolumeCapacity",
+    "VolumeCreate",
+    "VolumeDelete",
+    "VolumeList",
+    "VolumeSnapshot",
+    "VolumeSnapshotDelete",
+    "VolumeSnapshotList",
+]
+
 Topology = Mapping[str, str]
 """Where a volume can be used: segments by key, such as `{"example.com/node": "a"}`."""
 

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+__all__ = ["Metric", "Sample"]
+
 
 @dataclass(frozen=True, slots=True)
 class Sample:

@@ -8,6 +8,8 @@ import math
 import time
 from dataclasses import dataclass, field
 
+__all__ = ["Request"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:

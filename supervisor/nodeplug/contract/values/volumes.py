@@ -11,6 +11,29 @@ from typing import Literal, NewType
 
 from nodeplug.contract.values.requests import Request
 
+__all__ = [
+    "AccessMode",
+    "Pod",
+    "Secrets",
+    "VolumeAttach",
+    "VolumeAttached",
+    "VolumeDetach",
+    "VolumeExpand",
+    "VolumeId",
+    "VolumeIdentify",
+    "VolumeIsAttached",
+    "VolumeOptionsRequest",
+    "VolumePublish",
+    "VolumeRequest",
+    "VolumeStage",
+    "VolumeStats",
+    "VolumeStatsRequest",
+    "VolumeUnpublish",
+    "VolumeUnstage",
+    "VolumeUse",
+    "VolumeWaitAttached",
+]
+
 VolumeId = NewType("VolumeId", str)
 """Names one volume of one driver: two pods with the same id share the staged filesystem. CSI calls it `volume_id`, a
 PersistentVolume `volumeHandle`."""
