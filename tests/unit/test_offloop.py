@@ -50,6 +50,7 @@ def test_who_stops_waiting_leaves_the_line_to_the_others() -> None:
         first, gone, last = (asyncio.create_task(lane.run(work)) for work in (returns.wait, returns.clear, lambda: 3))
         await asyncio.sleep(0)
         gone.cancel()
+        await asyncio.wait({gone})
         returns.set()
         assert (await first, await last) == (True, 3)
         assert returns.is_set()

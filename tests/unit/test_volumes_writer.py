@@ -9,7 +9,7 @@ import pytest
 
 from nodeplug import PluginError
 from nodeplug.process.lane import Unanswered
-from nodeplug.volumes.writer import Writer
+from nodeplug.volumes.records import Writer
 
 PATIENCE = 0.1
 
@@ -76,7 +76,7 @@ def test_a_caller_waits_for_a_frozen_disk_with_patience_and_the_next_not_at_all(
     with pytest.raises(Unanswered, match=r"the disk does not answer \(for"):
         writer.run("k", disk.write("never"))
     disk.thaw()
-    until(lambda: not writer._stuck)
+    until(lambda: not writer.lane.stuck)
     writer.run("k", disk.write("again"))
     assert disk.written == ["again"]
 
@@ -98,7 +98,7 @@ def test_who_stood_in_line_when_the_disk_froze_is_refused_and_its_work_never_don
     for caller in callers:
         caller.join(10)
     disk.thaw()
-    until(lambda: not writer._stuck)
+    until(lambda: not writer.lane.stuck)
     writer.run("third", disk.write("third"))
     assert (sorted(refused), disk.written) == (["first", "second"], ["third"])
 
@@ -147,7 +147,7 @@ def test_postponed_work_that_fails_is_logged_and_keeps_nobody(
 def test_the_thread_ends_when_there_is_nothing_to_write_and_a_new_one_comes(
     disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nodeplug.volumes.writer._IDLE", 0.02)
+    monkeypatch.setattr("nodeplug.process.lane._IDLE", 0.02)
     writer = Writer("the disk that is written to seldom", PATIENCE)
     for number in range(2):
         writer.run("k", disk.write(str(number)))

@@ -1,7 +1,7 @@
-"""Work that may block, beside the event loop: files of a disk that can freeze, and what takes long to compute.
+"""Work that may block, one piece after another: files of a disk that can freeze, and what takes long to compute.
 
-Owns: one fresh daemon thread for each piece of work, one piece at a time on each lane, and since when the one that is
-under way has not come back.
+Owns: the one daemonic thread of each lane (made when there is work, gone when there has been none for a while), the
+line before it, and since when the piece that is under way has not come back.
 Refuses: pools, `asyncio.to_thread` among them: a thread that a frozen filesystem holds would take a place from others
 there, and keep the process from ending. Plugin code has its own threads (`nodeplug.hosting.runner`).
 
@@ -14,7 +14,9 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from concurrent.futures import Future, wait
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import Any, Final, TypeVar
 
 from nodeplug.contract.errors import TryAgain
@@ -23,6 +25,8 @@ PATIENCE: Final = 2.0
 """Seconds that one piece of work may take before an answer is given without it."""
 _LINE: Final = 15.0
 """How many times that anybody waits in line at most."""
+_IDLE: Final = 10.0
+"""Seconds without work after which the thread ends."""
 _T = TypeVar("_T")
 
 
@@ -30,140 +34,132 @@ class Unanswered(TryAgain):
     """The work of a lane has not come back in time; the message says since when."""
 
 
-def _forget(_: object) -> None:
-    pass
-
-
-@dataclass(slots=True)
 class Lane:
-    """Pieces of work that go one after another. Used from the event loop alone.
+    """Pieces of work that go one after another.
 
-    Attributes:
+    Args:
         what: who does not answer when work does not come back, for messages.
         patience: seconds that a caller waits for a piece of work, its own or the one before it; None waits without end.
     """
 
-    what: str
-    patience: float | None = PATIENCE
-    _running: "asyncio.Future[Any] | None" = field(default=None)
-    _since: float = 0.0
-    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    def __init__(self, what: str, patience: float | None = PATIENCE) -> None:
+        self.what = what
+        self.patience = patience
+        self._line: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
+        self._since: float | None = None
+        self._serving = False
+        self._changing = threading.Lock()
 
-    @property
-    def stuck(self) -> str:
-        """Why the lane refuses work at present; empty when it does not."""
-        if self._running is None or self.patience is None:
-            return ""
-        seconds = time.monotonic() - self._since
-        return f"{self.what} does not answer (for {seconds:.0f} s)" if seconds >= self.patience else ""
-
-    async def run(self, work: Callable[[], _T], late: Callable[[_T], None] = _forget) -> _T:
-        """Do a piece of work in a thread of its own, and wait for it.
+    async def run(self, work: Callable[[], _T], late: Callable[[_T], None] = lambda _: None) -> _T:
+        """Do a piece of work beside the event loop, and wait for it.
 
         Args:
             work: what may block.
-            late: gets a result that came when nobody waited any more, on the loop: to close what it holds.
+            late: gets, in any thread, a result that came when nobody waited any more: to close what it holds.
 
         Returns:
             What the work returned; what it raised is raised.
 
         Raises:
-            Unanswered: it has not come back in time, or an earlier piece has not.
+            Unanswered: it has not come back in time and may still be done, or an earlier one has not and it never is.
         """
-        if self.stuck:
-            raise Unanswered(self.stuck)
-        await self._stand_in_line()
-        outcome = self._begin(work)
+        begun, piece = time.monotonic(), self.begin(work)
+        ended = _awaitable(piece)
         try:
-            async with asyncio.timeout(self.patience):
-                # shield: who stops waiting must not mark the work as ended.
-                return await asyncio.shield(outcome)
-        except TimeoutError:
-            _leave(outcome, late)
-            raise Unanswered(self.stuck or f"{self.what} does not answer; try again") from None
-        except asyncio.CancelledError:
-            _leave(outcome, late)
-            raise
-
-    async def _stand_in_line(self) -> None:
-        """Wait until the work of those who asked before has ended, for as long as it goes on."""
-        turn = asyncio.create_task(self._turn.acquire(), name=f"in line: {self.what}")
-        asked = time.monotonic()
-        try:
-            while not turn.done():
-                await asyncio.wait({turn}, timeout=self._left)
-                if turn.done():
-                    return
-                if self.stuck:
-                    raise Unanswered(self.stuck)
-                if self.patience is not None and time.monotonic() - asked >= self.patience * _LINE:
-                    raise Unanswered(f"{self.what} has too many requests at once; try again")
+            await asyncio.wait({ended}, timeout=self._left)
+            while not piece.done():
+                self._look(piece, begun)
+                await asyncio.wait({ended}, timeout=self._left)
         except BaseException:
-            if not turn.cancel():  # it came in the same moment
-                self._turn.release()
+            if not piece.cancel():  # it is under way
+                piece.add_done_callback(lambda _: late(piece.result()) if piece.exception() is None else None)
             raise
+        return piece.result()
+
+    def wait(self, piece: "Future[_T]") -> _T:
+        """Wait for a piece of work in a thread that may block, as `run` does on the loop."""
+        begun = time.monotonic()
+        while not wait({piece}, timeout=self._left).done:
+            self._look(piece, begun)
+        return piece.result()
+
+    def begin(self, work: Callable[[], _T], *, whenever: bool = False) -> "Future[_T]":
+        """Have a piece of work done after those before it, by a thread that does not keep the process.
+
+        Args:
+            work: what may block.
+            whenever: take it also when an earlier piece has not come back in time.
+
+        Raises:
+            Unanswered: an earlier one has not, or no thread can be had.
+        """
+        if (reason := self.stuck) and not whenever:
+            raise Unanswered(reason)
+        piece: Future[_T] = Future()
+        with self._changing:
+            if not self._serving:
+                try:
+                    threading.Thread(target=self._serve, name=f"beside: {self.what}"[:100], daemon=True).start()
+                except RuntimeError as error:
+                    text = f"the daemon cannot start another thread ({error}); raise its task limit (TasksMax)"
+                    raise Unanswered(text) from None
+                self._serving = True
+            self._line.put((piece, work))
+        return piece
+
+    @property
+    def stuck(self) -> str:
+        """Why the lane refuses work at present; empty when it does not."""
+        if self.patience is None or (since := self._since) is None:
+            return ""
+        seconds = time.monotonic() - since
+        return f"{self.what} does not answer (for {seconds:.0f} s)" if seconds >= self.patience else ""
 
     @property
     def _left(self) -> float | None:
         """The seconds that the work under way may still take."""
-        if self.patience is None or self._running is None:
+        if self.patience is None or (since := self._since) is None:
             return self.patience
-        return max(self._since + self.patience - time.monotonic(), 0.0)
+        return max(since + self.patience - time.monotonic(), 0.0)
 
-    def _begin(self, work: Callable[[], _T]) -> "asyncio.Future[_T]":
-        loop = asyncio.get_running_loop()
-        outcome: asyncio.Future[_T] = loop.create_future()
-        thread = threading.Thread(target=_carry, args=(loop, outcome, work), name=f"beside: {self.what}"[:100])
-        thread.daemon = True
-        try:
-            thread.start()
-        except RuntimeError as error:
-            self._turn.release()
-            raise Unanswered(
-                f"the daemon cannot start another thread ({error}); raise its task limit (TasksMax)"
-            ) from None
-        self._running, self._since = outcome, time.monotonic()
-        outcome.add_done_callback(self._ended)
-        return outcome
+    def _look(self, piece: "Future[Any]", begun: float) -> None:
+        """Refuse a piece of work whose caller waits in vain."""
+        if reason := self.stuck:
+            piece.cancel()
+            raise Unanswered(reason)
+        crowded = self.patience is not None and time.monotonic() - begun >= self.patience * _LINE
+        if crowded and piece.cancel():
+            raise Unanswered(f"{self.what} has too many requests at once; try again")
 
-    def _ended(self, outcome: "asyncio.Future[Any]") -> None:
-        self._running = None
-        self._turn.release()
-        if not outcome.cancelled():
-            outcome.exception()  # seen: whoever waited has it
-
-
-def _leave(outcome: "asyncio.Future[_T]", late: Callable[[_T], None]) -> None:
-    """Give the result to `late` once it is there."""
-
-    def pass_on(done: "asyncio.Future[_T]") -> None:
-        if not done.cancelled() and done.exception() is None:
-            late(done.result())
-
-    outcome.add_done_callback(pass_on)
+    def _serve(self) -> None:
+        while True:
+            try:
+                piece, work = self._line.get(timeout=_IDLE)
+            except Empty:
+                with self._changing:
+                    if self._line.empty():
+                        self._serving = False
+                        return
+                continue
+            if not piece.set_running_or_notify_cancel():
+                continue
+            self._since = time.monotonic()
+            try:
+                piece.set_result(work())
+            except BaseException as error:
+                piece.set_exception(error)
+            self._since = None
+            del piece, work  # what they hold is nobody's while the thread waits
 
 
-def _carry(loop: asyncio.AbstractEventLoop, outcome: "asyncio.Future[_T]", work: Callable[[], _T]) -> None:
-    """Do the work in this thread and hand its end to the loop."""
-    try:
-        result = work()
-    except Exception as error:
-        end: Callable[[], None] = _raising(outcome, error)
-    else:
+def _awaitable(piece: "Future[Any]") -> "asyncio.Future[None]":
+    """Return what is done on the loop when a piece of work is."""
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[None] = loop.create_future()
 
-        def end() -> None:
-            if not outcome.done():
-                outcome.set_result(result)
+    def tell(_: object) -> None:
+        with suppress(RuntimeError):  # the loop is closed: the daemon has ended, and nobody waits
+            loop.call_soon_threadsafe(ended.set_result, None)
 
-    try:
-        loop.call_soon_threadsafe(end)
-    except RuntimeError:  # the loop is closed: the daemon has ended, and nobody waits
-        return
-
-
-def _raising(outcome: "asyncio.Future[Any]", error: Exception) -> Callable[[], None]:
-    def end() -> None:
-        if not outcome.done():
-            outcome.set_exception(error)
-
-    return end
+    piece.add_done_callback(tell)
+    return ended

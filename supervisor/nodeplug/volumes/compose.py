@@ -36,7 +36,7 @@ from nodeplug.contract.values import (
 from nodeplug.hosting.composition import Composition
 from nodeplug.hosting.runner import Hook
 from nodeplug.volumes import ledger as led
-from nodeplug.volumes.ledger import Ledger, Target, Volume
+from nodeplug.volumes.ledger import Ledger, Staged, Target, Volume
 from nodeplug.volumes.locks import Locks
 from nodeplug.volumes.masking import redact
 from nodeplug.volumes.records import Records
@@ -153,7 +153,7 @@ class Steps:
             standing = self._standing(target)
             if standing is not None:
                 if standing.phase != led.PUBLISHED:
-                    self.records.note_target(led.with_phase(standing, led.PUBLISHED))
+                    self.records.note(replace(standing, phase=led.PUBLISHED))
                 return
             try:
                 self._bring_up(target, wanted, stage)
@@ -198,7 +198,7 @@ class Steps:
         return volume.volume_id if self.composition.has("volume_id") else volume.volume_id.partition(_MARK)[0]
 
     def _bring_up(self, target: Target, wanted: VolumePublish, stage: VolumeStage | None) -> None:
-        self.records.write_target(target)
+        self.records.write(target)
         if mounted_at(target.path) is not None:  # what a killed predecessor half-mounted
             self._unpublish(target)
         led.check_target(target.path)
@@ -207,7 +207,7 @@ class Steps:
             self._stage(target.volume, replace(stage, read_only=False))
         self._publish(target, wanted)
         led.check_published(target, self.composition.route.plugin)
-        self.records.write_target(led.with_phase(target, led.PUBLISHED))
+        self.records.write(replace(target, phase=led.PUBLISHED))
 
     def _publish(self, target: Target, wanted: VolumePublish) -> None:
         place = target.volume.staging_path
@@ -241,12 +241,12 @@ class Steps:
             return
         if self.ledger.staged(volume.driver, volume.volume_id) is not None or mounted_at(volume.staging_path):
             self._unstage(volume)  # it was begun
-        self.records.write_staged(volume, led.STAGING, fs_type)
+        self.records.write(Staged(volume, led.STAGING, fs_type))
         if owned:
             led.make_directory(volume.staging_path)
         self._hook("volume_stage", request=replace(request, staging_path=volume.staging_path))
         led.check_staged(volume, self.composition.route.plugin)
-        self.records.write_staged(volume, led.STAGED, fs_type)
+        self.records.write(Staged(volume, led.STAGED, fs_type))
 
     def _roll_back(self, target: Target, error: Exception) -> None:
         try:
@@ -280,7 +280,7 @@ class Steps:
             volume = target.volume
             about = f"{volume.driver} {volume.volume_id or path}"
             with self._alone("volume", volume.driver, volume.volume_id, about=about):
-                self.records.note_target(led.with_phase(target, led.UNPUBLISHING))
+                self.records.note(replace(target, phase=led.UNPUBLISHING))
                 self._take_down(target)
 
     def _take_down(self, target: Target, *, forced: bool = False) -> None:
@@ -295,12 +295,12 @@ class Steps:
         self._unpublish(target, forced=forced)
         if self.composition.at_rest and self.composition.has("volume_unpublish"):
             LOG.warning("%s is unmounted without the plugin of %s, which is not loaded", target.path, self.driver)
-            self.leave(led.with_phase(target, led.UNPUBLISHING))
+            self.leave(replace(target, phase=led.UNPUBLISHING))
             return
         volume = target.volume
         if self.ledger.owns(volume) and not self.ledger.users(volume, besides=target.path):
             self._unstage_or_leave(volume, forced=forced)
-        self.records.forget_target(target.path)
+        self.records.forget(target)
 
     def _unpublish(self, target: Target, *, forced: bool = False) -> None:
         if self.composition.has("volume_unpublish") and not self.composition.at_rest:
@@ -340,14 +340,15 @@ class Steps:
                 self._unstage(volume)
 
     def _unstage(self, volume: Volume, *, forced: bool = False) -> None:
+        staged = Staged(volume, led.UNSTAGING)
         if mounted_at(volume.staging_path) is not None:
-            self.records.note_staged(volume, led.UNSTAGING)
+            self.records.note(staged)
         if self.composition.has("volume_unstage"):
             request = VolumeUnstage(driver=volume.driver, volume_id=volume.volume_id, staging_path=volume.staging_path)
             self._undo("volume_unstage", request, forced=forced)
         self._unmount(volume.staging_path)
         self.ledger.remove_directory(volume)
-        self.records.forget_staged(volume)
+        self.records.forget(staged)
 
     # --- hooks
 

@@ -11,7 +11,7 @@ import hmac
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote
@@ -56,6 +56,16 @@ class Target:
     read_only: bool = False
     phase: str = PUBLISHING
 
+    @property
+    def key(self) -> str:
+        """Of its record."""
+        return f"target {self.path}"
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """What its record holds."""
+        return asdict(self.volume) | {"path": self.path, "read_only": self.read_only}
+
 
 @dataclass(frozen=True, slots=True)
 class Staged:
@@ -64,6 +74,19 @@ class Staged:
     volume: Volume
     phase: str
     fs_type: str = ""
+
+    @property
+    def key(self) -> str:
+        """Of its record."""
+        return f"volume {self.volume.driver} {self.volume.volume_id}"
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """What its record holds."""
+        return asdict(self.volume) | {"fs_type": self.fs_type}
+
+
+Record = Target | Staged
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,25 +135,20 @@ class Ledger:
             self._mark_key.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_durably(self._mark_key, os.urandom(_KEY_SIZE))
 
+    def write(self, record: Record) -> None:
+        """Write an intent, or an outcome, durably."""
+        self.journal.write(record.key, phase=record.phase, data=record.data)
+
     # --- targets
 
     def target(self, path: str) -> Target | None:
         """Return the record of a target; one of another boot counts as none, for its mount is gone."""
-        return self._as_target(self.journal.read(target_key(path)))
+        return self._as_target(self.journal.read(f"target {path}"))
 
     def targets(self) -> list[Target]:
         """Return all records of targets of this boot."""
         found = (self._as_target(entry) for entry in self.journal.entries())
         return [target for target in found if target is not None]
-
-    def write_target(self, target: Target) -> None:
-        """Write an intent, or an outcome, durably."""
-        data = _volume_data(target.volume) | {"path": target.path, "read_only": target.read_only}
-        self.journal.write(target_key(target.path), phase=target.phase, data=data)
-
-    def forget_target(self, path: str) -> None:
-        """Remove a record; succeed when there is none."""
-        self.journal.remove(target_key(path))
 
     def infer_target(self, driver: str, path: str) -> Target | None:
         """Tell from mountinfo alone what is mounted at a path; None when nothing is."""
@@ -155,7 +173,7 @@ class Ledger:
 
     def staged(self, driver: str, volume_id: VolumeId) -> Staged | None:
         """Return the record of a volume of this boot."""
-        return self._as_staged(self.journal.read(volume_key(Volume(driver, volume_id))))
+        return self._as_staged(self.journal.read(f"volume {driver} {volume_id}"))
 
     def all_staged(self) -> list[Staged]:
         """Return all records of volumes of this boot."""
@@ -165,15 +183,6 @@ class Ledger:
     def staged_at(self, path: str) -> Staged | None:
         """Return the record of the volume that is staged at a path."""
         return next((staged for staged in self.all_staged() if staged.volume.staging_path == path), None)
-
-    def write_staged(self, volume: Volume, phase: str, fs_type: str = "") -> None:
-        """Write an intent, or an outcome, durably."""
-        data = _volume_data(volume) | {"fs_type": fs_type}
-        self.journal.write(volume_key(volume), phase=phase, data=data)
-
-    def forget_staged(self, volume: Volume) -> None:
-        """Remove a record; succeed when there is none."""
-        self.journal.remove(volume_key(volume))
 
     def remove_directory(self, volume: Volume) -> None:
         """Remove nodeplug's own staging directory; succeed when there is none, and leave kubelet's alone.
@@ -265,16 +274,6 @@ class Ledger:
         return [Volume(driver, VolumeId(unquote(name)), str(folder / name)) for name in names]
 
 
-def target_key(path: str) -> str:
-    """Return the key of a target's record."""
-    return f"target {path}"
-
-
-def volume_key(volume: Volume) -> str:
-    """Return the key of a volume's record."""
-    return f"volume {volume.driver} {volume.volume_id}"
-
-
 def make_directory(path: str) -> None:
     """Make a directory for mounts, 0700, with its parents.
 
@@ -324,15 +323,6 @@ def check_staged(volume: Volume, plugin: str) -> None:
     """
     if mounted_at(volume.staging_path) is None:
         raise PluginError(f"plugin {plugin!r} mounted nothing at its staging path {volume.staging_path!r}")
-
-
-def with_phase(target: Target, phase: str) -> Target:
-    """Return the record in another phase."""
-    return replace(target, phase=phase)
-
-
-def _volume_data(volume: Volume) -> dict[str, Any]:
-    return {"driver": volume.driver, "volume_id": volume.volume_id, "staging_path": volume.staging_path}
 
 
 def _as_volume(data: Mapping[str, Any]) -> Volume | None:

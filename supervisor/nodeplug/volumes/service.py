@@ -9,7 +9,7 @@ whether a claim may be served: a route without callers is one whose hooks cannot
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -134,11 +134,11 @@ class Volumes:
             if mount is None and target.phase == led.UNPUBLISHING:  # the plugin may have more to release
                 halfway.append(target)
             elif mount is None:
-                self.records.forget_target(target.path)
+                self.records.forget(target)
             elif target.phase == led.PUBLISHING and target.read_only and not mount.read_only:
                 halfway.append(target)
             elif target.phase == led.PUBLISHING:
-                self.records.note_target(led.with_phase(target, led.PUBLISHED))
+                self.records.note(replace(target, phase=led.PUBLISHED))
         return halfway
 
     def _staged(self) -> list[Volume]:

@@ -116,7 +116,7 @@ def test_all_of_a_request_happens_in_one_thread(node: Any, stager: Any, monkeypa
     monkeypatch.setattr(threading.Thread, "start", counted)
     ask(node, publish_staged_by_the_host(node.target("a")))
     kinds = sorted(name.partition(":")[0] for name in started)
-    assert kinds == ["volume", "writes"]
+    assert kinds == ["beside", "volume"]
 
 
 def test_a_volume_is_named_by_its_options_and_its_secrets_when_the_driver_stages(node: Any) -> None:

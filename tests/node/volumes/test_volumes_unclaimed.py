@@ -136,7 +136,7 @@ def test_a_start_calls_the_unpublish_that_a_kill_left_out(make_node: Any, publis
     target = node.target("a")
     node.mount(DRIVER, target, OPTIONS)
     ledger = node.service().volumes.ledger
-    ledger.write_target(replace(ledger.target(str(target)), phase=UNPUBLISHING))
+    ledger.write(replace(ledger.target(str(target)), phase=UNPUBLISHING))
     unmount(str(target))
     node.recover()
     assert publisher.calls == ["publish data", "unpublish data"]
