@@ -11,7 +11,9 @@ from nodeplug.hosting.slot import Route, Slot
 
 
 def route(plugin: str = "gpu") -> Route:
-    return Route(Slot(plugin), frozenset(), {}, DeviceClaim("example.com/card"), lambda: route(plugin))
+    slot = Slot(plugin)
+    slot.deadlines = {"device_allocate": 0.01}
+    return Route(slot, frozenset(), {}, DeviceClaim("example.com/card"), lambda: route(plugin))
 
 
 def run(story: Callable[[], Awaitable[None]]) -> None:
@@ -26,7 +28,7 @@ def test_a_request_outwaits_its_deadline_as_long_as_an_exchange_lasts() -> None:
     async def story() -> None:
         binding, new = Binding(route()), route()
         binding.hold()
-        waiting = asyncio.create_task(binding.settled(0.01))
+        waiting = asyncio.create_task(binding.settled("device_allocate"))
         await asyncio.sleep(0.1)
         assert not waiting.done()
         binding.take_over(new)
@@ -40,7 +42,7 @@ def test_a_request_is_refused_at_its_deadline_once_the_start_has_failed() -> Non
     async def story() -> None:
         binding = Binding(route())
         binding.hold()
-        waiting = asyncio.create_task(binding.settled(0.01))
+        waiting = asyncio.create_task(binding.settled("device_allocate"))
         await asyncio.sleep(0.1)
         failed = route()
         failed.slot.enter("failed", "no driver")
@@ -58,6 +60,6 @@ def test_an_exchange_that_does_not_end_is_not_waited_for_without_end(monkeypatch
         binding = Binding(route())
         binding.hold()
         with pytest.raises(TryAgain, match="it is being reloaded"):
-            await binding.settled(0.01)
+            await binding.settled("device_allocate")
 
     run(story)

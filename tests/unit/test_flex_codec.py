@@ -12,6 +12,7 @@ from nodeplug.contract.errors import Exhausted, InvalidRequest, NotSupported, Pl
 from nodeplug.contract.values import Secrets, VolumeClaim
 from nodeplug.flex import codec
 from nodeplug.flex.commands import VERBS, Detach, IsAttached, Mount, verb_of
+from nodeplug.volumes.masking import redact
 
 JSON = '{"size": "64Mi"}'
 
@@ -76,8 +77,8 @@ def test_encoding_a_decoded_value_and_decoding_it_again_changes_nothing(argv: li
 @given(st.dictionaries(st.text(), st.binary(min_size=4)), st.text())
 def test_no_secret_of_four_bytes_survives_in_a_message(values: dict[str, bytes], text: str) -> None:
     message = text + " ".join(base64.b64encode(value).decode() for value in values.values())
-    document = json.loads(codec.encode_error(PluginError(message), secrets=Secrets(values)))
-    assert not any(base64.b64encode(value).decode() in document["message"] for value in values.values())
+    shown = redact(message, Secrets(values))
+    assert not any(base64.b64encode(value).decode() in shown for value in values.values())
 
 
 def test_a_deeply_nested_document_is_refused_as_undecodable() -> None:

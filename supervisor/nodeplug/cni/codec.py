@@ -303,17 +303,17 @@ def encode_result(result: CniResult, version: str) -> bytes:
     return json.dumps(results.encode(result, version)).encode() + b"\n"
 
 
-def encode_error(error: PluginError, version: str = "", request: str = "") -> bytes:
+def encode_error(error: PluginError, version: str = "") -> bytes:
     """Write an error.
 
     Args:
-        error: what went wrong.
+        error: what went wrong; its request id ends `details` unless the texts have it already.
         version: of the configuration; left out when it is not one that is served.
-        request: the request id, which ends `details` unless the texts have it already.
     """
     document: dict[str, Any] = {"cniVersion": version} if version in VERSIONS else {}
     document |= {"code": wire(error).cni, "msg": clip(error.message)}
-    mention = f"request {request}" if request and request not in document["msg"] + error.details else ""
+    known = not error.request or error.request in document["msg"] + error.details
+    mention = "" if known else f"request {error.request}"
     details = "; ".join(filter(None, (clip(error.details), mention)))
     if details:
         document["details"] = details

@@ -6,11 +6,11 @@ Refuses: the rules of the wire (`codec`), of threads and deadlines (`runner`), a
 Nothing but one JSON document ever reaches stdout.
 """
 
-import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from functools import partial
+from typing import Any
 
 from nodeplug.cni import codec
 from nodeplug.cni.admission import Admission
@@ -26,27 +26,11 @@ from nodeplug.contract.netns import Netns
 from nodeplug.contract.values import CniAdd, CniAttachmentRequest, CniDel, CniGc, CniRequest, CniStatus
 from nodeplug.exec.frame import Frame, Reply
 from nodeplug.hosting.call import Call, caller_is_gone
+from nodeplug.hosting.front import Front
 from nodeplug.hosting.registry import Registry
 from nodeplug.hosting.runner import Hook, Runner, close_all
 from nodeplug.hosting.slot import Route
 from nodeplug.process.lane import Lane, Unanswered
-
-LOG: Final = logging.getLogger(__name__)
-
-
-class _Owned:
-    """The namespaces of one call, until the runner takes them over."""
-
-    def __init__(self, namespaces: Iterable[Netns]) -> None:
-        self.namespaces = tuple(namespaces)
-
-    def close(self) -> None:
-        namespaces, self.namespaces = self.namespaces, ()
-        close_all(namespaces)
-
-    def hand_over(self) -> "_Owned":
-        taken, self.namespaces = _Owned(self.namespaces), ()
-        return taken
 
 
 @dataclass(slots=True)
@@ -67,12 +51,13 @@ class CniService:
     attachments: Attachments
     spool: Spool
     admission: Admission = field(default_factory=Admission)
-    _unready: dict[str, tuple[str, str]] = field(default_factory=dict)
     orphans: Orphans = field(init=False)
+    _front: Front = field(init=False)
     _records: Records = field(init=False)
     _lookups: Lane = field(default_factory=lambda: Lane("the lookup of namespaces", 10.0))
 
     def __post_init__(self) -> None:
+        self._front = Front(self.runner, repeated=frozenset({"STATUS"}))
         self._records = Records(self.attachments)
         self.orphans = Orphans(self.registry, self.runner, self._records, self.admission)
         self.spool.is_served = lambda name: any(route.claim.name == name for route in self.registry.routes("cni"))
@@ -84,41 +69,17 @@ class CniService:
             Ending: a DEL that has not begun. An error would make containerd give up on a sandbox; the entrypoint keeps
                 a DEL that is left without an answer, and the next daemon does it.
         """
-        call = Call(frame.env.get("CNI_COMMAND", ""), f"cni:{frame.name}", whole=True)
-        owned = _Owned(namespaces)
-        told = call.id
+        call = Call(frame.env.get("CNI_COMMAND", ""), f"cni:{frame.name}")
+        owned = list(namespaces)  # of this call, until the runner takes them over
         try:
-            stdout = await self._answer(frame, owned, call)
-            self.runner.finished(call, None)
-            return Reply(0, stdout, bytes(call.stderr))
+            stdout = await self._front.serve(call, self._answer(frame, owned, call))
         except PluginError as error:
-            failure = error
             if isinstance(error, Ending) and call.verb == "DEL":
-                self.runner.finished(call, error)
                 raise
-            told = self._log_failure(call, error)
-        except Exception as error:
-            LOG.exception("%s of %s failed in the daemon (request %s)", call.verb, call.claim, call.id)
-            text = f"nodeplug failed: {type(error).__name__} (request {call.id}; the daemon's log has the traceback)"
-            failure = PluginError(text)
+            return Reply(1, codec.encode_error(error, codec.version_of(frame.stdin)), bytes(call.stderr))
         finally:
-            owned.close()
-        self.runner.finished(call, failure)
-        return Reply(1, codec.encode_error(failure, codec.version_of(frame.stdin), told), bytes(call.stderr))
-
-    def _log_failure(self, call: Call, error: PluginError) -> str:
-        """Log a failure; return the id of the request under which the log has it.
-
-        Runtimes ask for STATUS every few seconds and pass its text on: a reason that stays the same is logged once, and
-        keeps the id of its first request.
-        """
-        reason, first = self._unready.get(call.claim, ("", ""))
-        repeated = call.verb == "STATUS" and reason == str(error)
-        if call.verb == "STATUS" and not repeated:
-            self._unready[call.claim] = str(error), call.id
-        level = logging.DEBUG if repeated else logging.WARNING
-        LOG.log(level, "%s of %s failed (request %s): %s", call.verb, call.claim, call.id, error)
-        return first if repeated else call.id
+            close_all(owned)
+        return Reply(0, stdout, bytes(call.stderr))
 
     async def replay(self, frame: Frame) -> Reply:
         """Answer one spooled DEL, in the host namespace of its ADD where that is known and alive (see `namespaces`)."""
@@ -131,15 +92,15 @@ class CniService:
         """Replay spooled DELs until cancelled: a task of the daemon."""
         await self.spool.run(self.replay)
 
-    async def _answer(self, frame: Frame, owned: _Owned, call: Call) -> bytes:
+    async def _answer(self, frame: Frame, owned: list[Netns], call: Call) -> bytes:
         if call.verb == "VERSION":
             return codec.encode_versions()
         if codec.is_void(frame):
             return b""
-        if not owned.namespaces:
+        if not owned:
             host = await self._host_of(frame)
-            owned.namespaces = await self._lookups.run(lambda: reopen(frame, host), late=close_all)
-        request = codec.decode(frame, owned.namespaces)
+            owned += await self._lookups.run(lambda: reopen(frame, host), late=close_all)
+        request = codec.decode(frame, tuple(owned))
         if isinstance(request, CniStatus):
             return await self._status(request, owned, call)
         route = self.registry.route("cni", frame.name)
@@ -149,7 +110,7 @@ class CniService:
                 return await self._admitted(route, request, owned, call)
         return await self._admitted(route, request, owned, call)
 
-    async def _admitted(self, route: Route, request: CniRequest, owned: _Owned, call: Call) -> bytes:
+    async def _admitted(self, route: Route, request: CniRequest, owned: list[Netns], call: Call) -> bytes:
         async with self.admission.enter(call.verb, request.network, request.claim):
             if isinstance(request, CniAdd) and caller_is_gone():
                 # Its DEL may be done already, from the spool: what is made now would stay for ever.
@@ -166,7 +127,7 @@ class CniService:
             return UNKNOWN
         return UNKNOWN if recorded is None else recorded.host
 
-    async def _status(self, request: CniStatus, owned: _Owned, call: Call) -> bytes:
+    async def _status(self, request: CniStatus, owned: list[Netns], call: Call) -> bytes:
         """STATUS waits for other STATUS alone, and says every passing condition as 50: runtimes know no other code.
 
         Runtimes ask every few seconds: were each to hang in a thread of its own, they would quarantine the plugin.
@@ -180,10 +141,9 @@ class CniService:
                 await self.runner.call(route, "health", call, {})
         except TryAgain as error:
             raise NotReady(error.message, details=error.details) from None
-        self._unready.pop(call.claim, None)
         return b""
 
-    async def _run(self, route: Route, request: CniRequest, owned: _Owned, call: Call) -> bytes:
+    async def _run(self, route: Route, request: CniRequest, owned: list[Netns], call: Call) -> bytes:
         hook = HOOK_OF[VERB_OF[type(request)]]
         call.key = str(_key(request)) if isinstance(request, CniAttachmentRequest) else f"{request.network} {call.verb}"
         if isinstance(request, CniAdd):
@@ -206,16 +166,17 @@ class CniService:
         route: Route,
         hook: str,
         request: CniRequest,
-        owned: _Owned,
+        owned: list[Netns],
         call: Call,
         around: Callable[[Hook], Hook] = lambda hook: hook,
     ) -> Any:
-        taken = owned.hand_over()
+        done = partial(close_all, tuple(owned))
+        owned.clear()
         return await self.runner.call(
-            route, hook, call, {"request": request}, enter=request.host_netns, done=taken.close, around=around
+            route, hook, call, {"request": request}, enter=request.host_netns, done=done, around=around
         )
 
-    async def _add(self, route: Route, request: CniAdd, owned: _Owned, call: Call) -> bytes:
+    async def _add(self, route: Route, request: CniAdd, owned: list[Netns], call: Call) -> bytes:
         host = request.host_netns.identity  # the descriptor is closed when the hook has ended
         seen: list[Sighting | None] = [None]
 
@@ -226,10 +187,9 @@ class CniService:
 
             return add
 
-        result = await self._hook(route, "cni_add", request, owned, call, around) if "cni_add" in route.hooks else None
-        return await self._added(request, result, host, seen[0])
-
-    async def _added(self, request: CniAdd, result: Any, host: Identity, sighting: Sighting | None) -> bytes:
+        result: Any = None
+        if "cni_add" in route.hooks:
+            result = await self._hook(route, "cni_add", request, owned, call, around)
         try:
             stdout = codec.encode_result(result, request.version)
         except (AttributeError, TypeError, ValueError) as error:
@@ -238,7 +198,7 @@ class CniService:
                 "its addresses must be ipaddress values and its numbers int"
             ) from error
         asked = Asked(request.version, request.config, request.args, request.path)
-        made = Attachment(_key(request), request.netns.path, result, host=host, sighting=sighting, asked=asked)
+        made = Attachment(_key(request), request.netns.path, result, host=host, sighting=seen[0], asked=asked)
         await self._records.keep(made)
         return stdout
 

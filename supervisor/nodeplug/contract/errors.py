@@ -65,12 +65,14 @@ class PluginError(Exception):
     """A plugin failed; the root of every error that crosses a wire.
 
     The message is read by the owner of a pod: say what was asked, what was found and what to do.
-    Never put a secret into it. `details` is extra text for CNI's `details` and for logs.
+    Never put a secret into it. `details` is extra text for CNI's `details` and for logs. `request` is the host's: the
+    id of the request under which the daemon's log has more.
     """
 
     # For a plugin's own subclass whose constructor does not call this one.
     message: str = "no reason was given"
     details: str = ""
+    request: str = ""
 
     def __init__(self, message: str, *, details: str = "") -> None:
         super().__init__(message)
@@ -223,6 +225,11 @@ def wire(error: PluginError) -> Wire:
     if isinstance(error, DelegateFailed):
         return Wire(error.code, row.grpc, row.flex)
     return row
+
+
+def with_request(text: str, error: PluginError) -> str:
+    """Return a text with the request id of an error at its end, unless it has that already."""
+    return text if not error.request or error.request in text else f"{text} (request {error.request})"
 
 
 def text_of(error: BaseException) -> str:

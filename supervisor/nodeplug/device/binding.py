@@ -61,18 +61,18 @@ class Binding:
         if route is self.route and not self.held:
             self._listed.set()
 
-    async def settled(self, seconds: float) -> Route:
+    async def settled(self, hook: str) -> Route:
         """Wait for the first list after an exchange: what is granted before it would be the former instance's.
 
         An exchange may outlast a plugin's deadline: kubelet sets none, and a refusal ends the pod for good.
 
         Args:
-            seconds: to wait where no exchange is under way, since its start has failed.
+            hook: whose deadline is to be waited where no exchange is under way, since its start has failed.
 
         Raises:
             TryAgain: there was none in time.
         """
-        begun = time.monotonic()
+        begun, seconds = time.monotonic(), self.route.slot.deadline(hook)
         while not self._listed.is_set():
             waited = time.monotonic() - begun
             if waited >= (seconds if self.why else max(seconds, EXCHANGE_PATIENCE)):

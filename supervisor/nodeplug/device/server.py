@@ -19,15 +19,15 @@ from typing import Any, Final, TypeVar
 import grpc
 import grpc.aio
 
-from nodeplug.contract.errors import PluginError, clip, wire
+from nodeplug.contract.errors import PluginError, wire, with_request
 from nodeplug.contract.values import Grant, ResourceName
 from nodeplug.device import codec
 from nodeplug.device.binding import Binding
 from nodeplug.device.snapshots import Snapshots
 from nodeplug.device.sockets import bind_private, check_socket_path
 from nodeplug.hosting.call import Call
+from nodeplug.hosting.front import Front
 from nodeplug.hosting.runner import Runner
-from nodeplug.hosting.slot import Route
 from nodeplug.pb import deviceplugin_v1beta1_pb2 as pb
 from nodeplug.pb import deviceplugin_v1beta1_pb2_grpc as pb_grpc
 from nodeplug.pb import pluginregistration_v1_pb2 as watcher_pb
@@ -42,6 +42,7 @@ _NAME: Final = 100
 """Of the devices of a call, people are told so many, and so much of each id."""
 # Kubelet's preferred-allocation request names every free id and may exceed gRPC's 4 MiB default.
 _OPTIONS: Final = (("grpc.max_receive_message_length", -1), ("grpc.so_reuseport", 0))
+_Request = TypeVar("_Request")
 _Answer = TypeVar("_Answer")
 
 
@@ -159,6 +160,7 @@ class _DevicePlugin(pb_grpc.DevicePluginServicer):
         self._server = server
         self._binding = binding
         self._runner = runner
+        self._front = Front(runner)
         self._snapshots = snapshots
         self._claim = binding.route.claim
         self._resource = ResourceName(self._claim.name)
@@ -182,13 +184,12 @@ class _DevicePlugin(pb_grpc.DevicePluginServicer):
     async def GetPreferredAllocation(  # noqa: N802 - the RPC's name
         self, request: pb.PreferredAllocationRequest, context: Any
     ) -> pb.PreferredAllocationResponse:
-        call = self._call("GetPreferredAllocation")
-        return await self._answer(call, context, self._prefer(call, request))
+        return await self._answer("GetPreferredAllocation", context, self._prefer, request)
 
     async def _prefer(self, call: Call, request: pb.PreferredAllocationRequest) -> pb.PreferredAllocationResponse:
-        route = await self._settled("device_prefer")
         wanted = [(one.allocation_size, len(one.available_deviceIDs)) for one in request.container_requests]
         call.about = ", ".join(f"{size} of {available} devices" for size, available in wanted[:_NAMES])
+        route = await self._binding.settled("device_prefer")
         answers = []
         for value in codec.decode_prefer(self._resource, request):
             if "device_prefer" not in route.hooks:
@@ -207,12 +208,11 @@ class _DevicePlugin(pb_grpc.DevicePluginServicer):
         return codec.encode_prefer(answers)
 
     async def Allocate(self, request: pb.AllocateRequest, context: Any) -> pb.AllocateResponse:  # noqa: N802 - the RPC's name
-        call = self._call("Allocate")
-        return await self._answer(call, context, self._allocate(call, request))
+        return await self._answer("Allocate", context, self._allocate, request)
 
     async def _allocate(self, call: Call, request: pb.AllocateRequest) -> pb.AllocateResponse:
         call.about = _named([name for one in request.container_requests for name in one.devices_ids])
-        route = await self._settled("device_allocate")
+        route = await self._binding.settled("device_allocate")
         current = self._snapshots.current
         grants = []
         for value in codec.decode_allocate(self._resource, request, current.devices if current is not None else {}):
@@ -227,44 +227,26 @@ class _DevicePlugin(pb_grpc.DevicePluginServicer):
     async def PreStartContainer(  # noqa: N802 - the RPC's name
         self, request: pb.PreStartContainerRequest, context: Any
     ) -> pb.PreStartContainerResponse:
-        call = self._call("PreStartContainer")
-        return await self._answer(call, context, self._prestart(call, request))
+        return await self._answer("PreStartContainer", context, self._prestart, request)
 
     async def _prestart(self, call: Call, request: pb.PreStartContainerRequest) -> pb.PreStartContainerResponse:
         call.about = _named(request.devices_ids)
-        route = await self._settled("device_prestart")
+        route = await self._binding.settled("device_prestart")
         value = codec.decode_prestart(self._resource, request)
         if "device_prestart" in route.hooks:
             await self._runner.call(route, "device_prestart", call, {"request": value})
         return pb.PreStartContainerResponse()
 
-    async def _settled(self, hook: str) -> Route:
-        return await self._binding.settled(self._binding.route.slot.deadline(hook))
-
-    def _call(self, verb: str) -> Call:
-        call = Call(verb, str(self._claim), whole=True)
+    async def _answer(
+        self, verb: str, context: Any, work: Callable[[Call, _Request], Awaitable[_Answer]], request: _Request
+    ) -> _Answer:
+        call = Call(verb, str(self._claim))
         call.key = f"{self._resource}:{call.id}"
-        call.about = str(self._resource)
-        return call
-
-    async def _answer(self, call: Call, context: Any, work: Awaitable[_Answer]) -> _Answer:
-        """Wait for an answer; turn an error into its gRPC status, logged once, with the request id in both places."""
         try:
-            answer = await work
+            return await self._front.serve(call, work(call, request))
         except PluginError as error:
-            LOG.warning("%s of %s failed: %s (request %s)", call.verb, call.claim, error, call.id)
-            failure = error
-        except Exception:
-            LOG.exception("%s of %s failed in the host (request %s)", call.verb, call.claim, call.id)
-            failure = PluginError(f"{call.verb} failed in the daemon; its log has the traceback")
-        else:
-            self._runner.finished(call, None)
-            return answer
-        self._runner.finished(call, failure)
-        text = clip(failure.message)
-        text = text if call.id in text else f"{text} (request {call.id})"
-        await context.abort(grpc.StatusCode[wire(failure).grpc], text)
-        raise AssertionError  # abort raises: this line tells the type checker so
+            await context.abort(grpc.StatusCode[wire(error).grpc], with_request(error.message, error))
+            raise AssertionError from error  # abort raises: this line tells the type checker so
 
 
 def _named(ids: Sequence[str]) -> str:

@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
-from nodeplug.contract.errors import InvalidRequest, NotSupported, PluginError, Undecodable, wire
+from nodeplug.contract.errors import InvalidRequest, NotSupported, PluginError, Undecodable, wire, with_request
 from nodeplug.contract.values import Pod, Secrets, VolumeClaim
 from nodeplug.flex.commands import VERBS, Command, Mount, VolumeOptions, verb_of
-from nodeplug.volumes.masking import redact
 
 PREFIX: Final = "kubernetes.io/"
 _CREDENTIAL: Final = "kubernetes.io/secret/"
@@ -263,9 +262,10 @@ def encode(status: DriverStatus) -> bytes:
     return _line({key: value for key, value in document.items() if value is not None})
 
 
-def encode_error(error: PluginError, *, secrets: Secrets | None = None) -> bytes:
-    """Write an error; its status is the error table's, and secrets that a plugin put into the text are masked."""
-    return _line({"status": wire(error).flex, "message": redact(error.message, secrets or Secrets())})
+def encode_error(error: PluginError) -> bytes:
+    """Write an error, with its request id unless it says that the driver lacks the verb; the status is the table's."""
+    text = error.message if isinstance(error, NotSupported) else with_request(error.message, error)
+    return _line({"status": wire(error).flex, "message": text})
 
 
 def _line(document: Mapping[str, Any]) -> bytes:

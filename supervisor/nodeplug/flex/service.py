@@ -1,21 +1,19 @@
 """The FlexVolume front: one execution of the driver script in, one JSON object out.
 
-Owns: which driver the executed path means, which verbs a driver lacks, and one log line per failure.
+Owns: which driver the executed path means, which verbs a driver lacks, and which secrets no answer may show.
 Refuses: a non-zero exit (kubelet then logs the whole argv, base64 secrets included), stderr (kubelet parses both
 streams as one JSON text), and "Not supported" for anything but a verb that the driver truly lacks: kubelet remembers
 it until the driver is probed again.
 """
 
-import logging
 import os
-import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, cast
 
-from nodeplug.contract.errors import InvalidRequest, NotFound, NotSupported, PluginError, TryAgain, clip
+from nodeplug.contract.errors import InvalidRequest, NotFound, NotSupported, PluginError, TryAgain
 from nodeplug.contract.netns import Netns
 from nodeplug.contract.values import (
     Secrets,
@@ -35,6 +33,7 @@ from nodeplug.flex import codec
 from nodeplug.flex import commands as cmd
 from nodeplug.flex.codec import DriverStatus
 from nodeplug.hosting.call import Call
+from nodeplug.hosting.front import Front
 from nodeplug.hosting.registry import Registry
 from nodeplug.hosting.runner import Runner, close_all
 from nodeplug.hosting.slot import Route, Slot
@@ -42,7 +41,6 @@ from nodeplug.volumes.compose import Steps
 from nodeplug.volumes.masking import redact
 from nodeplug.volumes.service import Volumes
 
-LOG: Final = logging.getLogger(__name__)
 NOBODY: Final = ""
 """The plugin of a route to a driver that nobody claims; its hooks are those that one may have had."""
 
@@ -72,6 +70,10 @@ class FlexService:
     registry: Registry
     runner: Runner
     volumes: Volumes
+    _front: Front = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._front = Front(self.runner, quiet=(NotSupported,))  # kubelet asks for verbs that a driver lacks
 
     async def handle(self, frame: Frame, namespaces: tuple[Netns, ...]) -> Reply:
         """Answer one execution; never raises a PluginError, always exits 0.
@@ -81,34 +83,35 @@ class FlexService:
             namespaces: of the caller; volumes need none, so they are closed at once.
         """
         close_all(namespaces)
-        call = Call(codec.verb_in(frame.argv), "volume:?", frame.path, whole=True)
-        secrets = Secrets()
+        call = Call(codec.verb_in(frame.argv), "volume:?", frame.path)
         try:
-            driver = driver_name(frame.path)
-            call.claim = f"volume:{driver}"
-            command = codec.decode(frame.argv)
-            secrets = self._learn(driver, command)
-            route = self._route(driver, command)
-            status = await self._answer(route, call, command)
-            if isinstance(command, cmd.Unmount):
-                self.volumes.known.forget(driver, command.target)
-            self.runner.finished(call, None)
-            return Reply(stdout=codec.encode(status))
+            status = await self._front.serve(call, self._answer(frame, call))
         except PluginError as error:
-            return self._failed(call, error, secrets)
-        except Exception as error:
-            where = "".join(traceback.format_tb(error.__traceback__))  # without the text, which may hold a secret
-            LOG.error(
-                "%s of %s failed (request %s): %s\n%s", call.verb, call.claim, call.id, type(error).__name__, where
-            )
-            return self._failed(call, PluginError(f"{type(error).__name__} in the daemon"), secrets, logged=True)
+            return Reply(stdout=codec.encode_error(error))
+        return Reply(stdout=codec.encode(status))
 
-    def _learn(self, driver: str, command: cmd.Command) -> Secrets:
-        """Return the secrets that may turn up in an error: those of this call and of the driver's other volumes."""
+    async def _answer(self, frame: Frame, call: Call) -> DriverStatus:
+        driver = driver_name(frame.path)
+        call.claim = f"volume:{driver}"
+        command = codec.decode(frame.argv)
         options = getattr(command, "options", None)
         if isinstance(options, cmd.VolumeOptions):
             self.volumes.known.remember(driver, getattr(command, "target", ""), options.secrets)
-        return self.volumes.known.of(driver)
+        secrets = self.volumes.known.of(driver)  # those of its other volumes may turn up in an error, too
+        call.mask = lambda text: redact(text, secrets)
+        route = self._route(driver, command)
+        _refuse_lacking(route, command)
+        handler = _HANDLERS[type(command)]
+        try:
+            status = await self.volumes.run(route, call, lambda steps: handler(steps, command))
+        except NotSupported as error:  # of a hook: kubelet would remember it for every volume of the driver, while a
+            # driver that has the hook can only mean this request
+            raise InvalidRequest(error.message, details=error.details) from error
+        if route.callers:
+            await self.volumes.undo_left(self.registry, driver)
+        if isinstance(command, cmd.Unmount):
+            self.volumes.known.forget(driver, command.target)
+        return status
 
     def _route(self, driver: str, command: cmd.Command) -> Route:
         """Find the driver's plugin; one that does not run still ends what needs none of its hooks.
@@ -135,31 +138,6 @@ class FlexService:
             if own is None or not at_rest or own in at_rest[0].hooks:
                 raise
             return replace(at_rest[0], callers={})
-
-    def _failed(self, call: Call, error: PluginError, secrets: Secrets, *, logged: bool = False) -> Reply:
-        lacking = isinstance(error, NotSupported)
-        if not logged:
-            level = logging.DEBUG if lacking else logging.WARNING
-            text = redact(str(error), secrets)
-            LOG.log(level, "%s of %s failed (request %s): %s", call.verb, call.claim, call.id, text)
-        # Masked before it is cut, so that no part of a secret is left; the flight recorder keeps it.
-        error.message = clip(redact(error.message, secrets))
-        if not lacking and call.id not in error.message:
-            error.message = f"{error.message} (request {call.id})"
-        self.runner.finished(call, error)
-        return Reply(stdout=codec.encode_error(error, secrets=secrets))
-
-    async def _answer(self, route: Route, call: Call, command: cmd.Command) -> DriverStatus:
-        _refuse_lacking(route, command)
-        handler = _HANDLERS[type(command)]
-        try:
-            status = await self.volumes.run(route, call, lambda steps: handler(steps, command))
-        except NotSupported as error:  # of a hook: kubelet would remember it for every volume of the driver, while a
-            # driver that has the hook can only mean this request
-            raise InvalidRequest(error.message, details=error.details) from error
-        if route.callers:
-            await self.volumes.undo_left(self.registry, route.claim.name)
-        return status
 
 
 _UNDOES: Final[Mapping[type[cmd.Command], str]] = MappingProxyType(

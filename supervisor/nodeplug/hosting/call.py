@@ -9,7 +9,7 @@ import secrets
 import select
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -33,7 +33,8 @@ class Call:
         about: the same for people, where the key is not fit for them.
         id: the request id.
         started: `time.monotonic()` at arrival.
-        whole: the front tells how the whole request ended, decoding and refusals included; the runner then does not.
+        whole: a front tells how the whole request ended, decoding and refusals included; the runner then does not.
+        mask: hides what no text about the request may show.
         stderr: what foreign programs wrote to stderr, to be passed on to the caller of an exec protocol.
     """
 
@@ -44,6 +45,7 @@ class Call:
     about: str = ""
     id: str = field(default_factory=new_request_id)
     started: float = field(default_factory=time.monotonic)
+    mask: Callable[[str], str] = str
     stderr: bytearray = field(default_factory=bytearray)
 
     @property

@@ -1,0 +1,79 @@
+"""The way of one request through a front: its work, its end, and the one line that the log has of a failure.
+
+Owns: the request id that every error leaves with, the turn of whatever else is raised into an error, and who is told.
+Refuses: wires (a front decodes before and encodes after), plugin code (the runner's).
+"""
+
+import logging
+import traceback
+from collections.abc import Awaitable
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
+
+from nodeplug.contract.errors import PluginError, clip
+from nodeplug.hosting.call import Call
+from nodeplug.hosting.runner import Runner
+
+LOG: Final = logging.getLogger(__name__)
+_Answer = TypeVar("_Answer")
+
+
+@dataclass(slots=True)
+class Front:
+    """Serves the requests of one wire. Used from the event loop alone.
+
+    Attributes:
+        runner: whose `finished` is told of each request, once.
+        quiet: errors that are no failure on this wire.
+        repeated: verbs that callers repeat every few seconds: a reason that stays the same is logged once, and keeps
+            the id of its first request.
+    """
+
+    runner: Runner
+    quiet: tuple[type[PluginError], ...] = ()
+    repeated: frozenset[str] = frozenset()
+    _reasons: dict[tuple[str, str], tuple[str, str]] = field(default_factory=dict)
+
+    async def serve(self, call: Call, work: Awaitable[_Answer]) -> _Answer:
+        """Wait for the answer of a request.
+
+        Raises:
+            PluginError: what the work raised, masked by the call, with the id of the request under which the log has
+                more.
+        """
+        call.whole = True
+        try:
+            answer = await work
+        except PluginError as error:
+            failure = error
+            failure.message, failure.details = clip(call.mask(error.message)), clip(call.mask(error.details))
+            failure.request = self._log(call, failure)
+        except Exception as error:
+            failure = _stray(call, error)
+        else:
+            self._reasons.pop((call.verb, call.claim), None)
+            self.runner.finished(call, None)
+            return answer
+        self.runner.finished(call, failure)
+        raise failure
+
+    def _log(self, call: Call, error: PluginError) -> str:
+        """Log a failure; return the id of the request under which the log has it."""
+        text, known = str(error), call.id
+        if call.verb in self.repeated:
+            reason, first = self._reasons.get((call.verb, call.claim), ("", ""))
+            if reason == text:
+                return first
+            self._reasons[call.verb, call.claim] = text, call.id
+        level = logging.DEBUG if isinstance(error, self.quiet) else logging.WARNING
+        LOG.log(level, "%s of %s failed (request %s): %s", call.verb, call.claim, call.id, text)
+        return known
+
+
+def _stray(call: Call, error: Exception) -> PluginError:
+    """Log where the daemon failed; not the text, which may hold what the request keeps secret."""
+    kind, where = type(error).__name__, "".join(traceback.format_tb(error.__traceback__))
+    LOG.error("%s of %s failed (request %s): %s\n%s", call.verb, call.claim, call.id, kind, where)
+    failure = PluginError(f"{call.verb} failed in the daemon: {kind}; its log has the traceback")
+    failure.request = call.id
+    return failure
