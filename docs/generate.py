@@ -191,10 +191,11 @@ def _default(field: FieldInfo) -> str:
 def _metrics() -> str:
     """Describe every series of the daemon as a scrape shows it, after each thing that it counts has happened once."""
     metrics = Metrics("1")
-    metrics.observe(Call("ADD", "cni:example"), OK)
-    metrics.plugin("example", running=True, quarantined=False)
-    metrics.devices("example.com/a", total=1, healthy=1, allocated=0, registered=True)
-    metrics.registration("example.com/a", OK)
+    metrics.finished(Call("ADD", "cni:example"), OK)
+    metrics.finished(Call("Register", "device:example.com/a"), OK)
+    plugin = {"name": "example", "state": "running", "quarantined": False}
+    resource = {"resource": "example.com/a", "devices": 1, "healthy": 1, "allocated": 0, "registered": True}
+    metrics.sample({"calls": [], "spool": 0, "stranded": [], "plugins": [plugin], "resources": [resource]})
     metrics.reload("applied")
     rows = ["| series | type | labels | meaning |", "|---|---|---|---|"]
     for family in text_string_to_metric_families(generate_latest(metrics.registry).decode()):

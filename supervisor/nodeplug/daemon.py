@@ -46,9 +46,9 @@ from nodeplug.install import keeper
 from nodeplug.install.drivers import reprobe
 from nodeplug.observe import logs, status
 from nodeplug.observe.endpoints import Endpoints
-from nodeplug.observe.metrics import Metrics
-from nodeplug.observe.observer import Observer
+from nodeplug.observe.metrics import Metrics, outcome_of
 from nodeplug.observe.plugin_metrics import PluginMetrics
+from nodeplug.observe.recorder import Recorder
 from nodeplug.observe.reports import Reports
 from nodeplug.observe.state_disk import StateDisk
 from nodeplug.process import notify, tuning
@@ -133,8 +133,8 @@ class Daemon:
             configuration.supervisor.podresources_poll,
             checkpoint=self._paths.device_plugins / CHECKPOINT,
         )
-        self._observer = Observer(Metrics(version("nodeplug")))
-        exported = PluginMetrics(self._observer.metrics.registry)
+        self._metrics, self._recorder = Metrics(version("nodeplug")), Recorder()
+        exported = PluginMetrics(self._metrics.registry)
         self._reports = Reports(self._registry.slots, self._runner, exported.take)
         self._keeper = keeper.Keeper(self._registry, configuration.supervisor, reading.folder)
         self._reloader = Reloader(
@@ -142,7 +142,7 @@ class Daemon:
             read=lambda before: read(config_path, root, before),
             lifecycle=self._lifecycle,
             install=self._keeper.install,
-            count=self._observer.metrics.reload,
+            count=self._metrics.reload,
         )
         self._readiness: tuple[bool, Mapping[str, str]] = (False, {"daemon": "it is starting"})
         self._beat = self._started
@@ -176,7 +176,7 @@ class Daemon:
         address = self._configuration.supervisor.listen
         if not address:
             return nullcontext()
-        return Endpoints(address, self._observer.metrics.registry, lambda: self._readiness, self._liveness)
+        return Endpoints(address, self._metrics.registry, lambda: self._readiness, self._liveness)
 
     async def _serve(self, group: asyncio.TaskGroup, server: ExecServer) -> None:
         started = group.create_task(self._start_plugins(), name="start plugins")
@@ -277,7 +277,9 @@ class Daemon:
                 self._loop.call_soon_threadsafe(self._resources.refresh, resource)
 
     def _finished(self, call: Call, error: PluginError | None) -> None:
-        self._observer.finished(call, error)
+        outcome = outcome_of(error)
+        self._metrics.finished(call, outcome)
+        self._recorder.add(call, outcome, error.message if error is not None else "")
         if call.verb == "Allocate" and error is None:
             self._podresources.soon()
 
@@ -313,7 +315,7 @@ class Daemon:
             "attachments": status.attachments(records),
             "volumes": status.volumes(*volumes),
             "unknown": unknown,
-            "recent": self._observer.recorder.as_dicts(),
+            "recent": self._recorder.latest(),
             "entrypoints": entrypoints,
         }
 
@@ -349,7 +351,7 @@ class Daemon:
 
     async def _sample(self) -> None:
         vital = self._vital()
-        self._observer.sample(vital)
+        self._metrics.sample(vital)
         self._readiness = (vital["ready"], vital["reasons"])
         self._beat = time.monotonic()
 

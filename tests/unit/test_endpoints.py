@@ -108,7 +108,7 @@ def test_readyz_names_the_plugins_that_do_not_serve(served: Served) -> None:
 
 
 def test_metrics_are_served_in_prometheus_form(served: Served) -> None:
-    served.metrics.spool(3)
+    served.metrics.sample({"calls": [], "spool": 3, "stranded": [], "plugins": [], "resources": []})
     response, body = served.ask("GET", "/metrics")
     assert response.status == 200
     assert response.headers["Content-Type"].startswith("text/plain")

@@ -12,19 +12,25 @@ from typing import Any
 
 import pytest
 
-from nodeplug import Exhausted, NotFound, PluginError, TryAgain, VolumeId
+from nodeplug import Exhausted, NotFound, PluginError, VolumeId
 from nodeplug.hosting.call import CURRENT, Call
 from nodeplug.observe.logs import configure
 from nodeplug.observe.metrics import Metrics, outcome_of
-from nodeplug.observe.observer import Observer
 from nodeplug.observe.recorder import Recorder
 from nodeplug.observe.status import volumes
 from nodeplug.process import notify
 from nodeplug.volumes.ledger import Target, Volume
 
+PLUGIN = {"name": "gpu", "state": "running", "quarantined": False}
+RESOURCE = {"resource": "example.com/a", "devices": 4, "healthy": 3, "allocated": 2, "registered": True}
+
 
 def call(**changes: Any) -> Call:
     return Call(**{"verb": "ADD", "claim": "cni:nodeplug-bridge", "key": "pods/c1/eth0", **changes})
+
+
+def sample(metrics: Metrics, **changes: Any) -> None:
+    metrics.sample({"calls": [], "spool": 0, "stranded": [], "plugins": [], "resources": [], **changes})
 
 
 def value(metrics: Metrics, name: str, **labels: str) -> float | None:
@@ -36,9 +42,9 @@ def value(metrics: Metrics, name: str, **labels: str) -> float | None:
 
 def test_finished_calls_are_counted_by_style_verb_claim_and_outcome() -> None:
     metrics = Metrics()
-    metrics.observe(call(), "ok")
-    metrics.observe(call(), "ok")
-    metrics.observe(call(), "TryAgain")
+    metrics.finished(call(), "ok")
+    metrics.finished(call(), "ok")
+    metrics.finished(call(), "TryAgain")
     labels = {"style": "cni", "verb": "ADD", "claim": "cni:nodeplug-bridge"}
     assert value(metrics, "nodeplug_calls_total", **labels, outcome="ok") == 2
     assert value(metrics, "nodeplug_calls_total", **labels, outcome="TryAgain") == 1
@@ -48,7 +54,7 @@ def test_duration_is_the_age_of_the_call() -> None:
     metrics = Metrics()
     finished = call()
     finished.started -= 3
-    metrics.observe(finished, "ok")
+    metrics.finished(finished, "ok")
     labels = {"style": "cni", "verb": "ADD", "claim": "cni:nodeplug-bridge"}
     assert value(metrics, "nodeplug_call_seconds_bucket", **labels, le="2.5") == 0
     assert value(metrics, "nodeplug_call_seconds_bucket", **labels, le="5.0") == 1
@@ -56,11 +62,8 @@ def test_duration_is_the_age_of_the_call() -> None:
 
 def test_state_of_plugins_and_resources_is_shown() -> None:
     metrics = Metrics("1.2.3")
-    metrics.plugin("gpu", running=True, quarantined=False)
-    metrics.devices("example.com/a", total=4, healthy=3, allocated=2, registered=True)
-    metrics.running(5, 1)
-    metrics.spool(7)
-    metrics.registration("example.com/a", "ok")
+    calls = [{"overdue": number == 0} for number in range(5)]
+    sample(metrics, plugins=[PLUGIN], resources=[RESOURCE], calls=calls, spool=7, stranded=[{}])
     metrics.reload("ok")
     assert value(metrics, "nodeplug_plugin_running", plugin="gpu") == 1
     assert value(metrics, "nodeplug_plugin_quarantined", plugin="gpu") == 0
@@ -70,28 +73,26 @@ def test_state_of_plugins_and_resources_is_shown() -> None:
     assert value(metrics, "nodeplug_resource_registered", resource="example.com/a") == 1
     assert (value(metrics, "nodeplug_calls_in_flight"), value(metrics, "nodeplug_calls_overdue")) == (5, 1)
     assert value(metrics, "nodeplug_spooled_deletes") == 7
-    assert value(metrics, "nodeplug_registrations_total", resource="example.com/a", outcome="ok") == 1
+    assert value(metrics, "nodeplug_spooled_deletes_stranded") == 1
     assert value(metrics, "nodeplug_reloads_total", outcome="ok") == 1
     assert value(metrics, "nodeplug_build_info", version="1.2.3") == 1
 
 
 def test_what_is_gone_has_no_series() -> None:
     metrics = Metrics()
-    metrics.plugin("gpu", running=True, quarantined=False)
-    metrics.devices("example.com/a", total=4, healthy=3, allocated=2, registered=True)
-    metrics.forget_plugin("gpu")
-    metrics.forget_resource("example.com/a")
+    sample(metrics, plugins=[PLUGIN], resources=[RESOURCE])
+    sample(metrics)
     assert value(metrics, "nodeplug_plugin_running", plugin="gpu") is None
     assert value(metrics, "nodeplug_devices", resource="example.com/a") is None
 
 
 def test_tries_to_register_are_counted_by_resource_and_outcome() -> None:
-    observer = Observer(Metrics())
-    observer.finished(call(verb="Register", claim="device:example.com/a"), None)
-    observer.finished(call(verb="Register", claim="device:example.com/a"), TryAgain("kubelet refused"))
+    metrics = Metrics()
+    metrics.finished(call(verb="Register", claim="device:example.com/a"), "ok")
+    metrics.finished(call(verb="Register", claim="device:example.com/a"), "TryAgain")
     for outcome in ("ok", "TryAgain"):
         labels = {"resource": "example.com/a", "outcome": outcome}
-        assert value(observer.metrics, "nodeplug_registrations_total", **labels) == 1
+        assert value(metrics, "nodeplug_registrations_total", **labels) == 1
 
 
 def test_targets_of_a_volume_are_those_of_its_driver() -> None:
@@ -100,14 +101,9 @@ def test_targets_of_a_volume_are_those_of_its_driver() -> None:
     assert shown == {"acme/a": ["/pods/a"], "acme/b": ["/pods/b"]}
 
 
-def test_forgetting_the_unknown_succeeds() -> None:
-    Metrics().forget_plugin("never")
-    Metrics().forget_resource("never")
-
-
 def test_two_daemons_in_one_process_do_not_share_metrics() -> None:
     one, other = Metrics(), Metrics()
-    one.spool(1)
+    sample(one, spool=1)
     assert value(other, "nodeplug_spooled_deletes") == 0
 
 
@@ -125,7 +121,7 @@ def test_outcome_is_the_name_in_the_contract() -> None:
 
 def test_a_scrape_has_no_series_of_when_others_were_created() -> None:
     metrics = Metrics()
-    metrics.observe(call(), "ok")
+    metrics.finished(call(), "ok")
     metrics.reload("applied")
     names = {sample.name for family in metrics.registry.collect() for sample in family.samples}
     assert {"nodeplug_calls_total", "nodeplug_build_info", "nodeplug_call_seconds_sum"} <= names
@@ -139,14 +135,14 @@ def test_recorder_keeps_the_newest_first() -> None:
     recorder = Recorder(2)
     for key in ("one", "two", "three"):
         recorder.add(call(key=key), "ok")
-    assert [record.key for record in recorder.latest()] == ["three", "two"]
+    assert [record["key"] for record in recorder.latest()] == ["three", "two"]
 
 
 def test_record_names_the_call_and_how_it_ended() -> None:
     recorder = Recorder()
     finished = call(id="4f00aa01")
     recorder.add(finished, "Exhausted", "no address is left: 254 of 254 are in use")
-    record = recorder.as_dicts()[0]
+    record = recorder.latest()[0]
     assert record.pop("seconds") >= 0
     assert record.pop("at") > 0
     assert record == {
@@ -163,7 +159,14 @@ def test_record_names_the_call_and_how_it_ended() -> None:
 def test_long_error_is_cut() -> None:
     recorder = Recorder()
     recorder.add(call(), "PluginError", "x" * 5000)
-    assert recorder.latest()[0].error == "x" * 500 + " ...[4500 more characters]"
+    assert recorder.latest()[0]["error"] == "x" * 500 + " ...[4500 more characters]"
+
+
+def test_what_our_own_timers_ask_is_remembered_only_when_it_fails() -> None:
+    recorder = Recorder()
+    recorder.add(call(verb="health"), "ok")
+    recorder.add(call(verb="health"), "NotReady", "no driver")
+    assert [record["outcome"] for record in recorder.latest()] == ["NotReady"]
 
 
 # --- logs --------------------------------------------------------------------------------------------------------

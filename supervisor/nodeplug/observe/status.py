@@ -5,7 +5,8 @@ Refuses: rendering, and any question that costs a call into a plugin: a status m
 """
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any, Final
+from dataclasses import asdict
+from typing import Any
 
 from nodeplug.cni.attachments import Attachment, Key
 from nodeplug.contract.errors import clip
@@ -14,9 +15,8 @@ from nodeplug.device.holders import Holder
 from nodeplug.device.resource import ResourceStatus
 from nodeplug.hosting.call import Call
 from nodeplug.hosting.slot import Slot
+from nodeplug.observe.recorder import described
 from nodeplug.volumes.ledger import Staged, Target
-
-_NAME_LIMIT: Final = 256
 
 
 def unready(slots: Iterable[Slot], resources: Iterable[ResourceStatus]) -> dict[str, str]:
@@ -106,10 +106,7 @@ def attachments(records: Iterable[Attachment]) -> list[dict[str, Any]]:
     """Describe every network attachment."""
     return [
         {
-            "network": record.key.network,
-            "container_id": record.key.container_id,
-            "ifname": record.key.ifname,
-            "claim": record.key.claim,
+            **asdict(record.key),
             "addresses": [str(ip.address) for ip in record.result.ips],
             "since": record.time,
         }
@@ -119,16 +116,7 @@ def attachments(records: Iterable[Attachment]) -> list[dict[str, Any]]:
 
 def stranded(waiting: Iterable[tuple[Key, str]]) -> list[dict[str, Any]]:
     """Describe every deferred DEL whose plugin no enabled section serves."""
-    return [
-        {
-            "network": key.network,
-            "container_id": key.container_id,
-            "ifname": key.ifname,
-            "claim": key.claim,
-            "reason": reason,
-        }
-        for key, reason in waiting
-    ]
+    return [asdict(key) | {"reason": reason} for key, reason in waiting]
 
 
 def volumes(staged: Iterable[Staged], targets: Iterable[Target]) -> list[dict[str, Any]]:
@@ -151,15 +139,4 @@ def volumes(staged: Iterable[Staged], targets: Iterable[Target]) -> list[dict[st
 
 def calls(in_flight: Iterable[tuple[Call, bool]]) -> list[dict[str, Any]]:
     """Describe every call in flight; some are overdue."""
-    return [
-        {
-            "id": call.id,
-            "verb": clip(call.verb, _NAME_LIMIT),
-            "claim": clip(call.claim, _NAME_LIMIT),
-            "key": clip(call.key, _NAME_LIMIT),
-            "about": clip(call.about or call.key, _NAME_LIMIT),
-            "age_seconds": round(call.age, 3),
-            "overdue": overdue,
-        }
-        for call, overdue in in_flight
-    ]
+    return [described(call) | {"age_seconds": round(call.age, 3), "overdue": overdue} for call, overdue in in_flight]
