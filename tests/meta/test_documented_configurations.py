@@ -112,7 +112,7 @@ def flex_volumes() -> dict[str, dict[str, str]]:
 
 def test_every_volume_on_the_page_is_one_that_its_driver_takes(tmp_path: Path) -> None:
     configuration, _ = accepted(blocks(VOLUMES, "toml")[0], tmp_path)
-    plugins = {name: loaded.plugin for name, loaded in inspect(configuration).registry.plugins.items()}
+    plugins = {name: loaded.plugin for name, loaded in inspect(configuration).plugins.items()}
     volumes = flex_volumes()
     loopfile, hostdir, tmpfs = (plugins[name] for name in ("loopfile", "hostdir", "tmpfs"))
     assert isinstance(loopfile, LoopFile)

@@ -186,7 +186,7 @@ def test_no_call_fails_while_script_and_program_change_places(node: ScratchNode)
     threads = [threading.Thread(target=call) for _ in range(4)]
     for thread in threads:
         thread.start()
-    registry, paths = inspect(node.configuration).registry, node.paths
+    registry, paths = inspect(node.configuration), node.paths
     for turn in range(60):
         deploy(registry, paths, native=turn % 2 == 0)
     ended.set()

@@ -10,10 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from nodeplug.config import ConfigError, Fault, PluginSection, Reading
+from nodeplug.config import Fault, PluginSection, Reading
 from nodeplug.contract.values import ClaimKind
 from nodeplug.hosting.discovery import Misconfigured, PluginRefused, find, installed, validate_config
-from nodeplug.install.deployment import Inspected, inspect
+from nodeplug.hosting.registry import Registry
+from nodeplug.install.deployment import inspect
 from nodeplug.observe import status
 
 _COUNTED: Final[Mapping[ClaimKind, str]] = {"device": "resource", "cni": "network", "volume": "volume driver"}
@@ -26,30 +27,20 @@ class Examined:
     Attributes:
         document: the effective configuration with every default, those of the plugins' own tables included.
         problems: one sentence per mistake.
-        inspected: the plugins without a mistake.
+        registry: the plugins without a mistake.
     """
 
     document: dict[str, Any]
     problems: tuple[str, ...]
-    inspected: Inspected
+    registry: Registry
 
     @property
     def summary(self) -> str:
         """Say in numbers what is enabled."""
-        names = Counter(claim.kind for loaded in self.inspected.registry.plugins.values() for claim in loaded.claims)
-        parts = [_number(len(self.inspected.registry.plugins), "plugin")]
+        names = Counter(claim.kind for loaded in self.registry.plugins.values() for claim in loaded.claims)
+        parts = [_number(len(self.registry.plugins), "plugin")]
         parts += [_number(names[kind], word) for kind, word in _COUNTED.items() if names[kind]]
         return ", ".join(parts)
-
-    def whole(self) -> Inspected:
-        """Return the plugins.
-
-        Raises:
-            ConfigError: there are mistakes.
-        """
-        if self.problems:
-            raise ConfigError(self.problems)
-        return self.inspected
 
 
 def examine(reading: Reading) -> Examined:
@@ -73,15 +64,15 @@ def examine(reading: Reading) -> Examined:
             faults += [fault(one.location, one.text) for one in error.mistakes] if section.enabled else []
         except PluginRefused as error:
             faults += [fault(("plugins", name), str(error))] if section.enabled else []
-    inspected = inspect(configuration.model_copy(update={"plugins": good}))
-    faults += [fault(("plugins", name), text) for name, text in inspected.refused.items()]
-    return Examined(document, reading.told(faults), inspected)
+    registry = inspect(configuration.model_copy(update={"plugins": good}))
+    faults += [fault(("plugins", slot.name), slot.reason) for slot in registry.slots.values() if slot.loaded is None]
+    return Examined(document, reading.told(faults), registry)
 
 
 def rows_of(reading: Reading) -> list[dict[str, Any]]:
     """Describe the plugins in the shape of the daemon's status; what could start is told as stopped."""
-    inspected = inspect(reading.configuration, reading.places.tell)
-    rows = status.plugins(inspected.registry.slots.values(), {})
+    registry = inspect(reading.configuration, reading.places.tell)
+    rows = status.plugins(registry.slots.values(), {})
     return [{**row, "state": row["state"] if row["state"] == "refused" else "stopped"} for row in rows]
 
 

@@ -110,14 +110,13 @@ def _loaded(reading: "Reading", *, remove_all: bool) -> "Registry":
     if examined.problems:
         end = "nothing was installed: a plugin that cannot be loaded would lose its entrypoints"
         raise ConfigError([*examined.problems, end])
-    inspected = examined.inspected
-    left = [] if inspected.registry.slots or remove_all else entrypoints_present(reading.configuration.supervisor.paths)
+    left = [] if examined.registry.slots or remove_all else entrypoints_present(reading.configuration.supervisor.paths)
     if left:
         raise PluginError(
             f"{reading.places.main.path} enables no plugin, so that these would be removed: "
             f"{', '.join(map(str, left))}; nothing was changed; enable a plugin, or say --remove-all"
         )
-    return inspected.registry
+    return examined.registry
 
 
 def uninstall(config: Config = DEFAULT, root: Root = None, as_json: Json = False) -> None:

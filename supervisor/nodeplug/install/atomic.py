@@ -18,7 +18,7 @@ from typing import Final
 from nodeplug.contract.errors import Exhausted, PluginError
 from nodeplug.contract.journal import sync_folder
 from nodeplug.install.ownership import TEMPORARY, ForeignFile, content
-from nodeplug.install.report import Tally
+from nodeplug.install.report import Report
 
 _WRITER_TRIES: Final = 1000
 _WRITER_PAUSE: Final = 0.002
@@ -64,14 +64,14 @@ def wait_for_writers(path: Path) -> None:
         os.close(descriptor)
 
 
-def put_file(path: Path, data: bytes, mode: int, tally: Tally, may_go: Callable[[Path], bool]) -> None:
+def put_file(path: Path, data: bytes, mode: int, report: Report, may_go: Callable[[Path], bool]) -> None:
     """Bring a file to these bytes and this mode.
 
     Args:
         path: where.
         data: its bytes.
         mode: its permissions, whatever the umask.
-        tally: where to note what was done.
+        report: where to note what was done.
         may_go: whether what stands there and differs may be replaced, asked when the new file is ready: to write and
             sync those before it took time, in which somebody else's installer may have come.
 
@@ -80,7 +80,7 @@ def put_file(path: Path, data: bytes, mode: int, tally: Tally, may_go: Callable[
     """
     there = os.path.lexists(path)
     if has(path, data, mode):
-        tally.unchanged.append(str(path))
+        report.unchanged.append(str(path))
         return
     temporary = temporary_in(path.parent)
     try:
@@ -94,7 +94,7 @@ def put_file(path: Path, data: bytes, mode: int, tally: Tally, may_go: Callable[
     finally:
         temporary.unlink(missing_ok=True)
     sync_folder(path.parent)
-    (tally.updated if there else tally.created).append(str(path))
+    (report.updated if there else report.created).append(str(path))
 
 
 def has(path: Path, data: bytes, mode: int) -> bool:
@@ -120,11 +120,11 @@ def _link_in(temporary: Path, path: Path) -> None:
         temporary.rename(path)
 
 
-def remove(path: Path, tally: Tally) -> None:
+def remove(path: Path, report: Report) -> None:
     """Unlink one file; succeed when it is gone already."""
     path.unlink(missing_ok=True)
     sync_folder(path.parent)
-    tally.removed.append(str(path))
+    report.removed.append(str(path))
 
 
 def failed(what: str, error: OSError) -> PluginError:

@@ -7,7 +7,6 @@ Refuses: to touch files itself (see `nodeplug.install.files`).
 
 import asyncio
 import logging
-import os
 import shutil
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +18,6 @@ from nodeplug.config.mistakes import Location, told
 from nodeplug.contract.errors import NotFound, NotSupported, PluginError
 from nodeplug.contract.host import Host
 from nodeplug.contract.journal import Journal, file_name, read_boot_id
-from nodeplug.contract.mounts import mounts
 from nodeplug.contract.values import CniClaim, VolumeClaim
 from nodeplug.flex.codec import capabilities_file
 from nodeplug.hosting.lifecycle import Lifecycle
@@ -30,14 +28,7 @@ from nodeplug.install.drivers import drivers_in_use
 from nodeplug.install.files import install, uninstall
 from nodeplug.install.native import compile_one, compiler
 from nodeplug.install.needs import unmet
-from nodeplug.install.ownership import (
-    Folders,
-    folder_name,
-    installed_kind,
-    is_our_entrypoint,
-    our_drivers,
-    our_entrypoints,
-)
+from nodeplug.install.ownership import folder_name, is_foreign, our_drivers, our_entrypoints
 from nodeplug.install.report import Report
 from nodeplug.install.scripts import PROGRAM, Scripts, led_by
 from nodeplug.install.upkeep import read_record, take_stock, write_record
@@ -94,19 +85,7 @@ class Deployment:
         log.info("%s", self)
 
 
-@dataclass(frozen=True, slots=True)
-class Inspected:
-    """A configuration whose plugins are constructed and not started."""
-
-    registry: Registry
-
-    @property
-    def refused(self) -> dict[str, str]:
-        """Why plugins cannot be loaded, by section name."""
-        return {name: slot.reason for name, slot in self.registry.slots.items() if slot.loaded is None}
-
-
-def inspect(configuration: Configuration, tell: Callable[[Location, str], str] = told) -> Inspected:
+def inspect(configuration: Configuration, tell: Callable[[Location, str], str] = told) -> Registry:
     """Load every enabled plugin far enough to know its claims and hooks; start nothing, write nothing.
 
     Args:
@@ -131,16 +110,11 @@ def inspect(configuration: Configuration, tell: Callable[[Location, str], str] =
     lifecycle = Lifecycle(Registry(), Runner(), make_host, tell=tell)
     enabled = {name: section for name, section in configuration.plugins.items() if section.enabled}
     asyncio.run(lifecycle.load_all(enabled))  # in threads with deadlines: a constructor may block
-    return Inspected(lifecycle.registry)
+    return lifecycle.registry
 
 
 def _not_here(*_: Any, **__: Any) -> Never:
     raise NotSupported("plugins are only inspected here; `nodeplug serve` runs them")
-
-
-def folders(paths: Paths) -> Folders:
-    """Return where scripts and configurations are installed."""
-    return Folders(cni_bin=paths.cni_bin, cni_conf=paths.cni_conf, flex=paths.flexvolume)
 
 
 def deploy(
@@ -183,11 +157,11 @@ def deploy(
     report = install(
         cni=asked.names,
         drivers=asked.drivers,
-        folders=folders(paths),
+        paths=paths,
         scripts=scripts,
         conflists={name: one.data for name, one in lists.items()},
         prune=prune,
-        in_use=drivers_in_use(mount.target for mount in mounts()),
+        in_use=drivers_in_use(),
         retake=record if force else mend,
     )
     _record_installed(paths, record, asked.claims)
@@ -216,7 +190,7 @@ class _Asked:
     def already_in(self, record: Collection[Path], paths: Paths, mend: Collection[Path]) -> "_Asked":
         """Return what of it an earlier installation made, without names that others have by now unless in `mend`."""
         places = {name: paths.cni_bin / name for name in self.names}
-        names = [name for name, path in places.items() if path in record and (path in mend or not _is_foreign(path))]
+        names = [name for name, path in places.items() if path in record and (path in mend or not is_foreign(path))]
         known = {path.parent.name for path in record}
         drivers = {name: answer for name, answer in self.drivers.items() if folder_name(name) in known}
         return replace(self, names=names, drivers=drivers)
@@ -225,7 +199,7 @@ class _Asked:
 def _ask(registry: Registry, paths: Paths) -> _Asked:
     drivers = {claim.name: capabilities_file(claim, hooks) for claim, hooks in registry.claimed(VolumeClaim)}
     cni = {claim.name: claim for claim, _ in registry.claimed(CniClaim)}
-    yielded = [name for name, claim in cni.items() if claim.gives_way and _is_foreign(paths.cni_bin / name)]
+    yielded = [name for name, claim in cni.items() if claim.gives_way and is_foreign(paths.cni_bin / name)]
     return _Asked([*cni], [name for name in cni if name not in yielded], yielded, drivers)
 
 
@@ -235,13 +209,9 @@ def _record_installed(paths: Paths, record: Mapping[Path, str], claims: Collecti
     Names of ours that others have by now stay in it: they are told, and can be taken back. One look at the disk
     decides: with two, a name that is replaced in between would be neither ours nor lost.
     """
-    stock = take_stock(folders(paths))
+    stock = take_stock(paths)
     lost = {path: digest for path, digest in record.items() if path.name in claims and path not in stock}
     write_record(record_path(paths), lost | stock)
-
-
-def _is_foreign(path: Path) -> bool:
-    return os.path.lexists(path) and not is_our_entrypoint(path)
 
 
 def record_path(paths: Paths) -> Path:
@@ -283,21 +253,9 @@ def _compiled(scripts: Scripts, paths: Paths) -> Scripts:
     return replace(scripts, cni_program=cni, flex_program=flex)
 
 
-def installed(paths: Paths) -> str:
-    """Return the kind of the entrypoints that are on the node; see `install.ownership.installed_kind`.
-
-    "unreadable" when a folder cannot be read: to say so is no reason to fail.
-    """
-    try:
-        return installed_kind(folders(paths))
-    except OSError:
-        return "unreadable"
-
-
 def entrypoints_present(paths: Paths) -> list[Path]:
     """Return the entrypoints on the node that an earlier installation made: names of CNI claims, folders of drivers."""
-    places = folders(paths)
-    return [*our_entrypoints(places.cni_bin), *our_drivers(places.flex)]
+    return [*our_entrypoints(paths.cni_bin), *our_drivers(paths.flexvolume)]
 
 
 def compiled_cache(paths: Paths) -> Path:
@@ -311,7 +269,7 @@ def withdraw(paths: Paths) -> Report:
     Raises:
         PluginError: see `install.files.uninstall`.
     """
-    report = uninstall(folders=folders(paths), in_use=drivers_in_use(mount.target for mount in mounts()))
+    report = uninstall(paths, in_use=drivers_in_use())
     shutil.rmtree(compiled_cache(paths), ignore_errors=True)
-    write_record(record_path(paths), take_stock(folders(paths)))
+    write_record(record_path(paths), take_stock(paths))
     return report

@@ -20,7 +20,7 @@ from nodeplug.contract.journal import sync_folder
 from nodeplug.contract.mounts import mounts
 from nodeplug.install.atomic import put_file, temporary_in, write_new
 from nodeplug.install.ownership import CAPABILITIES, executable, folder_name, is_our_script, our_drivers, programs
-from nodeplug.install.report import Tally
+from nodeplug.install.report import Report
 
 _POD_VOLUME: Final = re.compile(r"/pods/[^/]+/volumes/([^/]+)/[^/]+$")
 _STAGED_VOLUME: Final = re.compile(r"/kubernetes\.io/flexvolume/([^/]+(?:/[^/]+)?)/mounts/[^/]+$")
@@ -51,7 +51,7 @@ def drivers_in_use(targets: Iterable[str] | None = None) -> frozenset[str]:
     return frozenset(match[1].replace("~", "/", 1) for match in found if match)
 
 
-def put_driver(folder: Path, files: Mapping[str, bytes], tally: Tally, may_go: Callable[[Path], bool]) -> None:
+def put_driver(folder: Path, files: Mapping[str, bytes], report: Report, may_go: Callable[[Path], bool]) -> None:
     """Install one driver; `files` are in the order in which an existing driver is updated: the executable last.
 
     `may_go` is that of `put_file`.
@@ -59,10 +59,10 @@ def put_driver(folder: Path, files: Mapping[str, bytes], tally: Tally, may_go: C
     modes = {name: 0o644 if name == CAPABILITIES else 0o755 for name in files}
     folder.parent.mkdir(parents=True, exist_ok=True)
     if not folder.exists() and _rename_in(folder, files, modes):
-        tally.created.append(str(folder))
+        report.created.append(str(folder))
         return
     for name, data in files.items():
-        put_file(folder / name, data, modes[name], tally, may_go)
+        put_file(folder / name, data, modes[name], report, may_go)
 
 
 def _rename_in(folder: Path, files: Mapping[str, bytes], modes: Mapping[str, int]) -> bool:
@@ -91,19 +91,19 @@ def _rename_in(folder: Path, files: Mapping[str, bytes], modes: Mapping[str, int
     return False
 
 
-def prune_drivers(flex: Path, wanted: frozenset[str], in_use: Collection[str], tally: Tally) -> None:
+def prune_drivers(flex: Path, wanted: frozenset[str], in_use: Collection[str], report: Report) -> None:
     """Remove the drivers of ours that are not wanted and have no mounts."""
     busy = frozenset(map(folder_name, in_use))
     for folder in list(our_drivers(flex)):
         if folder.name in wanted:
             continue
         if folder.name in busy:
-            tally.kept.append(f"{folder}: its volumes are still mounted, and kubelet unmounts through it")
+            report.kept.append(f"{folder}: its volumes are still mounted, and kubelet unmounts through it")
         else:
-            _remove_driver(folder, tally)
+            _remove_driver(folder, report)
 
 
-def _remove_driver(folder: Path, tally: Tally) -> None:
+def _remove_driver(folder: Path, report: Report) -> None:
     """Unlink and rmdir, never rename away: kubelet takes a rename for an update and then fails `init` for ever."""
     script, answer = folder / executable(folder.name), folder / CAPABILITIES
     compiled = programs(folder)
@@ -114,7 +114,7 @@ def _remove_driver(folder: Path, tally: Tally) -> None:
         path.unlink(missing_ok=True)
     if alone:
         folder.rmdir()
-        tally.removed.append(str(folder))
+        report.removed.append(str(folder))
     else:
-        tally.kept.append(f"{folder}: holds files that nodeplug did not make")
+        report.kept.append(f"{folder}: holds files that nodeplug did not make")
     sync_folder(folder.parent)

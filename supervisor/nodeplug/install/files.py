@@ -14,16 +14,15 @@ import shutil
 import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from nodeplug.config import Paths
 from nodeplug.install.atomic import failed, put_file, remove
 from nodeplug.install.drivers import prune_drivers, put_driver
 from nodeplug.install.ownership import (
     CAPABILITIES,
     TEMPORARY,
-    Folders,
     executable,
     folder_name,
     listed,
@@ -36,7 +35,7 @@ from nodeplug.install.ownership import (
     refuse_foreign,
     superseded,
 )
-from nodeplug.install.report import Report, Tally
+from nodeplug.install.report import Report
 from nodeplug.install.scripts import Scripts, led_by, program_name
 
 _LEFTOVER_AGE: Final = 60.0
@@ -46,7 +45,7 @@ def install(
     *,
     cni: Collection[str],
     drivers: Mapping[str, bytes],
-    folders: Folders,
+    paths: Paths,
     scripts: Scripts,
     conflists: Mapping[str, bytes] | None = None,
     prune: bool = True,
@@ -58,7 +57,7 @@ def install(
     Args:
         cni: the names of the CNI claims.
         drivers: by volume claim (`vendor/driver`), the bytes that answer `init`.
-        folders: where to install; made when they are missing and needed.
+        paths: of the node; folders are made when they are missing and needed.
         scripts: the rendered scripts.
         conflists: by file name, network configuration lists for the runtime; written last, once their plugins exist.
             Other ones of ours go then: of two, the runtime takes the first by name.
@@ -74,80 +73,76 @@ def install(
     """
     lists = {name: marked_conflist(name, data) for name, data in (conflists or {}).items()}
     try:
-        refuse_foreign(cni, drivers, lists, folders, retake)
+        refuse_foreign(cni, drivers, lists, paths, retake)
     except OSError as error:
         raise failed("examine", error) from error
-    wanted = _Wanted(folders, cni, drivers, scripts, lists)
-    tally = Tally()
+    report = Report()
     try:
-        _sweep(folders)
-        wanted.put(tally, lambda path: may_go(path) or (path in retake and path.is_file()))
+        _sweep(paths)
+        replaceable = lambda path: may_go(path) or (path in retake and path.is_file())  # noqa: E731
+        _put(paths, cni, drivers, scripts, lists, report, replaceable)
         if lists:
-            _prune_conflists(folders.cni_conf, lists, tally)
+            _prune_conflists(paths.cni_conf, lists, report)
         if prune:
-            prune_drivers(folders.flex, frozenset(map(folder_name, drivers)), in_use, tally)
-            _prune_entrypoints(folders.cni_bin, frozenset(cni), tally)
+            prune_drivers(paths.flexvolume, frozenset(map(folder_name, drivers)), in_use, report)
+            _prune_entrypoints(paths.cni_bin, frozenset(cni), report)
     except OSError as error:
         raise failed("install", error) from error
-    return tally.report()
+    return report
 
 
-def uninstall(*, folders: Folders, in_use: Collection[str] = ()) -> Report:
+def uninstall(paths: Paths, *, in_use: Collection[str] = ()) -> Report:
     """Remove exactly what is ours; succeed when nothing is.
 
     Args:
-        folders: where it was installed.
+        paths: of the node.
         in_use: drivers with mounts on this node; they are kept, because kubelet unmounts through them.
 
     Raises:
         PluginError: a folder cannot be written.
     """
-    tally = Tally()
+    report = Report()
     try:
-        _sweep(folders)
-        for path in our_conflists(folders.cni_conf):
-            remove(path, tally)
-        _prune_entrypoints(folders.cni_bin, frozenset(), tally)
-        prune_drivers(folders.flex, frozenset(), in_use, tally)
+        _sweep(paths)
+        _prune_conflists(paths.cni_conf, (), report)
+        _prune_entrypoints(paths.cni_bin, frozenset(), report)
+        prune_drivers(paths.flexvolume, frozenset(), in_use, report)
     except OSError as error:
         raise failed("remove", error) from error
-    return tally.report()
+    return report
 
 
 # --- steps -------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Wanted:
-    """What the claims need, by place."""
-
-    folders: Folders
-    cni: Collection[str]
-    drivers: Mapping[str, bytes]
-    scripts: Scripts
-    lists: Mapping[str, bytes]
-
-    def put(self, tally: Tally, replaceable: Callable[[Path], bool]) -> None:
-        """Bring every file to its place, network configurations last: runtimes act on them at once."""
-        scripts, folders = self.scripts, self.folders
-        files: dict[str, bytes] = {}
-        for name in self.cni:
-            files |= _entrypoint(folders.cni_bin, name, scripts.cni, scripts.cni_program)
-        _put_files(folders.cni_bin, files, 0o755, tally, replaceable)
-        for driver, answer in self.drivers.items():
-            folder = folders.flex / folder_name(driver)
-            files = _entrypoint(folder, executable(driver), scripts.flex, scripts.flex_program)
-            put_driver(folder, {CAPABILITIES: answer} | files, tally, replaceable)
-        _put_files(folders.cni_conf, self.lists, 0o644, tally, replaceable)
+def _put(
+    paths: Paths,
+    cni: Collection[str],
+    drivers: Mapping[str, bytes],
+    scripts: Scripts,
+    lists: Mapping[str, bytes],
+    report: Report,
+    replaceable: Callable[[Path], bool],
+) -> None:
+    """Bring every file to its place, network configurations last: runtimes act on them at once."""
+    files: dict[str, bytes] = {}
+    for name in cni:
+        files |= _entrypoint(paths.cni_bin, name, scripts.cni, scripts.cni_program)
+    _put_files(paths.cni_bin, files, 0o755, report, replaceable)
+    for driver, answer in drivers.items():
+        folder = paths.flexvolume / folder_name(driver)
+        files = _entrypoint(folder, executable(driver), scripts.flex, scripts.flex_program)
+        put_driver(folder, {CAPABILITIES: answer} | files, report, replaceable)
+    _put_files(paths.cni_conf, lists, 0o644, report, replaceable)
 
 
 def _put_files(
-    folder: Path, files: Mapping[str, bytes], mode: int, tally: Tally, replaceable: Callable[[Path], bool]
+    folder: Path, files: Mapping[str, bytes], mode: int, report: Report, replaceable: Callable[[Path], bool]
 ) -> None:
     if files:
         folder.mkdir(parents=True, exist_ok=True)
     for name, data in files.items():
-        put_file(folder / name, data, mode, tally, replaceable)
+        put_file(folder / name, data, mode, report, replaceable)
 
 
 def _entrypoint(folder: Path, name: str, script: bytes, program: bytes) -> dict[str, bytes]:
@@ -157,33 +152,33 @@ def _entrypoint(folder: Path, name: str, script: bytes, program: bytes) -> dict[
     return {program_name(program): program, name: led_by(script, folder / program_name(program))}
 
 
-def _prune_conflists(conf: Path, wanted: Collection[str], tally: Tally) -> None:
+def _prune_conflists(conf: Path, wanted: Collection[str], report: Report) -> None:
     """Remove the lists of ours that are superseded: of two, the runtime takes the first by name."""
     for path in our_conflists(conf):
         if path.name not in wanted:
-            remove(path, tally)
+            remove(path, report)
 
 
-def _prune_entrypoints(cni_bin: Path, wanted: frozenset[str], tally: Tally) -> None:
+def _prune_entrypoints(cni_bin: Path, wanted: frozenset[str], report: Report) -> None:
     """Remove the names that no claim needs, and what the symlinks of older versions led to once none is left."""
     for path in our_entrypoints(cni_bin):
         if path.name not in wanted:
-            remove(path, tally)
+            remove(path, report)
     if not wanted:
         for path in programs(cni_bin):
-            remove(path, tally)
+            remove(path, report)
 
 
-def _sweep(folders: Folders) -> None:
+def _sweep(paths: Paths) -> None:
     """Remove what a killed installation left; a young temporary name may belong to one that is running."""
-    places = [folders.cni_bin, folders.cni_conf, folders.flex.parent, folders.flex, *our_drivers(folders.flex)]
+    places = [paths.cni_bin, paths.cni_conf, paths.flexvolume.parent, paths.flexvolume, *our_drivers(paths.flexvolume)]
     for place in places:
         for path in [path for path in listed(place) if path.name.startswith(TEMPORARY)]:
             with suppress(FileNotFoundError):
                 if _is_old(path):
                     shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-    _sweep_programs(folders.cni_bin, our_entrypoints(folders.cni_bin))
-    for folder in our_drivers(folders.flex):
+    _sweep_programs(paths.cni_bin, our_entrypoints(paths.cni_bin))
+    for folder in our_drivers(paths.flexvolume):
         _sweep_programs(folder, [folder / executable(folder.name)])
 
 

@@ -19,9 +19,9 @@ from nodeplug.config import Paths, Supervisor
 from nodeplug.contract.errors import PluginError
 from nodeplug.contract.values import CniClaim
 from nodeplug.hosting.registry import Registry
-from nodeplug.install.deployment import deploy, entrypoints_present, folders, installed, record_path
+from nodeplug.install.deployment import deploy, entrypoints_present, record_path
 from nodeplug.install.needs import unmet
-from nodeplug.install.ownership import folder_name
+from nodeplug.install.ownership import folder_name, installed_kind
 from nodeplug.install.scripts import PROGRAM
 from nodeplug.install.upkeep import Fault, Inspection, Record, read_record, take_stock, write_record
 from nodeplug.process.lane import PATIENCE, Lane, Unanswered
@@ -112,7 +112,7 @@ class Keeper:
                 if not self._turn.locked():
                     await self.look()
         with suppress(Unanswered):
-            self._kind = await self._kinds.run(lambda: installed(self.supervisor.paths))
+            self._kind = await self._kinds.run(lambda: installed_kind(self.supervisor.paths))
         return {"kind": self._kind, "reason": self.reason, "problems": list(self._problems)}
 
     def _claims(self) -> tuple[dict[str, CniClaim], set[str]]:
@@ -155,7 +155,7 @@ class Keeper:
         place = record_path(paths)
         try:
             record = read_record(place)
-            if record is None and (record := take_stock(folders(paths))):  # installed by a version before the record
+            if record is None and (record := take_stock(paths)):  # installed by a version before the record
                 write_record(place, record)
         except OSError as error:
             return [], [f"the entrypoints cannot be read: {error}"]

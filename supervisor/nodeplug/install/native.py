@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from nodeplug.contract.errors import NotFound, PluginError
+from nodeplug.contract.journal import write_durably
 from nodeplug.install.ownership import content
 from nodeplug.install.scripts import find_scripts, is_ours
 
@@ -158,16 +159,11 @@ def _c_library() -> str | None:
 def _keep(path: Path, data: bytes) -> None:
     """Write into the cache, in the place of older ones of this style; without it the next start compiles again."""
     style = path.name.partition("-")[0]
-    with suppress(OSError):
+    with suppress(OSError, PluginError):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for old in path.parent.glob(f"{style}-*"):
+        for old in path.parent.glob(f"*{style}-*"):
             old.unlink(missing_ok=True)
-        temporary = path.with_name(f"{style}-{os.urandom(6).hex()}.tmp")
-        with temporary.open("wb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.rename(path)
+        write_durably(path, data)
 
 
 def _literal(path: Path | str) -> str:

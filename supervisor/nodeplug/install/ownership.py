@@ -10,10 +10,10 @@ import json
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from nodeplug.config import Paths
 from nodeplug.contract.bounded import read_bounded
 from nodeplug.contract.errors import InvalidRequest, PluginError
 from nodeplug.install.scripts import CNI_SCRIPT, PROGRAM, is_ours, leader
@@ -32,21 +32,6 @@ _PROGRAM: Final = re.compile(rf"{re.escape(PROGRAM)}[0-9a-f]{{12}}")
 
 class ForeignFile(PluginError):
     """A name that nodeplug needs belongs to somebody else; nothing was changed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Folders:
-    """Where to install.
-
-    Attributes:
-        cni_bin: the runtime's plugin folder, such as `/opt/cni/bin`.
-        cni_conf: the runtime's configuration folder, such as `/etc/cni/net.d`.
-        flex: kubelet's `--volume-plugin-dir`.
-    """
-
-    cni_bin: Path
-    cni_conf: Path
-    flex: Path
 
 
 def marked_conflist(name: str, data: bytes) -> bytes:
@@ -90,7 +75,7 @@ def refuse_foreign(
     cni: Collection[str],
     drivers: Mapping[str, bytes],
     lists: Mapping[str, bytes],
-    folders: Folders,
+    paths: Paths,
     retake: Collection[Path] = (),
 ) -> None:
     """Refuse names that are taken, but for those in `retake`; all of them in one message.
@@ -103,9 +88,9 @@ def refuse_foreign(
         raise InvalidRequest(f"{CNI_SCRIPT!r} was the script behind every CNI claim; no claim can have that name")
     if CAPABILITIES in map(executable, drivers):
         raise InvalidRequest(f"no driver can be called {CAPABILITIES!r}")
-    taken = [folders.cni_bin / name for name in cni if _is_taken(folders.cni_bin / name)]
-    taken += [path for driver in drivers for path in _foreign_in_driver(folders.flex, driver)]
-    taken += [path for name in lists if os.path.lexists(path := folders.cni_conf / name) and not our_list(path)]
+    taken = [paths.cni_bin / name for name in cni if is_foreign(paths.cni_bin / name)]
+    taken += [path for driver in drivers for path in _foreign_in_driver(paths.flexvolume, driver)]
+    taken += [path for name in lists if os.path.lexists(path := paths.cni_conf / name) and not our_list(path)]
     taken = [path for path in taken if path not in retake or not path.is_file()]
     if taken:
         names = ", ".join(map(str, taken))
@@ -162,7 +147,8 @@ def our_list(path: Path) -> Mapping[str, Any]:
     return document if document.get(CONFLIST_KEY) == "nodeplug" else {}
 
 
-def _is_taken(path: Path) -> bool:
+def is_foreign(path: Path) -> bool:
+    """Whether something stands at a path in the folder of CNI executables that is none of our entrypoints."""
     return os.path.lexists(path) and not is_our_entrypoint(path)
 
 
@@ -213,11 +199,17 @@ def superseded(folder: Path, scripts: Iterable[Path]) -> list[Path]:
     return [path for path in programs(folder) if path.name not in named]
 
 
-def installed_kind(folders: Folders) -> str:
-    """Return what is installed: "native", "script", "mixed" while only some are exchanged, "" when nothing is."""
-    scripts = our_entrypoints(folders.cni_bin)
-    scripts += [folder / executable(folder.name) for folder in our_drivers(folders.flex)]
-    kinds = {_kind(content(path)) for path in scripts if is_our_script(path)}
+def installed_kind(paths: Paths) -> str:
+    """Return what is installed: "native", "script", "mixed" while only some are exchanged, "" when nothing is.
+
+    "unreadable" when a folder cannot be read: to say so is no reason to fail.
+    """
+    try:
+        scripts = our_entrypoints(paths.cni_bin)
+        scripts += [folder / executable(folder.name) for folder in our_drivers(paths.flexvolume)]
+        kinds = {_kind(content(path)) for path in scripts if is_our_script(path)}
+    except OSError:
+        return "unreadable"
     return kinds.pop() if len(kinds) == 1 else "mixed" if kinds else ""
 
 

@@ -15,14 +15,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
+from nodeplug.config import Paths
 from nodeplug.contract.bounded import read_bounded
-from nodeplug.contract.journal import sync_folder
-from nodeplug.install.atomic import temporary_in, write_new
+from nodeplug.contract.errors import PluginError
+from nodeplug.contract.journal import write_durably
 from nodeplug.install.ownership import (
     CAPABILITIES,
     LARGEST,
     NOT_OURS,
-    Folders,
     content,
     executable,
     is_our_link,
@@ -37,16 +37,20 @@ _EXECUTABLE: Final = 0o111
 _VERSION: Final = 1
 
 
-def take_stock(folders: Folders) -> dict[Path, str]:
+def take_stock(paths: Paths) -> dict[Path, str]:
     """Return what of ours is installed now, with its digest: scripts, the programs that they start, the answers.
 
     A script is read once: the bytes that make it ours are those of the digest, whoever replaces it meanwhile.
     """
-    drivers = list(our_drivers(folders.flex))
-    places = [*our_entrypoints(folders.cni_bin), *(folder / executable(folder.name) for folder in drivers)]
+    drivers = list(our_drivers(paths.flexvolume))
+    places = [*our_entrypoints(paths.cni_bin), *(folder / executable(folder.name) for folder in drivers)]
     found = {path: data for path in places if is_ours(data := _read_file(path))}
     beside = {leader(data) for data in found.values()} | {folder / CAPABILITIES for folder in drivers}
-    found |= {path: data for path in beside if _can_be_ours(path, folders) and (data := _read_file(path))}
+    found |= {
+        path: data
+        for path in beside
+        if {paths.cni_bin, paths.flexvolume} & {*path.parents} and (data := _read_file(path))
+    }
     return {path: _digest(data) for path, data in found.items()}
 
 
@@ -56,10 +60,6 @@ def _read_file(path: Path) -> bytes:
         if path.is_file() and not path.is_symlink():
             return content(path)
     return b""
-
-
-def _can_be_ours(path: Path, folders: Folders) -> bool:
-    return path.is_relative_to(folders.cni_bin) or path.is_relative_to(folders.flex)
 
 
 def read_record(path: Path) -> dict[Path, str] | None:
@@ -75,16 +75,13 @@ def read_record(path: Path) -> dict[Path, str] | None:
 
 def write_record(path: Path, record: Record) -> None:
     """Write the record, or remove it when nothing is installed; without it, what is there is taken for right."""
-    with suppress(OSError):
+    with suppress(OSError, PluginError):
         if not record:
             path.unlink(missing_ok=True)
             return
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        temporary = temporary_in(path.parent)
         files = {str(name): digest for name, digest in sorted(record.items())}
-        write_new(temporary, json.dumps({"version": _VERSION, "files": files}, indent=1).encode(), 0o600)
-        temporary.rename(path)
-        sync_folder(path.parent)
+        write_durably(path, json.dumps({"version": _VERSION, "files": files}, indent=1).encode())
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from nodeplug.config import Supervisor
 from nodeplug.install.files import install, uninstall
-from nodeplug.install.ownership import Folders
 from nodeplug.install.report import Report
 from nodeplug.install.scripts import MARKER, Scripts
 
@@ -18,8 +18,8 @@ class Node:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.cni_bin, self.cni_conf, self.flex = root / "opt/cni/bin", root / "etc/cni/net.d", root / "kubelet/exec"
-        self.folders = Folders(self.cni_bin, self.cni_conf, self.flex)
+        self.paths = Supervisor(root=root, flexvolume_dir=Path("/kubelet/exec")).paths
+        self.cni_bin, self.cni_conf, self.flex = self.paths.cni_bin, self.paths.cni_conf, self.paths.flexvolume
 
     @staticmethod
     def scripts(text: str = "one") -> Scripts:
@@ -39,7 +39,7 @@ class Node:
         return install(
             cni=cni,
             drivers=dict.fromkeys(drivers, self.ANSWER),
-            folders=self.folders,
+            paths=self.paths,
             scripts=self.scripts(text),
             conflists=conflists,
             prune=prune,
@@ -47,7 +47,7 @@ class Node:
         )
 
     def uninstall(self) -> Report:
-        return uninstall(folders=self.folders)
+        return uninstall(self.paths)
 
     def everything(self) -> dict[str, tuple[int, int]]:
         """Return inode and change time of each path: what is equal here has seen no event."""

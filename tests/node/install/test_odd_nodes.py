@@ -10,9 +10,10 @@ import pytest
 
 from nodeplug import PluginError, unmount
 from nodeplug.install import native
-from nodeplug.install.deployment import deploy, inspect, installed
+from nodeplug.install.deployment import deploy, inspect
 from nodeplug.install.drivers import reprobe
 from nodeplug.install.native import compile_one
+from nodeplug.install.ownership import installed_kind
 from nodeplug.testing.scratch_node import ScratchNode
 from nodeplug.testing.waiting import until
 
@@ -83,7 +84,7 @@ def test_a_cc_that_is_no_command_is_quoted_and_scripts_are_installed(tmp_path: P
 @pytest.mark.usefixtures("has_compiler")
 def test_without_a_temporary_folder_scripts_are_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     node = ScratchNode(tmp_path, PLUGINS)
-    registry = inspect(node.configuration).registry
+    registry = inspect(node.configuration)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
     done = deploy(registry, node.paths)
     assert (done.entrypoints.kind, done.entrypoints.warning) == ("script", True)
@@ -119,10 +120,10 @@ def unreadable(tmp_path: Path) -> Iterator[ScratchNode]:
 
 
 def test_an_entrypoint_that_cannot_be_read_is_told(unreadable: ScratchNode) -> None:
-    registry = inspect(unreadable.configuration).registry
+    registry = inspect(unreadable.configuration)
     with pytest.raises(PluginError, match=r"cannot examine .*nodeplug-bridge: No such process"):
         deploy(registry, unreadable.paths, native=False)
-    assert installed(unreadable.paths) == "unreadable"
+    assert installed_kind(unreadable.paths) == "unreadable"
 
 
 HUGE = 1 << 40

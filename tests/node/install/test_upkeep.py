@@ -37,8 +37,7 @@ class Node:
     def __init__(self, folder: Path) -> None:
         self.scratch = ScratchNode(folder, PLUGINS)
         self.paths = self.scratch.paths
-        inspected = inspect(self.scratch.configuration)
-        self.registry = inspected.registry
+        self.registry = inspect(self.scratch.configuration)
         self.keeper = Keeper(self.registry, self.scratch.configuration.supervisor)
 
     @property
