@@ -3,9 +3,20 @@
 from errno import ENODEV
 from hashlib import sha256
 
+from pydantic import BaseModel
 from pyroute2 import IPRoute, NetlinkError
 
 from nodeplug import CniAdd, CniClaim, CniDel, CniInterface, CniIp, CniResult, Host, hookimpl
+
+
+class Ipam(BaseModel):
+    type: str
+
+
+class Network(BaseModel):
+    """The keys of a network's configuration that this plugin reads."""
+
+    ipam: Ipam
 
 
 def host_end(request: CniAdd | CniDel) -> str:
@@ -34,7 +45,7 @@ class Wire:
 
     @hookimpl
     def cni_add(self, request: CniAdd) -> CniResult:
-        addresses = self.host.delegate(request, request.config["ipam"]["type"])
+        addresses = self.host.delegate(request, request.parse(Network).ipam.type)
         with IPRoute() as outside:  # the thread starts in the caller's network namespace
             if not outside.link_lookup(ifname=host_end(request)):
                 peer = {"ifname": request.ifname, "net_ns_fd": request.netns.fd}
@@ -53,4 +64,4 @@ class Wire:
     @hookimpl
     def cni_del(self, request: CniDel) -> None:
         remove(host_end(request))
-        self.host.delegate(request, request.config["ipam"]["type"])
+        self.host.delegate(request, request.parse(Network).ipam.type)

@@ -129,7 +129,7 @@ def _key(request: CniAttachmentRequest) -> str:
 
 
 def _deletion(request: CniAdd) -> CniDel:
-    """Make the DEL that belongs to an ADD."""
+    """Make the DEL that belongs to an ADD; its configuration is passed on whole, as the IPAM plugin expects it."""
     return CniDel(
         claim=request.claim,
         network=request.network,

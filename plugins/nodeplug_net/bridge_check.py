@@ -20,7 +20,7 @@ from nodeplug import (
 from nodeplug_net.addressing import IN_PROCESS
 from nodeplug_net.attachment import Attachment, network_label
 from nodeplug_net.bridge_add import routed
-from nodeplug_net.bridge_config import BridgeConfig, bridge_name, parse_bridge
+from nodeplug_net.bridge_config import BridgeConfig, parse_bridge
 from nodeplug_net.bridge_host import ensure_forwarding, ensure_gateway, gateway_addresses, not_forwarding
 from nodeplug_net.dataplane import Dataplane
 from nodeplug_net.ipam_config import has_ranges, parse_config
@@ -163,7 +163,7 @@ def status(request: CniStatus, plane: Dataplane) -> None:
     config = parse_bridge(request)
     with Netlink() as netlink:
         links = Links(netlink)
-        bridge = links.get(bridge_name(request))
+        bridge = links.get(config.bridge)
         if bridge is not None:
             _mend_bridge(request, plane, links, bridge)
     missing = plane.networks.missing(request, config)

@@ -10,24 +10,95 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic.alias_generators import to_camel
+
 from nodeplug import CniAttachmentRequest, CniDns, CniRequest, InvalidEnvironment, InvalidRequest
-from nodeplug_net.ipam_config import parse_dns, section
+from nodeplug_net.ipam_config import DnsConf
 
 DEFAULT_BRIDGE: Final = "cni0"
 _NAME_LIMIT: Final = 15
 _BRIDGE: Final = re.compile(r"(?!\.{1,2}$)[^/:%\s\ud800-\udfff]+")
 _MAC: Final = re.compile(r"[0-9A-Fa-f]{2}([:-][0-9A-Fa-f]{2}){5}")
-_REFUSED: Final[Mapping[str, tuple[str, tuple[Any, ...]]]] = {
-    "vlan": ("vlan", (0,)),
-    "vlantrunk": ("vlanTrunk", ([],)),
-    "macspoofchk": ("macspoofchk", (False,)),
-    "portisolation": ("portIsolation", (False,)),
-    "preservedefaultvlan": ("preserveDefaultVlan", (True,)),
-    "disablecontainerinterface": ("disableContainerInterface", (False,)),
-    "enabledad": ("enabledad", (False,)),
-    "ipmasqbackend": ("ipMasqBackend", ("", "nftables")),
+_HARMLESS: Final[Mapping[str, tuple[Any, ...]]] = {
+    "vlan": (0,),
+    "vlan_trunk": ([],),
+    "macspoofchk": (False,),
+    "port_isolation": (False,),
+    "preserve_default_vlan": (True,),
+    "disable_container_interface": (False,),
+    "enabledad": (False,),
+    "ip_masq_backend": ("", "nftables"),
 }
-"""Key in lower case, its name, and the values that ask for nothing that is not done anyway."""
+"""Keys that are not served, and the values that ask for nothing that is not done anyway."""
+
+
+class _Conf(BaseModel):
+    model_config = ConfigDict(alias_generator=to_camel, strict=True, frozen=True)
+
+
+class _IpamConf(_Conf):
+    type: str = ""
+
+    @field_validator("type")
+    @classmethod
+    def _is_a_name(cls, name: str) -> str:
+        if "/" in name:
+            raise ValueError("must be the name of a plugin")
+        return name
+
+
+class _MacConf(_Conf):
+    mac: str = ""
+
+
+class _ArgsConf(_Conf):
+    cni: _MacConf = _MacConf()
+
+
+class PortConf(_Conf):
+    """The keys that DEL and GC need: mistakes in others must not keep a container from being detached."""
+
+    bridge: str = DEFAULT_BRIDGE
+    ipam: _IpamConf = _IpamConf()
+
+    @field_validator("bridge")
+    @classmethod
+    def _is_an_interface(cls, name: str) -> str:
+        # The kernel takes a % for a pattern: each ADD would make one more bridge.
+        if name and (not _BRIDGE.fullmatch(name) or len(name.encode()) > _NAME_LIMIT):
+            raise ValueError("must be an interface name of at most 15 characters")
+        return name or DEFAULT_BRIDGE
+
+
+class NetConf(PortConf):
+    """The keys of the reference plugin, under its names."""
+
+    is_gateway: bool = False
+    is_default_gateway: bool = False
+    force_address: bool = False
+    ip_masq: bool = False
+    mtu: int = Field(0, ge=0, lt=1 << 31)
+    hairpin_mode: bool = False
+    promisc_mode: bool = False
+    dns: DnsConf = DnsConf()
+    args: _ArgsConf = _ArgsConf()
+    runtime_config: _MacConf = _MacConf()
+    vlan: Any = None
+    vlan_trunk: Any = None
+    macspoofchk: Any = None
+    port_isolation: Any = None
+    preserve_default_vlan: Any = None
+    disable_container_interface: Any = None
+    enabledad: Any = None
+    ip_masq_backend: Any = None
+
+    @field_validator(*_HARMLESS)
+    @classmethod
+    def _asks_for_nothing(cls, value: Any, info: ValidationInfo) -> Any:
+        if any(value == one and type(value) is type(one) for one in _HARMLESS[str(info.field_name)]):
+            return value
+        raise ValueError("not supported; remove it")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,88 +139,34 @@ def parse_bridge(request: CniRequest) -> BridgeConfig:
         InvalidRequest: a key is wrong or not served; the message names key and value.
         InvalidEnvironment: CNI_ARGS has no hardware address in MAC.
     """
-    config = {key.lower(): value for key, value in request.config.items()}
-    _refuse_unserved(config)
-    default_gateway = _flag(config, "isDefaultGateway")
-    hairpin, promiscuous = _flag(config, "hairpinMode"), _flag(config, "promiscMode")
-    if hairpin and promiscuous:
+    conf = request.parse(NetConf)
+    if conf.hairpin_mode and conf.promisc_mode:
         raise InvalidRequest("cannot set hairpin mode and promiscuous mode at the same time")
-    dns = parse_dns(section(config, "dns"))
+    dns = conf.dns.value()
     return BridgeConfig(
-        bridge=bridge_name(request),
-        is_gateway=_flag(config, "isGateway") or default_gateway,
-        is_default_gateway=default_gateway,
-        force_address=_flag(config, "forceAddress"),
-        ip_masq=_flag(config, "ipMasq"),
-        mtu=_mtu(config),
-        hairpin=hairpin,
-        promiscuous=promiscuous,
-        mac=_mac(request, config),
+        bridge=conf.bridge,
+        is_gateway=conf.is_gateway or conf.is_default_gateway,
+        is_default_gateway=conf.is_default_gateway,
+        force_address=conf.force_address,
+        ip_masq=conf.ip_masq,
+        mtu=conf.mtu,
+        hairpin=conf.hairpin_mode,
+        promiscuous=conf.promisc_mode,
+        mac=_mac(request, conf),
         dns=dns if dns != CniDns() else None,
-        ipam=ipam_type(request),
+        ipam=conf.ipam.type,
     )
 
 
-def bridge_name(request: CniRequest) -> str:
-    """Return the bridge's name: with `ipam_type`, all that DEL and GC need of the configuration.
-
-    Raises:
-        InvalidRequest: it cannot be the name of an interface.
-    """
-    name = next((value for key, value in request.config.items() if key.lower() == "bridge"), None) or DEFAULT_BRIDGE
-    # The kernel takes a % for a pattern: each ADD would make one more bridge.
-    if not isinstance(name, str) or not _BRIDGE.fullmatch(name) or len(name.encode()) > _NAME_LIMIT:
-        raise InvalidRequest(f"key 'bridge' must be an interface name of at most 15 characters, found {name!r}")
-    return name
-
-
-def ipam_type(request: CniRequest) -> str:
-    """Return the IPAM plugin's name, or nothing for a network without addresses.
-
-    Raises:
-        InvalidRequest: `ipam` or its type has another shape.
-    """
-    name = section(request.config, "ipam").get("type") or ""
-    if not isinstance(name, str) or "/" in name:
-        raise InvalidRequest(f"key 'ipam.type' must be the name of a plugin, found {name!r}")
-    return name
-
-
-def _refuse_unserved(config: Mapping[str, Any]) -> None:
-    for key, (name, harmless) in _REFUSED.items():
-        value = config.get(key)
-        if value is not None and not any(value == one and type(value) is type(one) for one in harmless):
-            raise InvalidRequest(f"key {name!r} with value {value!r} is not supported; remove it")
-
-
-def _flag(config: Mapping[str, Any], name: str) -> bool:
-    value = config.get(name.lower())
-    if value is None:
-        return False
-    if not isinstance(value, bool):
-        raise InvalidRequest(f"key {name!r} must be true or false, found {value!r}")
-    return value
-
-
-def _mtu(config: Mapping[str, Any]) -> int:
-    value = config.get("mtu")
-    if value is None:
-        return 0
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 31:
-        raise InvalidRequest(f"key 'mtu' must be a number of bytes, found {value!r}")
-    return value
-
-
-def _mac(request: CniRequest, config: Mapping[str, Any]) -> str:
+def _mac(request: CniRequest, conf: NetConf) -> str:
     """CNI_ARGS, then `args.cni.mac`, then `runtimeConfig.mac`: the later place wins."""
     chosen = ""
     if isinstance(request, CniAttachmentRequest) and request.args.get("MAC"):
         chosen = request.args["MAC"]
         if not _MAC.fullmatch(chosen):
             raise InvalidEnvironment(f"CNI_ARGS: MAC={chosen!r} is no hardware address of six bytes")
-    for place in (section(section(config, "args"), "cni"), section(config, "runtimeconfig")):
-        value = place.get("mac")
-        if value and not (isinstance(value, str) and _MAC.fullmatch(value)):
+    for value in (conf.args.cni.mac, conf.runtime_config.mac):
+        if value and not _MAC.fullmatch(value):
             raise InvalidRequest(f"key 'mac' must be a hardware address of six bytes, found {value!r}")
         chosen = value or chosen
     return chosen.lower().replace("-", ":")

@@ -9,7 +9,7 @@ the addresses' files do too: namespace, result and journal may all be gone.
 from nodeplug import CniDel, CniGc
 from nodeplug_net.addressing import IN_PROCESS
 from nodeplug_net.attachment import HOST_VETH, Attachment, network_label
-from nodeplug_net.bridge_config import bridge_name, ipam_type, parse_bridge
+from nodeplug_net.bridge_config import PortConf, parse_bridge
 from nodeplug_net.dataplane import Dataplane
 from nodeplug_net.links import Link, Links, links_in
 from nodeplug_net.netlink import Netlink
@@ -24,7 +24,7 @@ def detach(request: CniDel, plane: Dataplane) -> None:
         PluginError: something is left; the runtime will repeat DEL.
         OSError: the kernel refuses.
     """
-    attachment, plugin_type = Attachment.of(request), ipam_type(request)
+    attachment, plugin_type = Attachment.of(request), request.parse(PortConf).ipam.type
     errors, gone = Errors(), False
     foreign = plugin_type not in IN_PROCESS
     if foreign:  # before the link goes, as a dhcp lease is returned through the interface
@@ -69,7 +69,7 @@ def find_host_end(links: Links, request: CniDel, attachment: Attachment) -> Link
         inside = inner.get(request.ifname)
     if inside is None or inside.kind != "veth":
         return None
-    outside, bridge = links.at(inside.peer), links.get(bridge_name(request))
+    outside, bridge = links.at(inside.peer), links.get(request.parse(PortConf).bridge)
     if outside is None or bridge is None or outside.alias or outside.kind != "veth":
         return None
     return outside if outside.master == bridge.index and outside.peer == inside.index else None
@@ -94,7 +94,7 @@ def collect(request: CniGc, plane: Dataplane) -> None:
             entries = masquerade.entries(network_label(request.network))
             masquerade.remove([entry for entry in entries if entry.label not in labels])
     with errors.kept():
-        plane.addressing.collect(request, ipam_type(request))
+        plane.addressing.collect(request, request.parse(PortConf).ipam.type)
     with errors.kept():
         _tidy_masquerade(request, plane)
     errors.raise_all()
@@ -114,7 +114,7 @@ def _collect_links(request: CniGc, labels: frozenset[str], plane: Dataplane) -> 
     """Delete ports with our kind of name that carry this network's label and nobody's attachment."""
     with Netlink() as netlink:
         links = Links(netlink)
-        bridge = links.get(bridge_name(request))
+        bridge = links.get(request.parse(PortConf).bridge)
         if bridge is None:
             return
         lost = [

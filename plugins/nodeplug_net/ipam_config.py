@@ -6,10 +6,12 @@ Refuses: allocation. Keys match without regard to case, as Go matches them.
 """
 
 import ipaddress
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
+
+from pydantic import BaseModel, ConfigDict, field_validator
+from pydantic.alias_generators import to_camel
 
 from nodeplug import (
     CniAttachmentRequest,
@@ -19,13 +21,88 @@ from nodeplug import (
     IncompatibleVersion,
     InvalidEnvironment,
     InvalidRequest,
-    fold,
 )
-from nodeplug_net.ranges import Address, RangeSet, parse_range_sets
+from nodeplug_net.ranges import Address, RangeConf, RangeSet, parse_range_sets
 
 _SINGLE_ADDRESS_VERSIONS: Final = frozenset({"", "0.1.0", "0.2.0"})
 """Their results hold one address of each family (SPEC 0.2.0)."""
-_ROUTE_NUMBERS: Final = ("mtu", "advmss", "priority", "table", "scope")
+
+
+class _Conf(BaseModel):
+    model_config = ConfigDict(alias_generator=to_camel, frozen=True)
+
+
+class _RouteConf(_Conf):
+    dst: str
+    gw: str = ""
+    mtu: int | None = None
+    advmss: int | None = None
+    priority: int | None = None
+    table: int | None = None
+    scope: int | None = None
+
+
+class DnsConf(_Conf):
+    """The key `dns` of a network."""
+
+    nameservers: tuple[str, ...] = ()
+    domain: str = ""
+    search: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
+
+    def value(self) -> CniDns:
+        """Return it as a result carries it."""
+        return CniDns(nameservers=self.nameservers, domain=self.domain, search=self.search, options=self.options)
+
+
+class _FolderConf(_Conf):
+    data_dir: str = ""
+
+    @field_validator("data_dir")
+    @classmethod
+    def _is_absolute(cls, folder: str) -> str:
+        if not folder.startswith("/"):
+            raise ValueError("must be an absolute path")
+        return folder
+
+
+class _IpamConf(_FolderConf, RangeConf):
+    type: str = ""
+    ranges: tuple[tuple[RangeConf, ...], ...] = ()
+    routes: tuple[_RouteConf, ...] = ()
+    resolv_conf: str = ""
+
+
+class _RuntimeConf(_Conf):
+    ip_ranges: tuple[tuple[RangeConf, ...], ...] = ()
+    ips: tuple[str, ...] = ()
+
+
+class _AddressesConf(_Conf):
+    ips: tuple[str, ...] = ()
+
+
+class _ArgsConf(_Conf):
+    cni: _AddressesConf = _AddressesConf()
+
+
+class _CapabilitiesConf(_Conf):
+    ip_ranges: bool = False
+
+
+class PoolConf(_Conf):
+    """The keys that DEL and GC need: mistakes in others must not keep addresses reserved."""
+
+    ipam: _FolderConf = _FolderConf()
+
+
+class NetConf(_Conf):
+    """The keys of the reference plugin, under its names."""
+
+    ipam: _IpamConf = _IpamConf()
+    runtime_config: _RuntimeConf = _RuntimeConf()
+    args: _ArgsConf = _ArgsConf()
+    capabilities: _CapabilitiesConf = _CapabilitiesConf()
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,47 +124,19 @@ class IpamConfig:
     requested: tuple[Address, ...] = ()
 
 
-def section(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """Return an object of the configuration with its keys in lower case; empty when absent or null.
-
-    Raises:
-        InvalidRequest: it is something else.
-    """
-    value = next((item for name, item in config.items() if name.lower() == key), None)
-    if value is None:
-        return {}
-    if not isinstance(value, Mapping):
-        raise InvalidRequest(f"key {key!r} must be an object, found {value!r}")
-    folded: Mapping[str, Any] = fold(value)
-    return folded
-
-
-def listing(config: Mapping[str, Any], key: str) -> Sequence[Any]:
-    """Return a list of a folded object; empty when absent or null.
-
-    Raises:
-        InvalidRequest: it is something else.
-    """
-    value = config.get(key)
-    if value is None:
-        return ()
-    if not isinstance(value, Sequence) or isinstance(value, str):
-        raise InvalidRequest(f"key {key!r} must be a list, found {value!r}")
-    return value
-
-
 def folder_of(request: CniRequest, data_dir: Path) -> Path:
     """Return where a network's addresses are reserved; all that DEL and GC need.
 
     Raises:
         InvalidRequest: `ipam.dataDir` is no absolute path, or the network's name is no file name.
     """
-    chosen = section(request.config, "ipam").get("datadir")
-    if chosen is not None and not (isinstance(chosen, str) and chosen.startswith("/")):
-        raise InvalidRequest(f"key 'ipam.dataDir' must be an absolute path, found {chosen!r}")
-    if not request.network or "/" in request.network or request.network in {".", ".."}:
-        raise InvalidRequest(f"network name {request.network!r} cannot be the name of a folder")
-    return Path(chosen or data_dir) / request.network
+    return _folder(request.network, request.parse(PoolConf).ipam.data_dir or data_dir)
+
+
+def _folder(network: str, data_dir: str | Path) -> Path:
+    if not network or "/" in network or network in {".", ".."}:
+        raise InvalidRequest(f"network name {network!r} cannot be the name of a folder")
+    return Path(data_dir) / network
 
 
 def parse_config(request: CniRequest, data_dir: Path) -> IpamConfig:
@@ -98,30 +147,26 @@ def parse_config(request: CniRequest, data_dir: Path) -> IpamConfig:
         InvalidEnvironment: CNI_ARGS has no address in IP.
         IncompatibleVersion: the request's version cannot carry that many addresses.
     """
-    ipam = section(request.config, "ipam")
-    if not ipam:
+    conf = request.parse(NetConf)
+    ipam = conf.ipam
+    if not ipam.model_fields_set:
         raise InvalidRequest("IPAM config missing 'ipam' key")
-    runtime = section(request.config, "runtimeconfig")
-    sets = [*listing(runtime, "ipranges")]
-    if ipam.get("subnet"):
-        sets.append([ipam])
-    sets += listing(ipam, "ranges")
-    ranges = parse_range_sets(sets)
+    old_style = [(ipam,)] if ipam.subnet else []
+    ranges = parse_range_sets([*conf.runtime_config.ip_ranges, *old_style, *ipam.ranges])
     _check_version(request.version, ranges)
     return IpamConfig(
-        folder_of(request, data_dir),
+        _folder(request.network, ipam.data_dir or data_dir),
         ranges,
-        tuple(map(parse_route, listing(ipam, "routes"))),
-        _parse_resolv_conf(ipam.get("resolvconf")),
-        _requested(request, runtime),
+        tuple(map(_route, ipam.routes)),
+        _read_resolv_conf(ipam.resolv_conf) if ipam.resolv_conf else CniDns(),
+        _requested(request, conf),
     )
 
 
 def has_ranges(request: CniRequest) -> bool:
     """Whether the configuration says the ranges, or leaves them to `runtimeConfig.ipRanges`, which STATUS lacks."""
-    ipam = section(request.config, "ipam")
-    offered = section(request.config, "capabilities").get("ipranges") is True
-    return bool(ipam.get("subnet") or ipam.get("ranges")) or not offered
+    conf = request.parse(NetConf)
+    return bool(conf.ipam.subnet or conf.ipam.ranges) or not conf.capabilities.ip_ranges
 
 
 def _check_version(version: str, ranges: tuple[RangeSet, ...]) -> None:
@@ -133,7 +178,7 @@ def _check_version(version: str, ranges: tuple[RangeSet, ...]) -> None:
         )
 
 
-def _requested(request: CniRequest, runtime: Mapping[str, Any]) -> tuple[Address, ...]:
+def _requested(request: CniRequest, conf: NetConf) -> tuple[Address, ...]:
     """Collect addresses from CNI_ARGS `IP`, `args.cni.ips` and `runtimeConfig.ips`, each with or without a prefix."""
     wanted: dict[Address, None] = {}
     if isinstance(request, CniAttachmentRequest) and request.args.get("IP"):
@@ -142,50 +187,32 @@ def _requested(request: CniRequest, runtime: Mapping[str, Any]) -> tuple[Address
             wanted[ipaddress.ip_interface(value).ip] = None
         except ValueError as error:
             raise InvalidEnvironment(f"CNI_ARGS: IP={value!r} is no IP address") from error
-    arguments = section(section(request.config, "args"), "cni")
-    for value in (*listing(arguments, "ips"), *listing(runtime, "ips")):
+    for value in (*conf.args.cni.ips, *conf.runtime_config.ips):
         try:
-            wanted[ipaddress.ip_interface(value if isinstance(value, str) else "").ip] = None
+            wanted[ipaddress.ip_interface(value).ip] = None
         except ValueError as error:
             raise InvalidRequest(f"requested address {value!r} in key 'ips' is no IP address") from error
     return tuple(wanted)
 
 
-def parse_route(config: Any) -> CniRoute:
-    """Read a route `{dst, gw, mtu, advmss, priority, table, scope}`, keys in lower case.
-
-    Raises:
-        InvalidRequest: naming the route.
-    """
+def _route(conf: _RouteConf) -> CniRoute:
     try:
-        numbers = {key: int(config[key]) for key in _ROUTE_NUMBERS if config.get(key) is not None}
-        gateway = config.get("gw")
         return CniRoute(
-            dst=ipaddress.ip_network(config["dst"], strict=False),
-            gw=ipaddress.ip_address(gateway) if gateway else None,
-            **numbers,
+            dst=ipaddress.ip_network(conf.dst, strict=False),
+            gw=ipaddress.ip_address(conf.gw) if conf.gw else None,
+            **conf.model_dump(exclude={"dst", "gw"}),
         )
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise InvalidRequest(f"invalid route {config!r}: wanted dst as CIDR and gw as IP address ({error})") from error
+    except ValueError as error:
+        raise InvalidRequest(
+            f"invalid route {conf.dst!r}: wanted dst as CIDR and gw as IP address ({error})"
+        ) from error
 
 
-def parse_dns(config: Mapping[str, Any]) -> CniDns:
-    """Read `{nameservers, domain, search, options}`, keys in lower case."""
-    domain = config.get("domain") or ""
-    if not isinstance(domain, str):
-        raise InvalidRequest(f"key 'dns.domain' must be a string, found {domain!r}")
-    lists = {key: tuple(map(str, listing(config, key))) for key in ("nameservers", "search", "options")}
-    return CniDns(domain=domain, **lists)
-
-
-def _parse_resolv_conf(path: Any) -> CniDns:
-    if not path:
-        return CniDns()
+def _read_resolv_conf(path: str) -> CniDns:
     try:
-        text = Path(str(path)).read_text(encoding="utf-8", errors="replace")
+        return parse_resolv_conf(Path(path).read_text(encoding="utf-8", errors="replace"))
     except OSError as error:
         raise InvalidRequest(f"cannot read key 'ipam.resolvConf' {path!r}: {error.strerror}") from error
-    return parse_resolv_conf(text)
 
 
 def parse_resolv_conf(text: str) -> CniDns:

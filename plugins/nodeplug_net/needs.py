@@ -151,6 +151,7 @@ def _without_rules(subnets: set[str]) -> Iterator[str]:
 
 
 def _of(request: CniAdd, config: BridgeConfig, result: CniResult) -> Needs:
+    # The whole of `ipam`, not parsed: it may be another plugin's, and any change of it voids what is recorded.
     asked = [config.is_gateway, config.ip_masq, request.config.get("ipam")]
     return Needs(
         config.bridge,

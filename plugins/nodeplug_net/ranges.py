@@ -8,11 +8,13 @@ Source: host-local of the CNI plugins; the error texts are its texts, because pe
 """
 
 import ipaddress
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
-from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+from pydantic.alias_generators import to_camel
 
 from nodeplug import InvalidRequest
 
@@ -110,28 +112,39 @@ class RangeSet:
         ]
 
 
-def parse_range(config: Mapping[str, Any]) -> Range:
-    """Read one range, its keys in lower case: subnet, rangestart, rangeend, gateway.
+class RangeConf(BaseModel):
+    """The keys of one range."""
+
+    model_config = ConfigDict(alias_generator=to_camel, frozen=True)
+
+    subnet: str = ""
+    range_start: str = ""
+    range_end: str = ""
+    gateway: str = ""
+
+
+def parse_range(conf: RangeConf) -> Range:
+    """Read one range.
 
     Raises:
         InvalidRequest: in the words of host-local.
     """
-    network = _parse_subnet(config.get("subnet"))
+    network = _parse_subnet(conf.subnet)
     start, end = int(network.network_address) + 1, int(network.broadcast_address)
     if network.version == 4:
         end -= 1
-    gateway = _parse_member(config, "gateway", "gateway", network, start, inside=False)
-    first = _parse_member(config, "rangestart", "RangeStart", network, start)
-    last = _parse_member(config, "rangeend", "RangeEnd", network, end)
+    gateway = _parse_member(conf.gateway, "gateway", network, start, inside=False)
+    first = _parse_member(conf.range_start, "RangeStart", network, start)
+    last = _parse_member(conf.range_end, "RangeEnd", network, end)
     if first > last:
         kind = IPv4Address if network.version == 4 else IPv6Address
         raise InvalidRequest(f"RangeStart {kind(first)} is behind RangeEnd {kind(last)} in network {network}")
     return Range(network, first, last, gateway)
 
 
-def _parse_subnet(value: Any) -> Network:
+def _parse_subnet(value: str) -> Network:
     try:
-        interface = ipaddress.ip_interface(value if isinstance(value, str) and "/" in value else "")
+        interface = ipaddress.ip_interface(value if "/" in value else "")
     except ValueError as error:
         raise InvalidRequest(f"invalid CIDR address: {value!r} in key 'subnet' (wanted: 10.1.0.0/16)") from error
     network = interface.network
@@ -145,34 +158,27 @@ def _parse_subnet(value: Any) -> Network:
     return network
 
 
-def _parse_member(
-    config: Mapping[str, Any], key: str, label: str, network: Network, default: int, *, inside: bool = True
-) -> int:
-    value = config.get(key)
-    if value is None or value == "":
+def _parse_member(value: str, label: str, network: Network, default: int, *, inside: bool = True) -> int:
+    if not value:
         return default
     try:
-        address = ipaddress.ip_address(value if isinstance(value, str) else "")
+        address = ipaddress.ip_address(value)
     except ValueError as error:
-        raise InvalidRequest(f"invalid IP address {value!r} in key {key!r}") from error
+        raise InvalidRequest(f"invalid IP address {value!r} in key {label!r}") from error
     if address.version != network.version or (inside and address not in network):
         raise InvalidRequest(f"{label} {address} not in network {network}")
     return int(address)
 
 
-def parse_range_set(config: Any) -> RangeSet:
+def parse_range_set(confs: Sequence[RangeConf]) -> RangeSet:
     """Read a list of ranges.
 
     Raises:
         InvalidRequest: empty, of two families, or overlapping.
     """
-    if not isinstance(config, Sequence) or isinstance(config, str) or not config:
+    if not confs:
         raise InvalidRequest("empty range set")
-    ranges = []
-    for item in config:
-        if not isinstance(item, Mapping):
-            raise InvalidRequest(f"a range must be an object with a subnet, found {item!r}")
-        ranges.append(parse_range(item))
+    ranges = [parse_range(one) for one in confs]
     if len({member.network.version for member in ranges}) > 1:
         raise InvalidRequest("mixed address families")
     for index, member in enumerate(ranges):
@@ -182,16 +188,16 @@ def parse_range_set(config: Any) -> RangeSet:
     return RangeSet(tuple(ranges))
 
 
-def parse_range_sets(configs: Sequence[Any]) -> tuple[RangeSet, ...]:
+def parse_range_sets(confs: Sequence[Sequence[RangeConf]]) -> tuple[RangeSet, ...]:
     """Read every range set; two sets may not share an address.
 
     Raises:
         InvalidRequest: naming the set.
     """
     sets: list[RangeSet] = []
-    for index, config in enumerate(configs):
+    for index, conf in enumerate(confs):
         try:
-            sets.append(parse_range_set(config))
+            sets.append(parse_range_set(conf))
         except InvalidRequest as error:
             raise InvalidRequest(f"invalid range set {index}: {error.message}") from error
     for index, one in enumerate(sets):

@@ -112,6 +112,17 @@ def test_a_value_of_the_wrong_type_is_refused_with_its_key(here: Netns, key: str
         parse(here, **{key: value})
 
 
+def test_every_mistake_is_told_at_once(here: Netns) -> None:
+    with pytest.raises(InvalidRequest) as refusal:
+        parse(here, MTU=-1, isgateway="yes", ipam={"type": "../host-local"}, vlan=7)
+    assert sorted(refusal.value.message.removeprefix("key ").split("; key ")) == [
+        "'ipam.type': must be the name of a plugin, found '../host-local'",
+        "'isGateway': input should be a valid boolean, found 'yes'",
+        "'mtu': input should be greater than or equal to 0, found -1",
+        "'vlan': not supported; remove it, found 7",
+    ]
+
+
 def test_the_runtime_wins_over_args_which_win_over_cni_args(here: Netns) -> None:
     one, two, three = "02:00:00:00:00:01", "02:00:00:00:00:02", "02-00-00-00-00-0A"
     assert parse(here, {"MAC": one}).mac == one

@@ -90,11 +90,38 @@ def test_routes_carry_the_numbers_of_specification_1_1(here: Netns) -> None:
 
 
 @pytest.mark.parametrize(
-    "route", [{"gw": "10.0.0.1"}, {"dst": "nowhere"}, "10.0.0.0/8", {"dst": "10.0.0.0/8", "mtu": "x"}]
+    ("route", "message"),
+    [
+        ({"gw": "10.0.0.1"}, "key 'ipam.routes[0].dst': field required"),
+        ({"dst": "nowhere"}, "invalid route 'nowhere'"),
+        ({"dst": "10.0.0.0/8", "gw": "10"}, "invalid route '10.0.0.0/8'"),
+        ("10.0.0.0/8", "key 'ipam.routes[0]'"),
+        ({"dst": "10.0.0.0/8", "mtu": "x"}, "key 'ipam.routes[0].mtu'"),
+    ],
 )
-def test_a_wrong_route_is_refused(here: Netns, route: Any) -> None:
-    with pytest.raises(InvalidRequest, match="invalid route"):
+def test_a_wrong_route_is_refused(here: Netns, route: Any, message: str) -> None:
+    with pytest.raises(InvalidRequest) as refusal:
         parse_config(request(here, {"subnet": "10.0.0.0/24", "routes": [route]}), DATA)
+    assert refusal.value.message.startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("ipam", "key"),
+    [
+        ({"subnet": 5}, "ipam.subnet"),
+        ({"ranges": [{"subnet": "10.0.0.0/24"}]}, "ipam.ranges[0]"),
+        ({"ranges": [["10.0.0.0/24"]]}, "ipam.ranges[0][0]"),
+        ("host-local", "ipam"),
+    ],
+)
+def test_a_key_of_the_wrong_shape_is_refused_by_its_place(here: Netns, ipam: Any, key: str) -> None:
+    with pytest.raises(InvalidRequest) as refusal:
+        parse_config(request(here, ipam), DATA)
+    assert refusal.value.message.startswith(f"key {key!r}: input should be")
+
+
+def test_a_mistake_in_another_key_does_not_keep_addresses_reserved(here: Netns) -> None:
+    assert folder_of(request(here, {"subnet": 5, "dataDir": "/data"}), DATA) == Path("/data/net")
 
 
 def test_a_missing_ipam_key_is_refused(here: Netns) -> None:

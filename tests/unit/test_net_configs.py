@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 from nodeplug_net.bridge import BridgeConfig
 from nodeplug_net.host_local import HostLocalConfig
 from nodeplug_net.loopback import LoopbackConfig
-from nodeplug_net.ranges import parse_range_sets
+from nodeplug_net.ranges import RangeConf, parse_range_set
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 MODELS: dict[str, type[BaseModel]] = {
@@ -41,4 +41,5 @@ def test_the_shipped_network_is_dual_stack_and_loads_on_old_runtimes() -> None:
     assert network["cniVersion"] == "1.0.0"  # containerd 1.6 loads a 1.1.0 list and then fails every ADD
     plugin = network["plugins"][0]
     assert plugin["type"] in BridgeConfig().names
-    assert [ranges.version for ranges in parse_range_sets(plugin["ipam"]["ranges"])] == [4, 6]
+    sets = [parse_range_set([RangeConf(**one) for one in ranges]) for ranges in plugin["ipam"]["ranges"]]
+    assert [ranges.version for ranges in sets] == [4, 6]

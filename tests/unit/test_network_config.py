@@ -4,7 +4,7 @@ from contextlib import closing
 from typing import Any
 
 import pytest
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from nodeplug import CniRequest, InvalidRequest, Netns
 
@@ -79,3 +79,34 @@ def test_a_long_value_is_cut_in_the_message() -> None:
     with pytest.raises(InvalidRequest) as caught:
         request(mtu="x" * 10_000).parse(Net)
     assert len(str(caught.value)) < 300
+
+
+def test_null_counts_as_absent() -> None:
+    assert request(mtu=None, runtimeConfig={"portMappings": None}).parse(Net) == Net()
+
+
+def test_names_of_a_table_keep_their_case_where_it_is_optional_or_in_a_list() -> None:
+    class Nested(BaseModel):
+        zones: dict[str, PortMapping] | None = None
+        lists: list[dict[str, PortMapping]] = []
+
+    table = {"HOSTPORT": {"hostport": 1}}
+    found = request(Zones=table, lists=[table]).parse(Nested)
+    assert found.zones is not None
+    assert [found.zones["HOSTPORT"].host_port, found.lists[0]["HOSTPORT"].host_port] == [1, 1]
+
+
+def test_what_a_validator_says_follows_the_key() -> None:
+    class Even(BaseModel):
+        vlan: int = 0
+
+        @field_validator("vlan")
+        @classmethod
+        def _is_even(cls, vlan: int) -> int:
+            if vlan % 2:
+                raise ValueError("must be even")
+            return vlan
+
+    with pytest.raises(InvalidRequest) as caught:
+        request(vlan=3).parse(Even)
+    assert str(caught.value) == "key 'vlan': must be even, found 3"

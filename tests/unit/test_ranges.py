@@ -6,9 +6,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeplug import InvalidRequest
-from nodeplug_net.ranges import Range, RangeSet, parse_range, parse_range_set, parse_range_sets
+from nodeplug_net import ranges as net_ranges
+from nodeplug_net.ranges import Range, RangeConf, RangeSet
 
 SMALL = {"subnet": "10.0.0.0/29"}
+
+
+def parse_range(keys: dict[str, str]) -> Range:
+    return net_ranges.parse_range(RangeConf.model_validate(keys))
+
+
+def parse_range_set(ranges: list[dict[str, str]]) -> RangeSet:
+    return net_ranges.parse_range_set([RangeConf.model_validate(keys) for keys in ranges])
+
+
+def parse_range_sets(sets: list[list[dict[str, str]]]) -> tuple[RangeSet, ...]:
+    return net_ranges.parse_range_sets([[RangeConf.model_validate(keys) for keys in ranges] for ranges in sets])
 
 
 def texts(ranges: RangeSet, taken: set[str], last: str | None, count: int) -> list[str]:
@@ -40,7 +53,7 @@ def test_an_explicit_gateway_is_skipped_and_the_first_address_is_free() -> None:
 
 
 def test_a_range_up_to_the_broadcast_address_does_not_give_it_out() -> None:
-    ranges = parse_range_set([{**SMALL, "rangestart": "10.0.0.6", "rangeend": "10.0.0.7"}])
+    ranges = parse_range_set([{**SMALL, "rangeStart": "10.0.0.6", "rangeEnd": "10.0.0.7"}])
     assert texts(ranges, set(), None, 9) == ["10.0.0.6"]
 
 
@@ -76,9 +89,8 @@ def test_a_v6_network_of_any_size_allocates_at_once() -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({}, "invalid CIDR address: None"),
+        ({}, "invalid CIDR address: ''"),
         ({"subnet": "10.0.0.0"}, "invalid CIDR address"),
-        ({"subnet": 5}, "invalid CIDR address"),
         ({"subnet": "10.0.0.0/31"}, "Network 10.0.0.0/31 too small to allocate from"),
         ({"subnet": "10.0.0.1/32"}, "Network 10.0.0.1/32 too small to allocate from"),
         ({"subnet": "fd00::/127"}, "Network fd00::/127 too small to allocate from"),
@@ -87,14 +99,14 @@ def test_a_v6_network_of_any_size_allocates_at_once() -> None:
             "Network has host bits set. For a subnet mask of length 24 the network address is 10.0.0.0",
         ),
         ({"subnet": "fd00::1/64"}, "Network has host bits set. For a subnet mask of length 64"),
-        ({**SMALL, "rangestart": "10.0.1.1"}, "RangeStart 10.0.1.1 not in network 10.0.0.0/29"),
-        ({**SMALL, "rangeend": "fd00::1"}, "RangeEnd fd00::1 not in network 10.0.0.0/29"),
-        ({**SMALL, "rangestart": "10.0.0.5", "rangeend": "10.0.0.4"}, "RangeStart 10.0.0.5 is behind RangeEnd"),
+        ({**SMALL, "rangeStart": "10.0.1.1"}, "RangeStart 10.0.1.1 not in network 10.0.0.0/29"),
+        ({**SMALL, "rangeEnd": "fd00::1"}, "RangeEnd fd00::1 not in network 10.0.0.0/29"),
+        ({**SMALL, "rangeStart": "10.0.0.5", "rangeEnd": "10.0.0.4"}, "RangeStart 10.0.0.5 is behind RangeEnd"),
         ({**SMALL, "gateway": "fd00::1"}, "gateway fd00::1 not in network"),
-        ({**SMALL, "rangestart": "nonsense"}, "invalid IP address 'nonsense' in key 'rangestart'"),
+        ({**SMALL, "rangeStart": "nonsense"}, "invalid IP address 'nonsense' in key 'RangeStart'"),
     ],
 )
-def test_a_wrong_range_is_refused_in_the_words_of_host_local(config: dict[str, Any], message: str) -> None:
+def test_a_wrong_range_is_refused_in_the_words_of_host_local(config: dict[str, str], message: str) -> None:
     with pytest.raises(InvalidRequest) as refusal:
         parse_range(config)
     assert refusal.value.message.startswith(message)
@@ -109,11 +121,9 @@ def test_a_wrong_range_is_refused_in_the_words_of_host_local(config: dict[str, A
         ([[SMALL, SMALL]], "invalid range set 0: subnets 10.0.0.1-10.0.0.6 and 10.0.0.1-10.0.0.6 overlap"),
         ([[SMALL], [{"subnet": "10.0.0.0/24"}]], "range set 1 overlaps with 0"),
         (
-            [[{"subnet": "10.0.0.0/24"}], [{"subnet": "10.0.0.0/24", "rangestart": "10.0.0.200"}]],
+            [[{"subnet": "10.0.0.0/24"}], [{"subnet": "10.0.0.0/24", "rangeStart": "10.0.0.200"}]],
             "range set 1 overlaps",
         ),
-        ([SMALL], "invalid range set 0: empty range set"),
-        ([["10.0.0.0/24"]], "invalid range set 0: a range must be an object"),
     ],
 )
 def test_wrong_range_sets_are_refused(configs: list[Any], message: str) -> None:
@@ -124,8 +134,8 @@ def test_wrong_range_sets_are_refused(configs: list[Any], message: str) -> None:
 
 def test_two_parts_of_one_network_are_two_sets() -> None:
     low, high = (
-        {"subnet": "10.0.0.0/24", "rangeend": "10.0.0.99"},
-        {"subnet": "10.0.0.0/24", "rangestart": "10.0.0.100"},
+        {"subnet": "10.0.0.0/24", "rangeEnd": "10.0.0.99"},
+        {"subnet": "10.0.0.0/24", "rangeStart": "10.0.0.100"},
     )
     assert len(parse_range_sets([[low], [high]])) == 2
 

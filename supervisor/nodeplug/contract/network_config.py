@@ -4,11 +4,12 @@ Owns: letter case, the keys that the CNI specification gives to runtimes, and on
 Refuses: to know any plugin's keys.
 
 Go matches keys without regard to case and the callers use that: containerd sends `HostPort` where podman sends
-`hostPort`. A model names its keys once, in whatever case, as aliases or as names.
+`hostPort`. A model names its keys once, in whatever case, as aliases or as names. Null counts as absent, as in Go.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Final, TypeVar, get_args
+from functools import lru_cache
+from typing import Any, Final, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
@@ -33,43 +34,28 @@ def parse(config: Mapping[str, Any], model: type[_M]) -> _M:
         model: with the keys that the plugin reads; `extra="forbid"` refuses others but those of the specification.
 
     Raises:
-        InvalidRequest: every mistake with its key, what is due and what was found.
+        InvalidRequest: every mistake with its key, what is expected and what was found.
     """
-    known = {name.lower() for name in _names(model)}
+    known = _keys((model,))
     read = {key: value for key, value in config.items() if key.lower() in known or key.lower() not in _RESERVED}
     try:
-        return model.model_validate(_spelt(read, [model]))
+        return model.model_validate(_spelt(read, (model,)))
     except ValidationError as error:
         raise InvalidRequest("; ".join(map(_sentence, error.errors(include_url=False)))) from None
 
 
-def _names(model: type[BaseModel]) -> Mapping[str, Any]:
-    """Return the keys of a model, as validation expects them, with their types."""
-    fields = model.model_fields.items()
-    return {
-        alias if isinstance(alias := field.validation_alias, str) else name: field.annotation for name, field in fields
-    }
+@lru_cache(maxsize=256)
+def _keys(models: tuple[type[BaseModel], ...]) -> Mapping[str, tuple[str, tuple[type[BaseModel], ...], bool]]:
+    """Return the keys of models in lower case: the name for validation, the models below, and whether it is a table.
 
-
-def _spelt(value: Any, models: list[type[BaseModel]]) -> Any:
-    """Copy decoded JSON with the keys of the models in their own spelling; of two spellings of one the later wins."""
-    if isinstance(value, list):
-        return [_spelt(item, models) for item in value]
-    if not isinstance(value, Mapping) or not models:
-        return value
-    known = {name.lower(): (name, kind) for model in models for name, kind in _names(model).items()}
-    copy: dict[str, Any] = {}
-    for key, item in value.items():
-        name, kind = known.get(key.lower(), (key, None))
-        copy[name] = _tabled(item, kind)
-    return copy
-
-
-def _tabled(value: Any, kind: Any) -> Any:
-    models = list(_models(kind))
-    if isinstance(value, Mapping) and any(argument is str for argument in get_args(kind)[:1]):
-        return {key: _spelt(item, models) for key, item in value.items()}  # a table of tables: its keys are names
-    return _spelt(value, models)
+    The keys of a table are names and keep their case.
+    """
+    keys = {}
+    for model in models:
+        for name, field in model.model_fields.items():
+            alias = field.validation_alias if isinstance(field.validation_alias, str) else name
+            keys[alias.lower()] = (alias, tuple(_models(field.annotation)), _is_table(field.annotation))
+    return keys
 
 
 def _models(kind: Any) -> Iterator[type[BaseModel]]:
@@ -79,10 +65,36 @@ def _models(kind: Any) -> Iterator[type[BaseModel]]:
         yield from _models(argument)
 
 
+def _is_table(kind: Any) -> bool:
+    origin = get_origin(kind)
+    return (isinstance(origin, type) and issubclass(origin, Mapping)) or any(map(_is_table, get_args(kind)))
+
+
+def _spelt(value: Any, models: tuple[type[BaseModel], ...], *, table: bool = False) -> Any:
+    """Copy decoded JSON with the keys of the models in their own spelling; of two spellings of one the later wins."""
+    if not models:
+        return value
+    if isinstance(value, list):
+        return [_spelt(item, models, table=table) for item in value]
+    if not isinstance(value, Mapping):
+        return value
+    if table:
+        return {key: _spelt(item, models) for key, item in value.items()}
+    known = _keys(models)
+    copy: dict[str, Any] = {}
+    for key, item in value.items():
+        if (found := known.get(key.lower())) is None:
+            copy[key] = item
+        elif item is not None:
+            name, below, is_table = found
+            copy[name] = _spelt(item, below, table=is_table)
+    return copy
+
+
 def _sentence(mistake: Any) -> str:
     place = ""
     for part in mistake["loc"]:
         place += f"[{part}]" if isinstance(part, int) else f".{part}" if place else str(part)
-    said = mistake["msg"][:1].lower() + mistake["msg"][1:]
+    said = mistake["msg"].removeprefix("Value error, ")
     found = "" if mistake["type"] == "missing" else f", found {clip(repr(mistake['input']), _SHOWN)}"
-    return f"key {place!r}: {said}{found}"
+    return f"key {place!r}: {said[:1].lower()}{said[1:]}{found}"

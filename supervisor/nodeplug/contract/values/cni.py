@@ -155,14 +155,14 @@ class CniRequest(Request):
     host_netns: Netns
 
     def parse(self, model: "type[_M]") -> "_M":
-        """Read the configuration into a pydantic model, whatever the letter case of its keys.
+        """Read the configuration into a pydantic model, whatever the letter case of its keys; null counts as absent.
 
         Args:
             model: with the keys that the plugin reads, as names or aliases. `extra="forbid"` refuses all others but
                 those that the specification gives to runtimes.
 
         Raises:
-            InvalidRequest: every mistake with its key, what is due and what was found.
+            InvalidRequest: every mistake with its key, what is expected and what was found.
         """
         from nodeplug.contract.network_config import parse  # noqa: PLC0415 - pydantic is slow to import, and not every caller reads
 
