@@ -30,8 +30,8 @@ from nodeplug.contract.journal import Journal, file_name, read_boot_id
 from nodeplug.contract.netns import Netns
 from nodeplug.contract.values import ResourceName
 from nodeplug.device.checkpoint import CHECKPOINT
+from nodeplug.device.kubelet import KubeletFolders
 from nodeplug.device.podresources import PodResources
-from nodeplug.device.registration import DevicePaths
 from nodeplug.device.resources import Resources
 from nodeplug.exec.frame import Frame, Reply
 from nodeplug.exec.server import ExecServer
@@ -107,7 +107,7 @@ class Daemon:
         self._runner = Runner(self._finished)
         self._resources = Resources(
             self._runner,
-            DevicePaths(self._paths.device_plugins, self._paths.plugins_registry),
+            KubeletFolders(self._paths.device_plugins, self._paths.plugins_registry),
             lambda: self._registry.routes("device"),
             configuration.supervisor.device_registration,
             configuration.supervisor.device_poll,

@@ -45,8 +45,8 @@ _PATH_NAMES: Final = """
     is_mount is_socket is_symlink iterdir lchmod lstat mkdir owner read_bytes read_text readlink rename rglob rmdir
     samefile stat symlink_to touch unlink write_bytes write_text
 """
-_PATH: Final = frozenset(_PATH_NAMES.split())
-"""Methods that pathlib alone has, of all the classes that are used here."""
+_PATH: Final = frozenset([*_PATH_NAMES.split(), "add_watch"])
+"""Methods that pathlib alone has, of all the classes that are used here, and inotify's, which looks up a path, too."""
 _COMMON: Final = frozenset({"add", "close", "get", "pop", "read", "run", "set", "stop", "write"})
 """Names of methods that tell nothing about the class."""
 Function = ast.FunctionDef | ast.AsyncFunctionDef

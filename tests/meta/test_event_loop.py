@@ -19,23 +19,6 @@ ALLOWED: Final[dict[tuple[str, str], str]] = {
     ("nodeplug.contract.journal.read_boot_id", "Path.read_text"): "read once, from memory of the kernel, and cached",
 }
 """By function and call: why it does not stop the loop."""
-OWED: Final[dict[tuple[str, str], str]] = {
-    **dict.fromkeys(
-        [
-            ("nodeplug.device.registration.KubeletSocket.identity", "Path.stat"),
-            ("nodeplug.device.registration.PluginWatcherFolder.identity", "Path.stat"),
-            ("nodeplug.device.registration.Registration._loss", "Path.exists"),
-            ("nodeplug.device.server.ResourceServer.stop", "Path.unlink"),
-            ("nodeplug.device.sockets.remove_dead_sockets", "Path.glob"),
-            ("nodeplug.device.sockets.remove_dead_sockets", "Path.unlink"),
-        ],
-        "kubelet's folder of device plugins; kubelet hangs in it as well",
-    ),
-    ("nodeplug.device.sockets.bind_private", "nodeplug.process.umask.with_umask"): (
-        "as above; and what removes dead sockets must not meet one that is bound and does not listen yet"
-    ),
-}
-"""By function and call: what stops the loop on a disk that hangs, and why it is still there. Nothing is added here."""
 
 
 def owned(source: Source) -> set[str]:
@@ -53,13 +36,13 @@ def test_nothing_that_runs_on_the_event_loop_blocks(supervisor: Source) -> None:
     found = {
         f"{way[-1]}:{line} calls {call}, on the loop by {' > '.join(step.name for step in way)}"
         for way, line, call in supervisor.blocking(owned(supervisor))
-        if (str(way[-1]), call) not in ALLOWED | OWED
+        if (str(way[-1]), call) not in ALLOWED
     }
     assert not found, "\n".join(["hand it to a lane or a thread (nodeplug.process):", *sorted(found)])
 
 
 def test_every_exception_is_still_needed(supervisor: Source) -> None:
-    assert set(ALLOWED | OWED) <= {(str(way[-1]), call) for way, _, call in supervisor.blocking(owned(supervisor))}
+    assert set(ALLOWED) <= {(str(way[-1]), call) for way, _, call in supervisor.blocking(owned(supervisor))}
 
 
 def test_the_loop_owns_the_daemon_its_fronts_and_the_caller_of_plugins(supervisor: Source) -> None:

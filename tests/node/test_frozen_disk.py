@@ -256,6 +256,54 @@ def test_devices_are_allocated_and_their_holders_known_while_the_disk_of_the_sta
             node.kill()
 
 
+def test_a_resource_is_withdrawn_and_everybody_answered_while_kubelets_folder_of_sockets_is_frozen(
+    make_disk: Callable[[str], Path], short_path: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "net.py").write_text(PLUGIN)
+    folder = make_disk("var/lib/kubelet/device-plugins")
+    node = ScratchNode(
+        short_path, '[plugins.net]\nuses = "net:Net"\n', supervisor='listen = ""\n', env={"PYTHONPATH": str(tmp_path)}
+    )
+    with BlockingKubelet(node.root / "var" / "lib" / "kubelet") as kubelet:
+        try:
+            node.start()
+            kubelet.until_allocatable("example.com/thing", 2)
+            freeze(folder)
+            node.configure("")
+            node.reload()
+            until(lambda: node.status()["resources"] == [])
+            left = list(folder.glob("nodeplug-*.sock"))
+            thaw(folder)
+            until(lambda: not any(path.exists() for path in left))
+            node.configure('[plugins.net]\nuses = "net:Net"\n')
+            node.reload()
+            kubelet.until_allocatable("example.com/thing", 2)
+        finally:
+            subprocess.run(["fsfreeze", "-u", folder], capture_output=True, check=False)
+            node.kill()
+
+
+def test_a_daemon_starts_while_kubelets_folder_of_sockets_is_frozen_and_registers_when_it_answers(
+    make_disk: Callable[[str], Path], short_path: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "net.py").write_text(PLUGIN)
+    folder = make_disk("var/lib/kubelet/device-plugins")
+    node = ScratchNode(
+        short_path, '[plugins.net]\nuses = "net:Net"\n', supervisor='listen = ""\n', env={"PYTHONPATH": str(tmp_path)}
+    )
+    with BlockingKubelet(node.root / "var" / "lib" / "kubelet") as kubelet:
+        try:
+            freeze(folder)
+            node.start()
+            until(lambda: "does not answer" in node.status()["resources"][0]["error"])
+            thaw(folder)
+            kubelet.until_allocatable("example.com/thing", 2)
+            until(lambda: node.status()["resources"][0]["error"] == "")
+        finally:
+            subprocess.run(["fsfreeze", "-u", folder], capture_output=True, check=False)
+            node.kill()
+
+
 def test_the_record_of_an_attachment_goes_when_the_disk_that_refused_to_forget_it_answers_again(
     make_disk: Callable[[str], Path], node: ScratchNode, tmp_path: Path
 ) -> None:

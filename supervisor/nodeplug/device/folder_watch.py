@@ -31,15 +31,17 @@ class FolderWatch:
             LOG.warning("no inotify for %s: %s; changes are seen by polling", folder, error.strerror)
 
     def arm(self) -> None:
-        """Watch the folder that is there now; repeating it is free, and needed when the folder was made anew."""
+        """Watch the folder that is there now, in any thread that may block.
+
+        Repeating it is free, and needed when the folder was made anew.
+        """
         if self._inotify is not None:
             with suppress(OSError):
                 self._inotify.add_watch(self._folder, _NOTEWORTHY)
 
     @asynccontextmanager
     async def waking(self, event: asyncio.Event) -> AsyncIterator[None]:
-        """Set `event` at each change, for as long as the context lasts."""
-        self.arm()
+        """Set `event` at each change after `arm`, for as long as the context lasts."""
         task = asyncio.create_task(self._wake(event), name=f"watch {self._folder}")
         try:
             yield

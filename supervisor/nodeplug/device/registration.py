@@ -1,8 +1,8 @@
 """Making kubelet know one resource, and know it again after whatever happens to either side.
 
-Owns: both ways of registration (Register on kubelet.sock, or a socket in the plugin watcher's folder), the reasons to
-register again, and the pace of retries.
-Refuses: device lists (it waits for the first one), giving up: it ends by cancellation alone.
+Owns: the reasons to register again, and the pace of retries.
+Refuses: device lists (it waits for the first one), kubelet's folders and socket (`kubelet` knows them), giving up: it
+ends by cancellation alone.
 
 Level, not edge: inotify, streams and timers only make `run` look again. It compares what is there with what it
 registered with, so a lost or doubled event costs one poll at most.
@@ -10,134 +10,34 @@ registered with, so a lost or doubled event costs one poll at most.
 
 import asyncio
 import logging
-import stat
 import time
 from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
-from pathlib import Path
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final
 
 import grpc
-import grpc.aio
 
 from nodeplug.contract.errors import PluginError, TryAgain
 from nodeplug.device.binding import Binding
 from nodeplug.device.codec import encode_options
 from nodeplug.device.folder_watch import FolderWatch
-from nodeplug.device.server import API_VERSION, ResourceServer
+from nodeplug.device.kubelet import Identity, KubeletFolders, KubeletSocket, Mode, PluginWatcherFolder, Target
+from nodeplug.device.server import ResourceServer
 from nodeplug.device.snapshots import Snapshots
 from nodeplug.device.sockets import check_socket_path, remove_dead_sockets, socket_path
 from nodeplug.hosting.call import Call
 from nodeplug.hosting.runner import Runner
-from nodeplug.hosting.slot import Route
 from nodeplug.pb import deviceplugin_v1beta1_pb2 as pb
-from nodeplug.pb import deviceplugin_v1beta1_pb2_grpc as pb_grpc
+from nodeplug.process.lane import Unanswered
 
 LOG: Final = logging.getLogger(__name__)
 
-Mode = Literal["register", "watcher"]
-"""`register`: dial kubelet.sock. `watcher`: lie in plugins_registry until kubelet dials. Never both for a resource."""
-
-REGISTER_DEADLINE: Final = 15.0
-"""Seconds. Kubelet dials back inside the call and gives that 10 s: a shorter deadline would hide its reason."""
 _FIRST_PAUSE: Final = 0.05
 _LONGEST_PAUSE: Final = 30.0
 _SILENCE: Final = 1.0
 """Seconds without a stream after which kubelet is taken for gone: right after a registration it opens one."""
-# Own subchannels: gRPC shares them by address, and a new kubelet would inherit the back-off of the dead one.
-_CHANNEL_OPTIONS: Final = (
-    ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.default_authority", "localhost"),
-    ("grpc.enable_http_proxy", 0),
-)
-
-
-@dataclass(frozen=True, slots=True)
-class DevicePaths:
-    """Where kubelet looks and listens.
-
-    Attributes:
-        device_plugins: the folder of kubelet.sock; fixed in kubelet, `--root-dir` does not move it.
-        plugins_registry: the plugin watcher's folder; moves with `--root-dir`.
-    """
-
-    device_plugins: Path = Path("/var/lib/kubelet/device-plugins")
-    plugins_registry: Path = Path("/var/lib/kubelet/plugins_registry")
-
-    def folder(self, mode: Mode) -> Path:
-        """Return the folder in which sockets of that mode lie."""
-        return self.device_plugins if mode == "register" else self.plugins_registry
-
-
-Identity = tuple[int, ...]
-
-
-class Target(Protocol):
-    """The side of a registration that is kubelet's."""
-
-    folder: Path
-    absent: str
-
-    def identity(self) -> Identity | None:
-        """What must not change while a registration holds; None while there is nothing to register with."""
-
-    async def announce(self, server: ResourceServer, route: Route) -> None:
-        """Make kubelet come to the server; raises PluginError when it refuses."""
-
-
-@dataclass(slots=True)
-class KubeletSocket:
-    """Registration by a call on kubelet.sock."""
-
-    folder: Path
-    absent: str = "kubelet.sock is not there; waiting for kubelet"
-
-    def identity(self) -> Identity | None:
-        """Return device, inode and change time of kubelet.sock: a restarted kubelet can get the same inode again."""
-        try:
-            found = (self.folder / "kubelet.sock").stat()
-        except OSError:
-            return None
-        return (found.st_dev, found.st_ino, found.st_ctime_ns) if stat.S_ISSOCK(found.st_mode) else None
-
-    async def announce(self, server: ResourceServer, route: Route) -> None:
-        """Call Register and wait: kubelet dials back before it answers.
-
-        Raises:
-            TryAgain: kubelet is not listening, refuses, or does not answer in time; the message has its reason.
-        """
-        request = pb.RegisterRequest(
-            version=API_VERSION,
-            endpoint=server.path.name,
-            resource_name=route.claim.name,
-            options=encode_options(route.hooks),
-        )
-        try:
-            async with grpc.aio.insecure_channel(f"unix:{self.folder / 'kubelet.sock'}", _CHANNEL_OPTIONS) as channel:
-                await pb_grpc.RegistrationStub(channel).Register(request, timeout=REGISTER_DEADLINE)
-        except grpc.aio.AioRpcError as error:
-            raise TryAgain(f"kubelet did not register it: {error.code().name}: {error.details()}") from error
-
-
-@dataclass(slots=True)
-class PluginWatcherFolder:
-    """Registration by being there: kubelet dials every socket of the folder, and again after its restarts."""
-
-    folder: Path
-    absent: str = "the plugin watcher's folder is not there; waiting for kubelet"
-
-    def identity(self) -> Identity | None:
-        """Return device and inode of the folder."""
-        try:
-            found = self.folder.stat()
-        except OSError:
-            return None
-        return (found.st_dev, found.st_ino) if stat.S_ISDIR(found.st_mode) else None
-
-    async def announce(self, server: ResourceServer, route: Route) -> None:
-        """Do nothing: the bound socket is the announcement."""
 
 
 @dataclass(slots=True)
@@ -185,7 +85,7 @@ class Registration:
     binding: Binding
     runner: Runner
     snapshots: Snapshots
-    paths: DevicePaths
+    folders: KubeletFolders
     mode: Mode = "register"
     poll: float = 1.0
     watchdog: float = 10.0
@@ -202,7 +102,7 @@ class Registration:
     _options: pb.DevicePluginOptions = field(default_factory=pb.DevicePluginOptions)
 
     def __post_init__(self) -> None:
-        folder = self.paths.folder(self.mode)
+        folder = self.folders.folder(self.mode)
         self._target = KubeletSocket(folder) if self.mode == "register" else PluginWatcherFolder(folder)
         check_socket_path(socket_path(folder, self.binding.route.claim.name))
 
@@ -223,19 +123,44 @@ class Registration:
     async def run(self) -> None:
         """Register, and again whenever that is lost; ends by cancellation, with server and socket gone."""
         await self.snapshots.after(0, lambda: False)
-        for folder in (self.paths.device_plugins, self.paths.plugins_registry):  # the mode may have changed, too
-            remove_dead_sockets(folder)
         self._watch = FolderWatch(self._target.folder)
         async with self._watch.waking(self._look):
             while True:
-                identity = self._target.identity()
-                if identity is None:
-                    absent = self._target.absent
-                    self._say(absent if self._silent_since is None else f"{self._away()}: {absent}")
-                    self._retry.succeeded()
+                try:
+                    await self.folders.lane.run(self._sweep)
+                    while True:
+                        await self._register_when_there()
+                except Unanswered as error:
+                    self._say(error.message)
                     await self._wait(self.poll)
-                elif not await self._register_once(identity):
-                    await self._pause(identity)
+
+    def _sweep(self) -> None:
+        for folder in (self.folders.device_plugins, self.folders.plugins_registry):  # the mode may have changed, too
+            remove_dead_sockets(folder)
+
+    async def _register_when_there(self) -> None:
+        """Register if kubelet is there, and wait until there is a reason to look again.
+
+        Raises:
+            Unanswered: kubelet's folder does not answer.
+        """
+        identity = await self._present()
+        if identity is None:
+            absent = self._target.absent
+            self._say(absent if self._silent_since is None else f"{self._away()}: {absent}")
+            self._retry.succeeded()
+            await self._wait(self.poll)
+        elif not await self._register_once(identity):
+            await self._pause(identity)
+
+    async def _present(self) -> Identity | None:
+        """Return which kubelet is there, and be woken when that changes."""
+        return await self.folders.lane.run(self._watched)
+
+    def _watched(self) -> Identity | None:
+        if self._watch is not None:
+            self._watch.arm()
+        return self._target.identity()
 
     async def _register_once(self, identity: Identity) -> bool:
         """Serve on a fresh socket until the registration is lost.
@@ -247,7 +172,7 @@ class Registration:
         watched = self.mode == "watcher"
         self._options = encode_options(self.binding.route.hooks)
         self.server = server = ResourceServer(
-            self.binding, self.runner, self.snapshots, path, changed=self._look.set, watched=watched
+            self.binding, self.runner, self.snapshots, path, self.folders.lane, changed=self._look.set, watched=watched
         )
         try:
             await _to_the_end(server.start())
@@ -277,7 +202,7 @@ class Registration:
         announcing.add_done_callback(lambda _: self._look.set())
         try:
             while not announcing.done():
-                loss = self._loss(server, identity, 0.0)
+                loss = await self._loss(server, identity, 0.0)
                 if loss is not None:
                     raise TryAgain(f"{loss.reason}; registering again")
                 await self._wait(self.poll)
@@ -309,7 +234,7 @@ class Registration:
                     self._retry.succeeded()
             else:
                 streaming_since, self._silent_since = now, self._silent_since or time.time()
-            loss = self._loss(server, identity, now - idle_since)
+            loss = await self._loss(server, identity, now - idle_since)
             if loss is not None:
                 if loss.kubelets:  # a killed one's stream can seem open for longer than its socket is there
                     self._silent_since = self._silent_since or time.time()
@@ -319,12 +244,18 @@ class Registration:
                 return loss.at_once
             await self._wait(min(self.poll, self.watchdog))
 
-    def _loss(self, server: ResourceServer, identity: Identity, idle: float) -> _Loss | None:
+    async def _loss(self, server: ResourceServer, identity: Identity, idle: float) -> _Loss | None:
         """Tell whether and why the registration does not hold any more."""
-        present = self._target.identity()
+        try:
+            present, ours = await self.folders.lane.run(lambda: (self._watched(), server.path.exists()))
+        except Unanswered as error:  # what kubelet has, it keeps
+            self._say(error.message)
+            return None
+        if self.registered:
+            self.error = self._said = ""
         if present is not None and present != identity:
             return _Loss("kubelet's socket is a new one", at_once=True, kubelets=True)
-        if not server.path.exists():
+        if not ours:
             return _Loss("our socket was removed")
         # Kubelet asks for the options when a plugin registers and never again, so that these alone cost a stream: a
         # second server beside this one would not save it, since some kubelets take the late end of the old stream for
@@ -364,15 +295,13 @@ class Registration:
         """Wait before the next attempt; a new kubelet cuts it short."""
         until = time.monotonic() + self._retry.pause()
         while (left := until - time.monotonic()) > 0:
-            if self._target.identity() != identity:
+            if await self._present() != identity:
                 self._retry.succeeded()
                 return
             await self._wait(min(left, self.poll))
 
     async def _wait(self, seconds: float) -> None:
         """Wait until something happened, or for `seconds`."""
-        if self._watch is not None:
-            self._watch.arm()
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._look.wait()

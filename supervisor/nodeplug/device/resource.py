@@ -14,7 +14,8 @@ from typing import Final
 from nodeplug.contract.errors import NotFound, PluginError
 from nodeplug.contract.values import Device, DeviceList, ResourceName
 from nodeplug.device.binding import Binding
-from nodeplug.device.registration import DevicePaths, Mode, Registration
+from nodeplug.device.kubelet import KubeletFolders, Mode
+from nodeplug.device.registration import Registration
 from nodeplug.device.snapshots import Snapshots
 from nodeplug.hosting.call import Call
 from nodeplug.hosting.runner import Runner
@@ -62,7 +63,7 @@ class ResourceTask:
     Args:
         route: the plugin that owns the resource.
         runner: calls its hooks.
-        paths: kubelet's folders.
+        folders: kubelet's folders.
         mode: how to register.
         poll_interval: seconds between two listings when nobody asks for one.
         watch_interval: seconds between two looks at kubelet's socket when no event comes.
@@ -76,7 +77,7 @@ class ResourceTask:
         self,
         route: Route,
         runner: Runner,
-        paths: DevicePaths,
+        folders: KubeletFolders,
         *,
         mode: Mode = "register",
         poll_interval: float = 10.0,
@@ -89,7 +90,7 @@ class ResourceTask:
         self._poll_interval = poll_interval
         self._snapshots = Snapshots(self.resource)
         self._registration = Registration(
-            self._binding, runner, self._snapshots, paths, mode=mode, poll=watch_interval, watchdog=watchdog
+            self._binding, runner, self._snapshots, folders, mode=mode, poll=watch_interval, watchdog=watchdog
         )
         self._asked = asyncio.Event()
         self._exchanged = asyncio.Event()

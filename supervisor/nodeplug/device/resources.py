@@ -12,7 +12,7 @@ from typing import Final
 
 from nodeplug.contract.errors import PluginError
 from nodeplug.contract.values import ResourceName
-from nodeplug.device.registration import DevicePaths, Mode
+from nodeplug.device.kubelet import KubeletFolders, Mode
 from nodeplug.device.resource import ResourceStatus, ResourceTask
 from nodeplug.hosting.runner import Runner
 from nodeplug.hosting.served_devices import ServedDevices
@@ -27,14 +27,14 @@ class Resources(ServedDevices):
 
     Attributes:
         runner: calls hooks.
-        paths: kubelet's folders.
+        folders: kubelet's folders.
         routes: the way to every resource that a loaded plugin claims.
         mode: how resources register.
         poll_interval: seconds between two listings.
     """
 
     runner: Runner
-    paths: DevicePaths
+    folders: KubeletFolders
     routes: Callable[[], Sequence[Route]]
     mode: Mode
     poll_interval: float
@@ -58,7 +58,7 @@ class Resources(ServedDevices):
 
     def _begin(self, name: ResourceName, route: Route) -> None:
         try:
-            task = ResourceTask(route, self.runner, self.paths, mode=self.mode, poll_interval=self.poll_interval)
+            task = ResourceTask(route, self.runner, self.folders, mode=self.mode, poll_interval=self.poll_interval)
         except PluginError as error:
             LOG.error("%s of plugin %s cannot be served: %s", name, route.plugin, error)
             self._refused[name] = (route.plugin, str(error))

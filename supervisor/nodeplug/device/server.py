@@ -32,11 +32,14 @@ from nodeplug.pb import deviceplugin_v1beta1_pb2 as pb
 from nodeplug.pb import deviceplugin_v1beta1_pb2_grpc as pb_grpc
 from nodeplug.pb import pluginregistration_v1_pb2 as watcher_pb
 from nodeplug.pb import pluginregistration_v1_pb2_grpc as watcher_grpc
+from nodeplug.process.lane import Lane, Unanswered
 
 LOG: Final = logging.getLogger(__name__)
 API_VERSION: Final = "v1beta1"
 _STOP_GRACE: Final = 1.0
 """Seconds that calls in progress get when a server ends."""
+_STOP_PATIENCE: Final = 10.0
+"""Seconds until a server is left to end by itself."""
 _NAMES: Final = 3
 _NAME: Final = 100
 """Of the devices of a call, people are told so many, and so much of each id."""
@@ -88,6 +91,7 @@ class ResourceServer:
         runner: calls its hooks.
         snapshots: the resource's lists.
         path: a fresh socket name.
+        lane: all work in the folder of the socket.
         changed: called on the loop after a stream opened or ended and after kubelet's verdict on a registration.
         watched: also answer the plugin watcher's calls on this socket.
     """
@@ -98,6 +102,7 @@ class ResourceServer:
         runner: Runner,
         snapshots: Snapshots,
         path: Path,
+        lane: Lane,
         *,
         changed: Callable[[], None] = lambda: None,
         watched: bool = False,
@@ -108,8 +113,10 @@ class ResourceServer:
         self.verdict: watcher_pb.RegistrationStatus | None = None
         self._resource = ResourceName(binding.route.claim.name)
         self._changed = changed
+        self._lane = lane
         self._snapshots = snapshots
         self._ending = False
+        self._stopping: asyncio.Task[None] | None = None
         self._server = grpc.aio.server(options=_OPTIONS)
         pb_grpc.add_DevicePluginServicer_to_server(_DevicePlugin(self, binding, runner, snapshots), self._server)
         if watched:
@@ -120,9 +127,10 @@ class ResourceServer:
 
         Raises:
             PluginError: the path cannot be bound: the folder is missing, not writable, or something is in the way.
+            Unanswered: the folder does not answer.
         """
         try:
-            bind_private(self._server, self.path)
+            await self._lane.run(lambda: bind_private(self._server, self.path), lambda _: self._remove())
         except (RuntimeError, OSError) as error:
             raise PluginError(f"cannot listen on {self.path}: {error}; is the folder there and writable?") from error
         await self._server.start()
@@ -137,10 +145,14 @@ class ResourceServer:
         with suppress(TimeoutError):  # a peer that does not read keeps its stream: the server cancels it
             async with asyncio.timeout(_STOP_GRACE):
                 await self.streams.idle.wait()
-        try:
-            await self._server.stop(_STOP_GRACE)
-        finally:
-            self.path.unlink(missing_ok=True)
+        # gRPC removes the socket itself, in a thread that a frozen folder holds.
+        self._stopping = asyncio.create_task(self._server.stop(_STOP_GRACE), name=f"stop {self.path.name}")
+        await asyncio.wait([self._stopping], timeout=_STOP_PATIENCE)
+        with suppress(Unanswered):
+            await self._lane.run(self._remove)
+
+    def _remove(self) -> None:
+        self.path.unlink(missing_ok=True)
 
     @property
     def ending(self) -> bool:

@@ -12,8 +12,8 @@ from pathlib import Path
 from types import MappingProxyType
 
 from nodeplug.device.checkpoint import CHECKPOINT
+from nodeplug.device.kubelet import KubeletFolders, Mode
 from nodeplug.device.podresources import PodResources
-from nodeplug.device.registration import DevicePaths, Mode
 from nodeplug.device.resource import ResourceTask
 from nodeplug.hosting.registry import Registry
 from nodeplug.hosting.runner import Runner
@@ -88,7 +88,7 @@ def _compose(
     registry = Registry()
     registry.load("plugin", plugin, "the test", deadlines)
     runner = Runner()
-    paths = DevicePaths(kubelet.device_plugins, kubelet.plugins_registry)
+    paths = KubeletFolders(kubelet.device_plugins, kubelet.plugins_registry)
     tasks = {
         route.claim.name: ResourceTask(
             route, runner, paths, mode=mode, poll_interval=poll, watch_interval=poll, watchdog=watchdog

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nodeplug.device.registration import KubeletSocket
+from nodeplug.device.kubelet import KubeletSocket
 from nodeplug.testing.devices import serve_devices
 from nodeplug.testing.kubelet import Kubelet
 

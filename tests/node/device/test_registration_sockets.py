@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nodeplug import InvalidRequest
-from nodeplug.device.registration import DevicePaths
+from nodeplug.device.kubelet import KubeletFolders
 from nodeplug.device.resource import ResourceTask
 from nodeplug.device.sockets import PATH_LIMIT, check_socket_path, remove_dead_sockets, socket_path
 from nodeplug.hosting.registry import Registry
@@ -117,7 +117,7 @@ def test_folder_too_deep_for_any_socket_is_refused_at_construction(minimal: "Min
     registry.load("minimal", minimal, "the test")
     deep = root / ("x" * 100)
     with pytest.raises(InvalidRequest, match="the kernel takes 107"):
-        ResourceTask(registry.route("device", RESOURCE), Runner(), DevicePaths(deep, deep))
+        ResourceTask(registry.route("device", RESOURCE), Runner(), KubeletFolders(deep, deep))
 
 
 def test_socket_names_never_repeat(root: Path) -> None:
@@ -125,4 +125,4 @@ def test_socket_names_never_repeat(root: Path) -> None:
 
 
 def test_longest_resource_name_fits_kubelets_folder() -> None:
-    check_socket_path(socket_path(DevicePaths().device_plugins, "a" * 244 + "/" + "b" * 63))
+    check_socket_path(socket_path(KubeletFolders().device_plugins, "a" * 244 + "/" + "b" * 63))

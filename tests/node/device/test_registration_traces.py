@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nodeplug.device.registration import DevicePaths, Mode
+from nodeplug.device.kubelet import KubeletFolders, Mode
 from nodeplug.device.resource import ResourceTask
 from nodeplug.device.sockets import socket_path
 from nodeplug.hosting.registry import Registry
@@ -30,7 +30,7 @@ async def serve(plugin: object, kubelet: Kubelet, runner: Runner, mode: Mode = "
     """Serve the plugin's resource with a runner of the test's own."""
     registry = Registry()
     registry.load("thing", plugin, "tests")
-    paths = DevicePaths(kubelet.device_plugins, kubelet.plugins_registry)
+    paths = KubeletFolders(kubelet.device_plugins, kubelet.plugins_registry)
     task = ResourceTask(registry.route("device", RESOURCE), runner, paths, mode=mode, watch_interval=0.05)
     running = asyncio.create_task(task.run())
     try:

@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from nodeplug import Claim, Device, DeviceAllocate, DeviceClaim, DeviceId, Grant, Host, ResourceName, hookimpl
 from nodeplug.config import PluginSection
-from nodeplug.device.registration import DevicePaths
+from nodeplug.device.kubelet import KubeletFolders
 from nodeplug.device.resources import Resources
 from nodeplug.hosting.lifecycle import Lifecycle
 from nodeplug.hosting.registry import Registry
@@ -145,7 +145,7 @@ async def serving(root: Path) -> AsyncIterator[Node]:
         return host(root / "host", plugin=name)
 
     async with Kubelet(root) as kubelet:
-        paths = DevicePaths(kubelet.device_plugins, kubelet.plugins_registry)
+        paths = KubeletFolders(kubelet.device_plugins, kubelet.plugins_registry)
         resources = Resources(runner, paths, lambda: registry.routes("device"), "register", 5.0)
         lifecycle = Lifecycle(registry, runner, make_host, resources)
         yield Node(kubelet, lifecycle, resources)
