@@ -12,7 +12,7 @@ Every verb must be idempotent: callers repeat calls after a crash, a timeout or 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType, UnionType
-from typing import Any, Final, NewType, cast, get_args, get_origin, get_type_hints
+from typing import Any, Final, NewType, Protocol, cast, get_args, get_origin, get_type_hints
 
 import pluggy
 
@@ -24,212 +24,154 @@ hookspec: Final = pluggy.HookspecMarker("nodeplug")
 hookimpl: Final = pluggy.HookimplMarker("nodeplug")
 
 
-class Contract:
+class Contract(Protocol):
     """Every hook, grouped by style. `self` is not part of a hook's signature."""
 
     # --- life cycle ---------------------------------------------------------------------------------------------
 
-    @hookspec(firstresult=True)
     def claims(self) -> Sequence[v.Claim]:
         """Name what this plugin answers to. Called once after construction; required."""
-        raise NotImplementedError
 
-    @hookspec(firstresult=True)
     def prepare(self) -> None:
         """Get ready beside the instance that still serves: what takes long, and touches nothing that it uses."""
 
-    @hookspec(firstresult=True)
     def start(self) -> None:
         """Begin: adopt or undo what a killed predecessor left. Raising disables this plugin alone, with retries."""
 
-    @hookspec(firstresult=True)
     def stop(self) -> None:
         """End threads and files of this plugin. May never run: a start must not depend on it."""
 
-    @hookspec(firstresult=True)
     def health(self) -> None:
         """Raise NotReady with the reason when the plugin cannot serve. Default: healthy once started."""
 
-    @hookspec(firstresult=True)
     def inspect(self) -> Mapping[str, Any]:
         """Tell what the plugin knows, for `nodeplug inspect` and the plugin's own command; JSON, no secrets."""
-        raise NotImplementedError
 
-    @hookspec(firstresult=True)
     def metrics(self) -> Sequence[v.Metric]:
         """Measure, for Prometheus. Called on a timer, not by the scrape."""
-        raise NotImplementedError
 
     # --- devices (kubelet device plugin v1beta1) ----------------------------------------------------------------
 
-    @hookspec(firstresult=True)
     def device_list(self, request: v.DeviceList) -> Sequence[v.Device]:
         """Return every device of the resource as it is now. Called on a timer and after `host.refresh(resource)`."""
-        raise NotImplementedError
 
-    @hookspec(firstresult=True)
     def device_allocate(self, request: v.DeviceAllocate) -> v.Grant | None:
         """Grant devices to a container. Default, and for None: the merged grants of the devices themselves."""
 
-    @hookspec(firstresult=True)
     def device_prefer(self, request: v.DevicePrefer) -> Sequence[v.DeviceId] | None:
         """Choose among available devices. Default, and for None: kubelet chooses. An error rejects the pod."""
 
-    @hookspec(firstresult=True)
     def device_prestart(self, request: v.DevicePrestart) -> None:
         """Prepare devices before each container start. Leaving it out keeps restarts independent of this daemon."""
 
-    @hookspec(firstresult=True)
     def device_released(self, request: v.DeviceReleased) -> None:
         """Learn that a container no longer holds its devices; may come late, and again after a restart."""
 
     # --- CNI (specification 1.1.0) ------------------------------------------------------------------------------
 
-    @hookspec(firstresult=True)
     def cni_add(self, request: v.CniAdd) -> v.CniResult:
         """Attach a container. A repeated ADD answers as the first did; a failed one leaves nothing behind."""
-        raise NotImplementedError
 
-    @hookspec(firstresult=True)
     def cni_del(self, request: v.CniDel) -> None:
         """Detach a container. Succeeds when repeated, without namespace or result, and after half an ADD."""
 
-    @hookspec(firstresult=True)
     def cni_check(self, request: v.CniCheck) -> None:
         """Raise when the attachment is not as the result says. Default: success."""
 
-    @hookspec(firstresult=True)
     def cni_gc(self, request: v.CniGc) -> None:
         """Release what belongs to no valid attachment. Default: success. `valid` None: do nothing destructive."""
 
-    @hookspec(firstresult=True)
     def cni_status(self, request: v.CniStatus) -> None:
         """Raise NotReady when an ADD would fail. Default: what `health` says."""
 
     # --- volumes (FlexVolume) -----------------------------------------------------------------------------------
 
-    @hookspec(firstresult=True)
     def volume_id(self, request: v.VolumeIdentify) -> v.VolumeId:
         """Name the volume that the options mean. Default: a digest of them, and if staged a mark of secrets."""
-        raise NotImplementedError
 
-    @hookspec(firstresult=True)
     def volume_attach(self, request: v.VolumeAttach) -> v.VolumeAttached:
         """Attach a volume to a node. Having it makes kubelet call the attach verbs."""
-        raise NotImplementedError
 
-    @hookspec(firstresult=True)
     def volume_detach(self, request: v.VolumeDetach) -> None:
         """Detach a volume from a node; succeeds when it is not attached."""
 
-    @hookspec(firstresult=True)
     def volume_is_attached(self, request: v.VolumeIsAttached) -> bool:
         """Tell whether a volume is attached to a node. Default: Not supported."""
-        raise NotImplementedError
 
-    @hookspec(firstresult=True)
     def volume_wait_attached(self, request: v.VolumeWaitAttached) -> str:
         """Wait for a device and return its path. Default: the path that attach gave."""
-        raise NotImplementedError
 
-    @hookspec(firstresult=True)
     def volume_stage(self, request: v.VolumeStage) -> None:
         """Mount the volume once for the node at `staging_path`. Left out: the driver does not stage."""
 
-    @hookspec(firstresult=True)
     def volume_publish(self, request: v.VolumePublish) -> None:
         """Give the volume to a pod at `target_path`. Default: a bind mount of `staging_path`."""
 
-    @hookspec(firstresult=True)
     def volume_unpublish(self, request: v.VolumeUnpublish) -> None:
         """Take the volume from a pod; the host unmounts whatever is still there afterwards. Default: unmount."""
 
-    @hookspec(firstresult=True)
     def volume_unstage(self, request: v.VolumeUnstage) -> None:
         """Undo `volume_stage`; the host unmounts whatever is still there afterwards. Default: unmount."""
 
-    @hookspec(firstresult=True)
     def volume_expand(self, request: v.VolumeExpand) -> int:
         """Grow the volume, and the filesystem where it is mounted; return the size in bytes. Default: Not supported."""
-        raise NotImplementedError
 
-    @hookspec(firstresult=True)
     def volume_stats(self, request: v.VolumeStatsRequest) -> v.VolumeStats:
         """Measure the volume. Default: statfs of the mount path."""
-        raise NotImplementedError
 
     # --- reserved: no front calls these yet; what they take and answer stays ------------------------------------
 
-    @hookspec(firstresult=True)
     def cni_repair(self, request: v.CniRepair) -> Sequence[v.CniDifference]:
         """Compare a network with what its attachments say, and mend it if asked. Default: nothing differs."""
-        raise NotImplementedError
 
-    @hookspec(firstresult=True)
     def device_place(self, request: v.DevicePlace) -> Sequence[v.DeviceId] | None:
         """Choose devices as `device_prefer` would, on any node; None when no choice serves. A pure function."""
 
-    @hookspec(firstresult=True)
     def device_container(self, request: v.DeviceContainer) -> None:
         """Prepare a container whose process is about to start. Default: success."""
 
-    @hookspec(firstresult=True)
     def volume_create(self, request: v.VolumeCreate) -> v.ProvisionedVolume:
         """Make a volume. Default: Not supported, as for all that follow."""
-        raise NotImplementedError
 
-    @hookspec(firstresult=True)
     def volume_delete(self, request: v.VolumeDelete) -> None:
         """Remove a volume and its data; succeeds when it is not there."""
 
-    @hookspec(firstresult=True)
     def volume_list(self, request: v.VolumeList) -> Sequence[v.ProvisionedVolume]:
         """Tell every volume that this node can reach."""
-        raise NotImplementedError
 
-    @hookspec(firstresult=True)
     def volume_capacity(self, request: v.VolumeCapacity) -> int:
         """Tell how many bytes are left for new volumes."""
-        raise NotImplementedError
 
-    @hookspec(firstresult=True)
     def volume_snapshot(self, request: v.VolumeSnapshot) -> v.Snapshot:
         """Make a snapshot of a volume."""
-        raise NotImplementedError
 
-    @hookspec(firstresult=True)
     def volume_snapshot_delete(self, request: v.VolumeSnapshotDelete) -> None:
         """Remove a snapshot; succeeds when it is not there."""
 
-    @hookspec(firstresult=True)
     def volume_snapshot_list(self, request: v.VolumeSnapshotList) -> Sequence[v.Snapshot]:
         """Tell every snapshot that this node can reach."""
-        raise NotImplementedError
 
-    @hookspec(firstresult=True)
     def volume_refresh(self, request: v.VolumePublish) -> None:
         """Renew what expires in a published volume, such as tokens; never undone when it fails."""
 
-    @hookspec(firstresult=True)
     def extender_filter(self, request: v.ExtenderFilter) -> v.ExtenderVerdict:
         """Tell which nodes can take a pod."""
-        raise NotImplementedError
 
-    @hookspec(firstresult=True)
     def extender_prioritize(self, request: v.ExtenderPrioritize) -> Mapping[str, int]:
         """Score nodes for a pod, 0 to 10 by name."""
-        raise NotImplementedError
 
-    @hookspec(firstresult=True)
     def extender_preempt(self, request: v.ExtenderPreempt) -> Mapping[str, v.ExtenderVictims]:
         """Choose victims by node, out of those that the scheduler would evict."""
-        raise NotImplementedError
 
-    @hookspec(firstresult=True)
     def extender_bind(self, request: v.ExtenderBind) -> None:
         """Bind a pod to a node."""
 
 
+HOOKS: Final[Mapping[str, Callable[..., Any]]] = {
+    name: hook for name, hook in vars(Contract).items() if not name.startswith("_")
+}
+for _hook in HOOKS.values():
+    hookspec(firstresult=True)(_hook)  # one plugin answers, the owner of the claim
 RESERVED: Final = frozenset(
     {
         "cni_repair",
@@ -270,7 +212,5 @@ def _answer_of(hook: Callable[..., Any]) -> Answer:
     return Answer(tuple(map(_class_of, choices)), *items)
 
 
-ANSWERS: Final[Mapping[str, Answer]] = MappingProxyType(
-    {name: _answer_of(hook) for name, hook in vars(Contract).items() if not name.startswith("_")}
-)
+ANSWERS: Final[Mapping[str, Answer]] = MappingProxyType({name: _answer_of(hook) for name, hook in HOOKS.items()})
 """What every hook may return, in the order of the contract."""
