@@ -5,7 +5,6 @@ Refuses: defaults for a plugin's own section (its class validates that), and any
 """
 
 from nodeplug.config.models import (
-    DEFAULT_PATH,
     Configuration,
     Paths,
     PluginSection,
@@ -16,7 +15,6 @@ from nodeplug.config.models import (
 from nodeplug.config.reading import ConfigError, Fault, Reading, load, load_drop_in, read
 
 __all__ = [
-    "DEFAULT_PATH",
     "ConfigError",
     "Configuration",
     "Fault",

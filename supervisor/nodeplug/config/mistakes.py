@@ -245,32 +245,31 @@ def _own(_: object, context: Mapping[str, Any]) -> str:
     return str(context.get("error", "")) or "is not accepted"
 
 
-_TEXT: Final = "must be text in quotes"
-_WHOLE: Final = "must be a whole number"
-_NUMBER: Final = "must be a number"
-_BOOL: Final = "must be true or false"
-_LIST: Final = "must be a list"
-_TABLE: Final = "must be a table"
-_DATE_TIME: Final = "must be a date with a time, such as 2026-01-02T03:04:05Z"
-_DATE: Final = "must be a date, such as 2026-01-02"
-_TIME: Final = "must be a time of day, such as 03:04:05"
-_URL: Final = "must be a URL, such as https://example.com/path"
-_UUID: Final = "must be a UUID"
-_IP: Final = ("address", "interface", "network")
-_DECIMAL: Final = "must be a decimal number"
-
 _WITHOUT_VALUE: Final = frozenset(
-    {
-        "missing",
-        "literal_error",
-        "enum",
-        "union_tag_invalid",
-        "union_tag_not_found",
-        "too_short",
-        "too_long",
-    }
+    ["missing", "literal_error", "enum", "union_tag_invalid", "union_tag_not_found", "too_short", "too_long"]
 )
+_URL: Final = "must be a URL, such as https://example.com/path"
+_FORMS: Final[Mapping[str, str]] = {
+    "bool": "must be true or false",
+    "int": "must be a whole number",
+    "float": "must be a number",
+    "complex": "must be a number",
+    "decimal": "must be a decimal number",
+    "string": "must be text in quotes",
+    "string_sub": "must be text in quotes",
+    "bytes": "must be text in quotes",
+    "path": "must be a path, as text in quotes",
+    **dict.fromkeys(("list", "tuple", "set", "frozen_set", "iterable"), "must be a list"),
+    **dict.fromkeys(("dict", "mapping", "model", "model_attributes", "dataclass"), "must be a table"),
+    **dict.fromkeys(("datetime", "datetime_from_date"), "must be a date with a time, such as 2026-01-02T03:04:05Z"),
+    **dict.fromkeys(("date", "date_from_datetime"), "must be a date, such as 2026-01-02"),
+    "time": "must be a time of day, such as 03:04:05",
+    "url": _URL,
+    "uuid": "must be a UUID",
+}
+"""By what pydantic calls a type, in the errors `..._type` and `..._parsing`: the sentence after the key."""
 _SENTENCES: Final[Mapping[str, str | Callable[[object, Mapping[str, Any]], str]]] = {
+    **{f"{form}_{end}": text for form, text in _FORMS.items() for end in ("type", "parsing")},
     "missing": "is missing, and has no default",
     "value_error": _own,
     "assertion_error": _own,
@@ -278,66 +277,34 @@ _SENTENCES: Final[Mapping[str, str | Callable[[object, Mapping[str, Any]], str]]
     "enum": _one_of,
     "union_tag_invalid": _one_of,
     "union_tag_not_found": "is missing; it tells which kind of table this is",
-    "bool_type": _BOOL,
-    "bool_parsing": _BOOL,
-    "int_type": _WHOLE,
-    "int_parsing": _WHOLE,
     "int_parsing_size": "must be a number of at most 64 bits",
-    "int_from_float": _WHOLE,
-    "float_type": _NUMBER,
-    "float_parsing": _NUMBER,
+    "int_from_float": _FORMS["int"],
     "finite_number": "must be a finite number",
-    "decimal_type": _DECIMAL,
-    "decimal_parsing": _DECIMAL,
-    "complex_type": _NUMBER,
     "multiple_of": "must be a multiple of {multiple_of}",
     "greater_than": "must be more than {gt}",
     "greater_than_equal": "must be at least {ge}",
     "less_than": "must be less than {lt}",
     "less_than_equal": "must be at most {le}",
-    "string_type": _TEXT,
-    "string_sub_type": _TEXT,
     "string_unicode": "must be text in UTF-8",
     "string_too_short": _several("character"),
     "string_too_long": _several("character"),
     "string_pattern_mismatch": "must match the pattern {pattern}",
-    "bytes_type": _TEXT,
     "bytes_too_short": _several("byte"),
     "bytes_too_long": _several("byte"),
-    "path_type": "must be a path, as text in quotes",
     "path_not_file": "must be the path of a file that exists",
     "path_not_directory": "must be the path of a folder that exists",
     "path_exists": "must be a path where nothing exists yet",
-    "list_type": _LIST,
-    "tuple_type": _LIST,
-    "set_type": _LIST,
-    "frozen_set_type": _LIST,
-    "iterable_type": _LIST,
     "too_short": _several(""),
     "too_long": _several(""),
-    "dict_type": _TABLE,
-    "mapping_type": _TABLE,
-    "model_type": _TABLE,
-    "model_attributes_type": _TABLE,
-    "dataclass_type": _TABLE,
     "none_required": "must be left out",
-    "datetime_type": _DATE_TIME,
-    "datetime_parsing": _DATE_TIME,
-    "datetime_from_date_parsing": _DATE_TIME,
-    "date_type": _DATE,
-    "date_parsing": _DATE,
-    "date_from_datetime_parsing": _DATE,
-    "time_type": _TIME,
-    "time_parsing": _TIME,
-    "url_type": _URL,
-    "url_parsing": _URL,
     "url_syntax_violation": _URL,
     "url_too_long": "must be a shorter URL, of at most {max_length} characters",
     "url_scheme": "must be a URL that begins with {expected_schemes}",
-    **{f"ip_v{version}_{part}": f"must be an IPv{version} {part}" for version in (4, 6) for part in _IP},
-    **{f"ip_any_{part}": f"must be an IPv4 or IPv6 {part}" for part in _IP},
-    "uuid_type": _UUID,
-    "uuid_parsing": _UUID,
+    **{
+        f"ip_{name}_{part}": f"must be an {written} {part}"
+        for name, written in (("v4", "IPv4"), ("v6", "IPv6"), ("any", "IPv4 or IPv6"))
+        for part in ("address", "interface", "network")
+    },
     "uuid_version": "must be a UUID of version {expected_version}",
 }
 """By pydantic's type of an error: the sentence after the key."""

@@ -8,13 +8,11 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from nodeplug.fields import Seconds
-
-DEFAULT_PATH: Final = Path("/etc/nodeplug/nodeplug.toml")
 
 
 def parse_address(address: str) -> tuple[str, int]:

@@ -10,7 +10,7 @@ names must exist. The default one need not; but once a daemon has read it, it mu
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -115,10 +115,6 @@ class Reading:
         if self.mistakes:
             raise ConfigError(self.mistakes)
         return self.configuration
-
-    def in_force(self, configuration: Configuration) -> "Reading":
-        """Return the reading that stands for what a daemon makes of it."""
-        return replace(self, configuration=configuration)
 
 
 def load(path: Path, root: Path | None = None) -> Configuration:

@@ -9,7 +9,7 @@ whatever is wrong with a new configuration, and with reading it, the running one
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from nodeplug.config import Configuration, Reading
@@ -109,7 +109,7 @@ class Reloader:
         if wanted.supervisor != self.reading.configuration.supervisor:
             LOG.warning("[supervisor] changed: that takes effect when the daemon is restarted")
         kept = wanted.model_copy(update={"supervisor": self.reading.configuration.supervisor})
-        self.reading = new.in_force(kept)
+        self.reading = replace(new, configuration=kept)
         changes = await self.lifecycle.apply(wanted.plugins, new.places.tell)
         await self.install()
         refused = [name for name in self.lifecycle.refused if name in wanted.plugins]
