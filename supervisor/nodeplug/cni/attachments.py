@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -106,10 +106,7 @@ class Attachments:
         """Keep an attachment, over an older one of the same key; that goes even when this one cannot be kept."""
         key = attachment.key
         document = {
-            "claim": key.claim,
-            "network": key.network,
-            "container_id": key.container_id,
-            "ifname": key.ifname,
+            **asdict(key),
             "netns": attachment.netns,
             "time": attachment.time,
             "host": list(attachment.host),

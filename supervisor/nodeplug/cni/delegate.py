@@ -38,34 +38,18 @@ from nodeplug.hosting.registry import Registry
 from nodeplug.hosting.runner import invoke
 from nodeplug.hosting.slot import Route
 
-VERB_OF: Final[Mapping[type[CniRequest], str]] = {
-    CniAdd: "ADD",
-    CniDel: "DEL",
-    CniCheck: "CHECK",
-    CniGc: "GC",
-    CniStatus: "STATUS",
-}
-HOOK_OF: Final[Mapping[str, str]] = {
-    "ADD": "cni_add",
-    "DEL": "cni_del",
-    "CHECK": "cni_check",
-    "GC": "cni_gc",
-    "STATUS": "cni_status",
+HOOK_OF: Final[Mapping[type[CniRequest], str]] = {
+    CniAdd: "cni_add",
+    CniDel: "cni_del",
+    CniCheck: "cni_check",
+    CniGc: "cni_gc",
+    CniStatus: "cni_status",
 }
 STDERR_LIMIT: Final = 64 << 10
 """Bytes of what foreign plugins write to stderr that one caller is passed."""
 _BUSY_TRIES: Final = 30
 _BUSY_PAUSE: Final = 0.2
 _INTERNAL: Final = 999
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """How a foreign plugin ended; a negative status is the number of the signal that killed it."""
-
-    status: int
-    stdout: bytes
-    stderr: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +93,7 @@ class Delegation:
             return self._outside(find_plugin(plugin_type, request.path), request, config)
 
     def _inside(self, route: Route, request: CniRequest, config: Mapping[str, Any]) -> CniResult | None:
-        hook = HOOK_OF[VERB_OF[type(request)]]
+        hook = HOOK_OF[type(request)]
         arguments: Mapping[str, Any] = {"request": replace(request, claim=route.claim.name, config=config)}
         if hook == "cni_status" and hook not in route.hooks:
             hook, arguments = "health", {}
@@ -119,7 +103,7 @@ class Delegation:
         return result
 
     def _outside(self, program: Path, request: CniRequest, config: Mapping[str, Any]) -> CniResult | None:
-        verb = VERB_OF[type(request)]
+        verb = HOOK_OF[type(request)].removeprefix("cni_").upper()
         netns = getattr(request, "netns", None)
         path, descriptors = _reachable(netns)
         env = _environment(verb, request, path)
@@ -141,7 +125,7 @@ class Delegation:
         call = CURRENT.get()
         if call is not None:
             call.stderr.extend(answer.stderr[: max(0, STDERR_LIMIT - len(call.stderr))])
-        if answer.status != 0:
+        if answer.returncode != 0:
             raise _failure(program.name, answer)
         return answer.stdout
 
@@ -164,7 +148,7 @@ def find_plugin(plugin_type: str, path: tuple[str, ...]) -> Path:
 
 def run(
     program: Path, env: Mapping[str, str], stdin: bytes, descriptors: tuple[int, ...] = (), timeout: float = 50.0
-) -> Ended:
+) -> subprocess.CompletedProcess[bytes]:
     """Execute a foreign plugin in a session of its own, and end the whole session at the timeout.
 
     Raises:
@@ -178,7 +162,7 @@ def run(
             with suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
             raise DeadlineExceeded(f"the delegate {program} did not end within {timeout:g} s and was killed") from None
-    return Ended(child.returncode, stdout, stderr)
+    return subprocess.CompletedProcess(child.args, child.returncode, stdout, stderr)
 
 
 def _spawn(program: Path, env: Mapping[str, str], descriptors: tuple[int, ...]) -> "subprocess.Popen[bytes]":
@@ -249,12 +233,12 @@ def _spelled(interface: CniInterface, spelling: Mapping[str, str]) -> CniInterfa
     return replace(interface, sandbox=spelling.get(interface.sandbox, interface.sandbox))
 
 
-def _failure(name: str, answer: Ended) -> DelegateFailed:
+def _failure(name: str, answer: subprocess.CompletedProcess[bytes]) -> DelegateFailed:
     """Read an error as libcni does; each of its three texts for answers that are no error JSON is kept."""
     if not answer.stdout:
         if answer.stderr:
             return DelegateFailed(f'netplugin failed: "{_text(answer.stderr)}"', code=_INTERNAL)
-        return DelegateFailed(f"netplugin failed with no error message: {_ending(answer.status)}", code=_INTERNAL)
+        return DelegateFailed(f"netplugin failed with no error message: {_ending(answer.returncode)}", code=_INTERNAL)
     try:
         document = json.loads(answer.stdout)
         fields = {str(key).lower(): value for key, value in document.items()}

@@ -15,7 +15,7 @@ from typing import Any
 from nodeplug.cni import codec
 from nodeplug.cni.admission import Admission
 from nodeplug.cni.attachments import Asked, Attachment, Attachments, Key
-from nodeplug.cni.delegate import HOOK_OF, VERB_OF
+from nodeplug.cni.delegate import HOOK_OF
 from nodeplug.cni.namespaces import UNKNOWN, Identity, reopen
 from nodeplug.cni.nsid import Sighting, sight
 from nodeplug.cni.orphans import Orphans
@@ -144,7 +144,7 @@ class CniService:
         return b""
 
     async def _run(self, route: Route, request: CniRequest, owned: list[Netns], call: Call) -> bytes:
-        hook = HOOK_OF[VERB_OF[type(request)]]
+        hook = HOOK_OF[type(request)]
         call.key = str(_key(request)) if isinstance(request, CniAttachmentRequest) else f"{request.network} {call.verb}"
         if isinstance(request, CniAdd):
             return await self._add(route, request, owned, call)

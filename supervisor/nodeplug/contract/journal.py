@@ -47,8 +47,8 @@ def file_name(key: str) -> str:
     return f"{quoted[:100]}-{hashlib.sha256(key.encode('utf-8', 'surrogateescape')).hexdigest()[:32]}"
 
 
-def write_durably(path: Path, data: bytes, *, mode: int = 0o600) -> None:
-    """Replace a file so that a crash at any instruction leaves the old bytes or the new ones.
+def write_durably(path: Path, data: bytes) -> None:
+    """Replace a file, for its owner alone, so that a crash at any instruction leaves the old bytes or the new ones.
 
     Raises:
         Exhausted: the disk or its quota is full.
@@ -56,7 +56,7 @@ def write_durably(path: Path, data: bytes, *, mode: int = 0o600) -> None:
     """
     temporary = path.with_name(f".{path.name[:100]}.{os.getpid()}.{os.urandom(4).hex()}{_TEMPORARY}")
     try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             with os.fdopen(descriptor, "wb") as stream:
                 stream.write(data)

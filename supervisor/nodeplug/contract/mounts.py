@@ -37,20 +37,14 @@ _FLAGS: Final = {
 }
 """The words of mount(8) that are flags of mount(2) (linux/mount.h, MS_*)."""
 _CLEARS: Final = {
-    "rw": 1,
-    "suid": 2,
-    "dev": 4,
-    "exec": 8,
-    "async": 16,
-    "nomand": 64,
-    "symfollow": 256,
-    "atime": 1024,
-    "diratime": 2048,
-    "loud": 1 << 15,
-    "norelatime": 1 << 21,
-    "noiversion": 1 << 23,
-    "nostrictatime": 1 << 24,
-    "nolazytime": 1 << 25,
+    **{
+        flag.removeprefix("no") if flag.startswith("no") else f"no{flag}": bit
+        for flag, bit in _FLAGS.items()
+        if flag not in {"ro", "sync", "dirsync", "silent"}
+    },
+    "rw": _FLAGS["ro"],
+    "async": _FLAGS["sync"],
+    "loud": _FLAGS["silent"],
     "defaults": 0,
 }
 """Their opposites: each takes a flag back that an earlier option set."""
