@@ -1,4 +1,4 @@
-"""Notice of what comes into a folder and goes.
+"""Notice of sockets that come into a folder and go.
 
 Owns: inotify, and doing without it.
 Refuses: telling what happened: the owner looks for itself, so a lost event costs one of its polls.
@@ -14,13 +14,14 @@ from typing import Final
 from asyncinotify import Inotify, Mask
 
 LOG: Final = logging.getLogger(__name__)
+_SOCKET: Final = ".sock"
 _NOTEWORTHY: Final = (
     Mask.CREATE | Mask.MOVED_TO | Mask.MOVED_FROM | Mask.DELETE | Mask.DELETE_SELF | Mask.MOVE_SELF | Mask.ONLYDIR
 )
 
 
 class FolderWatch:
-    """Wakes its owner when anything comes into a folder or goes; without inotify the owner's polls must do."""
+    """Wakes its owner when a socket comes into a folder or goes; without inotify the owner's polls must do."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -53,5 +54,7 @@ class FolderWatch:
 
     async def _wake(self, event: asyncio.Event) -> None:
         if self._inotify is not None:
-            async for _ in self._inotify:
-                event.set()
+            async for change in self._inotify:
+                # Not for kubelet's checkpoint, which lies there too and is written anew at each Allocate.
+                if change.name is None or change.name.suffix == _SOCKET:
+                    event.set()
