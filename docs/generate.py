@@ -228,7 +228,7 @@ def _hook(name: str) -> str:
     words = words.replace("`Sequence`", f"`Sequence`{items}")
     # Names are read while plugins are loaded, before any thread of theirs.
     limit = f"Deadline: {Slot('').deadline(name):g} s{', import and constructor included' if name == 'claims' else ''}."
-    return f"Answers {words}. {limit}"
+    return f"Returns {words}. {limit}"
 
 
 def _before() -> str:
