@@ -14,7 +14,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -102,20 +102,12 @@ async def ask(path: Path) -> ListedPods:
 
 def released(seen: Holdings, present: Holdings) -> Sequence[DeviceReleased]:
     """Compare two looks: what containers held and no longer hold, one value per container and resource."""
-    values = []
-    for (resource, holder), ids in sorted(seen.items(), key=lambda item: item[0]):
-        gone = ids - present.get((resource, holder), frozenset())
-        if gone:
-            values.append(
-                DeviceReleased(
-                    resource=resource,
-                    ids=tuple(sorted(gone)),
-                    namespace=holder.namespace,
-                    pod=holder.pod,
-                    container=holder.container,
-                )
-            )
-    return values
+    gone = {key: seen[key] - present.get(key, frozenset()) for key in sorted(seen)}
+    return [
+        DeviceReleased(resource=resource, ids=tuple(sorted(ids)), **asdict(holder))
+        for (resource, holder), ids in gone.items()
+        if ids
+    ]
 
 
 def without(holdings: Holdings, told: Iterable[DeviceReleased]) -> Holdings:
@@ -130,13 +122,7 @@ def without(holdings: Holdings, told: Iterable[DeviceReleased]) -> Holdings:
 def encode_state(holdings: Holdings) -> bytes:
     """Write holdings for the disk."""
     entries = [
-        {
-            "resource": resource,
-            "namespace": holder.namespace,
-            "pod": holder.pod,
-            "container": holder.container,
-            "ids": sorted(ids),
-        }
+        {"resource": resource, **asdict(holder), "ids": sorted(ids)}
         for (resource, holder), ids in sorted(holdings.items())
     ]
     return json.dumps({"version": _VERSION, "holders": entries}).encode()
@@ -154,7 +140,7 @@ def decode_state(data: bytes) -> Holdings:
             raise ValueError(f"version {document['version']!r}")
         return {
             (ResourceName(entry["resource"]), Holder(entry["namespace"], entry["pod"], entry["container"])): frozenset(
-                DeviceId(name) for name in entry["ids"]
+                map(DeviceId, entry["ids"])
             )
             for entry in document["holders"]
         }
@@ -233,13 +219,7 @@ class PodResources:
         if self.error or not self._answered:
             raise NotReady(f"who holds {resource} is unknown at present: {self.error or 'kubelet was not asked yet'}")
         return [
-            Holding(
-                resource=resource,
-                ids=tuple(sorted(ids)),
-                namespace=holder.namespace,
-                pod=holder.pod,
-                container=holder.container,
-            )
+            Holding(resource=resource, ids=tuple(sorted(ids)), **asdict(holder))
             for (name, holder), ids in sorted(self._known().items())
             if name == resource
         ]
