@@ -8,6 +8,7 @@ from tests.node.state import tree
 from tests.node.state.shapes import kind_of
 
 from nodeplug.cni.attachments import Attachments
+from nodeplug.config import Supervisor
 from nodeplug.contract.journal import Journal
 from nodeplug.contract.values import Secrets
 from nodeplug.device.podresources import decode_state
@@ -105,7 +106,7 @@ def test_holders_are_read(version: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("part", ["network", "volumes"])
 def test_the_record_of_the_installation_is_read(version: str, part: str, tmp_path: Path) -> None:
     lay(version, part, tmp_path)
-    record = read_record(tmp_path / "var/lib/nodeplug/installed.json")
+    record = read_record(Supervisor(root=tmp_path).paths)
     assert record is not None
     assert {path.is_relative_to(ROOT) for path in record} == {True}
 

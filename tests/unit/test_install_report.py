@@ -1,6 +1,6 @@
 """What an installation tells people."""
 
-from nodeplug.install.deployment import Deployment, Entrypoints
+from nodeplug.install.deployment import Deployment
 from nodeplug.install.report import Report
 
 
@@ -14,5 +14,5 @@ def test_report_of_nothing_says_so() -> None:
 
 
 def test_deployment_says_which_entrypoints_and_why() -> None:
-    done = Deployment(Report(removed=["/opt/cni/bin/old"]), Entrypoints("native", "compiled with cc"))
+    done = Deployment(Report(removed=["/opt/cni/bin/old"]), "native", "compiled with cc")
     assert str(done) == "entrypoints: native (compiled with cc): removed /opt/cni/bin/old"

@@ -88,8 +88,6 @@ def install(
         cni_version=cni_version.value,
         force=force,
     )
-    if done.entrypoints.warning:
-        say(f"warning: {done.entrypoints.reason}; the Python scripts are installed instead")
     for warning in done.warnings:
         say(f"warning: {warning}")
     _show_report(done.as_dict(), as_json=as_json)

@@ -13,6 +13,7 @@ Refuses: I/O, and judgement of a result's content beyond its types.
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from ipaddress import (
     IPv4Address,
     IPv4Interface,
@@ -81,15 +82,9 @@ def _encode_oldest(result: CniResult) -> dict[str, Any]:
     document: dict[str, Any] = {}
     for item in result.ips:
         number = item.address.version
-        if f"ip{number}" in document:
-            continue
-        ip: dict[str, Any] = {"ip": str(item.address)}
-        if item.gateway is not None:
-            ip["gateway"] = str(item.gateway)
         routes = [_encode_route(route) for route in result.routes if route.dst.version == number]
-        if routes:
-            ip["routes"] = routes
-        document[f"ip{number}"] = ip
+        ip = _present(ip=str(item.address), gateway=_str(item.gateway), routes=routes or None)
+        document.setdefault(f"ip{number}", ip)
     if not document:
         raise PluginError(
             "cannot convert: no valid IP addresses; a result of version 0.1.0 or 0.2.0 needs one, "
@@ -100,44 +95,33 @@ def _encode_oldest(result: CniResult) -> dict[str, Any]:
 
 
 def _encode_interface(item: CniInterface, *, modern: bool) -> dict[str, Any]:
-    document: dict[str, Any] = {"name": item.name}
-    pairs: list[tuple[str, Any]] = [("mac", item.mac), ("sandbox", item.sandbox)]
+    document = {"name": item.name, **_present(mac=item.mac or None, sandbox=item.sandbox or None)}
     if modern:
-        pairs += [("mtu", item.mtu), ("socketPath", item.socket_path), ("pciID", item.pci_id)]
-    document.update((key, value) for key, value in pairs if value)
+        document |= _present(mtu=item.mtu or None, socketPath=item.socket_path or None, pciID=item.pci_id or None)
     return document
 
 
 def _encode_ip(item: CniIp, *, modern: bool) -> dict[str, Any]:
-    document: dict[str, Any] = {} if modern else {"version": str(item.address.version)}
-    document["address"] = str(item.address)
-    if item.gateway is not None:
-        document["gateway"] = str(item.gateway)
-    if item.interface is not None:
-        document["interface"] = item.interface
-    return document
+    version = None if modern else str(item.address.version)
+    gateway = _str(item.gateway)
+    return _present(version=version, address=str(item.address), gateway=gateway, interface=item.interface)
 
 
 def _encode_route(item: CniRoute) -> dict[str, Any]:
-    document: dict[str, Any] = {"dst": str(item.dst)}
-    if item.gw is not None:
-        document["gw"] = str(item.gw)
     # libcni keeps the keys of 1.1.0 in older forms too; readers of older versions skip them.
-    for key in _ROUTE_NUMBERS:
-        value = getattr(item, key)
-        if value is not None:
-            document[key] = value
-    return document
+    return _present(dst=str(item.dst), gw=_str(item.gw), **{key: getattr(item, key) for key in _ROUTE_NUMBERS})
 
 
 def _encode_dns(dns: CniDns) -> dict[str, Any]:
-    pairs = (
-        ("nameservers", list(dns.nameservers)),
-        ("domain", dns.domain),
-        ("search", list(dns.search)),
-        ("options", list(dns.options)),
-    )
-    return {key: value for key, value in pairs if value}
+    return {key: value if key == "domain" else list(value) for key, value in asdict(dns).items() if value}
+
+
+def _present(**members: Any) -> dict[str, Any]:
+    return {key: value for key, value in members.items() if value is not None}
+
+
+def _str(address: object | None) -> str | None:
+    return None if address is None else str(address)
 
 
 # --- JSON -> value ----------------------------------------------------------------------------------------------
@@ -175,7 +159,7 @@ def _decode_oldest(folded: Mapping[str, Any]) -> CniResult:
     ips: list[CniIp] = []
     routes: list[CniRoute] = []
     for key in ("ip4", "ip6"):
-        item = _object(folded, key, "result")
+        item = _get(folded, key, "result", dict, "an object")
         if item is not None:
             ips.append(CniIp(_address(item, "ip", key), gateway=_gateway(item, "gateway", key)))
             routes += _items(item, "routes", key, _decode_route)
@@ -207,7 +191,7 @@ def _decode_route(item: Mapping[str, Any], where: str) -> CniRoute:
 
 
 def _decode_dns(folded: Mapping[str, Any]) -> CniDns:
-    item = _object(folded, "dns", "result") or {}
+    item = _get(folded, "dns", "result", dict, "an object") or {}
     return CniDns(
         nameservers=_texts(item, "nameservers", "dns"),
         domain=_text(item, "domain", "dns"),
@@ -228,21 +212,16 @@ def _wrong(where: str, key: str, due: str, value: Any) -> Undecodable:
     return Undecodable(f"{key!r} of {where} must be {due}, found {_kind(value)}")
 
 
-def _object(item: Mapping[str, Any], key: str, where: str) -> Mapping[str, Any] | None:
+def _get(item: Mapping[str, Any], key: str, where: str, kind: type[T], due: str) -> T | None:
     value = item.get(key)
-    if value is not None and not isinstance(value, Mapping):
-        raise _wrong(where, key, "an object", value)
+    if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
+        raise _wrong(where, key, due, value)
     return value
 
 
 def _items(item: Mapping[str, Any], key: str, where: str, read: Callable[[Mapping[str, Any], str], T]) -> tuple[T, ...]:
-    value = item.get(key)
-    if value is None:
-        return ()
-    if not isinstance(value, list):
-        raise _wrong(where, key, "a list", value)
     found = []
-    for index, entry in enumerate(value):
+    for index, entry in enumerate(_get(item, key, where, list, "a list") or ()):
         if not isinstance(entry, Mapping):
             raise _wrong(where, f"{key}[{index}]", "an object", entry)
         found.append(read(entry, f"{key}[{index}]"))
@@ -250,60 +229,43 @@ def _items(item: Mapping[str, Any], key: str, where: str, read: Callable[[Mappin
 
 
 def _text(item: Mapping[str, Any], key: str, where: str) -> str:
-    value = item.get(key)
-    if value is None:
-        return ""
-    if not isinstance(value, str):
-        raise _wrong(where, key, "a string", value)
-    return value
+    return _get(item, key, where, str, "a string") or ""
 
 
 def _texts(item: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:
-    value = item.get(key)
-    if value is None:
-        return ()
-    if not isinstance(value, list) or not all(isinstance(entry, str) for entry in value):
+    value = _get(item, key, where, list, "a list of strings") or []
+    if not all(isinstance(entry, str) for entry in value):
         raise _wrong(where, key, "a list of strings", value)
     return tuple(value)
 
 
 def _number(item: Mapping[str, Any], key: str, where: str) -> int | None:
-    value = item.get(key)
-    if value is None:
-        return None
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise _wrong(where, key, "a whole number", value)
-    return value
+    return _get(item, key, where, int, "a whole number")
 
 
-def _cidr(item: Mapping[str, Any], key: str, where: str) -> str:
-    text = _text(item, key, where)
+def _parsed(text: str, key: str, where: str, due: str, parse: Callable[[str], T]) -> T:
+    try:
+        return parse(text)
+    except ValueError:
+        raise Undecodable(f"{key!r} of {where} must be {due}, found {text!r}") from None
+
+
+def _prefixed(text: str) -> str:
     if not _CIDR.fullmatch(text):
-        raise Undecodable(f"{key!r} of {where} must be an address with prefix length, found {text!r}")
+        raise ValueError(text)
     return text
 
 
 def _address(item: Mapping[str, Any], key: str, where: str) -> IPv4Interface | IPv6Interface:
-    text = _cidr(item, key, where)
-    try:
-        return ip_interface(text)
-    except ValueError:
-        raise Undecodable(f"{key!r} of {where} must be an address with prefix length, found {text!r}") from None
+    due = "an address with prefix length"
+    return _parsed(_text(item, key, where), key, where, due, lambda text: ip_interface(_prefixed(text)))
 
 
 def _network(item: Mapping[str, Any], key: str, where: str) -> IPv4Network | IPv6Network:
-    text = _cidr(item, key, where)
-    try:
-        return ip_network(text, strict=False)
-    except ValueError:
-        raise Undecodable(f"{key!r} of {where} must be a network with prefix length, found {text!r}") from None
+    due = "a network with prefix length"
+    return _parsed(_text(item, key, where), key, where, due, lambda text: ip_network(_prefixed(text), strict=False))
 
 
 def _gateway(item: Mapping[str, Any], key: str, where: str) -> IPv4Address | IPv6Address | None:
     text = _text(item, key, where)
-    if not text:
-        return None
-    try:
-        return ip_address(text)
-    except ValueError:
-        raise Undecodable(f"{key!r} of {where} must be an address, found {text!r}") from None
+    return _parsed(text, key, where, "an address", ip_address) if text else None

@@ -39,45 +39,33 @@ _INSTEAD: Final = "with native_entrypoints = false, or --script, the Python scri
 
 
 @dataclass(frozen=True, slots=True)
-class Entrypoints:
-    """What is installed, and why that.
+class Deployment:
+    """What `deploy` did, and why the entrypoints are of the kind that they are.
 
     Attributes:
+        report: what became of each file.
         kind: "native" or "script".
         reason: in words, for people.
-        warning: the reason is a failure that somebody should look at.
+        notes: what else people should know.
+        warnings: what somebody should look at.
     """
 
+    report: Report
     kind: Literal["native", "script"]
     reason: str
-    warning: bool = False
-
-    def as_dict(self) -> dict[str, str]:
-        """Return kind and reason for JSON."""
-        return {"kind": self.kind, "reason": self.reason}
-
-
-@dataclass(frozen=True, slots=True)
-class Deployment:
-    """What `deploy` did."""
-
-    report: Report
-    entrypoints: Entrypoints
-    notes: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()
+    notes: Sequence[str] = ()
+    warnings: Sequence[str] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the report and the kind of the entrypoints for JSON."""
+        """Return it for JSON."""
         told = {"notes": list(self.notes), "warnings": list(self.warnings)}
-        return self.report.as_dict() | told | {"entrypoints": self.entrypoints.as_dict()}
+        return self.report.as_dict() | told | {"entrypoints": {"kind": self.kind, "reason": self.reason}}
 
     def __str__(self) -> str:
-        return f"entrypoints: {self.entrypoints.kind} ({self.entrypoints.reason}): {self.report}"
+        return f"entrypoints: {self.kind} ({self.reason}): {self.report}"
 
     def tell(self, log: logging.Logger) -> None:
         """Log it."""
-        if self.entrypoints.warning:
-            log.warning("scripts are installed, not compiled entrypoints: %s", self.entrypoints.reason)
         for warning in self.warnings:
             log.warning("%s", warning)
         for note in self.notes:
@@ -144,15 +132,15 @@ def deploy(
         mend: files that were ours and bear our mark no more.
 
     Raises:
-        PluginError: see `install.files.install` and `entrypoints`; if they cannot be compiled, nothing was changed.
+        PluginError: see `install.files.install`; or `native` is True and they cannot be compiled: nothing was changed.
     """
-    record = read_record(record_path(paths)) or {}
+    record = read_record(paths) or {}
     asked = _ask(registry, paths)
     if only_present:
         asked = asked.already_in(record, paths, mend)
         native = native if any(path.name.startswith(PROGRAM) for path in record) else False  # as it was installed
     homes = [paths.cni_bin, *(paths.flexvolume / folder_name(driver) for driver in asked.drivers)]
-    scripts, chosen = entrypoints(paths, native, homes)
+    scripts, reason, warnings = _entrypoints(paths, native, homes)
     lists = {name: choose(name, data, paths, asked.claims, cni_version) for name, data in (conflists or {}).items()}
     report = install(
         cni=asked.names,
@@ -167,8 +155,8 @@ def deploy(
     _record_installed(paths, record, asked.claims)
     notes = [f"{paths.cni_bin / name} is another program's, and stays" for name in asked.yielded]
     notes += [one.reason for one in lists.values() if one.reason]
-    warnings = [*filter(None, [not_first(lists, paths.cni_conf)]), *unmet(paths, asked.claims)]
-    return Deployment(report, chosen, tuple(notes), tuple(warnings))
+    warnings += [*filter(None, [not_first(lists, paths.cni_conf)]), *unmet(paths, asked.claims)]
+    return Deployment(report, "native" if scripts.cni_program else "script", reason, notes, warnings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,16 +199,11 @@ def _record_installed(paths: Paths, record: Mapping[Path, str], claims: Collecti
     """
     stock = take_stock(paths)
     lost = {path: digest for path, digest in record.items() if path.name in claims and path not in stock}
-    write_record(record_path(paths), lost | stock)
+    write_record(paths, lost | stock)
 
 
-def record_path(paths: Paths) -> Path:
-    """Return where the record of what is installed lies."""
-    return paths.state / "installed.json"
-
-
-def entrypoints(paths: Paths, native: Native, places: Iterable[Path] = ()) -> tuple[Scripts, Entrypoints]:
-    """Make what will be installed, compiled or not.
+def _entrypoints(paths: Paths, native: Native, places: Iterable[Path]) -> tuple[Scripts, str, list[str]]:
+    """Make what will be installed, compiled or not, and say why; with a warning if that is a failure.
 
     Args:
         paths: of the node.
@@ -233,7 +216,7 @@ def entrypoints(paths: Paths, native: Native, places: Iterable[Path] = ()) -> tu
     """
     scripts = Scripts.render(socket=paths.exec_socket, spool=paths.spool)
     if native is False:
-        return scripts, Entrypoints("script", "compiled ones are not wanted")
+        return scripts, "compiled ones are not wanted", []
     try:
         for folder in places:
             led_by(b"", folder / f"{PROGRAM}{'0' * 12}")
@@ -241,8 +224,9 @@ def entrypoints(paths: Paths, native: Native, places: Iterable[Path] = ()) -> tu
     except PluginError as error:
         if native is True:
             raise type(error)(f"{error}; {_INSTEAD}") from error
-        return scripts, Entrypoints("script", str(error), warning=not isinstance(error, NotFound))
-    return compiled, Entrypoints("native", f"compiled with {compiler()[0]}")
+        warnings = [] if isinstance(error, NotFound) else [f"{error}; the Python scripts are installed instead"]
+        return scripts, str(error), warnings
+    return compiled, f"compiled with {compiler()[0]}", []
 
 
 def _compiled(scripts: Scripts, paths: Paths) -> Scripts:
@@ -271,5 +255,5 @@ def withdraw(paths: Paths) -> Report:
     """
     report = uninstall(paths, in_use=drivers_in_use())
     shutil.rmtree(compiled_cache(paths), ignore_errors=True)
-    write_record(record_path(paths), take_stock(paths))
+    write_record(paths, take_stock(paths))
     return report

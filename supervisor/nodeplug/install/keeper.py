@@ -19,7 +19,7 @@ from nodeplug.config import Paths, Supervisor
 from nodeplug.contract.errors import PluginError
 from nodeplug.contract.values import CniClaim
 from nodeplug.hosting.registry import Registry
-from nodeplug.install.deployment import deploy, entrypoints_present, record_path
+from nodeplug.install.deployment import deploy, entrypoints_present
 from nodeplug.install.needs import unmet
 from nodeplug.install.ownership import folder_name, installed_kind
 from nodeplug.install.scripts import PROGRAM
@@ -128,7 +128,7 @@ class Keeper:
         except PluginError as error:
             LOG.error("the entrypoints cannot be installed: %s", error)
             return
-        self.reason = done.entrypoints.reason
+        self.reason = done.reason
         done.tell(LOG)
 
     def _unserved(self) -> tuple[str, ...]:
@@ -152,11 +152,10 @@ class Keeper:
 
     def _examine(self, claims: Mapping[str, CniClaim], drivers: Collection[str]) -> tuple[list[Fault], list[str]]:
         paths = self.supervisor.paths
-        place = record_path(paths)
         try:
-            record = read_record(place)
+            record = read_record(paths)
             if record is None and (record := take_stock(paths)):  # installed by a version before the record
-                write_record(place, record)
+                write_record(paths, record)
         except OSError as error:
             return [], [f"the entrypoints cannot be read: {error}"]
         yielded = {paths.cni_bin / name for name, claim in claims.items() if claim.gives_way}

@@ -34,6 +34,7 @@ from nodeplug.install.scripts import MARKER, PROGRAM, is_ours, leader
 Record = Mapping[Path, str]
 """By path, the digest of what was installed there."""
 _EXECUTABLE: Final = 0o111
+_RECORD: Final = "installed.json"
 _VERSION: Final = 1
 
 
@@ -62,10 +63,10 @@ def _read_file(path: Path) -> bytes:
     return b""
 
 
-def read_record(path: Path) -> dict[Path, str] | None:
+def read_record(paths: Paths) -> dict[Path, str] | None:
     """Return the record; None when there is none that can be read."""
     try:
-        document = json.loads(read_bounded(path))
+        document = json.loads(read_bounded(paths.state / _RECORD))
         if document["version"] != _VERSION:
             return None
         return {Path(name): str(digest) for name, digest in document["files"].items()}
@@ -73,8 +74,9 @@ def read_record(path: Path) -> dict[Path, str] | None:
         return None
 
 
-def write_record(path: Path, record: Record) -> None:
+def write_record(paths: Paths, record: Record) -> None:
     """Write the record, or remove it when nothing is installed; without it, what is there is taken for right."""
+    path = paths.state / _RECORD
     with suppress(OSError, PluginError):
         if not record:
             path.unlink(missing_ok=True)

@@ -87,8 +87,8 @@ def test_without_a_temporary_folder_scripts_are_installed(tmp_path: Path, monkey
     registry = inspect(node.configuration)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
     done = deploy(registry, node.paths)
-    assert (done.entrypoints.kind, done.entrypoints.warning) == ("script", True)
-    assert "No such file" in done.entrypoints.reason
+    assert (done.kind, "installed instead" in done.warnings[0]) == ("script", True)
+    assert "No such file" in done.reason
 
 
 @pytest.fixture

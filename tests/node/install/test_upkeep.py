@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from nodeplug import PluginError
-from nodeplug.install.deployment import deploy, inspect, record_path
+from nodeplug.install.deployment import deploy, inspect
 from nodeplug.install.keeper import Keeper
 from nodeplug.install.upkeep import read_record
 from nodeplug.testing.scratch_node import ScratchNode
@@ -147,13 +147,13 @@ def test_a_name_that_changes_hands_while_it_is_recorded_stays_in_the_record(node
                 return
 
     another = threading.Thread(target=change_hands)
-    recorded = read_record(record_path(node.paths))
+    recorded = read_record(node.paths)
     another.start()
     try:
         for _ in range(50):
             with suppress(PluginError):  # it was ours at the first look and is another's at the last
                 deploy(node.registry, node.paths, native=False, only_present=True)
-            assert read_record(record_path(node.paths)) == recorded
+            assert read_record(node.paths) == recorded
     finally:
         gone.set()
         another.join()
@@ -185,7 +185,7 @@ def test_a_name_that_no_plugin_claims_any_more_may_go(node: Node) -> None:
 
 def test_what_was_installed_before_there_was_a_record_is_looked_after(node: Node) -> None:
     node.install()
-    record_path(node.paths).unlink()
+    (node.paths.state / "installed.json").unlink()
     assert node.look() == ""
     node.bridge.unlink()
     assert "is missing" in node.look()
@@ -195,10 +195,10 @@ def test_what_was_installed_before_there_was_a_record_is_looked_after(node: Node
 
 def test_a_record_of_another_version_is_made_anew(node: Node) -> None:
     node.install()
-    record = record_path(node.paths)
+    record = node.paths.state / "installed.json"
     written = record.read_bytes()
     record.write_text(json.dumps(json.loads(written) | {"version": 2}))
-    assert read_record(record) is None
+    assert read_record(node.paths) is None
     node.look()
     assert record.read_bytes() == written
 
