@@ -22,7 +22,7 @@ import typer
 from nodeplug.contract.errors import NotReady
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, RenderableType
 
 GROUP: Final = "nodeplug.commands"
 DEFAULT: Final = Path("/etc/nodeplug/nodeplug.toml")
@@ -92,11 +92,16 @@ def ask_daemon(config: Path, root: Path | None, *request: str, warn: bool = True
     return answer
 
 
-def show(renderable: "RenderableType") -> None:
-    """Print for people; a pipe has no width, and rich would fold at 80 columns what `grep` looks for."""
+def console() -> "Console":
+    """Return where people read; a pipe has no width, and rich would fold at 80 columns what `grep` looks for."""
     from rich.console import Console  # the daemon is a command too, and draws nothing in all its life
 
-    Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH).print(renderable)
+    return Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH, highlight=False)
+
+
+def show(renderable: "RenderableType") -> None:
+    """Print for people."""
+    console().print(renderable)
 
 
 def print_json(value: object) -> None:

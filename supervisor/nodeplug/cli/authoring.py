@@ -12,6 +12,10 @@ import typer
 from nodeplug.cli.group import say
 from nodeplug.commands import DEFAULT, Config, Json, Root, SecretsFile
 
+Network = Annotated[
+    Path | None, typer.Option("--network", "--conflist", metavar="FILE", help="The network of a CNI plugin.")
+]
+
 
 def demo() -> None:
     """Play a pod's whole life against a daemon of its own, in a temporary folder.
@@ -53,9 +57,7 @@ def try_(
         list[Path],
         typer.Argument(metavar="FILE", help="Files as in plugins.d; the plugins of the first are tried."),
     ],
-    network: Annotated[
-        Path | None, typer.Option("--network", "--conflist", metavar="FILE", help="The network of a CNI plugin.")
-    ] = None,
+    network: Network = None,
     option: Annotated[
         list[str] | None, typer.Option("--option", metavar="KEY=VALUE", help="An option of a volume; repeatable.")
     ] = None,
@@ -84,9 +86,7 @@ def verify(
     config: Config = DEFAULT,
     root: Root = None,
     as_json: Json = False,
-    conflist: Annotated[
-        Path | None, typer.Option("--network", "--conflist", metavar="FILE", help="The network of a CNI plugin.")
-    ] = None,
+    conflist: Network = None,
     options: Annotated[
         str, typer.Option("--options", metavar="JSON|FILE", help="The options of a volume.", show_default=False)
     ] = "",

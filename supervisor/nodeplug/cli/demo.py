@@ -17,7 +17,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from ipaddress import ip_interface
 from pathlib import Path
 from typing import Final
@@ -26,6 +26,7 @@ from rich.console import Console
 from rich.text import Text
 
 from nodeplug.cli import tables
+from nodeplug.commands import console
 from nodeplug.contract.errors import NotReady, PluginError
 from nodeplug.contract.mounts import mounted_at
 from nodeplug.contract.values import Pod
@@ -45,7 +46,6 @@ from nodeplug.testing.inventory import Inventory
 
 _INSIDE: Final = "NODEPLUG_DEMO_INSIDE"
 DRIVER: Final = "nodeplug/tmpfs"
-_PIPE_WIDTH: Final = 130
 _TOLD_PATIENCE: Final = 10.0
 RESOURCE: Final = "demo.nodeplug.io/fuse" if Path("/dev/fuse").exists() else "demo.nodeplug.io/null"
 UNITS: Final = 4
@@ -66,13 +66,8 @@ def run() -> int:
         NotReady: this machine does not let this user make namespaces.
     """
     if os.environ.get(_INSIDE):
-        return _Demo(_console()).play()
+        return _play(console())
     return _start_again_inside()
-
-
-def _console() -> Console:
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=_PIPE_WIDTH)
 
 
 def _start_again_inside() -> int:
@@ -86,33 +81,25 @@ def _start_again_inside() -> int:
     return subprocess.run(command, env={**os.environ, _INSIDE: "1"}, check=False).returncode
 
 
-@dataclass(slots=True)
-class _Demo:
-    """The node and the story."""
-
-    console: Console
-    started: float = field(default_factory=time.monotonic)
-
-    def play(self) -> int:
-        """Set up, play, clean up, count what is left."""
-        folder = Path(tempfile.mkdtemp(prefix="nodeplug-demo-", dir="/tmp"))
-        try:
-            with ExitStack() as cleanup:
-                left = asyncio.run(_Story(self.console, folder, cleanup).tell())
-        except PluginError as error:
-            self.console.print(f"[red]✗ {error}[/red]")
-            return 1
-        finally:
-            folders.unmount_below(folder)  # of a demo that failed; they are in its own namespace
-            folders.remove(folder)
-        seconds = time.monotonic() - self.started
-        if left:
-            self.console.print("[red]✗ something is left:[/red]", *left, sep="\n  ")
-            return 1
-        self.console.print(
-            f"[green]✓ nothing is left: no link, mount, address, nft rule or file ({seconds:.1f} s)[/green]"
-        )
-        return 0
+def _play(screen: Console) -> int:
+    """Set up, play, clean up, count what is left."""
+    started = time.monotonic()
+    folder = Path(tempfile.mkdtemp(prefix="nodeplug-demo-", dir="/tmp"))
+    try:
+        with ExitStack() as stage:
+            left = asyncio.run(_Story(screen, folder, stage).tell())
+    except PluginError as error:
+        screen.print(f"[red]✗ {error}[/red]")
+        return 1
+    finally:
+        folders.unmount_below(folder)  # of a demo that failed; they are in its own namespace
+        folders.remove(folder)
+    if left:
+        screen.print("[red]✗ something is left:[/red]", *left, sep="\n  ")
+        return 1
+    seconds = time.monotonic() - started
+    screen.print(f"[green]✓ nothing is left: no link, mount, address, nft rule or file ({seconds:.1f} s)[/green]")
+    return 0
 
 
 @dataclass(slots=True)

@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from rich.console import Console
-
+from nodeplug.commands import console
 from nodeplug.config import PluginSection, load_drop_in
 from nodeplug.config.toml_text import toml
 from nodeplug.contract.errors import InvalidRequest, NotReady, PluginError
@@ -41,7 +40,6 @@ _RECORD: Final = re.compile(r"^(?=\d{4}-\d\d-\d\dT\S+Z [A-Z]+ )", re.MULTILINE)
 _TELLING: Final = re.compile(r"\S+ (WARNING|ERROR|CRITICAL) |\S+ \S+ nodeplug\.plugin\.")
 _NUMBERS: Final = re.compile(r"^\S+ |\[[0-9a-f]{8}\b|request [0-9a-f]{8}\b")
 _RECORDS: Final = 4
-_PIPE_WIDTH: Final = 240
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +110,7 @@ class _Screen:
     """Where everything is shown, but for secrets: a driver, and kubelet's words for one that failed, may tell them."""
 
     def __init__(self, secrets: Sequence[Secrets]) -> None:
-        self._console = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH, highlight=False)
+        self._console = console()
         self._secrets = secrets
 
     def line(self, colour: str, act: str, told: str) -> None:
