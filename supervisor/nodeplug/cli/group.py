@@ -6,6 +6,7 @@ Refuses: the commands themselves.
 
 import sys
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -80,3 +81,15 @@ def _brought(point: EntryPoint) -> Any:
 def say(text: str) -> None:
     """Print for people, beside the answer."""
     print(text, file=sys.stderr)
+
+
+def read_file(path: Path) -> bytes:
+    """Read a file that the command line names.
+
+    Raises:
+        PluginError: it cannot be read.
+    """
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise PluginError(f"cannot read {path}: {error.strerror}") from error

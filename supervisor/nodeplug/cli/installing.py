@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nodeplug.cli.group import say
+from nodeplug.cli.group import read_file, say
 from nodeplug.commands import DEFAULT, Config, Json, Root, print_json, show
 from nodeplug.contract.errors import PluginError
 
@@ -79,7 +79,7 @@ def install(
     reading = read(config, root)
     supervisor = reading.configuration.supervisor
     registry = _loaded(reading, remove_all=remove_all)
-    conflists = {path.name: _read(path) for path in conflist or ()}
+    conflists = {path.name: read_file(path) for path in conflist or ()}
     done = deploy(
         registry,
         supervisor.paths,
@@ -128,13 +128,6 @@ def uninstall(config: Config = DEFAULT, root: Root = None, as_json: Json = False
     from nodeplug.install.deployment import withdraw
 
     _show_report(withdraw(load(config, root).supervisor.paths).as_dict(), as_json=as_json)
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise PluginError(f"cannot read {path}: {error.strerror}") from error
 
 
 def _show_report(report: Mapping[str, Any], *, as_json: bool) -> None:

@@ -16,10 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from nodeplug.cli.group import read_file
 from nodeplug.commands import console
 from nodeplug.config import PluginSection, load_drop_in
 from nodeplug.config.toml_text import toml
-from nodeplug.contract.errors import InvalidRequest, NotReady, PluginError
+from nodeplug.contract.errors import InvalidRequest, NotReady
 from nodeplug.contract.mounts import mounted_at
 from nodeplug.contract.values import Pod, Secrets
 from nodeplug.hosting.discovery import find
@@ -70,9 +71,13 @@ class Trial:
         if os.geteuid() != 0 and not os.environ.get(_INSIDE):
             inside = _namespaces()
             if inside:  # what a plugin mounts and links then ends with the command
-                return subprocess.run([*inside, *_again()], env={**os.environ, _INSIDE: "1"}, check=False).returncode
+                return subprocess.run(
+                    [*inside, sys.executable, "-m", "nodeplug", *sys.argv[1:]],
+                    env={**os.environ, _INSIDE: "1"},
+                    check=False,
+                ).returncode
         tables = [load_drop_in(path) for path in self.files]
-        texts = [_read(path) for path in self.files]
+        texts = [read_file(path).decode() for path in self.files]
         asked = {name: self._asked(name, section) for name, section in tables[0].items()}
         screen = _Screen(tuple(Secrets(one.get("secrets", {})) for one in asked.values()))
         given = {name for table in tables for name in table}
@@ -222,16 +227,9 @@ def _granted(answer: Any) -> Iterator[tuple[str, str]]:
 
 def _network(path: Path) -> Mapping[str, Any]:
     try:
-        return dict(json.loads(_read(path)))
+        return dict(json.loads(read_file(path).decode()))
     except ValueError as error:
         raise InvalidRequest(f"{path} is not a network list: {error}") from error
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise PluginError(f"cannot read {path}: {error.strerror}") from error
 
 
 def _namespaces() -> list[str]:
@@ -241,10 +239,6 @@ def _namespaces() -> list[str]:
     except NotReady:
         return []
     return inside if subprocess.run([*inside, "true"], check=False, capture_output=True).returncode == 0 else []
-
-
-def _again() -> list[str]:
-    return [sys.executable, "-m", "nodeplug", *sys.argv[1:]]
 
 
 def options_of(texts: Sequence[str]) -> Mapping[str, str]:

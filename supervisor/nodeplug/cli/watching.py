@@ -43,7 +43,9 @@ def watch(ask: Callable[[], Mapping[str, Any]], seconds: float, *, as_json: bool
     if sys.stdout.isatty() and not as_json:
         with Live(console=Console(), screen=True, auto_refresh=False) as live:
             return _repeat(ask, seconds, lambda _, shown: live.update(_headed(shown, seconds), refresh=True))
-    return _repeat(ask, seconds, _print_json if as_json else lambda _, shown: show(shown))
+    if as_json:
+        return _repeat(ask, seconds, lambda answer, _: print(json.dumps(answer, ensure_ascii=False)))
+    return _repeat(ask, seconds, lambda _, shown: show(shown))
 
 
 def _repeat(
@@ -64,10 +66,6 @@ def _repeat(
             time.sleep(seconds)
     except KeyboardInterrupt:
         return status
-
-
-def _print_json(answer: Mapping[str, Any], _shown: RenderableType) -> None:
-    print(json.dumps(answer, ensure_ascii=False))
 
 
 def _headed(shown: RenderableType, seconds: float) -> RenderableType:

@@ -111,7 +111,12 @@ class Admission:
             TryAgain: too many wait already, or the wait took too long.
         """
         ticket = _Ticket(verb, network, claim)
-        self._refuse_crowd(ticket)
+        if not self._queue.has_share(ticket, self.waiting):
+            raise TryAgain(
+                f"{len(self._inside)} CNI calls run and {len(self._queue)} wait already, too many of them for plugin "
+                f"{claim!r} or its network {network!r}; raise cni_concurrency or cni_waiting if that is normal on this "
+                "node"
+            )
         self._queue.take(ticket)
         self._admit()
         try:
@@ -121,14 +126,6 @@ class Admission:
             self._queue.leave(ticket)
             self._inside.leave(ticket)
             self._admit()
-
-    def _refuse_crowd(self, ticket: _Ticket) -> None:
-        if not self._queue.has_share(ticket, self.waiting):
-            raise TryAgain(
-                f"{len(self._inside)} CNI calls run and {len(self._queue)} wait already, too many of them for plugin "
-                f"{ticket.claim!r} or its network {ticket.network!r}; raise cni_concurrency or cni_waiting if that is "
-                "normal on this node"
-            )
 
     async def _wait(self, ticket: _Ticket) -> None:
         try:

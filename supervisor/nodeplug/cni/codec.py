@@ -106,7 +106,8 @@ def _decode_attachment(
     command: str, env: Mapping[str, str], namespaces: Sequence[Netns], common: Mapping[str, Any]
 ) -> CniRequest:
     netns = namespaces[1] if len(namespaces) > 1 else None
-    if command in {"ADD", "DEL"} and netns is not None and not _overridden(env):
+    overridden = env.get("CNI_NETNS_OVERRIDE", "").upper() in {"1", "TRUE"}
+    if command in {"ADD", "DEL"} and netns is not None and not overridden:
         _refuse_own(namespaces[0], netns)
     rest: dict[str, Any] = {
         "container_id": env["CNI_CONTAINERID"],
@@ -133,18 +134,14 @@ def _check_environment(env: Mapping[str, str]) -> str:
     command = env.get("CNI_COMMAND", "")
     verb = VERBS.get(command, Verb(()))
     missing = [name for name in ("CNI_COMMAND", *verb.required) if not env.get(name)]
-    if "CNI_CONTAINERID" in verb.required and "CNI_CONTAINERID" not in missing:
-        _check_container_id(env["CNI_CONTAINERID"])
+    container_id = env.get("CNI_CONTAINERID", "")
+    if "CNI_CONTAINERID" in verb.required and container_id and not _NAME.fullmatch(container_id):
+        raise InvalidEnvironment("invalid characters in containerID", details=container_id)
     if "CNI_IFNAME" in verb.required and "CNI_IFNAME" not in missing:
         _check_ifname(env["CNI_IFNAME"])
     if missing:
         raise InvalidEnvironment(f"required env variables [{','.join(missing)}] missing")
     return command
-
-
-def _check_container_id(text: str) -> None:
-    if not _NAME.fullmatch(text):
-        raise InvalidEnvironment("invalid characters in containerID", details=text)
 
 
 def is_void(frame: Frame) -> bool:
@@ -246,10 +243,6 @@ def _args(text: str, *, forgiving: bool) -> dict[str, str]:
         if not forgiving:
             raise
         return {}  # ADD refused them, and the DEL that follows must still end
-
-
-def _overridden(env: Mapping[str, str]) -> bool:
-    return env.get("CNI_NETNS_OVERRIDE", "").upper() in {"1", "TRUE"}
 
 
 def _refuse_own(host: Netns, netns: Netns) -> None:

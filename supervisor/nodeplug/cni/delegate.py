@@ -28,7 +28,6 @@ from nodeplug.contract.values import (
     CniCheck,
     CniDel,
     CniGc,
-    CniInterface,
     CniRequest,
     CniResult,
     CniStatus,
@@ -226,11 +225,8 @@ def _read_result(stdout: bytes, config: Mapping[str, Any], version: str, spellin
     except PluginError as error:
         raise DelegateFailed(f"failed to unmarshal raw result: {error}", code=_INTERNAL) from None
     # A result repeats CNI_NETNS as the caller spelled it, not the path behind which the child found it.
-    return replace(result, interfaces=tuple(_spelled(interface, spelling) for interface in result.interfaces))
-
-
-def _spelled(interface: CniInterface, spelling: Mapping[str, str]) -> CniInterface:
-    return replace(interface, sandbox=spelling.get(interface.sandbox, interface.sandbox))
+    spelled = (replace(one, sandbox=spelling.get(one.sandbox, one.sandbox)) for one in result.interfaces)
+    return replace(result, interfaces=tuple(spelled))
 
 
 def _failure(name: str, answer: subprocess.CompletedProcess[bytes]) -> DelegateFailed:

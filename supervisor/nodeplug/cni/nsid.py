@@ -14,7 +14,7 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -109,12 +109,8 @@ def gone(sightings: Iterable[Sighting]) -> set[Sighting]:
         mine = {one for one in sightings if (one.host, one.boot_id) == (host, here)}
         newest = {one.nsid: one for one in sorted(mine, key=lambda one: one.moment)}
         free = {nsid for nsid in newest if not _is_given(peer, nsid)}
-    return {one for one in mine if _ended(one, newest, free)}
-
-
-def _ended(one: Sighting, newest: Mapping[int, Sighting], free: set[int]) -> bool:
-    """Whether the id has no namespace, or was seen on another one since."""
-    return one.nsid in free or newest[one.nsid].cookie != one.cookie
+    # The id has no namespace, or was seen on another one since.
+    return {one for one in mine if one.nsid in free or newest[one.nsid].cookie != one.cookie}
 
 
 def _cookie(peer: socket.socket) -> int:

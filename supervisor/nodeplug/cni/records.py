@@ -90,9 +90,6 @@ class Records:
                 with suppress(Unanswered):
                     if self._late.get(key) is work:
                         await self._lane.run(work)
-                        self._done(key, work)
+                        if self._late.get(key) is work:
+                            del self._late[key]
         self._catching_up = None
-
-    def _done(self, key: Key, work: Callable[[], None]) -> None:
-        if self._late.get(key) is work:
-            del self._late[key]

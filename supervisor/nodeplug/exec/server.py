@@ -125,7 +125,7 @@ class ExecServer:
             await asyncio.sleep(_LOOK)
             try:
                 if self._listener is not None and not await self._folder.run(self._is_in_place):
-                    self._replace_listener(*await self._folder.run(self._listen, _drop))
+                    self._replace_listener(*await self._folder.run(self._listen, lambda made: made[0].close()))
                     LOG.warning("the socket at %s was gone and has been made again", self.path)
                 told = ""
             except Unanswered as error:
@@ -331,10 +331,6 @@ async def _send(peer: socket.socket, reply: Reply) -> None:
             await asyncio.get_running_loop().sock_sendall(peer, reply.encode())
     except (OSError, TimeoutError) as error:
         LOG.info("the caller did not read the answer: %s", error or type(error).__name__)
-
-
-def _drop(made: tuple[socket.socket, Identity]) -> None:
-    made[0].close()
 
 
 def _clear_stale(path: Path) -> None:

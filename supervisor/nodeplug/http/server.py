@@ -228,7 +228,8 @@ class _Connection:
 
     async def _invite(self) -> None:
         if self._protocol.they_are_waiting_for_100_continue:
-            await self._write(h11.InformationalResponse(status_code=100, headers=[]))
+            self.writer.write(self._bytes(h11.InformationalResponse(status_code=100, headers=[])))
+            await self.writer.drain()
 
     async def send(self, response: Response) -> None:
         """Write an answer and wait until the kernel has it."""
@@ -255,10 +256,6 @@ class _Connection:
             return False
         self._protocol.start_next_cycle()
         return True
-
-    async def _write(self, event: "h11.Event") -> None:
-        self.writer.write(self._bytes(event))
-        await self.writer.drain()
 
     def _bytes(self, event: "h11.Event") -> bytes:
         data: bytes | None = self._protocol.send(event)

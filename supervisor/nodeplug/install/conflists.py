@@ -54,19 +54,14 @@ def choose(name: str, data: bytes, paths: Paths, claims: Collection[str], wanted
         return Chosen(data)
     if wanted == "file" or (wanted == "auto" and written not in {OLD, NEW}):
         return Chosen(data, f"{name}: cniVersion {written}, as the file says")
-    before = _installed(paths.cni_conf / name)
+    before = our_list(paths.cni_conf / name).get("cniVersion")
     version, why = (wanted, "as it was asked for") if wanted != "auto" else _best(document, before, paths, claims)
     document["cniVersion"] = version
     chosen = data if version == written else json.dumps(document, indent=2, ensure_ascii=False).encode() + b"\n"
     return Chosen(chosen, f"{name}: cniVersion {version}, {why}")
 
 
-def _installed(path: Path) -> str:
-    """Return the version of our list that is there already; empty without one."""
-    return str(our_list(path).get("cniVersion", ""))
-
-
-def _best(document: Mapping[str, Any], before: str, paths: Paths, claims: Collection[str]) -> tuple[str, str]:
+def _best(document: Mapping[str, Any], before: object, paths: Paths, claims: Collection[str]) -> tuple[str, str]:
     found = runtimes.find(paths)
     if not found:
         return str(document["cniVersion"]), "as the file says: no container runtime was found here"

@@ -171,10 +171,8 @@ def _claimed(record: Record, paths: Paths, claims: Mapping[str, CniClaim], drive
         folders.add(paths.cni_bin)
 
     def is_needed(path: Path) -> bool:
-        return path.parent in folders and (path.parent != paths.cni_bin or path.name in claims or _is_program(path))
+        return path.parent in folders and (
+            path.parent != paths.cni_bin or path.name in claims or path.name.startswith(PROGRAM)
+        )
 
     return {path: digest for path, digest in record.items() if is_needed(path)}
-
-
-def _is_program(path: Path) -> bool:
-    return path.name.startswith(PROGRAM)

@@ -8,7 +8,6 @@ Refuses: to decide what follows from it (see `nodeplug.install.conflists` and `n
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -57,13 +56,8 @@ def find(paths: Paths) -> list[Runtime]:
     running = [Runtime(name, _ask(path), str(path)) for path, name in sockets(paths).items()]
     if running or paths.root != Path("/"):
         return running
-    return list(_programs())
-
-
-def _programs() -> Iterator[Runtime]:
-    for program, name in _PROGRAMS.items():
-        if path := shutil.which(program):
-            yield Runtime(name, _version_of(path), path)
+    programs = ((shutil.which(program), name) for program, name in _PROGRAMS.items())
+    return [Runtime(name, _version_of(path), path) for path, name in programs if path]
 
 
 def _version_of(program: str) -> tuple[int, int]:

@@ -79,7 +79,8 @@ class Reports:
 
         One that hangs holds up no other: its last metrics stay until its deadline.
         """
-        asked = {name: slot for name, slot in self.slots.items() if _measures(slot)}
+        running = {name: slot for name, slot in self.slots.items() if slot.state == "running"}
+        asked = {name: slot for name, slot in running.items() if "metrics" in slot.instance.hooks}
         for name in asked.keys() - self._asking.keys():
             self._asking[name] = asyncio.create_task(self._measure(asked[name]), name=f"metrics of {name}")
         if self._asking:
@@ -136,10 +137,6 @@ def _written(plugin: str, answer: Mapping[str, Any]) -> str:
     if size > INSPECT_LIMIT:
         raise PluginError(f"what plugin {plugin!r} tells about itself has more than {INSPECT_LIMIT} bytes of JSON")
     return "".join(pieces)
-
-
-def _measures(slot: Slot) -> bool:
-    return slot.state == "running" and "metrics" in slot.instance.hooks
 
 
 def _running(slot: Slot) -> Instance:

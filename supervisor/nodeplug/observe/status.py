@@ -87,7 +87,7 @@ def _unit(device: Device, holder: Holder | None) -> dict[str, Any]:
         "id": device.id,
         "healthy": device.healthy,
         "reason": clip(device.reason),
-        "holder": _holder(holder),
+        "holder": f"{holder.namespace}/{holder.pod}/{holder.container}" if holder else "",
     }
     if device.attributes:
         unit["attributes"] = dict(device.attributes)
@@ -96,10 +96,6 @@ def _unit(device: Device, holder: Holder | None) -> dict[str, Any]:
     if device.part is not None:
         unit["part"] = {"of": device.part.of, "amount": dict(device.part.amount)}
     return unit
-
-
-def _holder(holder: Holder | None) -> str:
-    return f"{holder.namespace}/{holder.pod}/{holder.container}" if holder else ""
 
 
 def attachments(records: Iterable[Attachment]) -> list[dict[str, Any]]:

@@ -129,7 +129,8 @@ def _files(style: str, names: Names) -> Iterator[tuple[Path, str]]:
     """Yield each file of a package: those of its style, and those that all have."""
     for room in (style, "common"):
         for source in (files(__name__) / "templates" / room).iterdir():
-            yield _place(source.name.removesuffix(_SUFFIX), names), _filled(source.read_text(encoding="utf-8"), names)
+            text = Template(source.read_text(encoding="utf-8")).substitute(asdict(names))
+            yield _place(source.name.removesuffix(_SUFFIX), names), text
 
 
 def _place(name: str, names: Names) -> Path:
@@ -143,7 +144,3 @@ def _place(name: str, names: Names) -> Path:
         "py.typed": Path("src", names.package, "py.typed"),
     }
     return places.get(name, Path(name))
-
-
-def _filled(text: str, names: Names) -> str:
-    return Template(text).substitute(asdict(names))
