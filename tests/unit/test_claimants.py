@@ -1,35 +1,26 @@
 """Of several plugins that claim one name, the first in the configuration serves it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from random import Random
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nodeplug.contract.values import Claim, CniClaim
+from nodeplug.config import PluginSection
+from nodeplug.contract.values import CniClaim
 from nodeplug.hosting.claimants import settle
+from nodeplug.hosting.slot import Instance, Slot
 
 
-@dataclass(frozen=True)
-class One:
-    name: str
-    claims: tuple[Claim, ...]
-
-    @property
-    def who(self) -> str:
-        return f"plugin {self.name!r}"
-
-
-def one(name: str, *claims: str) -> One:
-    return One(name, tuple(CniClaim(claim) for claim in claims))
+def one(name: str, *claims: str) -> Instance:
+    return Instance(Slot(name), PluginSection(), "d", claims=tuple(CniClaim(claim) for claim in claims))
 
 
 def test_an_earlier_one_that_comes_later_takes_the_place() -> None:
     verdict = settle({"b": one("b", "net")}, [one("a", "net")], ("a", "b"))
     assert [loaded.name for loaded in verdict.accepted] == ["a"]
     assert verdict.displaced == {
-        "b": "plugin 'b' claims cni:net, which plugin 'a' owns: it comes first in the configuration; "
+        "b": "plugin 'b' of d claims cni:net, which plugin 'a' of d owns: it comes first in the configuration; "
         "disable one of the two"
     }
 
@@ -54,9 +45,9 @@ PLUGINS = st.dictionaries(
 )
 
 
-def serving(arrivals: Sequence[One], order: Sequence[str]) -> set[str]:
+def serving(arrivals: Sequence[Instance], order: Sequence[str]) -> set[str]:
     """Let plugins come one by one, the refused ones again after each, until nothing changes any more."""
-    present: dict[str, One] = {}
+    present: dict[str, Instance] = {}
     for count in range(1, len(arrivals) + 1):
         while True:
             verdict = settle(present, [one for one in arrivals[:count] if one.name not in present], order)

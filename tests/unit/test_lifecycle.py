@@ -11,6 +11,7 @@ from nodeplug.config import PluginSection
 from nodeplug.hosting.lifecycle import Lifecycle
 from nodeplug.hosting.registry import Registry
 from nodeplug.hosting.runner import Runner
+from nodeplug.hosting.served_devices import ServedDevices
 from nodeplug.testing import host
 
 
@@ -189,5 +190,22 @@ def test_health_names_each_plugin_that_is_not_well(lifecycle: Lifecycle) -> None
     async def scenario() -> None:
         await lifecycle.apply({"sick": section(claim="s", unhealthy=True), "well": section(claim="w")})
         assert await lifecycle.check_health() == {"sick": "the card is gone"}
+
+    run(scenario)
+
+
+class Devices(ServedDevices):
+    async def end(self, plugin: str) -> None:
+        Recorded.life.append(f"no devices {plugin}")
+
+
+def test_the_devices_of_a_plugin_are_gone_before_it_stops_also_at_the_end_of_the_daemon(lifecycle: Lifecycle) -> None:
+    async def scenario() -> None:
+        lifecycle.devices = Devices()
+        await lifecycle.apply({"a": section(claim="a"), "b": section(claim="b")})
+        Recorded.life.clear()
+        await lifecycle.apply({"b": section(claim="b")})
+        await lifecycle.stop_all()
+        assert Recorded.life == ["no devices a", "stop a", "no devices b", "stop b"]
 
     run(scenario)

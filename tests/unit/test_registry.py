@@ -21,7 +21,8 @@ from nodeplug import (
     hookimpl,
 )
 from nodeplug.hosting.discovery import Found, PluginRefused, find, validate_config
-from nodeplug.hosting.registry import Registry, check_claim, unmarked
+from nodeplug.hosting.loading import check_claim, unmarked
+from nodeplug.hosting.registry import Registry
 
 
 class Net:
@@ -79,7 +80,7 @@ def test_an_unloaded_wrapper_sees_nothing_more() -> None:
     audit = Audit()
     registry.load("audit", audit, "d")
     registry.load("net", Net(), "d")
-    registry.unload("audit")
+    registry.exchange(["audit"], ())
     registry.route("cni", "net").callers["cni_del"](request="r")
     assert audit.seen == []
 

@@ -24,7 +24,7 @@ from nodeplug.contract.errors import InvalidRequest, NotReady
 from nodeplug.contract.mounts import mounted_at
 from nodeplug.contract.values import Pod, Secrets
 from nodeplug.hosting.discovery import find
-from nodeplug.hosting.registry import unmarked
+from nodeplug.hosting.loading import unmarked
 from nodeplug.testing import AdmissionError, BlockingKubelet, CniError, FlexFailure, FlexVolume, ScratchNode, namespaces
 from nodeplug.testing.place_holder import filled
 from nodeplug.testing.pods import CniRuntimeFactory, FlexCallers

@@ -7,32 +7,13 @@ Refuses: to take plugins in, and to know what a claim is good for.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
 
 from nodeplug.contract.values import Claim
-
-
-class Claimant(Protocol):
-    """A plugin, as far as its claims go."""
-
-    @property
-    def name(self) -> str:
-        """The section."""
-
-    @property
-    def who(self) -> str:
-        """The plugin, for messages."""
-
-    @property
-    def claims(self) -> Sequence[Claim]:
-        """What it wants to serve."""
-
-
-C = TypeVar("C", bound=Claimant)
+from nodeplug.hosting.slot import Instance
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict(Generic[C]):
+class Verdict:
     """Who serves.
 
     Attributes:
@@ -42,13 +23,13 @@ class Verdict(Generic[C]):
         owners: who has what they claim, by the names of both.
     """
 
-    accepted: list[C]
+    accepted: list[Instance] = field(default_factory=list)
     refused: dict[str, str] = field(default_factory=dict)
     displaced: dict[str, str] = field(default_factory=dict)
     owners: dict[str, str] = field(default_factory=dict)
 
 
-def settle(present: Mapping[str, C], entering: Iterable[C], order: Sequence[str]) -> Verdict[C]:
+def settle(present: Mapping[str, Instance], entering: Iterable[Instance], order: Sequence[str]) -> Verdict:
     """Choose among plugins that are present and those that want to come.
 
     Args:
@@ -58,7 +39,7 @@ def settle(present: Mapping[str, C], entering: Iterable[C], order: Sequence[str]
     """
     ranks = {name: rank for rank, name in enumerate(order)}
     chosen = {one.name: one for one in entering}
-    verdict: Verdict[C] = Verdict([])
+    verdict = Verdict()
     while True:
         staying = [one for name, one in present.items() if name not in chosen and name not in verdict.displaced]
         found = _first_conflict(sorted([*staying, *chosen.values()], key=lambda one: ranks.get(one.name, len(ranks))))
@@ -73,8 +54,8 @@ def settle(present: Mapping[str, C], entering: Iterable[C], order: Sequence[str]
             verdict.displaced[loser.name] = text
 
 
-def _first_conflict(ranked: Iterable[C]) -> tuple[C, C, str] | None:
-    owners: dict[Claim, C] = {}
+def _first_conflict(ranked: Iterable[Instance]) -> tuple[Instance, Instance, str] | None:
+    owners = dict[Claim, Instance]()
     for one in ranked:
         for claim in one.claims:
             if claim in owners:

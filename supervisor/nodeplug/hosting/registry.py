@@ -1,62 +1,41 @@
-"""Which plugins are loaded, what they claim, and the way to each claim.
+"""Which plugins are taken in, and the way to each claim.
 
-Owns: the check of a plugin's hooks and claims, and which plugin serves which claim.
-Refuses: to call any verb. Only `claims` runs here, through the runner's rules for answers.
+Owns: the slots of all sections, and which plugin serves which claim.
+Refuses: to call any hook, and to load (`loading`).
 
 A request is for exactly one plugin: a route leads to the owner of the claim and every plugin's wrappers (`dispatch`).
 """
 
-import inspect
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
-from typing import Final, TypeVar
-
-import pluggy
+from typing import TypeVar
 
 from nodeplug.config import PluginSection
-from nodeplug.contract.errors import InvalidRequest, NotFound, TryAgain, text_of
-from nodeplug.contract.hookspecs import ANSWERS
-from nodeplug.contract.names import cni_executable, exclusive_name, extended_resource, flex_driver
+from nodeplug.contract.errors import NotFound, TryAgain
 from nodeplug.contract.values import Claim, ClaimKind
 from nodeplug.hosting.call import Call
 from nodeplug.hosting.claimants import Verdict, settle
 from nodeplug.hosting.discovery import PluginRefused
-from nodeplug.hosting.dispatch import Hooks, callers, hooks_of
-from nodeplug.hosting.slot import FIRST_RETRY, Instance, Loaded, Route, Slot
+from nodeplug.hosting.dispatch import callers
+from nodeplug.hosting.loading import examine
+from nodeplug.hosting.slot import FIRST_RETRY, Instance, Route, Slot
 
 C = TypeVar("C", bound=Claim)
-_REQUIRED: Final[Mapping[ClaimKind, tuple[str, ...]]] = {
-    "cni": ("cni_add", "cni_del"),
-    "device": ("device_list",),
-    "volume": (),
-    "exclusive": (),
-}
-_VOLUME_ENTRY: Final = ("volume_stage", "volume_publish")
 
 
-_NAMES: Final[Mapping[ClaimKind, Callable[[str], str]]] = {
-    "cni": cni_executable,
-    "device": extended_resource,
-    "volume": flex_driver,
-    "exclusive": exclusive_name,
-}
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """What a new configuration changes, by section name."""
 
+    removed: tuple[str, ...] = ()
+    added: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
 
-def check_claim(claim: Claim) -> None:
-    """Refuse a name that a caller would refuse later, and less clearly.
-
-    Raises:
-        InvalidRequest: the message says which rule is broken.
-    """
-    check = _NAMES.get(claim.kind)
-    if check is None:
-        raise InvalidRequest(f"{claim.kind!r} is no kind of claim; known: {', '.join(_NAMES)}")
-    try:
-        check(claim.name)
-    except ValueError as error:
-        raise InvalidRequest(str(error)) from None
+    def __str__(self) -> str:
+        parts = ("removed", self.removed), ("added", self.added), ("changed", self.changed)
+        return "; ".join(f"{word} {', '.join(names)}" for word, names in parts if names) or "nothing changed"
 
 
 @dataclass(slots=True)
@@ -74,7 +53,7 @@ class Registry:
     _routes: dict[tuple[ClaimKind, str], Route] = field(default_factory=dict)
 
     @property
-    def plugins(self) -> dict[str, Loaded]:
+    def plugins(self) -> dict[str, Instance]:
         """The plugins that are taken in, by section name."""
         return {name: slot.loaded for name, slot in self.slots.items() if slot.loaded is not None}
 
@@ -95,19 +74,33 @@ class Registry:
             slot.instance, slot.state, slot.retry_after = instance, "starting", FIRST_RETRY
             slot.fault = slot.outdone_by = slot.rejected = ""
 
+    def compare(self, wanted: Mapping[str, PluginSection]) -> Difference:
+        """Compare the sections that there are with those of a configuration. A changed deadline changes no plugin."""
+        now = {name: slot.instance.section for name, slot in self.slots.items()}
+
+        def differs(name: str) -> bool:
+            return now[name].model_copy(update={"deadline": wanted[name].deadline}) != wanted[name]
+
+        return Difference(
+            removed=tuple(name for name in now if name not in wanted),
+            added=tuple(name for name in wanted if name not in now),
+            changed=tuple(name for name in now if name in wanted and differs(name)),
+        )
+
     def load(
         self, name: str, plugin: object, distribution: str, deadlines: Mapping[str, float] = MappingProxyType({})
-    ) -> Loaded:
+    ) -> Instance:
         """Examine a constructed plugin that needs no start and serve it; nothing is registered when it is refused.
 
         Raises:
             PluginRefused: see `examine` and `adopt`.
         """
-        slot, loaded = self.slot(name), examine(name, plugin, distribution)
-        self.adopt(Instance(slot, PluginSection(), distribution, loaded))
-        slot.deadlines = deadlines
-        slot.enter("running")
-        return loaded
+        instance = Instance(self.slot(name), PluginSection(), distribution)
+        examine(instance, plugin)
+        self.adopt(instance)
+        instance.slot.deadlines = deadlines
+        instance.slot.enter("running")
+        return instance
 
     def adopt(self, instance: Instance) -> None:
         """Take in a loaded instance, in the place of the one that its slot has.
@@ -120,10 +113,10 @@ class Registry:
             raise PluginRefused(verdict.refused[instance.name])
         self.exchange((), [instance])
 
-    def admissible(self, candidates: Iterable[Instance], leaving: Collection[str] = ()) -> Verdict[Loaded]:
+    def admissible(self, candidates: Iterable[Instance], leaving: Collection[str] = ()) -> Verdict:
         """Tell which candidates can be taken in together, once the plugins `leaving` are gone; see `claimants`."""
         present = {name: loaded for name, loaded in self.plugins.items() if name not in leaving}
-        return settle(present, [one.loaded for one in candidates if one.loaded is not None], self.order)
+        return settle(present, candidates, self.order)
 
     def exchange(self, leaving: Iterable[str], entering: Iterable[Instance]) -> None:
         """Let plugins go and others take their places, in one step: each claim leads to its new owner from now on."""
@@ -133,18 +126,15 @@ class Registry:
                 gone.enter("refused")  # who waits there goes on to another owner, or to none
         for instance in entering:
             self.expect(instance)
-            instance.slot.loaded = instance.loaded
+            instance.slot.loaded = instance
         self._rebuild()
 
     def end(self) -> None:
         """Forget every section and refuse calls for good; claims still lead to their slots, which say why."""
         for slot in self.slots.values():
+            slot.loaded = None
             slot.enter("ended")
         self.slots.clear()
-
-    def unload(self, name: str) -> None:
-        """Forget a plugin; succeed when it is not loaded."""
-        self.exchange([name], ())
 
     def route(self, kind: ClaimKind, name: str) -> Route:
         """Return the way to a claim.
@@ -183,87 +173,11 @@ class Registry:
         routes: dict[tuple[ClaimKind, str], Route] = {}
         ranks = {name: rank for rank, name in enumerate(self.order)}
         # By their order in the configuration: of two wrappers the same one is the outer one after a restart.
-        ordered = sorted(self.plugins.values(), key=lambda loaded: ranks.get(loaded.name, len(ranks)))
-        for loaded in ordered:
-            others = [(other.plugin, other.wrappers) for other in ordered if other is not loaded]
-            loaded.callers.update(callers(loaded.plugin, loaded.hooks, others))
-            slot = self.slots[loaded.name]
-            for claim in loaded.claims:
+        ordered = sorted(self.plugins.values(), key=lambda one: ranks.get(one.name, len(ranks)))
+        for one in ordered:
+            others = [(other.plugin, other.wrappers) for other in ordered if other is not one]
+            one.callers.update(callers(one.plugin, one.hooks, others))
+            for claim in one.claims:
                 now = partial(self.route, claim.kind, claim.name)
-                routes[claim.kind, claim.name] = Route(slot, loaded.hooks, loaded.callers, claim, now)
+                routes[claim.kind, claim.name] = Route(one.slot, one.hooks, one.callers, claim, now)
         self._routes = routes
-
-
-def examine(name: str, plugin: object, distribution: str) -> Loaded:
-    """Check a constructed plugin against the contract. Calls its `claims`, so it belongs into a thread.
-
-    Raises:
-        PluginRefused: see `examine_hooks`; a claim that is malformed, twice there, or without a hook that it needs.
-    """
-    who = f"plugin {name!r} of {distribution}"
-    hooks = examine_hooks(name, plugin, distribution)
-    try:
-        claims = tuple(callers(plugin, hooks.own, ())["claims"]())
-        for claim in claims:
-            _check_claimed(who, claim, hooks.own)
-    except PluginRefused:
-        raise
-    except InvalidRequest as error:
-        raise PluginRefused(f"{who} cannot be loaded: {text_of(error)}") from error
-    except (Exception, SystemExit) as error:
-        raise PluginRefused(f"{who} cannot be loaded: {type(error).__name__}: {text_of(error)}") from error
-    if len(set(claims)) != len(claims):
-        raise PluginRefused(f"{who} claims one name twice: {', '.join(map(str, claims))}")
-    return Loaded(name, distribution, plugin, claims, hooks.own, hooks.wrappers, {})
-
-
-def examine_hooks(name: str, plugin: object, distribution: str) -> Hooks:
-    """Check the hooks of a plugin against the contract, and that it can be asked for its claims.
-
-    Raises:
-        PluginRefused: a misnamed hook or argument, an `async def` hook, one with `yield`, or no `claims`.
-    """
-    who = f"plugin {name!r} of {distribution}"
-    _refuse_async(who, plugin)
-    try:
-        hooks = hooks_of(name, plugin)
-    except (pluggy.PluginValidationError, ValueError) as error:
-        raise PluginRefused(f"{who} breaks the contract: {error}") from error
-    _refuse_generators(who, plugin, hooks.own)
-    if "claims" not in hooks.own:
-        raise PluginRefused(f"{who} has no claims(): it answers to nothing")
-    return hooks
-
-
-def unmarked(plugin: type[object]) -> tuple[str, ...]:
-    """Return the methods that have the name of a hook and are not marked as one: nobody calls them."""
-    mark = "nodeplug_impl"  # what `hookimpl` leaves on a function
-    methods = {name: getattr(plugin, name, None) for name in ANSWERS}
-    return tuple(name for name, method in methods.items() if callable(method) and not hasattr(method, mark))
-
-
-def _check_claimed(who: str, claim: object, hooks: frozenset[str]) -> None:
-    if not isinstance(claim, Claim):
-        raise PluginRefused(f"{who} claims {claim!r}, which is a {type(claim).__name__}, not a Claim")
-    check_claim(claim)
-    missing = [hook for hook in _REQUIRED[claim.kind] if hook not in hooks]
-    if missing:
-        raise PluginRefused(f"{who} claims {claim} but has no {' and no '.join(missing)}")
-    if claim.kind == "volume" and not any(hook in hooks for hook in _VOLUME_ENTRY):
-        raise PluginRefused(f"{who} claims {claim} but has neither volume_stage nor volume_publish")
-
-
-def _refuse_async(who: str, plugin: object) -> None:
-    for hook in ANSWERS:
-        method = getattr(plugin, hook, None)
-        if inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method):
-            raise PluginRefused(f"{who}: {hook} is `async def`; hooks are synchronous, each call has its own thread")
-
-
-def _refuse_generators(who: str, plugin: object, own: Iterable[str]) -> None:
-    for hook in sorted(own):
-        if inspect.isgeneratorfunction(getattr(plugin, hook)):
-            raise PluginRefused(
-                f"{who}: {hook} contains `yield`, so that a call of it does nothing; return a list or tuple, "
-                "or mark it `@hookimpl(wrapper=True)` if it shall wrap the hook of other plugins"
-            )

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from nodeplug.config import Configuration, Reading
-from nodeplug.hosting.lifecycle import Difference, Lifecycle
+from nodeplug.hosting.lifecycle import Lifecycle
+from nodeplug.hosting.registry import Difference
 from nodeplug.process import notify
 from nodeplug.process.aside import aside
 

@@ -2,8 +2,8 @@
 
 Owns: the instance that stands for the section, the gate before it, the calls inside it, how long each may take, and
 how the section is, in words. Whether a plugin may be called now is said here and nowhere else.
-Refuses: to change by itself: `life` and `exchange` lead instances through their lives, `runner` runs the calls, and
-`registry` says which claims lead here.
+Refuses: to change by itself: `lifecycle` leads instances through their lives, `runner` runs the calls, and `registry`
+says which claims lead here.
 
 The gate follows the state: open while the plugin runs; held during an exchange: calls wait, each within its deadline;
 closed otherwise: calls are refused with the reason. It stands before claims alone: an instance's own life passes by it.
@@ -51,27 +51,6 @@ DEFAULT_DEADLINES: Final[Mapping[str, float]] = {
 _OTHER_DEADLINE: Final = 120.0
 
 
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """One plugin that is loaded: its section, its origin and what it answers to.
-
-    `callers` are those of the life cycle until the plugin is taken in, and kept up to date when plugins come and go.
-    """
-
-    name: str
-    distribution: str
-    plugin: object
-    claims: tuple[Claim, ...]
-    hooks: frozenset[str]
-    wrappers: frozenset[str]
-    callers: dict[str, Callable[..., Any]]
-
-    @property
-    def who(self) -> str:
-        """The plugin by section and distribution, for messages."""
-        return f"plugin {self.name!r} of {self.distribution}"
-
-
 @dataclass(slots=True, eq=False)
 class Instance:
     """One construction of a section's plugin, from its loading to its stop.
@@ -80,7 +59,11 @@ class Instance:
         slot: of its section.
         section: the configuration that it is made from.
         distribution: whose class it is; empty until it is found.
-        loaded: the plugin, once it is constructed and examined.
+        plugin: the object, once it is constructed and examined; so is what follows.
+        claims: what it answers to.
+        hooks: the hooks that it implements.
+        wrappers: the hooks of others that it wraps.
+        callers: by hook name; calls the plugin and, once it is taken in, all wrappers, also those that come later.
         begun: its `prepare` was called, or its `start` has succeeded, so that its `stop` is due.
         beginning: done when a `start` that is under way has ended.
         number: tells instances apart.
@@ -89,7 +72,11 @@ class Instance:
     slot: "Slot"
     section: PluginSection
     distribution: str = ""
-    loaded: Loaded | None = None
+    plugin: object = None
+    claims: tuple[Claim, ...] = ()
+    hooks: frozenset[str] = frozenset()
+    wrappers: frozenset[str] = frozenset()
+    callers: dict[str, Callable[..., Any]] = field(default_factory=dict)
     begun: bool = False
     beginning: asyncio.Future[None] | None = None
     number: int = field(default_factory=itertools.count(1).__next__)
@@ -105,14 +92,9 @@ class Instance:
         return self.section.uses or self.name
 
     @property
-    def hooks(self) -> frozenset[str]:
-        """The hooks that the plugin implements; none before it is loaded."""
-        return self.loaded.hooks if self.loaded is not None else frozenset()
-
-    @property
-    def callers(self) -> Mapping[str, Callable[..., Any]]:
-        """By hook name; calls the plugin and all wrappers."""
-        return self.loaded.callers if self.loaded is not None else {}
+    def who(self) -> str:
+        """The plugin by section and distribution, for messages."""
+        return f"plugin {self.name!r} of {self.distribution}"
 
     def now(self) -> "Instance":
         """Return where a call for it goes now, as a route does: to this very instance, whatever became of its slot."""
@@ -127,7 +109,7 @@ class Slot:
         name: the section's name.
         deadlines: seconds by hook, where they differ from the defaults.
         instance: the one that serves or is to; without one, the last attempt.
-        loaded: the plugin that is taken in: its claims lead here, whether the gate lets calls in or not.
+        loaded: the same, once it is taken in: its claims lead here, whether the gate lets calls in or not.
         state: "refused" cannot be loaded; "failed" its start raised or its loading hangs; "ended" with the daemon.
         fault: why it is refused, failed or not healthy; empty when all is well.
         outdone_by: who has what it claims, if that is why it is refused.
@@ -142,7 +124,7 @@ class Slot:
     name: str
     deadlines: Mapping[str, float] = field(default_factory=dict)
     instance: Instance = field(init=False)
-    loaded: Loaded | None = None
+    loaded: Instance | None = None
     state: State = "refused"
     fault: str = ""
     outdone_by: str = ""

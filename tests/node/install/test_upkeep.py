@@ -177,7 +177,7 @@ def test_force_takes_no_name_that_never_was_ours(node: Node) -> None:
 
 def test_a_name_that_no_plugin_claims_any_more_may_go(node: Node) -> None:
     node.install()
-    node.registry.unload("bridge")
+    node.registry.exchange(["bridge"], ())
     node.bridge.unlink()
     assert node.look(2) == ""
     assert not node.bridge.exists()

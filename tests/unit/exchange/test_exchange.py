@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nodeplug.hosting import exchange
+from nodeplug.hosting import lifecycle
 
 if TYPE_CHECKING:
     from tests.unit.exchange.conftest import Nets
@@ -116,7 +116,7 @@ def test_a_claim_that_its_owner_keeps_is_refused_to_another(net: "Nets") -> None
 
 
 def test_a_slow_constructor_lets_the_old_instance_serve_meanwhile(net: "Nets", monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchange, "LOAD_PATIENCE", 0.02)
+    monkeypatch.setattr(lifecycle, "LOAD_PATIENCE", 0.02)
 
     async def scenario() -> None:
         await net.lifecycle.apply({"a": net.section()})

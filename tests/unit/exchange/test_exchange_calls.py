@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nodeplug import NotFound, TryAgain
-from nodeplug.hosting import exchange
+from nodeplug.hosting import lifecycle
 from nodeplug.hosting.call import Call
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def test_a_call_that_waits_for_its_key_goes_to_the_new_instance(net: "Nets") -> 
 
 
 def test_a_call_that_hangs_holds_up_a_reload_for_a_while_only(net: "Nets", monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchange, "CALL_PATIENCE", 0.05)
+    monkeypatch.setattr(lifecycle, "CALL_PATIENCE", 0.05)
 
     async def scenario() -> None:
         await net.lifecycle.apply({"a": net.section()})
@@ -115,7 +115,7 @@ def test_a_call_for_a_claim_that_went_away_in_the_gap_is_told_so(net: "Nets") ->
 def test_a_call_for_a_claim_whose_plugin_still_loads_is_asked_to_come_again(
     net: "Nets", monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exchange, "LOAD_PATIENCE", 0.02)
+    monkeypatch.setattr(lifecycle, "LOAD_PATIENCE", 0.02)
 
     async def scenario() -> None:
         constructed = net.gate("construct second")

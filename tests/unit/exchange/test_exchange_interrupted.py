@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nodeplug.contract.errors import Ending
-from nodeplug.hosting import exchange
+from nodeplug.hosting import lifecycle
 
 if TYPE_CHECKING:
     from tests.unit.exchange.conftest import Nets
@@ -97,7 +97,7 @@ def test_a_call_that_waits_for_an_exchange_is_told_at_once_that_the_daemon_ends(
 def test_going_back_fails_while_another_plugin_takes_the_new_claim(
     net: "Nets", monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exchange, "LOAD_PATIENCE", 0.05)
+    monkeypatch.setattr(lifecycle, "LOAD_PATIENCE", 0.05)
 
     async def scenario() -> None:
         await net.lifecycle.apply({"a": net.section(claims=("x",))})

@@ -36,9 +36,10 @@ from nodeplug.contract.values import (
 )
 from nodeplug.device.codec import encode_list, worst_case_size
 from nodeplug.hosting.discovery import Found, find, validate_config
-from nodeplug.hosting.registry import Registry, examine_hooks, unmarked
+from nodeplug.hosting.loading import examine_hooks, unmarked
+from nodeplug.hosting.registry import Registry
 from nodeplug.hosting.runner import check_answer
-from nodeplug.hosting.slot import Loaded
+from nodeplug.hosting.slot import Instance
 
 UNKNOWN_KEY: Final = "conformance-unknown-key"
 
@@ -171,14 +172,14 @@ class Probe:
         gc.collect()
         self.document["left_descriptors"] = _new(before, _descriptors())
 
-    def _cycle(self, loaded: Loaded, suffix: str, _threads_before: set[threading.Thread]) -> bool:
+    def _cycle(self, loaded: Instance, suffix: str, _threads_before: set[threading.Thread]) -> bool:
         self._hook(loaded, f"start{suffix}", "start")
         self._hook(loaded, f"health{suffix}", "health")
         self._hook(loaded, f"inspect{suffix}", "inspect", _unwritable)
         self._hook(loaded, f"metrics{suffix}", "metrics")
         return self.acts.seen.get(f"start{suffix}", {}).get("error") is None
 
-    def _end(self, loaded: Loaded, suffix: str, threads: set[threading.Thread]) -> None:
+    def _end(self, loaded: Instance, suffix: str, threads: set[threading.Thread]) -> None:
         self._hook(loaded, f"stop{suffix}", "stop")
         if not suffix:
             self._hook(loaded, "second stop", "stop")
@@ -197,7 +198,7 @@ class Probe:
         self.acts.play("unknown key", lambda: model.model_validate({**config, UNKNOWN_KEY: 1}))
         return True
 
-    def _fresh(self, suffix: str) -> Loaded | None:
+    def _fresh(self, suffix: str) -> Instance | None:
         if self._found is None:
             self._found = find(self.order["uses"])
         self._folders()
@@ -224,16 +225,16 @@ class Probe:
         )
         return hooks is not None
 
-    def _examine(self, name: str, plugin: object) -> Loaded | None:
-        loaded: Loaded | None = self.acts.play(name, lambda: Registry().load("plugin", plugin, self.order["uses"]))
+    def _examine(self, name: str, plugin: object) -> Instance | None:
+        loaded: Instance | None = self.acts.play(name, lambda: Registry().load("plugin", plugin, self.order["uses"]))
         return loaded
 
-    def _describe(self, loaded: Loaded, plugin: object) -> None:
+    def _describe(self, loaded: Instance, plugin: object) -> None:
         self.document["hooks"] = sorted(loaded.hooks)
         self.document["claims"] = [[claim.kind, claim.name] for claim in loaded.claims]
         self.document["unmarked"] = sorted(unmarked(type(plugin)))
 
-    def _more_claims(self, loaded: Loaded) -> None:
+    def _more_claims(self, loaded: Instance) -> None:
         self.acts.play("claims again", lambda: [str(claim) for claim in loaded.callers["claims"]()], list)
         second = self._fresh(" second")
         if second is not None:
@@ -241,7 +242,7 @@ class Probe:
             self._hook(second, "stop before start", "stop")
 
     def _hook(
-        self, loaded: Loaded, name: str, hook: str, show: Callable[[Any], Any] = lambda _: None, **more: Any
+        self, loaded: Instance, name: str, hook: str, show: Callable[[Any], Any] = lambda _: None, **more: Any
     ) -> Any:
         """Call a hook if the plugin has it, and note an answer that the contract does not allow."""
         if hook not in loaded.hooks:
@@ -254,13 +255,13 @@ class Probe:
                 self.document["mistyped"].append(str(error))
         return answer
 
-    def _devices(self, loaded: Loaded, started: bool) -> None:
+    def _devices(self, loaded: Instance, started: bool) -> None:
         self.document["devices"] = {}
         for claim in loaded.claims if started else ():
             if claim.kind == "device":
                 self._resource(loaded, ResourceName(claim.name))
 
-    def _resource(self, loaded: Loaded, resource: ResourceName) -> None:
+    def _resource(self, loaded: Instance, resource: ResourceName) -> None:
         lists = [
             self._hook(loaded, f"list {resource} {turn}", "device_list", _ids, request=DeviceList(resource=resource))
             for turn in (1, 2)
@@ -283,7 +284,7 @@ class Probe:
             for turn in ("", " again"):
                 self._hook(loaded, f"release {resource}{turn}", "device_released", request=released)
 
-    def _preferences(self, loaded: Loaded, resource: ResourceName, ids: tuple[DeviceId, ...]) -> None:
+    def _preferences(self, loaded: Instance, resource: ResourceName, ids: tuple[DeviceId, ...]) -> None:
         few = ids[:8]
         for name, available, must, size in (
             ("one", few, (), 1),
@@ -295,7 +296,7 @@ class Probe:
             self._hook(loaded, f"prefer {name} {resource}", "device_prefer", _texts, request=request)
             self.acts.seen.get(f"prefer {name} {resource}", {})["asked"] = [list(available), list(must), size]
 
-    def _volumes(self, loaded: Loaded) -> None:
+    def _volumes(self, loaded: Instance) -> None:
         options = dict(self.order["options"])
         backwards = dict(reversed(options.items()))
         for claim in loaded.claims:

@@ -1,0 +1,180 @@
+"""From a section to a plugin: its class found, configured, constructed, and examined against the contract.
+
+Owns: what a plugin must have to be taken in, and the words in which one is refused. All of it runs plugin code, so it
+belongs into a thread (`Runner.load`).
+Refuses: to take a plugin in, and to know who else claims what it claims (the registry's).
+"""
+
+import inspect
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Final
+
+import pluggy
+
+from nodeplug.config.mistakes import Location
+from nodeplug.contract import before
+from nodeplug.contract.errors import InvalidRequest, PluginError, text_of
+from nodeplug.contract.hookspecs import ANSWERS, RESERVED, Contract
+from nodeplug.contract.host import Host
+from nodeplug.contract.names import cni_executable, exclusive_name, extended_resource, flex_driver
+from nodeplug.contract.values import Claim, ClaimKind
+from nodeplug.hosting.discovery import PluginRefused, find, validate_config
+from nodeplug.hosting.dispatch import callers, hook_table
+from nodeplug.hosting.slot import Instance
+
+LOG: Final = logging.getLogger(__name__)
+_REQUIRED: Final[Mapping[ClaimKind, tuple[str, ...]]] = {"cni": ("cni_add", "cni_del"), "device": ("device_list",)}
+_VOLUME_ENTRY: Final = ("volume_stage", "volume_publish")
+_NAMES: Final[Mapping[ClaimKind, Callable[[str], str]]] = {
+    "cni": cni_executable,
+    "device": extended_resource,
+    "volume": flex_driver,
+    "exclusive": exclusive_name,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """What a plugin implements: hooks of its own, and wrappers around others'."""
+
+    own: frozenset[str]
+    wrappers: frozenset[str]
+
+
+def construct(instance: Instance, make_host: Callable[[str], Host], tell: Callable[[Location, str], str]) -> None:
+    """Make the plugin of an instance, which can be called for its own life then, and note whose class it is.
+
+    Raises:
+        PluginRefused: it cannot be loaded; the message says at which step.
+    """
+    name, found = instance.name, find(instance.uses)
+    instance.distribution = found.distribution
+    config, host = validate_config(name, found, instance.section.config, tell), make_host(name)
+    try:
+        plugin = found.cls(config, host)
+    except PluginError:
+        raise
+    except (Exception, SystemExit) as error:
+        LOG.error("plugin %s cannot be constructed", name, exc_info=error)
+        text = f"plugin {name!r} cannot be constructed: {type(error).__name__}: {text_of(error)}"
+        raise PluginRefused(text) from error
+    if forgotten := unmarked(found.cls):
+        LOG.warning("plugin %s: %s without @hookimpl: nobody calls it", name, ", ".join(forgotten))
+    examine(instance, plugin)
+    if early := sorted(instance.hooks & RESERVED):
+        LOG.info("plugin %s has %s: nothing calls it yet", name, " and ".join(early))
+
+
+def examine(instance: Instance, plugin: object) -> None:
+    """Check a constructed plugin against the contract, and give it to its instance. Calls its `claims`.
+
+    Raises:
+        PluginRefused: see `examine_hooks`; a claim that is malformed, twice there, or without a hook that it needs.
+    """
+    hooks = examine_hooks(instance.name, plugin, instance.distribution)
+    hook_callers = callers(plugin, hooks.own, ())
+    try:
+        claims = tuple(hook_callers["claims"]())
+        for claim in claims:
+            _check_claimed(instance.who, claim, hooks.own)
+    except PluginRefused:
+        raise
+    except InvalidRequest as error:
+        raise PluginRefused(f"{instance.who} cannot be loaded: {text_of(error)}") from error
+    except (Exception, SystemExit) as error:
+        raise PluginRefused(f"{instance.who} cannot be loaded: {type(error).__name__}: {text_of(error)}") from error
+    if len(set(claims)) != len(claims):
+        raise PluginRefused(f"{instance.who} claims one name twice: {', '.join(map(str, claims))}")
+    instance.plugin, instance.claims, instance.callers = plugin, claims, hook_callers
+    instance.hooks, instance.wrappers = hooks.own, hooks.wrappers
+
+
+def examine_hooks(name: str, plugin: object, distribution: str) -> Hooks:
+    """Check the hooks of a plugin against the contract, and that it can be asked for its claims.
+
+    Raises:
+        PluginRefused: a misnamed hook or argument, an `async def` hook, one with `yield`, or no `claims`.
+    """
+    who = f"plugin {name!r} of {distribution}"
+    for hook in ANSWERS:
+        method = getattr(plugin, hook, None)
+        if inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method):
+            raise PluginRefused(f"{who}: {hook} is `async def`; hooks are synchronous, each call has its own thread")
+    table = hook_table()
+    try:
+        table.register(plugin, name)
+        table.check_pending()  # register() takes a misnamed hook without a word
+    except (pluggy.PluginValidationError, ValueError) as error:
+        raise PluginRefused(f"{who} breaks the contract: {_misnamed(table, plugin) or error}") from error
+    impls = [impl for caller in table.get_hookcallers(plugin) or () for impl in caller.get_hookimpls()]
+    wrappers = frozenset(impl.function.__name__ for impl in impls if impl.wrapper or impl.hookwrapper)
+    own = frozenset(impl.function.__name__ for impl in impls) - wrappers
+    _refuse_generators(who, plugin, own)
+    if "claims" not in own:
+        raise PluginRefused(f"{who} has no claims(): it answers to nothing")
+    return Hooks(own, wrappers)
+
+
+def check_claim(claim: Claim) -> None:
+    """Refuse a name that a caller would refuse later, and less clearly.
+
+    Raises:
+        InvalidRequest: the message says which rule is broken.
+    """
+    check = _NAMES.get(claim.kind)
+    if check is None:
+        raise InvalidRequest(f"{claim.kind!r} is no kind of claim; known: {', '.join(_NAMES)}")
+    try:
+        check(claim.name)
+    except ValueError as error:
+        raise InvalidRequest(str(error)) from None
+
+
+def unmarked(plugin: type[object]) -> tuple[str, ...]:
+    """Return the methods that have the name of a hook and are not marked as one: nobody calls them."""
+    mark = "nodeplug_impl"  # what `hookimpl` leaves on a function
+    methods = {name: getattr(plugin, name, None) for name in ANSWERS}
+    return tuple(name for name, method in methods.items() if callable(method) and not hasattr(method, mark))
+
+
+def _misnamed(table: pluggy.PluginManager, plugin: object) -> str:
+    """Say which hook or argument has no place in the contract; empty when names are not what is wrong."""
+    for name in dir(plugin):
+        if table.parse_hookimpl_opts(plugin, name) is None:
+            continue
+        if name not in ANSWERS:
+            if name in before.HOOKS:
+                return f"there is no hook {name!r} since API 1: write {before.HOOKS[name]}; see {before.PLACE}"
+            near = get_close_matches(name, ANSWERS, 1)
+            return f"there is no hook {name!r}; " + (f"is it {near[0]}?" if near else f"there are {', '.join(ANSWERS)}")
+        known = list(inspect.signature(getattr(Contract, name)).parameters)[1:]
+        asked = inspect.signature(getattr(plugin, name)).parameters
+        if unknown := [argument for argument in asked if argument not in known]:
+            instead = before.ARGUMENTS.get((name, unknown[0]))
+            if instead is not None:
+                return f"{name} has no argument {unknown[0]!r} since API 1: write {instead}; see {before.PLACE}"
+            return f"{name} has no argument {unknown[0]!r}; it may take {', '.join(known) or 'none'}"
+    return ""
+
+
+def _check_claimed(who: str, claim: object, hooks: frozenset[str]) -> None:
+    if not isinstance(claim, Claim):
+        raise PluginRefused(f"{who} claims {claim!r}, which is a {type(claim).__name__}, not a Claim")
+    check_claim(claim)
+    missing = [hook for hook in _REQUIRED.get(claim.kind, ()) if hook not in hooks]
+    if missing:
+        raise PluginRefused(f"{who} claims {claim} but has no {' and no '.join(missing)}")
+    if claim.kind == "volume" and hooks.isdisjoint(_VOLUME_ENTRY):
+        raise PluginRefused(f"{who} claims {claim} but has neither volume_stage nor volume_publish")
+
+
+def _refuse_generators(who: str, plugin: object, own: Iterable[str]) -> None:
+    for hook in sorted(own):
+        if inspect.isgeneratorfunction(getattr(plugin, hook)):
+            raise PluginRefused(
+                f"{who}: {hook} contains `yield`, so that a call of it does nothing; return a list or tuple, "
+                "or mark it `@hookimpl(wrapper=True)` if it shall wrap the hook of other plugins"
+            )
