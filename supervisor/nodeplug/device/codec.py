@@ -61,11 +61,14 @@ def encode_list(resource: ResourceName, devices: Sequence[Device]) -> pb.ListAnd
         _check_ids(resource, devices)
         _check_nodes(resource, devices)
         _check_descriptions(resource, devices)
-        size = worst_case_size(devices)
-        if size <= LIST_LIMIT:
-            return pb.ListAndWatchResponse(devices=[_encode_device(device) for device in devices])
+        message = _all_unhealthy(devices)
     except (TypeError, AttributeError, ValueError) as error:
         raise InvalidRequest(f"a device of {resource} has a field of a wrong type: {error}") from error
+    if (size := message.ByteSize()) <= LIST_LIMIT:
+        for encoded, device in zip(message.devices, devices, strict=True):
+            if device.healthy:
+                encoded.health = HEALTHY
+        return message
     raise Exhausted(
         f"the list of {resource} has {len(devices)} devices and up to {size} bytes, at most {LIST_LIMIT} are sent "
         "(kubelet ends the stream at 4194304); offer fewer, larger units or shorter ids"
@@ -104,24 +107,7 @@ def worst_case_size(devices: Sequence[Device]) -> int:
 
     Kubelet's limit must hold at the moment when a whole card fails, not only on a good day.
     """
-    return sum(_worst_device_size(device) for device in devices)
-
-
-def _worst_device_size(device: Device) -> int:
-    body = _field_size(len(device.id.encode())) + _field_size(len(UNHEALTHY))
-    if device.numa_nodes:
-        nodes = (_field_size(0 if node == 0 else 1 + _varint_size(node)) for node in device.numa_nodes)
-        body += _field_size(sum(nodes))
-    return _field_size(body)
-
-
-def _field_size(length: int) -> int:
-    """Bytes of a length-delimited field with a number below 16."""
-    return 1 + _varint_size(length) + length
-
-
-def _varint_size(value: int) -> int:
-    return max(1, (value.bit_length() + 6) // 7)
+    return _all_unhealthy(devices).ByteSize()
 
 
 def _check_ids(resource: ResourceName, devices: Sequence[Device]) -> None:
@@ -145,11 +131,14 @@ def _is_encodable(text: str) -> bool:
     return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
-def _encode_device(device: Device) -> pb.Device:
-    message = pb.Device(ID=device.id, health=HEALTHY if device.healthy else UNHEALTHY)
-    # Only touch topology when there is a node: old kubelets take an empty one for "no possible hint" and reject pods.
-    for node in device.numa_nodes:
-        message.topology.nodes.add(ID=node)
+def _all_unhealthy(devices: Sequence[Device]) -> pb.ListAndWatchResponse:
+    message = pb.ListAndWatchResponse()
+    for device in devices:
+        added = message.devices.add(ID=device.id, health=UNHEALTHY)
+        # Only touch topology when there is a node: old kubelets take an empty one for "no possible hint" and reject
+        # pods.
+        for node in device.numa_nodes:
+            added.topology.nodes.add(ID=node)
     return message
 
 
