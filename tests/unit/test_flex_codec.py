@@ -12,6 +12,7 @@ from nodeplug.contract.errors import Exhausted, InvalidRequest, NotSupported, Pl
 from nodeplug.contract.values import Secrets, VolumeClaim
 from nodeplug.flex import codec
 from nodeplug.flex.commands import VERBS, Detach, IsAttached, Mount, verb_of
+from nodeplug.testing.flex_caller.argv import encode_argv
 from nodeplug.volumes.masking import redact
 
 JSON = '{"size": "64Mi"}'
@@ -69,9 +70,9 @@ def test_encoding_a_decoded_value_and_decoding_it_again_changes_nothing(argv: li
         command = codec.decode(argv)
     except PluginError:
         return
-    written = codec.encode_argv(command)
+    written = encode_argv(command)
     assert codec.decode(written) == command
-    assert codec.encode_argv(codec.decode(written)) == written
+    assert encode_argv(codec.decode(written)) == written
 
 
 @given(st.dictionaries(st.text(), st.binary(min_size=4)), st.text())

@@ -16,10 +16,10 @@ from typing import Any, Final
 
 from nodeplug.contract.errors import InvalidRequest, NotSupported, PluginError, Undecodable, wire, with_request
 from nodeplug.contract.values import Pod, Secrets, VolumeClaim
-from nodeplug.flex.commands import VERBS, Command, Mount, VolumeOptions, verb_of
+from nodeplug.flex.commands import VERBS, Command, VolumeOptions
 
 PREFIX: Final = "kubernetes.io/"
-_CREDENTIAL: Final = "kubernetes.io/secret/"
+CREDENTIAL: Final = "kubernetes.io/secret/"
 _FS_GROUPS: Final = ("kubernetes.io/mounterArgs.FsGroup", "kubernetes.io/fsGroup")  # kubelet >= 1.15, and before
 _GROUP_LIMIT: Final = (1 << 31) - 1
 _SIZE_LIMIT: Final = (1 << 63) - 1
@@ -43,15 +43,6 @@ def decode(argv: Sequence[str]) -> Command:
         raise NotSupported(f"the first of {len(argv)} arguments is no FlexVolume verb; known: {', '.join(VERBS)}")
     form = _choose_form(name, texts)
     return VERBS[name].make(**{part: _PARTS[part](name, text) for part, text in zip(form, texts, strict=True)})
-
-
-def encode_argv(command: Command) -> tuple[str, ...]:
-    """Write a value as kubelet would put it on the command line, verb first."""
-    name = verb_of(command)
-    forms = VERBS[name].forms
-    form = forms[1] if isinstance(command, Mount) and command.device else forms[0]
-    values = [getattr(command, part) for part in form]
-    return (name, *(_write_options(value) if isinstance(value, VolumeOptions) else str(value) for value in values))
 
 
 def _choose_form(verb: str, texts: list[str]) -> tuple[str, ...]:
@@ -85,22 +76,15 @@ def _text(verb: str, text: str, what: str = "an argument") -> str:
     return text
 
 
-def _node(verb: str, text: str) -> str:
-    if not text or _is_json(text):
-        raise InvalidRequest(f"{verb} names no node: the argument is {'empty' if not text else 'JSON'}")
-    return _text(verb, text)
+def _name(what: str, *, required: bool = True) -> Callable[[str, str], str]:
+    """Return the reader of the name of something, which is never JSON."""
 
+    def read(verb: str, text: str) -> str:
+        if (required and not text) or _is_json(text):
+            raise InvalidRequest(f"{verb} names no {what}: the argument is {'JSON' if text else 'empty'}")
+        return _text(verb, text)
 
-def _device(verb: str, text: str) -> str:
-    if _is_json(text):
-        raise InvalidRequest(f"{verb} names no device: the argument is JSON")
-    return _text(verb, text)
-
-
-def _volume_name(verb: str, text: str) -> str:
-    if not text or _is_json(text):
-        raise InvalidRequest(f"{verb} names no volume: the argument is {'empty' if not text else 'JSON'}")
-    return _text(verb, text)
+    return read
 
 
 def _target(verb: str, text: str) -> str:
@@ -188,39 +172,22 @@ def _fs_group(verb: str, pairs: Mapping[str, str]) -> int | None:
 def _secrets(verb: str, pairs: Mapping[str, str]) -> Secrets:
     values = {}
     for key, value in pairs.items():
-        if not key.startswith(_CREDENTIAL):
+        if not key.startswith(CREDENTIAL):
             continue
         try:
-            values[key.removeprefix(_CREDENTIAL)] = base64.b64decode(value, validate=True)
+            values[key.removeprefix(CREDENTIAL)] = base64.b64decode(value, validate=True)
         except (binascii.Error, ValueError):
             raise Undecodable(f"{key!r} of {verb} is not base64") from None
     return Secrets(values)
 
 
-def _write_options(options: VolumeOptions) -> str:
-    known = {
-        "fsType": options.fs_type,
-        "readwrite": "ro" if options.read_only else "rw",
-        "pvOrVolumeName": options.volume_name,
-        "pod.name": options.pod.name,
-        "pod.namespace": options.pod.namespace,
-        "pod.uid": options.pod.uid,
-        "serviceAccount.name": options.pod.service_account,
-        "mounterArgs.FsGroup": "" if options.fs_group is None else str(options.fs_group),
-    }
-    always = {"fsType", "readwrite", "pvOrVolumeName"}
-    pairs = {PREFIX + key: value for key, value in known.items() if value or key in always}
-    pairs |= {_CREDENTIAL + key: base64.b64encode(value).decode() for key, value in options.secrets.items()}
-    return json.dumps(pairs | dict(options.own), sort_keys=True)
-
-
 _PARTS: Final[Mapping[str, Callable[[str, str], Any]]] = MappingProxyType(
     {
         "options": _options,
-        "node": _node,
-        "device": _device,
+        "node": _name("node"),
+        "device": _name("device", required=False),
         "target": _target,
-        "volume_name": _volume_name,
+        "volume_name": _name("volume"),
         "new_size": _size,
         "old_size": _size,
     }
@@ -235,14 +202,12 @@ class DriverStatus:
     """Kubelet's `DriverStatus` of a verb that succeeded; None leaves a key out.
 
     Attributes:
-        message: for people.
         device: attach and waitforattach: the path of the device.
         attached: isattached.
         new_size: expandvolume: bytes.
         capabilities: init.
     """
 
-    message: str = ""
     device: str | None = None
     attached: bool | None = None
     new_size: int | None = None
@@ -253,7 +218,6 @@ def encode(status: DriverStatus) -> bytes:
     """Write a success as the one JSON object that kubelet reads."""
     document = {
         "status": "Success",
-        "message": status.message or None,
         "device": status.device,
         "attached": status.attached,
         "volumeNewSize": status.new_size,

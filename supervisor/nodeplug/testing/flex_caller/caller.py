@@ -18,9 +18,9 @@ from typing import Any, Final
 from nodeplug.contract.mounts import mounted_at, unmount
 from nodeplug.contract.values import Pod, Secrets
 from nodeplug.flex import commands as cmd
-from nodeplug.flex.codec import encode_argv
 from nodeplug.flex.commands import Command, VolumeOptions, verb_of
 from nodeplug.testing.flex_caller.answers import FlexFailure, FlexNotSupported, judge, parse, read_capabilities
+from nodeplug.testing.flex_caller.argv import encode_argv
 from nodeplug.testing.flex_caller.defaults import Backoff, bind_device, mount_device, own
 
 _WAIT_FOR_ATTACH: Final = 600.0
