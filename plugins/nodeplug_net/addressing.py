@@ -1,6 +1,6 @@
 """The IPAM of a bridge: in this process, or delegated.
 
-Owns: the choice between the two, and the record of what a foreign IPAM plugin answered, so that a repeated ADD answers
+Owns: the choice between the two, and the record of what a foreign IPAM plugin returned, so that a repeated ADD returns
 the same: the reference's host-local refuses a second ADD of one attachment.
 Refuses: to interpret addresses.
 """
@@ -52,7 +52,7 @@ class Addressing:
         """Get addresses; `undo` gives back what this call took.
 
         Raises:
-            InvalidRequest: IPAM answered no address.
+            InvalidRequest: IPAM returned no address.
         """
         if plugin_type in IN_PROCESS:
             allocation = self.ipam.allocate(request)
@@ -117,7 +117,7 @@ class Addressing:
         ]
 
     def status(self, request: CniStatus, plugin_type: str) -> None:
-        """Be not ready when there is no free address."""
+        """Raise NotReady if there is no free address."""
         if plugin_type in IN_PROCESS:
             self.ipam.status(request)
         elif plugin_type:

@@ -60,7 +60,7 @@ class Bridge:
 
     @hookimpl
     def claims(self) -> Sequence[Claim]:
-        """Answer for the configured names."""
+        """Claim the configured names."""
         return [CniClaim(name) for name in self._names]
 
     @hookimpl
@@ -78,7 +78,7 @@ class Bridge:
 
     @hookimpl
     def health(self) -> None:
-        """Be not ready when a network with containers lost what they need."""
+        """Raise NotReady if a network with containers lost what they need."""
         with kernel_errors():
             bridge_check.health(self._plane)
 
@@ -108,6 +108,6 @@ class Bridge:
 
     @hookimpl
     def cni_status(self, request: CniStatus) -> None:
-        """Be not ready when an ADD would fail."""
+        """Raise NotReady if an ADD would fail."""
         with kernel_errors():
             bridge_check.status(request, self._plane)

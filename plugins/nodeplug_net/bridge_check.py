@@ -29,7 +29,7 @@ from nodeplug_net.netlink import Netlink
 
 
 def health(plane: Dataplane) -> None:
-    """Tell what the networks of this node lack.
+    """Report what the networks of this node lack.
 
     Raises:
         NotReady: with everything that is missing.

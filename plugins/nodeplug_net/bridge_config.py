@@ -164,7 +164,7 @@ def _mac(request: CniRequest, conf: NetConf) -> str:
     if isinstance(request, CniAttachmentRequest) and request.args.get("MAC"):
         chosen = request.args["MAC"]
         if not _MAC.fullmatch(chosen):
-            raise InvalidEnvironment(f"CNI_ARGS: MAC={chosen!r} is no hardware address of six bytes")
+            raise InvalidEnvironment(f"CNI_ARGS: MAC={chosen!r} is not a hardware address of six bytes")
     for value in (conf.args.cni.mac, conf.runtime_config.mac):
         if value and not _MAC.fullmatch(value):
             raise InvalidRequest(f"key 'mac' must be a hardware address of six bytes, found {value!r}")

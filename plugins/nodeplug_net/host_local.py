@@ -1,7 +1,7 @@
 """host-local: addresses out of ranges, reserved in a folder of this node (plugin `host-local`).
 
 Owns: the CNI face of `ipam`: another bridge (the reference's, or a third party's) delegates its IPAM here.
-Refuses: interfaces. The result of an IPAM plugin has addresses, routes and dns alone (CNI SPEC, section 4).
+Refuses: interfaces. The result of an IPAM plugin has only addresses, routes and dns (CNI SPEC, section 4).
 """
 
 from collections.abc import Sequence
@@ -45,7 +45,7 @@ class HostLocal:
 
     @hookimpl
     def claims(self) -> Sequence[Claim]:
-        """Answer for the configured names."""
+        """Claim the configured names."""
         return [CniClaim(name) for name in self._names]
 
     @hookimpl
@@ -75,5 +75,5 @@ class HostLocal:
 
     @hookimpl
     def cni_status(self, request: CniStatus) -> None:
-        """Be not ready when a range set is used up."""
+        """Raise NotReady if a range set is used up."""
         self._ipam.status(request)

@@ -128,7 +128,7 @@ def folder_of(request: CniRequest, data_dir: Path) -> Path:
     """Return where a network's addresses are reserved; all that DEL and GC need.
 
     Raises:
-        InvalidRequest: `ipam.dataDir` is no absolute path, or the network's name is no file name.
+        InvalidRequest: `ipam.dataDir` is not an absolute path, or the network's name is not a file name.
     """
     return _folder(request.network, request.parse(PoolConf).ipam.data_dir or data_dir)
 
@@ -186,12 +186,12 @@ def _requested(request: CniRequest, conf: NetConf) -> tuple[Address, ...]:
         try:
             wanted[ipaddress.ip_interface(value).ip] = None
         except ValueError as error:
-            raise InvalidEnvironment(f"CNI_ARGS: IP={value!r} is no IP address") from error
+            raise InvalidEnvironment(f"CNI_ARGS: IP={value!r} is not an IP address") from error
     for value in (*conf.args.cni.ips, *conf.runtime_config.ips):
         try:
             wanted[ipaddress.ip_interface(value).ip] = None
         except ValueError as error:
-            raise InvalidRequest(f"requested address {value!r} in key 'ips' is no IP address") from error
+            raise InvalidRequest(f"requested address {value!r} in key 'ips' is not an IP address") from error
     return tuple(wanted)
 
 

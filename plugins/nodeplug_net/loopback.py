@@ -57,7 +57,7 @@ class Loopback:
 
     @hookimpl
     def claims(self) -> Sequence[Claim]:
-        """Answer for the configured names."""
+        """Claim the configured names."""
         own = [CniClaim(name) for name in self._names]
         return own + [CniClaim(name, gives_way=True) for name in self._where_absent]
 

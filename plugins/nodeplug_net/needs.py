@@ -90,14 +90,14 @@ class Networks:
             self.host.log.warning("what network %s needs is not noted: %s", request.network, error)
 
     def missing(self, request: CniRequest, config: BridgeConfig) -> list[str]:
-        """Tell what a network lacks; the calling thread is in the request's host namespace."""
+        """Return what a network lacks; the calling thread is in the request's host namespace."""
         known = self._known.get(request.network) if request.host_netns.identity == self.home else None
         if known is None or known.bridge != config.bridge:
             known = Needs(config.bridge)
         return _missing({request.network: known})
 
     def all_missing(self) -> list[str]:
-        """Tell what any network lacks; the calling thread is in the daemon's own namespace."""
+        """Return what any network lacks; the calling thread is in the daemon's own namespace."""
         return _missing(self._known) if self._known else []
 
 

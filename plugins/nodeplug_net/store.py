@@ -5,7 +5,7 @@ versions the id alone), `last_reserved_ip.<n>`, and flock(2) on `lock`, which le
 executable work on one folder at a time. The reference never looks into `lock`; here it says which boot used the folder.
 Refuses: to decide which address is next (see `ranges`), and to trust its memory: what it remembers of the folder holds
 as long as the folder's modification time is the one that it set itself, a reservation succeeds only through O_EXCL,
-and a file is read again before it is taken for somebody's. What is no file but has an address for its name makes that
+and a file is read again before it counts as somebody's. What is not a file but has an address as its name makes that
 address taken, and is nobody's.
 
 Remembering matters: the reference reads every file of the folder for each ADD and DEL.
@@ -56,7 +56,7 @@ def _read(path: str) -> str | None:
         if len(content) == _USUAL:
             content += os.read(descriptor, _FILE_LIMIT)
         elif not content and not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(errno.EINVAL, "it is no regular file")
+            raise OSError(errno.EINVAL, "it is not a regular file")
         return content.decode("utf-8", "replace")
     finally:
         os.close(descriptor)

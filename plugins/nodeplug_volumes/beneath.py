@@ -67,7 +67,7 @@ def open_beneath(root: int, path: str) -> int:
 
     Raises:
         NotFound: there is no such directory.
-        InvalidRequest: the path leads out of the root, through a symlink, or to something that is no directory.
+        InvalidRequest: the path leads out of the root, through a symlink, or to something that is not a directory.
     """
     name = "/".join(parts_of(path)) or "."
     try:
@@ -134,7 +134,7 @@ def _explain(error: OSError, path: str) -> PluginError:
         )
     if error.errno == errno.ENOTDIR:
         # Linux reports a symlink as the last component so, because of O_DIRECTORY.
-        return InvalidRequest(f"option path is {path!r}: a part of it is no directory (a file or a symlink)")
+        return InvalidRequest(f"option path is {path!r}: a part of it is not a directory (a file or a symlink)")
     if error.errno == errno.ENOSYS:
         return NotReady("this kernel has no openat2(2), which came with Linux 5.6")
     return PluginError(f"option path is {path!r}: {error.strerror}")

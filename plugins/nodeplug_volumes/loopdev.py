@@ -191,7 +191,7 @@ def _open_node(path: str, flags: int) -> int:
     try:
         return os.open(path, flags | os.O_CLOEXEC)
     except FileNotFoundError:
-        # A container's /dev is no devtmpfs: nodes of new loop devices do not appear in it.
+        # A container's /dev is not a devtmpfs: nodes of new loop devices do not appear in it.
         number = int(path.removeprefix("/dev/loop"))
         with suppress(FileExistsError):
             os.mknod(path, stat.S_IFBLK | 0o600, os.makedev(_MAJOR, number))

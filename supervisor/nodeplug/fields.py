@@ -38,7 +38,7 @@ def parse_duration(value: object) -> object:
         number = value.removesuffix(unit)
         if number != value and number.replace(".", "", 1).isdecimal():
             return float(number) * _UNITS[unit]
-    raise ValueError(f"{value!r} is no duration; write a number with ms, s, m or h, such as '10s'")
+    raise ValueError(f"{value!r} is not a duration; write a number with ms, s, m or h, such as '10s'")
 
 
 def write_duration(seconds: float) -> str:
@@ -68,7 +68,7 @@ def parse_quantity(text: str) -> int:
     """
     match = _QUANTITY.fullmatch(text)
     if match is None:
-        raise InvalidRequest(f"{text[:40]!r} is no size; write bytes, or a number with Ki, Mi, Gi, Ti, k, M, G or T")
+        raise InvalidRequest(f"{text[:40]!r} is not a size; write bytes, or a number with Ki, Mi, Gi, Ti, k, M, G or T")
     number, suffix = Decimal(match[1]), (match[2] or "").removesuffix("B")
     if suffix in _BINARY:
         number *= 1024 ** _BINARY[suffix]

@@ -1,4 +1,4 @@
-"""Mount namespaces come from one place, which alone knows what to do where `/` is no mount point."""
+"""Mount namespaces come from one place, which alone knows what to do where `/` is not a mount point."""
 
 from pathlib import Path
 

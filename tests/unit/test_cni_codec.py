@@ -145,7 +145,7 @@ def test_gc_ignores_variables_that_it_does_not_need(namespaces: tuple[Netns, Net
         (b"nonsense", Undecodable, "error unmarshall network config"),
         (b'{"name": NaN}', Undecodable, "NaN is not JSON"),
         (b'"\xff"', Undecodable, "error unmarshall network config"),
-        (b"[]", Undecodable, "it is no object"),
+        (b"[]", Undecodable, "it is not an object"),
         (b"[" * 200_000, Undecodable, "error unmarshall network config"),
         (b'{"name": 5}', Undecodable, "name must be a string"),
         (b'{"name": "n", "cniVersion": 1}', Undecodable, "cniVersion must be a string"),

@@ -97,7 +97,7 @@ def test_durations_are_read_with_their_unit(text: str, seconds: float) -> None:
 
 @pytest.mark.parametrize("text", ["", "s", "10", "ten s", "-1s", "1d"])
 def test_a_duration_without_number_or_unit_is_refused(tmp_path: Path, text: str) -> None:
-    assert "is no duration" in problems(write(tmp_path, f"version = 1\n[supervisor]\ndevice_poll = '{text}'"))
+    assert "is not a duration" in problems(write(tmp_path, f"version = 1\n[supervisor]\ndevice_poll = '{text}'"))
 
 
 def test_root_moves_every_path(tmp_path: Path) -> None:

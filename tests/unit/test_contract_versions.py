@@ -113,7 +113,7 @@ def test_a_hook_that_is_gone_says_what_to_write_instead(hook: str) -> None:
 
 @pytest.mark.parametrize("name", before.NAMES)
 def test_a_name_that_is_gone_says_what_to_write_instead(name: str) -> None:
-    with pytest.raises(ImportError, match=f"{name} is gone since API 1: .*; see docs/hooks.md, From 0.1 to 1.0"):
+    with pytest.raises(ImportError, match=f"{name} was removed in API 1: .*; see docs/hooks.md, From 0.1 to 1.0"):
         getattr(nodeplug, name)
 
 

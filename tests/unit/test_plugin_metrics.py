@@ -51,7 +51,7 @@ def test_a_plugin_that_gives_no_more_metrics_is_forgotten() -> None:
 
 @pytest.mark.parametrize("name", ["", "Card", "card-used", "card_total", "1st", "a b", "é"])
 def test_a_name_that_prometheus_would_not_read_is_refused(name: str) -> None:
-    assert "is no name for a metric" in refused(Metric(name, "", [Sample(1.0)]))[0]
+    assert "is not a valid name;" in refused(Metric(name, "", [Sample(1.0)]))[0]
 
 
 @pytest.mark.parametrize("label", ["plugin", "__name__", "Card", "a-b", ""])

@@ -233,7 +233,7 @@ def test_the_one_claim_of_the_contract_before_1_0_is_refused_with_what_to_write_
         def claims(self) -> Any:
             return [Claim("device", "example.com/x")]  # type: ignore[call-arg]
 
-    with pytest.raises(PluginRefused, match=r"gone since API 1\.0: return CniClaim\(name\), DeviceClaim\(name\)"):
+    with pytest.raises(PluginRefused, match=r"removed in API 1: return CniClaim\(name\), DeviceClaim\(name\)"):
         Registry().load("old", Old(), "d")
 
 

@@ -26,9 +26,9 @@ def test_a_secret_is_read(text: str, expected: dict[str, bytes], tmp_path: Path)
     ("text", "told"),
     [
         ('{"user": "tell-nobody"', "is not JSON"),
-        ('{"user": "ada", "password": ["tell-nobody"]}', "the value of 'password' is no text"),
-        ("user=ada\ntell-nobody\n", "line 2 is no KEY=VALUE"),
-        ("=tell-nobody\n", "line 1 is no KEY=VALUE"),
+        ('{"user": "ada", "password": ["tell-nobody"]}', "the value of 'password' is not a string"),
+        ("user=ada\ntell-nobody\n", "line 2 is not KEY=VALUE"),
+        ("=tell-nobody\n", "line 1 is not KEY=VALUE"),
     ],
     ids=["broken JSON", "a list", "a line without =", "a line without a key"],
 )

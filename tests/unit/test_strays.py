@@ -1,4 +1,4 @@
-"""Exceptions of plugins that are no PluginError: the traceback is told, and not for ever."""
+"""Exceptions of plugins that are not a PluginError: the traceback is told, and not for ever."""
 
 import logging
 

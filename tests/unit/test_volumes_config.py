@@ -91,7 +91,7 @@ def test_every_key_is_described(model: type[BaseModel]) -> None:
 
 
 def test_a_size_in_the_configuration_that_is_no_size_is_an_error() -> None:
-    with pytest.raises(ValidationError, match="is no size"):
+    with pytest.raises(ValidationError, match="is not a size"):
         TmpfsConfig.model_validate({"max_size": "64MB"})
 
 

@@ -64,7 +64,7 @@ class _Places(list[_Ticket]):
             self.held = +self.held
 
     def has_share(self, ticket: _Ticket, places: int) -> bool:
-        """Tell whether one more is within what its kin may hold."""
+        """Return whether one more is within what its kin may hold."""
         free = places - len(self)
         return all(
             self.held[kin] < per * free and (free > left or not self.held[kin])

@@ -80,7 +80,7 @@ class Attachment:
     Attributes:
         key: what it is.
         netns: CNI_NETNS as the caller spelled it.
-        result: what ADD answered.
+        result: what ADD returned.
         time: seconds since the epoch.
         host: the caller's host namespace, as device and inode; (0, 0) when that is not known.
         sighting: which namespace the container's was; None when the kernel does not tell.

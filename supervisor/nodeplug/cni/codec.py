@@ -117,11 +117,11 @@ def _decode_attachment(
         **common,
     }
     if command == "DEL":
-        # A DEL that fails keeps the pod for ever, so a result that cannot be read counts as none here.
+        # A DEL that fails keeps the pod forever, so a result that cannot be read counts as none here.
         return CniDel(prev_result=_prev_result(common, forgiving=True), **rest)
     if netns is None:
         path = env["CNI_NETNS"]
-        raise InvalidNetns(f"CNI_NETNS={path!r} is no network namespace, or cannot be opened by the caller")
+        raise InvalidNetns(f"CNI_NETNS={path!r} is not a network namespace, or cannot be opened by the caller")
     prev_result = _prev_result(common)
     if command == "ADD":
         return CniAdd(prev_result=prev_result, **rest)
@@ -145,7 +145,7 @@ def _check_environment(env: Mapping[str, str]) -> str:
 
 
 def is_void(frame: Frame) -> bool:
-    """Whether a DEL is about a name that no ADD can have had, for it is no text: it is done."""
+    """Whether a DEL is about a name that no ADD can have had, for it is not a string: it is done."""
     names = (frame.env.get(name, "") for name in ("CNI_CONTAINERID", "CNI_IFNAME"))
     return frame.env.get("CNI_COMMAND") == "DEL" and not all(map(_is_text, names))
 
@@ -183,7 +183,7 @@ def _read_config(stdin: bytes) -> Mapping[str, Any]:
     if document is None:
         document = {}
     if not isinstance(document, dict):
-        raise Undecodable("error unmarshall network config: it is no object")
+        raise Undecodable("error unmarshall network config: it is not an object")
     name = _string(document, "name")
     if not name:
         raise InvalidRequest("missing network name")

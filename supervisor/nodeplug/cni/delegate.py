@@ -77,7 +77,7 @@ class Delegation:
             The result of ADD, None for every other verb.
 
         Raises:
-            DelegateFailed: the delegate answered an error, or nothing that can be read.
+            DelegateFailed: the delegate returned an error, or output that cannot be read.
             DeadlineExceeded: the delegate did not end in time; it was killed.
             NotFound: nobody serves the name, and CNI_PATH has no such file.
             InvalidRequest: the name has a slash, or is empty.
@@ -230,7 +230,7 @@ def _read_result(stdout: bytes, config: Mapping[str, Any], version: str, spellin
 
 
 def _failure(name: str, answer: subprocess.CompletedProcess[bytes]) -> DelegateFailed:
-    """Read an error as libcni does; each of its three texts for answers that are no error JSON is kept."""
+    """Read an error as libcni does; each of its three texts for answers that are not error JSON is kept."""
     if not answer.stdout:
         if answer.stderr:
             return DelegateFailed(f'netplugin failed: "{_text(answer.stderr)}"', code=_INTERNAL)

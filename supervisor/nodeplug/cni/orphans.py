@@ -35,7 +35,7 @@ _LAST_RETRY: Final = 300.0
 
 @dataclass(slots=True)
 class Orphans:
-    """Ends attachments that nobody else does. Used from the event loop alone.
+    """Ends attachments that nobody else does. Used only from the event loop.
 
     Attributes:
         registry: who serves which claim.

@@ -23,7 +23,7 @@ _AGAIN: Final = 0.5
 
 @dataclass(slots=True)
 class Records:
-    """The records of one folder. Used from the event loop alone, but for `is_unsettled`.
+    """The records of one folder. Used only from the event loop, but for `is_unsettled`.
 
     Attributes:
         attachments: the files.

@@ -55,7 +55,7 @@ class _Pending:
 
 @dataclass(slots=True)
 class Spool:
-    """The pending DELs of one folder. Used from the event loop alone.
+    """The pending DELs of one folder. Used only from the event loop.
 
     Attributes:
         folder: where the entrypoint scripts of this node write.

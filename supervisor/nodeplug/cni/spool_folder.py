@@ -44,7 +44,7 @@ class Sight:
         names: the frames that are there, those of files that are done or no frame left out.
         fresh: those of them that were not known before.
         staying: files whose DEL is done and which cannot be removed, each with the reason.
-        unreadable: files that are no DEL and cannot be set aside, each with the reason why it is none.
+        unreadable: files that are not a DEL and cannot be set aside, each with the reason why it is none.
         aside: the names of files that were set aside, now or before.
         failure: why the folder could not be read to its end; empty when it could.
     """
@@ -58,7 +58,7 @@ class Sight:
 
 
 def look(folder: Path, known: frozenset[str], done: frozenset[str], unreadable: Mapping[str, str]) -> Sight:
-    """Learn what is in the folder, remove what is done, and set aside what is no DEL.
+    """Learn what is in the folder, remove what is done, and set aside what is not a DEL.
 
     Args:
         folder: where the entrypoints write; it may be absent.
@@ -100,7 +100,7 @@ def prepare(folder: Path) -> None:
 
 
 def of_earlier_boot(folder: Path, boot_id: str) -> set[str]:
-    """Tell the DELs that an earlier boot left from those of this one, and note this one.
+    """Separate the DELs that an earlier boot left from those of this one, and note this one.
 
     Returns:
         The names of the former.
@@ -139,7 +139,7 @@ def _take(path: Path, sight: Sight, unreadable: Mapping[str, str]) -> None:
 
 
 def _set_aside(path: Path, reason: str, sight: Sight, unreadable: Mapping[str, str]) -> None:
-    """Give a file that is no DEL another name; where the disk refuses that, it is left out, and said once."""
+    """Give a file that is not a DEL another name; where the disk refuses that, it is left out, and said once."""
     if unreadable.get(path.name) != reason:
         LOG.error("the spooled %s is set aside: %s", path, reason)
     aside = path.with_suffix(".damaged")
@@ -153,5 +153,5 @@ def _set_aside(path: Path, reason: str, sight: Sight, unreadable: Mapping[str, s
 
 def _key(frame: Frame) -> Key:
     if frame.style != "cni" or frame.env.get("CNI_COMMAND") != "DEL":
-        raise Undecodable("it is no DEL of CNI")
+        raise Undecodable("it is not a DEL of CNI")
     return Key(frame.name, *codec.attachment_of(frame))

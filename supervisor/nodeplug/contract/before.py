@@ -51,4 +51,4 @@ OTHERS: Final[Mapping[str, str]] = MappingProxyType(
 
 def told(name: str) -> str:
     """Return the sentence for a name that is gone; empty for one that never was."""
-    return f"{name} is gone since API 1: {NAMES[name]}; see {PLACE}" if name in NAMES else ""
+    return f"{name} was removed in API 1: {NAMES[name]}; see {PLACE}" if name in NAMES else ""

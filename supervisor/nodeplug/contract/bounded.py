@@ -19,7 +19,7 @@ def read_bounded(path: Path, limit: int = RECORD_LIMIT) -> bytes:
     """Read a regular file.
 
     Raises:
-        OSError: it cannot be read; EFBIG: it has more than `limit` bytes; EISDIR or EINVAL: it is no regular file.
+        OSError: it cannot be read; EFBIG: it has more than `limit` bytes; EISDIR or EINVAL: it is not a regular file.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     try:
@@ -27,7 +27,7 @@ def read_bounded(path: Path, limit: int = RECORD_LIMIT) -> bytes:
         if stat.S_ISDIR(status.st_mode):
             raise IsADirectoryError(errno.EISDIR, "it is a directory", str(path))
         if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, "it is no regular file", str(path))
+            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
         if status.st_size > limit:
             raise OSError(errno.EFBIG, f"it has {status.st_size} bytes, and {limit} at most are read", str(path))
         with os.fdopen(os.dup(descriptor), "rb") as stream:

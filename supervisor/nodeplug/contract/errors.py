@@ -1,6 +1,6 @@
 """The error tree, and the one table that maps it onto the three wires.
 
-Owns: which situation a plugin (or the host) can name, and what each caller is told then.
+Owns: the situations that a plugin (or the host) can name, and what each caller gets.
 Refuses: I/O, logging, knowledge of any encoder. The codecs look rows up here and write the bytes themselves.
 
     PluginError                  999  INTERNAL             Failure
@@ -56,7 +56,7 @@ __all__ = [
 
 FlexStatus = Literal["Failure", "Not supported"]
 SHOWN: Final = 4096
-"""Characters of a text of others (plugins, callers, foreign programs) that an answer, the log or a status shows."""
+"""Characters of a foreign text (of plugins, callers, programs) that an answer, the log or a status shows."""
 HELD: Final = 1 << 19
 """Characters of an error's text that are held until it is shown: a mask must find a secret whole, in every form."""
 
@@ -76,7 +76,7 @@ class PluginError(Exception):
 
     def __init__(self, message: str, *, details: str = "") -> None:
         super().__init__(message)
-        # Plugins pass on exceptions where a text is due, and three encoders rely on text.
+        # Plugins pass exceptions instead of a text, and three encoders rely on text.
         self.message = str(message)
         self.details = str(details)
 
@@ -93,7 +93,7 @@ class InvalidEnvironment(InvalidRequest):
 
 
 class InvalidNetns(InvalidRequest):
-    """CNI_NETNS is no network namespace, or is the caller's own (skel's code 8)."""
+    """CNI_NETNS is not a network namespace, or is the caller's own (skel's code 8)."""
 
 
 class Undecodable(InvalidRequest):
@@ -101,11 +101,11 @@ class Undecodable(InvalidRequest):
 
 
 class AlreadyExists(InvalidRequest):
-    """What the request names is there already with other properties; one with the same is no error."""
+    """What the request names already exists with other properties; with the same ones it is not an error."""
 
 
 class OutOfRange(InvalidRequest):
-    """A number, such as the size of a volume, is beyond what can be; the message says what can."""
+    """A number, such as the size of a volume, is beyond what is possible; the message has the limit."""
 
 
 class IncompatibleVersion(PluginError):
@@ -115,7 +115,7 @@ class IncompatibleVersion(PluginError):
 class NotSupported(PluginError):
     """The plugin does not do this at all.
 
-    Never for a passing condition: kubelet caches a FlexVolume "Not supported" until the driver is probed again.
+    Never for a transient condition: kubelet caches a FlexVolume "Not supported" until the driver is probed again.
     """
 
 
@@ -136,11 +136,11 @@ class ContainerGone(PluginError):
 
 
 class TryAgain(PluginError):
-    """A passing condition; the caller should repeat the call."""
+    """A transient condition; the caller should retry."""
 
 
 class Ending(TryAgain):
-    """The daemon is ending, and what was asked for has not begun."""
+    """The daemon is stopping, and the call was not started."""
 
 
 class DeadlineExceeded(TryAgain):
@@ -148,15 +148,15 @@ class DeadlineExceeded(TryAgain):
 
 
 class InProgress(TryAgain):
-    """An earlier request about the same is still being served."""
+    """An earlier request about the same object is still in progress."""
 
 
 class Uncertain(TryAgain):
-    """A failure whose way back failed as well: something may be left, and the caller must undo or repeat."""
+    """A failure whose undo failed too: something may be left, and the caller must undo or retry."""
 
 
 class NotReady(PluginError):
-    """The plugin cannot serve at present (CNI STATUS code 50)."""
+    """The plugin cannot serve now (CNI STATUS code 50)."""
 
 
 class LimitedConnectivity(NotReady):
@@ -187,7 +187,7 @@ class Wire:
 
 
 _OWN: Final = ("nodeplug.hosting.discovery", "nodeplug.process.lane")
-"""Where the host has further classes of errors."""
+"""Modules of the host with further classes of errors."""
 WIRES: Final[Mapping[type[PluginError], Wire]] = MappingProxyType(
     {
         PluginError: Wire(999, "INTERNAL"),
@@ -233,7 +233,7 @@ def with_request(text: str, error: PluginError) -> str:
 
 
 def text_of(error: BaseException) -> str:
-    """Return the text of any exception, also of one whose own `__str__` raises; what is held of it is bounded."""
+    """Return the bounded text of any exception, even if its `__str__` raises."""
     try:
         return clip(str(error), HELD)
     except BaseException:
@@ -250,8 +250,8 @@ def clip(text: str, limit: int = SHOWN) -> str:
 def bounded(error: PluginError) -> PluginError:
     """Return an error that plugin code raised in a form that is safe to keep and to show.
 
-    A class of the plugin's own counts as its ancestor in the contract: its `__str__` is plugin code, and errors are
-    written on the event loop. Call this in the thread of the plugin's call.
+    A class of the plugin counts as its base class in the contract: its `__str__` is plugin code, and errors are written
+    on the event loop. Call this in the thread of the plugin's call.
     """
     cls = next(cls for cls in type(error).__mro__ if cls in WIRES or cls.__module__ in _OWN)
     assert issubclass(cls, PluginError)  # noqa: S101 - for the type checker: PluginError is in every such order

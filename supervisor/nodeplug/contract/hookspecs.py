@@ -1,6 +1,6 @@
 """THE CONTRACT between the host and plugins.
 
-Owns: the name, arguments and answer of every hook, and the defaults when a plugin leaves one out.
+Owns: the name, arguments and result of every hook, and the default if a plugin lacks it.
 Refuses: behaviour. A plugin is a class with `@hookimpl` methods; it is constructed once as `Plugin(config, host)` with
 its validated `Config` (a pydantic model, attribute `Config`) and a `nodeplug.Host`. Implement any subset; a method may
 name any subset of the arguments. Hooks are synchronous and each call runs in a thread of its own. A call goes to the
@@ -30,13 +30,13 @@ class Contract(Protocol):
     # --- life cycle ---------------------------------------------------------------------------------------------
 
     def claims(self) -> Sequence[v.Claim]:
-        """Name what this plugin answers to. Called once after construction; required."""
+        """Name what this plugin serves. Called once after construction; required."""
 
     def prepare(self) -> None:
         """Get ready beside the instance that still serves: what takes long, and touches nothing that it uses."""
 
     def start(self) -> None:
-        """Begin: adopt or undo what a killed predecessor left. Raising disables this plugin alone, with retries."""
+        """Begin: take over or undo what a killed predecessor left. Raising disables only this plugin, with retries."""
 
     def stop(self) -> None:
         """End threads and files of this plugin. May never run: a start must not depend on it."""
@@ -45,7 +45,7 @@ class Contract(Protocol):
         """Raise NotReady with the reason when the plugin cannot serve. Default: healthy once started."""
 
     def inspect(self) -> Mapping[str, Any]:
-        """Tell what the plugin knows, for `nodeplug inspect` and the plugin's own command; JSON, no secrets."""
+        """Report what the plugin knows, for `nodeplug inspect` and the plugin's own command; JSON, no secrets."""
 
     def metrics(self) -> Sequence[v.Metric]:
         """Measure, for Prometheus. Called on a timer, not by the scrape."""
@@ -70,7 +70,7 @@ class Contract(Protocol):
     # --- CNI (specification 1.1.0) ------------------------------------------------------------------------------
 
     def cni_add(self, request: v.CniAdd) -> v.CniResult:
-        """Attach a container. A repeated ADD answers as the first did; a failed one leaves nothing behind."""
+        """Attach a container. A repeated ADD returns what the first did; a failed one leaves nothing behind."""
 
     def cni_del(self, request: v.CniDel) -> None:
         """Detach a container. Succeeds when repeated, without namespace or result, and after half an ADD."""
@@ -96,72 +96,72 @@ class Contract(Protocol):
         """Detach a volume from a node; succeeds when it is not attached."""
 
     def volume_is_attached(self, request: v.VolumeIsAttached) -> bool:
-        """Tell whether a volume is attached to a node. Default: Not supported."""
+        """Return whether a volume is attached to a node. Default: Not supported."""
 
     def volume_wait_attached(self, request: v.VolumeWaitAttached) -> str:
-        """Wait for a device and return its path. Default: the path that attach gave."""
+        """Wait for a device and return its path. Default: the path that attach returned."""
 
     def volume_stage(self, request: v.VolumeStage) -> None:
-        """Mount the volume once for the node at `staging_path`. Left out: the driver does not stage."""
+        """Mount the volume once for the node at `staging_path`. Default: the driver does not stage."""
 
     def volume_publish(self, request: v.VolumePublish) -> None:
-        """Give the volume to a pod at `target_path`. Default: a bind mount of `staging_path`."""
+        """Mount the volume for a pod at `target_path`. Default: a bind mount of `staging_path`."""
 
     def volume_unpublish(self, request: v.VolumeUnpublish) -> None:
-        """Take the volume from a pod; the host unmounts whatever is still there afterwards. Default: unmount."""
+        """Unmount the volume for a pod; the host unmounts whatever is still there afterwards. Default: unmount."""
 
     def volume_unstage(self, request: v.VolumeUnstage) -> None:
         """Undo `volume_stage`; the host unmounts whatever is still there afterwards. Default: unmount."""
 
     def volume_expand(self, request: v.VolumeExpand) -> int:
-        """Grow the volume, and the filesystem where it is mounted; return the size in bytes. Default: Not supported."""
+        """Grow the volume, and the filesystem if it is mounted; return the size in bytes. Default: Not supported."""
 
     def volume_stats(self, request: v.VolumeStatsRequest) -> v.VolumeStats:
         """Measure the volume. Default: statfs of the mount path."""
 
-    # --- reserved: no front calls these yet; what they take and answer stays ------------------------------------
+    # --- reserved: no front calls these yet; their requests and results stay ------------------------------------
 
     def cni_repair(self, request: v.CniRepair) -> Sequence[v.CniDifference]:
-        """Compare a network with what its attachments say, and mend it if asked. Default: nothing differs."""
+        """Compare a network with what its attachments say, and repair it if asked. Default: nothing differs."""
 
     def device_place(self, request: v.DevicePlace) -> Sequence[v.DeviceId] | None:
-        """Choose devices as `device_prefer` would, on any node; None when no choice serves. A pure function."""
+        """Choose devices as `device_prefer` would, on any node; None if no choice fits. A pure function."""
 
     def device_container(self, request: v.DeviceContainer) -> None:
         """Prepare a container whose process is about to start. Default: success."""
 
     def volume_create(self, request: v.VolumeCreate) -> v.ProvisionedVolume:
-        """Make a volume. Default: Not supported, as for all that follow."""
+        """Create a volume. Default: Not supported, as for all that follow."""
 
     def volume_delete(self, request: v.VolumeDelete) -> None:
-        """Remove a volume and its data; succeeds when it is not there."""
+        """Delete a volume and its data; succeeds if it does not exist."""
 
     def volume_list(self, request: v.VolumeList) -> Sequence[v.ProvisionedVolume]:
-        """Tell every volume that this node can reach."""
+        """List every volume that this node can reach."""
 
     def volume_capacity(self, request: v.VolumeCapacity) -> int:
-        """Tell how many bytes are left for new volumes."""
+        """Return how many bytes are left for new volumes."""
 
     def volume_snapshot(self, request: v.VolumeSnapshot) -> v.Snapshot:
-        """Make a snapshot of a volume."""
+        """Create a snapshot of a volume."""
 
     def volume_snapshot_delete(self, request: v.VolumeSnapshotDelete) -> None:
-        """Remove a snapshot; succeeds when it is not there."""
+        """Delete a snapshot; succeeds if it does not exist."""
 
     def volume_snapshot_list(self, request: v.VolumeSnapshotList) -> Sequence[v.Snapshot]:
-        """Tell every snapshot that this node can reach."""
+        """List every snapshot that this node can reach."""
 
     def volume_refresh(self, request: v.VolumePublish) -> None:
-        """Renew what expires in a published volume, such as tokens; never undone when it fails."""
+        """Renew what expires in a published volume, such as tokens; a failure undoes nothing."""
 
     def extender_filter(self, request: v.ExtenderFilter) -> v.ExtenderVerdict:
-        """Tell which nodes can take a pod."""
+        """Return the nodes that can run a pod."""
 
     def extender_prioritize(self, request: v.ExtenderPrioritize) -> Mapping[str, int]:
         """Score nodes for a pod, 0 to 10 by name."""
 
     def extender_preempt(self, request: v.ExtenderPreempt) -> Mapping[str, v.ExtenderVictims]:
-        """Choose victims by node, out of those that the scheduler would evict."""
+        """Choose victims by node, from those that the scheduler would evict."""
 
     def extender_bind(self, request: v.ExtenderBind) -> None:
         """Bind a pod to a node."""
@@ -171,7 +171,7 @@ HOOKS: Final[Mapping[str, Callable[..., Any]]] = {
     name: hook for name, hook in vars(Contract).items() if not name.startswith("_")
 }
 for _hook in HOOKS.values():
-    hookspec(firstresult=True)(_hook)  # one plugin answers, the owner of the claim
+    hookspec(firstresult=True)(_hook)  # only the owner of the claim is called
 RESERVED: Final = frozenset(
     {
         "cni_repair",

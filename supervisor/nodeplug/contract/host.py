@@ -31,11 +31,11 @@ class Delegate(Protocol):
     """Run another CNI plugin on behalf of a request."""
 
     def __call__(self, request: CniRequest, plugin_type: str, config: Mapping[str, Any]) -> CniResult | None:
-        """Answer the delegate's result for ADD, None otherwise."""
+        """Return the delegate's result for ADD, None otherwise."""
 
 
 def _unknown(resource: ResourceName) -> Sequence[Holding]:
-    raise NotReady(f"who holds {resource} is unknown here: nobody asks kubelet")
+    raise NotReady(f"who holds {resource} is unknown here: kubelet is not asked")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +48,8 @@ class Host:
         boot_id: changes with each boot of the machine; another one means that no container survived.
         log: goes to the daemon's log, with plugin and request id.
         journal: intents that must survive `kill -9`.
-        state_dir: a folder of the plugin's own that survives a reboot; exists.
-        run_dir: a folder of the plugin's own that does not survive a reboot; exists.
+        state_dir: the plugin's own folder that survives a reboot; exists.
+        run_dir: the plugin's own folder that does not; exists.
     """
 
     plugin: str
@@ -64,18 +64,18 @@ class Host:
     _holders: Callable[[ResourceName], Sequence[Holding]] = _unknown
 
     def refresh(self, resource: str) -> None:
-        """Ask for a new `device_list` of one resource, now. Returns at once; many requests become one listing."""
+        """Ask for a new `device_list` of one resource. Returns at once; many requests become one listing."""
         self._refresh(ResourceName(resource))
 
     def holders(self, resource: str) -> Sequence[Holding]:
-        """Return who holds devices of a resource, as kubelet last told (podresources List). Returns at once.
+        """Return who holds devices of a resource, as kubelet last reported (podresources List). Returns at once.
 
         One value per container, in the order of their names. Init containers, which List leaves out, come from its
-        checkpoint, some by their pod's UID in namespace "?". Kubelet tells it some seconds after a container got its
-        devices, and after it was gone: decide about free devices by what kubelet offers, never by this.
+        checkpoint, some by their pod's UID in namespace "?". Kubelet reports some seconds after a container gets its
+        devices, and after it is gone: decide about free devices by what kubelet offers, never by this.
 
         Raises:
-            NotReady: kubelet has not told since the daemon started, or no longer does; the message says why.
+            NotReady: kubelet has not reported since the daemon started, or no longer does; the message says why.
         """
         return self._holders(ResourceName(resource))
 
@@ -107,7 +107,7 @@ class Host:
             The delegate's result for ADD, None for every other verb.
 
         Raises:
-            DelegateFailed: the delegate answered an error; its code is kept.
+            DelegateFailed: the delegate returned an error; its code is kept.
             NotFound: there is no such executable on CNI_PATH.
         """
         result = self._delegate(request, plugin_type, request.config if config is None else config)

@@ -2,7 +2,7 @@
 
 Owns: `<state>/journal/<plugin>/<key>.json`, written to a temporary file, synced, renamed, and the folder synced, so
 that a record is whole or absent after `kill -9` or a power cut. Writes happen in the calling thread, never on the loop.
-Refuses: to be the truth. The kernel comes first, then kubelet, then the journal: it tells what was *intended*, for
+Refuses: to be the truth. The kernel comes first, then kubelet, then the journal: it says what was *intended*, for
 undo, repeated calls and verbs that carry too little. Secrets are never written.
 """
 
@@ -31,7 +31,7 @@ _NAME_LIMIT: Final = 200
 _TEMPORARY: Final = ".tmp"
 _LEFTOVER_AGE: Final = 60.0
 _NO_RECORD: Final = frozenset({errno.EISDIR, errno.EINVAL, errno.EFBIG, errno.ENXIO, errno.ELOOP})
-"""Reasons not to read a file that no waiting mends: a directory, a pipe, a socket, gigabytes."""
+"""Permanent reasons not to read a file: a directory, a pipe, a socket, gigabytes."""
 
 
 def read_boot_id() -> str:
@@ -40,7 +40,7 @@ def read_boot_id() -> str:
 
 
 def file_name(key: str) -> str:
-    """Return a file name for any key: readable when short, a digest of the whole behind the beginning when not."""
+    """Return a file name for any key: readable when short, otherwise the beginning and a digest of the whole."""
     quoted = quote(key, safe="=@+,", errors="surrogateescape").replace(".", "%2E")
     if len(quoted) <= _NAME_LIMIT:
         return quoted
@@ -48,7 +48,7 @@ def file_name(key: str) -> str:
 
 
 def write_durably(path: Path, data: bytes) -> None:
-    """Replace a file, for its owner alone, so that a crash at any instruction leaves the old bytes or the new ones.
+    """Replace a file (mode 0600), so that a crash at any instruction leaves the old bytes or the new ones.
 
     Raises:
         Exhausted: the disk or its quota is full.
@@ -87,10 +87,10 @@ class Entry:
 
     Attributes:
         key: as written, not the file name.
-        phase: the plugin's own word for how far it got.
+        phase: the plugin's own name for how far it got.
         boot_id: of the boot that wrote it; `Journal.is_stale` compares.
         request: what was asked.
-        data: what the plugin needs to go on or to undo.
+        data: what the plugin needs to continue or to undo.
     """
 
     key: str
@@ -159,8 +159,8 @@ class Journal:
     def remove(self, key: str) -> None:
         """Remove a record, durably; succeed when there is none.
 
-        A disk that refuses fails nobody: what ends must be able to end. The record counts as removed from here on, and
-        the daemon removes it as soon as the disk lets it; it says so in its log and in /readyz.
+        A disk that refuses is no error: pods must be able to terminate. The record counts as removed from now on, and
+        the daemon removes it as soon as the disk allows; its log and /readyz say so.
         """
         path = self._path(key)
         try:
@@ -174,14 +174,14 @@ class Journal:
             self.removals.forget(path)
 
     def count_as_removed(self, key: str, reason: str) -> None:
-        """Let a record count as removed from here on, for its disk does not answer; remove it when that does.
+        """Count a record as removed from now on because its disk hangs; remove it when that responds again.
 
-        Does not block. The caller sees to it that no write of the record is under way when `remove` is called at last.
+        Does not block. The caller makes sure that the record is not being written when `remove` is finally called.
         """
         self.removals.postpone(self._path(key), OSError(reason))
 
     def entries(self) -> tuple[Entry, ...]:
-        """Return every whole record, by key. Damaged files are set aside, leftovers of a killed write removed."""
+        """Return every valid record, by key. Damaged files are set aside, leftovers of a killed write removed."""
         if not self.folder.is_dir():
             return ()
         self._remove_leftovers()
@@ -212,7 +212,7 @@ class Journal:
         except OSError as error:
             if error.errno not in _NO_RECORD:
                 raise PluginError(f"cannot read {path}: {error.strerror}") from error
-            LOG.warning("%s is set aside, for it is no record: %s", path, error.strerror)
+            LOG.warning("%s is set aside, it is not a record: %s", path, error.strerror)
             text = b""
         try:
             document = json.loads(text)
@@ -226,6 +226,6 @@ class Journal:
                 dict(document["data"]),
             )
         except (ValueError, KeyError, TypeError, RecursionError):
-            with suppress(OSError):  # on a read-only disk it counts as none where it is
+            with suppress(OSError):  # on a read-only disk it stays, and counts as none
                 path.rename(path.with_suffix(".damaged"))
             return None

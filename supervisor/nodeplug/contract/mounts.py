@@ -1,4 +1,4 @@
-"""Mounts as the kernel tells them.
+"""Mounts as the kernel reports them.
 
 Owns: mount(2), umount2(2) and `/proc/self/mountinfo`, for the host and for volume plugins.
 Refuses: to remember. Whether something is mounted is read from mountinfo each time, never from stat(2): a dead FUSE
@@ -47,7 +47,7 @@ _CLEARS: Final = {
     "loud": _FLAGS["silent"],
     "defaults": 0,
 }
-"""Their opposites: each takes a flag back that an earlier option set."""
+"""Their opposites: each clears a flag that an earlier option set."""
 _ELSEWHERE: Final = frozenset(
     [
         "auto",
@@ -74,7 +74,7 @@ _ELSEWHERE: Final = frozenset(
         "runbindable",
     ]
 )
-"""Words that mount(8) or fstab(5) act upon themselves, or that are another operation of mount(2)."""
+"""Words that mount(8) or fstab(5) handle themselves, or that are another operation of mount(2)."""
 _PER_MOUNT: Final = ("nosuid", "nodev", "noexec", "noatime", "nodiratime", "relatime", "nosymfollow")
 _REMOUNT: Final = 32
 _BIND: Final = 4096
@@ -91,7 +91,7 @@ class Mount:
         fs_type: such as "ext4".
         source: the device or server, as the kernel spells it.
         options: per-mount and per-superblock options.
-        device: `major:minor` of the filesystem: with `root` it tells whether two mounts show the same directory.
+        device: `major:minor` of the filesystem: with `root` it identifies the directory that a mount shows.
     """
 
     target: str
@@ -129,7 +129,7 @@ def mounts() -> tuple[Mount, ...]:
 def mounted_at(path: str) -> Mount | None:
     """Return the topmost mount at exactly this path, or None. Symlinks in the parent are resolved, `path` itself not.
 
-    The last component is never touched, so a hung or disconnected filesystem there cannot block the answer.
+    The last component is never touched, so a hung or disconnected filesystem there cannot block.
     """
     parent, name = os.path.split(os.path.normpath(path))
     resolved = str(Path(os.path.realpath(parent)) / name) if name else "/"
@@ -141,17 +141,17 @@ def _call_mount(source: str, target: str, fs_type: str, flags: int, own: Sequenc
     if _LIBC.mount(*arguments, ctypes.c_ulong(flags), os.fsencode(",".join(own)) or None) != 0:
         code = ctypes.get_errno()
         what = fs_type or ("remount" if flags & _REMOUNT else "bind")
-        if own and code == errno.EINVAL:  # the names alone: a value may be a password
+        if own and code == errno.EINVAL:  # only the names: a value may be a password
             names = ", ".join(option.partition("=")[0] for option in own)
             what += f", which may not know one of its options {names}"
         raise PluginError(f"cannot mount {source!r} on {target!r} ({what}): {os.strerror(code)}")
 
 
 def _sort_options(options: Sequence[str], *, read_only: bool) -> tuple[int, list[str]]:
-    """Tell the flags of mount(2) from what is the filesystem's.
+    """Split the flags of mount(2) from the options of the filesystem.
 
     Raises:
-        InvalidRequest: an option is nobody's here.
+        InvalidRequest: an option is neither.
     """
     flags, own = 0, []
     for option in options:
@@ -172,12 +172,12 @@ def mount(source: str, target: str, fs_type: str, *, options: Sequence[str] = ()
     """Mount a filesystem; `target` must exist.
 
     Args:
-        source: a device path or the filesystem's own word.
+        source: a device path, or what the filesystem expects.
         target: an existing directory.
         fs_type: such as "ext4".
         options: one word each. The flags of mount(8) (`nosuid`, `noatime` ...) and their opposites (`suid`, `atime`
-            ...) become flags of mount(2), a later one wins; what mount(8) or fstab(5) act upon themselves (`nofail`,
-            `loop`, `bind`, `x-...`) is refused; the rest is the filesystem's, which refuses what it does not know.
+            ...) become flags of mount(2), a later one wins; what mount(8) or fstab(5) handle themselves (`nofail`,
+            `loop`, `bind`, `x-...`) is refused; the rest goes to the filesystem, which refuses what it does not know.
         read_only: mount without write access, whatever the options say.
 
     Raises:
@@ -191,7 +191,7 @@ def mount(source: str, target: str, fs_type: str, *, options: Sequence[str] = ()
 def bind(source: str, target: str, *, read_only: bool = False) -> None:
     """Bind-mount a directory or file on an existing target; read-only takes a second call (mount(2), MS_REMOUNT).
 
-    A failed read-only step takes the first one back: nothing stays mounted after an error.
+    If the read-only step fails, the first one is undone: nothing stays mounted after an error.
 
     Raises:
         PluginError: the kernel refused.
@@ -224,7 +224,7 @@ def unmount(path: str, *, lazy: bool = False) -> None:
         if _LIBC.umount2(os.fsencode(path), ctypes.c_int(_DETACH if lazy else 0)) == 0:
             continue
         code = ctypes.get_errno()
-        if code == errno.EINVAL:  # somebody else unmounted it between the look and the call
+        if code == errno.EINVAL:  # unmounted by another process between check and call
             if mounted_at(path) is None:
                 return
         elif code == errno.EBUSY:

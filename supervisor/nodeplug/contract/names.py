@@ -2,7 +2,7 @@
 
 Owns: the rules for extended resources, executables on CNI_PATH, FlexVolume drivers and exclusive claims, each with
 its sentence.
-Refuses: to know what a node serves already.
+Refuses: to know what a node already serves.
 """
 
 import re
@@ -23,7 +23,7 @@ def extended_resource(name: str) -> str:
     """
     prefix, slash, last = name.partition("/")
     if not slash or "kubernetes.io/" in name or name.startswith("requests."):
-        raise ValueError(f"{name!r} is no extended resource: it needs the form vendor.domain/name")
+        raise ValueError(f"{name!r} is not an extended resource: it needs the form vendor.domain/name")
     if len(last) > 63 or not _QUALIFIED.fullmatch(last):
         raise ValueError(f"{name!r}: {last!r} must be letters, digits, '-', '_', '.', at most 63 of them")
     if len(prefix) > 244 or not _SUBDOMAIN.fullmatch(prefix):
@@ -43,10 +43,10 @@ def cni_executable(name: str) -> str:
 
 
 def exclusive_name(name: str) -> str:
-    """Return the name of something that one section alone may have.
+    """Return the name of something that only one section may have.
 
     Raises:
-        ValueError: it is no name that people could read in a message.
+        ValueError: it has characters that a message could not show.
     """
     if not _FILE_NAME.fullmatch(name):
         raise ValueError(f"{name!r} cannot be the name of an exclusive claim: use letters, digits, '-', '_' and '.'")
@@ -61,5 +61,5 @@ def flex_driver(name: str) -> str:
     """
     parts = name.split("/")
     if len(parts) > 2 or not all(_FILE_NAME.fullmatch(part) for part in parts):
-        raise ValueError(f"{name!r} is no FlexVolume driver: it needs the form vendor/driver")
+        raise ValueError(f"{name!r} is not a FlexVolume driver: it needs the form vendor/driver")
     return name

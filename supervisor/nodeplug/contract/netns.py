@@ -2,7 +2,7 @@
 
 Owns: the one place that calls setns(2). Python 3.11 has no `os.setns`, so libc is called through ctypes.
 Refuses: to create or name namespaces, and to fork: pyroute2's `netns=` arguments and `NetNS()` start a child for
-each use. setns(2) moves the calling *thread* alone, so a namespace is entered in the call's own thread and left in
+each use. setns(2) moves only the calling *thread*, so a namespace is entered in the call's own thread and left in
 `finally`.
 """
 
@@ -26,7 +26,7 @@ _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 def _is_network_namespace(fd: int) -> bool:
     """Ask the descriptor itself: the name of a bind-mounted namespace says nothing (ioctl_ns(2)).
 
-    One that was opened by path alone (O_PATH) refuses the question, as it would refuse setns(2).
+    One that was opened with O_PATH refuses this ioctl, as it would refuse setns(2).
     """
     try:
         if os.fstat(fd).st_dev != os.stat("/proc/thread-self/ns/net").st_dev:  # noqa: PTH116 - one call, both in os
@@ -61,7 +61,7 @@ class Netns:
         """Open a namespace by path.
 
         Raises:
-            InvalidNetns: the path is no network namespace, or cannot be opened.
+            InvalidNetns: the path is not a network namespace, or cannot be opened.
         """
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -71,15 +71,15 @@ class Netns:
 
     @classmethod
     def adopt(cls, fd: int, path: str) -> "Netns":
-        """Take over a descriptor, such as one that arrived with a request; it is closed when it is refused.
+        """Take over a descriptor, such as one that arrived with a request; it is closed if it is refused.
 
         Raises:
-            InvalidNetns: the descriptor is no network namespace.
+            InvalidNetns: the descriptor is not a network namespace.
         """
         if not _is_network_namespace(fd):
             os.close(fd)
             raise InvalidNetns(
-                f"{path!r} is not a network namespace, or was opened by path alone (O_PATH); "
+                f"{path!r} is not a network namespace, or was opened with O_PATH; "
                 "give the path of one, such as /run/netns/NAME"
             )
         return cls(fd, path)
@@ -99,7 +99,7 @@ class Netns:
     def entered(self) -> Iterator[None]:
         """Move the calling thread into the namespace, and back.
 
-        Sockets opened inside keep belonging to the namespace afterwards. `/proc/sys/net` follows the thread too.
+        Sockets opened inside stay in the namespace afterwards. `/proc/sys/net` follows the thread too.
         """
         home = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -112,7 +112,7 @@ class Netns:
             os.close(home)
 
     def enter(self) -> None:
-        """Move the calling thread into the namespace for good: only for a thread that ends with its call."""
+        """Move the calling thread into the namespace for good; only for a thread that ends with its call."""
         _setns(self.fd)
 
     def close(self) -> None:

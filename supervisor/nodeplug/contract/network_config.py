@@ -1,4 +1,4 @@
-"""A network's configuration as the model of whoever reads it.
+"""A network's configuration as a model of the plugin that reads it.
 
 Owns: letter case, the keys that the CNI specification gives to runtimes, and one sentence per mistake.
 Refuses: to know any plugin's keys.
@@ -21,7 +21,7 @@ _RESERVED: Final = frozenset(
         *("cni.dev/valid-attachments", "cni.dev/attachments"),
     }
 )
-"""Keys that runtimes write (specification 1.1.0, section 1): no mistake of a user where a model does not name them."""
+"""Keys that runtimes write (specification 1.1.0, section 1): allowed even if a model does not name them."""
 _SHOWN: Final = 80
 _M = TypeVar("_M", bound=BaseModel)
 

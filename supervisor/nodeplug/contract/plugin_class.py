@@ -4,8 +4,8 @@ Owns: the constructor that the host calls, the attributes that it reads from a c
 Refuses: hooks (see `hookspecs`).
 
 An entry point of the group `nodeplug.v1` names a plugin class for version 1. The contract only grows within a version:
-what a later release adds has defaults, so that a class that was written before is right for it. A distribution that
-needs a later release says so by its dependency on `nodeplug`.
+what a later release adds has defaults, so that an older class stays valid. A distribution that needs a later release
+declares it as its dependency on `nodeplug`.
 """
 
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ class Example(TypedDict, total=False):
         cni: a network list, or one network configuration.
         volume_options: options of a FlexVolume.
         secrets: of the FlexVolume's Secret.
-        keeps_data: whether data of a volume must be there after its last pod has gone.
+        keeps_data: whether a volume's data must survive its last pod.
         beside: more `[plugins.*]` tables that run on the same node, such as an IPAM plugin.
     """
 
@@ -42,12 +42,12 @@ class Example(TypedDict, total=False):
 class PluginClass(Protocol):
     """A class with `@hookimpl` methods, constructed once for each section that uses it.
 
-    It may have two attributes besides. `Config`: a pydantic model, with which the host validates the section's `config`
-    before it constructs; without it any key is a mistake. `example`: an `Example`.
+    Two optional attributes: `Config`, a pydantic model with which the host validates the section's `config` before it
+    constructs (without it every key is an error), and `example`, an `Example`.
     """
 
     def __call__(self, config: Any, host: Host) -> object:
-        """Construct the plugin. Look at the configuration alone here; `start` begins.
+        """Construct the plugin. Only read the configuration here; `start` begins.
 
         Args:
             config: an instance of `Config`.

@@ -50,7 +50,7 @@ class Arrival:
         return Frame.decode(bytes(self._data))
 
     async def style(self) -> str:
-        """Read far enough to know the style; empty when the bytes are no frame."""
+        """Read far enough to know the style; empty when the bytes are not a frame."""
         while b"\0" not in self._data[HEADER.size :] and len(self._data) < HEADER.size + 16 and await self._more():
             pass
         return bytes(self._data[HEADER.size :]).partition(b"\0")[0].decode("ascii", "replace")
@@ -66,7 +66,7 @@ class Arrival:
         """Hand over the caller's namespace, and CNI_NETNS if what was opened there is a namespace.
 
         Raises:
-            InvalidNetns: the first descriptor is no network namespace.
+            InvalidNetns: the first descriptor is not a network namespace.
         """
         found: list[Netns] = []
         for path in ("/proc/self/ns/net", frame.env.get("CNI_NETNS", ""))[: len(self._descriptors)]:
@@ -75,7 +75,7 @@ class Arrival:
             try:
                 found.append(Netns.adopt(fd, path))
             except InvalidNetns:
-                # A CNI_NETNS that is no namespace is the verb's business: DEL must succeed without one.
+                # A CNI_NETNS that is not a namespace is the verb's business: DEL must succeed without one.
                 if not found:
                     raise
         return tuple(found)

@@ -57,7 +57,7 @@ class Frame:
         """Read a whole frame.
 
         Raises:
-            Undecodable: the bytes are no frame; the message says what is wrong.
+            Undecodable: the bytes are not a frame; the message says what is wrong.
         """
         if len(data) < HEADER.size:
             raise Undecodable(f"a frame has a header of {HEADER.size} bytes, {len(data)} arrived")

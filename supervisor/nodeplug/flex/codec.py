@@ -2,7 +2,7 @@
 
 Owns: reading the arguments, kubelet's own option keys, and writing the driver status.
 Refuses: I/O, and trust. User options are merged last by kubelet and can override any `kubernetes.io/` key, so every
-option is checked here, and what they say about the pod is a hint alone. Error messages name keys, never values: a
+option is checked here, and what they say about the pod is only a hint. Error messages name keys, never values: a
 value may be a password in the wrong place.
 """
 
@@ -40,7 +40,7 @@ def decode(argv: Sequence[str]) -> Command:
         raise InvalidRequest("no FlexVolume verb was given; expected one of " + ", ".join(VERBS))
     name, *texts = argv
     if name not in VERBS:
-        raise NotSupported(f"the first of {len(argv)} arguments is no FlexVolume verb; known: {', '.join(VERBS)}")
+        raise NotSupported(f"the first of {len(argv)} arguments is not a FlexVolume verb; known: {', '.join(VERBS)}")
     form = _choose_form(name, texts)
     return VERBS[name].make(**{part: _PARTS[part](name, text) for part, text in zip(form, texts, strict=True)})
 

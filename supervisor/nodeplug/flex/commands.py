@@ -23,9 +23,9 @@ class VolumeOptions:
         fs_type: `kubernetes.io/fsType`, may be empty.
         read_only: whether `kubernetes.io/readwrite` is "ro".
         volume_name: `kubernetes.io/pvOrVolumeName`.
-        pod: from `kubernetes.io/pod.*`; on mount alone.
-        fs_group: the pod's fsGroup, or None; on mount alone.
-        secrets: `kubernetes.io/secret/<key>`, decoded from base64; on mount alone.
+        pod: from `kubernetes.io/pod.*`; only on mount.
+        fs_group: the pod's fsGroup, or None; only on mount.
+        secrets: `kubernetes.io/secret/<key>`, decoded from base64; only on mount.
         own: the driver's own options.
     """
 
@@ -68,7 +68,7 @@ class WaitForAttach:
 
 @dataclass(frozen=True, slots=True)
 class IsAttached:
-    """Tell whether the volume is attached to a node."""
+    """Return whether the volume is attached to a node."""
 
     options: VolumeOptions
     node: str
@@ -76,7 +76,7 @@ class IsAttached:
 
 @dataclass(frozen=True, slots=True)
 class MountDevice:
-    """Mount the device once for the node (drivers with attach alone)."""
+    """Mount the device once for the node (only drivers with attach)."""
 
     target: str
     device: str

@@ -33,7 +33,7 @@ PLUGIN_LIMIT: Final = 20_000
 
 
 def plain(metric: Metric) -> Metric:
-    """Return a metric whose parts are values of Python alone, and text that can be written as UTF-8.
+    """Return a metric whose parts are plain Python values, and text that can be written as UTF-8.
 
     What a plugin gives can be any object, whose methods are code of that plugin: call this in the thread of its call.
 
@@ -56,19 +56,19 @@ def _plain(name: str, sample: Sample) -> Sample:
     try:
         value = float(sample.value)
     except (TypeError, ValueError, OverflowError) as error:
-        raise PluginError(f"{name} has the value {type(sample.value).__name__}, which is no float: {error}") from error
+        raise PluginError(f"{name} has a {type(sample.value).__name__} as value, not a float: {error}") from error
     return Sample(value, {_text(label): _text(str(text)) for label, text in labels.items()})
 
 
 def _text(text: str) -> str:
-    """Escape what is no UTF-8, such as a file name of other bytes; a copy, so that a subclass of str stays outside."""
+    """Escape what is not UTF-8, such as a file name of other bytes; a copy, so that a subclass of str stays outside."""
     return text.encode(errors="backslashreplace").decode()
 
 
 def fault(metric: Metric) -> str:
     """Return why a metric cannot be exported, or an empty string."""
     if not _NAME.fullmatch(metric.name) or metric.name.endswith(("_total", "_created", "_info", "_bucket")):
-        return f"{metric.name!r} is no name for a metric; write lower case with underscores, without _total at its end"
+        return f"{metric.name!r} is not a valid name; write lower case with underscores, without _total at the end"
     if len(metric.samples) > SAMPLE_LIMIT:
         return f"{metric.name} has {len(metric.samples)} samples, at most {SAMPLE_LIMIT} are exported"
     shapes = {tuple(sorted(sample.labels)) for sample in metric.samples}

@@ -32,7 +32,7 @@ _Measured = tuple[Sequence[Metric], str]
 
 @dataclass(slots=True)
 class Reports:
-    """Asks plugins. Used from the event loop alone.
+    """Asks plugins. Used only from the event loop.
 
     Attributes:
         slots: the plugins as they are, by section name.
@@ -57,7 +57,7 @@ class Reports:
             NotFound: no section has or uses the name.
             NotReady: one of them does not run.
             NotSupported: one of them has nothing to tell.
-            PluginError: what one of them raised, or that its answer is no JSON, or too large.
+            PluginError: what one of them raised, or that its answer is not JSON, or too large.
         """
         slots = [slot for name, slot in self.slots.items() if wanted in {name, slot.instance.uses}]
         if not slots:

@@ -27,7 +27,7 @@ def unmount_below(folder: Path) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Remove a folder and everything in it; succeed when it is not there.
+    """Remove a folder and everything in it; succeed if it is not there.
 
     Raises:
         TryAgain: something is mounted there; nothing was removed.

@@ -1,4 +1,4 @@
-"""Namespaces of one's own, also where `/` is no mount point.
+"""Namespaces of one's own, also where `/` is not a mount point.
 
 Owns: the command that starts a program in fresh namespaces, and that no mount made inside is ever seen outside.
 Refuses: what is done in them.
@@ -69,7 +69,7 @@ def keep_mounts() -> None:
 
     Raises:
         PluginError: the kernel refused.
-        NotReady: `/` is no mount point and nothing is mounted at `/proc`.
+        NotReady: `/` is not a mount point and nothing is mounted at `/proc`.
     """
     try:
         _change("", "/", _RECURSIVE | _PRIVATE)
@@ -94,7 +94,7 @@ def _move_to_a_copy() -> None:
         os.chroot("/proc/copy")
         os.chdir(working)
     except OSError as error:
-        raise PluginError(f"cannot make a private copy of `/`, which is no mount point here: {error}") from error
+        raise PluginError(f"cannot make a private copy of `/`, which is not a mount point here: {error}") from error
 
 
 def _change(source: str, target: str, flags: int) -> None:

@@ -46,7 +46,7 @@ class Sandbox:
             except BaseException as error:
                 failures.append(error)
 
-        # unshare(2) moves the calling thread alone; it ends right after, and the bind mount keeps the namespace.
+        # unshare(2) moves only the calling thread; it ends right after, and the bind mount keeps the namespace.
         thread = threading.Thread(target=unshare, name=f"sandbox {path.name}")
         thread.start()
         thread.join()

@@ -41,7 +41,7 @@ def _of_json(path: Path, text: str) -> Mapping[str, str]:
         raise InvalidRequest(f"{path} is not JSON: {error.msg}, line {error.lineno} column {error.colno}") from None
     wrong = [key for key, value in document.items() if not isinstance(value, str)]
     if wrong:
-        raise InvalidRequest(f"{path}: the value of {wrong[0]!r} is no text; write every value of a Secret in quotes")
+        raise InvalidRequest(f"{path}: the value of {wrong[0]!r} is not a string; put every value into quotes")
     return document
 
 
@@ -52,6 +52,6 @@ def _of_lines(path: Path, text: str) -> Mapping[str, str]:
             continue
         key, equals, value = line.partition("=")
         if not equals or not key.strip():
-            raise InvalidRequest(f"{path}: line {number} is no KEY=VALUE; or write one JSON object")
+            raise InvalidRequest(f"{path}: line {number} is not KEY=VALUE; or write one JSON object")
         values[key.strip()] = value
     return values

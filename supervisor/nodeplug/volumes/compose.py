@@ -271,7 +271,7 @@ class Steps:
             target = self.ledger.target(path)
             if target is None and not trusted:
                 raise NotFound(
-                    f"{path!r} is no volume of {self.driver} that is known here, and no enabled plugin serves that "
+                    f"{path!r} is not a volume of {self.driver} that is known here, and no enabled plugin serves that "
                     "driver; enable one in the configuration, or unmount the path by hand"
                 )
             target = target or self.ledger.infer_target(self.driver, path)

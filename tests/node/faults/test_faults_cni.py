@@ -43,7 +43,7 @@ BAD_INPUT = {
     "no UTF-8": (b"\xff\xfe\xfa", 6, "unmarshall"),
     "deep nesting": (b"[" * 200_000, 6, "unmarshall"),
     "a huge number": (b'{"name": ' + b"9" * 10_000 + b"}", 6, "unmarshall"),
-    "a list": (b"[1]", 6, "no object"),
+    "a list": (b"[1]", 6, "not an object"),
     "a version that is no string": (b'{"name": "net", "cniVersion": 1}', 6, "cniVersion must be a string"),
     "an unknown version": (b'{"name": "net", "cniVersion": "9.9.9"}', 1, '"9.9.9"'),
     "no network name": (b"{}", 7, "missing network name"),

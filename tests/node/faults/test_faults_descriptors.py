@@ -73,7 +73,7 @@ def test_an_add_whose_own_namespace_came_by_path_alone_is_refused_with_a_sentenc
     with opened(("/proc/self/ns/net", os.O_PATH), (node.netns, os.O_RDONLY)) as fds:
         reply = converse(node, Frame("cni", "faulty", (), node.env("ADD"), STDIN), fds)
     assert reply.exit == 1
-    assert b"not a network namespace, or was opened by path alone" in reply.stdout
+    assert b"not a network namespace, or was opened with O_PATH" in reply.stdout
 
 
 @pytest.mark.parametrize("kubelet", ["absent", "killed"])

@@ -1,4 +1,4 @@
-"""What a plugin answers to.
+"""What a plugin serves.
 
 Owns: the claims, and what a volume driver says about itself beyond its hooks.
 Refuses: to check names (the registry does that).
@@ -15,7 +15,7 @@ FsGroup = Literal["kubelet", "driver", "none"]
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """One name that a plugin answers to. Return one of its kinds; two owners of one claim refuse to load.
+    """One name that a plugin serves. Return one of its subclasses; of two owners of one claim the second is refused.
 
     Attributes:
         name: unique per kind on the node.
@@ -29,7 +29,7 @@ class Claim:
         """Refuse what the contract before 1.0 had: one class with the kind as an argument."""
         if cls is Claim:
             raise TypeError(
-                "Claim(kind, name) is gone since API 1.0: return CniClaim(name), DeviceClaim(name) or VolumeClaim(name)"
+                "Claim(kind, name) was removed in API 1: return CniClaim(name), DeviceClaim(name) or VolumeClaim(name)"
             )
         return object.__new__(cls)
 
@@ -42,7 +42,7 @@ class CniClaim(Claim):
     """A CNI plugin: `name` is the executable's, the `type` in network configurations.
 
     Attributes:
-        gives_way: the executable is installed where no other program has the name, and never takes it.
+        gives_way: the executable is installed only where no other program has the name.
     """
 
     kind = "cni"
@@ -61,8 +61,8 @@ class VolumeClaim(Claim):
     """A volume driver, `vendor/driver`.
 
     Attributes:
-        fs_group: who gives the volume to the pod's fsGroup. "kubelet": it changes the group of the whole tree after the
-            mount. "driver": `volume_publish` does, from `fs_group` of the request. "none": nobody, as on network
+        fs_group: who changes the volume's group to the pod's fsGroup. "kubelet": for the whole tree, after
+            the mount. "driver": `volume_publish` does, from `fs_group` of the request. "none": nobody, as on network
             filesystems.
         selinux_relabel: the runtime relabels the tree.
         metrics: kubelet reports usage by statfs of the mount.
@@ -76,7 +76,7 @@ class VolumeClaim(Claim):
 
 @dataclass(frozen=True, slots=True)
 class ExclusiveClaim(Claim):
-    """Something of this node that one section alone may have, such as its GPUs. Nobody calls it by this name.
+    """Something on the node that only one section may have, such as its GPUs. Nothing calls it by this name.
 
     Of two sections with the same exclusive claim the second in the order of the configuration is refused at load.
     """

@@ -1,6 +1,6 @@
 """Networks, in the terms of the CNI specification 1.1.0.
 
-Owns: the result, one value per verb, and case folding of the JSON that callers spell as they like.
+Owns: the result, one value per verb, and case folding of JSON keys, which callers spell differently.
 Refuses: JSON and versions (the codec converts both).
 """
 
@@ -46,7 +46,7 @@ class CniInterface:
         name: as the kernel has it, at most 15 bytes.
         mac: `aa:bb:cc:dd:ee:ff`; empty when it has none.
         sandbox: CNI_NETNS as received, or empty for an interface of the host.
-        mtu: bytes; 0 is not told (specification 1.1.0).
+        mtu: bytes; 0 is not given (specification 1.1.0).
         socket_path: of a vhost-user interface, absolute (1.1.0).
         pci_id: of a passed-through function, `0000:3b:00.1` (1.1.0).
     """
@@ -66,7 +66,7 @@ class CniIp:
 
     Attributes:
         address: with its prefix length.
-        gateway: of the subnet; None where there is none.
+        gateway: of the subnet; None if there is none.
         interface: the index of its interface in the result; None in the result of an IPAM plugin.
     """
 
@@ -82,9 +82,9 @@ class CniRoute:
 
     Attributes:
         dst: where it leads; `0.0.0.0/0` and `::/0` are default routes.
-        gw: the next hop; None is the gateway of the address.
+        gw: the next hop; None means the gateway of the address.
         mtu: bytes, along the path.
-        advmss: bytes, the segment size told to peers.
+        advmss: bytes, the segment size advertised to peers.
         priority: its metric; the lower wins.
         table: the number of the routing table.
         scope: as rtnetlink(7) numbers it: 0 global, 253 link, 254 host.
@@ -119,7 +119,7 @@ class CniDns:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CniResult:
-    """What ADD answers, in the newest form; the host converts it to the version of the request.
+    """What ADD returns, in the newest form; the host converts it to the version of the request.
 
     Attributes:
         interfaces: those of the container and of the host that ADD made; empty from an IPAM plugin.
@@ -188,7 +188,7 @@ class CniAttachmentRequest(CniRequest):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CniAdd(CniAttachmentRequest):
-    """ADD: attach `ifname` in `netns`; a repeated ADD of one attachment answers the same result.
+    """ADD: attach `ifname` in `netns`; a repeated ADD of one attachment returns the same result.
 
     Attributes:
         netns: the container's namespace, open for the length of the call.
@@ -214,7 +214,7 @@ class CniCheck(CniAttachmentRequest):
 
     Attributes:
         netns: the container's namespace.
-        prev_result: what the whole list answered to ADD.
+        prev_result: what the whole list returned for ADD.
     """
 
     netns: Netns
@@ -239,8 +239,8 @@ class CniGc(CniRequest):
     """GC: release what belongs to no valid attachment.
 
     Attributes:
-        valid: `cni.dev/valid-attachments`; None when the caller said nothing (then destroy nothing), empty when nothing
-            is attached.
+        valid: `cni.dev/valid-attachments`; None if the caller gave none (then destroy nothing), empty if nothing is
+            attached.
     """
 
     valid: tuple[ValidAttachment, ...] | None
@@ -253,13 +253,13 @@ class CniStatus(CniRequest):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CniAttachment:
-    """One attachment as it was made.
+    """One attachment as ADD created it.
 
     Attributes:
         container_id: CNI_CONTAINERID.
         ifname: CNI_IFNAME.
         netns: the container's namespace; None when it cannot be opened.
-        result: what ADD answered.
+        result: what ADD returned.
     """
 
     container_id: str
@@ -270,11 +270,11 @@ class CniAttachment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CniRepair(CniRequest):
-    """Bring a network to what its attachments say. Reserved.
+    """Restore a network to what its attachments say. Reserved.
 
     Attributes:
-        attachments: all that are recorded and not ended: the desired state, beside the configuration.
-        mend: change what differs; otherwise tell it alone.
+        attachments: all that are recorded and have not ended: the desired state, with the configuration.
+        mend: change what differs; otherwise only report it.
     """
 
     attachments: tuple[CniAttachment, ...]
@@ -289,7 +289,7 @@ class CniDifference:
         what: the object, such as `link br0` or `route 10.0.0.0/24 in container 4f00aa01`.
         expected: what should be there.
         found: what is there; empty when nothing is.
-        mended: it is as expected by now.
+        mended: it has been repaired.
     """
 
     what: str

@@ -34,7 +34,7 @@ __all__ = [
 ResourceName = NewType("ResourceName", str)
 """An extended resource such as `example.com/fuse` (kubelet: IsExtendedResourceName)."""
 DeviceId = NewType("DeviceId", str)
-"""Opaque to kubelet, unique in its resource, at most 63 characters. Best is a DNS label, which DRA asks for."""
+"""Opaque to kubelet, unique in its resource, at most 63 characters. Use a DNS label: DRA requires it."""
 AttributeValue = int | bool | str
 """Of an attribute of a device, as `resource.k8s.io/v1` has them; text has at most 64 bytes."""
 
@@ -44,8 +44,8 @@ class DeviceNode:
     """A device node for the container.
 
     Attributes:
-        host_path: absolute, below `/dev` as a rule.
-        container_path: absolute; empty is the same path.
+        host_path: absolute, usually below `/dev`.
+        container_path: absolute; empty means the same path.
         permissions: any of `r`, `w`, `m` (mknod), for the cgroup.
     """
 
@@ -78,11 +78,11 @@ class Grant:
     Kubelet stores it in its checkpoint and never asks again: paths and values must stay true for the pod's life.
 
     Attributes:
-        env: where two resources of one container set the same name, kubelet keeps one at random.
+        env: if two resources of one container set the same name, kubelet keeps one at random.
         nodes: device nodes.
         mounts: host paths.
-        annotations: for the container's CRI config; they never reach the pod object. Only where the caller has them:
-            kubelet's device plugins do, DRA does not.
+        annotations: for the container's CRI config; they never reach the pod object. Only for callers that have them:
+            kubelet's device plugins, not DRA.
         cdi: fully qualified CDI names, `vendor.com/class=name`.
     """
 
@@ -110,7 +110,7 @@ class Part:
 
     Attributes:
         of: the id of the whole, the same for all of its parts.
-        amount: what one part is of it, by capacity: `{"memory": 1 << 30}` in bytes.
+        amount: the size of one part, by capacity: `{"memory": 1 << 30}` in bytes.
     """
 
     of: DeviceId
@@ -126,11 +126,11 @@ class Device:
         healthy: whether it can serve; an unhealthy device lowers allocatable; running pods keep it.
         reason: why it is unhealthy, for people.
         numa_nodes: empty means no preference (the wire field stays unset: old kubelets reject an empty topology).
-        grant: what Allocate answers when the plugin has no `device_allocate`.
-        attributes: what the device is, for who chooses by properties; kubelet's device plugins cannot tell it, and
-            `nodeplug status -o json` shows it.
+        grant: the response to Allocate if the plugin has no `device_allocate`.
+        attributes: properties to choose by; kubelet's device plugins cannot pass them on,
+            `nodeplug status --json` shows them.
         capacity: how much the whole device has, by name, in bytes or units; shown in the same place.
-        part: of what the device is a share, if it is one.
+        part: what the device is a share of, if it is one.
     """
 
     id: DeviceId
@@ -146,10 +146,10 @@ class Device:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResourceClaim:
-    """The claim of `resource.k8s.io` for which devices are held.
+    """The claim of `resource.k8s.io` for which devices are allocated.
 
     Attributes:
-        uid: of the claim; an id is never given to two claims at once.
+        uid: of the claim; an id is never allocated to two claims at once.
         namespace: of the claim.
         name: of the claim.
         request: the name of the request within the claim.
@@ -181,13 +181,13 @@ class DeviceList(DeviceRequest):
 class DeviceAllocate(DeviceRequest):
     """Allocate for one container.
 
-    It may come again for ids that are held already, and the answer must then be the same; it depends on nothing but the
+    It may be repeated for ids that are already allocated, and must then return the same; it depends on nothing but the
     request.
 
     Attributes:
         ids: what the container gets; at least one, each once.
         devices: the listed devices of `ids`, in the same order, all healthy.
-        claim: for which the ids are held, where the caller has claims (DRA); kubelet's device plugins have none.
+        claim: for which the ids are allocated, if the caller has claims (DRA); kubelet's device plugins have none.
     """
 
     ids: tuple[DeviceId, ...]
@@ -197,11 +197,11 @@ class DeviceAllocate(DeviceRequest):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DevicePrefer(DeviceRequest):
-    """GetPreferredAllocation: choose `size` ids out of `available`.
+    """GetPreferredAllocation: choose `size` ids from `available`.
 
     Attributes:
-        available: free ids that kubelet may give, those of `must_include` among them.
-        must_include: ids that the answer must have; they count towards `size`.
+        available: free ids that kubelet may allocate, including those of `must_include`.
+        must_include: ids that the result must contain; they count towards `size`.
         size: how many ids.
     """
 
@@ -223,14 +223,14 @@ class DevicePrestart(DeviceRequest):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DevicePlace(DeviceRequest):
-    """Where would these devices serve a container? Reserved. A pure function of the request, for simulations.
+    """Which devices would serve a container? Reserved. A pure function of the request, for simulations.
 
-    It is called where no hardware is and `start` was not: `devices` says all that is known of the node in question.
+    It is called where there is no hardware, without `start`: `devices` is all that is known of the node.
 
     Attributes:
         devices: every device of the node.
         available: free ids.
-        must_include: ids that the answer must have; they count towards `size`.
+        must_include: ids that the result must contain; they count towards `size`.
         size: how many ids.
     """
 
@@ -247,8 +247,8 @@ class DeviceContainer(DeviceRequest):
     Attributes:
         ids: what the container holds.
         container_id: the runtime's id.
-        pid: of the container's first process, which has not begun its program; 0 where there is none yet.
-        cgroup: the container's cgroup, below /sys/fs/cgroup; empty where it is unknown.
+        pid: of the container's first process, which has not executed its program yet; 0 if there is none yet.
+        cgroup: the container's cgroup, below /sys/fs/cgroup; empty if unknown.
         namespace: of the pod.
         pod: its name.
         container: its name.
@@ -286,7 +286,7 @@ class DeviceReleased(DeviceRequest):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holding:
-    """The devices of one resource that a container holds, as kubelet tells in podresources (which has no pod UID).
+    """The devices of one resource that a container holds, as kubelet reports in podresources (which has no pod UID).
 
     Several containers may hold the same ids: never add them up.
 

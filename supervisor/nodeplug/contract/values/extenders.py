@@ -27,7 +27,7 @@ class ExtenderRequest(Request):
 
     Attributes:
         pod: the v1 Pod that is to be scheduled.
-        nodes: the candidates by name, with their v1 Node, or None where the scheduler sends names alone
+        nodes: the candidates by name, with their v1 Node, or None where the scheduler sends only names
             (`nodeCacheCapable`).
     """
 
@@ -37,17 +37,17 @@ class ExtenderRequest(Request):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExtenderFilter(ExtenderRequest):
-    """Which of the nodes can take the pod?"""
+    """Which of the nodes can run the pod?"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExtenderVerdict:
-    """The answer to filter. A reason is a constant sentence: the scheduler counts nodes by equal text.
+    """The result of filter. A reason is a constant text: the scheduler counts nodes by equal texts.
 
     Attributes:
-        nodes: names that can take the pod, out of the request's.
+        nodes: names of the request that can run the pod.
         failed: why others cannot, by name; preempting pods there may help.
-        unresolvable: why others never can, by name; preemption passes over them.
+        unresolvable: why others never can, by name; preemption skips them.
     """
 
     nodes: tuple[str, ...]
@@ -57,7 +57,7 @@ class ExtenderVerdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExtenderPrioritize(ExtenderRequest):
-    """How well does each node suit the pod? The answer has a score from 0 to 10 by name; a node left out has 0."""
+    """How well does each node suit the pod? Return a score from 0 to 10 by name; a missing node has 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,7 @@ class ExtenderVictims:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExtenderPreempt(Request):
-    """Which victims make room for the pod? The answer has a subset of the nodes, each with pods of that node.
+    """Which victims make room for the pod? Return a subset of the nodes, each with pods of that node.
 
     Attributes:
         pod: the v1 Pod that is to be scheduled.

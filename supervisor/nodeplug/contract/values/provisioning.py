@@ -1,4 +1,4 @@
-"""Volumes that a driver makes and removes, in the terms of CSI's controller service.
+"""Volumes that a driver creates and deletes, in the terms of CSI's controller service.
 
 Owns: one value per verb. Reserved: no front serves them yet.
 Refuses: protobuf, and PersistentVolume objects.
@@ -29,21 +29,21 @@ Topology = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VolumeCreate(Request):
-    """Make a volume; a repeated call with the same name answers the same volume.
+    """Create a volume; a repeated call with the same name returns the same volume.
 
     Attributes:
         driver: the claim, `vendor/driver`.
-        name: unique per driver, made by the caller.
-        size: bytes, at least; 0 is the driver's choice.
-        limit: bytes, at most; 0 is no limit.
+        name: unique per driver, chosen by the caller.
+        size: at least so many bytes; 0 leaves it to the driver.
+        limit: at most so many bytes; 0 means no limit.
         access_modes: all of which the volume must serve.
         block: a block device instead of a filesystem.
-        fs_type: empty is the driver's choice.
+        fs_type: empty leaves it to the driver.
         mount_flags: options for mount(8). May be secret.
-        parameters: of the StorageClass; keys of Kubernetes' own are taken out.
+        parameters: of the StorageClass, without Kubernetes' own keys.
         secrets: decoded.
-        source: a volume or a snapshot whose contents it begins with; empty for an empty volume.
-        topology: where it must be usable, the best place first; empty is anywhere.
+        source: a volume or a snapshot to copy its contents from; empty for an empty volume.
+        topology: where it must be usable, the preferred place first; empty means anywhere.
     """
 
     driver: str
@@ -65,11 +65,11 @@ class ProvisionedVolume:
     """A volume that exists.
 
     Attributes:
-        volume_id: what `volume_id` answers for its options.
+        volume_id: what `volume_id` returns for its options.
         size: bytes.
         options: the driver's own options for it, without the size: they never change.
-        topology: where it can be used; empty is anywhere.
-        condition: what is wrong with it, for people; empty when it is well.
+        topology: where it can be used; empty means anywhere.
+        condition: what is wrong with it, for people; empty if it is healthy.
     """
 
     volume_id: VolumeId
@@ -81,7 +81,7 @@ class ProvisionedVolume:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VolumeDelete(VolumeRequest):
-    """Remove a volume and its data; succeed when it is not there, raise InUse while a pod has it.
+    """Delete a volume and its data; succeed if it does not exist, raise InUse while a pod uses it.
 
     Attributes:
         secrets: decoded.
@@ -92,7 +92,7 @@ class VolumeDelete(VolumeRequest):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VolumeList(Request):
-    """Tell every volume of the driver that this node can reach.
+    """List every volume of the driver that this node can reach.
 
     Attributes:
         driver: the claim, `vendor/driver`.
@@ -103,12 +103,12 @@ class VolumeList(Request):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VolumeCapacity(Request):
-    """How many bytes are left for new volumes? The answer is a number, for all volumes together.
+    """How many bytes are left for new volumes, all together?
 
     Attributes:
         driver: the claim, `vendor/driver`.
-        parameters: of the StorageClass; empty is any.
-        topology: where; empty is anywhere.
+        parameters: of the StorageClass; empty means any.
+        topology: where; empty means anywhere.
     """
 
     driver: str
@@ -118,10 +118,10 @@ class VolumeCapacity(Request):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VolumeSnapshot(VolumeRequest):
-    """Make a snapshot of a volume; a repeated call with the same name answers the same snapshot.
+    """Create a snapshot of a volume; a repeated call with the same name returns the same snapshot.
 
     Attributes:
-        name: unique per driver, made by the caller.
+        name: unique per driver, chosen by the caller.
         parameters: of the VolumeSnapshotClass.
         secrets: decoded.
     """
@@ -133,7 +133,7 @@ class VolumeSnapshot(VolumeRequest):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VolumeSnapshotDelete(Request):
-    """Remove a snapshot; succeed when it is not there.
+    """Delete a snapshot; succeed if it does not exist.
 
     Attributes:
         driver: the claim, `vendor/driver`.
@@ -148,7 +148,7 @@ class VolumeSnapshotDelete(Request):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VolumeSnapshotList(Request):
-    """Tell every snapshot of the driver that this node can reach.
+    """List every snapshot of the driver that this node can reach.
 
     Attributes:
         driver: the claim, `vendor/driver`.
@@ -162,11 +162,11 @@ class Snapshot:
     """A snapshot that exists.
 
     Attributes:
-        snapshot_id: names it for ever.
-        volume_id: of what.
-        size: bytes of a volume that begins with it.
+        snapshot_id: its permanent name.
+        volume_id: of the volume it was taken of.
+        size: bytes of a volume that is created from it.
         created: seconds since the epoch.
-        ready: a volume can begin with it.
+        ready: a volume can be created from it.
     """
 
     snapshot_id: str

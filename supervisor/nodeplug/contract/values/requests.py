@@ -1,7 +1,7 @@
 """What every request of a hook carries.
 
 Owns: the request's id and its deadline.
-Refuses: to measure or to end anything: the host answers the caller at the deadline, with or without the hook.
+Refuses: to measure or to cancel: at the deadline the host answers the caller, whether or not the hook has returned.
 """
 
 import math
@@ -17,7 +17,7 @@ class Request:
 
     Attributes:
         id: the request id that log lines and error texts of this request carry; empty in a request that a test made.
-        deadline: `time.monotonic()` at which the caller is answered without this hook; infinite where nobody waits.
+        deadline: `time.monotonic()` at which the caller is answered without this hook; infinite if nobody waits.
     """
 
     id: str = field(default="", compare=False)

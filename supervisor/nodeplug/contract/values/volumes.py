@@ -1,7 +1,7 @@
 """Volumes, in the terms that FlexVolume and CSI share: attach, stage, publish, expand.
 
-Owns: one value per verb, and secrets that do not show themselves.
-Refuses: argv, JSON, base64, protobuf (the codecs decode once). What FlexVolume cannot tell has a default that says so.
+Owns: one value per verb, and secrets that are not shown.
+Refuses: argv, JSON, base64, protobuf (the codecs decode once). What FlexVolume lacks has a default that says so.
 """
 
 from collections.abc import Iterator, Mapping
@@ -50,7 +50,7 @@ AccessMode = Literal[
 
 
 class Secrets(Mapping[str, bytes]):
-    """Decoded secrets whose repr shows the names alone."""
+    """Decoded secrets whose repr shows only the names."""
 
     __slots__ = ("_values",)
 
@@ -89,11 +89,11 @@ class Pod:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VolumeIdentify(Request):
-    """Which volume do the options mean? The answer is its id, as a PersistentVolume's `volumeHandle` would be.
+    """Which volume do the options mean? Return its id, as a PersistentVolume's `volumeHandle` would be.
 
     Attributes:
         driver: the claim, `vendor/driver`.
-        options: the driver's own options, all strings; kubelet's keys are taken out. CSI calls them volume context.
+        options: the driver's own options, all strings, without kubelet's keys. CSI calls them volume context.
     """
 
     driver: str
@@ -102,7 +102,7 @@ class VolumeIdentify(Request):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VolumeRequest(Request):
-    """What every volume verb carries. Those that undo carry no more than this and a path: nothing else is kept.
+    """What every volume verb carries. Those that undo carry only this and a path: nothing else is kept.
 
     Attributes:
         driver: the claim, `vendor/driver`.
@@ -115,10 +115,10 @@ class VolumeRequest(Request):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VolumeOptionsRequest(VolumeRequest):
-    """What the verbs carry for which the caller says what volume is meant.
+    """What the verbs carry for which the caller gives the volume's options.
 
     Attributes:
-        options: the driver's own options, all strings; kubelet's keys are taken out. CSI calls them volume context.
+        options: the driver's own options, all strings, without kubelet's keys. CSI calls them volume context.
     """
 
     options: Mapping[str, str] = field(default_factory=dict)
@@ -140,7 +140,7 @@ class VolumeAttached:
     """How a volume is attached.
 
     Attributes:
-        device: the path of its device on the node; empty where there is none to name.
+        device: the path of its device on the node; empty if there is none.
         context: what `volume_stage` and `volume_publish` get as `publish_context`; FlexVolume carries none.
     """
 
@@ -154,7 +154,7 @@ class VolumeDetach(Request):
 
     Attributes:
         driver: the claim, `vendor/driver`.
-        volume_name: kubelet's name for the volume, which FlexVolume gives instead of the id and of all options.
+        volume_name: kubelet's name for the volume, which FlexVolume passes instead of id and options.
         node: the name of the Node.
     """
 
@@ -176,10 +176,10 @@ class VolumeIsAttached(VolumeOptionsRequest):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VolumeWaitAttached(VolumeOptionsRequest):
-    """Wait until a device is there; the answer is its path.
+    """Wait until a device exists; return its path.
 
     Attributes:
-        device: the path that attach gave.
+        device: the path that attach returned.
     """
 
     device: str
@@ -190,16 +190,16 @@ class VolumeUse(VolumeOptionsRequest):
     """What the verbs that bring a volume to a node or a pod carry.
 
     Attributes:
-        fs_type: the filesystem that the user wants; empty is the driver's choice.
+        fs_type: the filesystem that the user wants; empty leaves it to the driver.
         read_only: the pod may not write.
-        fs_group: the pod's fsGroup, for drivers that give the volume to it themselves; None when there is none, or
-            kubelet does it. FlexVolume tells it at publish alone.
-        secrets: decoded; they must stand in no message, log or record.
-        access_mode: how it is shared; None where the caller does not say (FlexVolume).
+        fs_group: the pod's fsGroup, for drivers that change the group themselves; None if there is none, or
+            kubelet does it. FlexVolume passes it only at publish.
+        secrets: decoded; never put them into a message, log or record.
+        access_mode: how it is shared; None if the caller does not say (FlexVolume).
         block: a block device instead of a filesystem: the path is then a file to bind the device on.
         mount_flags: options for mount(8) from the StorageClass or PersistentVolume; FlexVolume has none. May be secret.
-        publish_context: what attaching answered, for CSI drivers with a controller.
-        must_exist: the volume was provisioned: where it is not found, raise NotFound instead of making it.
+        publish_context: what attaching returned, for CSI drivers with a controller.
+        must_exist: the volume was provisioned: if it is not found, raise NotFound instead of creating it.
     """
 
     fs_type: str = ""
@@ -228,7 +228,7 @@ class VolumeStage(VolumeUse):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VolumePublish(VolumeUse):
-    """Give the volume to one pod; a mount left behind by an error is undone by the host.
+    """Mount the volume for one pod; the host undoes a mount that an error leaves behind.
 
     Attributes:
         target_path: a directory that exists.
@@ -245,7 +245,7 @@ class VolumePublish(VolumeUse):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VolumeUnpublish(VolumeRequest):
-    """Take the volume away from one pod; succeed when it is not there.
+    """Unmount the volume for one pod; succeed if it is not there.
 
     Attributes:
         target_path: of the publish; it may be gone.
@@ -256,7 +256,7 @@ class VolumeUnpublish(VolumeRequest):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VolumeUnstage(VolumeRequest):
-    """Unmount the volume from the node; succeed when it is not there.
+    """Unmount the volume from the node; succeed if it is not there.
 
     Attributes:
         staging_path: of the stage; it may be gone.
@@ -267,12 +267,12 @@ class VolumeUnstage(VolumeRequest):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VolumeExpand(VolumeOptionsRequest):
-    """Grow the volume, and its filesystem where that is mounted; succeed when it is as large already.
+    """Grow the volume, and its filesystem if that is mounted; succeed if it is already as large.
 
     Attributes:
-        new_size: bytes, at least.
-        limit: bytes, at most; 0 is no limit.
-        mount_path: where the filesystem is mounted; empty where it is not, or the caller grows that later.
+        new_size: at least so many bytes.
+        limit: at most so many bytes; 0 means no limit.
+        mount_path: where the filesystem is mounted; empty if it is not, or if the caller grows it later.
     """
 
     new_size: int
@@ -301,9 +301,9 @@ class VolumeStats:
         total: bytes.
         used: bytes.
         available: bytes.
-        inodes: how many there can be; 0 is unknown.
+        inodes: how many there can be; 0 means unknown.
         inodes_used: how many there are.
-        condition: what is wrong with the volume, for people; empty when it is well.
+        condition: what is wrong with the volume, for people; empty if it is healthy.
     """
 
     total: int

@@ -216,7 +216,7 @@ def granted_nodes_exist(exam: Examination) -> str:
 
     def judge(grant: pb.ContainerAllocateResponse) -> str:
         missing = [node.host_path for node in grant.devices if not _is_device(Path(node.host_path))]
-        return f"names the node {missing[0]}, which is no device here" if missing else ""
+        return f"names the node {missing[0]}, which is not a device here" if missing else ""
 
     return _judge(exam, judge)
 
@@ -344,7 +344,7 @@ def preferences_include_what_they_must(exam: Examination) -> str:
 
 @rule("device", "kubelet rejects the pod for an error", "Answer what there is, or None.", "device_prefer")
 def preference_of_too_few_is_no_error(exam: Examination) -> str:
-    """Asked for more than there is, a preference is no error."""
+    """Asked for more than there is, a preference is not an error."""
     list(_preferences(exam, "short"))
     return ""
 

@@ -31,7 +31,7 @@ class Act:
         seconds: how long it took.
         hung: it did not end in time.
         error: what it raised, with the type, or None.
-        stray: it raised something that is no PluginError.
+        stray: it raised something that is not a PluginError.
         answer: what it answered, as JSON has it.
         asked: what it was asked for, where that is needed to judge.
     """

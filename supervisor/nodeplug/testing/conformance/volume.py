@@ -27,7 +27,7 @@ _KUBELET: Final = "kubelet (volume/flexvolume)"
 _GIB: Final = 1 << 30
 _SECRET: Final = b"conformance-secret-4711"
 _STRAY: Final = " raised "
-"""In the sentence that the daemon makes of an error that is no PluginError."""
+"""In the sentence that the daemon makes of an error that is not a PluginError."""
 
 
 @contextmanager
