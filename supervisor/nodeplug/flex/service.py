@@ -38,7 +38,6 @@ from nodeplug.hosting.registry import Registry
 from nodeplug.hosting.runner import Runner, close_all
 from nodeplug.hosting.slot import Route, Slot
 from nodeplug.volumes.compose import Steps
-from nodeplug.volumes.masking import redact
 from nodeplug.volumes.service import Volumes
 
 NOBODY: Final = ""
@@ -97,8 +96,7 @@ class FlexService:
         options = getattr(command, "options", None)
         if isinstance(options, cmd.VolumeOptions):
             self.volumes.known.remember(driver, getattr(command, "target", ""), options.secrets)
-        secrets = self.volumes.known.of(driver)  # those of its other volumes may turn up in an error, too
-        call.mask = lambda text: redact(text, secrets)
+        call.mask = self.volumes.known.mask(driver)  # secrets of its other volumes may turn up in an error, too
         route = self._route(driver, command)
         _refuse_lacking(route, command)
         handler = _HANDLERS[type(command)]

@@ -22,7 +22,7 @@ from typing import Any, Final, TypeVar
 from nodeplug.contract.errors import DeadlineExceeded, PluginError
 from nodeplug.hosting.call import CURRENT, Call
 from nodeplug.hosting.hook_call import HookCall
-from nodeplug.hosting.runner import Hook, Runner
+from nodeplug.hosting.runner import Runner
 from nodeplug.hosting.slot import Route
 from nodeplug.process.aside import aside
 
@@ -104,9 +104,7 @@ class Composition:
         call = self.call
         LOG.warning("%s of %s ended %s, after its answer (request %s)", call.verb, call.claim, how, call.id)
 
-    async def _called(
-        self, hook: str, hand_over: Callable[[Callable[[], None]], None], around: Callable[[Hook], Hook], **values: Any
-    ) -> Any:
+    async def _called(self, hook: str, hand_over: Callable[[Callable[[], None]], None], **values: Any) -> Any:
         begun: list[HookCall] = []
 
         def start(call: HookCall) -> None:
@@ -114,7 +112,7 @@ class Composition:
             hand_over(call.run)
 
         try:
-            return await self._runner.call(self.route, hook, self.call, values, around=around, start=start)
+            return await self._runner.call(self.route, hook, self.call, values, start=start)
         except DeadlineExceeded as error:
             if begun[0].outcome.done():  # the plugin raised it itself
                 raise
@@ -141,12 +139,11 @@ class Composition:
         """
         self._now = (name, time.monotonic() + (self.deadline if seconds is None else seconds))
 
-    def hook(self, name: str, around: Callable[[Hook], Hook] = lambda hook: hook, **arguments: Any) -> Any:
+    def hook(self, name: str, **arguments: Any) -> Any:
         """Call a hook in this thread, to its real end; the caller is answered early when its deadline passes first.
 
         Args:
             name: a hook that `route.hooks` names.
-            around: see `Runner.call`.
             arguments: the hook's, by name.
 
         Raises:
@@ -154,7 +151,7 @@ class Composition:
         """
         turn: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._now = (name, math.inf)
-        called = self._called(name, turn.put, around, **arguments)
+        called = self._called(name, turn.put, **arguments)
         try:
             ended = asyncio.run_coroutine_threadsafe(called, self._loop)
         except RuntimeError:

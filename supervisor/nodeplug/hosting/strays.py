@@ -2,7 +2,7 @@
 
 Owns: the traceback in the log, once for each request, and once for each fault of what the daemon's own timers call: a
 listing that fails the same way every ten seconds says it once.
-Refuses: to catch anything (the runner does).
+Refuses: to catch anything (the runner does), and to show what the request hides.
 """
 
 import logging
@@ -35,12 +35,16 @@ class Strays:
             error: what it raised.
         """
         kind = clip(type(error).__name__, 100)
-        fault = f"{hook} of plugin {plugin!r} raised {kind}: {clip(text_of(error), SHOWN // 2)}"
+        text = call.mask(text_of(error))
+        fault = f"{hook} of plugin {plugin!r} raised {kind}: {clip(text, SHOWN // 2)}"
         place = "".join(traceback.format_tb(error.__traceback__, limit=-_PLACES)) + kind
         before, first = self._told.get((plugin, hook), ("", ""))
         if hook in _TIMED and before == place:
             return PluginError(f"{fault} (request {call.id}; the daemon's log has the traceback at request {first})")
         if hook in _TIMED:
             self._told[plugin, hook] = place, call.id
-        LOG.error("%s of plugin %s raised %s", hook, plugin, kind, exc_info=error)
+        # Many an exception carries what it was about: a failed subprocess.run, its whole argv. Where something is to be
+        # hidden, lines of code alone tell where it came from; what led to it (`__cause__`) would bring its text along.
+        shown = error if call.mask is str else (PluginError, PluginError(f"{kind}: {text}"), error.__traceback__)
+        LOG.error("%s of plugin %s raised %s", hook, plugin, kind, exc_info=shown)
         return PluginError(f"{fault} (request {call.id}; the daemon's log has the traceback)")

@@ -14,7 +14,6 @@ import hashlib
 import json
 import logging
 import math
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -34,11 +33,9 @@ from nodeplug.contract.values import (
     VolumeUnstage,
 )
 from nodeplug.hosting.composition import Composition
-from nodeplug.hosting.runner import Hook
 from nodeplug.volumes import ledger as led
 from nodeplug.volumes.ledger import Ledger, Staged, Target, Volume
 from nodeplug.volumes.locks import Locks
-from nodeplug.volumes.masking import redact
 from nodeplug.volumes.records import Records
 
 LOG: Final = logging.getLogger(__name__)
@@ -63,8 +60,6 @@ class Steps:
         locks: one request at a time for each target and for each volume.
         leave: keeps what cannot be undone wholly now for the time when the driver's plugin runs.
         composition: the request: its route, its hooks, its deadlines.
-        driver: the claim that was called.
-        secrets: what must not stand in an error.
     """
 
     ledger: Ledger
@@ -72,8 +67,11 @@ class Steps:
     locks: Locks
     leave: Callable[[Target | Volume], None]
     composition: Composition
-    driver: str
-    secrets: Secrets
+
+    @property
+    def driver(self) -> str:
+        """The claim that was called."""
+        return self.composition.route.claim.name
 
     # --- which volume
 
@@ -89,7 +87,7 @@ class Steps:
         if not self.composition.has("volume_id"):
             marked = secrets and self.composition.has("volume_stage")
             return VolumeId(default_volume_id(options) + (self._secret_mark(secrets) if marked else ""))
-        name = self._hook("volume_id", request=VolumeIdentify(driver=self.driver, options=options))
+        name = self.composition.hook("volume_id", request=VolumeIdentify(driver=self.driver, options=options))
         if not name or "\0" in name or name != name.encode("utf-8", "replace").decode():
             plugin = self.composition.route.plugin
             raise PluginError(f"plugin {plugin!r} named a volume {name!r}; a volume id is non-empty text")
@@ -118,12 +116,12 @@ class Steps:
     def on_volume(self, hook: str, request: VolumeRequest) -> Any:
         """Call a hook about one volume while nothing else works on that volume."""
         with self._alone("volume", request.driver, request.volume_id, about=f"{request.driver} {request.volume_id}"):
-            return self._hook(hook, request=request)
+            return self.composition.hook(hook, request=request)
 
     def detach(self, request: VolumeDetach) -> None:
         """Detach a volume of which the caller knows the name alone."""
         with self._alone("name", request.driver, request.volume_name, about=f"{request.driver} {request.volume_name}"):
-            self._hook("volume_detach", request=request)
+            self.composition.hook("volume_detach", request=request)
 
     @contextmanager
     def _alone(self, *key: str, about: str) -> Iterator[None]:
@@ -212,7 +210,7 @@ class Steps:
     def _publish(self, target: Target, wanted: VolumePublish) -> None:
         place = target.volume.staging_path
         if self.composition.has("volume_publish"):
-            self._hook("volume_publish", request=replace(wanted, staging_path=place))
+            self.composition.hook("volume_publish", request=replace(wanted, staging_path=place))
             return
         if not place or mounted_at(place) is None:
             raise PluginError(f"volume {wanted.volume_id!r} of {self.driver} is not staged; it has to be staged first")
@@ -244,7 +242,7 @@ class Steps:
         self.records.write(Staged(volume, led.STAGING, fs_type))
         if owned:
             led.make_directory(volume.staging_path)
-        self._hook("volume_stage", request=replace(request, staging_path=volume.staging_path))
+        self.composition.hook("volume_stage", request=replace(request, staging_path=volume.staging_path))
         led.check_staged(volume, self.composition.route.plugin)
         self.records.write(Staged(volume, led.STAGED, fs_type))
 
@@ -354,36 +352,9 @@ class Steps:
 
     def _undo(self, hook: str, request: VolumeUnpublish | VolumeUnstage, *, forced: bool) -> None:
         try:
-            self._hook(hook, request=request)
+            self.composition.hook(hook, request=request)
         except PluginError as error:
             if not forced:
                 raise
             plugin = self.composition.route.plugin
             LOG.warning("%s of plugin %s failed on the way back: %s", hook, plugin, type(error).__name__)
-
-    def _hook(self, name: str, **arguments: Any) -> Any:
-        if not self.secrets:
-            return self.composition.hook(name, **arguments)
-
-        def masked(own: Hook) -> Hook:
-            return lambda **values: self._without_secrets(name, own, values)
-
-        return self.composition.hook(name, around=masked, **arguments)
-
-    def _without_secrets(self, hook: str, own: Hook, values: Mapping[str, Any]) -> Any:
-        """Call a hook; a stray exception of it becomes an error without secrets, logged with its traceback.
-
-        Many an exception carries what it was about: a failed subprocess.run, its whole argv. Where it came from is told
-        by lines of code alone, and what led to it (`__cause__`) is left out: it would bring its text along.
-        """
-        plugin = self.composition.route.plugin
-        try:
-            return own(**values)
-        except PluginError:
-            raise
-        except BaseException as error:
-            text = redact("".join(traceback.format_exception_only(error)).strip(), self.secrets)
-            masked = PluginError(f"{hook} of plugin {plugin!r} raised {text}; the daemon's log has the traceback")
-            place = (PluginError, masked, error.__traceback__)
-            LOG.error("%s of plugin %s raised %s", hook, plugin, type(error).__name__, exc_info=place)
-        raise masked

@@ -7,8 +7,9 @@ Refuses: to write a secret anywhere; what is remembered is memory of this proces
 
 import base64
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 from urllib.parse import quote, quote_plus
 
@@ -84,3 +85,8 @@ class Known:
         """Return every secret of a driver."""
         kept = self._secrets.get(driver, {})
         return Secrets({f"{target} {name}": one for target, each in kept.items() for name, one in each.items()})
+
+    def mask(self, driver: str) -> Callable[[str], str]:
+        """Return what masks every secret of a driver in a text; `str` itself when there is none."""
+        secrets = self.of(driver)
+        return partial(redact, secrets=secrets) if secrets else str

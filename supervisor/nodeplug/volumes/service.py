@@ -26,7 +26,7 @@ from nodeplug.volumes import ledger as led
 from nodeplug.volumes.compose import Steps
 from nodeplug.volumes.ledger import Ledger, Target, Volume
 from nodeplug.volumes.locks import Locks
-from nodeplug.volumes.masking import Known, redact
+from nodeplug.volumes.masking import Known
 from nodeplug.volumes.records import Records
 
 LOG: Final = logging.getLogger(__name__)
@@ -74,8 +74,7 @@ class Volumes:
             PluginError: what the steps raised.
         """
         composition = Composition(self.runner, route, call)
-        driver = route.claim.name
-        steps = Steps(self.ledger, self.records, self._locks, self.leave, composition, driver, self.known.of(driver))
+        steps = Steps(self.ledger, self.records, self._locks, self.leave, composition)
         return await composition.run(lambda _: work(steps))
 
     async def recover(self, registry: Registry) -> None:
@@ -118,12 +117,12 @@ class Volumes:
             LOG.warning("volume %s of %s stays as it is for now: %s", volume.volume_id, volume.driver, error.message)
             self.leave(remainder)
             return
+        mask = self.known.mask(volume.driver)
         try:
-            call = Call("recover", f"volume:{volume.driver}", volume.staging_path)
+            call = Call("recover", f"volume:{volume.driver}", volume.staging_path, mask=mask)
             await self.run(route, call, lambda steps: _undo(steps, remainder))
         except PluginError as error:
-            text = redact(error.message, self.known.of(volume.driver))
-            LOG.warning("volume %s of %s stays as it is: %s", volume.volume_id, volume.driver, text)
+            LOG.warning("volume %s of %s stays as it is: %s", volume.volume_id, volume.driver, mask(error.message))
 
     def _settle(self) -> list[Target]:
         """Compare the records with mountinfo; correct those that need no hook, and return those that do."""

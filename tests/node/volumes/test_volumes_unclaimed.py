@@ -19,7 +19,7 @@ BELOW_KUBELET = "0001/volumes/acme~disk/data"
 def test_unmount_of_a_recorded_target_ends_the_pod(node: Any) -> None:
     target = node.target("a")
     node.mount(DRIVER, target, OPTIONS)
-    node.registry.unload("disk")
+    node.registry.exchange(["disk"], ())
     assert node.unmount(DRIVER, target) == {"status": "Success"}
     assert [path for path in node.mounted if path.startswith("pods")] == []
 
@@ -28,7 +28,7 @@ def test_unmount_of_what_an_unpublish_hook_would_end_ends_the_pod(make_node: Any
     node = make_node(disk=publisher)
     target = node.target("a")
     node.mount(DRIVER, target, OPTIONS)
-    node.registry.unload("disk")
+    node.registry.exchange(["disk"], ())
     assert node.unmount(DRIVER, target) == {"status": "Success"}
     assert node.mounted == []
 
@@ -36,7 +36,7 @@ def test_unmount_of_what_an_unpublish_hook_would_end_ends_the_pod(make_node: Any
 def test_repeated_unmount_succeeds(node: Any) -> None:
     target = node.target("a")
     node.mount(DRIVER, target, OPTIONS)
-    node.registry.unload("disk")
+    node.registry.exchange(["disk"], ())
     answers = [node.unmount(DRIVER, target) for _ in range(2)]
     assert answers == [{"status": "Success"}] * 2
 
@@ -44,7 +44,7 @@ def test_repeated_unmount_succeeds(node: Any) -> None:
 def test_unmount_without_a_record_ends_what_lies_where_kubelet_mounts(node: Any) -> None:
     target = node.target(BELOW_KUBELET)
     mount("tmpfs", str(target), "tmpfs")
-    node.registry.unload("disk")
+    node.registry.exchange(["disk"], ())
     assert node.unmount(DRIVER, target) == {"status": "Success"}
     assert node.mounted == []
 
@@ -53,7 +53,7 @@ def test_unmount_without_a_record_ends_what_lies_where_kubelet_mounts(node: Any)
 def test_unmount_without_a_record_of_any_other_mount_is_refused(node: Any, place: str) -> None:
     target = node.target(place)
     mount("tmpfs", str(target), "tmpfs")
-    node.registry.unload("disk")
+    node.registry.exchange(["disk"], ())
     answer = node.unmount(DRIVER, target)
     assert answer["status"] == "Failure"
     assert "no enabled plugin serves that driver" in answer["message"]
@@ -61,7 +61,7 @@ def test_unmount_without_a_record_of_any_other_mount_is_refused(node: Any, place
 
 
 def test_mount_needs_the_plugin(node: Any) -> None:
-    node.registry.unload("disk")
+    node.registry.exchange(["disk"], ())
     answer = node.mount(DRIVER, node.target("a"), OPTIONS)
     assert answer["status"] == "Failure"
     assert "no enabled plugin serves volume 'acme/disk'" in answer["message"]
@@ -71,7 +71,7 @@ def test_unmountdevice_needs_the_plugin(make_node: Any, attacher: Any) -> None:
     node = make_node(disk=attacher)
     device = node.target("device")
     node.call(DRIVER, "mountdevice", str(device), "/dev/x", json.dumps(OPTIONS))
-    node.registry.unload("disk")
+    node.registry.exchange(["disk"], ())
     assert node.call(DRIVER, "unmountdevice", str(device))["status"] == "Failure"
     assert node.mounted == ["pods/device"]
 
@@ -79,7 +79,7 @@ def test_unmountdevice_needs_the_plugin(make_node: Any, attacher: Any) -> None:
 def test_what_the_plugin_stages_stays_staged(node: Any, stager: Any) -> None:
     target = node.target("a")
     node.mount(DRIVER, target, OPTIONS)
-    node.registry.unload("disk")
+    node.registry.exchange(["disk"], ())
     node.unmount(DRIVER, target)
     assert len(node.mounted) == 1
     assert stager.calls == ["stage"]
@@ -92,7 +92,7 @@ def test_the_next_call_of_the_plugin_undoes_what_was_left(make_node: Any, publis
         service = node.service()
         one, other = node.target("a"), node.target("b")
         await node.handle(service, DRIVER, "mount", str(one), json.dumps(OPTIONS))
-        node.registry.unload("disk")
+        node.registry.exchange(["disk"], ())
         await node.handle(service, DRIVER, "unmount", str(one))
         node.registry.load("disk", publisher, "tests")
         await node.handle(service, DRIVER, "mount", str(other), json.dumps(OPTIONS | {"name": "other"}))
@@ -105,7 +105,7 @@ def test_the_next_call_of_the_plugin_undoes_what_was_left(make_node: Any, publis
 def test_a_start_with_the_plugin_undoes_what_was_left(node: Any, stager: Any) -> None:
     target = node.target("a")
     node.mount(DRIVER, target, OPTIONS)
-    node.registry.unload("disk")
+    node.registry.exchange(["disk"], ())
     node.unmount(DRIVER, target)
     node.registry.load("disk", stager, "tests")
     node.recover()
@@ -117,7 +117,7 @@ def test_a_plugin_that_comes_after_a_start_undoes_what_was_left(make_node: Any, 
     node = make_node(disk=publisher)
     target = node.target("a")
     node.mount(DRIVER, target, OPTIONS)
-    node.registry.unload("disk")
+    node.registry.exchange(["disk"], ())
     node.unmount(DRIVER, target)
 
     async def story() -> None:
