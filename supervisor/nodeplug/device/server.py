@@ -55,14 +55,12 @@ class Streams:
 
     Attributes:
         open: how many.
-        opened: how many there ever were.
         changed: called after each change.
         idle: set while none is open.
     """
 
     changed: Callable[[], None]
     open: int = 0
-    opened: int = 0
     idle: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
@@ -71,7 +69,6 @@ class Streams:
     def enter(self) -> None:
         """Count a stream."""
         self.open += 1
-        self.opened += 1
         self.idle.clear()
         self.changed()
 
@@ -273,13 +270,12 @@ class _WatchedPlugin(watcher_grpc.RegistrationServicer):
 
     server: ResourceServer
     resource: ResourceName
-    versions: tuple[str, ...] = field(default=(API_VERSION,))
 
     async def GetInfo(self, request: watcher_pb.InfoRequest, context: Any) -> watcher_pb.PluginInfo:  # noqa: N802 - the RPC's name
         del request, context
         # An empty endpoint means the socket on which this question arrived.
         return watcher_pb.PluginInfo(
-            type="DevicePlugin", name=self.resource, endpoint="", supported_versions=self.versions
+            type="DevicePlugin", name=self.resource, endpoint="", supported_versions=(API_VERSION,)
         )
 
     async def NotifyRegistrationStatus(  # noqa: N802 - the RPC's name
