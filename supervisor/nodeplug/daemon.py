@@ -25,7 +25,7 @@ from nodeplug.cni.spool import Spool
 from nodeplug.config import Reading, node_name, read
 from nodeplug.config.watch import watch
 from nodeplug.contract.errors import InvalidRequest, PluginError, TryAgain, clip
-from nodeplug.contract.host import Host
+from nodeplug.contract.host import FormerSection, Host
 from nodeplug.contract.journal import Journal, file_name, read_boot_id
 from nodeplug.contract.netns import Netns
 from nodeplug.contract.values import ResourceName
@@ -57,6 +57,8 @@ from nodeplug.process.waiting import until
 from nodeplug.volumes.service import Volumes
 
 LOG: Final = logging.getLogger(__name__)
+VOLUMES: Final = "flexvolume"
+"""The name of the journal in which the host itself notes volumes."""
 START_PATIENCE: Final = 5.0
 """Seconds that plugins get to start, spooled DELs to be replayed, and entrypoints to be compiled, before callers are
 served without them."""
@@ -123,7 +125,7 @@ class Daemon:
             self._spool,
             Admission(configuration.supervisor.cni_concurrency, configuration.supervisor.cni_waiting),
         )
-        self._volumes = Volumes.at(self._runner, self._journal("flexvolume"), self._paths.run / "staging")
+        self._volumes = Volumes.at(self._runner, self._journal(VOLUMES), self._paths.run / "staging")
         self._flex = FlexService(self._registry, self._runner, self._volumes)
         self._podresources = PodResources(
             self._paths.podresources_socket,
@@ -268,7 +270,18 @@ class Daemon:
             _refresh=self._refresh,
             _delegate=self._delegation,
             _holders=self._podresources.holdings,
+            _former=lambda: self._former_sections(name),
         )
+
+    def _former_sections(self, asking: str) -> list[FormerSection]:
+        """Look, in a plugin's thread, for what is left of sections that have no plugin."""
+        state, run = self._paths.state / "plugins", self._paths.run / "plugins"
+        return [
+            FormerSection(
+                Journal(self._paths.journal / one, self._boot_id, self._disk.removals), state / one, run / one
+            )
+            for one in self._folders.others([asking, VOLUMES, *self._registry.plugins])
+        ]
 
     def _refresh(self, resource: ResourceName) -> None:
         """Pass a request for a new listing from a plugin's thread to the loop."""

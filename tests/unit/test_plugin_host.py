@@ -68,3 +68,14 @@ def test_holders_can_be_unknown(tmp_path: Path) -> None:
 
     with pytest.raises(NotReady):
         host(tmp_path, holders=unknown).holders("example.com/a")
+
+
+def test_what_former_sections_left_is_that_of_their_hosts(tmp_path: Path) -> None:
+    (tmp_path / "former").mkdir()
+    (tmp_path / "now").mkdir()
+    former = host(tmp_path / "former")
+    former.journal.write("key", phase="begun")
+    (found,) = host(tmp_path / "now", former=[former]).former_sections()
+    assert [entry.key for entry in found.journal.entries()] == ["key"]
+    assert (found.state_dir, found.run_dir) == (former.state_dir, former.run_dir)
+    assert host(tmp_path / "now").former_sections() == []

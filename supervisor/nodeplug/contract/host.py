@@ -24,7 +24,7 @@ from nodeplug.contract.values import (
     ResourceName,
 )
 
-__all__ = ["Host"]
+__all__ = ["FormerSection", "Host"]
 
 
 class Delegate(Protocol):
@@ -32,6 +32,21 @@ class Delegate(Protocol):
 
     def __call__(self, request: CniRequest, plugin_type: str, config: Mapping[str, Any]) -> CniResult | None:
         """Return the delegate's result for ADD, None otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class FormerSection:
+    """What a section that has no plugin now has left on this node; an older version may have written it.
+
+    Attributes:
+        journal: its records.
+        state_dir: as `Host.state_dir`; may not exist.
+        run_dir: as `Host.run_dir`; may not exist.
+    """
+
+    journal: Journal
+    state_dir: Path
+    run_dir: Path
 
 
 def _unknown(resource: ResourceName) -> Sequence[Holding]:
@@ -62,6 +77,7 @@ class Host:
     _refresh: Callable[[ResourceName], None]
     _delegate: Delegate
     _holders: Callable[[ResourceName], Sequence[Holding]] = _unknown
+    _former: Callable[[], Sequence[FormerSection]] = tuple
 
     def refresh(self, resource: str) -> None:
         """Ask for a new `device_list` of one resource. Returns at once; many requests become one listing."""
@@ -78,6 +94,18 @@ class Host:
             NotReady: kubelet has not reported since the daemon started, or no longer does; the message says why.
         """
         return self._holders(ResourceName(resource))
+
+    def former_sections(self) -> Sequence[FormerSection]:
+        """Return what sections without a plugin have left: removed, disabled, refused or not loaded yet, of any plugin.
+
+        For a plugin with an `ExclusiveClaim`: nobody but the section that has the claim uses what the former ones had,
+        so it goes on with that, whatever it is called now. Ask in `start`: before, one of them may still serve. Take
+        only what is surely your own: write it to your journal first, then remove it there. May block.
+
+        Raises:
+            OSError: a folder of the daemon's cannot be read.
+        """
+        return self._former()
 
     @overload
     def delegate(self, request: CniAdd, plugin_type: str, config: Mapping[str, Any] | None = None) -> CniResult: ...

@@ -8,7 +8,7 @@ Refuses: to take plugins in, and to know what a claim is good for.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from nodeplug.contract.values import Claim
+from nodeplug.contract.values import Claim, ExclusiveClaim
 from nodeplug.hosting.slot import Instance
 
 
@@ -60,6 +60,7 @@ def _first_conflict(ranked: Iterable[Instance]) -> tuple[Instance, Instance, str
         for claim in one.claims:
             if claim in owners:
                 text = f"{one.who} claims {claim}, which {owners[claim].who} owns: it comes first in the configuration"
-                return one, owners[claim], f"{text}; disable one of the two"
+                advice = claim.advice if isinstance(claim, ExclusiveClaim) else "disable one of the two"
+                return one, owners[claim], f"{text}; {advice}"
         owners.update(dict.fromkeys(one.claims, one))
     return None

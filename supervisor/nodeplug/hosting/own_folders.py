@@ -65,6 +65,16 @@ class OwnFolders:
         with suppress(Unanswered):  # the disk is frozen, and says so itself (`StateDisk`)
             await self._lane.run(lambda: _make_again(folders))
 
+    def others(self, present: Iterable[str]) -> list[str]:
+        """Name, as the files are, the sections that have something here and are not present. May block.
+
+        Raises:
+            OSError: a folder cannot be read.
+        """
+        places = [self.paths.journal, self.paths.state / "plugins", self.paths.run / "plugins"]
+        found = {one.name for place in places if place.is_dir() for one in place.iterdir() if one.is_dir()}
+        return sorted(found - {file_name(name) for name in present})
+
     def _of(self, plugin: str) -> tuple[Path, Path]:
         state, run = (folder / "plugins" / file_name(plugin) for folder in (self.paths.state, self.paths.run))
         return state, run

@@ -54,8 +54,8 @@ class Registry:
 
     @property
     def plugins(self) -> dict[str, Instance]:
-        """The plugins that are taken in, by section name."""
-        return {name: slot.loaded for name, slot in self.slots.items() if slot.loaded is not None}
+        """The plugins that are taken in, by section name. Any thread may ask."""
+        return {name: slot.loaded for name, slot in list(self.slots.items()) if slot.loaded is not None}
 
     @property
     def calls(self) -> list[tuple[Call, bool]]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from nodeplug.contract.errors import NotFound
-from nodeplug.contract.host import Delegate, Host
+from nodeplug.contract.host import Delegate, FormerSection, Host
 from nodeplug.contract.journal import Journal
 from nodeplug.contract.values import CniRequest, CniResult, Holding, ResourceName
 
@@ -53,6 +53,7 @@ def host(
     refresh: Callable[[ResourceName], None] | None = None,
     delegate: Delegate | None = None,
     holders: Sequence[Holding] | Callable[[ResourceName], Sequence[Holding]] = (),
+    former: Sequence[Host] = (),
 ) -> RecordingHost:
     """Build what the daemon gives to a plugin, for a test that constructs the plugin itself.
 
@@ -68,6 +69,7 @@ def host(
         delegate: answers `host.delegate(...)`; by default there is no other plugin, which is NotFound.
         holders: who holds devices, of all resources; or a function that answers for one resource, or raises. By default
             no container holds any.
+        former: what sections of other names had, for `host.former_sections()`.
 
     Raises:
         OSError: the folder cannot be written.
@@ -103,6 +105,7 @@ def host(
         _refresh=record_refresh,
         _delegate=record_delegate,
         _holders=known_holders,
+        _former=lambda: [FormerSection(one.journal, one.state_dir, one.run_dir) for one in former],
         refreshed=refreshed,
         delegated=delegated,
     )

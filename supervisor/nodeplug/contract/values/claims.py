@@ -78,7 +78,12 @@ class VolumeClaim(Claim):
 class ExclusiveClaim(Claim):
     """Something on the node that only one section may have, such as its GPUs. Nothing calls it by this name.
 
-    Of two sections with the same exclusive claim the second in the order of the configuration is refused at load.
+    Of two sections with the same exclusive claim the second in the order of the configuration is refused at load. What
+    sections of other names have left is in `Host.former_sections`.
+
+    Attributes:
+        advice: what to do about a second section, for the message that refuses it.
     """
 
     kind = "exclusive"
+    advice: str = field(default="disable one of the two", kw_only=True, compare=False)
