@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from nodeplug import DeviceId, Host, Journal, ResourceName
+from nodeplug import DeviceId, ResourceName
+from nodeplug.testing import host
 from nodeplug.testing.waiting import until
 from nodeplug_gpu.allocations import Allocation, Container
 from nodeplug_gpu.cards import Card, GpuProcess, Snapshot, Uuid
@@ -44,11 +45,12 @@ class Scene:
         self.folder, self.caplog, self.clock = folder, caplog, Clock()
         self.unknown = ""
         self.entry = Memory.model_validate({"sharing": "memory", "overuse": overuse})
-        log = logging.LoggerAdapter(logging.getLogger("nodeplug.plugin.gpu"), {})
-        host = Host("gpu", "node", "boot", log, Journal(folder), folder, folder, lambda _: None, None)  # type: ignore[arg-type] # no CNI here
         caplog.set_level(logging.INFO)
         self.watch = OveruseWatch(
-            {RESOURCE: self.entry}, host, lambda: Containers(logs=folder / "containers"), self.clock
+            {RESOURCE: self.entry},
+            host(folder, plugin="gpu"),
+            lambda: Containers(logs=folder / "containers"),
+            self.clock,
         )
 
     def look(self, *processes: GpuProcess, after: float = 0.0, allocated: int | None = 4 * GIB) -> None:

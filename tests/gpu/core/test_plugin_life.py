@@ -18,14 +18,12 @@ from nodeplug import (
     DeviceId,
     DeviceList,
     Holding,
-    Host,
     InvalidRequest,
-    Journal,
     NotFound,
     NotReady,
     ResourceName,
 )
-from nodeplug.testing import folders
+from nodeplug.testing import folders, host
 from nodeplug.testing.waiting import until
 from nodeplug_gpu.access import NodePaths
 from nodeplug_gpu.config import GpuConfig
@@ -54,12 +52,8 @@ class Stage:
 
     def plugin(self, resources: Sequence[Mapping[str, Any]] = (MEMORY,), **more: Any) -> Gpu:
         config = {"driver": "simulated", "simulated": ONE_CARD, "poll": "20ms", "resources": resources} | more
-        log = logging.LoggerAdapter(logging.getLogger("nodeplug.plugin.gpu"), {})
-        host = Host(
-            "gpu", "n", "boot", log, Journal(self.folder / "journal", "boot"), self.folder, self.folder,
-            self.refreshed.append, None, self._holders,  # type: ignore[arg-type] # no CNI here
-        )  # fmt: skip
-        self.made.append(Gpu(GpuConfig.model_validate(config), host))
+        given = host(self.folder, plugin="gpu", refresh=self.refreshed.append, holders=self._holders)
+        self.made.append(Gpu(GpuConfig.model_validate(config), given))
         return self.made[-1]
 
     def _holders(self, resource: ResourceName) -> Sequence[Holding]:
@@ -68,7 +62,8 @@ class Stage:
         return [one for one in self.held if one.resource == resource]
 
     def fail(self, **faults: Any) -> None:
-        file = self.folder / FAULTS_FILE
+        file = self.folder / "run" / FAULTS_FILE
+        file.parent.mkdir(exist_ok=True)
         file.with_suffix(".new").write_text(json.dumps(faults))
         file.with_suffix(".new").rename(file)
 

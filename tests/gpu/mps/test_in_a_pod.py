@@ -19,15 +19,15 @@ pytestmark = pytest.mark.node
 
 LIFE = """
 import logging, sys, time
+from dataclasses import replace
 from pathlib import Path
-from nodeplug import Host, Journal
+from nodeplug.testing import host
 from nodeplug_gpu.cards import Card, Uuid
 from nodeplug_gpu.config import Mps
 from nodeplug_gpu.mps.cards import MpsDaemons
 logging.basicConfig(stream=sys.stdout, format="%(message)s")
 run, driver = map(Path, sys.argv[1:])
-log = logging.LoggerAdapter(logging.getLogger("gpu"), {})
-daemons = MpsDaemons(Host("gpu", "n", "b", log, Journal(run), run, run, lambda _: None, None), driver, lambda: None)
+daemons = MpsDaemons(replace(host(run), run_dir=run), driver, lambda: None)
 card = Card(Uuid("GPU-1"), 0, 0, "X", 16 << 30)
 daemons.reconcile({card.uuid: (card, Mps())})
 while daemons.reason(card.uuid):
