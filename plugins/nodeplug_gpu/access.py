@@ -42,11 +42,19 @@ class GpuDevice:
 
 @dataclass(frozen=True, slots=True)
 class NodePaths:
-    """Where the kernel driver's device nodes are, and the plugin's own folder for what does not survive a reboot."""
+    """Where things are on the node.
+
+    Attributes:
+        dev: the kernel driver's device nodes.
+        capabilities: of MIG instances.
+        run: the plugin's own folder for what does not survive a reboot.
+        former: those of sections that have had the cards before; known from the start on.
+    """
 
     dev: Path = field(default=Path("/dev"))
     capabilities: Path = field(default=Path("/proc/driver/nvidia/capabilities"))
     run: Path = field(default=Path("/run/nodeplug/plugins/gpu"))
+    former: list[Path] = field(default_factory=list)
 
 
 def grant(access: Access, gpus: Sequence[GpuDevice], paths: NodePaths) -> Grant:

@@ -14,14 +14,16 @@ a writable disk, the next start does not know what this one advertised.
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from nodeplug import DeviceId, Holding, Host, NotReady, PluginError, ResourceName
-from nodeplug_gpu.cards import Card, MigInstance, Uuid
+from nodeplug import DeviceId, Entry, Holding, Host, Journal, NotReady, PluginError, ResourceName
+from nodeplug_gpu.cards import Uuid
 from nodeplug_gpu.config import Kind
 from nodeplug_gpu.ids import card_key
 from nodeplug_gpu.pool import Pool
+from nodeplug_gpu.record import DISPUTED, MALFORMED, AllocationRecord, RecordKey, decoded
 from nodeplug_gpu.sharing import Sharing
 from nodeplug_gpu.sharing.memory import MemorySharing
 
@@ -34,10 +36,6 @@ have failed after Allocate."""
 UNKNOWN_HOLDER: Final = "an unknown container"
 _CARD: Final = "card"
 _UNIT: Final = "unit"
-_MAX_FORMER_INSTANCES: Final = 64
-
-RecordKey = tuple[Uuid, str, Kind]
-"""Card, main resource of the entry, kind of sharing."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -69,40 +67,6 @@ class Allocation:
     ids: tuple[DeviceId, ...]
     allocated_bytes: int | None = None
     orphaned: Kind | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class AllocationRecord:
-    """A card and how it was advertised: allocations made that way may still exist.
-
-    Attributes:
-        card: as it was seen last.
-        resource: the entry's main resource.
-        sharing: the entry's kind of sharing: the same resource name may have been shared in another way before.
-        former_instances: UUIDs of MIG instances that it had and that may still be allocated, the latest last.
-        limits: under which its holders run (see `limits`); None in a record written before limits were recorded.
-    """
-
-    card: Card
-    resource: str
-    sharing: Kind
-    former_instances: tuple[str, ...] = ()
-    limits: str | None = None
-
-    def succeeding(self, before: "AllocationRecord | None") -> "AllocationRecord":
-        """Return the record with the instances and the limits of an earlier one: these end with its holders."""
-        if before is None:
-            return self
-        limits = self.limits if before.limits is None else before.limits
-        present = [one.uuid for one in self.card.instances]
-        former = [*before.former_instances, *(one.uuid for one in before.card.instances)]
-        kept = tuple(uuid for uuid in dict.fromkeys(former) if uuid not in present)[-_MAX_FORMER_INSTANCES:]
-        return replace(self, former_instances=kept, limits=limits)
-
-    @property
-    def key(self) -> RecordKey:
-        """What distinguishes it from every other record."""
-        return (self.card.uuid, self.resource, self.sharing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +115,7 @@ class Allocations:
     _idle_since: dict[object, float] = field(default_factory=dict)
     _pending: dict[tuple[str, DeviceId], _Pending] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    _disputed: set[str] = field(default_factory=set)
     _complaint: str = ""
 
     # --- what kubelet reports -----------------------------------------------------------------------------------
@@ -266,20 +231,51 @@ class Allocations:
 
     # --- records ------------------------------------------------------------------------------------------------
 
-    def load(self, *, repair: bool = True) -> None:
-        """Read what a predecessor wrote; with `repair` a record that cannot be understood is removed."""
+    def load(self) -> None:
+        """Read what a predecessor wrote, whatever its section was called; remove what cannot be understood."""
         self.records.clear()
         self._unit_sizes.clear()
+        self._disputed.clear()
         for entry in self.host.journal.entries():
             try:
-                if entry.phase == _CARD:
-                    one = _decode(entry.data)
-                    self.records[one.key] = one
-                elif entry.phase == _UNIT:
-                    self._unit_sizes[str(entry.data["resource"])] = max(int(entry.data["bytes"]), 1)
-            except (KeyError, TypeError, ValueError):
-                if repair:
-                    self._remove(entry.key)
+                self._read(entry)
+            except MALFORMED:
+                self._remove(entry.key)
+        self._take_over()
+
+    def _read(self, entry: Entry) -> bool:
+        """Add what an entry says to what is known; return whether it is ours at all."""
+        if entry.phase == _CARD:
+            one = decoded(entry.data)
+            before = self.records.get(one.key)
+            self.records[one.key] = one if before is None else before.joined(one)
+        elif entry.phase == _UNIT:
+            resource, size = str(entry.data["resource"]), max(int(entry.data["bytes"]), 1)
+            if self._unit_sizes.setdefault(resource, size) != size:
+                self._disputed.add(resource)
+        return entry.phase in {_CARD, _UNIT}
+
+    def _take_over(self) -> None:
+        """Move here what former sections noted.
+
+        Nothing is removed there before all is written here: one that is killed comes to the same when it is repeated.
+        """
+        taken: list[tuple[Journal, str]] = []
+        for former in self.host.former_sections():
+            for entry in former.journal.entries():
+                with suppress(*MALFORMED):  # another plugin's
+                    taken += [(former.journal, entry.key)] if self._read(entry) else []
+        if not taken:
+            return
+        for one in self.records.values():
+            limits = DISPUTED if one.sharing == "memory" and one.resource in self._disputed else one.limits
+            self.records[one.key] = replace(one, limits=limits)
+        written = [self._put(one) for one in self.records.values()]
+        written += [self._put_unit(resource, size) for resource, size in self._unit_sizes.items()]
+        if all(written):
+            self.host.log.info("%d records of sections that had the cards before are taken over", len(taken))
+            for journal, key in taken:
+                journal.remove(key)
 
     def of_card(self, uuid: Uuid) -> Sequence[AllocationRecord]:
         """Return the records of a card."""
@@ -309,18 +305,23 @@ class Allocations:
     def set_unit_size(self, resource: str, size: int) -> None:
         """Write the size of a unit."""
         if self._unit_sizes.get(resource) != size:
-            self._unit_sizes[resource] = size
-            self._write(f"unit {resource}", _UNIT, {"resource": resource, "bytes": size})
+            self._put_unit(resource, size)
 
-    def _put(self, record: AllocationRecord) -> None:
+    def _put(self, record: AllocationRecord) -> bool:
         self.records[record.key] = record
-        self._write(_journal_key(record.key), _CARD, _encode(record))
+        return self._write(_journal_key(record.key), _CARD, record.encoded())
 
-    def _write(self, key: str, phase: str, data: Mapping[str, Any]) -> None:
+    def _put_unit(self, resource: str, size: int) -> bool:
+        self._unit_sizes[resource] = size
+        return self._write(f"unit {resource}", _UNIT, {"resource": resource, "bytes": size})
+
+    def _write(self, key: str, phase: str, data: Mapping[str, Any]) -> bool:
         try:
             self.host.journal.write(key, phase=phase, data=data)
         except PluginError as error:
             self._complain(f"after a restart it will not be known which cards were advertised: {error}")
+            return False
+        return True
 
     def _remove(self, key: str) -> None:
         try:
@@ -344,34 +345,5 @@ def _cards_by_id(records: Iterable[AllocationRecord]) -> Mapping[str, Uuid]:
     return cards
 
 
-# --- the form on disk, as version 0.1.0 wrote it --------------------------------------------------------------------
-
-
 def _journal_key(key: RecordKey) -> str:
     return f"card {' '.join(key)}"
-
-
-def _encode(record: AllocationRecord) -> Mapping[str, Any]:
-    return {
-        "card": asdict(record.card),
-        "resource": record.resource,
-        "sharing": record.sharing,
-        "past": record.former_instances,
-        "terms": record.limits,
-    }
-
-
-def _decode(data: Mapping[str, Any]) -> AllocationRecord:
-    card: Mapping[str, Any] = data["card"]
-    instances = tuple(MigInstance(**one) for one in card["instances"])
-    major, minor = card["compute_capability"]
-    made = Card(**{**card, "instances": instances, "compute_capability": (int(major), int(minor))})
-    if not (isinstance(made.uuid, str) and isinstance(made.memory, int) and isinstance(made.index, int)):
-        raise TypeError("a card of another shape")
-    if data["sharing"] not in {"exclusive", "replicas", "memory", "mig"}:
-        raise ValueError("an unknown kind of sharing")
-    limits = data.get("terms")
-    former = tuple(map(str, data["past"]))
-    return AllocationRecord(
-        made, str(data["resource"]), data["sharing"], former, None if limits is None else str(limits)
-    )

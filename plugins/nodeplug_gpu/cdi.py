@@ -1,6 +1,6 @@
 """The CDI spec: what a runtime adds to a container that requests one of our devices by its CDI name.
 
-Owns: one JSON file per plugin section and kind, written when it would differ, and the libraries that it mounts.
+Owns: one JSON file per kind, written when it would differ, and the libraries that it mounts.
 Refuses: hooks (nvidia-ctk has those), and to remove the file at the end: a container may be restarted while nodeplug
 does not run.
 
@@ -127,6 +127,7 @@ class CdiSpecs:
         document = specification(kind, devices, self.config.driver_root)
         try:
             self._write(path, document)
+            _remove_former(path, document)
         except OSError as error:
             why = f"the CDI spec of {kind} cannot be written: {error.filename or path}: {error.strerror or error}"
             known = _described(path, document)
@@ -161,6 +162,19 @@ def _read(path: Path) -> bytes | None:
         return path.read_bytes()
     except OSError:
         return None
+
+
+def _remove_former(path: Path, document: Mapping[str, Any]) -> None:
+    """Remove what sections of other names have left: a device that two specs describe is none for the runtime."""
+    described = {device["name"] for device in document["devices"]}
+    for other in path.parent.glob("nodeplug-*.json"):
+        try:
+            found = json.loads(other.read_bytes())
+            twice = found["kind"] == document["kind"] and described & {device["name"] for device in found["devices"]}
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        if twice and other != path:
+            other.unlink(missing_ok=True)
 
 
 def _writes(access: Access) -> bool:

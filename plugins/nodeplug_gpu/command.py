@@ -49,8 +49,6 @@ def gpu(
 
     Example: `nodeplug gpu --json | jq '.[].cards[] | select(.state != "healthy")'`
     """
-    from rich.text import Text
-
     from nodeplug_gpu.chart import chart
 
     if detailed and layout is not Format.gpushare:
@@ -61,29 +59,25 @@ def gpu(
     if as_json or layout is Format.json:
         print_json(reports)
         return
+    (report,) = reports.values()
     if layout is Format.gpushare:
-        print(_gpushare(reports, detailed=detailed))  # noqa: T201 - spaces separate the columns; rich would wrap
-        return
-    for name, report in reports.items():
-        if len(reports) > 1:
-            show(Text(f"[plugins.{name}]", "bold"))
+        print(_gpushare(report, detailed=detailed))  # noqa: T201 - spaces separate the columns; rich would wrap
+    else:
         show(chart(report))
 
 
-def _gpushare(reports: Mapping[str, Any], *, detailed: bool) -> str:
-    """Return one table for the node, whose cards may belong to several sections.
+def _gpushare(report: Mapping[str, Any], *, detailed: bool) -> str:
+    """Return the table of the node.
 
     Raises:
         NotReady: allocations are not known; a table that shows none would be wrong.
     """
     from nodeplug_gpu import gpushare
 
-    for report in reports.values():
-        if report["allocations_unknown"] and report["cards"]:
-            raise NotReady(report["allocations_unknown"])
-    node = next((str(report["node"]) for report in reports.values() if report["node"]), "") or socket.gethostname()
-    cards = [card for report in reports.values() for card in report["cards"]]
-    return (gpushare.details if detailed else gpushare.summary)(node, _address(node), cards)
+    if report["allocations_unknown"] and report["cards"]:
+        raise NotReady(report["allocations_unknown"])
+    node = str(report["node"]) or socket.gethostname()
+    return (gpushare.details if detailed else gpushare.summary)(node, _address(node), report["cards"])
 
 
 def _address(node: str) -> str:

@@ -31,10 +31,8 @@ class Inventory:
         allocations_unknown: why allocations are not known; empty when they are.
         sharings: how each entry shares its cards, by its main resource; missing while its unit is not known.
         orphaned: ids that containers hold and that are no longer advertised, by resource; listed as unhealthy.
-        entry_conflicts: why a card is not advertised although the configuration chooses it.
-        section_conflicts: which other section advertises a card that the configuration chooses.
+        conflicts: why a card is not advertised although the configuration chooses it.
         allocated: cards that containers hold, however they were shared, or were allocated a moment ago.
-        reserved: why a card is not advertised yet that another section has advertised and released.
         draining: why a card is not allocatable yet that may still be allocated in another way.
     """
 
@@ -45,21 +43,14 @@ class Inventory:
     allocations_unknown: str = ""
     sharings: Mapping[str, Sharing] = field(default_factory=dict)
     orphaned: Mapping[str, tuple[DeviceId, ...]] = field(default_factory=dict)
-    entry_conflicts: Mapping[Uuid, str] = field(default_factory=dict)
-    section_conflicts: Mapping[Uuid, str] = field(default_factory=dict)
+    conflicts: Mapping[Uuid, str] = field(default_factory=dict)
     allocated: frozenset[Uuid] = frozenset()
-    reserved: Mapping[Uuid, str] = field(default_factory=dict)
     draining: Mapping[Uuid, str] = field(default_factory=dict)
 
     @property
-    def config_error(self) -> str:
-        """Why the section's configuration cannot be right on this machine, as one text; empty when it can."""
-        return "; ".join(self.entry_conflicts.values())
-
-    @property
     def conflict(self) -> str:
-        """Every conflict between entries or sections about a card, as one text; empty when there is none."""
-        return "; ".join((*self.entry_conflicts.values(), *self.section_conflicts.values()))
+        """Why the section's configuration cannot be right on this machine, as one text; empty when it can."""
+        return "; ".join(self.conflicts.values())
 
     def members_of(self, resource: str) -> Sequence[PoolMember]:
         """Return the pool of an entry, by its main resource."""
@@ -102,7 +93,7 @@ class Inventory:
             why = (
                 self.snapshot.reason
                 if self.snapshot.state != "running"
-                else self.conflict or "; ".join(self.reserved.values()) or "no card is assigned to it"
+                else self.conflict or "no card is assigned to it"
             )
             raise NotFound(f"there is no device to advertise as {resource}: {why}")
         return sharing, pool

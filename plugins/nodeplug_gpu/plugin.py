@@ -20,6 +20,7 @@ from nodeplug import (
     DeviceList,
     DevicePrefer,
     DeviceReleased,
+    ExclusiveClaim,
     Grant,
     Host,
     InvalidRequest,
@@ -46,6 +47,9 @@ _START_TIMEOUT: Final = 5.0
 """Seconds that start waits for the driver, so that the first list is complete and a conflict is refused there."""
 _RESTART_TIMEOUT: Final = 40.0
 """The same where a predecessor advertised cards, whose pods may be admitted again, or another instance still serves."""
+CARDS: Final = ExclusiveClaim(
+    "nvidia-gpus", advice="one section has the cards: put the `resources` of both into it, and remove the other"
+)
 FAULTS_FILE: Final = "simulated-faults.json"
 
 
@@ -79,13 +83,12 @@ class Gpu:
         self._wake = threading.Event()
         self._started = self._prepared = False
         self._make()
-        self._tracker.reserve()
 
     def _make(self) -> None:
         """Make what a start needs; nothing of a failed start is reused by the next one."""
         config, host = self._config, self._host
-        self._mps = MpsReconciler(MpsDaemons(host, config.driver_root, self._request_update), config)
         paths = NodePaths(run=host.run_dir)
+        self._mps = MpsReconciler(MpsDaemons(host, config.driver_root, self._request_update, paths.former), config)
         self._cdi = CdiSpecs(config, paths, host, self._request_update)
         self._tracker = InventoryTracker(config, host, paths, self._not_ready_reason)
         self._driver = _driver(config, host)
@@ -101,8 +104,8 @@ class Gpu:
 
     @hookimpl
     def claims(self) -> Sequence[Claim]:
-        """Claim every configured resource."""
-        return [DeviceClaim(name) for entry in self._config.resources for name in resource_names(entry)]
+        """Claim the cards, and every configured resource."""
+        return [CARDS, *(DeviceClaim(name) for entry in self._config.resources for name in resource_names(entry))]
 
     @hookimpl
     def prepare(self) -> None:
@@ -128,16 +131,17 @@ class Gpu:
             self._make()
         self._started = True
         try:
-            self._tracker.load()
+            self._tracker.paths.former[:] = [one.run_dir for one in self._host.former_sections()]
+            self._tracker.allocations.load()
             self._begin()
-            if config_error := self._tracker.inventory.config_error:
-                raise InvalidRequest(config_error)
+            if conflict := self._tracker.inventory.conflict:
+                raise InvalidRequest(conflict)
         except BaseException:
             self.stop()
             raise
 
     def _begin(self) -> None:
-        timeout = _RESTART_TIMEOUT if self._tracker.has_records else _START_TIMEOUT
+        timeout = _RESTART_TIMEOUT if self._tracker.allocations.records else _START_TIMEOUT
         # A reloaded instance need not wait for a complete list: kubelet has the one before.
         self._start_deadline = 0.0 if self._prepared else time.monotonic() + timeout
         self._thread = threading.Thread(target=self._run, args=(self._ended,), name="gpu:update", daemon=True)
@@ -156,7 +160,6 @@ class Gpu:
             self._thread.join(2)
         for reconciler in self._reconcilers:
             reconciler.stop()
-        self._tracker.release()
 
     @hookimpl
     def health(self) -> None:
@@ -246,7 +249,7 @@ class Gpu:
         before = self._tracker.inventory
         after = self._tracker.update(self._driver.snapshot, events)
         self._log_changes(before, after)
-        if after.config_error and not self._updated.is_set():
+        if after.conflict and not self._updated.is_set():
             self._updated.set()  # start refuses it, so MPS and CDI stay as they are
             return
         for entry in self._config.resources:

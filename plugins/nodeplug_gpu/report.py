@@ -61,8 +61,7 @@ def document(config: GpuConfig, tracker: InventoryTracker, overuse: OveruseWatch
 
 
 def _unadvertised_reason(inventory: Inventory, uuid: Uuid) -> str:
-    reasons = (inventory.entry_conflicts, inventory.section_conflicts, inventory.reserved)
-    return next((one[uuid] for one in reasons if uuid in one), "") or "no entry of `resources` chooses it"
+    return inventory.conflicts.get(uuid, "no entry of `resources` chooses it")
 
 
 def _card(tracker: InventoryTracker, overuse: OveruseWatch, entry: Entry, member: PoolMember) -> dict[str, Any]:

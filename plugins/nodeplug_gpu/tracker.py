@@ -4,9 +4,9 @@ Owns: the one place where snapshots of the hardware, health, what kubelet report
 the `Inventory` that everything else reads is made here.
 Refuses: threads and timing (the plugin has those); hardware (a driver shows it); allocation state (`allocations`).
 
-No card is allocated in two ways. Within one section `assign_cards` sees to that, between sections the leases do. Across
-configurations, MIG mode changes and restarts the allocation records do: a card that containers still hold in a former
-way is listed as unhealthy in its new one until they are gone.
+No card is allocated in two ways. Within a configuration `assign_cards` sees to that; across configurations, names of
+the section, MIG mode changes and restarts the allocation records do: a card that containers still hold in a former way
+is listed as unhealthy in its new one until they are gone.
 """
 
 import time
@@ -15,16 +15,16 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
-from nodeplug import DeviceId, Host, NotFound, PluginError, ResourceName
+from nodeplug import DeviceId, Host, NotFound, ResourceName
 from nodeplug_gpu.access import NodePaths
-from nodeplug_gpu.allocations import GRACE_PERIOD, Allocation, AllocationRecord, Allocations
+from nodeplug_gpu.allocations import GRACE_PERIOD, Allocation, Allocations
 from nodeplug_gpu.cards import Card, GpuEvent, Snapshot, Uuid
 from nodeplug_gpu.config import GpuConfig, Kind, Memory, Mig, Replicas, resource_names
 from nodeplug_gpu.health import GONE, HealthMonitor
 from nodeplug_gpu.inventory import Inventory
-from nodeplug_gpu.leases import LEASES, Lease, LeaseHolder
 from nodeplug_gpu.limits import excess_replicas, limits_of
 from nodeplug_gpu.pool import Assignment, Entry, Pool, PoolMember, assign_cards
+from nodeplug_gpu.record import AllocationRecord
 from nodeplug_gpu.sharing import Sharing
 from nodeplug_gpu.sharing.exclusive import ExclusiveSharing
 from nodeplug_gpu.sharing.memory import MemorySharing, unit_for
@@ -52,36 +52,12 @@ class InventoryTracker:
     inventory: Inventory = field(default_factory=Inventory)
     allocations: Allocations = field(init=False)
     _health: HealthMonitor = field(init=False)
-    _lease: LeaseHolder = field(init=False)
     _assigned: Mapping[Uuid, str] = field(default_factory=dict)
     _sharings: dict[str, Sharing] = field(default_factory=dict)
-    _elsewhere: Mapping[Uuid, Lease] = field(default_factory=dict)
-    _reserved: Mapping[Uuid, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._health = HealthMonitor(self.config.health)
         self.allocations = Allocations(self.host, self.clock)
-        self._lease = LEASES.holder(self.host.run_dir.parent, self.host.plugin)
-
-    def reserve(self) -> None:
-        """Lease what a predecessor advertised before any section starts, so that no other section does."""
-        with suppress(PluginError, OSError):  # such as for `check-config` by an ordinary user
-            self.allocations.load(repair=False)
-        self._acquire(Assignment({}), self.clock())
-
-    def load(self) -> None:
-        """Read the allocation records of a predecessor, and lease its cards."""
-        self.allocations.load()
-        self._acquire(Assignment({}), self.clock())
-
-    def release(self) -> None:
-        """Give up the leases; other sections may acquire them a while later."""
-        self._lease.release(self.clock())
-
-    @property
-    def has_records(self) -> bool:
-        """Whether cards have been advertised, here or by a predecessor."""
-        return bool(self.allocations.records)
 
     @property
     def sharings(self) -> Mapping[str, Sharing]:
@@ -102,10 +78,9 @@ class InventoryTracker:
 
     def update(self, snapshot: Snapshot, events: Sequence[GpuEvent] = ()) -> Inventory:
         """Build the inventory from a snapshot of the hardware and what kubelet reports by now."""
-        now = self.clock()
-        self._health.observe(snapshot, events, now)
+        self._health.observe(snapshot, events, self.clock())
         cards = snapshot.cards if snapshot.state != "absent" else ()
-        assignment, section_conflicts = self._acquire(assign_cards(self.config.resources, cards, self._assigned), now)
+        assignment = assign_cards(self.config.resources, cards, self._assigned)
         self._assigned = {**self._assigned, **assignment.resource_by_card()}
         self._remember(assignment)
         reported = self.allocations.refresh(self._names())
@@ -123,9 +98,7 @@ class InventoryTracker:
             dict(self._sharings),
             dict(self._orphaned(pools)),
             assignment.conflicts,
-            section_conflicts,
             self.allocations.allocated_cards(),
-            self._reserved,
             draining,
         )
         return self.inventory
@@ -142,51 +115,9 @@ class InventoryTracker:
             for card in cards
         )
 
-    def _acquire(self, assignment: Assignment, now: float) -> tuple[Assignment, Mapping[Uuid, str]]:
-        """Return the assignment without the cards that another section has leased, and the conflicts about them."""
-        section, kinds = self.host.plugin, self._kinds
-        wanted = {
-            one.card.uuid: Lease(section, one.resource, one.sharing, current=False, limits=one.limits or "")
-            for one in self.allocations.records.values()
-        }
-        assigned = assignment.resource_by_card()
-        wanted |= {
-            uuid: Lease(section, name, kinds[name], limits=self._limits(uuid, name)) for uuid, name in assigned.items()
-        }
-        result = self._lease.acquire(wanted, now)
-        cards = {card.uuid: card for chosen in assignment.cards.values() for card in chosen}
-        self.allocations.remember(
-            AllocationRecord(cards[uuid], lease.resource, lease.sharing, limits=lease.limits)
-            for uuid, lease in result.inherited.items()
-            if uuid in cards
-        )
-        self._elsewhere = result.denied
-        conflicts = {
-            uuid: f"section {lease.section} advertises {uuid} as {lease.resource}, and this one would as "
-            f"{assigned[uuid]}; give each section its own `cards`"
-            for uuid, lease in result.denied.items()
-            if lease.current and uuid in assigned
-        }
-        self._reserved = {
-            uuid: f"section {lease.section} advertised it as {lease.resource}, and containers may still hold it"
-            for uuid, lease in result.denied.items()
-            if not lease.current
-        }
-        left = {
-            name: tuple(card for card in chosen if card.uuid not in result.denied)
-            for name, chosen in assignment.cards.items()
-        }
-        return Assignment(left, assignment.conflicts), conflicts
-
     def _entry(self, main: str) -> Entry:
         """Return an entry by its main resource, which one of several MIG profiles does not advertise itself."""
         return next(entry for entry in self.config.resources if entry.resource == main)
-
-    def _limits(self, uuid: Uuid, resource: str) -> str:
-        """Return the limits under which a card is allocated: those of its holders, as long as there may be any."""
-        entry = self._entry(resource)
-        record = self.allocations.records.get((uuid, resource, entry.sharing))
-        return record.limits if record is not None and record.limits is not None else limits_of(entry)
 
     def _advertised_names(self) -> frozenset[str]:
         return frozenset(name for entry in self.config.resources for name in resource_names(entry))
@@ -330,9 +261,6 @@ class InventoryTracker:
             return self._unhealthy_reason(card) or GONE
         if card.uuid in assignment.conflicts:
             return assignment.conflicts[card.uuid]
-        if card.uuid in self._elsewhere:
-            lease = self._elsewhere[card.uuid]
-            return f"section {lease.section} advertises it as {lease.resource}"
         now = assignment.resource_by_card().get(card.uuid)
         return f"it is advertised as {now} now" if now is not None else "it is no longer assigned to this resource"
 

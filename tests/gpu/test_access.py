@@ -2,13 +2,13 @@
 
 import errno
 import json
-import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nodeplug import Host, Journal, NotReady
+from nodeplug import NotReady
+from nodeplug.testing import host
 from nodeplug_gpu.access import GpuDevice, NodePaths, grant
 from nodeplug_gpu.cards import Card, MigInstance, Snapshot, Uuid
 from nodeplug_gpu.cdi import LIBRARIES, PENDING, CdiSpecs
@@ -105,10 +105,8 @@ def test_cdi_names_go_into_the_annotation_for_older_kubelets(paths: NodePaths) -
 
 
 class Specs:
-    def __init__(self, folder: Path, paths: NodePaths, **access: Any) -> None:
+    def __init__(self, folder: Path, paths: NodePaths, section: str = "gpu", **access: Any) -> None:
         self.folder = folder / "cdi"
-        log = logging.LoggerAdapter(logging.getLogger("nodeplug.plugin.gpu"), {})
-        host = Host("gpu", "node", "boot", log, Journal(folder), folder, folder, lambda _: None, None)  # type: ignore[arg-type] # no CNI here
         values = {"cdi": "field", "cdi_folder": str(self.folder), **access}
         config = GpuConfig.model_validate(
             {
@@ -120,7 +118,7 @@ class Specs:
             }
         )
         self.told: list[str] = []
-        self.specs = CdiSpecs(config, paths, host, lambda: self.told.append("changed"))
+        self.specs = CdiSpecs(config, paths, host(folder, plugin=section), lambda: self.told.append("changed"))
         self.entries = {entry.resource: entry for entry in config.resources}
 
     def inventory(self, *cards: Card, state: Any = "running") -> Inventory:
@@ -168,6 +166,30 @@ def test_the_spec_follows_a_card_that_comes(tmp_path: Path, paths: NodePaths) ->
     document = specs.reconcile(CARD, SPLIT)
     assert document is not None
     assert len(document["devices"]) == 3
+
+
+def test_a_spec_that_a_section_of_another_name_left_goes_for_it_describes_the_same_card(
+    tmp_path: Path, paths: NodePaths
+) -> None:
+    Specs(tmp_path, paths, "former").reconcile(CARD)
+    other_kind = Specs(tmp_path, paths, "former", cdi_kind="example.com/gpu")
+    other_kind.reconcile(CARD)
+    specs = Specs(tmp_path, paths)
+    (specs.folder / "nodeplug-broken.json").write_text("{")
+    specs.reconcile(CARD)
+    left = {path.name for path in specs.folder.iterdir()}
+    assert left == {
+        "nodeplug-gpu-nodeplug.io-gpu.json",
+        "nodeplug-former-example.com-gpu.json",
+        "nodeplug-broken.json",
+    }
+
+
+def test_a_spec_of_other_cards_stays_for_containers_that_start_again(tmp_path: Path, paths: NodePaths) -> None:
+    Specs(tmp_path, paths, "former").reconcile(SPLIT)
+    specs = Specs(tmp_path, paths)
+    specs.reconcile(CARD)
+    assert len(list(specs.folder.iterdir())) == 2
 
 
 def test_a_spec_that_somebody_removed_is_written_again(tmp_path: Path, paths: NodePaths) -> None:

@@ -1,7 +1,6 @@
 """`nodeplug gpu` against a daemon with simulated cards and the Kubelet stand-in; metrics and the document beside it."""
 
 import json
-import logging
 import os
 import re
 import socket
@@ -15,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from nodeplug import Host, Journal
 from nodeplug.commands import inspect
-from nodeplug.testing import BlockingKubelet, ScratchNode
+from nodeplug.testing import BlockingKubelet, ScratchNode, host
+from nodeplug.testing.waiting import until
 from nodeplug_gpu import report
 from nodeplug_gpu.access import NodePaths
 from nodeplug_gpu.allocations import Container
@@ -64,14 +63,9 @@ profiles = { "1g.10gb" = "nvidia.com/mig-1g.10gb" }
 OTHER = """
 [plugins.more-gpus]
 uses = "gpu"
-[plugins.more-gpus.config]
-driver = "simulated"
-poll = "100ms"
-simulated = [{ model = "NVIDIA A30", memory = "24GiB", uuid = "GPU-0ther" }]
 [[plugins.more-gpus.config.resources]]
 sharing = "memory"
 resource = "example.com/other-mem"
-count_resource = ""
 """
 
 
@@ -279,13 +273,11 @@ def test_every_metric_of_the_page_is_exported_with_its_labels_and_no_other(machi
 
 
 def test_metrics_of_processes_are_those_of_the_page(tmp_path: Path) -> None:
-    log = logging.LoggerAdapter(logging.getLogger("nodeplug.plugin.gpu"), {})
-    journal = Journal(tmp_path, "boot")
-    host = Host("gpu", "n", "boot", log, journal, tmp_path, tmp_path, lambda _: None, None)  # type: ignore[arg-type] # no CNI here
-    watch = OveruseWatch({}, host)
+    given = host(tmp_path)
+    watch = OveruseWatch({}, given)
     watch.usage = {(Container("default", "a", "main"), Uuid("GPU-0")): Usage(GIB, GIB, (1,))}
     config = GpuConfig.model_validate({"resources": [{"sharing": "memory"}]})
-    made = report.metrics(config, InventoryTracker(config, host, NodePaths(run=tmp_path)), watch)
+    made = report.metrics(config, InventoryTracker(config, given, NodePaths(run=tmp_path)), watch)
     labels = {f"nodeplug_{metric.name}": set(metric.samples[0].labels) for metric in made}
     assert {name: labels[name] for name in OF_PROCESSES} == {name: documented_metrics()[name] for name in OF_PROCESSES}
 
@@ -326,11 +318,11 @@ def test_while_kubelet_reports_no_holders_units_are_not_shown_as_free(make: Call
     assert "is unknown at present" in ended.stderr
 
 
-def test_two_sections_are_told_apart_and_are_one_node_for_gpushare(make: Callable[[str], Machine]) -> None:
-    machine = make(GPU + OTHER)
-    shown = machine.run()
-    assert [line for line in shown.splitlines() if line.startswith("[")] == ["[plugins.gpu]", "[plugins.more-gpus]"]
-    assert "NVIDIA A30" in shown.partition("[plugins.more-gpus]")[2]
-    lines = machine.run("--format", "gpushare").splitlines()
-    assert lines[0].count("Allocated/Total") == 3
-    assert lines[1].endswith("6/40")
+def test_a_second_section_is_told_with_what_to_do(make: Callable[[str], Machine]) -> None:
+    node = make(GPU).node
+    node.configure(GPU + OTHER)
+    until(lambda: "plugin more-gpus is refused" in node.log)
+    ended = node.run("gpu")
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert "plugin 'more-gpus' is refused" in ended.stderr
+    assert "put the `resources` of both into it, and remove the other" in ended.stderr

@@ -7,7 +7,7 @@ allocated in another way.
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -34,11 +34,16 @@ def _not_held(_uuid: Uuid) -> bool:
 
 @dataclass(slots=True)
 class MpsDaemons:
-    """The daemons of all cards. Called in one thread; `reason` and `still_running` may be called by any."""
+    """The daemons of all cards. Called in one thread; `reason` and `still_running` may be called by any.
+
+    Attributes:
+        former: the run folders of sections that have had the cards before.
+    """
 
     host: Host
     driver_root: Path
     changed: Callable[[], None]
+    former: Sequence[Path] = ()
     _daemons: dict[Uuid, ControlDaemon] = field(default_factory=dict)
     _ending: dict[Uuid, ControlDaemon] = field(default_factory=dict)
     _adopted: bool = False
@@ -132,23 +137,25 @@ class MpsDaemons:
             daemon.join()
 
     def _daemon(self, card: Card, config: Mps) -> ControlDaemon:
-        folders = Folders.of(self.host.run_dir, card.uuid)
-        return ControlDaemon(
-            card, config, self.driver_root, folders, self.host, self.changed, self._first_reason(card.uuid)
-        )
+        why = self._first_reason(card.uuid)
+        return ControlDaemon(card, config, self.driver_root, self._folders(card.uuid), self.host, self.changed, why)
+
+    def _folders(self, uuid: Uuid) -> Folders:
+        return Folders.of(self.host.run_dir, uuid, self.former)
 
     def _record(self, uuid: Uuid) -> Record | None:
-        return Record.read(Folders.of(self.host.run_dir, uuid).record)
+        return Record.read(self._folders(uuid).record)
 
     def _first_reason(self, uuid: Uuid) -> str:
         """Return why clients cannot connect before a daemon is watched: a predecessor's may serve them already."""
-        folders = Folders.of(self.host.run_dir, uuid)
+        folders = self._folders(uuid)
         return "" if folders.ready and recorded(folders.record) is not None else STARTING
 
     def _adopt(self, wanted: Iterable[Uuid], cards: Mapping[str, Card]) -> None:
         """Adopt the daemons of an earlier configuration; that of a card that is gone has lost its clients."""
         known = {card_key(uuid) for uuid in wanted}
-        for root in (self.host.run_dir / "mps").glob("*"):
+        left = [file.parent for run_dir in self.former for file in run_dir.glob("mps/*/daemon.json")]
+        for root in [*(self.host.run_dir / "mps").glob("*"), *left]:
             folders, card = Folders(root), cards.get(root.name)
             record = Record.read(folders.record)
             if root.name in known:
@@ -162,7 +169,7 @@ class MpsDaemons:
                 if record.runs:
                     end_process(record.pid, _STOP_TIMEOUT)
                 clean_up(folders, self.host)
-            else:
+            elif card.uuid not in self._daemons:
                 self._daemons[card.uuid] = self._daemon(card, Mps(exclusive_process=record.exclusive))
                 if record.runs:
                     self._daemons[card.uuid].start()

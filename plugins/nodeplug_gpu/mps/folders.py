@@ -4,11 +4,13 @@ Owns: the layout of the card's run folder.
 Refuses: to make anything.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from nodeplug_gpu.cards import Uuid
 from nodeplug_gpu.ids import card_key
+from nodeplug_gpu.mps.record import recorded
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,15 @@ class Folders:
         return (self.pipes / "control").exists()
 
     @staticmethod
-    def of(run_dir: Path, uuid: Uuid) -> "Folders":
-        """Return the folders of a card. A socket's path has at most 107 bytes, hence the key and not the UUID."""
-        return Folders(run_dir / "mps" / card_key(uuid))
+    def of(run_dir: Path, uuid: Uuid, former: Sequence[Path] = ()) -> "Folders":
+        """Return the folders of a card: where its daemon runs or was recorded, else the plugin's own.
+
+        A socket's path has at most 107 bytes, hence the key and not the UUID.
+
+        Args:
+            run_dir: the plugin's own.
+            uuid: of the card.
+            former: those of sections that have had the cards before; containers have what is in them mounted.
+        """
+        found = [Folders(one / "mps" / card_key(uuid)) for one in (run_dir, *former)]
+        return max(found, key=lambda one: (recorded(one.record) is not None, one.record.exists()))

@@ -140,7 +140,7 @@ class MemorySharing:
     def _limits(self, request: DeviceAllocate, member: PoolMember) -> Grant:
         if self.config.mps is None:
             return Grant()
-        folders = Folders.of(self.paths.run, member.card.uuid)
+        folders = Folders.of(self.paths.run, member.card.uuid, self.paths.former)
         units, whole = len(request.ids), self.units(member)
         return client(folders, member.card, units * self.unit, units / whole, threads=self.config.mps.thread_percentage)
 

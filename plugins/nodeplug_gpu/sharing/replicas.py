@@ -70,7 +70,7 @@ class TimeSlicing:
                 "of one MPS daemon only; ask for 1"
             )
         card, share = gpus[0].card, len(request.ids) / self.config.replicas
-        folders = Folders.of(self.paths.run, card.uuid)
+        folders = Folders.of(self.paths.run, card.uuid, self.paths.former)
         return client(folders, card, int(card.memory * share), share, threads=self.config.mps.thread_percentage)
 
     def by_card(self, ids: Iterable[DeviceId], pool: Pool) -> Mapping[Uuid, Sequence[DeviceId]]:

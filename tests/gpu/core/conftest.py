@@ -3,7 +3,6 @@
 Owns: the direct way from kubelet's admission to the sharing, and the clock.
 """
 
-import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,8 +19,6 @@ from nodeplug import (
     DeviceId,
     Grant,
     Holding,
-    Host,
-    Journal,
     NotFound,
     NotReady,
     PluginError,
@@ -29,6 +26,7 @@ from nodeplug import (
 )
 from nodeplug.device import codec
 from nodeplug.pb import deviceplugin_v1beta1_pb2 as pb
+from nodeplug.testing import host
 from nodeplug.testing.kubelet.admission import Admission, Container
 from nodeplug.testing.kubelet.endpoint import Resource
 from nodeplug.testing.kubelet.ledger import ContainerKey, Ledger
@@ -78,7 +76,7 @@ class GpuNode:
     """Kubelet's admission and the plugin's core in one process, with a clock that is moved by hand.
 
     Args:
-        folder: of the journal, which outlives the plugin.
+        folder: of what outlives the plugin.
         policy: of the memory entry.
         seed: of kubelet's choices.
         memory: bytes per card.
@@ -103,13 +101,10 @@ class GpuNode:
     # --- the plugin
 
     def restart_plugin(self) -> None:
-        log = logging.LoggerAdapter(logging.getLogger("nodeplug.plugin.gpu"), {})
-        host = Host(
-            "gpu", "n", "boot", log, Journal(self.folder, "boot"), self.folder, self.folder, lambda _: None,
-            None, self._holders,  # type: ignore[arg-type] # no CNI here
-        )  # fmt: skip
-        self.tracker = InventoryTracker(self.config, host, NodePaths(run=self.folder), clock=lambda: self.now)
-        self.tracker.load()
+        self.folder.mkdir(exist_ok=True)
+        given = host(self.folder, plugin="gpu", holders=self._holders)
+        self.tracker = InventoryTracker(self.config, given, NodePaths(run=given.run_dir), clock=lambda: self.now)
+        self.tracker.allocations.load()
         self.update()
 
     def update(self, *events: GpuEvent) -> None:
@@ -208,16 +203,15 @@ class TrackedNode:
         self.state: DriverState = "running"
         self.configure(resources)
 
-    def configure(self, resources: Sequence[Mapping[str, Any]]) -> None:
-        """Start over with a configuration, as a new instance of the plugin."""
-        log = logging.LoggerAdapter(logging.getLogger("nodeplug.plugin.gpu"), {})
-        host = Host(
-            "gpu", "n", "boot", log, Journal(self.folder, "boot"), self.folder, self.folder, lambda _: None,
-            None, self._holders,  # type: ignore[arg-type] # no CNI here
-        )  # fmt: skip
+    def configure(self, resources: Sequence[Mapping[str, Any]], section: str = "gpu") -> None:
+        """Start over with a configuration, as a new instance of the plugin, in a section of some name."""
+        (self.folder / section).mkdir(exist_ok=True)
+        former = [host(one) for one in self.folder.iterdir() if one.name != section]
+        self.host = host(self.folder / section, plugin=section, holders=self._holders, former=former)
         self.config = GpuConfig.model_validate({"resources": resources})
-        self.tracker = InventoryTracker(self.config, host, NodePaths(run=self.folder), clock=lambda: self.now)
-        self.tracker.load()
+        paths = NodePaths(run=self.host.run_dir, former=[one.run_dir for one in former])
+        self.tracker = InventoryTracker(self.config, self.host, paths, clock=lambda: self.now)
+        self.tracker.allocations.load()
         self.update()
 
     def update(self, *events: GpuEvent, after: float = 0.0) -> Inventory:
@@ -234,7 +228,7 @@ class TrackedNode:
     def _have_mps(self, cards: Collection[Card]) -> None:
         """Note an MPS daemon for every card: an entry with `mps` grants nothing of a card that has none."""
         for card in cards if any(getattr(entry, "mps", None) for entry in self.config.resources) else ():
-            record = Folders.of(self.folder, card.uuid).record
+            record = Folders.of(self.host.run_dir, card.uuid, self.tracker.paths.former).record
             if not record.exists():
                 record.parent.mkdir(parents=True)
                 Record(1, "1", exclusive=True).write(record)

@@ -1,7 +1,6 @@
 """Cards and drivers that go away, and everything around them that answers wrongly."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -130,13 +129,14 @@ def test_events_of_unknown_cards_hurt_nobody(make_node: Make, card: Make) -> Non
 
 
 def test_a_journal_that_takes_nothing_costs_no_card(
-    make_node: Make, card: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    make_node: Make, card: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     node = make_node([MEMORY], [card(0)])
-    for file in tmp_path.iterdir():
+    folder = node.host.journal.folder
+    for file in folder.iterdir():
         file.unlink()
-    tmp_path.rmdir()
-    tmp_path.touch()  # a file where the folder was: neither root nor anybody else can write there
+    folder.rmdir()
+    folder.touch()  # a file where the folder was: neither root nor anybody else can write there
     node.cards.append(card(1))
     node.wait()
     assert list(node.listed()) == [*units(0, 16), *units(1, 16)]
@@ -147,10 +147,12 @@ def test_a_journal_that_takes_nothing_costs_no_card(
 
 
 @pytest.mark.parametrize("text", ["{}", "[]", "\0", '{"version": 1}', "x" * 1000])
-def test_damaged_records_are_dropped(text: str, make_node: Make, card: Make, tmp_path: Path) -> None:
+def test_damaged_records_are_dropped(text: str, make_node: Make, card: Make) -> None:
     node = make_node([MEMORY], [card(0)])
-    for file in tmp_path.glob("*.json"):
+    files = list(node.host.journal.folder.glob("*.json"))
+    for file in files:
         file.write_text(text)
+    assert len(files) == 2
     node.configure([MEMORY])
     assert list(node.listed()) == units(0, 16)
 

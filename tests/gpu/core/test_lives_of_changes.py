@@ -19,6 +19,7 @@ MEM, WHOLE, SHARED, MIG = "aliyun.com/gpu-mem", "nvidia.com/gpu", "nvidia.com/gp
 NAMES = (MEM, WHOLE, SHARED, MIG)
 SEED = os.environ.get("NODEPLUG_GPU_SEED")
 LIVES, STEPS = 50, 200
+SECTIONS = ("gpu", "cards", "gpus")
 
 
 def of(entry: Mapping[str, Any], *indexes: int) -> dict[str, Any]:
@@ -51,7 +52,7 @@ class Life:
         self.card, self.divided = card, divided
         self.truth: dict[str, tuple[str, tuple[str, ...], str, str, int]] = {}
         self.batch = 0
-        self.configuration = CONFIGURATIONS[0]
+        self.configuration, self.section = CONFIGURATIONS[0], SECTIONS[0]
         self.node = make_node(self.configuration, [card(number, 8) for number in range(4)])
         self.counts: Counter[str] = Counter()
 
@@ -108,13 +109,13 @@ class Life:
     # --- the administrator
 
     def configure(self) -> None:
-        self.configuration = self.random.choice(CONFIGURATIONS)
-        self.node.configure(self.configuration)
+        self.configuration, self.section = self.random.choice(CONFIGURATIONS), self.random.choice(SECTIONS)
+        self.node.configure(self.configuration, self.section)
 
     def restart(self) -> None:
         if self.random.random() < 0.5:
             self.node.held = None  # the daemon has not heard of kubelet yet
-        self.node.configure(self.configuration)
+        self.node.configure(self.configuration, self.section)
 
     # --- the machine
 
@@ -185,7 +186,7 @@ def test_no_card_is_advertised_twice_in_any_life_of_changes(
 ) -> None:
     counts: Counter[str] = Counter()
     for seed in [int(SEED)] if SEED else range(LIVES):
-        for file in tmp_path.glob("*.*"):
+        for file in tmp_path.glob("*/journal/*.json"):
             file.unlink()
         life = Life(make_node, card, divided, seed)
         try:

@@ -169,30 +169,6 @@ def test_a_card_that_moves_to_another_resource_is_not_advertised_while_a_pod_hol
     run(story)
 
 
-def test_a_second_section_that_is_added_gets_no_card_of_the_first_nor_after_a_restart(node: ScratchNode) -> None:
-    second = (
-        '[plugins.cards]\nuses = "gpu"\n[plugins.cards.config]\ndriver = "simulated"\npoll = "50ms"\n'
-        'simulated = [{ memory = "8Gi", count = 2 }]\n'
-        f'[[plugins.cards.config.resources]]\nsharing = "exclusive"\nresource = "{WHOLE}"\n'
-    )
-
-    async def story() -> None:
-        async with kubelet_of(node) as kubelet:
-            node.start()
-            await kubelet.until_allocatable(MEM, 16)
-            node.configure(plugins() + second)
-            await kubelet.until(lambda: "section gpu advertises GPU-" in node.log)
-            assert (kubelet.allocatable(MEM), kubelet.allocatable(WHOLE)) == (16, 0)
-            for turn in range(2):
-                await asyncio.to_thread(node.kill)
-                node.start()
-                await kubelet.until(lambda turn=turn: node.log.count("not advertised: section gpu") > turn + 1)  # type: ignore[misc]
-                await kubelet.until_allocatable(MEM, 16)
-                assert kubelet.allocatable(WHOLE) == 0
-
-    run(story)
-
-
 @pytest.mark.parametrize("policy", ["binpack", "spread"])
 def test_a_life_over_real_sockets_spans_no_two_cards(policy: str, node: ScratchNode) -> None:
     seed = 7 if policy == "binpack" else 8

@@ -1,17 +1,16 @@
 """The programs of MPS, which stand in, and the daemons of a node that runs them."""
 
-import logging
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from nodeplug import Host, Journal
-from nodeplug.testing import folders
+from nodeplug.testing import folders, host
 from nodeplug.testing.waiting import until
 from nodeplug_gpu.mps.cards import MpsDaemons
 from nodeplug_gpu.mps.record import recorded
@@ -62,20 +61,19 @@ def driver_root(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def daemons(driver_root: Path, short_path: Path) -> Iterator[Callable[[], MpsDaemons]]:
+def daemons(driver_root: Path, short_path: Path) -> Iterator[Callable[..., MpsDaemons]]:
     made: list[MpsDaemons] = []
 
-    def make() -> MpsDaemons:
-        log = logging.LoggerAdapter(logging.getLogger("nodeplug.plugin.gpu"), {})
-        host = Host("gpu", "node", "boot", log, Journal(short_path), short_path, short_path, lambda _: None, None)  # type: ignore[arg-type] # no CNI here
-        made.append(MpsDaemons(host, driver_root, lambda: None))
+    def make(run_dir: Path = short_path, former: Sequence[Path] = ()) -> MpsDaemons:
+        given = replace(host(short_path), run_dir=run_dir)
+        made.append(MpsDaemons(given, driver_root, lambda: None, former))
         return made[-1]
 
     yield make
     for one in made:
         one.stop()
     until(lambda: not [thread for thread in threading.enumerate() if thread.name.startswith("gpu:mps:")])
-    for record in short_path.glob("mps/*/daemon.json"):  # no thread is left that could write or remove one
+    for record in short_path.rglob("mps/*/daemon.json"):  # no thread is left that could write or remove one
         pid = recorded(record)
         if pid is not None:
             with suppress(ProcessLookupError):

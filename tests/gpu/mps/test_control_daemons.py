@@ -283,3 +283,39 @@ def test_a_daemon_that_stops_answering_is_told_and_not_ended(
     mute.unlink()
     until(lambda: not one.reason(CARD.uuid))
     assert pid_of(short_path, CARD) == pid
+
+
+def test_a_daemon_goes_on_for_a_section_of_another_name(daemons: Callable[..., MpsDaemons], short_path: Path) -> None:
+    former, own = short_path / "former", short_path / "own"
+    one = daemons(former)
+    one.reconcile({CARD.uuid: (CARD, Mps())})
+    until(lambda: not one.reason(CARD.uuid))
+    pid = pid_of(former, CARD)
+    one.stop()
+    other = daemons(own, [former])
+    assert other.still_running(CARD.uuid)
+    other.reconcile({CARD.uuid: (CARD, Mps()), OTHER.uuid: (OTHER, Mps())}, held=lambda _: True)
+    until(lambda: not other.reason(CARD.uuid) and not other.reason(OTHER.uuid))
+    assert pid_of(former, CARD) == pid
+    assert Folders.of(own, CARD.uuid, [former]) == Folders.of(former, CARD.uuid), "new clients meet those who run"
+    assert Folders.of(own, OTHER.uuid, [former]) == Folders.of(own, OTHER.uuid)
+
+
+def test_a_daemon_of_a_section_of_another_name_is_stopped_when_its_card_is_shared_otherwise(
+    daemons: Callable[..., MpsDaemons], short_path: Path
+) -> None:
+    former = short_path / "former"
+    one = daemons(former)
+    one.reconcile({CARD.uuid: (CARD, Mps())})
+    until(lambda: not one.reason(CARD.uuid))
+    one.stop()
+    other = daemons(short_path / "own", [former])
+    other.reconcile({}, held=lambda _: True, cards=[CARD])
+    assert "still runs" in other.still_running(CARD.uuid)
+
+    def stopped() -> bool:
+        other.reconcile({}, cards=[CARD])
+        return not other.still_running(CARD.uuid)
+
+    until(stopped)
+    assert not Folders.of(former, CARD.uuid).record.exists()

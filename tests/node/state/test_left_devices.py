@@ -126,6 +126,43 @@ def test_a_card_that_is_sold_otherwise_now_waits_for_those_who_hold_it(devices: 
     assert devices.mps.poll() is None
 
 
+def rename_section(left: Any, *changes: tuple[str, str]) -> str:
+    """Give the cards to a section of another name; return the configuration before."""
+    before: str = left.node.config_path.read_text()
+    head = '[plugins.cards]\nuses = "gpu"\n[plugins.cards.config]'
+    text = before.replace("[plugins.gpu.config]", head).replace("[plugins.gpu.", "[plugins.cards.")
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    left.node.config_path.write_text(text)
+    return before
+
+
+def test_a_section_of_another_name_goes_on_with_cards_and_mps_daemon(devices: Any) -> None:
+    given = {path for one in devices.kernel["held"] for path in one["mounts"]}
+    mounted = devices.mounted()
+    rename_section(devices)
+    devices.node.start()
+    with a_kubelet(devices) as kubelet:
+        kubelet.until_allocatable(MEMORY, 8)
+        kubelet.until_allocatable(REPLICA, 4)
+        assert {one.host_path for one in kubelet.admit("client", {MEMORY: 1})[MEMORY].mounts} == given
+    assert (devices.mps.poll(), devices.mounted()) == (None, mounted)
+    assert (devices.records("gpu"), len(devices.records("cards"))) == ([], 3)
+
+
+def test_a_section_of_another_name_gives_no_card_otherwise_while_it_is_held(devices: Any) -> None:
+    by_memory = 'sharing = "memory"\ncards = { index = [0] }\nmps = {}\n'
+    whole = 'resource = "example.com/whole"\nsharing = "exclusive"\ncards = { index = [0] }\n'
+    rename_section(devices, (by_memory, whole))
+    devices.node.start()
+    with a_kubelet(devices) as kubelet:
+        kubelet.until_allocatable(REPLICA, 4)
+        kubelet.until(lambda: kubelet.capacity("example.com/whole") == 1)
+        assert kubelet.allocatable("example.com/whole") == 0
+    assert devices.mps.poll() is None
+
+
 def test_sockets_of_the_killed_daemon_go(devices: Any) -> None:
     folder = devices.node.paths.device_plugins
     dead = {path.name: path.stat().st_ino for path in folder.glob("nodeplug-*.sock")}

@@ -13,6 +13,7 @@ from typing import Any
 from tests.node.state import tree
 from tests.node.state.conftest import a_kubelet, pod_of
 from tests.node.state.shapes import shapes
+from tests.node.state.test_left_devices import rename_section
 from tests.node.state.test_left_volumes import end_every_pod
 
 from nodeplug.testing import FlexFailure, FlexVolume, Sandbox
@@ -104,6 +105,18 @@ def test_devices_records_have_the_form_that_the_older_version_wrote(devices: Any
     assert_known(devices)
     versions = [json.loads(path.read_text())["version"] for path in [holders, *devices.journal.rglob("*.json")]]
     assert set(versions) == {1}
+
+
+def test_a_section_of_cards_that_gets_its_former_name_again_has_the_records_that_the_older_version_wrote(
+    devices: Any,
+) -> None:
+    before, records = rename_section(devices), devices.records("gpu")
+    devices.node.start()
+    until(lambda: devices.records("cards") == records and not devices.records("gpu"))
+    devices.node.config_path.write_text(before)
+    until(lambda: devices.records("gpu") == records and not devices.records("cards"))
+    devices.node.kill()
+    assert_known(devices)
 
 
 def test_what_this_version_adds_is_told() -> None:
