@@ -21,7 +21,8 @@ from nodeplug.contract.names import cni_executable, extended_resource, flex_driv
 
 _QUANTITY: Final = re.compile(r"([0-9]{1,19}(?:\.[0-9]{0,9})?|\.[0-9]{1,9})([KMGTPE]iB?|k|M|G|T|P|E|[eE][0-9]{1,2})?")
 _LIMIT: Final = (1 << 63) - 1
-_BINARY: Final = {"Ki": 1, "Mi": 2, "Gi": 3, "Ti": 4, "Pi": 5, "Ei": 6}
+_BINARY: Final = {"Ei": 6, "Pi": 5, "Ti": 4, "Gi": 3, "Mi": 2, "Ki": 1}
+"""The largest first, as sizes are written."""
 _DECIMAL: Final = {"k": 1, "M": 2, "G": 3, "T": 4, "P": 5, "E": 6}
 _UNITS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -84,20 +85,16 @@ def parse_quantity(text: str) -> int:
 
 def show_quantity(size: int) -> str:
     """Write bytes for people: the largest binary unit that divides them, or one decimal."""
-    for unit in ("Ei", "Pi", "Ti", "Gi", "Mi", "Ki"):
-        factor = 1024 ** _BINARY[unit]
-        if size >= factor:
+    for unit, power in _BINARY.items():
+        if size >= (factor := 1024**power):
             return f"{size // factor}{unit}" if size % factor == 0 else f"{size / factor:.1f}{unit}"
     return f"{size} bytes"
 
 
 def write_quantity(size: int) -> int | str:
     """Write bytes as a file has them, exactly: in the largest binary unit that divides them, else as a number."""
-    for unit in ("Ei", "Pi", "Ti", "Gi", "Mi", "Ki"):
-        factor = 1024 ** _BINARY[unit]
-        if size and size % factor == 0:
-            return f"{size // factor}{unit}"
-    return size
+    found = (f"{size >> 10 * power}{unit}" for unit, power in _BINARY.items() if size and size % 1024**power == 0)
+    return next(found, size)
 
 
 def _from_config(value: object) -> object:

@@ -7,7 +7,7 @@ from rich.cells import cell_len
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from nodeplug.cli.listing import Column, Listing, Paragraph, cut, fit
+from nodeplug.cli.listing import Listing, Paragraph, cut, fit
 
 WORD = st.text(st.characters(exclude_categories=("C", "Z")), min_size=1, max_size=90)
 SENTENCE = st.lists(WORD, max_size=8).map(" ".join)
@@ -21,7 +21,7 @@ def rendered(renderable: RenderableType, width: int) -> list[str]:
 
 
 def listing(*rows: tuple[str, str, str]) -> Listing:
-    found = Listing("Things", "NAME", Column("OWNER", below=True), Column("REASON", below=True))
+    found = Listing("Things", "NAME", "OWNER", "REASON", below={"OWNER", "REASON"})
     for row in rows:
         found.add(*row)
     return found

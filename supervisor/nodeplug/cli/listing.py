@@ -6,7 +6,7 @@ Refuses: to know what is shown. Every text is shown as it is: rich's markup has 
 terminal would obey is escaped.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Final
@@ -20,19 +20,6 @@ _GAP: Final = 2
 _INDENT: Final = 4
 _LEAST: Final = 6
 """Columns that a cell keeps, however narrow the terminal is."""
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """One column.
-
-    Attributes:
-        name: its heading.
-        below: it may go below its row; the last such column goes first.
-    """
-
-    name: str
-    below: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +38,16 @@ class _Cell:
 
 
 class Listing:
-    """A table: a title, headings, and rows of cells, which are plain or styled text, of one or more lines."""
+    """A table: a title, headings, and rows of cells, which are plain or styled text, of one or more lines.
 
-    def __init__(self, title: str, *columns: Column | str) -> None:
-        self._title = title
-        self._columns = [Column(each) if isinstance(each, str) else each for each in columns]
+    Args:
+        title: of the table.
+        columns: their headings.
+        below: which of them may go below their row; the last of them goes first.
+    """
+
+    def __init__(self, title: str, *columns: str, below: Collection[str] = ()) -> None:
+        self._title, self._columns, self._movable = title, columns, below
         self._rows: list[list[_Cell]] = []
 
     def add(self, *cells: object) -> None:
@@ -70,7 +62,7 @@ class Listing:
         beside, below = self._places(width)
         widths = _narrowed({number: self._width(number) for number in beside}, width)
         yield _line([(self._title, "bold")])
-        yield from _in_columns([_Cell((column.name,), "bold") for column in self._columns], widths)
+        yield from _in_columns([_Cell((column,), "bold") for column in self._columns], widths)
         yield _line([("─" * min(width, sum(widths.values()) + _GAP * (len(widths) - 1)), "dim")])
         for row in self._rows:
             yield from _in_columns(row, widths)
@@ -80,19 +72,19 @@ class Listing:
         yield _line([])
 
     def _width(self, number: int) -> int:
-        return max(cell_len(self._columns[number].name), *(row[number].width for row in self._rows), 0)
+        return max(cell_len(self._columns[number]), *(row[number].width for row in self._rows), 0)
 
     def _places(self, width: int) -> tuple[list[int], list[int]]:
         """Return which columns stand beside each other, and which go below."""
         beside, below = list(range(len(self._columns))), list[int]()
-        movable = [number for number in beside if self._columns[number].below]
+        movable = [number for number in beside if self._columns[number] in self._movable]
         while movable and sum(map(self._width, beside)) + _GAP * (len(beside) - 1) > width:
             below.insert(0, movable.pop())
             beside.remove(below[0])
         return beside, below
 
     def _below(self, console: Console, width: int, number: int, cell: _Cell) -> Iterator[Text]:
-        label = f"{self._columns[number].name.lower()}: "
+        label = f"{self._columns[number].lower()}: "
         hang = _INDENT + len(label)
         for turn, line in enumerate(cell.lines):
             lead = Text(" " * hang) if turn else Text.assemble(" " * _INDENT, (label, "dim"))

@@ -15,7 +15,7 @@ from typing import Any, Final
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from nodeplug.cli.listing import CUT, Column, Listing, Paragraph
+from nodeplug.cli.listing import CUT, Listing, Paragraph
 
 _STYLES: Final = {
     "running": "green",
@@ -26,6 +26,23 @@ _STYLES: Final = {
     "stopped": "dim",
     "quarantined": "red",
 }
+_BELOW: Final = frozenset(
+    [
+        "USES",
+        "FROM",
+        "CLAIMS",
+        "REASON",
+        "PLUGIN",
+        "PROBLEM",
+        "CLAIM",
+        "ADDRESSES",
+        "VOLUME",
+        "PUBLISHED AT",
+        "ABOUT",
+        "ERROR",
+    ]
+)
+"""Columns that go below their row where it is too long."""
 _RECENT: Final = 15
 _REASONS: Final = 5
 _IDS: Final = 3
@@ -55,17 +72,13 @@ def duration(seconds: float) -> str:
     raise AssertionError(seconds)
 
 
-def _below(name: str) -> Column:
-    return Column(name, below=True)
-
-
 def _word(word: str) -> Text:
     return Text(word, style=_STYLES.get(word, ""))
 
 
 def plugins(rows: Iterable[Mapping[str, Any]]) -> RenderableType:
     """Show plugins: name, origin, state, claims and the reason when one does not serve."""
-    table = Listing("Plugins", "NAME", _below("USES"), _below("FROM"), "STATE", _below("CLAIMS"), _below("REASON"))
+    table = Listing("Plugins", "NAME", "USES", "FROM", "STATE", "CLAIMS", "REASON", below=_BELOW)
     for row in rows:
         state = "quarantined" if row["quarantined"] else row["state"]
         claims = "\n".join(row["claims"]) or "-"
@@ -81,7 +94,7 @@ def available(names: Sequence[str]) -> RenderableType:
 def resources(rows: Iterable[Mapping[str, Any]]) -> RenderableType:
     """Show resources: how many devices, and whether kubelet knows them; devices that are not well, by reason."""
     numbers = ("KUBELET", "HEALTHY", "ALLOCATED", "STREAMS")
-    table = Listing("Resources", "RESOURCE", _below("PLUGIN"), *numbers, _below("PROBLEM"))
+    table = Listing("Resources", "RESOURCE", "PLUGIN", *numbers, "PROBLEM", below=_BELOW)
     for row in rows:
         known = Text("registered", style="green") if row["registered"] else Text("not registered", style="red")
         said = row["error"] or row.get("absent", "")
@@ -116,8 +129,8 @@ def _of_one_reason(reason: str, ids: Sequence[str]) -> str:
 
 def attachments(rows: Iterable[Mapping[str, Any]], now: float) -> RenderableType:
     """Show network attachments, oldest first."""
-    places = (_below("CLAIM"), _below("ADDRESSES"))
-    table = Listing("Network attachments", "NETWORK", "CONTAINER", "INTERFACE", *places, "AGE")
+    places = ("NETWORK", "CONTAINER", "INTERFACE", "CLAIM", "ADDRESSES")
+    table = Listing("Network attachments", *places, "AGE", below=_BELOW)
     for row in sorted(rows, key=lambda row: float(row["since"])):
         age = duration(max(0.0, now - row["since"]))
         addresses = "\n".join(row["addresses"])
@@ -127,7 +140,7 @@ def attachments(rows: Iterable[Mapping[str, Any]], now: float) -> RenderableType
 
 def volumes(rows: Iterable[Mapping[str, Any]]) -> RenderableType:
     """Show volumes and where they are published."""
-    table = Listing("Volumes", "DRIVER", _below("VOLUME"), "PHASE", _below("PUBLISHED AT"))
+    table = Listing("Volumes", "DRIVER", "VOLUME", "PHASE", "PUBLISHED AT", below=_BELOW)
     for row in rows:
         table.add(row["driver"], row["volume_id"], row["phase"], "\n".join(row["targets"]) or "-")
     return table
@@ -135,7 +148,7 @@ def volumes(rows: Iterable[Mapping[str, Any]]) -> RenderableType:
 
 def calls(rows: Iterable[Mapping[str, Any]]) -> RenderableType:
     """Show the calls in flight, oldest first."""
-    table = Listing("Calls in flight", "REQUEST", "VERB", _below("CLAIM"), _below("ABOUT"), "AGE", "")
+    table = Listing("Calls in flight", "REQUEST", "VERB", "CLAIM", "ABOUT", "AGE", "", below=_BELOW)
     for row in sorted(rows, key=lambda row: -float(row["age_seconds"])):
         late = Text("overdue", style="red") if row["overdue"] else Text("")
         table.add(row["id"], row["verb"], row["claim"], _about(row), duration(row["age_seconds"]), late)
@@ -144,8 +157,8 @@ def calls(rows: Iterable[Mapping[str, Any]]) -> RenderableType:
 
 def recent(rows: Iterable[Mapping[str, Any]]) -> RenderableType:
     """Show the last finished calls, newest first; the time is UTC, as in the log."""
-    what = (_below("CLAIM"), _below("ABOUT"))
-    table = Listing("Recent calls", "ENDED", "REQUEST", "VERB", *what, "TOOK", "OUTCOME", _below("ERROR"))
+    what = ("ENDED", "REQUEST", "VERB", "CLAIM", "ABOUT", "TOOK", "OUTCOME", "ERROR")
+    table = Listing("Recent calls", *what, below=_BELOW)
     for row in list(rows)[:_RECENT]:
         ended = datetime.fromtimestamp(row["at"], tz=UTC).strftime("%m-%d %H:%M:%SZ")
         took, outcome = duration(row["seconds"]), _word(row["outcome"])

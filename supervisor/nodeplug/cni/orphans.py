@@ -106,7 +106,7 @@ class Orphans:
         async with self.admission.enter(call.verb, key.network, key.claim):
             known = UNKNOWN if _is_of_earlier_boot(orphan) else orphan.host
             host = await self._lookups.run(lambda: host_or_own(known), late=Netns.close)
-            once = _Once(self.records, orphan)
+            ended: list[Attachment] = []
             await self.runner.call(
                 route,
                 "cni_del",
@@ -114,9 +114,24 @@ class Orphans:
                 {"request": _deletion(orphan, asked, host)},
                 enter=host,
                 done=host.close,
-                around=once.around,
+                around=lambda hook: self._once(orphan, hook, ended),
             )
-        return once.ended
+        return bool(ended)
+
+    def _once(self, orphan: Attachment, hook: Hook, ended: list[Attachment]) -> Hook:
+        """Return the DEL of one orphan, in the thread of its call: no other call of the attachment runs meanwhile.
+
+        A record that an ADD has replaced, or is about to, is of another one: then there is none to end.
+        """
+
+        def delete(**arguments: Any) -> None:
+            attachments = self.records.attachments
+            if not self.records.is_unsettled(orphan.key) and attachments.find(orphan.key) == orphan:
+                hook(**arguments)
+                attachments.forget(orphan.key)
+                ended.append(orphan)
+
+        return delete
 
     def _postpone(self, key: Key, call: Call, error: PluginError) -> None:
         failures = self._failures.get(key, (0, 0.0))[0] + 1
@@ -129,30 +144,6 @@ class Orphans:
             error,
             delay,
         )
-
-
-@dataclass(slots=True)
-class _Once:
-    """The DEL of one orphan, in the thread of its call: no other call of the attachment runs meanwhile.
-
-    Attributes:
-        ended: whether there was one to end. A record that an ADD has replaced, or is about to, is of another one.
-    """
-
-    records: Records
-    orphan: Attachment
-    ended: bool = False
-
-    def around(self, hook: Hook) -> Hook:
-        def delete(**arguments: Any) -> None:
-            key, attachments = self.orphan.key, self.records.attachments
-            if self.records.is_unsettled(key) or attachments.find(key) != self.orphan:
-                return
-            hook(**arguments)
-            attachments.forget(key)
-            self.ended = True
-
-        return delete
 
 
 def _orphans(attachments: Iterable[Attachment]) -> list[Attachment]:

@@ -112,7 +112,7 @@ class Spool:
         Raises:
             TryAgain: one of them fails, or they cannot be read; an ADD must not go before them.
         """
-        unread = await self._look_in_time()
+        unread = await self.look()
         if unread:
             raise TryAgain(f"cannot tell whether a DEL of {key} is pending: {self.folder}: {unread}")
         for pending in [item for item in self._pending.values() if item.key == key]:
@@ -128,7 +128,7 @@ class Spool:
 
     async def replay(self, serve: Serve) -> None:
         """Replay once what is due."""
-        await self._look_in_time()
+        await self.look()
         for name in sorted(self._pending):
             pending = self._pending.get(name)
             if pending is not None and pending.due <= time.monotonic():
@@ -172,25 +172,19 @@ class Spool:
         """
         self._pending.pop(pending.name, None)
         self._done.setdefault(pending.name, "")
-        return await self._look_in_time()
-
-    async def _look_in_time(self) -> str:
-        try:
-            return await self.look()
-        except Unanswered as error:
-            return str(error)
+        return await self.look()
 
     async def look(self) -> str:
         """Learn what is in the folder, and have removed what is done.
 
         Returns:
             Why it could not be read this time, or nothing; what is known of it stays known.
-
-        Raises:
-            Unanswered: the disk does not answer.
         """
         known, done, unreadable = frozenset(self._pending), frozenset(self._done), dict(self._unreadable)
-        sight = await self._lane.run(lambda: spool_folder.look(self.folder, known, done, unreadable))
+        try:
+            sight = await self._lane.run(lambda: spool_folder.look(self.folder, known, done, unreadable))
+        except Unanswered as error:
+            return str(error)
         self._learn(sight)
         return sight.failure
 

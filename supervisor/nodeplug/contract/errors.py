@@ -2,28 +2,6 @@
 
 Owns: the situations that a plugin (or the host) can name, and what each caller gets.
 Refuses: I/O, logging, knowledge of any encoder. The codecs look rows up here and write the bytes themselves.
-
-    PluginError                  999  INTERNAL             Failure
-    ├── InvalidRequest             7  INVALID_ARGUMENT     Failure
-    │   ├── InvalidEnvironment     4  INVALID_ARGUMENT     Failure
-    │   ├── InvalidNetns           8  INVALID_ARGUMENT     Failure
-    │   ├── Undecodable            6  INVALID_ARGUMENT     Failure
-    │   ├── AlreadyExists          7  ALREADY_EXISTS       Failure
-    │   └── OutOfRange             7  OUT_OF_RANGE         Failure
-    ├── IncompatibleVersion        1  FAILED_PRECONDITION  Failure
-    ├── NotSupported               4  UNIMPLEMENTED        Not supported
-    ├── Exhausted                 11  RESOURCE_EXHAUSTED   Failure
-    ├── NotFound                 999  NOT_FOUND            Failure
-    ├── InUse                    999  FAILED_PRECONDITION  Failure
-    ├── ContainerGone              3  NOT_FOUND            Failure
-    ├── TryAgain                  11  UNAVAILABLE          Failure
-    │   ├── Ending                11  UNAVAILABLE          Failure
-    │   ├── DeadlineExceeded      11  DEADLINE_EXCEEDED    Failure
-    │   ├── InProgress            11  ABORTED              Failure
-    │   └── Uncertain             11  UNAVAILABLE          Failure
-    ├── NotReady                  50  UNAVAILABLE          Failure
-    │   └── LimitedConnectivity   51  UNAVAILABLE          Failure
-    └── DelegateFailed        as the delegate said         Failure
 """
 
 from collections.abc import Mapping

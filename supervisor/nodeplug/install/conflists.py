@@ -12,7 +12,6 @@ import json
 import os
 import subprocess
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -29,16 +28,8 @@ _SINCE: Final = {"containerd": (2, 0), "cri-o": (1, 33)}
 _TIMEOUT: Final = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class Chosen:
-    """A list as it is installed, and why its version is what it is; no reason when nothing was chosen."""
-
-    data: bytes
-    reason: str = ""
-
-
-def choose(name: str, data: bytes, paths: Paths, claims: Collection[str], wanted: Wanted = "auto") -> Chosen:
-    """Return a list in the version that the node's runtime and the list's plugins understand.
+def choose(name: str, data: bytes, paths: Paths, claims: Collection[str], wanted: Wanted = "auto") -> tuple[bytes, str]:
+    """Return a list in the version that the node's runtime and the list's plugins understand, and why in that one.
 
     Args:
         name: of the file, for the reason.
@@ -51,14 +42,14 @@ def choose(name: str, data: bytes, paths: Paths, claims: Collection[str], wanted
         document: Any = json.loads(data)
         written = document["cniVersion"]
     except (ValueError, KeyError, TypeError):
-        return Chosen(data)
+        return data, ""
     if wanted == "file" or (wanted == "auto" and written not in {OLD, NEW}):
-        return Chosen(data, f"{name}: cniVersion {written}, as the file says")
+        return data, f"{name}: cniVersion {written}, as the file says"
     before = our_list(paths.cni_conf / name).get("cniVersion")
     version, why = (wanted, "as it was asked for") if wanted != "auto" else _best(document, before, paths, claims)
     document["cniVersion"] = version
     chosen = data if version == written else json.dumps(document, indent=2, ensure_ascii=False).encode() + b"\n"
-    return Chosen(chosen, f"{name}: cniVersion {version}, {why}")
+    return chosen, f"{name}: cniVersion {version}, {why}"
 
 
 def _best(document: Mapping[str, Any], before: object, paths: Paths, claims: Collection[str]) -> tuple[str, str]:

@@ -147,14 +147,14 @@ def deploy(
         drivers=asked.drivers,
         paths=paths,
         scripts=scripts,
-        conflists={name: one.data for name, one in lists.items()},
+        conflists={name: chosen for name, (chosen, _) in lists.items()},
         prune=prune,
         in_use=drivers_in_use(),
         retake=record if force else mend,
     )
     _record_installed(paths, record, asked.claims)
     notes = [f"{paths.cni_bin / name} is another program's, and stays" for name in asked.yielded]
-    notes += [one.reason for one in lists.values() if one.reason]
+    notes += [why for _, why in lists.values() if why]
     warnings += [*filter(None, [not_first(lists, paths.cni_conf)]), *unmet(paths, asked.claims)]
     return Deployment(report, "native" if scripts.cni_program else "script", reason, notes, warnings)
 

@@ -30,12 +30,10 @@ class StateDisk:
     Attributes:
         folder: the state folder.
         removals: what waits for the disk.
-        period: seconds between two tries.
     """
 
     folder: Path
     removals: Removals = field(default_factory=Removals)
-    period: float = _PERIOD
     _refusal: str = ""
     _asked: float = 0.0
 
@@ -74,7 +72,7 @@ class StateDisk:
     def _watch(self) -> None:
         while True:
             self.look()
-            time.sleep(self.period)
+            time.sleep(_PERIOD)
 
     def _try(self) -> str:
         """Write one byte into a file without a name: nobody sees it, nothing stays, no disk is synced."""

@@ -103,8 +103,8 @@ def test_of_two_runtimes_the_older_decides(node: ScratchNode) -> None:
         runtime(node.root / CRIO, "cri-o", "1.37.0"),
     ):
         assert [str(one).split(" (")[0] for one in find(node.paths)] == ["containerd 1.7", "cri-o 1.37"]
-        chosen = choose("x", json.dumps(LIST).encode(), node.paths, ["nodeplug-bridge"])
-    assert json.loads(chosen.data)["cniVersion"] == OLD
+        chosen, _ = choose("x", json.dumps(LIST).encode(), node.paths, ["nodeplug-bridge"])
+    assert json.loads(chosen)["cniVersion"] == OLD
 
 
 def test_a_runtime_that_does_not_answer_is_of_unknown_version(node: ScratchNode) -> None:
@@ -113,9 +113,9 @@ def test_a_runtime_that_does_not_answer_is_of_unknown_version(node: ScratchNode)
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(path))
     assert find(node.paths) == [Runtime("containerd", (0, 0), str(path))]
-    chosen = choose("x", json.dumps(LIST | {"cniVersion": "1.1.0"}).encode(), node.paths, ["nodeplug-bridge"])
-    assert json.loads(chosen.data)["cniVersion"] == OLD
-    assert f"which every release takes: containerd does not tell its version ({path})" in chosen.reason
+    chosen, why = choose("x", json.dumps(LIST | {"cniVersion": "1.1.0"}).encode(), node.paths, ["nodeplug-bridge"])
+    assert json.loads(chosen)["cniVersion"] == OLD
+    assert f"which every release takes: containerd does not tell its version ({path})" in why
 
 
 @contextmanager
