@@ -88,16 +88,6 @@ class Admission:
     _inside: _Places = field(default_factory=_Places)
     _queue: _Places = field(default_factory=_Places)
 
-    @property
-    def running(self) -> int:
-        """How many calls are inside."""
-        return len(self._inside)
-
-    @property
-    def queued(self) -> int:
-        """How many calls wait."""
-        return len(self._queue)
-
     @asynccontextmanager
     async def enter(self, verb: str, network: str, claim: str = "") -> AsyncIterator[None]:
         """Wait for a place, hold it, and give it back.

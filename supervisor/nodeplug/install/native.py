@@ -69,22 +69,18 @@ def compile_one(
         PluginError: the compiler failed or hangs, what it made does not run here, or there is no temporary folder; the
             message has the first words.
     """
-    try:
-        return _compiled(flex=flex, socket=socket, spool=spool, source=source, cache=cache)
-    except OSError as error:  # such as a root without a writable /tmp, or a compiler that is being removed
-        raise PluginError(f"the entrypoint cannot be compiled: {error}") from error
-
-
-def _compiled(*, flex: bool, socket: Path | str, spool: Path | str, source: Path | None, cache: Path | None) -> bytes:
     program = (find_scripts() if source is None else source) / SOURCE
     if not program.is_file():
         raise NotFound(f"there is no {program}; reinstall nodeplug")
     command = [*compiler(), *_OPTIONS, f"-DFLEX={int(flex)}"]
     command += [f"-DSOCKET={_literal(socket)}", f"-DSPOOL={_literal(spool)}"]
-    kept = cache and cache / f"{'flex' if flex else 'cni'}-{_digest(program, command)}"
-    if kept and kept.is_file() and is_ours(data := content(kept)):
-        return data
-    made = _compile(command, program)
+    try:
+        kept = cache and cache / f"{'flex' if flex else 'cni'}-{_digest(program, command)}"
+        if kept and kept.is_file() and is_ours(data := content(kept)):
+            return data
+        made = _compile(command, program)
+    except OSError as error:  # such as a root without a writable /tmp, or a compiler that is being removed
+        raise PluginError(f"the entrypoint cannot be compiled: {error}") from error
     if kept:
         _keep(kept, made)
     return made

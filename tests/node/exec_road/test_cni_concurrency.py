@@ -191,10 +191,10 @@ def test_an_add_whose_caller_ended_while_it_waited_for_its_turn_is_not_begun(roa
             assert second.stdin is not None
             second.stdin.write(json.dumps(CONFIG).encode())
             second.stdin.close()
-            wait_until(lambda: admission.queued == 1)
+            wait_until(lambda: len(admission._queue) == 1)
             second.kill()
         third = pool.submit(road.call, "test", env("ADD", CNI_CONTAINERID="c3"), CONFIG)
-        wait_until(lambda: admission.queued == 2)
+        wait_until(lambda: len(admission._queue) == 2)
         release.set()
         assert (first.result().status, third.result().status) == (0, 0)
     assert [request.container_id for request in plugin.requests] == ["c1", "c3"]

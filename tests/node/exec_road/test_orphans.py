@@ -258,7 +258,7 @@ def test_a_container_that_is_being_attached_anew_is_not_ended(
             plugin.at_add = lambda: None
             looking = pool.submit(look, road)
             end = time.monotonic() + 30
-            while road.admission.running < 2:  # the DEL has its place, and waits for the ADD
+            while len(road.admission._inside) < 2:  # the DEL has its place, and waits for the ADD
                 assert time.monotonic() < end
                 time.sleep(0.01)
         finally:

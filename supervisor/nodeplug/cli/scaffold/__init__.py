@@ -59,22 +59,14 @@ class Names:
                 f"{_LONGEST} characters at most, such as usb-camera"
             )
         names = cls(name, _PREFIX + name, (_PREFIX + name).replace("-", "_"), _class_name(name))
-        names.require_free()
-        return names
-
-    def require_free(self) -> None:
-        """Check that no package and no plugin of this environment has the names.
-
-        Raises:
-            InvalidRequest: one has.
-        """
-        spec = find_spec(self.package)
+        spec = find_spec(names.package)
         if spec is not None:
-            raise InvalidRequest(f"there is a module {self.package} already, {spec.origin}; choose another name")
-        point = installed().get(self.name)
+            raise InvalidRequest(f"there is a module {names.package} already, {spec.origin}; choose another name")
+        point = installed().get(names.name)
         if point is not None:
             origin = point.dist.name if point.dist is not None else point.value
-            raise InvalidRequest(f"{origin} has a plugin {self.name!r} already; choose another name")
+            raise InvalidRequest(f"{origin} has a plugin {names.name!r} already; choose another name")
+        return names
 
 
 def _class_name(name: str) -> str:
