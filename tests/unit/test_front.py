@@ -1,6 +1,7 @@
 """What every front does with every request: it tells its end once, logs a failure once, and gives its error the id."""
 
 import asyncio
+import json
 import logging
 from collections.abc import Awaitable
 from dataclasses import dataclass, field
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from nodeplug.cni import codec
 from nodeplug.contract.errors import DelegateFailed, NotSupported, PluginError
 from nodeplug.hosting.call import Call
 from nodeplug.hosting.front import Front
@@ -93,6 +95,13 @@ def test_a_secret_is_masked_before_a_long_text_is_cut(served: Served) -> None:
     failure = PluginError("a" * 4090 + "hunter2" * 2)
     error = served(raising(failure), mask=lambda text: text.replace("hunter2", "***"))
     assert "hun" not in error.message
+
+
+def test_a_long_text_is_cut_once_and_says_how_much_is_missing(served: Served) -> None:
+    error = served(raising(PluginError("a" * 5000, details="b" * 5000)))
+    document = json.loads(codec.encode_error(error))
+    assert document["msg"] == "a" * 4096 + " ...[904 more characters]"
+    assert document["details"] == "b" * 4096 + f" ...[904 more characters]; request {error.request}"
 
 
 def test_a_reason_that_a_caller_asks_for_again_and_again_is_logged_once_under_its_first_id(

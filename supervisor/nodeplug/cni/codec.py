@@ -25,7 +25,6 @@ from nodeplug.contract.errors import (
     InvalidRequest,
     PluginError,
     Undecodable,
-    clip,
     wire,
 )
 from nodeplug.contract.netns import Netns
@@ -304,10 +303,10 @@ def encode_error(error: PluginError, version: str = "") -> bytes:
         version: of the configuration; left out when it is not one that is served.
     """
     document: dict[str, Any] = {"cniVersion": version} if version in VERSIONS else {}
-    document |= {"code": wire(error).cni, "msg": clip(error.message)}
+    document |= {"code": wire(error).cni, "msg": error.message}
     known = not error.request or error.request in document["msg"] + error.details
     mention = "" if known else f"request {error.request}"
-    details = "; ".join(filter(None, (clip(error.details), mention)))
+    details = "; ".join(filter(None, (error.details, mention)))
     if details:
         document["details"] = details
     return json.dumps(document).encode() + b"\n"
