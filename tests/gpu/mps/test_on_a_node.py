@@ -20,11 +20,12 @@ ROOT = Path(__file__).parents[3]
 SUPERVISOR = 'listen = ""\ndevice_poll = "200ms"\npodresources_poll = "200ms"'
 
 
-def section(driver_root: Path, mps: str = "mps = {}\n") -> str:
+def section(driver_root: Path, mps: str = "mps = {}\n", name: str = "gpu") -> str:
     return (
-        f'[plugins.gpu.config]\ndriver = "simulated"\npoll = "50ms"\ndriver_root = "{driver_root}"\n'
+        f'[plugins.{name}]\nuses = "gpu"\n'
+        f'[plugins.{name}.config]\ndriver = "simulated"\npoll = "50ms"\ndriver_root = "{driver_root}"\n'
         'simulated = [{ memory = "8Gi" }]\n'
-        f'[[plugins.gpu.config.resources]]\nsharing = "memory"\n{mps}'
+        f'[[plugins.{name}.config.resources]]\nsharing = "memory"\n{mps}'
     )
 
 
@@ -93,5 +94,32 @@ def test_memory_stays_mounted_while_a_pod_holds_the_card_that_is_shared_without_
         await kubelet.until(lambda: "under its former limits (MPS)" in node.log)
         await asyncio.sleep(0.5)  # ten looks
         assert given.is_mount()
+
+    run(story, node)
+
+
+def test_pods_share_memory_and_daemon_while_their_section_is_renamed_and_named_back(
+    node: ScratchNode, driver_root: Path
+) -> None:
+    async def story(kubelet: Kubelet) -> None:
+        (await shm_of(kubelet, "gpu") / "of-the-first").touch()
+        for turn, name in enumerate(("cards", "gpus", "gpu")):
+            node.configure(section(driver_root, name=name))
+            await kubelet.until(lambda name=name, turn=turn: node.log.count(f"plugin {name} runs") > (turn == 2))  # type: ignore[misc]
+            await kubelet.until_allocatable(MEM, 8)
+            if name != "gpu":
+                assert (await shm_of(kubelet, name) / "of-the-first").exists()
+        assert mounted(node) == ["log", "shm"]
+
+    run(story, node)
+
+
+def test_nothing_stays_mounted_when_mps_is_switched_off_in_a_section_of_another_name(
+    node: ScratchNode, driver_root: Path
+) -> None:
+    async def story(kubelet: Kubelet) -> None:
+        assert mounted(node) == ["log", "shm"]
+        node.configure(section(driver_root, mps="", name="cards"))
+        await kubelet.until(lambda: not mounted(node))
 
     run(story, node)
