@@ -93,8 +93,8 @@ class Lane:
         Raises:
             Unanswered: an earlier one has not, or no thread can be had.
         """
-        if (reason := self.stuck) and not whenever:
-            raise Unanswered(reason)
+        if self._left == 0 and not whenever:
+            raise Unanswered(self.stuck)
         piece: Future[_T] = Future()
         with self._changing:
             if not self._serving:

@@ -60,6 +60,7 @@ class Steps:
         locks: one request at a time for each target and for each volume.
         leave: keeps what cannot be undone wholly now for the time when the driver's plugin runs.
         composition: the request: its route, its hooks, its deadlines.
+        driver: the claim that was called.
     """
 
     ledger: Ledger
@@ -67,11 +68,7 @@ class Steps:
     locks: Locks
     leave: Callable[[Target | Volume], None]
     composition: Composition
-
-    @property
-    def driver(self) -> str:
-        """The claim that was called."""
-        return self.composition.route.claim.name
+    driver: str
 
     # --- which volume
 
@@ -115,20 +112,20 @@ class Steps:
 
     def on_volume(self, hook: str, request: VolumeRequest) -> Any:
         """Call a hook about one volume while nothing else works on that volume."""
-        with self._alone("volume", request.driver, request.volume_id, about=f"{request.driver} {request.volume_id}"):
+        with self._alone("volume", request.driver, request.volume_id):
             return self.composition.hook(hook, request=request)
 
     def detach(self, request: VolumeDetach) -> None:
         """Detach a volume of which the caller knows the name alone."""
-        with self._alone("name", request.driver, request.volume_name, about=f"{request.driver} {request.volume_name}"):
+        with self._alone("name", request.driver, request.volume_name):
             self.composition.hook("volume_detach", request=request)
 
     @contextmanager
-    def _alone(self, *key: str, about: str) -> Iterator[None]:
-        """Work on a target or a volume, when nobody else does; `about` is what the hooks are about meanwhile."""
-        self.composition.call.key = about
+    def _alone(self, kind: str, *key: str, about: str = "") -> Iterator[None]:
+        """Work on a target or a volume, when nobody else does; `about` says it where the key is not fit for people."""
+        self.composition.call.key = about or " ".join(key)
         self.composition.step("the wait for an earlier call", math.inf)
-        with self.locks.held(*key):
+        with self.locks.held(kind, *key):
             self.composition.step(_LOOK)
             yield
 
@@ -142,10 +139,7 @@ class Steps:
             stage: how it is staged in the host's own folder, unless it is; None when that is the caller's matter.
         """
         path, volume_id = wanted.target_path, wanted.volume_id
-        with (
-            self._alone("target", path, about=path),
-            self._alone("volume", self.driver, volume_id, about=f"{self.driver} {volume_id}"),
-        ):
+        with self._alone("target", path), self._alone("volume", self.driver, volume_id):
             volume = self._place(wanted, stage)
             target = Target(wanted.target_path, volume, wanted.read_only)
             standing = self._standing(target)
@@ -220,10 +214,7 @@ class Steps:
     def stage(self, request: VolumeStage) -> None:
         """Stage a volume at a path of the caller's; what fails leaves nothing mounted there."""
         path, volume_id = request.staging_path, request.volume_id
-        with (
-            self._alone("target", path, about=path),
-            self._alone("volume", self.driver, volume_id, about=f"{self.driver} {volume_id}"),
-        ):
+        with self._alone("target", path), self._alone("volume", self.driver, volume_id):
             volume = Volume(self.driver, volume_id, path)
             try:
                 self._stage(volume, request)
@@ -265,7 +256,7 @@ class Steps:
         Raises:
             NotFound: no record explains the mount, and the path is not trusted.
         """
-        with self._alone("target", path, about=path):
+        with self._alone("target", path):
             target = self.ledger.target(path)
             if target is None and not trusted:
                 raise NotFound(
@@ -297,7 +288,11 @@ class Steps:
             return
         volume = target.volume
         if self.ledger.owns(volume) and not self.ledger.users(volume, besides=target.path):
-            self._unstage_or_leave(volume, forced=forced)
+            if self.composition.at_rest and self.composition.has("volume_unstage"):
+                LOG.warning("volume %s of %s stays staged: its plugin does not run", volume.volume_id, volume.driver)
+                self.leave(volume)
+            else:
+                self._unstage(volume, forced=forced)
         self.records.forget(target)
 
     def _unpublish(self, target: Target, *, forced: bool = False) -> None:
@@ -312,17 +307,9 @@ class Steps:
         unmount(path)
         self.composition.step(_LOOK)
 
-    def _unstage_or_leave(self, volume: Volume, *, forced: bool) -> None:
-        """Unstage; what a plugin promises to unstage itself waits until it runs (`Volumes.undo_left`)."""
-        if self.composition.at_rest and self.composition.has("volume_unstage"):
-            LOG.warning("volume %s of %s stays staged: its plugin does not run", volume.volume_id, volume.driver)
-            self.leave(volume)
-            return
-        self._unstage(volume, forced=forced)
-
     def unstage(self, path: str) -> None:
         """Undo what was staged at a path of the caller's; succeed when nothing is there."""
-        with self._alone("target", path, about=path):
+        with self._alone("target", path):
             record = self.ledger.staged_at(path)
             volume = record.volume if record is not None else Volume(self.driver, VolumeId(""), path)
             about = f"{volume.driver} {volume.volume_id or path}"
@@ -331,8 +318,7 @@ class Steps:
 
     def unstage_unused(self, volume: Volume) -> None:
         """Unstage a volume of the host's own folder if no pod uses it."""
-        about = f"{volume.driver} {volume.volume_id}"
-        with self._alone("volume", volume.driver, volume.volume_id, about=about):
+        with self._alone("volume", volume.driver, volume.volume_id):
             if self.ledger.owns(volume) and not self.ledger.users(volume):
                 LOG.info("unstaging volume %s of %s: no pod uses it", volume.volume_id, volume.driver)
                 self._unstage(volume)

@@ -9,7 +9,6 @@ directory of a staged volume belongs to that volume.
 import hashlib
 import hmac
 import os
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -143,19 +142,20 @@ class Ledger:
 
     def target(self, path: str) -> Target | None:
         """Return the record of a target; one of another boot counts as none, for its mount is gone."""
-        return self._as_target(self.journal.read(f"target {path}"))
+        found = self._record(self.journal.read(f"target {path}"))
+        return found if isinstance(found, Target) else None
 
     def targets(self) -> list[Target]:
         """Return all records of targets of this boot."""
-        found = (self._as_target(entry) for entry in self.journal.entries())
-        return [target for target in found if target is not None]
+        return [one for one in map(self._record, self.journal.entries()) if isinstance(one, Target)]
 
     def infer_target(self, driver: str, path: str) -> Target | None:
         """Tell from mountinfo alone what is mounted at a path; None when nothing is."""
         mount = mounted_at(path)
         if mount is None:
             return None
-        for volume in self._mounted_volumes(driver):
+        recorded = [staged.volume for staged in self.all_staged() if staged.volume.driver == driver]
+        for volume in recorded + self._folders(driver):
             staged = mounted_at(volume.staging_path)
             if staged is not None and _shows(mount, staged):
                 return Target(path, volume, mount.read_only, PUBLISHED)
@@ -173,12 +173,12 @@ class Ledger:
 
     def staged(self, driver: str, volume_id: VolumeId) -> Staged | None:
         """Return the record of a volume of this boot."""
-        return self._as_staged(self.journal.read(f"volume {driver} {volume_id}"))
+        found = self._record(self.journal.read(f"volume {driver} {volume_id}"))
+        return found if isinstance(found, Staged) else None
 
     def all_staged(self) -> list[Staged]:
         """Return all records of volumes of this boot."""
-        found = (self._as_staged(entry) for entry in self.journal.entries())
-        return [staged for staged in found if staged is not None]
+        return [one for one in map(self._record, self.journal.entries()) if isinstance(one, Staged)]
 
     def staged_at(self, path: str) -> Staged | None:
         """Return the record of the volume that is staged at a path."""
@@ -234,12 +234,13 @@ class Ledger:
             }
         return mine - {_resolved(besides)} if besides else mine
 
-    def stray_volumes(self) -> list[Volume]:
-        """Return what lies in the staging folder without a record."""
-        known = {staged.volume.staging_path for staged in self.all_staged()}
+    def all_volumes(self) -> list[Volume]:
+        """Return all that is staged: what has a record, and what lies in the staging folder without one."""
+        recorded = [staged.volume for staged in self.all_staged()]
+        known = {volume.staging_path for volume in recorded}
         drivers = sorted(self.folder.iterdir()) if self.folder.is_dir() else []
         found = [volume for driver in drivers for volume in self._folders(unquote(driver.name))]
-        return [volume for volume in found if volume.staging_path not in known]
+        return recorded + [volume for volume in found if volume.staging_path not in known]
 
     def forget_other_boots(self) -> None:
         """Remove the records of another boot: its mounts ended with it."""
@@ -249,24 +250,19 @@ class Ledger:
 
     # --- reading
 
-    def _as_target(self, entry: Entry | None) -> Target | None:
-        if entry is None or not entry.key.startswith("target ") or self.journal.is_stale(entry):
+    def _record(self, entry: Entry | None) -> Record | None:
+        """Return what an entry says; None for one that is damaged, or of another boot."""
+        if entry is None or self.journal.is_stale(entry):
             return None
-        volume = _as_volume(entry.data)
-        path = entry.data.get("path")
-        if volume is None or not isinstance(path, str):
+        driver, volume_id, staging_path, path = map(entry.data.get, ("driver", "volume_id", "staging_path", "path"))
+        if not (isinstance(driver, str) and isinstance(volume_id, str) and isinstance(staging_path, str)):
+            return None
+        volume = Volume(driver, VolumeId(volume_id), staging_path)
+        if entry.key.startswith("volume "):
+            return Staged(volume, entry.phase, str(entry.data.get("fs_type", "")))
+        if not entry.key.startswith("target ") or not isinstance(path, str):
             return None
         return Target(path, volume, bool(entry.data.get("read_only")), entry.phase)
-
-    def _as_staged(self, entry: Entry | None) -> Staged | None:
-        if entry is None or not entry.key.startswith("volume ") or self.journal.is_stale(entry):
-            return None
-        volume = _as_volume(entry.data)
-        return None if volume is None else Staged(volume, entry.phase, str(entry.data.get("fs_type", "")))
-
-    def _mounted_volumes(self, driver: str) -> list[Volume]:
-        recorded = [staged.volume for staged in self.all_staged() if staged.volume.driver == driver]
-        return recorded + self._folders(driver)
 
     def _folders(self, driver: str) -> list[Volume]:
         folder = self.folder / file_name(driver)
@@ -323,13 +319,6 @@ def check_staged(volume: Volume, plugin: str) -> None:
     """
     if mounted_at(volume.staging_path) is None:
         raise PluginError(f"plugin {plugin!r} mounted nothing at its staging path {volume.staging_path!r}")
-
-
-def _as_volume(data: Mapping[str, Any]) -> Volume | None:
-    parts = [data.get("driver"), data.get("volume_id"), data.get("staging_path")]
-    if not all(isinstance(part, str) for part in parts):
-        return None
-    return Volume(str(parts[0]), VolumeId(str(parts[1])), str(parts[2]))
 
 
 def _same(one: Volume, other: Volume) -> bool:

@@ -74,7 +74,7 @@ class Volumes:
             PluginError: what the steps raised.
         """
         composition = Composition(self.runner, route, call)
-        steps = Steps(self.ledger, self.records, self._locks, self.leave, composition)
+        steps = Steps(self.ledger, self.records, self._locks, self.leave, composition, route.claim.name)
         return await composition.run(lambda _: work(steps))
 
     async def recover(self, registry: Registry) -> None:
@@ -87,7 +87,7 @@ class Volumes:
             for target in await aside(self._settle, "volumes: recover"):
                 LOG.warning("%s was half mounted or unmounted for %s at the end", target.path, target.volume.driver)
                 await self._undo(registry, target)
-            for volume in await aside(self._staged, "volumes: recover"):
+            for volume in await aside(self.ledger.all_volumes, "volumes: recover"):
                 await self._undo(registry, volume)
         except (PluginError, OSError) as error:
             LOG.error("volumes stay as they are, for their records cannot be used: %s", error)
@@ -139,10 +139,6 @@ class Volumes:
             elif target.phase == led.PUBLISHING:
                 self.records.note(replace(target, phase=led.PUBLISHED))
         return halfway
-
-    def _staged(self) -> list[Volume]:
-        """Return all that is staged, with or without a record."""
-        return [staged.volume for staged in self.ledger.all_staged()] + self.ledger.stray_volumes()
 
 
 def _undo(steps: Steps, remainder: Target | Volume) -> None:
