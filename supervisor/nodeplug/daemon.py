@@ -11,7 +11,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -181,12 +181,15 @@ class Daemon:
         return Endpoints(address, self._metrics.registry, lambda: self._readiness, self._liveness)
 
     async def _serve(self, group: asyncio.TaskGroup, server: ExecServer) -> None:
-        started = group.create_task(self._start_plugins(), name="start plugins")
+        started = group.create_task(self._lifecycle.apply(self._configuration.plugins), name="start plugins")
         await until(started, self._stop, START_PATIENCE)
         replay, installation = await self._recover(group)
-        background = [replay, *self._background(group, server, [started, installation])]
+        tasks = self._background(server, [started, installation]).items()
+        background = [started, replay, installation, *(group.create_task(task, name=name) for name, task in tasks)]
         await self._sample()
-        self._ready()
+        tuning.settle()
+        notify.ready()
+        LOG.info("serving %d plugins at %s", len(self._registry.plugins), self._paths.exec_socket)
         await self._stop.wait()
         notify.stopping()
         # The socket answers until the end: callers are told, and ask again.
@@ -196,9 +199,10 @@ class Daemon:
             task.cancel()
 
     def _background(
-        self, group: asyncio.TaskGroup, server: ExecServer, first: list[asyncio.Task[None]]
-    ) -> list[asyncio.Task[None]]:
-        tasks = {
+        self, server: ExecServer, first: "list[asyncio.Task[Any]]"
+    ) -> Mapping[str, Coroutine[Any, Any, None]]:
+        """Return what runs until the end, by name; configurations are read again once the `first` tasks have ended."""
+        return {
             "watchdog": notify.keep_alive(),
             "exec socket": server.serve(),
             "keep the exec socket": server.keep_listening(),
@@ -212,20 +216,12 @@ class Daemon:
             "health": _every(HEALTH_INTERVAL, self._lifecycle.check_health),
             "metrics": _every(METRICS_INTERVAL, self._reports.measure),
             "configuration": self._reload(first),
-            "watch the configuration": watch(
-                self._config_path,
-                self._reloader.reading.folder,
-                self._reloader.notice,
-            ),
+            "watch the configuration": watch(self._config_path, self._reloader.reading.folder, self._reloader.notice),
         }
-        return [*first, *(group.create_task(task, name=name) for name, task in tasks.items())]
 
-    async def _reload(self, first: list[asyncio.Task[None]]) -> None:
+    async def _reload(self, first: "list[asyncio.Task[Any]]") -> None:
         await asyncio.wait(first)
         await self._reloader.run()
-
-    async def _start_plugins(self) -> None:
-        await self._lifecycle.apply(self._configuration.plugins)
 
     async def _recover(self, group: asyncio.TaskGroup) -> tuple[asyncio.Task[None], asyncio.Task[None]]:
         """Finish what a killed predecessor began, before anybody can ask for more.
@@ -245,11 +241,6 @@ class Daemon:
         except TryAgain as error:
             LOG.warning("kubelet probes the volume drivers later: %s", error)
         return replay, installing
-
-    def _ready(self) -> None:
-        tuning.settle()
-        notify.ready()
-        LOG.info("serving %d plugins at %s", len(self._registry.plugins), self._paths.exec_socket)
 
     # --- what plugins are given ---------------------------------------------------------------------------------
 
@@ -344,14 +335,13 @@ class Daemon:
         """Return the part of the status that needs no disk."""
         statuses = self._resources.status()
         reasons = status.unready(self._registry.slots.values(), statuses)
-        if self._reloader.error:
-            reasons["configuration"] = self._reloader.error
-        if self._keeper.problem:
-            reasons["entrypoints"] = self._keeper.problem
-        if self._disk.reason:
-            reasons["state folder"] = self._disk.reason
-        if self._spool.trouble:
-            reasons["deferred DELs"] = self._spool.trouble
+        parts = {
+            "configuration": self._reloader.error,
+            "entrypoints": self._keeper.problem,
+            "state folder": self._disk.reason,
+            "deferred DELs": self._spool.trouble,
+        }
+        reasons |= {part: reason for part, reason in parts.items() if reason}
         return {
             "ready": not reasons,
             "reasons": reasons,

@@ -272,9 +272,9 @@ def systemd(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
         yield peer
 
 
-def test_ready_arrives_with_its_status(systemd: socket.socket) -> None:
-    assert notify.ready("serving 3 plugins")
-    assert systemd.recv(1000) == b"READY=1\nSTATUS=serving 3 plugins"
+def test_ready_arrives(systemd: socket.socket) -> None:
+    assert notify.ready()
+    assert systemd.recv(1000) == b"READY=1"
 
 
 def test_reloading_carries_the_clock(systemd: socket.socket) -> None:
@@ -289,11 +289,6 @@ def test_stopping_arrives(systemd: socket.socket) -> None:
     assert systemd.recv(1000) == b"STOPPING=1"
 
 
-def test_status_is_one_line(systemd: socket.socket) -> None:
-    assert notify.status("two\nREADY=1")
-    assert systemd.recv(1000) == b"STATUS=two READY=1"
-
-
 @pytest.mark.parametrize("address", ["", "relative", "/nowhere/notify", "@nobody-listens-here"])
 def test_without_a_listener_nothing_happens(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NOTIFY_SOCKET", address)
@@ -301,7 +296,7 @@ def test_without_a_listener_nothing_happens(address: str, monkeypatch: pytest.Mo
 
 
 def test_full_socket_does_not_block(systemd: socket.socket) -> None:
-    sent = [notify.status("x" * 1000) for _ in range(2000)]
+    sent = [notify.send("STATUS=" + "x" * 1000) for _ in range(2000)]
     assert sent[0]
     assert not sent[-1]
 

@@ -18,7 +18,6 @@ from nodeplug.contract.journal import file_name
 from nodeplug.process.lane import Lane, Unanswered
 
 LOG: Final = logging.getLogger(__name__)
-_PRIVATE: Final = 0o700
 
 
 @dataclass(slots=True)
@@ -43,8 +42,14 @@ class OwnFolders:
         Raises:
             PluginError: a folder cannot be made.
         """
+
+        def work() -> None:
+            for folder in (self.paths.run, self.paths.state, self.paths.spool):
+                _make(folder)
+            then()
+
         try:
-            await self._lane.run(lambda: _make([self.paths.run, self.paths.state, self.paths.spool], then))
+            await self._lane.run(work)
         except Unanswered as error:
             LOG.error("starting all the same: %s", error)
 
@@ -55,15 +60,21 @@ class OwnFolders:
             PluginError: one cannot be made.
         """
         state, run = self._of(plugin)
-        make_folder(state)
-        make_folder(run)
+        _make(state)
+        _make(run)
         return state, run
 
     async def keep(self, plugins: Iterable[str]) -> None:
         """Make the plugins' folders again when somebody has removed them: they were promised to exist."""
         folders = [folder for name in plugins for folder in self._of(name)]
+
+        def work() -> None:
+            for folder in folders:
+                with suppress(PluginError):  # a plugin that writes there gets the error, and says it better
+                    _make(folder)
+
         with suppress(Unanswered):  # the disk is frozen, and says so itself (`StateDisk`)
-            await self._lane.run(lambda: _make_again(folders))
+            await self._lane.run(work)
 
     def others(self, present: Iterable[str]) -> list[str]:
         """Name, as the files are, the sections that have something here and are not present. May block.
@@ -80,26 +91,10 @@ class OwnFolders:
         return state, run
 
 
-def make_folder(folder: Path) -> None:
-    """Make a folder for root alone, unless it exists. May block.
-
-    Raises:
-        PluginError: it cannot be made.
-    """
+def _make(folder: Path) -> None:
+    """Make a folder for root alone, unless it exists. May block."""
     try:
         if not folder.is_dir():
-            folder.mkdir(mode=_PRIVATE, parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise PluginError(f"cannot make the folder {folder}: {error.strerror}; make its parent writable") from error
-
-
-def _make(folders: Iterable[Path], then: Callable[[], None]) -> None:
-    for folder in folders:
-        make_folder(folder)
-    then()
-
-
-def _make_again(folders: Iterable[Path]) -> None:
-    for folder in folders:
-        with suppress(PluginError):  # a plugin that writes there gets the error, and says it better
-            make_folder(folder)

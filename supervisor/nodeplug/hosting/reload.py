@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from nodeplug.config import Configuration, Reading
+from nodeplug.config import Reading
 from nodeplug.hosting.lifecycle import Lifecycle
 from nodeplug.hosting.registry import Difference
 from nodeplug.process import notify
@@ -120,11 +120,6 @@ class Reloader:
         else:
             LOG.info("configuration reloaded: %s", changes)
         self.count(outcome)
-
-    @property
-    def configuration(self) -> Configuration:
-        """What is in force; its `[supervisor]` is that of the start."""
-        return self.reading.configuration
 
 
 def _outcome(changes: Difference, refused: list[str]) -> str:

@@ -29,9 +29,9 @@ def send(*assignments: str) -> bool:
     return True
 
 
-def ready(status: str = "") -> bool:
+def ready() -> bool:
     """Say that the daemon serves: after its start and after each reload."""
-    return send("READY=1", *([f"STATUS={_line(status)}"] if status else []))
+    return send("READY=1")
 
 
 def reloading() -> bool:
@@ -61,12 +61,3 @@ async def keep_alive() -> None:
     while interval:
         send("WATCHDOG=1")
         await asyncio.sleep(interval)
-
-
-def status(text: str) -> bool:
-    """Show one line in `systemctl status`."""
-    return send(f"STATUS={_line(text)}")
-
-
-def _line(text: str) -> str:
-    return " ".join(text.split())
