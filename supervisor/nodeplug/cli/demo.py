@@ -279,10 +279,6 @@ def leftovers(difference: list[str], folder: Path) -> list[str]:
 
     By design stay: the bridge with its addresses, its nftables table without an address of a pod, the allocator's own
     two files.
-
-    Args:
-        difference: of two inventories.
-        folder: the demo's own.
     """
     kept = re.compile(
         r"\+ (link nodeplug0|address \S+ on nodeplug0|nft (table|chain|rule|set) nodeplug_masquerade.*"

@@ -93,12 +93,7 @@ class Listing:
 
 @dataclass(frozen=True, slots=True)
 class Paragraph:
-    """Sentences in their styles; what does not fit into a line goes on in the next one, two columns further right.
-
-    Attributes:
-        parts: texts with their styles.
-        indent: columns that stay empty on the left.
-    """
+    """Sentences in their styles; what does not fit into a line goes on in the next one, two columns further right."""
 
     parts: Sequence[tuple[str, str]] = field(default_factory=list)
     indent: int = 0

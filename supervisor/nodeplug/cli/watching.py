@@ -32,11 +32,6 @@ def watch(ask: Callable[[], Mapping[str, Any]], seconds: float, *, as_json: bool
 
     On a terminal the screen is drawn anew; into a pipe each answer follows the one before, as JSON one per line.
 
-    Args:
-        ask: returns the daemon's answer.
-        seconds: the pause between two answers.
-        as_json: print for programs.
-
     Returns:
         The exit status of the last answer.
     """

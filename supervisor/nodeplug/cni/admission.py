@@ -90,12 +90,7 @@ class Admission:
 
     @asynccontextmanager
     async def enter(self, verb: str, network: str, claim: str = "") -> AsyncIterator[None]:
-        """Wait for a place, hold it, and give it back.
-
-        Args:
-            verb: CNI_COMMAND.
-            network: the name of the network.
-            claim: the plugin's, as it is executed.
+        """Wait for a place for a verb in a network of a plugin, hold it, and give it back.
 
         Raises:
             TryAgain: too many wait already, or the wait took too long.

@@ -64,9 +64,7 @@ VERBS: Final[Mapping[str, Verb]] = {
 def decode(frame: Frame, namespaces: Sequence[Netns]) -> CniRequest:
     """Read one call of any verb but VERSION.
 
-    Args:
-        frame: what the entrypoint script sent.
-        namespaces: the caller's own, then that of CNI_NETNS if it could be opened.
+    The namespaces are the caller's own, then that of CNI_NETNS if it could be opened.
 
     Returns:
         The request value of the verb.

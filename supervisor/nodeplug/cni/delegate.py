@@ -66,12 +66,7 @@ class Delegation:
     visiting: Callable[[Route], AbstractContextManager[Route]] = nullcontext
 
     def __call__(self, request: CniRequest, plugin_type: str, config: Mapping[str, Any]) -> CniResult | None:
-        """Run one delegate.
-
-        Args:
-            request: the request being served.
-            plugin_type: the delegate's name.
-            config: what the delegate reads.
+        """Run the delegate of a name, which reads this configuration, for the request that is served.
 
         Returns:
             The result of ADD, None for every other verb.

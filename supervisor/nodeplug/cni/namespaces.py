@@ -30,9 +30,7 @@ def reopen(frame: Frame, host: Identity = UNKNOWN) -> tuple[Netns, ...]:
     A path that leads elsewhere by now counts as gone: the process of `/proc/<pid>/ns/net` may be another's, and the
     host namespace would be refused again and again.
 
-    Args:
-        frame: the call.
-        host: the host namespace of its ADD.
+    `host` is the host namespace of the ADD.
 
     Returns:
         The host namespace, and the container's if it is still there.

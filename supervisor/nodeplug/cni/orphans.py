@@ -35,16 +35,7 @@ _LAST_RETRY: Final = 300.0
 
 @dataclass(slots=True)
 class Orphans:
-    """Ends attachments that nobody else does. Used only from the event loop.
-
-    Attributes:
-        registry: who serves which claim.
-        runner: calls hooks.
-        records: what has been made.
-        admission: how many calls run at once.
-        poll: seconds between two looks.
-        retry: seconds after which a DEL that failed is tried again at first; twice as many each time.
-    """
+    """Ends attachments that nobody else does; a DEL that fails again after `retry` seconds, then twice as many."""
 
     registry: Registry
     runner: Runner

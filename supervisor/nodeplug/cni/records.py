@@ -23,11 +23,7 @@ _AGAIN: Final = 0.5
 
 @dataclass(slots=True)
 class Records:
-    """The records of one folder. Used only from the event loop, but for `is_unsettled`.
-
-    Attributes:
-        attachments: the files.
-    """
+    """The records of one folder. Used from the event loop alone, but for `is_unsettled`."""
 
     attachments: Attachments
     _lane: Lane = field(default_factory=lambda: Lane("the folder of attachment records"))

@@ -130,10 +130,6 @@ def _str(address: object | None) -> str | None:
 def decode(document: Any, version: str) -> CniResult:
     """Read a result in the form of one version; keys match without regard to case, as Go's do.
 
-    Args:
-        document: decoded JSON.
-        version: of the configuration that the result belongs to.
-
     Raises:
         IncompatibleVersion: the result says that it has a version of another family.
         Undecodable: a value has the wrong type; the message names it.

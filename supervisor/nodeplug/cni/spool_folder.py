@@ -60,11 +60,7 @@ class Sight:
 def look(folder: Path, known: frozenset[str], done: frozenset[str], unreadable: Mapping[str, str]) -> Sight:
     """Learn what is in the folder, remove what is done, and set aside what is not a DEL.
 
-    Args:
-        folder: where the entrypoints write; it may be absent.
-        known: the names of files whose frames are known already.
-        done: the names of files whose DEL is done.
-        unreadable: as in an earlier `Sight`: what was said of these is not said again.
+    What an earlier `Sight` said of `unreadable` files is not said again; the folder may be absent.
     """
     sight = Sight()
     try:

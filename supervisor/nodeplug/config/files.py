@@ -51,13 +51,7 @@ class Unreadable(PluginError):
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One file that was read.
-
-    Attributes:
-        tables: what it says.
-        positions: the line of each key.
-        excess: where it goes beyond our limits, and how.
-    """
+    """One file that was read: what it says, the line of each key, and where and how it goes beyond our limits."""
 
     path: Path
     mark: Mark
@@ -74,11 +68,7 @@ class Document:
 
 
 def read(path: Path, advice: str = "") -> Document:
-    """Read one file.
-
-    Args:
-        path: of a TOML file.
-        advice: what to do when it does not exist.
+    """Read one TOML file; `advice` says what to do when it does not exist.
 
     Raises:
         Unreadable: it is no file, cannot be read, is too large, or is not TOML.

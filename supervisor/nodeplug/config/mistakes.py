@@ -34,12 +34,7 @@ _PYDANTIC: Final = frozenset(get_args(core_schema.ErrorType))
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
-    """One mistake.
-
-    Attributes:
-        location: of the key, from the validated table.
-        text: what is wrong, to be read after the key.
-    """
+    """What is wrong with one key of the validated table, to be read after the key."""
 
     location: Location
     text: str
@@ -99,11 +94,7 @@ def explain(
 ) -> list[Mistake]:
     """Return every mistake that a validation found, in the order of the file, one per key.
 
-    Args:
-        error: what pydantic raised.
-        model: what it validated against.
-        document: what it validated.
-        order: the key to sort locations by. Beyond the first `MOST` a mistake has few words.
+    They are sorted by the `order` of their locations. Beyond the first `MOST` a mistake has few words.
     """
     texts: dict[Location, list[str]] = {}
     found = [(_written(item, document, model), item) for item in error.errors(include_url=False)]

@@ -118,11 +118,7 @@ class Reading:
 
 
 def load(path: Path, root: Path | None = None) -> Configuration:
-    """Read the main file and its drop-ins.
-
-    Args:
-        path: the main file.
-        root: overrides `supervisor.root`.
+    """Read the main file and its drop-ins; `root` overrides `supervisor.root`.
 
     Raises:
         ConfigError: with every mistake that was found.

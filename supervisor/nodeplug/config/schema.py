@@ -14,11 +14,7 @@ from pydantic.json_schema import GenerateJsonSchema
 
 
 def allowed_keys(model: type[BaseModel], location: Sequence[str | int]) -> tuple[str, ...]:
-    """Return the keys that a table of the configuration may have.
-
-    Args:
-        model: the whole model.
-        location: of the wrong key, as in a pydantic error: its last part is the key itself.
+    """Return the keys beside a wrong one: the last part of the location of a pydantic error in the whole model.
 
     Returns:
         The allowed names; empty when the place is no table of a model.

@@ -24,14 +24,7 @@ Look = tuple[tuple[str, int, int, int], ...]
 
 
 async def watch(path: Path, drop_ins: Path | None, changed: Callable[[], None], poll: float = POLL) -> None:
-    """Tell of every change until cancelled.
-
-    Args:
-        path: the main file.
-        drop_ins: the folder of the drop-ins; it may not exist.
-        changed: called after each change, and now and then without one.
-        poll: seconds between two looks.
-    """
+    """Tell of every change, and now and then without one, until cancelled; `drop_ins` may not exist."""
     folders = [path.parent, *([drop_ins] if drop_ins is not None else [])]
     await asyncio.gather(_by_inotify(folders, changed), _by_looking(path, drop_ins, changed, poll))
 

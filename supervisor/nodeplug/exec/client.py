@@ -16,12 +16,7 @@ TIMEOUT: Final = 10.0
 
 
 def ask(path: Path, *argv: str, timeout: float = TIMEOUT) -> dict[str, Any]:
-    """Send one control request and return its answer.
-
-    Args:
-        path: the daemon's exec socket.
-        argv: the request, such as "status".
-        timeout: seconds for each step.
+    """Send one control request, such as "status", and return its answer; the timeout is for each step.
 
     Raises:
         NotReady: no daemon listens there.

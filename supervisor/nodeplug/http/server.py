@@ -102,13 +102,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 class HttpServer:
-    """Serves one application on one listening socket.
-
-    Args:
-        listener: what `listen` returned; the server closes it.
-        application: answers requests, on the loop.
-        bounds: what strangers are granted.
-    """
+    """Serves one application on one listening socket, which it closes at the end."""
 
     def __init__(self, listener: socket.socket, application: Application, bounds: Bounds = Bounds()) -> None:
         self._listener = listener

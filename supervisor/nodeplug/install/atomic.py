@@ -67,13 +67,8 @@ def wait_for_writers(path: Path) -> None:
 def put_file(path: Path, data: bytes, mode: int, report: Report, may_go: Callable[[Path], bool]) -> None:
     """Bring a file to these bytes and this mode.
 
-    Args:
-        path: where.
-        data: its bytes.
-        mode: its permissions, whatever the umask.
-        report: where to note what was done.
-        may_go: whether what stands there and differs may be replaced, asked when the new file is ready: to write and
-            sync those before it took time, in which somebody else's installer may have come.
+    `may_go` says whether what stands there and differs may be replaced. It is asked when the new file is ready: to
+    write and sync that took time, in which somebody else's installer may have come.
 
     Raises:
         ForeignFile: somebody made a file of that name meanwhile.

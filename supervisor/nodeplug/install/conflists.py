@@ -31,12 +31,7 @@ _TIMEOUT: Final = 5.0
 def choose(name: str, data: bytes, paths: Paths, claims: Collection[str], wanted: Wanted = "auto") -> tuple[bytes, str]:
     """Return a list in the version that the node's runtime and the list's plugins understand, and why in that one.
 
-    Args:
-        name: of the file, for the reason.
-        data: the list; what is no list is returned as it is, and refused elsewhere.
-        paths: of the node.
-        claims: the CNI claims that are served: those know every version.
-        wanted: which version.
+    What is no list is returned as it is, and refused elsewhere. Whoever serves `claims` knows every version.
     """
     try:
         document: Any = json.loads(data)

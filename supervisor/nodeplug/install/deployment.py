@@ -74,12 +74,7 @@ class Deployment:
 
 
 def inspect(configuration: Configuration, tell: Callable[[Location, str], str] = told) -> Registry:
-    """Load every enabled plugin far enough to know its claims and hooks; start nothing, write nothing.
-
-    Args:
-        configuration: what enables them.
-        tell: writes a mistake in a section with its file and line.
-    """
+    """Load every enabled plugin far enough to know its claims and hooks; start nothing, write nothing."""
 
     def make_host(name: str) -> Host:
         paths = configuration.supervisor.paths
@@ -161,14 +156,7 @@ def deploy(
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What the loaded plugins ask to be installed.
-
-    Attributes:
-        claims: the names of every CNI claim.
-        names: those that are to be installed.
-        yielded: those that give way to another program of their name.
-        drivers: what each volume driver answers to init, by its name.
-    """
+    """What the loaded plugins ask to be installed: all `claims` but `yielded` ones, whose names others have."""
 
     claims: Sequence[str]
     names: Sequence[str]
@@ -205,10 +193,7 @@ def _record_installed(paths: Paths, record: Mapping[Path, str], claims: Collecti
 def _entrypoints(paths: Paths, native: Native, places: Iterable[Path]) -> tuple[Scripts, str, list[str]]:
     """Make what will be installed, compiled or not, and say why; with a warning if that is a failure.
 
-    Args:
-        paths: of the node.
-        native: whether to compile.
-        places: the folders of the scripts; a compiled program is named by its path, which has to fit.
+    `places` are the folders of the scripts: a compiled program is named by its path, which has to fit.
 
     Raises:
         NotFound: `native` is True and there is no compiler; or the sources are missing.

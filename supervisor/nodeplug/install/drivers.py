@@ -42,8 +42,7 @@ def drivers_in_use(targets: Iterable[str] | None = None) -> frozenset[str]:
     Kubelet has pods at `pods/<uid>/volumes/<vendor~driver>/<name>` and attached volumes at
     `plugins/kubernetes.io/flexvolume/<vendor/driver>/mounts/<name>`.
 
-    Args:
-        targets: mount points, as in `nodeplug.Mount.target`; those of this process's mount namespace when None.
+    Without `targets` (see `nodeplug.Mount.target`) those of this process's mount namespace are meant.
     """
     if targets is None:
         targets = [mount.target for mount in mounts()]

@@ -92,11 +92,7 @@ def install(
 
 
 def uninstall(paths: Paths, *, in_use: Collection[str] = ()) -> Report:
-    """Remove exactly what is ours; succeed when nothing is.
-
-    Args:
-        paths: of the node.
-        in_use: drivers with mounts on this node; they are kept, because kubelet unmounts through them.
+    """Remove exactly what is ours, if anything, but for drivers `in_use`: kubelet unmounts through them.
 
     Raises:
         PluginError: a folder cannot be written.

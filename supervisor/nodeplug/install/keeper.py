@@ -35,14 +35,7 @@ _SECONDS: Final = re.compile(r"\(for \d+ s\)")
 
 @dataclass(slots=True)
 class Keeper:
-    """Looks after the entrypoints. Used from the event loop alone.
-
-    Attributes:
-        registry: whose claims they are.
-        supervisor: the daemon's settings, which never change.
-        drop_ins: the folder of more plugins, which never changes either; None when there is none.
-        reason: why they are of the kind that they are.
-    """
+    """Looks after the entrypoints. Used from the event loop alone. Settings and drop-in folder never change."""
 
     registry: Registry
     supervisor: Supervisor

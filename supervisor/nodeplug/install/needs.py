@@ -37,10 +37,7 @@ def plugin_types(path: Path) -> list[str]:
 def unmet(paths: Paths, claims: Collection[str], told: Container[Path] = ()) -> list[str]:
     """Return, in sentences, what a runtime will look for and not find, if its network is one of ours.
 
-    Args:
-        paths: of the node.
-        claims: the CNI claims that are served.
-        told: paths that somebody has told about already.
+    What somebody has `told` already is left out.
     """
     try:
         first = next(iter(configurations(paths.cni_conf)), None)

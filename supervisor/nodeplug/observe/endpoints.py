@@ -31,14 +31,7 @@ _PATIENCE: Final = 8.0
 
 
 class Endpoints:
-    """Listens from the start, and answers between `start` and `stop`.
-
-    Args:
-        address: `host:port`; port 0 takes a free one.
-        registry: what `/metrics` shows.
-        readiness: asked by `/readyz`.
-        liveness: asked by `/healthz`.
-        bounds: what strangers are granted.
+    """Listens from the start, and answers between `start` and `stop`. Port 0 takes a free one.
 
     Raises:
         InvalidRequest: the address has another form or names no host.

@@ -96,10 +96,7 @@ class PluginMetrics(Collector):
         registry.register(self)
 
     def take(self, given: Mapping[str, Sequence[Metric]]) -> list[str]:
-        """Make these the metrics of the plugins, by section name; others are forgotten.
-
-        Args:
-            given: what `plain` returned.
+        """Make these, which `plain` returned, the metrics of the plugins, by section name; others are forgotten.
 
         Returns:
             One sentence per metric that is left out.

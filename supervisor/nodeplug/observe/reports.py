@@ -32,13 +32,7 @@ _Measured = tuple[Sequence[Metric], str]
 
 @dataclass(slots=True)
 class Reports:
-    """Asks plugins. Used only from the event loop.
-
-    Attributes:
-        slots: the plugins as they are, by section name.
-        runner: calls their hooks.
-        export: takes the metrics of all plugins and returns what it had to leave out.
-    """
+    """Asks plugins. Used from the event loop alone. `export` takes metrics and returns what it had to leave out."""
 
     slots: Mapping[str, Slot]
     runner: Runner

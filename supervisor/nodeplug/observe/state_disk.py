@@ -25,12 +25,7 @@ _NO_NAMELESS: Final = frozenset({errno.EOPNOTSUPP, errno.EISDIR})
 
 @dataclass(slots=True)
 class StateDisk:
-    """The disk below the state folder. The thread writes, anybody reads: each attribute is one assignment.
-
-    Attributes:
-        folder: the state folder.
-        removals: what waits for the disk.
-    """
+    """The disk below the state folder. The thread writes, anybody reads: each attribute is one assignment."""
 
     folder: Path
     removals: Removals = field(default_factory=Removals)

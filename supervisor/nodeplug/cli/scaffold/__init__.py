@@ -76,12 +76,7 @@ def _class_name(name: str) -> str:
 
 
 def write(style: str, names: Names, folder: Path) -> list[Path]:
-    """Write a package into a folder, which is made.
-
-    Args:
-        style: one of STYLES.
-        names: of the package.
-        folder: empty, or not there yet.
+    """Write a package of one of the STYLES into a folder that is empty or not there yet.
 
     Returns:
         The files, relative to the folder.
