@@ -43,6 +43,20 @@ _BLOCK: Final = re.compile(r"(<!-- generated: (\w+)(?: ([\w.-]+))? -->\n).*?(<!-
 _VALIDATED: Final = {"parse_duration": "duration", "_from_config": "size"}
 _WORDS: Final[Mapping[Any, str]] = {str: "text", bool: "true or false", int: "integer", float: "number", Any: "any"}
 
+_OTHERS = {
+    '`Claim("cni", name)`': "`CniClaim(name)`",
+    '`Claim("device", name)`': "`DeviceClaim(name)`",
+    '`Claim("volume", name)`': "`VolumeClaim(name)`",
+    "`DeviceAllocate(resource, ids, devices)` and other requests by position": "by keyword",
+    '`Device(id, True, "")`, `Grant(env)`, `CniResult((link,), ips)`': "all but the obvious first field by keyword",
+    '`[project.entry-points."nodeplug"]`': '`[project.entry-points."nodeplug.v1"]`',
+    "`volume_attach` that answers the device's path": "`return VolumeAttached(device=path)`",
+    "`VolumeDetach.volume_id`": "`VolumeDetach.volume_name`, which it always was",
+    "`request.options` of detach, unpublish, unstage": "never held anything, and is gone",
+    "`fold(request.config)`, then looking for keys": "`request.parse(Model)`; `fold` stays",
+}
+"""What else changed between the contract before version 1 and that of version 1, as one writes it."""
+
 
 def main(folder: Path) -> None:
     """Bring every page of a folder up to date."""
@@ -235,7 +249,7 @@ def _before() -> str:
     names = [(f"`{name}`", said) for name, said in before.NAMES.items()]
     arguments = [(f"`{hook}(self, {argument})`", said) for (hook, argument), said in before.ARGUMENTS.items()]
     hooks = [(f"`{hook}`", said) for hook, said in before.HOOKS.items()]
-    rows = [f"| {old} | {new} |" for old, new in [*before.OTHERS.items(), *hooks, *arguments, *names]]
+    rows = [f"| {old} | {new} |" for old, new in [*_OTHERS.items(), *hooks, *arguments, *names]]
     return "\n".join(["| before | since version 1 |", "|---|---|", *rows])
 
 

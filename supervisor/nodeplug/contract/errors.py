@@ -6,7 +6,6 @@ Refuses: I/O, logging, knowledge of any encoder. The codecs look rows up here an
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Final, Literal
 
 __all__ = [
@@ -166,31 +165,29 @@ class Wire:
 
 _OWN: Final = ("nodeplug.hosting.discovery", "nodeplug.process.lane")
 """Modules of the host with further classes of errors."""
-WIRES: Final[Mapping[type[PluginError], Wire]] = MappingProxyType(
-    {
-        PluginError: Wire(999, "INTERNAL"),
-        InvalidRequest: Wire(7, "INVALID_ARGUMENT"),
-        InvalidEnvironment: Wire(4, "INVALID_ARGUMENT"),
-        InvalidNetns: Wire(8, "INVALID_ARGUMENT"),
-        Undecodable: Wire(6, "INVALID_ARGUMENT"),
-        AlreadyExists: Wire(7, "ALREADY_EXISTS"),
-        OutOfRange: Wire(7, "OUT_OF_RANGE"),
-        IncompatibleVersion: Wire(1, "FAILED_PRECONDITION"),
-        NotSupported: Wire(4, "UNIMPLEMENTED", "Not supported"),
-        Exhausted: Wire(11, "RESOURCE_EXHAUSTED"),
-        NotFound: Wire(999, "NOT_FOUND"),
-        InUse: Wire(999, "FAILED_PRECONDITION"),
-        ContainerGone: Wire(3, "NOT_FOUND"),
-        TryAgain: Wire(11, "UNAVAILABLE"),
-        Ending: Wire(11, "UNAVAILABLE"),
-        DeadlineExceeded: Wire(11, "DEADLINE_EXCEEDED"),
-        InProgress: Wire(11, "ABORTED"),
-        Uncertain: Wire(11, "UNAVAILABLE"),
-        NotReady: Wire(50, "UNAVAILABLE"),
-        LimitedConnectivity: Wire(51, "UNAVAILABLE"),
-        DelegateFailed: Wire(999, "INTERNAL"),
-    }
-)
+WIRES: Final[Mapping[type[PluginError], Wire]] = {
+    PluginError: Wire(999, "INTERNAL"),
+    InvalidRequest: Wire(7, "INVALID_ARGUMENT"),
+    InvalidEnvironment: Wire(4, "INVALID_ARGUMENT"),
+    InvalidNetns: Wire(8, "INVALID_ARGUMENT"),
+    Undecodable: Wire(6, "INVALID_ARGUMENT"),
+    AlreadyExists: Wire(7, "ALREADY_EXISTS"),
+    OutOfRange: Wire(7, "OUT_OF_RANGE"),
+    IncompatibleVersion: Wire(1, "FAILED_PRECONDITION"),
+    NotSupported: Wire(4, "UNIMPLEMENTED", "Not supported"),
+    Exhausted: Wire(11, "RESOURCE_EXHAUSTED"),
+    NotFound: Wire(999, "NOT_FOUND"),
+    InUse: Wire(999, "FAILED_PRECONDITION"),
+    ContainerGone: Wire(3, "NOT_FOUND"),
+    TryAgain: Wire(11, "UNAVAILABLE"),
+    Ending: Wire(11, "UNAVAILABLE"),
+    DeadlineExceeded: Wire(11, "DEADLINE_EXCEEDED"),
+    InProgress: Wire(11, "ABORTED"),
+    Uncertain: Wire(11, "UNAVAILABLE"),
+    NotReady: Wire(50, "UNAVAILABLE"),
+    LimitedConnectivity: Wire(51, "UNAVAILABLE"),
+    DelegateFailed: Wire(999, "INTERNAL"),
+}
 
 
 def wire(error: PluginError) -> Wire:

@@ -11,7 +11,7 @@ Every verb must be idempotent: callers repeat calls after a crash, a timeout or 
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType, UnionType
+from types import UnionType
 from typing import Any, Final, NewType, Protocol, cast, get_args, get_origin, get_type_hints
 
 import pluggy
@@ -212,5 +212,5 @@ def _answer_of(hook: Callable[..., Any]) -> Answer:
     return Answer(tuple(map(_class_of, choices)), *items)
 
 
-ANSWERS: Final[Mapping[str, Answer]] = MappingProxyType({name: _answer_of(hook) for name, hook in HOOKS.items()})
+ANSWERS: Final[Mapping[str, Answer]] = {name: _answer_of(hook) for name, hook in HOOKS.items()}
 """What every hook may return, in the order of the contract."""

@@ -49,30 +49,11 @@ _CLEARS: Final = {
 }
 """Their opposites: each clears a flag that an earlier option set."""
 _ELSEWHERE: Final = frozenset(
-    [
-        "auto",
-        "noauto",
-        "user",
-        "nouser",
-        "users",
-        "owner",
-        "group",
-        "nofail",
-        "_netdev",
-        "loop",
-        "bind",
-        "rbind",
-        "move",
-        "remount",
-        "shared",
-        "rshared",
-        "slave",
-        "rslave",
-        "private",
-        "rprivate",
-        "unbindable",
-        "runbindable",
-    ]
+    {
+        *("auto", "noauto", "user", "nouser", "users", "owner", "group", "nofail", "_netdev", "loop"),
+        *("bind", "rbind", "move", "remount", "unbindable", "runbindable"),
+        *("shared", "rshared", "slave", "rslave", "private", "rprivate"),
+    }
 )
 """Words that mount(8) or fstab(5) handle themselves, or that are another operation of mount(2)."""
 _PER_MOUNT: Final = ("nosuid", "nodev", "noexec", "noatime", "nodiratime", "relatime", "nosymfollow")
