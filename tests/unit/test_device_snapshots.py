@@ -49,7 +49,7 @@ def test_waiter_for_a_newer_list_waits() -> None:
         await snapshots.publish(make("a", healthy=False))
         found = await waiter
         assert found is not None
-        assert (found.version, found.healthy) == (2, 0)
+        assert (found.version, [device.healthy for device in found.devices.values()]) == (2, [False])
 
     asyncio.run(story())
 

@@ -8,9 +8,7 @@ from nodeplug.observe import status
 
 
 def units(*devices: Device) -> list[dict[str, Any]]:
-    listed = ResourceStatus(
-        ResourceName("example.com/a"), "a", True, len(devices), len(devices), True, 1, 1, None, "", devices
-    )
+    listed = ResourceStatus(ResourceName("example.com/a"), "a", "", devices, registered=True, listed=True)
     (row,) = status.resources([listed], {}, {})
     return list(row["units"])
 

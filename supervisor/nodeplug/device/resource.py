@@ -32,29 +32,31 @@ class ResourceStatus:
     """How a resource is, for status, metrics and health.
 
     Attributes:
+        error: what is wrong, or empty. A failing `device_list` goes before a failing registration.
+        devices: the present list.
         registered: kubelet has accepted the present registration, and listens.
-        healthy, total: devices of the present list; both 0 before the first.
         listed: there was a first list; nothing is registered before.
         streams: open ListAndWatch streams; 0 while registered means that kubelet does not listen.
         registrations: how many times kubelet accepted.
         socket: the present socket, or None.
         absent: why there is nothing to offer on this node, which is no fault; empty when there is.
-        error: what is wrong, or empty. A failing `device_list` goes before a failing registration.
-        devices: the present list.
     """
 
     resource: ResourceName
     plugin: str
-    registered: bool
-    healthy: int
-    total: int
-    listed: bool
-    streams: int
-    registrations: int
-    socket: Path | None
     error: str
-    devices: tuple[Device, ...]
+    devices: tuple[Device, ...] = ()
+    registered: bool = False
+    listed: bool = False
+    streams: int = 0
+    registrations: int = 0
+    socket: Path | None = None
     absent: str = ""
+
+    @property
+    def healthy(self) -> int:
+        """How many of them are healthy."""
+        return sum(device.healthy for device in self.devices)
 
 
 class ResourceTask:
@@ -133,20 +135,17 @@ class ResourceTask:
     def status(self) -> ResourceStatus:
         """Tell how the resource is."""
         current = self._snapshots.current
-        devices = tuple(current.devices.values()) if current is not None else ()
         server, away = self._registration.server, self._registration.away
         return ResourceStatus(
             resource=self.resource,
             plugin=self.plugin,
             registered=self._registration.registered and not away,
-            healthy=current.healthy if current is not None else 0,
-            total=len(devices),
             listed=current is not None,
             streams=server.streams.open if server is not None else 0,
             registrations=self._registration.registrations,
             socket=server.path if server is not None else None,
             error=self._binding.why or self._list_error or away or self._registration.error,
-            devices=devices,
+            devices=tuple(current.devices.values()) if current is not None else (),
             absent=self._absent,
         )
 

@@ -102,23 +102,7 @@ class Resources(ServedDevices):
 
     def status(self) -> list[ResourceStatus]:
         """Tell how each resource is, by name; one that cannot be served says why."""
-        refused = [_refused(name, plugin, error) for name, (plugin, error) in self._refused.items()]
+        refused = [ResourceStatus(name, plugin, error) for name, (plugin, error) in self._refused.items()]
         return sorted(
             [*refused, *(task.status() for task, _ in self._tasks.values())], key=lambda status: status.resource
         )
-
-
-def _refused(resource: ResourceName, plugin: str, error: str) -> ResourceStatus:
-    return ResourceStatus(
-        resource=resource,
-        plugin=plugin,
-        registered=False,
-        healthy=0,
-        total=0,
-        listed=False,
-        streams=0,
-        registrations=0,
-        socket=None,
-        error=error,
-        devices=(),
-    )

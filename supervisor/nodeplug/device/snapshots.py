@@ -34,11 +34,6 @@ class Snapshot:
     devices: Mapping[DeviceId, Device]
     message: pb.ListAndWatchResponse
 
-    @property
-    def healthy(self) -> int:
-        """How many devices are healthy."""
-        return sum(device.healthy for device in self.devices.values())
-
 
 @dataclass(slots=True)
 class Snapshots:

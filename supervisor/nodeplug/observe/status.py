@@ -70,7 +70,7 @@ def _resource(
         "resource": status.resource,
         "plugin": status.plugin,
         "registered": status.registered,
-        "devices": status.total,
+        "devices": len(status.devices),
         "healthy": status.healthy,
         "allocated": sum(device.id in holders for device in status.devices),
         "unconfirmed": sum(device.id in unconfirmed for device in status.devices),
