@@ -145,12 +145,7 @@ def _all_unhealthy(devices: Sequence[Device]) -> pb.ListAndWatchResponse:
 def decode_allocate(
     resource: ResourceName, request: pb.AllocateRequest, devices: Mapping[DeviceId, Device]
 ) -> tuple[DeviceAllocate, ...]:
-    """Read an Allocate: one value per container (kubelet sends one container per call).
-
-    Args:
-        resource: whose socket the call arrived on.
-        request: kubelet's message.
-        devices: the list that kubelet was told last, by id.
+    """Read an Allocate about the list that kubelet was told last: one value per container (kubelet sends one per call).
 
     Raises:
         InvalidRequest: no container, a container without ids, or an id named twice.

@@ -61,7 +61,6 @@ class _Loss:
     """Why a registration does not hold any more.
 
     Attributes:
-        reason: in words.
         at_once: there is no reason to go slow.
         kubelets: kubelet went, or does not listen; otherwise it was given up here.
     """

@@ -63,10 +63,6 @@ class ResourceTask:
     """One resource of one plugin.
 
     Args:
-        route: the plugin that owns the resource.
-        runner: calls its hooks.
-        folders: kubelet's folders.
-        mode: how to register.
         poll_interval: seconds between two listings when nobody asks for one.
         watch_interval: seconds between two looks at kubelet's socket when no event comes.
         watchdog: seconds without a stream after which a registered resource registers again.

@@ -26,10 +26,7 @@ class Resources(ServedDevices):
     """The device side of the daemon. Used from the event loop alone.
 
     Attributes:
-        runner: calls hooks.
-        folders: kubelet's folders.
         routes: the way to every resource that a loaded plugin claims.
-        mode: how resources register.
         poll_interval: seconds between two listings.
     """
 

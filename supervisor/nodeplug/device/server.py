@@ -54,7 +54,6 @@ class Streams:
     """The open ListAndWatch streams of one server.
 
     Attributes:
-        open: how many.
         changed: called after each change.
         idle: set while none is open.
     """
@@ -85,8 +84,6 @@ class ResourceServer:
 
     Args:
         binding: the plugin that owns the resource, now and after an exchange.
-        runner: calls its hooks.
-        snapshots: the resource's lists.
         path: a fresh socket name.
         lane: all work in the folder of the socket.
         changed: called on the loop after a stream opened or ended and after kubelet's verdict on a registration.

@@ -240,10 +240,6 @@ def capabilities(claim: VolumeClaim, hooks: frozenset[str]) -> dict[str, bool]:
     """Say what `init` tells kubelet about a driver.
 
     All are written out: kubelet's defaults would turn on attach, fsGroup, relabelling and resizing.
-
-    Args:
-        claim: the driver's claim.
-        hooks: the hooks that its plugin implements.
     """
     return {
         "attach": "volume_attach" in hooks,
