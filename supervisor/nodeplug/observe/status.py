@@ -58,28 +58,25 @@ def resources(
     unconfirmed: Mapping[ResourceName, Collection[DeviceId]],
 ) -> list[dict[str, Any]]:
     """Describe every resource, its devices, and who holds them, and of how many that is not confirmed."""
-    return [
-        _resource(status, holders.get(status.resource, {}), unconfirmed.get(status.resource, ())) for status in statuses
-    ]
-
-
-def _resource(
-    status: ResourceStatus, holders: Mapping[DeviceId, Holder], unconfirmed: Collection[DeviceId]
-) -> dict[str, Any]:
-    return {
-        "resource": status.resource,
-        "plugin": status.plugin,
-        "registered": status.registered,
-        "devices": len(status.devices),
-        "healthy": status.healthy,
-        "allocated": sum(device.id in holders for device in status.devices),
-        "unconfirmed": sum(device.id in unconfirmed for device in status.devices),
-        "streams": status.streams,
-        "socket": str(status.socket or ""),
-        "error": clip(status.error),
-        "absent": status.absent,
-        "units": [_unit(device, holders.get(device.id)) for device in status.devices],
-    }
+    rows = []
+    for status in statuses:
+        held, unsure = holders.get(status.resource, {}), unconfirmed.get(status.resource, ())
+        row = {
+            "resource": status.resource,
+            "plugin": status.plugin,
+            "registered": status.registered,
+            "devices": len(status.devices),
+            "healthy": status.healthy,
+            "allocated": sum(device.id in held for device in status.devices),
+            "unconfirmed": sum(device.id in unsure for device in status.devices),
+            "streams": status.streams,
+            "socket": str(status.socket or ""),
+            "error": clip(status.error),
+            "absent": status.absent,
+            "units": [_unit(device, held.get(device.id)) for device in status.devices],
+        }
+        rows.append(row)
+    return rows
 
 
 def _unit(device: Device, holder: Holder | None) -> dict[str, Any]:

@@ -7,8 +7,7 @@ Refuses: protobuf, and PersistentVolume objects.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from nodeplug.contract.values.requests import Request
-from nodeplug.contract.values.volumes import AccessMode, Secrets, VolumeId, VolumeRequest
+from nodeplug.contract.values.volumes import AccessMode, DriverRequest, Secrets, VolumeId, VolumeRequest
 
 __all__ = [
     "ProvisionedVolume",
@@ -28,11 +27,10 @@ Topology = Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VolumeCreate(Request):
+class VolumeCreate(DriverRequest):
     """Create a volume; a repeated call with the same name returns the same volume.
 
     Attributes:
-        driver: the claim, `vendor/driver`.
         name: unique per driver, chosen by the caller.
         size: at least so many bytes; 0 leaves it to the driver.
         limit: at most so many bytes; 0 means no limit.
@@ -46,7 +44,6 @@ class VolumeCreate(Request):
         topology: where it must be usable, the preferred place first; empty means anywhere.
     """
 
-    driver: str
     name: str
     size: int = 0
     limit: int = 0
@@ -91,27 +88,19 @@ class VolumeDelete(VolumeRequest):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VolumeList(Request):
-    """List every volume of the driver that this node can reach.
-
-    Attributes:
-        driver: the claim, `vendor/driver`.
-    """
-
-    driver: str
+class VolumeList(DriverRequest):
+    """List every volume of the driver that this node can reach."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VolumeCapacity(Request):
+class VolumeCapacity(DriverRequest):
     """How many bytes are left for new volumes, all together?
 
     Attributes:
-        driver: the claim, `vendor/driver`.
         parameters: of the StorageClass; empty means any.
         topology: where; empty means anywhere.
     """
 
-    driver: str
     parameters: Mapping[str, str] = field(default_factory=dict)
     topology: Topology = field(default_factory=dict)
 
@@ -132,29 +121,21 @@ class VolumeSnapshot(VolumeRequest):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VolumeSnapshotDelete(Request):
+class VolumeSnapshotDelete(DriverRequest):
     """Delete a snapshot; succeed if it does not exist.
 
     Attributes:
-        driver: the claim, `vendor/driver`.
         snapshot_id: of the snapshot.
         secrets: decoded.
     """
 
-    driver: str
     snapshot_id: str
     secrets: Secrets = field(default_factory=Secrets)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VolumeSnapshotList(Request):
-    """List every snapshot of the driver that this node can reach.
-
-    Attributes:
-        driver: the claim, `vendor/driver`.
-    """
-
-    driver: str
+class VolumeSnapshotList(DriverRequest):
+    """List every snapshot of the driver that this node can reach."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

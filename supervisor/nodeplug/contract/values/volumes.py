@@ -13,6 +13,7 @@ from nodeplug.contract.values.requests import Request
 
 __all__ = [
     "AccessMode",
+    "DriverRequest",
     "Pod",
     "Secrets",
     "VolumeAttach",
@@ -88,28 +89,35 @@ class Pod:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VolumeIdentify(Request):
-    """Which volume do the options mean? Return its id, as a PersistentVolume's `volumeHandle` would be.
+class DriverRequest(Request):
+    """What every request to a driver carries.
 
     Attributes:
         driver: the claim, `vendor/driver`.
-        options: the driver's own options, all strings, without kubelet's keys. CSI calls them volume context.
     """
 
     driver: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VolumeIdentify(DriverRequest):
+    """Which volume do the options mean? Return its id, as a PersistentVolume's `volumeHandle` would be.
+
+    Attributes:
+        options: the driver's own options, all strings, without kubelet's keys. CSI calls them volume context.
+    """
+
     options: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VolumeRequest(Request):
+class VolumeRequest(DriverRequest):
     """What every volume verb carries. Those that undo carry only this and a path: nothing else is kept.
 
     Attributes:
-        driver: the claim, `vendor/driver`.
         volume_id: from `volume_id`, or the digest of the options.
     """
 
-    driver: str
     volume_id: VolumeId
 
 
@@ -149,16 +157,14 @@ class VolumeAttached:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VolumeDetach(Request):
+class VolumeDetach(DriverRequest):
     """Detach a volume from a node.
 
     Attributes:
-        driver: the claim, `vendor/driver`.
         volume_name: kubelet's name for the volume, which FlexVolume passes instead of id and options.
         node: the name of the Node.
     """
 
-    driver: str
     volume_name: str
     node: str
 
