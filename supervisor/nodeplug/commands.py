@@ -109,6 +109,19 @@ def print_json(value: object) -> None:
     print(json.dumps(value, indent=2, ensure_ascii=False))
 
 
+def toml(document: Mapping[str, Any]) -> str:
+    """Write a document as TOML, which cannot say None: that is left out."""
+    import tomli_w
+
+    return tomli_w.dumps(_without_none(document))
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _without_none(inner) for key, inner in value.items() if inner is not None}
+    return [_without_none(inner) for inner in value if inner is not None] if isinstance(value, list | tuple) else value
+
+
 def show_names_as_they_are() -> None:
     """Let names of the kernel and of callers be printed that are bytes and no UTF-8: escaped, in JSON as JSON does."""
     if isinstance(sys.stdout, io.TextIOWrapper):

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from nodeplug.cli.group import say
-from nodeplug.commands import DEFAULT, Config, Json, Root, print_json, show
+from nodeplug.commands import DEFAULT, Config, Json, Root, print_json, show, toml
 from nodeplug.contract.errors import NotReady
 
 
@@ -28,8 +28,6 @@ def check_config(config: Config = DEFAULT, root: Root = None, as_json: Json = Fa
     if as_json:
         print_json({"configuration": examined.document, "problems": examined.problems})
     elif not examined.problems:
-        from nodeplug.config.toml_text import toml
-
         print(f"{toml(examined.document)}\n# ok: {examined.summary}")
     for problem in examined.problems:
         say(f"error: {problem}")

@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from nodeplug.cli.group import read_file
-from nodeplug.commands import console
+from nodeplug.commands import console, toml
 from nodeplug.config import PluginSection, load_drop_in
-from nodeplug.config.toml_text import toml
 from nodeplug.contract.errors import InvalidRequest, NotReady
 from nodeplug.contract.mounts import mounted_at
 from nodeplug.contract.values import Pod, Secrets

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import groupby
+from operator import attrgetter
 from typing import Any, Final
 
 from nodeplug.cni.admission import Admission
@@ -141,17 +142,14 @@ def _orphans(attachments: Iterable[Attachment]) -> list[Attachment]:
     """Return those whose namespace is gone, the newest first."""
     known = [one for one in attachments if one.sighting is not None and one.asked is not None]
     found = [one for one in known if _is_of_earlier_boot(one)]
-    for host, group in groupby(sorted(known, key=_host_of), key=_host_of):
+    host_of = attrgetter("host")
+    for host, group in groupby(sorted(known, key=host_of), key=host_of):
         found += _of_host(host, list(group))
     return sorted(found, key=lambda one: one.time, reverse=True)
 
 
 def _is_of_earlier_boot(attachment: Attachment) -> bool:
     return attachment.sighting is not None and attachment.sighting.boot_id != boot_id()
-
-
-def _host_of(attachment: Attachment) -> Identity:
-    return attachment.host
 
 
 def _of_host(identity: Identity, group: list[Attachment]) -> list[Attachment]:

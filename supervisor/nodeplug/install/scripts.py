@@ -72,25 +72,23 @@ class Scripts:
     flex_program: bytes = b""
 
     @classmethod
-    def render(
-        cls, *, socket: Path | str, spool: Path | str, source: Path | None = None, interpreter: Path | None = None
-    ) -> Self:
+    def render(cls, *, socket: Path | str, spool: Path | str, source: Path | None = None) -> Self:
         """Read both scripts and point them at one daemon.
 
         Args:
             socket: the daemon's socket, as the callers of the scripts (runtime, kubelet) see it.
             spool: the folder for deferred DELs, as they see it.
             source: the folder of the scripts; found by itself when None.
-            interpreter: as the callers see it; `/usr/bin/python3` or this process's own when None.
 
         Raises:
             NotFound: the scripts are not where this installation should have them.
             InvalidRequest: a script or a path cannot be used.
         """
         folder = find_scripts() if source is None else source
-        python = default_interpreter() if interpreter is None else interpreter
         texts = [_read(folder / name) for name in (CNI_SCRIPT, FLEX_SCRIPT)]
-        plain = (render(text, interpreter=python, socket=str(socket), spool=str(spool)) for text in texts)
+        plain = (
+            render(text, interpreter=default_interpreter(), socket=str(socket), spool=str(spool)) for text in texts
+        )
         return cls(*map(compiled_ahead, plain))
 
 

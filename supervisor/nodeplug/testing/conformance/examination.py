@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
-from nodeplug.config.toml_text import toml
+from nodeplug.commands import toml
 from nodeplug.contract.errors import PluginError
 from nodeplug.testing.conformance.rehearsal import Rehearsal, rehearse
 from nodeplug.testing.conformance.report import Style
