@@ -13,6 +13,7 @@ import signal
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
@@ -94,9 +95,11 @@ class Daemon:
 
     def __init__(self, config_path: Path, root: Path | None, reading: Reading) -> None:
         self._config_path = config_path
-        self._configuration = configuration = reading.configuration
+        self._registry = Registry()
+        self._configuration = reading.configuration
+        supervisor, device_routes = self._configuration.supervisor, partial(self._registry.routes, "device")
         self._started = time.monotonic()
-        self._paths = configuration.supervisor.paths
+        self._paths = supervisor.paths
         self._boot_id = read_boot_id()
         self._disk = StateDisk(self._paths.state)
         self._folders = OwnFolders(self._paths)
@@ -105,14 +108,13 @@ class Daemon:
             "attachments": Lane(f"the folder {self._paths.attachments}"),
             "volumes": Lane(f"the state folder {self._paths.state}"),
         }
-        self._registry = Registry()
         self._runner = Runner(self._finished)
         self._resources = Resources(
             self._runner,
             KubeletFolders(self._paths.device_plugins, self._paths.plugins_registry),
-            lambda: self._registry.routes("device"),
-            configuration.supervisor.device_registration,
-            configuration.supervisor.device_poll,
+            device_routes,
+            supervisor.device_registration,
+            supervisor.device_poll,
         )
         self._lifecycle = Lifecycle(self._registry, self._runner, self._make_host, self._resources, reading.places.tell)
         self._attachments = Attachments(self._paths.attachments)
@@ -123,22 +125,22 @@ class Daemon:
             self._runner,
             self._attachments,
             self._spool,
-            Admission(configuration.supervisor.cni_concurrency, configuration.supervisor.cni_waiting),
+            Admission(supervisor.cni_concurrency, supervisor.cni_waiting),
         )
-        self._volumes = Volumes.at(self._runner, self._journal(VOLUMES), self._paths.run / "staging")
+        self._volumes = Volumes(self._runner, self._journal(VOLUMES), self._paths.run / "staging")
         self._flex = FlexService(self._registry, self._runner, self._volumes)
         self._podresources = PodResources(
             self._paths.podresources_socket,
             self._paths.state / "holders.json",
-            lambda: self._registry.routes("device"),
+            device_routes,
             self._runner,
-            configuration.supervisor.podresources_poll,
+            supervisor.podresources_poll,
             checkpoint=self._paths.device_plugins / CHECKPOINT,
         )
         self._metrics, self._recorder = Metrics(version("nodeplug")), Recorder()
         exported = PluginMetrics(self._metrics.registry)
         self._reports = Reports(self._registry.slots, self._runner, exported.take)
-        self._keeper = keeper.Keeper(self._registry, configuration.supervisor, reading.folder)
+        self._keeper = keeper.Keeper(self._registry, supervisor, reading.folder)
         self._reloader = Reloader(
             reading,
             read=lambda before: read(config_path, root, before),

@@ -216,7 +216,6 @@ class Route:
         callers: by hook name; calls the owner and all wrappers. Kept up to date when plugins come and go.
         now: returns the way as it is now: the claim may have got another owner, or its owner another instance. Raises
             what `Registry.route` does.
-        plugin: the owner's section name.
     """
 
     slot: Slot
@@ -224,7 +223,8 @@ class Route:
     callers: Mapping[str, Callable[..., Any]]
     claim: Claim
     now: Callable[[], "Route"] = field(repr=False, compare=False)
-    plugin: str = field(init=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "plugin", self.slot.name)
+    @property
+    def plugin(self) -> str:
+        """The owner's section name."""
+        return self.slot.name

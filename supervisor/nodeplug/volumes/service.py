@@ -9,7 +9,7 @@ whether a claim may be served: a route without callers is one whose hooks cannot
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -35,36 +35,23 @@ LOCK_PATIENCE: Final = 300.0
 _T = TypeVar("_T")
 
 
-@dataclass(slots=True)
 class Volumes:
     """Used from the event loop alone, but for `leave`.
 
-    Attributes:
+    Args:
         runner: calls the hooks.
-        ledger: what is known, and the staging folder.
-        records: writes what is known.
-        known: the secrets of what is mounted.
+        journal: for the records of volumes alone.
+        folder: where volumes are staged; made when needed.
     """
 
-    runner: Runner
-    ledger: Ledger
-    records: Records
-    known: Known = field(default_factory=Known)
-    _locks: Locks = field(default_factory=lambda: Locks(LOCK_PATIENCE))
-    _left: dict[str, set[Target | Volume]] = field(default_factory=dict)
-    _leaving: threading.Lock = field(default_factory=threading.Lock)
-
-    @classmethod
-    def at(cls, runner: Runner, journal: Journal, folder: Path) -> "Volumes":
-        """Build one.
-
-        Args:
-            runner: calls the hooks.
-            journal: for these records alone.
-            folder: where volumes are staged; made when needed.
-        """
-        ledger = Ledger(journal, folder.resolve())
-        return cls(runner, ledger, Records(ledger))
+    def __init__(self, runner: Runner, journal: Journal, folder: Path) -> None:
+        self.ledger = Ledger(journal, folder.resolve())
+        self.known = Known()
+        self._runner = runner
+        self._records = Records(self.ledger)
+        self._locks = Locks(LOCK_PATIENCE)
+        self._left: dict[str, set[Target | Volume]] = {}
+        self._leaving = threading.Lock()
 
     async def run(self, route: Route, call: Call, work: Callable[[Steps], _T]) -> _T:
         """Run the steps of one request, in one thread, as work that outlives its answer.
@@ -73,8 +60,8 @@ class Volumes:
             DeadlineExceeded: a step is overdue; the work is completed or rolled back when that step ends.
             PluginError: what the steps raised.
         """
-        composition = Composition(self.runner, route, call)
-        steps = Steps(self.ledger, self.records, self._locks, self.leave, composition, route.claim.name)
+        composition = Composition(self._runner, route, call)
+        steps = Steps(self.ledger, self._records, self._locks, self.leave, composition, route.claim.name)
         return await composition.run(lambda _: work(steps))
 
     async def recover(self, registry: Registry) -> None:
@@ -133,11 +120,11 @@ class Volumes:
             if mount is None and target.phase == led.UNPUBLISHING:  # the plugin may have more to release
                 halfway.append(target)
             elif mount is None:
-                self.records.forget(target)
+                self._records.forget(target)
             elif target.phase == led.PUBLISHING and target.read_only and not mount.read_only:
                 halfway.append(target)
             elif target.phase == led.PUBLISHING:
-                self.records.note(replace(target, phase=led.PUBLISHED))
+                self._records.note(replace(target, phase=led.PUBLISHED))
         return halfway
 
 

@@ -124,7 +124,7 @@ class Node:
 
     def service(self) -> FlexService:
         runner = Runner()
-        return FlexService(self.registry, runner, Volumes.at(runner, self.journal, self.staging_folder))
+        return FlexService(self.registry, runner, Volumes(runner, self.journal, self.staging_folder))
 
     def path(self, driver: str) -> str:
         return f"{PLUGIN_DIR}/{driver.replace('/', '~')}/{driver.rpartition('/')[2]}"

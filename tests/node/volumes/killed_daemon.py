@@ -61,7 +61,7 @@ def service(area: Path) -> FlexService:
     plugin.start()
     registry, runner = Registry(), Runner()
     registry.load("loopfile", plugin, "tests")
-    return FlexService(registry, runner, Volumes.at(runner, Journal(area / "journal"), area / "staging"))
+    return FlexService(registry, runner, Volumes(runner, Journal(area / "journal"), area / "staging"))
 
 
 def main(area: Path, fatal: int, argv: tuple[str, ...]) -> None:
