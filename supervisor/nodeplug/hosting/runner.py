@@ -12,21 +12,19 @@ stays busy and its descriptors stay open until it really ends, so their numbers 
 """
 
 import asyncio
-import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any
 
 from nodeplug.contract.errors import DeadlineExceeded, PluginError, TryAgain
 from nodeplug.contract.hookspecs import ANSWERS
 from nodeplug.contract.netns import Netns
 from nodeplug.hosting.call import Call, addressed
 from nodeplug.hosting.hook_call import INSIDE, HookCall
-from nodeplug.hosting.slot import OVERDUE_LIMIT, Instance, Route, Slot
+from nodeplug.hosting.slot import Instance, Route
 from nodeplug.hosting.strays import Strays
 
-LOG: Final = logging.getLogger(__name__)
 Hook = Callable[..., Any]
 Way = Route | Instance
 """To the owner of a claim, whoever that is when the call is admitted; or to one instance, for its own life."""
@@ -114,7 +112,7 @@ class Runner:
         around: Callable[[Hook], Hook] = lambda hook: hook,
         start: Callable[[HookCall], None] | None = None,
     ) -> Any:
-        """Call one hook in a thread of its own and wait for its answer.
+        """Call one hook in a thread of its own, wait for its answer, and check it against the contract.
 
         Args:
             route: the plugin that owns the claim; after a reload the call goes to the one that owns it then.
@@ -122,13 +120,9 @@ class Runner:
             call: the request that is being served; `call.key` serialises calls of one plugin.
             arguments: the hook's arguments by name.
             enter: the network namespace in which the thread starts.
-            done: called once, in the thread, when the hook has really ended (closes what the call owns); also called
-                when the hook is never reached.
+            done: closes what the call owns: called once, in the thread, when the hook has ended or is not reached.
             around: what is called instead of the hook, made from the hook of the instance that gets the call.
             start: has `run` called in a thread where nothing else runs meanwhile; None: in a fresh one.
-
-        Returns:
-            What the hook returned, checked against the contract.
 
         Raises:
             DeadlineExceeded: the hook did not end in time; it is still running.
@@ -164,8 +158,8 @@ class Runner:
         call = Call("load", f"plugin:{instance.name}", key=f"loading of {instance.name}")
         seconds = instance.slot.deadline("claims")
         await self._admitted(instance, call.key, seconds)
-        loading = HookCall(instance.name, "load", call, seconds, work, lambda: None, self.strays)
-        return await self._run(instance, loading)
+        begun = HookCall(instance.name, "load", call, seconds, work, lambda: None, self.strays)
+        return await self._run(instance, begun)
 
     async def _call(
         self,
@@ -177,11 +171,8 @@ class Runner:
         start: Callable[[HookCall], None] | None,
     ) -> Any:
         try:
-            if route.slot.overdue and route.slot.quarantined:
-                raise TryAgain(
-                    f"plugin {route.slot.name!r} is quarantined: {OVERDUE_LIMIT} of its calls have not come back; "
-                    "see `nodeplug status` for the calls, and restart the daemon if they never end"
-                )
+            if route.slot.overdue:
+                route.slot.check_quarantine()
             admitted = await self._admitted(route, call.key, route.slot.deadline(hook))
             if hook not in admitted.hooks:
                 raise TryAgain(f"plugin {admitted.slot.name!r} has no {hook} since it was reloaded; ask again")
@@ -212,8 +203,7 @@ class Runner:
 
     async def _run(self, route: Way, begun: HookCall, start: Callable[[HookCall], None] | None = None) -> Any:
         begun.inside[begun.plugin] = route
-        route.slot.calls[begun.key] = begun
-        begun.outcome.add_done_callback(lambda _: _leave(route.slot, begun))
+        route.slot.let_in(begun)
         begun.begin(start)
         # shield: neither the deadline nor a cancelled caller may mark the hook as ended while its thread runs.
         # Not wait_for: before Python 3.12 it swallows a cancellation that comes together with the answer.
@@ -221,29 +211,14 @@ class Runner:
             async with asyncio.timeout(begun.seconds):
                 return await asyncio.shield(begun.outcome)
         except TimeoutError:
-            _stay_behind(route.slot, begun)
+            route.slot.leave_behind(begun)
             raise DeadlineExceeded(
                 f"{begun.hook} of plugin {begun.plugin!r} did not end within {begun.seconds:g} s "
                 f"(request {begun.call.id}); it is still running"
             ) from None
         except asyncio.CancelledError:
-            _stay_behind(route.slot, begun)
+            route.slot.leave_behind(begun)
             raise
-
-
-def _stay_behind(slot: Slot, begun: HookCall) -> None:
-    if not begun.outcome.done():
-        slot.overdue.add(begun)
-        LOG.warning("%s of plugin %s is overdue in thread %s", begun.hook, begun.plugin, begun.name)
-
-
-def _leave(slot: Slot, begun: HookCall) -> None:
-    del slot.calls[begun.key]
-    if begun in slot.overdue:
-        slot.overdue.remove(begun)
-        LOG.warning("the overdue %s of plugin %s ended after %.1f s", begun.hook, begun.plugin, begun.call.age)
-    if not begun.outcome.cancelled():
-        begun.outcome.exception()  # seen: an overdue call's error has nobody left to tell but the log
 
 
 def invoke(route: Way, hook: str, arguments: Mapping[str, Any]) -> Any:

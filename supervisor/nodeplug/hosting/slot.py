@@ -11,6 +11,7 @@ closed otherwise: calls are refused with the reason. It stands before claims alo
 
 import asyncio
 import itertools
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
@@ -20,6 +21,7 @@ from nodeplug.contract.errors import Ending, TryAgain
 from nodeplug.contract.values import Claim
 from nodeplug.hosting.hook_call import HookCall
 
+LOG: Final = logging.getLogger(__name__)
 State = Literal["starting", "running", "failed", "refused", "ended"]
 FIRST_RETRY: Final = 1.0
 """Seconds between the first start that failed and the next."""
@@ -200,6 +202,33 @@ class Slot:
     def quarantined(self) -> bool:
         """Whether so many calls hang that new ones are refused."""
         return sum(call.hook not in ASIDES for call in self.overdue) >= OVERDUE_LIMIT
+
+    def check_quarantine(self) -> None:
+        """Raise TryAgain when too many calls hang."""
+        if self.quarantined:
+            raise TryAgain(
+                f"plugin {self.name!r} is quarantined: {OVERDUE_LIMIT} of its calls have not come back; "
+                "see `nodeplug status` for the calls, and restart the daemon if they never end"
+            )
+
+    def let_in(self, call: HookCall) -> None:
+        """Have a call inside until its hook has really ended."""
+        self.calls[call.key] = call
+        call.outcome.add_done_callback(lambda _: self._let_out(call))
+
+    def leave_behind(self, call: HookCall) -> None:
+        """Note that nobody waits for a call any more, though its hook goes on."""
+        if not call.outcome.done():
+            self.overdue.add(call)
+            LOG.warning("%s of plugin %s is overdue in thread %s", call.hook, call.plugin, call.name)
+
+    def _let_out(self, call: HookCall) -> None:
+        del self.calls[call.key]
+        if call in self.overdue:
+            self.overdue.remove(call)
+            LOG.warning("the overdue %s of plugin %s ended after %.1f s", call.hook, call.plugin, call.call.age)
+        if not call.outcome.cancelled():
+            call.outcome.exception()  # seen: an overdue call's error has nobody left to tell but the log
 
     def inside(self) -> "set[asyncio.Future[Any]]":
         """Return the calls that are inside and may still end in time; each is done when it has ended."""

@@ -134,10 +134,6 @@ class Ledger:
             self._mark_key.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_durably(self._mark_key, os.urandom(_KEY_SIZE))
 
-    def write(self, record: Record) -> None:
-        """Write an intent, or an outcome, durably."""
-        self.journal.write(record.key, phase=record.phase, data=record.data)
-
     # --- targets
 
     def target(self, path: str) -> Target | None:

@@ -29,9 +29,9 @@ class Writer:
 
     def __init__(self, what: str, patience: float) -> None:
         self.lane = Lane(what, patience)
-        self._late: dict[str, Callable[[], None]] = {}
+        self._late: dict[str, Callable[[], object]] = {}
 
-    def run(self, key: str, work: Callable[[], None]) -> None:
+    def run(self, key: str, work: Callable[[], object]) -> None:
         """Do a piece of work about a key, and wait for it; what was to be done later about that key is obsolete.
 
         Raises:
@@ -42,7 +42,7 @@ class Writer:
         self._late.pop(key, None)
         self.lane.wait(piece)
 
-    def postpone(self, key: str, work: Callable[[], None]) -> None:
+    def postpone(self, key: str, work: Callable[[], object]) -> None:
         """Do a piece of work when the disk answers, unless something newer about its key comes."""
         self._late[key] = work
         with suppress(Unanswered):  # no thread can be had: the record stays, for the next start
@@ -85,17 +85,19 @@ class Records:
             Unanswered: the disk does not answer; forget the record, for the write may still come to pass.
             PluginError: the disk refuses.
         """
-        self._writer.run(record.key, lambda: self.ledger.write(record))
+        journal, key = self.ledger.journal, record.key
+        self._writer.run(key, lambda: journal.write(key, phase=record.phase, data=record.data))
 
     def note(self, record: Record) -> None:
         """Write what becomes of something: later when the disk does not answer now, not at all when it refuses."""
+        journal, key = self.ledger.journal, record.key
         try:
             self.write(record)
         except Unanswered as error:
-            LOG.warning("the record %r is brought up to date later: %s", record.key, error.message)
-            self._writer.postpone(record.key, lambda: self.ledger.write(record))
+            LOG.warning("the record %r is brought up to date later: %s", key, error.message)
+            self._writer.postpone(key, lambda: journal.write(key, phase=record.phase, data=record.data))
         except PluginError as error:  # a full disk must not keep a pod from ending
-            LOG.warning("the record %r stays as it is: %s", record.key, error.message)
+            LOG.warning("the record %r stays as it is: %s", key, error.message)
 
     def forget(self, record: Record) -> None:
         """Remove a record; when the disk does not answer it counts as removed, and is later."""

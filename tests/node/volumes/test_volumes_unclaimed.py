@@ -9,6 +9,7 @@ import pytest
 
 from nodeplug import mount, unmount
 from nodeplug.volumes.ledger import UNPUBLISHING
+from nodeplug.volumes.records import Records
 
 pytestmark = pytest.mark.node
 DRIVER = "acme/disk"
@@ -136,7 +137,7 @@ def test_a_start_calls_the_unpublish_that_a_kill_left_out(make_node: Any, publis
     target = node.target("a")
     node.mount(DRIVER, target, OPTIONS)
     ledger = node.service().volumes.ledger
-    ledger.write(replace(ledger.target(str(target)), phase=UNPUBLISHING))
+    Records(ledger).write(replace(ledger.target(str(target)), phase=UNPUBLISHING))
     unmount(str(target))
     node.recover()
     assert publisher.calls == ["publish data", "unpublish data"]
