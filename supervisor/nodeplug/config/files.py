@@ -59,12 +59,12 @@ class Document:
     positions: Mapping[Location, int] = field(default_factory=dict, repr=False)
     excess: tuple[tuple[Location, str], ...] = ()
 
-    def line(self, location: Location) -> int | None:
-        """Return the line of a key, or of the innermost table around it that is written down."""
+    def line(self, location: Location) -> int:
+        """Return the line of a key, or of the innermost table around it that is written down; else 0."""
         for length in range(len(location), 0, -1):
             if location[:length] in self.positions:
                 return self.positions[location[:length]]
-        return None
+        return 0
 
 
 def read(path: Path, advice: str = "") -> Document:

@@ -63,12 +63,12 @@ class Places:
     def rank(self, location: Location) -> tuple[bool, str, int]:
         """Return what mistakes are sorted by."""
         file = self.file(location)
-        return _rank(file.path, file.line(location) or 0, self.main.path)
+        return _rank(file.path, file.line(location), self.main.path)
 
     def fault(self, location: Location, text: str) -> Fault:
         """Return a mistake with its place, in one line: what a plugin raises may have several."""
         file = self.file(location)
-        line = file.line(location) or 0
+        line = file.line(location)
         place = f"{file.path}:{line}" if line else str(file.path)
         return Fault(file.path, line, ": ".join(filter(None, (place, dotted(location), one_line(text)))))
 

@@ -14,7 +14,7 @@ import os
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
@@ -124,15 +124,7 @@ class Journal:
             PluginError: the folder cannot be written.
         """
         entry = Entry(key, phase, self.boot_id, dict(request or {}), dict(data or {}))
-        document = {
-            "version": VERSION,
-            "key": key,
-            "boot_id": entry.boot_id,
-            "phase": phase,
-            "request": entry.request,
-            "data": entry.data,
-        }
-        text = json.dumps(document, indent=1).encode()
+        text = json.dumps({"version": VERSION} | asdict(entry), indent=1).encode()
         if len(text) > RECORD_LIMIT:
             raise PluginError(f"a record of {len(text)} bytes is too large for the journal, which takes {RECORD_LIMIT}")
         try:
