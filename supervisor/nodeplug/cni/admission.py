@@ -57,7 +57,7 @@ class _Places(list[_Ticket]):
         self.held.update(ticket.kin)
 
     def leave(self, ticket: _Ticket) -> None:
-        """Take one out; succeed when it is not in."""
+        """Remove one; succeed if it is not there."""
         if ticket in self:
             self.remove(ticket)
             self.held.subtract(ticket.kin)
@@ -79,7 +79,7 @@ class Admission:
     Attributes:
         concurrency: calls that run at once.
         waiting: calls that may wait for their turn.
-        patience: seconds that one may wait; the entrypoint script gives up on its own after 150 s.
+        patience: seconds that one may wait; the entrypoint itself gives up after 150 s.
     """
 
     concurrency: int = 16

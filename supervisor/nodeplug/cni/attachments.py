@@ -1,9 +1,9 @@
 """Which attachments this daemon has made: one small file each.
 
 Owns: `<run>/attachments/*.json`, written by a temporary file and a rename. The folder is gone after a reboot, as the
-attachments are, so nothing is synced. A DEL without prevResult gets the recorded result, people can list them, and what
-a DEL needs is kept for the attachments whose namespace ends without one (`orphans`).
-Refuses: to be the truth (that is the kernel) and to fail a call: a damaged file counts as none, a full disk is logged.
+attachments are, so nothing is synced. A DEL without prevResult gets the recorded result, people can list them, and
+attachments whose namespace ends without a DEL can be cleaned up (`orphans`).
+Refuses: to be the truth (the kernel is) and to fail a call: a damaged file counts as none, a full disk is logged.
 """
 
 import json
@@ -28,7 +28,7 @@ LOG: Final = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """What one ADD attaches: the specification's (network, container id, interface), for one plugin of the list."""
+    """What one ADD attaches: (network, container id, interface) of the specification, for one plugin of the list."""
 
     claim: str
     network: str
@@ -41,7 +41,7 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """How an ADD was asked for, beside its key: with it a DEL can be made that no runtime sends.
+    """What an ADD was called with, besides its key: enough for a DEL that no runtime sends.
 
     Attributes:
         version: `cniVersion` of the configuration.
@@ -56,13 +56,13 @@ class Asked:
     path: tuple[str, ...] = ()
 
     def encode(self) -> dict[str, Any]:
-        """Return it as JSON may hold it."""
+        """Return it as JSON values."""
         config = {key: value for key, value in self.config.items() if key.lower() != "prevresult"}
         return {"version": self.version, "config": config, "args": dict(self.args), "path": self.path}
 
     @classmethod
     def decode(cls, document: Any) -> "Asked | None":
-        """Read what `encode` returned; None when there is nothing, as in what earlier versions wrote.
+        """Read what `encode` returned; None if there is nothing, as earlier versions wrote.
 
         Raises:
             KeyError, TypeError, ValueError: it is damaged.
@@ -82,9 +82,9 @@ class Attachment:
         netns: CNI_NETNS as the caller spelled it.
         result: what ADD returned.
         time: seconds since the epoch.
-        host: the caller's host namespace, as device and inode; (0, 0) when that is not known.
-        sighting: which namespace the container's was; None when the kernel does not tell.
-        asked: how ADD was called; None when an earlier version recorded it.
+        host: the caller's host namespace, as device and inode; (0, 0) if unknown.
+        sighting: which namespace the container's was; None if the kernel does not say.
+        asked: how ADD was called; None if an earlier version recorded it.
     """
 
     key: Key
@@ -98,12 +98,12 @@ class Attachment:
 
 @dataclass(frozen=True, slots=True)
 class Attachments:
-    """The records of one folder, which is made by the first of them."""
+    """The records of one folder, which the first of them creates."""
 
     folder: Path
 
     def record(self, attachment: Attachment) -> None:
-        """Keep an attachment, over an older one of the same key; that goes even when this one cannot be kept."""
+        """Record an attachment; an older one of the same key is removed even if this one cannot be written."""
         key = attachment.key
         document = {
             **asdict(key),
@@ -130,7 +130,7 @@ class Attachments:
         return found if found is not None and found.key == key else None
 
     def forget(self, key: Key) -> None:
-        """Remove the record of a key, if there is one, and what a killed daemon has left half written."""
+        """Remove the record of a key, if there is one, and a temporary file of a killed daemon."""
         for path in (self._path(key), self._path(key).with_suffix(".tmp")):
             with suppress(OSError):
                 path.unlink()
@@ -144,7 +144,7 @@ class Attachments:
                 self.forget(key)
 
     def list(self) -> tuple[Attachment, ...]:
-        """Return every whole record, oldest first."""
+        """Return every valid record, oldest first."""
         try:
             paths = sorted(self.folder.glob("*.json"))
         except OSError:

@@ -1,9 +1,9 @@
 """CNI on the wire: environment and stdin to a request value, a result or an error to stdout.
 
 Owns: every rule of the specification about what a call must carry, in the order and with the codes and texts of the
-Go plugins' main library ("skel"), because runtimes and people know those.
-Refuses: I/O, routing, and judgement of anything below the keys that the specification names: the rest of the
-configuration belongs to the plugin.
+Go library ("skel"), because runtimes and people know those.
+Refuses: I/O, routing, and checks of anything but the keys that the specification names: the rest of the configuration
+belongs to the plugin.
 
 Keys are matched without regard to case, as Go does; regular expressions match whole strings, since Python's `$`
 accepts a trailing newline and Go's does not.
@@ -72,9 +72,9 @@ def decode(frame: Frame, namespaces: Sequence[Netns]) -> CniRequest:
     Raises:
         InvalidEnvironment: a variable is missing or malformed.
         Undecodable: stdin, or a part of it, is not what the specification says.
-        InvalidRequest: no or a bad network name; CHECK without prevResult.
+        InvalidRequest: a missing or bad network name; CHECK without prevResult.
         IncompatibleVersion: the configuration's version is not served, or has no such verb.
-        InvalidNetns: no namespace where one is due, or the caller's own.
+        InvalidNetns: a required namespace is missing, or is the caller's own.
     """
     command = _check_environment(frame.env)
     config = _read_config(frame.stdin)
@@ -114,7 +114,7 @@ def _decode_attachment(
         **common,
     }
     if command == "DEL":
-        # A DEL that fails keeps the pod forever, so a result that cannot be read counts as none here.
+        # A DEL that fails keeps the pod forever, so a result that cannot be read counts as none.
         return CniDel(prev_result=_prev_result(common, forgiving=True), **rest)
     if netns is None:
         path = env["CNI_NETNS"]
@@ -142,7 +142,7 @@ def _check_environment(env: Mapping[str, str]) -> str:
 
 
 def is_void(frame: Frame) -> bool:
-    """Whether a DEL is about a name that no ADD can have had, for it is not a string: it is done."""
+    """Whether a DEL has a name that no ADD can have had, because it is not text: there is nothing to do."""
     names = (frame.env.get(name, "") for name in ("CNI_CONTAINERID", "CNI_IFNAME"))
     return frame.env.get("CNI_COMMAND") == "DEL" and not all(map(_is_text, names))
 
@@ -190,7 +190,7 @@ def _read_config(stdin: bytes) -> Mapping[str, Any]:
 
 
 def _look(config: Mapping[str, Any], key: str) -> tuple[bool, Any]:
-    """Find a key without regard to case; of several the last counts, as in Go."""
+    """Find a key without regard to case; of several the last wins, as in Go."""
     found = [value for name, value in config.items() if name.lower() == key]
     return bool(found), found[-1] if found else None
 
@@ -219,7 +219,7 @@ def _check_version(config: Mapping[str, Any], command: str, verb: Verb) -> str:
 
 
 def parse_args(text: str) -> dict[str, str]:
-    """Read CNI_ARGS: `K=V` pairs with one `=` each, between semicolons. Which keys are known is the plugin's business.
+    """Read CNI_ARGS: `K=V` pairs with one `=` each, between semicolons. Which keys are valid is up to the plugin.
 
     Raises:
         InvalidEnvironment: a pair is malformed; an empty one after a trailing semicolon is too, as in Go.
@@ -239,7 +239,7 @@ def _args(text: str, *, forgiving: bool) -> dict[str, str]:
     except InvalidEnvironment:
         if not forgiving:
             raise
-        return {}  # ADD refused them, and the DEL that follows must still end
+        return {}  # ADD refused them, and the DEL that follows must still succeed
 
 
 def _refuse_own(host: Netns, netns: Netns) -> None:
@@ -263,7 +263,7 @@ def _prev_result(common: Mapping[str, Any], *, forgiving: bool = False) -> CniRe
 
 
 def _valid_attachments(config: Mapping[str, Any]) -> tuple[ValidAttachment, ...] | None:
-    """Return the list; empty for null, which runtimes with nothing attached send; None when nothing was said."""
+    """Return the list; empty for null, which runtimes with nothing attached send; None if it is missing."""
     for key in _VALID:
         present, value = _look(config, key)
         if present:
@@ -285,10 +285,10 @@ def _valid_attachment(key: str, item: Any) -> ValidAttachment:
 
 
 def encode_result(result: CniResult, version: str) -> bytes:
-    """Write the answer to ADD.
+    """Write the result of ADD.
 
     Raises:
-        PluginError: the result cannot be said in the version (see `results.encode`).
+        PluginError: the version cannot express the result (see `results.encode`).
     """
     return json.dumps(results.encode(result, version)).encode() + b"\n"
 
@@ -297,8 +297,8 @@ def encode_error(error: PluginError, version: str = "") -> bytes:
     """Write an error.
 
     Args:
-        error: what went wrong; its request id ends `details` unless the texts have it already.
-        version: of the configuration; left out when it is not one that is served.
+        error: what went wrong; its request id is appended to `details` unless the texts already have it.
+        version: of the configuration; left out if it is not served.
     """
     document: dict[str, Any] = {"cniVersion": version} if version in VERSIONS else {}
     document |= {"code": wire(error).cni, "msg": error.message}
@@ -311,12 +311,12 @@ def encode_error(error: PluginError, version: str = "") -> bytes:
 
 
 def encode_versions() -> bytes:
-    """Write the answer to VERSION."""
+    """Write the result of VERSION."""
     return json.dumps({"cniVersion": VERSIONS[-1], "supportedVersions": VERSIONS}).encode() + b"\n"
 
 
 def attachment_of(frame: Frame) -> tuple[str, str, str]:
-    """Return (network, container id, interface) of a call that says them all, after the checks of `decode` on them.
+    """Return (network, container id, interface) of a call that has them all, checked as by `decode`.
 
     Raises:
         PluginError: as `decode` does.
@@ -327,7 +327,7 @@ def attachment_of(frame: Frame) -> tuple[str, str, str]:
 
 
 def version_of(stdin: bytes) -> str:
-    """Return the version of a configuration for an error about it; empty when there is none to be found."""
+    """Return the version of a configuration for an error about it; empty if there is none."""
     try:
         document = _parse(stdin)
         return (_string(document, "cniVersion") or _OLDEST) if isinstance(document, dict) else ""

@@ -1,7 +1,7 @@
 """Delegation to another CNI plugin (SPEC 1.1.0, section 4).
 
 Owns: calling a claim of this daemon in the same thread, or executing a foreign binary from CNI_PATH with the request's
-environment and the complete configuration, and reading its answer as libcni does.
+environment and the complete configuration, and reading its output as libcni does.
 Refuses: the event loop: it runs inside a hook, in the call's own thread. The child inherits the network namespace of
 that thread, which is the caller's host side.
 """
@@ -45,7 +45,7 @@ HOOK_OF: Final[Mapping[type[CniRequest], str]] = {
     CniStatus: "cni_status",
 }
 STDERR_LIMIT: Final = 64 << 10
-"""Bytes of what foreign plugins write to stderr that one caller is passed."""
+"""Bytes of a foreign plugin's stderr that are passed to the caller."""
 _BUSY_TRIES: Final = 30
 _BUSY_PAUSE: Final = 0.2
 _INTERNAL: Final = 999
@@ -58,7 +58,7 @@ class Delegation:
     Attributes:
         registry: who serves which claim.
         timeout: seconds that a foreign plugin may take; less than the deadline of the hook that calls it.
-        visiting: entered around a call of a claim of this daemon, with its route: see `Runner.visiting`.
+        visiting: the context of a call to a claim of this daemon, with its route: see `Runner.visiting`.
     """
 
     registry: Registry
@@ -73,13 +73,13 @@ class Delegation:
 
         Raises:
             DelegateFailed: the delegate returned an error, or output that cannot be read.
-            DeadlineExceeded: the delegate did not end in time; it was killed.
-            NotFound: nobody serves the name, and CNI_PATH has no such file.
+            DeadlineExceeded: the delegate did not end in time and was killed.
+            NotFound: no plugin serves the name, and CNI_PATH has no such file.
             InvalidRequest: the name has a slash, or is empty.
         """
         if not plugin_type or "/" in plugin_type:
             raise InvalidRequest(f"invalid plugin name: {plugin_type!r}; it must be the name of a file on CNI_PATH")
-        # Host-side work belongs to the caller's namespace, wherever the plugin has moved its thread meanwhile.
+        # Host-side work belongs in the caller's namespace, wherever the plugin has moved its thread.
         with request.host_netns.entered():
             if any(route.claim.name == plugin_type for route in self.registry.routes("cni")):
                 with self.visiting(self.registry.route("cni", plugin_type)) as route:
@@ -172,16 +172,16 @@ def _spawn(program: Path, env: Mapping[str, str], descriptors: tuple[int, ...]) 
                 start_new_session=True,
             )
         except OSError as error:
-            # Someone copies over the file instead of renaming a new one into place; it passes.
+            # Someone overwrites the file instead of renaming a new one into place; that is temporary.
             if error.errno != errno.ETXTBSY or not left:
                 text = f"cannot execute the delegate {program}: {error.strerror}"
                 raise DelegateFailed(text, code=_INTERNAL) from error
         time.sleep(_BUSY_PAUSE)
-    raise AssertionError("the last try raises")
+    raise AssertionError("the last attempt raises")
 
 
 def _reachable(netns: Netns | None) -> tuple[str, tuple[int, ...]]:
-    """Return a path of the namespace that a child can open, and the descriptors that the child must inherit for it."""
+    """Return a path of the namespace that a child can open, and the descriptors that it must inherit for that."""
     if netns is None:
         return "", ()
     try:
@@ -219,13 +219,13 @@ def _read_result(stdout: bytes, config: Mapping[str, Any], version: str, spellin
         result = results.decode(document, str(own))
     except PluginError as error:
         raise DelegateFailed(f"failed to unmarshal raw result: {error}", code=_INTERNAL) from None
-    # A result repeats CNI_NETNS as the caller spelled it, not the path behind which the child found it.
+    # A result repeats CNI_NETNS as the caller spelled it, not the path that the child used.
     spelled = (replace(one, sandbox=spelling.get(one.sandbox, one.sandbox)) for one in result.interfaces)
     return replace(result, interfaces=tuple(spelled))
 
 
 def _failure(name: str, answer: subprocess.CompletedProcess[bytes]) -> DelegateFailed:
-    """Read an error as libcni does; each of its three texts for answers that are not error JSON is kept."""
+    """Read an error as libcni does, with its three texts for output that is not error JSON."""
     if not answer.stdout:
         if answer.stderr:
             return DelegateFailed(f'netplugin failed: "{_text(answer.stderr)}"', code=_INTERNAL)
@@ -250,5 +250,5 @@ def _ending(status: int) -> str:
 
 
 def _text(data: bytes) -> str:
-    # Control characters of a foreign program do not belong into logs; a page of text is enough for an error.
+    # No control characters of a foreign program in logs; a page of text is enough for an error.
     return re.sub(r"[^\x20-\x7e\n\t]", "?", data.decode(errors="replace"))[:4096]

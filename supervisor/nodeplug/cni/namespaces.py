@@ -1,10 +1,10 @@
 """The namespaces of a call that came without descriptors: a DEL from the spool, or one that the daemon itself makes.
 
-Owns: the rule where such a DEL runs. The entrypoint passes its own network namespace as a descriptor, which no file can
-keep, so ADD's is recorded with the attachment, as device and inode, and looked for again: among the processes and the
-mounts of this node. When nobody has it any more the kernel has destroyed it and every link in it; the DEL then runs in
-the daemon's own namespace, where addresses and records are given back and nothing else of that attachment exists.
-Refuses: to fail a DEL, and to believe a path of `/proc`: its process may be another's by now.
+Owns: the rule where such a DEL runs. The entrypoint passes its own network namespace as a descriptor, which no file
+can store, so ADD's is recorded with the attachment, as device and inode, and searched for among the processes and
+mounts of this node. If it is not found, the kernel has destroyed it with every link in it; the DEL then runs in the
+daemon's own namespace, where it releases addresses and records: nothing else of that attachment exists.
+Refuses: to fail a DEL, and to trust a path in `/proc`: the process id may have been reused.
 """
 
 import logging
@@ -27,13 +27,13 @@ UNKNOWN: Final[Identity] = (0, 0)
 def reopen(frame: Frame, host: Identity = UNKNOWN) -> tuple[Netns, ...]:
     """Open the host namespace, and CNI_NETNS by its path.
 
-    A path that leads elsewhere by now counts as gone: the process of `/proc/<pid>/ns/net` may be another's, and the
-    host namespace would be refused again and again.
+    A path that now leads elsewhere counts as gone: the process of `/proc/<pid>/ns/net` may be another one, and the
+    host namespace would always be refused.
 
     `host` is the host namespace of the ADD.
 
     Returns:
-        The host namespace, and the container's if it is still there.
+        The host namespace, and the container's if it still exists.
     """
     outside = host_or_own(host)
     path = frame.env.get("CNI_NETNS", "")
@@ -47,7 +47,7 @@ def reopen(frame: Frame, host: Identity = UNKNOWN) -> tuple[Netns, ...]:
 
 
 def find_host(wanted: Identity) -> Netns | None:
-    """Open the host namespace of an ADD; None when it is gone. The daemon's own one is that of an unknown ADD."""
+    """Open the host namespace of an ADD, the daemon's own if it is unknown; None if it is gone."""
     own = Netns.current()
     if wanted in {UNKNOWN, own.identity}:
         return own
@@ -62,7 +62,7 @@ def find_host(wanted: Identity) -> Netns | None:
 
 
 def host_or_own(wanted: Identity) -> Netns:
-    """Open the host namespace of an ADD, or the daemon's own one."""
+    """Open the host namespace of an ADD, or the daemon's own."""
     found = find_host(wanted)
     if found is None:
         LOG.info("a DEL runs in the daemon's network namespace: that of its ADD, inode %d, is gone", wanted[1])
@@ -70,7 +70,7 @@ def host_or_own(wanted: Identity) -> Netns:
 
 
 def _candidates(inode: int) -> Iterator[str]:
-    """Name the places where a namespace may be open: mounts (`ip netns`), then processes (namespaces(7))."""
+    """Yield the paths where a namespace may be open: mounts (`ip netns`), then processes (namespaces(7))."""
     name = f"net:[{inode}]"
     yield from (mount.target for mount in mounts() if mount.fs_type == "nsfs" and mount.root == name)
     for entry in Path("/proc").iterdir():
@@ -78,7 +78,7 @@ def _candidates(inode: int) -> Iterator[str]:
         try:
             if entry.name.isdecimal() and os.readlink(path) == name:
                 yield path
-        except OSError:  # it has ended, or is a zombie
+        except OSError:  # the process has ended, or is a zombie
             continue
 
 

@@ -1,12 +1,12 @@
-"""Whether a network namespace still exists, asked of the kernel.
+"""Whether a network namespace still exists, according to the kernel.
 
-Owns: two facts that tell namespaces apart for as long as a boot lasts. One is the id that a host's namespace has for a
-container's (rtnetlink, RTM_GETNSID): the kernel takes it back when it destroys the container's namespace, and not
-before, whoever held that last: a process, a mount in any mount namespace, a descriptor, a socket. The other is the
-cookie of a namespace (SO_NETNS_COOKIE, Linux 5.14), which is never given twice. An id is given anew at once, and so is
-an inode number: only with the cookie does either say *which* namespace it is.
-Refuses: paths, mounts and processes, of which this process may see none or others than a runtime does; to guess where
-the kernel does not tell; and the event loop.
+Owns: two facts that identify a namespace within one boot. One is the id that a host's namespace has for a container's
+(rtnetlink, RTM_GETNSID): the kernel releases it only when it destroys the container's namespace, whatever held that
+last: a process, a mount in any mount namespace, a descriptor, a socket. The other is the cookie of a namespace
+(SO_NETNS_COOKIE, Linux 5.14), which is never reused. Ids and inode numbers are reused at once: only with the cookie do
+they say *which* namespace it is.
+Refuses: paths, mounts and processes, because this process may see others than a runtime does; to guess what the kernel
+does not say; and the event loop.
 """
 
 import errno
@@ -33,19 +33,19 @@ _REQUEST, _ACK = 1, 4
 _NEW, _GET = 88, 90
 _NSID, _FD = 1, 3
 _ANY: Final = -1
-"""Asked for: give one. Answered: there is none yet (NETNSA_NSID_NOT_ASSIGNED)."""
+"""In a request: assign one. In a reply: none is assigned (NETNSA_NSID_NOT_ASSIGNED)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """What the kernel told of a container's namespace while it was there.
+    """What the kernel said of a container's namespace while it existed.
 
     Attributes:
         host: the cookie of the host's namespace, which has the id.
         cookie: of the container's namespace.
         nsid: the id that the former has for the latter.
-        moment: CLOCK_MONOTONIC in seconds when the latter surely had the id.
-        boot_id: of the boot; all of the above means nothing in another one.
+        moment: CLOCK_MONOTONIC in seconds at which the latter certainly had the id.
+        boot_id: of the boot; in another boot all of the above is void.
     """
 
     host: int
@@ -55,12 +55,12 @@ class Sighting:
     boot_id: str
 
     def encode(self) -> list[Any]:
-        """Return it as JSON may hold it."""
+        """Return it as JSON values."""
         return [self.host, self.cookie, self.nsid, self.moment, self.boot_id]
 
     @classmethod
     def decode(cls, document: Any) -> "Sighting | None":
-        """Read what `encode` returned; None when it is nothing of that kind.
+        """Read what `encode` returned; None if there is nothing.
 
         Raises:
             TypeError, ValueError: it is damaged.
@@ -78,10 +78,10 @@ def boot_id() -> str:
 
 
 def sight(netns: Netns) -> Sighting | None:
-    """Note which namespace this is, in a thread that is in the host's; a missing id is given.
+    """Record which namespace this is, in a thread that is in the host's; a missing id is assigned.
 
     Returns:
-        None where the kernel does not tell: it is older than 5.14, or the thread may not ask.
+        None if the kernel does not say: it is older than 5.14, or the thread lacks the permission.
     """
     try:
         with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE) as peer:
@@ -95,13 +95,13 @@ def sight(netns: Netns) -> Sighting | None:
 
 
 def gone(sightings: Iterable[Sighting]) -> set[Sighting]:
-    """Return those whose namespace does not exist any more, of all that are known of one host's namespace.
+    """Return the sightings, all of one host namespace, whose namespace no longer exists.
 
-    The calling thread is in that namespace, and each sighting is older than the call. What is not certain is not gone,
-    nor is what another host's namespace or another boot saw: ask there.
+    The calling thread is in that host namespace, and each sighting is older than the call. What is uncertain, or was
+    seen from another host namespace or in another boot, does not count as gone.
 
     Raises:
-        OSError: the kernel does not tell.
+        OSError: the kernel does not say.
     """
     here = boot_id()
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE) as peer:
@@ -122,13 +122,13 @@ def _id_of(peer: socket.socket, fd: int) -> int:
     nsid = _ask(peer, _GET, _REQUEST, (_FD, fd))
     if nsid != _ANY:
         return nsid
-    with suppress(FileExistsError):  # somebody else was quicker
+    with suppress(FileExistsError):  # somebody else was faster
         _ask(peer, _NEW, _REQUEST | _ACK, (_NSID, _ANY), (_FD, fd))
     return _ask(peer, _GET, _REQUEST, (_FD, fd))
 
 
 def _is_given(peer: socket.socket, nsid: int) -> bool:
-    """Ask for one id: in a dump of many, entries can be missed while others are removed."""
+    """Query a single id: a dump can miss entries while others are removed."""
     try:
         _ask(peer, _GET, _REQUEST, (_NSID, nsid))
     except OSError as error:
@@ -139,10 +139,10 @@ def _is_given(peer: socket.socket, nsid: int) -> bool:
 
 
 def _ask(peer: socket.socket, kind: int, flags: int, *attributes: tuple[int, int]) -> int:
-    """Send one request; the answer is the id in it, or 0 for a mere acknowledgement.
+    """Send one request; return the id of the reply, or 0 for an acknowledgement.
 
     Raises:
-        OSError: the kernel refuses, or answers otherwise.
+        OSError: the kernel refuses, or replies with something else.
     """
     body = _FAMILY + b"".join(_ATTRIBUTE.pack(_ATTRIBUTE.size, name, value) for name, value in attributes)
     peer.send(_HEADER.pack(_HEADER.size + len(body), kind, flags, 1, 0) + body)
@@ -156,7 +156,7 @@ def _ask(peer: socket.socket, kind: int, flags: int, *attributes: tuple[int, int
             return 0
         return _nsid_in(answer[_HEADER.size + len(_FAMILY) :])
     except struct.error as error:
-        raise OSError(errno.EBADMSG, f"rtnetlink answered {len(answer)} bytes that are no id: {error}") from None
+        raise OSError(errno.EBADMSG, f"rtnetlink answered {len(answer)} bytes that are not an id: {error}") from None
 
 
 def _nsid_in(attributes: bytes) -> int:

@@ -1,11 +1,10 @@
-"""Attachments whose container is gone, and whose DEL nobody sends.
+"""Attachments whose container is gone, and for which no DEL comes.
 
-Owns: finding them by the recorded namespace, which the kernel has destroyed (`nsid`), and ending each through the DEL
-of its plugin, without a namespace, as the specification allows. containerd 2.x makes them: when one network of a pod
-fails, it removes the namespace and lets the runtime's next try begin with another one, without a DEL for the networks
-that did not fail.
-Refuses: to touch what may still live. A namespace that the kernel does not say is destroyed lives, whatever its path
-shows here; an attachment that is being made anew is its ADD's; a DEL that fails is tried again, less and less often.
+Owns: finding them by the recorded namespace, which the kernel has destroyed (`nsid`), and ending each with a DEL of
+its plugin, without a namespace, as the specification allows. containerd 2.x leaves them: when one network of a pod
+fails, it removes the namespace and retries with another one, without a DEL for the networks that did not fail.
+Refuses: to touch what may still be in use. A namespace exists unless the kernel says that it is destroyed, whatever its
+path shows; an attachment that is being recreated belongs to its ADD; a DEL that fails is retried, less and less often.
 """
 
 import asyncio
@@ -49,7 +48,7 @@ class Orphans:
     _lookups: Lane = field(default_factory=lambda: Lane("the lookup of a host's namespace", 10.0))
 
     async def run(self) -> None:
-        """Look now and again until cancelled: a task of the daemon."""
+        """Check periodically until cancelled: a task of the daemon."""
         while True:
             try:
                 await self.look()
@@ -60,7 +59,7 @@ class Orphans:
             await asyncio.sleep(self.poll)
 
     async def look(self) -> None:
-        """Find what there is, and end what is due, the newest first: a chain of plugins ends as DEL would.
+        """Find orphans and end those that are due, the newest first, as DEL ends a chain of plugins.
 
         Raises:
             Unanswered: the disk of the records does not answer.
@@ -87,7 +86,7 @@ class Orphans:
             LOG.info("ended attachment %s: its network namespace is gone, and no DEL came", key)
 
     async def _delete(self, orphan: Attachment, call: Call) -> bool:
-        """Run the DEL of one attachment; tell whether it was still one without a namespace."""
+        """Run the DEL of one attachment; return whether it was still an orphan."""
         key, asked = orphan.key, orphan.asked
         route = self.registry.route("cni", key.claim)
         if asked is None:
@@ -153,7 +152,7 @@ def _is_of_earlier_boot(attachment: Attachment) -> bool:
 
 
 def _of_host(identity: Identity, group: list[Attachment]) -> list[Attachment]:
-    """Return those of the attachments of one host namespace whose own is gone."""
+    """Return the attachments of one host namespace whose own namespace is gone."""
     host = find_host(identity)
     if host is None:
         return []
@@ -161,7 +160,7 @@ def _of_host(identity: Identity, group: list[Attachment]) -> list[Attachment]:
         with host.entered():
             ended = gone(one.sighting for one in group if one.sighting is not None)
     except OSError as error:
-        LOG.debug("the kernel does not tell whether namespaces exist: %s", error)
+        LOG.debug("the kernel does not say whether namespaces exist: %s", error)
         return []
     finally:
         host.close()

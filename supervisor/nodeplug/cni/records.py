@@ -1,7 +1,7 @@
 """The records of attachments, seen from the event loop.
 
-Owns: the lane on which they are read and written, what could not be written while their disk did not answer (it is as
-soon as it does), and for which attachments the record cannot be believed meanwhile.
+Owns: the lane on which they are read and written, the writes that wait for a disk that hangs, and for which attachments
+the record cannot be trusted meanwhile.
 Refuses: files (`attachments` knows those) and to fail a call: records are not the truth.
 """
 
@@ -18,7 +18,7 @@ from nodeplug.process.lane import Lane, Unanswered
 
 LOG: Final = logging.getLogger(__name__)
 _AGAIN: Final = 0.5
-"""Seconds between two looks at whether the disk answers again."""
+"""Seconds between two checks whether the disk responds again."""
 
 
 @dataclass(slots=True)
@@ -35,20 +35,20 @@ class Records:
         """Return the record of a key, or None.
 
         Raises:
-            Unanswered: the disk does not answer.
+            Unanswered: the disk hangs.
         """
         return await self._lane.run(lambda: self.attachments.find(key))
 
     async def keep(self, attachment: Attachment) -> None:
-        """Record an attachment; later, when the disk does not answer now."""
+        """Record an attachment; later if the disk hangs now."""
         await self._write(attachment.key, lambda: self.attachments.record(attachment))
 
     async def forget(self, key: Key) -> None:
-        """Remove the record of a key; later, when the disk does not answer now."""
+        """Remove the record of a key; later if the disk hangs now."""
         await self._write(key, lambda: self.attachments.forget(key))
 
     async def collect(self, work: Callable[[], None]) -> None:
-        """Remove what a GC has declared invalid, unless the disk does not answer: the next GC says it again."""
+        """Remove what a GC has declared invalid, unless the disk hangs: the next GC repeats it."""
         try:
             await self._lane.run(work)
         except Unanswered as error:
@@ -56,7 +56,7 @@ class Records:
 
     @contextmanager
     def adding(self, key: Key) -> Iterator[None]:
-        """Say that an ADD is under way, until its record is written."""
+        """Mark an ADD as in progress until its record is written."""
         self._adding[key] += 1
         try:
             yield
@@ -65,7 +65,7 @@ class Records:
             self._adding = +self._adding
 
     def is_unsettled(self, key: Key) -> bool:
-        """Whether the record of a key may be older than the attachment. Any thread may ask."""
+        """Whether the record of a key may be older than the attachment. For any thread."""
         return key in self._adding or key in self._late
 
     async def _write(self, key: Key, work: Callable[[], None]) -> None:
@@ -73,13 +73,13 @@ class Records:
         try:
             await self._lane.run(work)
         except Unanswered as error:
-            LOG.warning("the record of attachment %s is brought up to date later: %s", key, error)
+            LOG.warning("the record of attachment %s is updated later: %s", key, error)
             self._late[key] = work
             if self._catching_up is None:
                 self._catching_up = asyncio.create_task(self._catch_up(), name="late records of attachments")
 
     async def _catch_up(self) -> None:
-        """Write what is late, as soon as the disk answers; work that it held meanwhile may be done twice."""
+        """Write what is late as soon as the disk responds; what it held up may be done twice."""
         while self._late:
             await asyncio.sleep(_AGAIN)
             for key, work in [] if self._lane.stuck else list(self._late.items()):

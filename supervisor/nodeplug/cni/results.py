@@ -2,7 +2,7 @@
 
 Owns: the three families of result JSON (0.1.0 and 0.2.0; 0.3.0 to 0.4.0; 1.0.0 and 1.1.0) and the conversions between
 them as libcni does them. Within a family the JSON is the same, and any member decodes as any other.
-Refuses: I/O, and judgement of a result's content beyond its types.
+Refuses: I/O, and checks of a result beyond its types.
 
 | family | addresses | interfaces | routes |
 |---|---|---|---|
@@ -131,7 +131,7 @@ def decode(document: Any, version: str) -> CniResult:
     """Read a result in the form of one version; keys match without regard to case, as Go's do.
 
     Raises:
-        IncompatibleVersion: the result says that it has a version of another family.
+        IncompatibleVersion: the result has a version of another family.
         Undecodable: a value has the wrong type; the message names it.
     """
     if not isinstance(document, Mapping):

@@ -1,14 +1,12 @@
-"""DELs that arrived while the daemon was away.
+"""DELs that arrived while the daemon was down.
 
 Owns: which of the DELs that an entrypoint could not deliver are pending (it writes one frame per file, named by time),
 and replaying them oldest first, until each has succeeded once.
-Refuses: files (`spool_folder` looks at them, on a lane beside the loop), and to drop a DEL: a file that cannot be read
-is set aside as `*.damaged`, one whose DEL fails stays and is tried again, less and less often. One whose plugin is gone
-waits for it; the node's next start ends that wait, because then nothing is left of its container but what a reboot
-frees anyway.
+Refuses: files (`spool_folder` handles them, on a lane beside the loop), and to drop a DEL: a file that cannot be read
+is set aside as `*.damaged`, one whose DEL fails stays and is retried, less and less often. One whose plugin is gone
+waits for it until the node's next start, after which nothing is left of its container but what a reboot frees anyway.
 
-A replay that comes late must never destroy a fresh attachment, so an ADD first settles the pending DELs of its own
-attachment.
+A late replay must never destroy a new attachment, so an ADD first replays the pending DELs of its own attachment.
 """
 
 import asyncio
@@ -30,7 +28,7 @@ LOG: Final = logging.getLogger(__name__)
 _FIRST_RETRY: Final = 2.0
 _LAST_RETRY: Final = 300.0
 _TRIES_WITHOUT_PLUGIN: Final = 5
-"""Replays, about a minute, that a DEL of an earlier boot gets before its plugin counts as gone for good."""
+"""Replays (about a minute) of a DEL of an earlier boot before its plugin counts as removed."""
 Serve = Callable[[Frame], Awaitable[Reply]]
 
 
@@ -58,8 +56,8 @@ class Spool:
     """The pending DELs of one folder. Used only from the event loop.
 
     Attributes:
-        folder: where the entrypoint scripts of this node write.
-        poll: seconds between two looks: a script may write while the daemon is already up.
+        folder: where the entrypoints of this node write.
+        poll: seconds between two checks: an entrypoint may write while the daemon is already up.
         boot_id: of this boot; without one, no DEL is of an earlier boot.
         is_served: whether an enabled plugin serves what was executed under a name.
         damaged: the files that were set aside, or could not be, and are not replayed.
@@ -77,26 +75,26 @@ class Spool:
     _lane: Lane = field(default_factory=lambda: Lane("the folder of deferred DELs"))
 
     def prepare(self) -> None:
-        """Make the folder, and note which DELs are of an earlier boot. Before anything else, beside the loop.
+        """Create the folder, and find the DELs of an earlier boot. Before anything else, off the loop.
 
         Raises:
-            OSError: it cannot be made.
+            OSError: it cannot be created.
         """
         spool_folder.prepare(self.folder)
         self._earlier = spool_folder.of_earlier_boot(self.folder, self.boot_id)
 
     def count(self) -> int:
-        """Return how many DELs are pending, as last looked at."""
+        """Return how many DELs were pending at the last check."""
         return len(self._pending)
 
     def stranded(self) -> list[tuple[Key, str]]:
-        """Return the DELs, as last looked at, whose plugin no enabled section serves, each with its last failure."""
+        """Return the DELs at the last check whose plugin no enabled section serves, each with its last failure."""
         served = self.is_served
         return [(one.key, one.reason) for one in self._pending.values() if not served(one.deferred.frame.name)]
 
     @property
     def trouble(self) -> str:
-        """What somebody has to look at; empty when that is nothing."""
+        """What needs attention; empty if nothing does."""
         if self._lane.stuck:
             return f"{self._lane.stuck}: pods start again when it does ({self.folder})"
         if not self.damaged:
@@ -118,10 +116,10 @@ class Spool:
         for pending in [item for item in self._pending.values() if item.key == key]:
             failure = await self._replay(pending, serve)
             if failure:
-                raise TryAgain(f"an earlier DEL of {key} is not done yet: {failure}")
+                raise TryAgain(f"an earlier DEL of {key} is still pending: {failure}")
 
     async def run(self, serve: Serve) -> None:
-        """Replay what is pending, oldest first, now and whenever there is more; until cancelled."""
+        """Replay what is pending, oldest first, until cancelled."""
         while True:
             await self.replay(serve)
             await asyncio.sleep(self.poll)
@@ -135,7 +133,7 @@ class Spool:
                 await self._replay(pending, serve)
 
     async def _replay(self, pending: _Pending, serve: Serve) -> str:
-        """Run one replay, or join the one that runs; the answer is why it failed, or empty."""
+        """Run one replay, or join the one that runs; return why it failed, or nothing."""
         if pending.replay is None:
             pending.replay = asyncio.create_task(self._attempt(pending, serve), name=f"replay {pending.key}")
         return await asyncio.shield(pending.replay)
@@ -160,22 +158,22 @@ class Spool:
         return pending.reason
 
     def _is_over(self, pending: _Pending) -> bool:
-        """Whether a DEL is of an earlier boot, and nobody serves it although every plugin had the time to start."""
+        """Whether a DEL is of an earlier boot, and no plugin serves it although all had time to start."""
         over = pending.name in self._earlier and pending.failures >= _TRIES_WITHOUT_PLUGIN
         return over and not self.is_served(pending.deferred.frame.name)
 
     async def _finish(self, pending: _Pending) -> str:
-        """Have the file of a DEL that is done removed. One that stays is not replayed: its container may be back.
+        """Remove the file of a DEL that is done. One that stays is not replayed: its container may be back.
 
         Returns:
-            Why that is not known to be so, or nothing: a successor of this daemon would replay the DEL.
+            Why the removal is uncertain, or nothing: a later daemon would replay the DEL.
         """
         self._pending.pop(pending.name, None)
         self._done.setdefault(pending.name, "")
         return await self.look()
 
     async def look(self) -> str:
-        """Learn what is in the folder, and have removed what is done.
+        """Read the folder, and remove what is done.
 
         Returns:
             Why it could not be read this time, or nothing; what is known of it stays known.
@@ -189,7 +187,7 @@ class Spool:
         return sight.failure
 
     def _learn(self, sight: Sight) -> None:
-        """Take over what a look found. What changed here while it was under way is newer than what it saw."""
+        """Apply what a check found. What changed here meanwhile is newer."""
         for deferred in sight.fresh:
             name = deferred.path.name
             if name not in self._pending and name not in self._done:

@@ -1,4 +1,4 @@
-"""The folder of deferred DELs, looked at and tidied: everything about them that a disk can hold up.
+"""The folder of deferred DELs, read and cleaned up: everything about them that a disk can block.
 
 Owns: which files are frames and which are not, setting the latter aside, and removing what is done.
 Refuses: the event loop (each function here may block, so `spool` calls it on a lane of its own) and what a DEL does.
@@ -24,7 +24,7 @@ LOG: Final = logging.getLogger(__name__)
 _LEFTOVER_AGE: Final = 600.0
 _BOOT_LIMIT: Final = 100
 _PASSING: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
-"""Reasons not to read a file that have nothing to do with the file."""
+"""Reasons not to read a file that are not the file's fault."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +38,13 @@ class Deferred:
 
 @dataclass(slots=True)
 class Sight:
-    """What one look found.
+    """What one check found.
 
     Attributes:
-        names: the frames that are there, those of files that are done or no frame left out.
-        fresh: those of them that were not known before.
+        names: the frames, without those that are done.
+        fresh: those of them that are new.
         staying: files whose DEL is done and which cannot be removed, each with the reason.
-        unreadable: files that are not a DEL and cannot be set aside, each with the reason why it is none.
+        unreadable: files that are not a DEL and cannot be set aside, each with the reason.
         aside: the names of files that were set aside, now or before.
         failure: why the folder could not be read to its end; empty when it could.
     """
@@ -58,7 +58,7 @@ class Sight:
 
 
 def look(folder: Path, known: frozenset[str], done: frozenset[str], unreadable: Mapping[str, str]) -> Sight:
-    """Learn what is in the folder, remove what is done, and set aside what is not a DEL.
+    """Read the folder, remove what is done, and set aside what is not a DEL.
 
     What an earlier `Sight` said of `unreadable` files is not said again; the folder may be absent.
     """
@@ -83,10 +83,10 @@ def look(folder: Path, known: frozenset[str], done: frozenset[str], unreadable: 
 
 
 def prepare(folder: Path) -> None:
-    """Make the folder, so that an entrypoint finds it even when the daemon is away; remove what killed ones left.
+    """Create the folder, so that an entrypoint finds it even if the daemon is down; remove what killed ones left.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: it cannot be created.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for leftover in folder.glob("*.tmp"):
@@ -96,10 +96,10 @@ def prepare(folder: Path) -> None:
 
 
 def of_earlier_boot(folder: Path, boot_id: str) -> set[str]:
-    """Separate the DELs that an earlier boot left from those of this one, and note this one.
+    """Find the DELs that an earlier boot left, and record this one.
 
     Returns:
-        The names of the former.
+        Their names.
     """
     note, earlier = folder.with_name(f"{folder.name}.boot"), set[str]()
     with suppress(OSError):
@@ -135,7 +135,7 @@ def _take(path: Path, sight: Sight, unreadable: Mapping[str, str]) -> None:
 
 
 def _set_aside(path: Path, reason: str, sight: Sight, unreadable: Mapping[str, str]) -> None:
-    """Give a file that is not a DEL another name; where the disk refuses that, it is left out, and said once."""
+    """Rename a file that is not a DEL; if the disk refuses, ignore it, and log that once."""
     if unreadable.get(path.name) != reason:
         LOG.error("the spooled %s is set aside: %s", path, reason)
     aside = path.with_suffix(".damaged")
