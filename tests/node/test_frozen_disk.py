@@ -203,7 +203,7 @@ def test_probes_are_answered_while_the_folder_of_the_exec_socket_is_frozen(
         until(lambda: is_healthy(port) and "folder of the exec socket does not answer" in node.log)
         assert is_healthy(port)
         thaw(folder)
-        until(lambda: "has been made again" in node.log)
+        until(lambda: "has been recreated" in node.log)
         assert node.status()["plugins"] == []
     finally:
         subprocess.run(["fsfreeze", "-u", folder], capture_output=True, check=False)

@@ -28,5 +28,5 @@ ARGUMENTS: Final[Mapping[tuple[str, str], str]] = {
 
 
 def told(name: str) -> str:
-    """Return the sentence for a name that is gone; empty for one that never was."""
+    """Return the message for a removed name; empty for one that never existed."""
     return f"{name} was removed in API 1: {NAMES[name]}; see {PLACE}" if name in NAMES else ""

@@ -1,7 +1,7 @@
 """What one caller of the exec socket has sent so far.
 
 Owns: reading a frame and its descriptors without blocking, within the limits of `nodeplug.exec.frame`; the descriptors
-that nobody has taken over.
+until they are taken over.
 Refuses: time limits and answers (`nodeplug.exec.server`).
 """
 
@@ -30,7 +30,7 @@ class Arrival:
 
     @property
     def silent(self) -> bool:
-        """Whether nothing has come."""
+        """Whether nothing has arrived."""
         return not self._data
 
     async def frame(self) -> Frame | None:
@@ -56,7 +56,7 @@ class Arrival:
         return bytes(self._data[HEADER.size :]).partition(b"\0")[0].decode("ascii", "replace")
 
     async def drain(self) -> None:
-        """Throw away what is still coming, up to a few times the limit."""
+        """Discard what still arrives, up to a few times the limit."""
         seen = 0
         while seen < 4 * LIMIT and await self._more():
             seen += len(self._data)
@@ -70,7 +70,7 @@ class Arrival:
         """
         found: list[Netns] = []
         for path in ("/proc/self/ns/net", frame.env.get("CNI_NETNS", ""))[: len(self._descriptors)]:
-            # Taken one by one, and closed when it is refused: whatever happens, `close` finds those that are left.
+            # Taken one by one, and closed if refused: `close` finds those that are left.
             fd = self._descriptors.pop(0)
             try:
                 found.append(Netns.adopt(fd, path))
@@ -81,7 +81,7 @@ class Arrival:
         return tuple(found)
 
     def end(self, _: object = None) -> None:
-        """Close the connection, too."""
+        """Close the connection as well."""
         self.close()
         self.peer.close()
 
@@ -94,7 +94,7 @@ class Arrival:
     async def _more(self) -> bool:
         while True:
             try:
-                # Of more descriptors than there is room for, the kernel drops the rest.
+                # The kernel drops descriptors for which there is no room.
                 data, fds, flags, _ = socket.recv_fds(self.peer, _CHUNK, _DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
             except (BlockingIOError, InterruptedError):
                 await readable(self.peer)
@@ -107,7 +107,7 @@ class Arrival:
                 os.close(fd)
             self._data += data
             if flags & socket.MSG_CTRUNC and len(fds) < _DESCRIPTORS:
-                # The call would be served in the daemon's own namespace, or as if the container's were gone.
+                # Otherwise the call would run in the daemon's own namespace, or as if the container's were gone.
                 raise TryAgain("the daemon has no file descriptor left for this call; raise its limit (LimitNOFILE)")
             return bool(data)
 

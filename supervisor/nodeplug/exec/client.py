@@ -1,4 +1,4 @@
-"""Asking the running daemon, over the same socket that the entrypoint scripts use.
+"""Requests to the running daemon, over the socket that the entrypoint scripts use.
 
 Owns: the client side of frames of style "control", whose answer is one JSON object.
 Refuses: to start anything. The daemon's side of it is in `daemon`.
@@ -20,7 +20,7 @@ def ask(path: Path, *argv: str, timeout: float = TIMEOUT) -> dict[str, Any]:
 
     Raises:
         NotReady: no daemon listens there.
-        PluginError: only root may ask, the daemon refused, or it answered something else than JSON.
+        PluginError: the caller is not root, the daemon refused, or it did not answer JSON.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
         peer.settimeout(timeout)

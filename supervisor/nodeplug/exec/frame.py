@@ -1,18 +1,19 @@
 """The wire between the entrypoint scripts in bin/ and the daemon.
 
-Owns: encoding and decoding of one request frame and one reply. So simple that sixty lines of C can speak it:
+Owns: encoding and decoding of one request frame and one reply, simple enough for sixty lines of C:
 
     request   "NPX1" | u32 args | u32 env | u32 stdin | args: NUL-ended strings | env: NUL-ended NAME=VALUE | stdin
     reply     u8 exit status | u32 stdout | u32 stderr | stdout | stderr
 
 Numbers are little-endian byte counts. args[0] is the style ("cni", "flex", "control" or "alive"), args[1] the path
-under which the script was executed, the rest its arguments. File descriptors travel beside the first bytes
+under which the script was executed, the rest its arguments. File descriptors are passed with the first bytes
 (SCM_RIGHTS): the caller's own network namespace, then the opened CNI_NETNS if there is one. The same bytes, without
 descriptors, are a spooled DEL.
 
-The kernel takes connections for a stopped daemon, too. So an entrypoint that hears nothing for a while asks on a second
-connection, in the style "alive", which is answered at once; any byte is a sign of life. A daemon from before that style
-refuses it, which is one as well, and a newer one serves entrypoints that never ask: either may be exchanged first.
+The kernel accepts connections for a stopped daemon, too. So an entrypoint that hears nothing for a while sends a
+request of style "alive" on a second connection, which is answered at once; any byte is a sign of life. A daemon from
+before that style refuses it, which is one as well, and a newer one serves entrypoints that never send it: either may be
+upgraded first.
 Refuses: protocol knowledge, sockets.
 """
 

@@ -1,10 +1,9 @@
 """The unix socket behind the entrypoint scripts: frames and file descriptors in, answers out.
 
-Owns: the listening socket and its mode, who may speak to it, the bounds on silence, size and number, and one task per
-connection. An error that concerns a caller is answered to that caller and logged in one line; none of them ends the
-daemon.
-Nobody is left in the backlog: every connection is accepted at once, and when too many have not sent their request, the
-oldest silent one is dropped for the newcomer. An entrypoint sends its request as it connects, so it is never silent.
+Owns: the listening socket and its mode, who may connect, the limits on idle time, size and number, and one task per
+connection. An error of a caller is returned to that caller and logged in one line; none of them ends the daemon. Every
+connection is accepted at once, and if too many have not sent their request, the oldest idle one is dropped for the new
+one. An entrypoint sends its request as it connects, so it is never idle.
 Refuses: protocol knowledge beyond the form of an error in each style, and to touch its folder on the event loop: a
 thread does that.
 """
@@ -33,20 +32,20 @@ from nodeplug.process.umask import with_umask
 
 LOG: Final = logging.getLogger(__name__)
 Handler = Callable[[Frame, tuple[Netns, ...]], Awaitable[Reply]]
-"""Answers one frame. It takes over the namespaces and sees them closed, whatever happens."""
+"""Answers one frame. It takes over the namespaces and always closes them."""
 
 BACKLOG: Final = 1024
 """Connections that the kernel keeps until they are accepted (and at most net.core.somaxconn)."""
 READING: Final = 1024
-"""Connections that may be without a whole request at once."""
+"""Connections that may lack a complete request at a time."""
 CALLS: Final = 1024
-"""Requests that are served at once; the next ones are told to try again."""
+"""Requests that are served at a time; others are told to try again."""
 ALIVE: Final = "alive"
-"""The style that is answered at once, by no handler: how an entrypoint tells a daemon at work from a stopped one."""
+"""The style that is answered at once, without a handler: it tells a busy daemon from a stopped one."""
 _LOOK: Final = 0.5
-"""Seconds between two looks at whether the socket is still at its path: one stat(2)."""
+"""Seconds between two checks that the socket is still at its path: one stat(2)."""
 _AGAIN: Final = 0.1
-"""Seconds between two tries to accept while that fails."""
+"""Seconds between two attempts to accept while that fails."""
 Identity = tuple[int, int]
 """Device and inode of the socket in its folder."""
 _SILENCE: Final = 10.0
@@ -55,7 +54,7 @@ _CREDENTIALS: Final = struct.Struct("3i")
 
 
 def refusal(style: str, error: PluginError, request: str = "") -> Reply:
-    """Say an error in the form of a style: CNI error JSON, FlexVolume status JSON, or text on stderr."""
+    """Write an error for a style: CNI error JSON, FlexVolume status JSON, or text on stderr."""
     text = clip(str(error))
     if request and request not in text:
         text += f" (request {request})"
@@ -70,7 +69,7 @@ class ExecServer:
     """Accepts executions of the scripts and hands them to the handler of their style.
 
     Args:
-        path: where to listen; the folder is made when it is missing.
+        path: where to listen; the folder is created if it is missing.
         handlers: by style ("cni", "flex", "control").
         silence: seconds after which a caller that has not sent its whole frame is dropped.
     """
@@ -95,7 +94,7 @@ class ExecServer:
         Raises:
             PluginError: another daemon listens there, or the path cannot be used.
         """
-        # However long that takes: nobody can be served before.
+        # However long that takes: no call can be served before.
         self._listener, self._identity = await aside(self._listen, "exec: listen")
 
     def _listen(self) -> tuple[socket.socket, Identity]:
@@ -106,7 +105,7 @@ class ExecServer:
         _clear_stale(self.path)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
-            # The mode is right from the first instant: a chmod after bind would leave a gap for others to connect.
+            # The mode is right from the start: a chmod after bind would leave a gap for others to connect.
             with_umask(0o177, lambda: listener.bind(str(self.path)), "bind the exec socket")
             listener.listen(BACKLOG)
             status = self.path.stat()
@@ -116,9 +115,9 @@ class ExecServer:
         return listener, (status.st_dev, status.st_ino)
 
     async def keep_listening(self) -> None:
-        """Listen anew when the socket is gone from its path: a task of the daemon, ended by cancelling it.
+        """Recreate the socket when it is gone from its path: a task of the daemon, ended by cancelling it.
 
-        Without it callers would fail until the next restart, because somebody tidied up a folder.
+        Otherwise callers would fail until the next restart after somebody cleaned up the folder.
         """
         told = ""
         while True:
@@ -126,15 +125,15 @@ class ExecServer:
             try:
                 if self._listener is not None and not await self._folder.run(self._is_in_place):
                     self._replace_listener(*await self._folder.run(self._listen, lambda made: made[0].close()))
-                    LOG.warning("the socket at %s was gone and has been made again", self.path)
+                    LOG.warning("the socket at %s was gone and has been recreated", self.path)
                 told = ""
             except Unanswered as error:
-                if not told:  # how long it has not answered is no news
-                    LOG.error("cannot check whether the socket at %s is still there: %s", self.path, error)
+                if not told:  # log it once, however long it lasts
+                    LOG.error("cannot check whether the socket at %s still exists: %s", self.path, error)
                 told = told or str(error)
             except (PluginError, OSError) as error:
                 if told != str(error):
-                    LOG.error("the socket at %s is gone and cannot be made again: %s", self.path, error)
+                    LOG.error("the socket at %s is gone and cannot be recreated: %s", self.path, error)
                 told = str(error)
 
     def _is_in_place(self) -> bool:
@@ -173,13 +172,13 @@ class ExecServer:
             self._connections.add(task)
             task.add_done_callback(self._connections.discard)
             task.add_done_callback(arrival.end)  # also of a task that is cancelled before its first step
-            await asyncio.sleep(0)  # it reads what is there already, before others can push it out
+            await asyncio.sleep(0)  # it reads what has arrived before others can displace it
 
     def _evict(self) -> bool:
-        """Drop the connection that is most likely nobody's call; tell whether there was one."""
+        """Drop the connection that is least likely to be a call; return whether there was one."""
         if not self._reading:
             return False
-        # One that is refused has its answer; then those that have sent nothing; the oldest first.
+        # First refused ones, which have their answer; then those that have sent nothing; the oldest first.
         arrival = min(self._reading, key=lambda arrival: (not arrival.refused, not arrival.silent))
         self._reading.pop(arrival).cancel()
         return True
@@ -192,15 +191,15 @@ class ExecServer:
                 self._tell_accepting("")
                 self._idle = asyncio.get_running_loop().create_future()
                 await readable(listener, self._idle)
-            except OSError as error:  # such as EMFILE: it passes
+            except OSError as error:  # such as EMFILE: temporary
                 self._tell_accepting(error.strerror or str(error))
                 await asyncio.sleep(_AGAIN)
         return None
 
     def _tell_accepting(self, trouble: str) -> None:
-        """Say once that callers cannot be accepted, and once that none is left waiting."""
+        """Log once that callers cannot be accepted, and once that they are again."""
         if trouble and not self._trouble:
-            LOG.warning("cannot accept on %s: %s; callers wait until that has passed", self.path, trouble)
+            LOG.warning("cannot accept on %s: %s; callers wait until that is over", self.path, trouble)
         elif self._trouble and not trouble:
             LOG.warning("callers are accepted on %s again", self.path)
         self._trouble = trouble
@@ -255,9 +254,9 @@ class ExecServer:
         await _send(peer, reply)
 
     async def _call(self, frame: Frame, arrival: Arrival) -> Reply:
-        # Questions to the daemon itself are short, and tell what all the others wait for.
+        # Requests to the daemon itself are short, and show what all the others wait for.
         if self._calls >= CALLS and frame.style not in {"control", ALIVE}:
-            raise TryAgain(f"{self._calls} requests are being served already; see `nodeplug status` for the slow ones")
+            raise TryAgain(f"{self._calls} requests are in progress; see `nodeplug status` for the slow ones")
         self._calls += 1
         try:
             return await self._answer(frame, arrival)
@@ -276,7 +275,7 @@ class ExecServer:
         return PluginError(f"only root may call nodeplug; the caller has user id {uid}")
 
     async def _refuse(self, arrival: Arrival, error: PluginError, *, quiet: bool) -> None:
-        """Answer a frame that is not read to its end; what it still sends is thrown away, so that it can read."""
+        """Answer a frame that was not read completely; discard what still arrives, so that the caller can read."""
         arrival.refused = True
         request = "" if quiet else new_request_id()
         if not quiet:
@@ -296,7 +295,7 @@ class ExecServer:
             handler = self._handlers.get(frame.style)
             if handler is None:
                 known = ", ".join(sorted(self._handlers))
-                raise NotSupported(f"this daemon does not speak {frame.style!r}; it speaks: {known}")
+                raise NotSupported(f"this daemon does not know the style {frame.style!r}; it knows: {known}")
             namespaces = arrival.namespaces(frame)
             return await handler(frame, namespaces)
         except Ending:
@@ -315,7 +314,7 @@ class ExecServer:
 def _has_left(peer: socket.socket, frame: Frame) -> bool:
     """Whether a frame outlived its caller, as in the backlog of a daemon that was stopped for a while.
 
-    Its caller has told that it failed, or keeps the DEL in the spool: an ADD that is done now would never be undone.
+    Its caller has reported a failure, or has spooled the DEL: an ADD that is done now would never be undone.
     """
     if not has_hung_up(peer):
         return False
@@ -325,7 +324,7 @@ def _has_left(peer: socket.socket, frame: Frame) -> bool:
 
 
 async def _send(peer: socket.socket, reply: Reply) -> None:
-    # A caller that was killed meanwhile, or does not read, costs nothing but this line.
+    # A caller that was killed, or does not read, costs only this line.
     try:
         async with asyncio.timeout(_SILENCE):
             await asyncio.get_running_loop().sock_sendall(peer, reply.encode())

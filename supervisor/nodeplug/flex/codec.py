@@ -29,10 +29,10 @@ _SIZE_LIMIT: Final = (1 << 63) - 1
 
 
 def decode(argv: Sequence[str]) -> Command:
-    """Read the arguments behind the executable's name.
+    """Read the arguments after the executable's name.
 
     Raises:
-        NotSupported: the verb is none of FlexVolume's.
+        NotSupported: the verb is not one of FlexVolume's.
         InvalidRequest: the number of arguments, a path, a size or an option is wrong.
         Undecodable: the JSON argument is not one object of strings, or a text is not UTF-8.
     """
@@ -60,7 +60,7 @@ def _is_json(text: str) -> bool:
 
 
 def verb_in(argv: Sequence[str]) -> str:
-    """Return the verb for logs and records; what is none is never repeated, for it may be the options."""
+    """Return the verb for logs and records; anything else is never repeated, as it may be the options."""
     if not argv:
         return "(no verb)"
     return argv[0] if argv[0] in VERBS else "(unknown verb)"
@@ -77,7 +77,7 @@ def _text(verb: str, text: str, what: str = "an argument") -> str:
 
 
 def _name(what: str, *, required: bool = True) -> Callable[[str, str], str]:
-    """Return the reader of the name of something, which is never JSON."""
+    """Return the reader of a name, which is never JSON."""
 
     def read(verb: str, text: str) -> str:
         if (required and not text) or _is_json(text):
@@ -237,7 +237,7 @@ def _line(document: Mapping[str, Any]) -> bytes:
 
 
 def capabilities(claim: VolumeClaim, hooks: frozenset[str]) -> dict[str, bool]:
-    """Say what `init` tells kubelet about a driver.
+    """Return what `init` tells kubelet about a driver.
 
     All are written out: kubelet's defaults would turn on attach, fsGroup, relabelling and resizing.
     """
@@ -251,5 +251,5 @@ def capabilities(claim: VolumeClaim, hooks: frozenset[str]) -> dict[str, bool]:
 
 
 def capabilities_file(claim: VolumeClaim, hooks: frozenset[str]) -> bytes:
-    """Return the whole answer to `init`, which the entrypoint script prints from a file without the daemon."""
+    """Return the whole output of `init`, which the entrypoint prints from a file without the daemon."""
     return encode(DriverStatus(capabilities=capabilities(claim, hooks)))

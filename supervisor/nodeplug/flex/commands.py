@@ -1,4 +1,4 @@
-"""FlexVolume's verbs as values: what kubelet asks a driver for.
+"""FlexVolume's verbs as values: what kubelet calls a driver for.
 
 Owns: one value per verb, the driver-independent part of the options, and the table of verbs with every argument order
 that callers use (kubernetes/community flexvolume.md; kubelet, pkg/volume/flexvolume).
@@ -40,12 +40,12 @@ class VolumeOptions:
 
 @dataclass(frozen=True, slots=True)
 class Init:
-    """Tell the capabilities of the driver."""
+    """Report the capabilities of the driver."""
 
 
 @dataclass(frozen=True, slots=True)
 class GetVolumeName:
-    """Name the volume; kubelet ignores the answer but not a failure."""
+    """Name the volume; kubelet ignores the result but not a failure."""
 
     options: VolumeOptions
 
@@ -100,7 +100,7 @@ class Detach:
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """Mount the volume for one pod; `device` is told by kubelets up to 1.5."""
+    """Mount the volume for one pod; kubelets up to 1.5 pass `device`."""
 
     target: str
     options: VolumeOptions

@@ -1,9 +1,9 @@
 """`/healthz`, `/readyz` and `/metrics`.
 
-Owns: what the three paths answer.
-Refuses: to know what ready means: it asks what it was given, on the event loop; and to write metrics there: that takes
-long when plugins give many, and is done once for all who ask within a second. How much a stranger can hold is bounded
-by `nodeplug.http.server`.
+Owns: the responses of the three paths.
+Refuses: to know what ready means: it calls what it was given, on the event loop; and to render metrics there: that
+takes long if plugins have many, and is done once for all requests within a second. `nodeplug.http.server` limits what
+clients can use up.
 """
 
 import json
@@ -25,9 +25,9 @@ Readiness = Callable[[], tuple[bool, Mapping[str, str]]]
 Liveness = Callable[[], str]
 """Why the daemon should be restarted, or an empty text."""
 FRESH: Final = 1.0
-"""Seconds for which a page of metrics is given to everybody who asks: samples are taken as often."""
+"""Seconds for which a page of metrics is reused."""
 _PATIENCE: Final = 8.0
-"""Seconds for writing a page; less than one request may take."""
+"""Seconds for rendering a page; less than a request may take."""
 
 
 class Endpoints:
@@ -91,7 +91,7 @@ _PATHS: Final = ("/healthz", "/readyz", "/metrics")
 
 
 class _Pages:
-    """The metrics as they are written down, for a second."""
+    """The page of metrics, for a second."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
@@ -113,7 +113,7 @@ class _Pages:
         return page if page and time.monotonic() - at < FRESH else None
 
     def _write(self, form: str, encode: Callable[[], bytes]) -> bytes:
-        """Write a page, in the lane's thread, unless somebody who waited for the same turn has just written it."""
+        """Render a page, in the lane's thread, unless another request has just done so."""
         page = self._fresh(form)
         if page is None:
             page = encode()

@@ -4,8 +4,8 @@ Owns: the two formats, the request id and the plugin in each record, and how muc
 Refuses: files, rotation and levels per module: systemd and the container runtime keep logs. Secrets never reach a log
 record, so nothing is filtered here.
 
-A record is written out by the thread that made it, before any lock is taken: the text of an exception is code of the
-plugin that raised it, and may be large, slow, or never come.
+A record is formatted by the thread that made it, before any lock is taken: the text of an exception is code of the
+plugin that raised it, and may be large, slow, or hang.
 """
 
 import json
@@ -28,7 +28,7 @@ TRACE: Final = 4 * SHOWN
 """Characters of one traceback."""
 _FIRST: Final = 20
 _LAST: Final = 60
-"""Pieces of a traceback that are kept: frames, and the texts of exceptions."""
+"""Parts of a traceback that are kept: frames, and the texts of exceptions."""
 
 
 def configure(level: str, form: Format, stream: TextIO | None = None) -> logging.Handler:
@@ -55,10 +55,10 @@ def configure(level: str, form: Format, stream: TextIO | None = None) -> logging
 
 
 class _Handler(logging.StreamHandler[TextIO]):
-    """Writes records that are formatted already: the base class formats while it keeps all other threads out."""
+    """Writes formatted records: the base class formats while it holds a lock."""
 
     def handle(self, record: logging.LogRecord) -> bool:
-        """Format in peace, then write in one piece."""
+        """Format without the lock, then write at once."""
         if not self.filter(record):
             return False
         try:
@@ -72,7 +72,7 @@ class _Handler(logging.StreamHandler[TextIO]):
 
 
 def _trace(record: logging.LogRecord) -> str:
-    """Write out a record's traceback; of a long one the beginning and, mainly, the end."""
+    """Format a record's traceback; of a long one the beginning and, mainly, the end."""
     if not record.exc_info:
         return ""
     kind, error, place = record.exc_info
@@ -93,7 +93,7 @@ def _message(record: logging.LogRecord) -> str:
 
 
 def _add_call(record: logging.LogRecord) -> bool:
-    """Add the request that the record was written for, seen from its own thread."""
+    """Add the request of the record, in its own thread."""
     call = CURRENT.get()
     record.request = call.id if call is not None else ""
     record.plugin = str(getattr(record, "plugin", "") or "")
@@ -108,7 +108,7 @@ class TextFormatter(logging.Formatter):
     """`2026-01-02T03:04:05.678Z INFO nodeplug.hosting.runner [4f00aa01 bridge] message`."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Write one record; no text in it, a traceback included, can begin a line that looks like a record."""
+        """Format one record; no text in it, a traceback included, can start a line that looks like a record."""
         where = " ".join(filter(None, (getattr(record, "request", ""), getattr(record, "plugin", ""))))
         message = _printable(_message(record))
         line = f"{_time(record)} {record.levelname} {record.name}{f' [{where}]' if where else ''} {message}"
@@ -123,7 +123,7 @@ class JsonFormatter(logging.Formatter):
     """One JSON object per line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Write one record; empty members are left out."""
+        """Format one record, without empty members."""
         document: dict[str, Any] = {
             "time": _time(record),
             "level": record.levelname.lower(),

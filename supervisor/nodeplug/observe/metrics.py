@@ -1,9 +1,9 @@
 """What Prometheus reads.
 
-Owns: a registry of its own, the name and labels of every metric, and one method per thing that happens. What merely is
-comes from the last status at each scrape, so that what is gone has no series.
-Refuses: to look at anything itself: services tell it, on the event loop. Keys (container ids, paths) are no labels; the
-flight recorder has them.
+Owns: a registry of its own, the name and labels of every metric, and one method per event. Gauges come from the last
+status at each scrape, so that what is gone has no series.
+Refuses: to look at anything itself: services call it, on the event loop. Keys (container ids, paths) are not labels;
+the flight recorder has them.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -52,7 +52,7 @@ _BY_RESOURCE: Final[tuple[tuple[str, str, Callable[[_Row], float]], ...]] = (
 def outcome_of(error: PluginError | None) -> str:
     """Return the word for how a call ended: "ok" or the error's class in the contract.
 
-    A plugin's own subclass counts as its ancestor, so that the label has few values.
+    A plugin's own subclass counts as its base class, so that the label has few values.
     """
     if error is None:
         return OK
@@ -63,7 +63,7 @@ class Metrics(Collector):
     """Every metric of one daemon. Methods are for the event loop; reading is safe from any thread."""
 
     def __init__(self, version: str = "") -> None:
-        # A series beside each counter and histogram that nobody asks for.
+        # An extra series per counter and histogram that nobody uses.
         disable_created_metrics()  # type: ignore[no-untyped-call] # the library gives this one function no types
         self.registry: Final = CollectorRegistry()
         within = self.registry
@@ -100,7 +100,7 @@ class Metrics(Collector):
     def finished(self, call: Call, outcome: str) -> None:
         """Count a finished call; its duration is its age now."""
         style, _, name = call.claim.partition(":")
-        # Whatever a caller sends as a verb must not become a series of its own.
+        # An unknown verb of a caller must not become a series.
         verb = call.verb if call.verb.isalpha() and len(call.verb) <= _VERB_LIMIT else "?"
         self._calls.labels(style, verb, call.claim, outcome).inc()
         self._seconds.labels(style, verb, call.claim).observe(call.age)
@@ -112,11 +112,11 @@ class Metrics(Collector):
         self._reloads.labels(outcome).inc()
 
     def sample(self, status: Mapping[str, Any]) -> None:
-        """Tell how everything stands (see `nodeplug.observe.status` for the shape)."""
+        """Take the state of everything (see `nodeplug.observe.status` for the shape)."""
         self._status = status
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """Answer a scrape with what the last status says."""
+        """Yield the gauges of the last status."""
         status = self._status
         for name, text, value in _GAUGES:
             yield GaugeMetricFamily(f"nodeplug_{name}", text, value=value(status))

@@ -1,8 +1,8 @@
-"""The metrics that plugins give, as Prometheus reads them.
+"""The metrics of plugins, as Prometheus reads them.
 
 Owns: which names and labels are exported, and the last numbers of each plugin.
-Refuses: to ask plugins (a scrape must never wait for one), and a name of ours, or one that two plugins describe
-differently: what one plugin gives must not take another's numbers from the page.
+Refuses: to call plugins (a scrape must never wait for one), and names of the daemon, or names that two plugins describe
+differently: one plugin must not remove another's numbers from the page.
 """
 
 import math
@@ -21,9 +21,9 @@ from nodeplug.contract.values import Metric, Sample
 PREFIX: Final = "nodeplug_"
 OWN_LABEL: Final = "plugin"
 SAMPLE_LIMIT: Final = 5000
-"""Samples of one metric: a label that holds a container id makes Prometheus, and this page, grow without end."""
+"""Samples of one metric: a label with a container id would make Prometheus, and this page, grow without end."""
 _SUFFIXES: Final[Mapping[str, tuple[str, ...]]] = {"histogram": ("_sum", "_count"), "summary": ("_sum", "_count")}
-"""Further names of one family; `fault` refuses the others everywhere."""
+"""Further names of one family; `fault` refuses the others."""
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]*")
 _LABEL: Final = re.compile(r"(?!__)[a-z_][a-z0-9_]*")
 
@@ -35,10 +35,10 @@ PLUGIN_LIMIT: Final = 20_000
 def plain(metric: Metric) -> Metric:
     """Return a metric whose parts are plain Python values, and text that can be written as UTF-8.
 
-    What a plugin gives can be any object, whose methods are code of that plugin: call this in the thread of its call.
+    A plugin can return any object, whose methods are its code: call this in the thread of its call.
 
     Raises:
-        PluginError: a part is of another type; a scrape that meets it would fail as a whole.
+        PluginError: a part has another type; a whole scrape would fail.
     """
     if not isinstance(metric.name, str) or not isinstance(metric.help, str):
         raise PluginError(f"the metric {metric.name!r} has a name or a help that is not text")
@@ -52,7 +52,7 @@ def plain(metric: Metric) -> Metric:
 def _plain(name: str, sample: Sample) -> Sample:
     labels = dict(sample.labels) if isinstance(sample, Sample) else {None: ""}
     if not all(isinstance(label, str) for label in labels):
-        raise PluginError(f"{name} has the sample {sample!r}; a Sample with a mapping from text to text is due")
+        raise PluginError(f"{name} has the sample {sample!r}; expected a Sample with a mapping from text to text")
     try:
         value = float(sample.value)
     except (TypeError, ValueError, OverflowError) as error:
@@ -61,7 +61,7 @@ def _plain(name: str, sample: Sample) -> Sample:
 
 
 def _text(text: str) -> str:
-    """Escape what is not UTF-8, such as a file name of other bytes; a copy, so that a subclass of str stays outside."""
+    """Escape what is not UTF-8, such as a file name; a copy, so that no subclass of str gets in."""
     return text.encode(errors="backslashreplace").decode()
 
 
@@ -99,7 +99,7 @@ class PluginMetrics(Collector):
         """Make these, which `plain` returned, the metrics of the plugins, by section name; others are forgotten.
 
         Returns:
-            One sentence per metric that is left out.
+            One message per metric that is skipped.
         """
         faults: list[str] = []
         kept: dict[str, list[Metric]] = {}
@@ -110,7 +110,7 @@ class PluginMetrics(Collector):
                 left -= len(metric.samples)
                 reason = fault(metric) or self._clash(metric, described, kept.get(plugin, ()))
                 if left < 0:
-                    reason = f"{metric.name} is beyond the {PLUGIN_LIMIT} samples that one plugin may have"
+                    reason = f"{metric.name} exceeds the {PLUGIN_LIMIT} samples that one plugin may have"
                 if reason:
                     faults.append(f"plugin {plugin}: {reason}")
                 else:
@@ -132,7 +132,7 @@ class PluginMetrics(Collector):
         return ""
 
     def collect(self) -> Iterator[Family]:
-        """Answer a scrape."""
+        """Yield the metrics for a scrape."""
         families: dict[str, Family] = {}
         for plugin, metrics in self._given.items():
             for metric in metrics:
@@ -147,5 +147,5 @@ class PluginMetrics(Collector):
         return iter(families.values())
 
     def describe(self) -> Iterator[Family]:
-        """Name nothing ahead: what plugins give changes while they run."""
+        """Describe nothing in advance: the metrics of plugins change."""
         return iter(())

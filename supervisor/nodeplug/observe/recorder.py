@@ -1,8 +1,8 @@
 """The flight recorder: the last finished calls, for `nodeplug status` after something went wrong.
 
-Owns: a ring of fixed size in memory, and which finished calls are worth remembering.
-Refuses: configurations, options and results: it never sees them, so a secret cannot get in. An error's text is kept,
-and the contract keeps secrets out of those.
+Owns: a ring buffer in memory, and which finished calls are recorded.
+Refuses: configurations, options and results: it never sees them, so no secret can get in. An error's text is kept; the
+contract keeps secrets out of it.
 """
 
 import time
@@ -17,11 +17,11 @@ SIZE: Final = 256
 _TEXT_LIMIT: Final = 500
 _NAME_LIMIT: Final = 256
 _ROUTINE: Final = frozenset({"health", "inspect", "metrics", "ListDevices"})
-"""Verbs of our own timers: remembered only when they fail."""
+"""Verbs of the daemon's own timers: recorded only if they fail."""
 
 
 class Recorder:
-    """Remembers the last `size` calls."""
+    """Records the last `size` calls."""
 
     def __init__(self, size: int = SIZE) -> None:
         self._records: deque[dict[str, Any]] = deque(maxlen=size)
@@ -34,11 +34,11 @@ class Recorder:
         self._records.append(described(call) | ended | {"at": time.time()})
 
     def latest(self) -> list[dict[str, Any]]:
-        """Return what is remembered, newest first, for JSON."""
+        """Return the recorded calls, newest first, as JSON values."""
         return list(reversed(self._records))
 
 
 def described(call: Call) -> dict[str, Any]:
-    """Say which call it is: its request id as in the log, and what it is about, for programs (`key`) and people."""
+    """Identify a call: its request id as in the log, and what it is about, for programs (`key`) and people."""
     names = {"verb": call.verb, "claim": call.claim, "key": call.key, "about": call.about or call.key}
     return {"id": call.id} | {name: clip(text, _NAME_LIMIT) for name, text in names.items()}

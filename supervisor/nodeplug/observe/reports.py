@@ -1,9 +1,9 @@
-"""What plugins tell about themselves when they are asked.
+"""What plugins report about themselves on request.
 
-Owns: asking running plugins for `inspect` and `metrics`, each in its own time, and what becomes of an answer that
-cannot be used.
-Refuses: the daemon's own status, which must answer while plugins hang; and to look at an answer before it is plain
-values: a mapping of a plugin is code of that plugin, which has its place in the thread of its call.
+Owns: calls of `inspect` and `metrics` to running plugins, each with its own deadline, and the handling of unusable
+results.
+Refuses: the daemon's own status, which must work while plugins hang; and to read a result before it is plain values: a
+plugin's mapping is code of the plugin, which runs only in the thread of its call.
 """
 
 import asyncio
@@ -23,9 +23,9 @@ from nodeplug.process.aside import aside
 
 LOG: Final = logging.getLogger(__name__)
 INSPECT_LIMIT: Final = 4 << 20
-"""Bytes of JSON that an inspection may have: it is for people, and the daemon passes it on in one piece."""
+"""Bytes of JSON that an inspection may have: it is for people, and passed on in one piece."""
 MEASURE_PATIENCE: Final = 1.0
-"""Seconds after which metrics are exported without waiting for a plugin that still measures."""
+"""Seconds after which metrics are exported without waiting for slow plugins."""
 _Measured = tuple[Sequence[Metric], str]
 """The metrics of one plugin, or why there are none."""
 
@@ -42,22 +42,22 @@ class Reports:
     _answers: dict[str, _Measured] = field(default_factory=dict)
 
     async def inspect(self, wanted: str) -> dict[str, Any]:
-        """Ask the plugins that a name means: a section, or every section that uses the plugin of that name.
+        """Inspect the plugins that a name means: a section, or every section that uses the plugin of that name.
 
         Returns:
-            What each of them tells, by section name.
+            What each of them reports, by section name.
 
         Raises:
             NotFound: no section has or uses the name.
             NotReady: one of them does not run.
-            NotSupported: one of them has nothing to tell.
-            PluginError: what one of them raised, or that its answer is not JSON, or too large.
+            NotSupported: one of them has nothing to inspect.
+            PluginError: what one of them raised, or its result is not JSON, or too large.
         """
         slots = [slot for name, slot in self.slots.items() if wanted in {name, slot.instance.uses}]
         if not slots:
             known = ", ".join(sorted(self.slots)) or "none"
             raise NotFound(f"no plugin {wanted!r} is enabled; there is a [plugins.…] section for: {known}")
-        # Side by side: who asks waits for the slowest one, not for all of them in turn.
+        # In parallel: the caller waits for the slowest one, not for all in turn.
         answers = await asyncio.gather(*(self._inspect(slot) for slot in slots))
         return {slot.name: answer for slot, answer in zip(slots, answers, strict=True)}
 
@@ -69,9 +69,9 @@ class Reports:
         return await self.runner.call(instance, "inspect", call, {}, around=lambda hook: _in_json(slot.name, hook))
 
     async def measure(self) -> None:
-        """Ask every running plugin that has metrics; one that fails keeps none, and says so once.
+        """Call every running plugin that has metrics; one that fails has none, which is logged once.
 
-        One that hangs holds up no other: its last metrics stay until its deadline.
+        One that hangs delays no other: its last metrics stay until its deadline.
         """
         running = {name: slot for name, slot in self.slots.items() if slot.state == "running"}
         asked = {name: slot for name, slot in running.items() if "metrics" in slot.instance.hooks}
@@ -83,7 +83,7 @@ class Reports:
             self._answers[name] = self._asking.pop(name).result()
         self._answers = {name: answer for name, answer in self._answers.items() if name in asked}
         given = {name: metrics for name, (metrics, _) in self._answers.items()}
-        # In a thread of its own: thousands of samples are judged there, and what they hold is plain by now.
+        # In a thread of its own: it checks thousands of samples, all plain values now.
         left_out = await aside(lambda: self.export(given), "export of metrics")
         faults = frozenset([*(text for _, text in self._answers.values() if text), *left_out])
         for text in sorted(faults - self._faults):
@@ -102,7 +102,7 @@ def _in_plain_values(hook: Hook) -> Hook:
     def metrics() -> Any:
         answer = hook()
         if not isinstance(answer, Sequence):
-            return answer  # the runner says what is wrong with it
+            return answer  # the runner reports what is wrong
         return [plain(metric) if isinstance(metric, Metric) else metric for metric in answer]
 
     return metrics
@@ -117,7 +117,7 @@ def _in_json(plugin: str, hook: Hook) -> Hook:
 
 
 def _written(plugin: str, answer: Mapping[str, Any]) -> str:
-    """Write JSON piece by piece, so that one that is too large ends early and other threads get their turns."""
+    """Write JSON in pieces, so that one that is too large ends early and other threads get to run."""
     pieces: list[str] = []
     size = 0
     try:
@@ -127,9 +127,9 @@ def _written(plugin: str, answer: Mapping[str, Any]) -> str:
             if size > INSPECT_LIMIT:
                 break
     except (TypeError, ValueError, RecursionError) as error:
-        raise PluginError(f"what plugin {plugin!r} tells about itself is not JSON: {error}") from error
+        raise PluginError(f"what plugin {plugin!r} reports about itself is not JSON: {error}") from error
     if size > INSPECT_LIMIT:
-        raise PluginError(f"what plugin {plugin!r} tells about itself has more than {INSPECT_LIMIT} bytes of JSON")
+        raise PluginError(f"what plugin {plugin!r} reports about itself has more than {INSPECT_LIMIT} bytes of JSON")
     return "".join(pieces)
 
 

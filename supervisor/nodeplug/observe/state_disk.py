@@ -1,8 +1,8 @@
-"""Whether the state folder can be written, asked of the disk itself.
+"""Whether the state folder can be written, by trying.
 
-Owns: one thread that writes a file there again and again, so that a disk that became read-only, full or frozen is told
-in /readyz before the next pod finds out; and the removals that wait for such a disk.
-Refuses: the event loop, which a frozen filesystem would stop, and to mend a disk.
+Owns: one thread that keeps writing a file there, so that /readyz reports a disk that became read-only, full or frozen
+before the next pod fails; and the removals that wait for such a disk.
+Refuses: the event loop, which a frozen filesystem would block, and to repair a disk.
 """
 
 import errno
@@ -20,7 +20,7 @@ LOG: Final = logging.getLogger(__name__)
 _PERIOD: Final = 5.0
 _PATIENCE: Final = 10.0
 _NO_NAMELESS: Final = frozenset({errno.EOPNOTSUPP, errno.EISDIR})
-"""What a filesystem that has no files without a name answers to O_TMPFILE; there only the removals tell."""
+"""Errors of O_TMPFILE on a filesystem without unnamed files; there only the removals show the state."""
 
 
 @dataclass(slots=True)
@@ -33,12 +33,12 @@ class StateDisk:
     _asked: float = 0.0
 
     def watch(self) -> None:
-        """Try from here on, for as long as the process lives."""
+        """Keep trying, for as long as the process lives."""
         threading.Thread(target=self._watch, name="state disk", daemon=True).start()
 
     @property
     def reason(self) -> str:
-        """Why the folder cannot be written, in a sentence; empty when it can."""
+        """Why the folder cannot be written; empty if it can."""
         asked = self._asked
         refusal = self._refusal
         if asked and time.monotonic() - asked > _PATIENCE:
@@ -46,7 +46,7 @@ class StateDisk:
         refusal = refusal or self.removals.refusal
         if not refusal:
             return ""
-        waiting = f"; {len(self.removals)} records that have ended wait there to be removed" if self.removals else ""
+        waiting = f"; {len(self.removals)} records wait there to be removed" if self.removals else ""
         return f"the state folder {self.folder} cannot be written: {refusal}{waiting}; make it writable, or free space"
 
     def look(self) -> None:
@@ -70,7 +70,7 @@ class StateDisk:
             time.sleep(_PERIOD)
 
     def _try(self) -> str:
-        """Write one byte into a file without a name: nobody sees it, nothing stays, no disk is synced."""
+        """Write one byte into an unnamed file: invisible, nothing stays, nothing is synced."""
         try:
             descriptor = os.open(self.folder, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
         except FileNotFoundError:  # the folder was removed; it is made again (`Daemon._keep_folders`)

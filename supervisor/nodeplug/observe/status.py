@@ -1,7 +1,7 @@
-"""What the daemon tells about itself, as one JSON object.
+"""What the daemon reports about itself, as one JSON object.
 
 Owns: the shape of `nodeplug status --json`.
-Refuses: rendering, and any question that costs a call into a plugin: a status must answer while plugins hang.
+Refuses: rendering, and anything that needs a call to a plugin: a status must work while plugins hang.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -20,9 +20,9 @@ from nodeplug.volumes.ledger import Staged, Target
 
 
 def unready(slots: Iterable[Slot], resources: Iterable[ResourceStatus]) -> dict[str, str]:
-    """Return why plugins do not serve, by section name: one that is not running or not well, or lists no devices.
+    """Return why plugins do not serve, by section name: one that is not running or not healthy, or lists no devices.
 
-    A kubelet that is away is no reason: it comes back, and nobody on the node could do anything about it here.
+    A kubelet that is down is not a reason: it comes back, and the plugin is not at fault.
     """
     reasons = {
         slot.name: clip(slot.reason) or f"it is {slot.state}"
@@ -36,7 +36,7 @@ def unready(slots: Iterable[Slot], resources: Iterable[ResourceStatus]) -> dict[
 
 
 def plugins(slots: Iterable[Slot], reasons: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Describe every configured plugin: what it answers to, and how it is or why it is not (see `unready`)."""
+    """Describe every configured plugin: what it serves, its state and the reason (see `unready`)."""
     return [
         {
             "name": slot.name,

@@ -22,7 +22,7 @@ def test_a_removed_exec_socket_is_made_anew(make_node: Make) -> None:
     node.until(node.scratch.paths.exec_socket.exists)
     assert node.scratch.paths.exec_socket.stat().st_mode & 0o777 == 0o600
     assert node.cni().status == 0
-    assert sum("has been made again" in line for line in node.fresh) == 1
+    assert sum("has been recreated" in line for line in node.fresh) == 1
 
 
 def test_a_call_that_runs_while_the_socket_is_removed_is_answered(make_node: Make) -> None:
@@ -51,11 +51,11 @@ def test_a_socket_that_cannot_be_made_anew_is_told_once_and_made_when_it_can(mak
     run, aside = node.scratch.paths.run, node.scratch.root / "aside"
     run.rename(aside)
     run.touch()
-    node.until(lambda: "cannot be made again" in node.scratch.log)
+    node.until(lambda: "cannot be recreated" in node.scratch.log)
     run.unlink()
     node.until(node.scratch.paths.exec_socket.exists)
     assert node.cni().status == 0
-    assert node.scratch.log.count("cannot be made again") == 1
+    assert node.scratch.log.count("cannot be recreated") == 1
 
 
 def test_a_configuration_that_is_deleted_keeps_what_runs_until_it_is_back(make_node: Make) -> None:

@@ -1,7 +1,7 @@
-"""What a plugin tells about itself, beyond the protocols.
+"""What a plugin reports about itself, beyond the protocols.
 
 Owns: the metric, as Prometheus understands it.
-Refuses: rendering, scraping, and to judge names (the exporter does that).
+Refuses: rendering, scraping, and to check names (the exporter does that).
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ class Sample:
 
     Attributes:
         value: in the unit that the metric's name says.
-        labels: what tells it from the other samples.
+        labels: what distinguishes it from the other samples.
     """
 
     value: float
