@@ -1,4 +1,4 @@
-"""What an administrator writes about device nodes.
+"""The configuration of device nodes.
 
 Owns: the shape of `[plugins.hostdev.config]` and the rules that can be checked without looking at the node.
 Refuses: to look at the node, and resource names (the host checks every claim).
@@ -19,7 +19,7 @@ class _Model(BaseModel):
 def _absolute(path: str) -> str:
     parts = PurePosixPath(path).parts
     if not path.startswith("/") or ".." in parts or path.endswith("/"):
-        raise ValueError("must be an absolute path without '..' and without '/' at its end")
+        raise ValueError("must be an absolute path without '..' and without '/' at the end")
     return path
 
 
@@ -47,15 +47,16 @@ class Node(_Model):
     )
     permissions: Annotated[str, AfterValidator(_permissions)] = Field("rw", description="Any of r, w, m.")
     probe: Literal["open", "exists"] = Field(
-        "open", description="What makes it healthy. Terminals, watchdogs and tapes are never opened: that acts on them."
+        "open",
+        description="What makes it healthy. Terminals, watchdogs and tapes are never opened: that has side effects.",
     )
-    optional: bool = Field(False, description="A node that goes along and may be missing; never the first of a group.")
+    optional: bool = Field(False, description="The node may be missing; never the first of a group.")
 
 
 class Group(_Model):
-    """Each match of the first node is one device; the others go along with it."""
+    """Each match of the first node is one device; the others come with it."""
 
-    nodes: tuple[Node, ...] = Field(min_length=1, description="The node to share out, then its companions.")
+    nodes: tuple[Node, ...] = Field(min_length=1, description="The node to share, then its companions.")
     count: int = Field(1, ge=1, le=1000, description="How many containers may share one device.")
     limit: int | None = Field(None, ge=1, description="The most devices of this group; the first in natural order.")
 
@@ -69,7 +70,7 @@ class Group(_Model):
 class HostMount(_Model):
     """A host path that every container of the resource gets."""
 
-    host_path: AbsolutePath = Field(description="A path of the host; while it is not there, no device is healthy.")
+    host_path: AbsolutePath = Field(description="A path of the host; while it does not exist, no device is healthy.")
     container_path: AbsolutePath = Field(description="Where the container finds it.")
     read_only: bool = Field(True, description="The container cannot write to it.")
 
@@ -87,7 +88,7 @@ class HostDevConfig(_Model):
     """`[plugins.hostdev.config]`."""
 
     resources: tuple[Resource, ...] = Field(min_length=1, description="One entry per extended resource.")
-    watch: bool = Field(True, description="Learn of new nodes by inotify; without it by the daemon's poll alone.")
+    watch: bool = Field(True, description="Detect new nodes by inotify; otherwise only by the daemon's poll.")
 
     @model_validator(mode="after")
     def _one_entry_per_resource(self) -> Self:

@@ -1,4 +1,4 @@
-"""Device nodes as the filesystem and sysfs tell them.
+"""Device nodes as the filesystem and sysfs show them.
 
 Owns: matching globs, probing a node, its NUMA node, and ids that stay the same for a path.
 Refuses: to remember anything. A probe that hangs in the kernel hangs its caller; the host bounds every listing.
@@ -16,7 +16,7 @@ from typing import Final
 from nodeplug import DeviceId
 
 _ID_LIMIT: Final = 57
-"""Of the 63 characters that a device id may have, what is left beside the number of a share."""
+"""What is left of the 63 characters of a device id beside the number of a share."""
 _PLAIN: Final = re.compile(r"/dev/[A-Za-z0-9._]+(?:/[A-Za-z0-9._]+)*")
 _USED_BY_OTHERS: Final = frozenset({errno.EBUSY, errno.EAGAIN})
 _OPENING_ACTS: Final = frozenset({"tty", "watchdog", "scsi_tape"})
@@ -43,7 +43,7 @@ def _device(path: str) -> os.stat_result | None:
 
 
 def exists(path: str) -> bool:
-    """Whether a device node, or a symlink to one, is there."""
+    """Whether a device node, or a symlink to one, exists."""
     return _device(path) is not None
 
 
@@ -59,8 +59,8 @@ def absence(path: str) -> str:
 def device_id(path: str, share: int = 0) -> DeviceId:
     """Return the id of one share of a node.
 
-    Share 0 has no number, so that raising the count of a group keeps the ids that containers hold already. A path
-    whose characters would not all survive gets a digest, as a long one does.
+    Share 0 has no number, so that raising the count of a group keeps the ids that containers hold. A path with
+    other characters than an id may have gets a digest, as a long one does.
     """
     name = path.removeprefix("/dev/")
     readable = re.sub(r"[^A-Za-z0-9._]+", "-", name).strip("-")
@@ -93,7 +93,7 @@ def fault(path: str, permissions: str, probe: str) -> str:
 
 
 def refusal(path: str, code: int) -> str:
-    """Say what an error of open(2) means for health; nothing when somebody else merely holds the node."""
+    """Return what an error of open(2) means for health; nothing if another process merely holds the node."""
     if code in _USED_BY_OTHERS:
         return ""
     hint = "; set probe = 'exists' if only containers may open it" if code == errno.EPERM else ""
@@ -121,7 +121,7 @@ def _sysfs(status: os.stat_result) -> Path:
 
 
 def numa_nodes(path: str) -> tuple[int, ...]:
-    """Return the NUMA node of the bus device behind a node, or nothing when the kernel names none."""
+    """Return the NUMA node of the bus device behind a node, or nothing if the kernel names none."""
     status = _device(path)
     if status is None:
         return ()

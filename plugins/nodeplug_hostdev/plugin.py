@@ -40,7 +40,7 @@ _SHARE: Final = "::"
 _REMEMBERED: Final = 4096
 """Vanished devices that stay listed, per resource; at most a third of the bytes that a list may have.
 
-Nodes that get a new name at each plugging, as those of USB, would otherwise fill the list, and an overfull list is not
+Nodes with a new name at each plugging, such as USB, would otherwise fill the list, and a list that is too long is not
 sent at all.
 """
 _Listed = dict[DeviceId, tuple[Device, str]]
@@ -73,7 +73,7 @@ class HostDev:
 
     @hookimpl
     def start(self) -> None:
-        """Begin to watch; without inotify the daemon's poll still finds every change."""
+        """Start watching; without inotify the daemon's poll still finds every change."""
         if not self._watch:
             return
         patterns = {
@@ -113,7 +113,7 @@ class HostDev:
 
     @hookimpl
     def device_allocate(self, request: DeviceAllocate) -> Grant:
-        """Grant what the devices carry.
+        """Return the grants of the devices.
 
         Raises:
             InvalidRequest: two nodes would have one path in the container.
@@ -131,7 +131,7 @@ class HostDev:
 
     @hookimpl
     def device_prefer(self, request: DevicePrefer) -> Sequence[DeviceId]:
-        """Spread: different nodes for one container, and of those the ones with the most free shares."""
+        """Spread: different nodes for one container, first those with the most free shares."""
         chosen = dict.fromkeys(request.must_include)
         used = Counter(map(_node, chosen))
         free: dict[str, deque[DeviceId]] = {}
@@ -139,7 +139,7 @@ class HostDev:
             if name not in chosen:
                 free.setdefault(_node(name), deque()).append(name)
         while free and len(chosen) < request.size:
-            # One look per node, not per share: a few nodes may have tens of thousands of shares.
+            # Once per node, not per share: a few nodes may have tens of thousands of shares.
             best = min(free, key=lambda node: (used[node], -len(free[node])))
             chosen[free[best].popleft()] = None
             used[best] += 1

@@ -1,7 +1,7 @@
 """Hot-plug by inotify.
 
-Owns: one thread that watches the folders where nodes come and go, and asks for a new listing.
-Refuses: to list. An event that is lost costs one poll of the daemon, so no event needs to be right.
+Owns: one thread that watches the folders where nodes appear and vanish, and asks for a new listing.
+Refuses: to list. A lost event costs one poll of the daemon, so events need not be reliable.
 """
 
 import glob
@@ -18,14 +18,14 @@ from asyncinotify import Event, Inotify, Mask
 
 _MASK: Final = Mask.CREATE | Mask.DELETE | Mask.MOVED_FROM | Mask.MOVED_TO | Mask.ATTRIB | Mask.ONLYDIR
 _END_PATIENCE: Final = 5.0
-"""Seconds that the thread gets to end; it may be looking through folders."""
+"""Seconds that the thread gets to end; it may be scanning folders."""
 
 Interest = tuple[str, str]
 """A component of a glob, and the resource that it belongs to."""
 
 
 def folders(patterns: Mapping[str, Sequence[str]]) -> dict[Path, set[Interest]]:
-    """Return what to watch now: each existing folder on the way to a match, and the names that matter in it.
+    """Return what to watch now: each existing folder on the path to a match, and the relevant names in it.
 
     Args:
         patterns: by resource, its globs.
@@ -55,8 +55,8 @@ class Watcher:
 
         Args:
             patterns: by resource, its globs.
-            refresh: called with a resource, from the thread, when something that may concern it happened.
-            log: for the one reason why watching may be impossible.
+            refresh: called with a resource, from the thread, after an event that may concern it.
+            log: for the reason why watching may be impossible.
 
         Raises:
             OSError: the kernel has no inotify instance left (fs.inotify.max_user_instances).
@@ -65,7 +65,7 @@ class Watcher:
         self._refresh = refresh
         self._log = log
         self._closing = threading.Event()
-        self._inotify = Inotify(sync_timeout=0)  # never waits: the thread waits for this and for the wake-up
+        self._inotify = Inotify(sync_timeout=0)  # non-blocking: the thread waits for this and for the wake-up
         self._wake_up = os.eventfd(0)
         self._interests: dict[Path, set[Interest]] = {}
         self._watch()
@@ -102,9 +102,9 @@ class Watcher:
 
     def _take(self, event: Event) -> None:
         concerned = self._concerned(event)
-        if not concerned:  # most of what happens in /dev: a storm there must not cost a look at every folder
+        if not concerned:  # most events in /dev: a storm there must not rescan every folder
             return
-        self._watch()  # the event may have made or removed a folder on the way
+        self._watch()  # the event may have created or removed a folder on the path
         for resource in sorted(concerned):
             self._refresh(resource)
 

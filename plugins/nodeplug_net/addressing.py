@@ -42,14 +42,14 @@ class Addressing:
     host: Host
 
     def recover(self) -> None:
-        """Release addresses that an earlier boot left, and forget what foreign plugins answered then."""
+        """Release addresses that an earlier boot left, and forget what foreign plugins returned then."""
         self.ipam.recover()
         for entry in self.host.journal.entries():
             if entry.phase == "ipam" and self.host.journal.is_stale(entry):
                 self.host.journal.remove(entry.key)
 
     def add(self, request: CniAdd, plugin_type: str, undo: Undo) -> CniResult:
-        """Get addresses; `undo` gives back what this call took.
+        """Get addresses; `undo` releases what this call reserved.
 
         Raises:
             InvalidRequest: IPAM returned no address.
@@ -67,11 +67,11 @@ class Addressing:
         if not result.ips:
             raise InvalidRequest(f"IPAM plugin {plugin_type} returned missing IP config; check its configuration")
         self.host.journal.write(_key(request), phase="ipam", data=_encode(result))
-        undo.push("forget the answer of IPAM", lambda: self.host.journal.remove(_key(request)))
+        undo.push("forget the result of IPAM", lambda: self.host.journal.remove(_key(request)))
         return result
 
     def delete(self, request: CniDel, plugin_type: str) -> None:
-        """Give addresses back."""
+        """Release addresses."""
         if plugin_type in IN_PROCESS:
             self.ipam.release(request)
         elif plugin_type:
@@ -94,7 +94,7 @@ class Addressing:
             self.host.delegate(request, plugin_type)
 
     def _forget_invalid(self, request: CniGc) -> None:
-        """Forget what was answered for attachments that are gone: their addresses may be others' by tomorrow."""
+        """Forget the results of attachments that are gone: others may get their addresses."""
         if request.valid is None:
             return
         kept = {f"ipam {Attachment(request.network, one.container_id, one.ifname).label}" for one in request.valid}
@@ -103,7 +103,7 @@ class Addressing:
                 self.host.journal.remove(entry.key)
 
     def leases(self, request: CniRequest, plugin_type: str) -> list[tuple[str, IPv4Interface | IPv6Interface]]:
-        """List the addresses of a network's attachments, by their labels, as far as they are known here."""
+        """List the known addresses of a network's attachments, by label."""
         if plugin_type in IN_PROCESS:
             found = self.ipam.leases(request) if has_ranges(request) else []
             return [(Attachment(request.network, *owner).label, address) for owner, address in found]

@@ -1,4 +1,4 @@
-"""Names that are computed from an attachment, so that every verb finds what ADD made without having written it down.
+"""Names computed from an attachment, so that every verb finds what ADD made without a record.
 
 Owns: the host veth's name, and the label that links and masquerade entries carry.
 Refuses: state. DEL without namespace, result and journal computes the same names again.
@@ -14,7 +14,7 @@ from nodeplug import CniAttachmentRequest
 HOST_VETH: Final = re.compile(r"veth[0-9a-f]{8}")
 """NetworkManager leaves names that start with veth alone."""
 LABEL_LIMIT: Final = 127
-"""nft prints comments of up to 128 bytes with their NUL; an interface alias has room for 255."""
+"""nft prints comments of up to 128 bytes, including NUL; an interface alias may have 255."""
 _NETWORK_LIMIT: Final = 36
 _CONTAINER_LIMIT: Final = 64
 _IFNAME_LIMIT: Final = 15
@@ -46,12 +46,12 @@ class Attachment:
 
 
 def network_label(network: str) -> str:
-    """Return how the labels of all attachments of a network begin."""
+    """Return the prefix of the labels of all attachments of a network."""
     return f"nodeplug {_short(network, _NETWORK_LIMIT)} "
 
 
 def _short(name: str, limit: int) -> str:
-    """Keep a name within a limit; `~` is in no CNI name, so a shortened name equals no other."""
+    """Shorten a name to a limit; no CNI name contains `~`, so a shortened name equals no other."""
     if len(name) <= limit:
         return name
     digest = hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()[:16]

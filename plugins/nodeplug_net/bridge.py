@@ -1,6 +1,6 @@
 """bridge: containers on a Linux bridge (plugin `bridge`).
 
-Owns: the CNI face: claims, and which room serves which verb.
+Owns: the hooks: claims, and which module serves which verb.
 Refuses: work. ADD is in `bridge_add`, DEL and GC in `bridge_del`, CHECK and STATUS in `bridge_check`.
 """
 

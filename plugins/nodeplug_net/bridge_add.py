@@ -1,10 +1,10 @@
 """ADD of the bridge: a veth pair between a container and a bridge, with addresses, routes and masquerading.
 
-Owns: the order of the steps, and the way back from each.
-Refuses: dumps of links, moving a link between namespaces, waiting in fixed steps: each costs more than all of ADD.
+Owns: the order of the steps, and the undo of each.
+Refuses: dumps of links, moving a link between namespaces, waiting in fixed steps: each costs more than the whole ADD.
 
-The host end is up and a port of the bridge when it is born, the other end is born in the container's namespace. A
-repeated ADD finds its host veth by its computed name and goes through the same steps: each is true already.
+The host end is created up and as a port of the bridge, the other end in the container's namespace. A repeated ADD finds
+its host veth by its computed name and goes through the same steps, each of which is already done.
 """
 
 import time
@@ -53,11 +53,11 @@ _POLL: Final = 0.0001
 
 @dataclass(slots=True)
 class Attaching:
-    """One ADD on its way.
+    """One ADD in progress.
 
     Attributes:
         links: of the host namespace.
-        undo: the way back.
+        undo: the steps back.
     """
 
     request: CniAdd
@@ -96,12 +96,12 @@ class Attaching:
         )
 
     def _others(self) -> list[Element]:
-        """Who else of this network should be masqueraded: asked when an administrator has flushed the table."""
+        """The other masqueraded addresses of this network, for a table that an administrator has flushed."""
         entries = self.plane.attached(self.request, self.config, self.links)
         return [entry for entry in entries if entry.label != self.attachment.label]
 
     def _ensure_veth(self, bridge: Link) -> None:
-        """Make the veth pair, or find the one that an earlier ADD of this attachment made."""
+        """Create the veth pair, or find the one of an earlier ADD of this attachment."""
         name = self.attachment.host_veth
         if not self._create_veth(bridge):
             self._adopt_or_remove(bridge)
@@ -139,7 +139,7 @@ class Attaching:
             self.plane.reaper.delete(link).wait(self.links)
 
     def _adopt_or_remove(self, bridge: Link) -> None:
-        """Keep the pair of an earlier ADD if it is whole, else make it anew.
+        """Keep the pair of an earlier ADD if it is complete, otherwise recreate it.
 
         Raises:
             InvalidRequest: the container has an interface of that name from elsewhere.
@@ -191,7 +191,7 @@ class Attaching:
         return link
 
     def _wait_for_port(self) -> Link:
-        """Return the host end when packets pass.
+        """Return the host end as soon as packets pass.
 
         Raises:
             PluginError: they do not.
@@ -210,7 +210,7 @@ class Attaching:
 
 
 def attach(request: CniAdd, plane: Dataplane) -> CniResult:
-    """Serve ADD; what fails leaves nothing.
+    """Serve ADD; a failure leaves nothing behind.
 
     Raises:
         PluginError: the configuration is wrong, IPAM has no address, or the container's interface name is taken.
@@ -225,7 +225,7 @@ def attach(request: CniAdd, plane: Dataplane) -> CniResult:
 
 
 def plan_addresses(config: BridgeConfig, found: CniResult) -> CniResult:
-    """Complete what IPAM answered: gateways, the default route, dns; every address belongs to the container's end."""
+    """Complete IPAM's result: gateways, the default route, dns; every address belongs to the container's end."""
     ips = []
     for ip in found.ips:
         gateway = ip.gateway

@@ -1,6 +1,6 @@
-"""CHECK and STATUS of the bridge: is everything as ADD left it, and would the next ADD work?
+"""CHECK and STATUS of the bridge: is everything as ADD left it, and would the next ADD succeed?
 
-Owns: the comparison of a result with the kernel, every difference in words.
+Owns: the comparison of a result with the kernel, with a text for every difference.
 Refuses: repair, and complaints about what a later plugin of the list may add: extra routes and addresses are fine.
 """
 
@@ -147,17 +147,17 @@ def _masquerade_differences(request: CniCheck, plane: Dataplane) -> Iterator[str
         if address.ip not in present:
             yield f"address {address.ip} is not masqueraded"
     for network in without_rule:
-        yield f"subnet {network} has no rule that masquerades it; the next ADD, STATUS or GC of the network makes it"
+        yield f"subnet {network} has no rule that masquerades it; the next ADD, STATUS or GC of the network restores it"
 
 
 def status(request: CniStatus, plane: Dataplane) -> None:
-    """Serve STATUS; what an ADD would mend is mended now.
+    """Serve STATUS; repair what an ADD would repair.
 
-    Runtimes hold pods back while STATUS fails, so a failure that the next ADD would end would never end.
+    Runtimes hold pods back while STATUS fails, so a failure that only the next ADD would repair would never end.
 
     Raises:
-        LimitedConnectivity: containers are attached, and the bridge cannot be mended.
-        NotReady: containers are attached and something of what they need is gone; or IPAM has no address.
+        LimitedConnectivity: containers are attached, and the bridge cannot be repaired.
+        NotReady: containers are attached and something that they need is gone; or IPAM has no address.
         OSError: the kernel refuses.
     """
     config = parse_bridge(request)
@@ -188,7 +188,7 @@ def _mend_bridge(request: CniStatus, plane: Dataplane, links: Links, bridge: Lin
         if config.ip_masq:
             _mend_masquerade(request, config, plane, links)
     except (OSError, InvalidRequest) as error:
-        raise LimitedConnectivity(f"bridge {bridge.name} cannot be mended: {error}") from error
+        raise LimitedConnectivity(f"bridge {bridge.name} cannot be repaired: {error}") from error
 
 
 def _mend_masquerade(request: CniStatus, config: BridgeConfig, plane: Dataplane, links: Links) -> None:
@@ -197,7 +197,7 @@ def _mend_masquerade(request: CniStatus, config: BridgeConfig, plane: Dataplane,
         lost = masquerade.lacking(entry.network for entry in expected)
         if lost:
             text = ", ".join(map(str, lost))
-            plane.log.warning("subnet %s lost the rule that masquerades its containers; it gets it again", text)
+            plane.log.warning("subnet %s lost the rule that masquerades its containers; the rule is restored", text)
             masquerade.mend(expected)
 
 
@@ -211,7 +211,7 @@ def _mend_gateways(request: CniStatus, config: BridgeConfig, plane: Dataplane, l
             lost.append(CniIp(ip_interface((gateways[0], ranges.ranges[0].network.prefixlen)), gateway=gateways[0]))
     if lost:
         text = ", ".join(str(ip.gateway) for ip in lost)
-        plane.log.warning("bridge %s lost %s, the gateway of its containers; it gets it again", bridge.name, text)
+        plane.log.warning("bridge %s lost %s, the gateway of its containers; it is restored", bridge.name, text)
         ensure_gateway(links, bridge, config, lost)
     off = not_forwarding(versions)
     if off:

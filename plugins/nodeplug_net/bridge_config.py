@@ -1,7 +1,7 @@
-"""What the bridge is asked for: the keys of the reference bridge plugin, read into values.
+"""The network configuration of the bridge: the keys of the reference bridge plugin, read into values.
 
-Owns: defaults, types, the precedence of the places where a MAC can be asked for, and the refusal of keys that would
-change behaviour and are not served: ignoring `vlan` would put a container into the wrong network.
+Owns: defaults, types, the precedence of the places where a MAC can be requested, and the refusal of keys that would
+change behaviour and are not supported: ignoring `vlan` would put a container into the wrong network.
 Refuses: addresses (see `ipam_config`). Keys match without regard to case, as Go matches them.
 """
 
@@ -30,7 +30,7 @@ _HARMLESS: Final[Mapping[str, tuple[Any, ...]]] = {
     "enabledad": (False,),
     "ip_masq_backend": ("", "nftables"),
 }
-"""Keys that are not served, and the values that ask for nothing that is not done anyway."""
+"""Keys that are not supported, and the values of each that change nothing."""
 
 
 class _Conf(BaseModel):
@@ -65,7 +65,7 @@ class PortConf(_Conf):
     @field_validator("bridge")
     @classmethod
     def _is_an_interface(cls, name: str) -> str:
-        # The kernel takes a % for a pattern: each ADD would make one more bridge.
+        # The kernel treats % as a pattern: each ADD would create another bridge.
         if name and (not _BRIDGE.fullmatch(name) or len(name.encode()) > _NAME_LIMIT):
             raise ValueError("must be an interface name of at most 15 characters")
         return name or DEFAULT_BRIDGE
@@ -109,11 +109,11 @@ class BridgeConfig:
         bridge: the bridge's name in the host namespace.
         is_gateway: the bridge gets the gateway addresses, and the host forwards.
         is_default_gateway: containers get a default route; implies `is_gateway`.
-        force_address: addresses of the bridge that stand in the way are removed.
-        ip_masq: what leaves the subnet carries the host's address.
+        force_address: conflicting addresses of the bridge are removed.
+        ip_masq: traffic that leaves the subnet is masqueraded.
         mtu: of both ends, and of a bridge that is created; 0 leaves it to the kernel.
         hairpin: containers reach themselves through the bridge.
-        promiscuous: the bridge takes every frame.
+        promiscuous: the bridge is promiscuous.
         mac: the container's hardware address, or empty.
         dns: instead of IPAM's, or None.
         ipam: the IPAM plugin, or empty for a network without addresses.
@@ -133,10 +133,10 @@ class BridgeConfig:
 
 
 def parse_bridge(request: CniRequest) -> BridgeConfig:
-    """Read what a request asks of the bridge.
+    """Read the configuration of a request.
 
     Raises:
-        InvalidRequest: a key is wrong or not served; the message names key and value.
+        InvalidRequest: a key is wrong or not supported; the message names key and value.
         InvalidEnvironment: CNI_ARGS has no hardware address in MAC.
     """
     conf = request.parse(NetConf)

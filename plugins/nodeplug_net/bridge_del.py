@@ -1,9 +1,9 @@
 """DEL and GC of the bridge.
 
-Owns: taking back what ADD made, in an order in which nobody else can get an address that still answers: link, then
+Owns: undoing what ADD made, in an order in which nobody else can get an address that is still in use: link, then
 masquerading, then the address.
-Refuses: to need anything. The host veth has a computed name, its alias and the masquerade entries carry the attachment,
-the addresses' files do too: namespace, result and journal may all be gone.
+Refuses: to depend on anything. The host veth has a computed name; its alias, the masquerade entries and the addresses'
+files name the attachment: namespace, result and journal may all be gone.
 """
 
 from nodeplug import CniDel, CniGc
@@ -18,7 +18,7 @@ from nodeplug_net.undo import Errors
 
 
 def detach(request: CniDel, plane: Dataplane) -> None:
-    """Serve DEL: everything that can go goes, and then the first failure is told.
+    """Serve DEL: remove everything that can be removed, then report the first failure.
 
     Raises:
         PluginError: something is left; the runtime will repeat DEL.
@@ -27,7 +27,7 @@ def detach(request: CniDel, plane: Dataplane) -> None:
     attachment, plugin_type = Attachment.of(request), request.parse(PortConf).ipam.type
     errors, gone = Errors(), False
     foreign = plugin_type not in IN_PROCESS
-    if foreign:  # before the link goes, as a dhcp lease is returned through the interface
+    if foreign:  # before the link, as a dhcp lease is returned through the interface
         with errors.kept():
             _end_masquerade(request, attachment, plane)
         with errors.kept():
@@ -49,7 +49,7 @@ def detach(request: CniDel, plane: Dataplane) -> None:
 
 
 def _end_masquerade(request: CniDel, attachment: Attachment, plane: Dataplane) -> None:
-    """End it while the address is the attachment's: later the next holder could come between look and removal."""
+    """End it while the attachment has the address: later the next holder could come between check and removal."""
     with plane.masquerade(request) as masquerade:
         masquerade.remove(masquerade.owned(attachment.label))
 
@@ -78,7 +78,7 @@ def find_host_end(links: Links, request: CniDel, attachment: Attachment) -> Link
 def collect(request: CniGc, plane: Dataplane) -> None:
     """Serve GC: remove links, masquerading and addresses of this network that belong to no valid attachment.
 
-    What valid ones have lost of their masquerading is made again.
+    Masquerading that valid ones have lost is restored.
 
     Raises:
         PluginError: with every failure; the rest is done.
@@ -101,7 +101,7 @@ def collect(request: CniGc, plane: Dataplane) -> None:
 
 
 def _tidy_masquerade(request: CniGc, plane: Dataplane) -> None:
-    """Make again what others took out of the table, and remove the subnets that nobody uses."""
+    """Restore what others removed from the table, and remove unused subnets."""
     config = parse_bridge(request)
     with plane.masquerade(request) as masquerade:
         if config.ip_masq:
@@ -111,7 +111,7 @@ def _tidy_masquerade(request: CniGc, plane: Dataplane) -> None:
 
 
 def _collect_links(request: CniGc, labels: frozenset[str], plane: Dataplane) -> None:
-    """Delete ports with our kind of name that carry this network's label and nobody's attachment."""
+    """Delete ports with names of ours and this network's label that belong to no attachment."""
     with Netlink() as netlink:
         links = Links(netlink)
         bridge = links.get(request.parse(PortConf).bridge)

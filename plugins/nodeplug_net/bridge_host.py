@@ -28,7 +28,7 @@ def ensure_bridge(links: Links, config: BridgeConfig) -> Link:
         bridge = links.get(config.bridge)
         if bridge is None:
             raise PluginError(f"bridge {config.bridge} vanished right after its creation; try again")
-        # The host is no client of the routers behind its containers.
+        # The host must not use routers behind its containers.
         set_sysctl(f"ipv6/conf/{config.bridge}/accept_ra", "0")
     if bridge.kind != "bridge":
         raise InvalidRequest(
@@ -51,7 +51,7 @@ def ensure_gateway(links: Links, bridge: Link, config: BridgeConfig, ips: Sequen
     """Give the bridge its gateway addresses and let the host forward.
 
     Raises:
-        InvalidRequest: another address stands in the way and `forceAddress` is not set.
+        InvalidRequest: there is a conflicting address and `forceAddress` is not set.
         OSError: the kernel refuses.
     """
     wanted = gateway_addresses(ips)
@@ -63,7 +63,7 @@ def ensure_gateway(links: Links, bridge: Link, config: BridgeConfig, ips: Sequen
             if other not in wanted and _conflict(address, other):
                 _resolve(links, bridge, config, address, other)
         if all(other.is_link_local for other in present):
-            links.set_mac(bridge, bridge.mac)  # pins it: else it follows the lowest address of the ports
+            links.set_mac(bridge, bridge.mac)  # pins it: otherwise it follows the lowest address of the ports
         if address.version == 6:
             set_sysctl(f"ipv6/conf/{bridge.name}/disable_ipv6", "0")
         links.add_address(bridge, address)
@@ -71,7 +71,7 @@ def ensure_gateway(links: Links, bridge: Link, config: BridgeConfig, ips: Sequen
 
 
 def not_forwarding(versions: Iterable[int]) -> list[str]:
-    """Return the settings, as paths below /proc/sys/net, that keep the host from forwarding these versions of IP."""
+    """Return the settings, below /proc/sys/net, that keep the host from forwarding these versions of IP."""
     return [_FORWARDING[version] for version in sorted(set(versions)) if get_sysctl(_FORWARDING[version]) != "1"]
 
 

@@ -1,7 +1,7 @@
 """What the verbs of one bridge plugin share.
 
-Owns: the plugin's IPAM, reaper, nf_tables sockets, log, and what its networks need, made once.
-Refuses: state about containers: that is in the kernel and in the address folders.
+Owns: the plugin's IPAM, reaper, nf_tables sockets, log, and what its networks need, created once.
+Refuses: state of containers: that is in the kernel and in the address folders.
 """
 
 import logging
@@ -30,11 +30,11 @@ class Dataplane:
     networks: Networks
 
     def attached(self, request: CniRequest, config: BridgeConfig, links: Links) -> list[Element]:
-        """List the addresses of a network that should be masqueraded: those of attachments whose port is there.
+        """List the addresses of a network that should be masqueraded: those of attachments whose port exists.
 
         Args:
             request: any of that network.
-            config: what it asks of the bridge.
+            config: its configuration.
             links: of the host namespace.
         """
         bridge = links.get(config.bridge)
@@ -51,7 +51,7 @@ class Dataplane:
             yield Masquerade(netlink)
 
     def tidy(self) -> None:
-        """Remove what is unused of the masquerading of this thread's namespace. It may stay: then it does no harm."""
+        """Remove unused masquerading of this thread's namespace; what stays does no harm."""
         try:
             with open_nft() as netlink:
                 Masquerade(netlink).prune()

@@ -2,8 +2,8 @@
 
 Owns: when the body of the package `pyroute2` runs. It imports every socket, protocol and database that the library has,
 about 150 modules and 7 MiB more than the classes of the messages that are sent here.
-Refuses: to take the library from anybody: whoever asks the package for another name gets it, and all the rest with it,
-as after an ordinary import.
+Refuses: to hide the library from others: any other name of the package imports all the rest, as an ordinary import
+does.
 """
 
 import sys
@@ -28,7 +28,7 @@ def message_class(module: str, name: str) -> Any:
         name: of the class.
 
     Raises:
-        ImportError: there is no pyroute2, or it has no such module.
+        ImportError: pyroute2 is missing, or has no such module.
     """
     if _PACKAGE not in sys.modules:
         _POSTPONED.prepare()
@@ -37,14 +37,14 @@ def message_class(module: str, name: str) -> Any:
 
 
 class _Body:
-    """The body of the package, which runs when somebody asks for what only it brings."""
+    """The body of the package, which runs when a name is needed that only it defines."""
 
     def __init__(self) -> None:
         self._lock = RLock()
         self._busy = False
 
     def prepare(self) -> None:
-        """Enter the package without its body; its modules can be imported all the same."""
+        """Register the package without its body; its modules can still be imported."""
         with self._lock:
             spec = None if _PACKAGE in sys.modules else find_spec(_PACKAGE)
             if spec is not None:
@@ -63,10 +63,10 @@ class _Body:
                 self._busy = before
 
     def _ask(self, package: ModuleType, spec: ModuleSpec, name: str) -> Any:
-        """Answer for a name that the package does not have yet (PEP 562)."""
+        """Resolve a name that the package does not have yet (PEP 562)."""
         missing = AttributeError(f"module {_PACKAGE!r} has no attribute {name!r}")
         if self._busy and find_spec(f"{_PACKAGE}.{name}") is not None:
-            raise missing  # `from pyroute2 import config` imports the module then; who imports waits for no other lock
+            raise missing  # then `from pyroute2 import config` imports the module; no other lock is held
         with self._lock:
             if name not in package.__dict__ and not self._busy:
                 with self.kept():

@@ -1,6 +1,6 @@
 """host-local: addresses out of ranges, reserved in a folder of this node (plugin `host-local`).
 
-Owns: the CNI face of `ipam`: another bridge (the reference's, or a third party's) delegates its IPAM here.
+Owns: the hooks of `ipam`: another bridge (the reference's, or a third party's) delegates its IPAM here.
 Refuses: interfaces. The result of an IPAM plugin has only addresses, routes and dns (CNI SPEC, section 4).
 """
 

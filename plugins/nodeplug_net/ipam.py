@@ -1,13 +1,13 @@
 """Addresses for attachments: host-local's rules on host-local's folder.
 
-Owns: allocation that answers a repeated request with the same addresses, release, check, garbage and free counts; and
-the release of addresses that a reboot left behind.
+Owns: allocation, which returns the same addresses to a repeated request, release, check, garbage collection and free
+counts; and the release of addresses that a reboot left behind.
 Refuses: links. The bridge calls this in-process where the reference executes a second program.
 
 After a reboot every container is gone but its files are not. A file is released when two things agree: the journal, or
 the folder's own lock, says that an earlier boot of this machine used the folder, and the file is older than this boot.
-Files that anybody wrote since the boot stay. When the clock was wrong at boot, files may look younger and stay too: GC
-releases those.
+Files written since the boot stay. If the clock was wrong at boot, files may look younger and stay too: GC releases
+those.
 """
 
 import time
@@ -40,7 +40,7 @@ class Allocation:
 
     Attributes:
         result: addresses, routes and dns.
-        fresh: the addresses that this very call reserved, to be released if the rest of ADD fails.
+        fresh: the addresses that this call reserved, to be released if the rest of ADD fails.
     """
 
     result: CniResult
@@ -48,7 +48,7 @@ class Allocation:
 
 
 def boot_moment() -> float:
-    """Return when this machine booted, in seconds since the epoch, by today's clock."""
+    """Return when this machine booted, in seconds since the epoch, by the current clock."""
     return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
@@ -59,7 +59,7 @@ class Ipam:
     Attributes:
         host: for the journal and the log.
         data_dir: where pools are unless `ipam.dataDir` says otherwise.
-        booted: tells the moment of boot.
+        booted: returns the time of boot.
     """
 
     host: Host
@@ -69,9 +69,9 @@ class Ipam:
     _known: set[Path] = field(default_factory=set)
 
     def recover(self) -> None:
-        """Release what an earlier boot left in every pool that the journal knows, or that lies where pools do.
+        """Release what an earlier boot left in every pool that the journal knows, or that lies in `data_dir`.
 
-        A pool of which the journal says nothing may be another section's: it is released, and not noted as this one's.
+        A pool that is not in the journal may be another section's: it is released, but not recorded as this one's.
         """
         entries = [entry for entry in self.host.journal.entries() if entry.phase == "pool"]
         known = [Path(folder) for entry in entries if isinstance(folder := entry.data.get("folder"), str)]
@@ -85,7 +85,7 @@ class Ipam:
                     self._release(store, stale=False)
 
     def allocate(self, request: CniAttachmentRequest) -> Allocation:
-        """Reserve one address out of each range set; what the attachment holds already is its answer.
+        """Reserve one address from each range set, or return those that the attachment already holds.
 
         Raises:
             InvalidRequest: the configuration or a requested address is wrong.
@@ -106,7 +106,7 @@ class Ipam:
         return Allocation(CniResult(ips=ips, routes=config.routes, dns=config.dns), tuple(fresh))
 
     def release(self, request: CniAttachmentRequest, only: tuple[Address, ...] | None = None) -> None:
-        """Release what an attachment holds, or only some of it; succeed when that is nothing."""
+        """Release what an attachment holds, or only some of it; succeed if that is nothing."""
         store = self._store(folder_of(request, self.data_dir))
         owner = (request.container_id, request.ifname)
         with store.locked(create=False) as exists:
@@ -174,7 +174,7 @@ class Ipam:
         with store.locked(create=False) as exists:
             if exists and not store.is_writable:
                 raise NotReady(f"network {request.network}: {store.folder}, where addresses are reserved, is read-only")
-            if exists:  # else a pool full of an earlier boot's addresses would keep the ADD away that releases them
+            if exists:  # else a pool full of an earlier boot's addresses would prevent the ADD that releases them
                 self._notice(store)
             used = [store.in_use(ranges) if exists else 0 for ranges in config.ranges]
         full = [
@@ -189,7 +189,7 @@ class Ipam:
         return self._stores.setdefault(folder, Store(folder))
 
     def _notice(self, store: Store) -> None:
-        """Note, once per boot, that a pool is in use; first release what an earlier boot left. Needs the lock."""
+        """Record, once per boot, that a pool is in use; first release what an earlier boot left. Needs the lock."""
         folder, journal = store.folder, self.host.journal
         if folder in self._known:
             return
@@ -199,7 +199,7 @@ class Ipam:
         if entry is None or stale:
             try:
                 journal.write(f"pool {folder}", phase="pool", data={"folder": str(folder)})
-            except PluginError as error:  # the lock tells, too; a disk that refuses must not keep pods from ending
+            except PluginError as error:  # the lock file says it, too; pods must be able to terminate
                 self.host.log.warning("the pool %s is used without a record of it: %s", folder, error)
                 return
         self._known.add(folder)

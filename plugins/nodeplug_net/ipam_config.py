@@ -1,6 +1,6 @@
-"""What host-local is asked for: `ipam`, the runtime's arguments and CNI_ARGS, read into values.
+"""The network configuration of host-local: `ipam`, the runtime's arguments and CNI_ARGS, read into values.
 
-Owns: the keys of host-local, old style and new, the precedence of the places where an address can be asked for, and
+Owns: the keys of host-local, old style and new, the precedence of the places where an address can be requested, and
 resolv.conf.
 Refuses: allocation. Keys match without regard to case, as Go matches them.
 """
@@ -107,14 +107,14 @@ class NetConf(_Conf):
 
 @dataclass(frozen=True, slots=True)
 class IpamConfig:
-    """One network's addresses, and what this request wants of them.
+    """The addresses of a network, and those that this request wants.
 
     Attributes:
         folder: where addresses are reserved.
-        ranges: one address is given out of each.
+        ranges: one address is allocated from each.
         routes: for the result.
         dns: for the result.
-        requested: addresses that the runtime or the user asks for.
+        requested: addresses that the runtime or the user requests.
     """
 
     folder: Path
@@ -140,7 +140,7 @@ def _folder(network: str, data_dir: str | Path) -> Path:
 
 
 def parse_config(request: CniRequest, data_dir: Path) -> IpamConfig:
-    """Read what a request asks of host-local.
+    """Read the configuration of a request.
 
     Raises:
         InvalidRequest: a key is wrong; the message says which.
@@ -164,7 +164,7 @@ def parse_config(request: CniRequest, data_dir: Path) -> IpamConfig:
 
 
 def has_ranges(request: CniRequest) -> bool:
-    """Whether the configuration says the ranges, or leaves them to `runtimeConfig.ipRanges`, which STATUS lacks."""
+    """Whether the configuration has the ranges, or leaves them to `runtimeConfig.ipRanges`, which STATUS lacks."""
     conf = request.parse(NetConf)
     return bool(conf.ipam.subnet or conf.ipam.ranges) or not conf.capabilities.ip_ranges
 

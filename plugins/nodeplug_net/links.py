@@ -1,7 +1,7 @@
 """Links, addresses and routes of one network namespace, as values and verbs.
 
-Owns: the reading of rtnetlink answers and the few operations that the plugins need, over one `Netlink` socket.
-Refuses: dumps where a single question will do, and caches: the kernel is asked each time.
+Owns: parsing rtnetlink replies and the few operations that the plugins need, over one `Netlink` socket.
+Refuses: dumps where a single request is enough, and caches: the kernel is asked each time.
 """
 
 import ipaddress
@@ -82,7 +82,7 @@ class Link:
 
 
 def parse_link(message: bytes) -> Link:
-    """Read an RTM_NEWLINK message (struct ifinfomsg behind the header, attributes from byte 32)."""
+    """Read an RTM_NEWLINK message (struct ifinfomsg after the header, attributes from byte 32)."""
     index, flags = struct.unpack_from("=iI", message, 20)
     link = Link(index, flags)
     for kind, start, end in attributes(message, 32):
@@ -131,7 +131,7 @@ class Route:
 
 
 def parse_routes(message: bytes, index: int) -> Iterator[Route]:
-    """Read an RTM_NEWROUTE message (struct rtmsg behind the header, attributes from byte 28).
+    """Read an RTM_NEWROUTE message (struct rtmsg after the header, attributes from byte 28).
 
     Args:
         message: as the kernel sent it.
@@ -162,17 +162,17 @@ def _parse_hops(hops: bytes, index: int) -> Iterator[dict[int, bytes]]:
 
 
 def get_request(name: str) -> Request:
-    """Ask for a link by name; no such link is an answer."""
+    """Build the request for a link by name; its absence is not an error."""
     return Request(messages.get_link_by_name().fill(name=name.encode()), f"find interface {name}", ENODEV)
 
 
 def up_request(index: int, name: str) -> Request:
-    """Ask for a link to be brought up."""
+    """Build the request that brings a link up."""
     return Request(messages.set_flags(IFF_UP, IFF_UP).fill(index=u32(index)), f"set interface {name} up")
 
 
 def address_request(index: int, name: str, address: Interface) -> Request:
-    """Ask for an address to be added; one that is there already is an answer."""
+    """Build the request that adds an address; an existing one is not an error."""
     values = {"index": u32(index), "address": address.packed}
     if address.version == 4 and address.network.prefixlen < 31:
         values["broadcast"] = address.network.broadcast_address.packed
@@ -181,7 +181,7 @@ def address_request(index: int, name: str, address: Interface) -> Request:
 
 
 def route_request(index: int, name: str, route: CniRoute) -> Request:
-    """Ask for a route to be added; one that is there already is an answer."""
+    """Build the request that adds a route; an existing one is not an error."""
     metrics = tuple((key, value) for key, value in (("mtu", route.mtu), ("advmss", route.advmss)) if value is not None)
     gateway = None if route.gw is None else str(route.gw)
     template = messages.route(str(route.dst), gateway, metrics, route.priority, route.table, route.scope)
@@ -222,7 +222,7 @@ class Links:
     def create_bridge(self, name: str, mtu: int) -> None:
         """Create a bridge that is up, unless the name is taken.
 
-        Its hardware address is chosen here, which pins it: else it follows the lowest address of its ports, and
+        Its hardware address is chosen here, which pins it: otherwise it follows the lowest address of its ports, and
         containers keep the old one in their ARP caches.
         """
         values = {"name": name.encode(), "mac": new_mac()}
@@ -231,7 +231,7 @@ class Links:
         self.netlink.ask(Request(messages.create_bridge(mtu=bool(mtu)).fill(**values), f"create bridge {name}", EEXIST))
 
     def set_mac(self, link: Link, mac: str) -> None:
-        """Set, and for a bridge thereby pin, the hardware address."""
+        """Set the hardware address, which for a bridge pins it."""
         data = messages.set_mac().fill(index=u32(link.index), mac=mac_bytes(mac))
         self.netlink.ask(Request(data, f"set the MAC of interface {link.name} to {mac}"))
 
@@ -245,7 +245,7 @@ class Links:
         self.netlink.ask(Request(data, f"set interface {link.name} down"))
 
     def set_promiscuous(self, link: Link) -> None:
-        """Make a link take every frame."""
+        """Make a link promiscuous."""
         data = messages.set_flags(IFF_PROMISC, IFF_PROMISC).fill(index=u32(link.index))
         self.netlink.ask(Request(data, f"set interface {link.name} promiscuous"))
 
@@ -261,7 +261,7 @@ class Links:
         return [parse_address(message) for message in answer.messages if _index_of(message) == link.index]
 
     def add_address(self, link: Link, address: Interface) -> None:
-        """Add an address, unless it is there."""
+        """Add an address, unless it exists."""
         self.netlink.ask(address_request(link.index, link.name, address))
 
     def remove_address(self, link: Link, address: Interface) -> None:
@@ -284,7 +284,7 @@ class Links:
 
 @contextmanager
 def links_in(netns: Netns) -> Iterator[Links]:
-    """Open the links of a namespace; the calling thread stays where it is."""
+    """Open the links of a namespace; the calling thread stays in its own."""
     with netns.entered():
         netlink = Netlink()
     with netlink:

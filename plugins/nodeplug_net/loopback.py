@@ -63,7 +63,7 @@ class Loopback:
 
     @hookimpl
     def cni_add(self, request: CniAdd) -> CniResult:
-        """Bring `lo` up; a result of the plugin before is passed on as it is."""
+        """Bring `lo` up; the previous plugin's result is passed on unchanged."""
         with kernel_errors(), _lo(request.netns) as (links, lo):
             links.set_up(lo)
             addresses = sorted(links.addresses(lo), key=lambda address: address.version)
@@ -94,6 +94,6 @@ class Loopback:
 def _lo(netns: Netns) -> Iterator[tuple[Links, Link]]:
     with links_in(netns) as links:
         lo = links.get(_NAME)
-        if lo is None:  # every namespace is born with one, and the kernel does not delete it
+        if lo is None:  # every namespace has one from the start, and the kernel does not delete it
             raise PluginError(f"there is no interface lo in {netns.path}")
         yield links, lo

@@ -1,11 +1,11 @@
 """Masquerading of container addresses through nf_tables, without executing anything.
 
 Owns: the table `inet nodeplug_masquerade` of a network namespace: who is masqueraded, and on whose behalf.
-Refuses: iptables, and memory: the kernel is asked each time, also whether the rules are there, so what an
-administrator's `nft flush ruleset` or `flush table` took is made again by the next ADD, STATUS or GC. A table of our
-own name, because the reference plugins own `cni_plugins_masquerade` and its rules.
+Refuses: iptables, and memory: the kernel is asked each time, also for the rules, so the next ADD, STATUS or GC restores
+what an administrator's `nft flush ruleset` or `flush table` removed. The table has a name of its own, because the
+reference plugins own `cni_plugins_masquerade` and its rules.
 
-Each element carries the label of its attachment. An address can pass to a new container before the old one's DEL
+Each element carries the label of its attachment. A new container can get an address before the old one's DEL
 arrives: ADD takes the element over, and DEL removes only what still carries its own label.
 """
 
@@ -21,7 +21,7 @@ from nodeplug_net.links import Interface
 from nodeplug_net.netlink import ENOENT, KernelReply, Netlink, Request, attributes, failure, text
 
 _ABSENT: Final = ENOENT | {errno.EINVAL}
-"""No table, or (EINVAL) a kernel without nf_tables, where a DEL has nothing to remove."""
+"""No table, or (EINVAL) a kernel without nf_tables: a DEL has nothing to remove."""
 _TOGETHER: Final = 100
 """Entries of one transaction: a socket has room for some three hundred acknowledgements."""
 _ATTEMPTS: Final = 50
@@ -63,12 +63,12 @@ class Masquerade:
     def add(
         self, addresses: Sequence[Interface], label: str, others: Callable[[], Sequence[Element]] = lambda: ()
     ) -> None:
-        """Masquerade addresses on behalf of an attachment, in one transaction; take over what another had.
+        """Masquerade addresses for an attachment, in one transaction; take over elements of others.
 
         Args:
             addresses: with the prefix of their subnet.
             label: of the attachment.
-            others: tells who else should be masqueraded; asked when the rules of a subnet are missing.
+            others: returns who else should be masqueraded; called if the rules of a subnet are missing.
 
         Raises:
             OSError: the kernel refuses, with its errno.
@@ -88,7 +88,7 @@ class Masquerade:
         raise _restless()
 
     def _replacement(self, wanted: list[Element]) -> list[bytearray]:
-        """Compose the transaction anew from the elements that exist now."""
+        """Compose the transaction from the elements that exist now."""
         present = {(entry.network, entry.key) for entry in self.entries("")}
         messages = []
         for one in wanted:
@@ -98,18 +98,18 @@ class Masquerade:
         return messages
 
     def lacking(self, networks: Iterable[nft.Network]) -> list[nft.Network]:
-        """Return the subnets that have no rule; their addresses are not masqueraded, whatever their sets hold."""
+        """Return the subnets without a rule; their addresses are not masqueraded, whatever their sets hold."""
         answer = self._netlink.ask(Request(nft.dump_rules(), f"list the rules of table {nft.TABLE}", _ABSENT))[0]
         rules = b"".join(answer.messages)
         return [network for network in dict.fromkeys(networks) if nft.names_set(network) not in rules]
 
     def mend(self, expected: Sequence[Element], networks: Iterable[nft.Network] = ()) -> None:
-        """Make what is missing of the table: the rules of subnets, their sets, and the expected entries.
+        """Restore what is missing of the table: the rules of subnets, their sets, and the expected entries.
 
-        In one transaction: rules without their entries would look whole, and nobody would mend them again.
+        In one transaction: rules without their entries would look complete and never be repaired.
 
         Args:
-            expected: what should be masqueraded; an address that another attachment has stays its.
+            expected: what should be masqueraded; an address that another attachment has stays with it.
             networks: further subnets.
 
         Raises:
@@ -131,16 +131,16 @@ class Masquerade:
         raise _restless()
 
     def _missing_rules(self, wanted: list[nft.Network]) -> list[bytearray]:
-        """Compose the rules anew, of all subnets, if one of these has none."""
+        """Compose the rules of all subnets, if one of these has none."""
         if not self.lacking(wanted):
             return []
         known = [network for network in map(nft.network_of, sorted(self._sets() or ())) if network]
         return nft.rebuild(dict.fromkeys([*known, *wanted]))
 
     def prune(self) -> None:
-        """Remove the set and the rule of each subnet without addresses, and the table when there is none left.
+        """Remove the set and the rule of each subnet without addresses, and the table if none is left.
 
-        An ADD that comes between the look and the removal is not lost: it makes a new generation, and this gives up.
+        An ADD between check and removal is not lost: it makes a new generation, and this gives up.
 
         Raises:
             OSError: the kernel refuses.
@@ -163,7 +163,7 @@ class Masquerade:
         return self._dump(nft.set_name(network))
 
     def _generation(self) -> int | None:
-        """Return the number of the rule set; None when the kernel does not tell."""
+        """Return the generation of the rule set; None if the kernel does not say."""
         what = "read the generation of nf_tables"
         messages = self._netlink.ask(Request(nft.get_generation(), what, _ABSENT))[0].messages
         for message in messages:
@@ -173,11 +173,11 @@ class Masquerade:
         return None
 
     def owned(self, label: str) -> list[Element]:
-        """List what is masqueraded on behalf of one attachment."""
+        """List what is masqueraded for one attachment."""
         return self._scan(label.encode() + b"\0")
 
     def entries(self, prefix: str) -> list[Element]:
-        """List what is masqueraded on behalf of attachments whose label begins so."""
+        """List what is masqueraded for attachments whose label starts with the prefix."""
         return [entry for entry in self._scan(prefix.encode()) if entry.label.startswith(prefix)]
 
     def _scan(self, needle: bytes) -> list[Element]:
@@ -198,9 +198,9 @@ class Masquerade:
     def _dump(self, name: str) -> list[bytes]:
         """List the elements of a set, all of one generation.
 
-        A long list comes in parts, and each part begins behind as many elements as were sent before it: when some of
-        those are removed meanwhile, as many others are left out, and a DEL would leave its own behind. The kernel does
-        not mark such a list (NLM_F_DUMP_INTR), but each message carries the generation of the rule set.
+        A long list comes in parts, and each part skips as many elements as were sent before it: if some of those are
+        removed meanwhile, as many others are missing, and a DEL would leave its own behind. The kernel does not mark
+        such a list (NLM_F_DUMP_INTR), but each message carries the generation of the rule set.
 
         Raises:
             OSError: EAGAIN, the set keeps changing.
@@ -213,7 +213,7 @@ class Masquerade:
         raise failure(what, KernelReply(errno.EAGAIN))
 
     def remove(self, entries: Sequence[Element]) -> None:
-        """Remove entries; those that are gone are removed already.
+        """Remove entries; succeed for those that are gone.
 
         Raises:
             OSError: the kernel refuses.
@@ -231,7 +231,7 @@ class Masquerade:
             raise failure(f"end masquerading {', '.join(str(entry.address) for entry in entries)}", refusal)
 
     def _sets(self) -> set[str] | None:
-        """Name the sets of the table; None without a table."""
+        """Return the names of the table's sets; None without a table."""
         answer = self._netlink.ask(Request(nft.dump_sets(), f"list the sets of table {nft.TABLE}", _ABSENT))[0]
         if answer.error:
             return None
@@ -243,7 +243,7 @@ class Masquerade:
         }
 
     def _commit(self, messages: list[bytearray], generation: int | None = None) -> KernelReply | None:
-        """Send one transaction; None when the kernel took it, else its first refusal."""
+        """Send one transaction; return the first error, or None."""
         begin = nft.begin(generation)
         answers = self._netlink.exchange([(begin, False), *((one, True) for one in messages), (nft.end(), False)])
         return next((answer for answer in answers if answer.error), None)
@@ -254,7 +254,7 @@ def _restless() -> PluginError:
 
 
 def _parse_elements(message: bytes, needle: bytes) -> list[tuple[bytes, str]]:
-    """Read the elements that contain the needle; looking for it is ten times faster than reading them all."""
+    """Read the elements that contain the needle; searching is ten times faster than parsing them all."""
     if needle not in message:
         return []
     return [

@@ -2,7 +2,7 @@
 
 Owns: the shape of every rtnetlink message that is sent, and where its variable parts lie. pyroute2 needs about 100
 microseconds to encode a veth pair; copying a template and writing into it needs three.
-Refuses: sockets and answers. pyroute2 is imported by the first template, not by this module, because
+Refuses: sockets and replies. pyroute2 is imported by the first template, not by this module, because
 `nodeplug check-config` sends nothing.
 """
 
@@ -60,7 +60,7 @@ class Template:
         """Find each sentinel (its bytes, and how often it must occur).
 
         Raises:
-            AssertionError: a sentinel occurs more or less often: the encoder does not do what is expected of it.
+            AssertionError: a sentinel occurs more or less often: the encoder behaves unexpectedly.
         """
         self._encoded = encoded
         self._holes: dict[str, tuple[int, list[int]]] = {}
@@ -170,7 +170,7 @@ def create_bridge(*, mtu: bool) -> Template:
 
 @cache
 def create_veth(*, mtu: bool, mac: bool) -> Template:
-    """NEWLINK of a veth pair, its host end up and a bridge port, its peer born in the container's namespace.
+    """NEWLINK of a veth pair, its host end up and a bridge port, its peer created in the container's namespace.
 
     Holes: `name`, `peer`, `netns` (a descriptor), `master`; `mtu` and the peer's `mac` if asked. Moving an end between
     namespaces afterwards would wait for rcu_barrier, fifteen milliseconds and more.
@@ -234,7 +234,7 @@ def delete_link() -> Template:
 def address(number: int, version: int, prefix: int) -> Template:
     """NEWADDR or DELADDR with the holes `index`, `address` and, for IPv4, `broadcast`.
 
-    IPv6 addresses skip duplicate address detection: an allocator gave them out, and DAD costs a second.
+    IPv6 addresses skip duplicate address detection: an allocator chose them, and DAD costs a second.
     """
     fields = {"family": _AF_INET if version == 4 else _AF_INET6, "prefixlen": prefix, "index": _INDEX}
     flags = _CREATE if number == RTM_NEWADDR else _ASK

@@ -1,8 +1,8 @@
-"""What the containers of a network need of their host, and whether it is there.
+"""What the containers of a network need on their host, and whether it exists.
 
 Owns: one record per network of what its newest ADD made (bridge, gateway addresses, masqueraded subnets), and the
-comparison of it with the kernel while any container of the network is attached. STATUS and `health` ask here, so that
-a bridge that somebody deleted or a ruleset that somebody flushed is told before the next pod finds out.
+comparison of it with the kernel while any container of the network is attached. STATUS and `health` use it, so that
+a deleted bridge or a flushed ruleset is reported before the next pod fails.
 Refuses: repair, networks without a container, and other namespaces than the daemon's own.
 """
 
@@ -22,8 +22,8 @@ from nodeplug_net.netlink import Netlink
 from nodeplug_net.sockets import Identity, open_nft
 
 _PHASE: Final = "network"
-_AGAIN: Final = "the next ADD, STATUS or GC of the network mends it"
-_ANEW: Final = "make their containers anew"
+_AGAIN: Final = "the next ADD, STATUS or GC of the network repairs it"
+_ANEW: Final = "recreate their containers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Needs:
         bridge: the bridge of its ports.
         gateways: addresses that the bridge has, without a prefix.
         subnets: those that are masqueraded.
-        made_for: what the configuration said; another one makes these needs void.
+        made_for: the configuration; a changed one voids these needs.
     """
 
     bridge: str
@@ -43,7 +43,7 @@ class Needs:
     made_for: str = ""
 
     def covers(self, other: "Needs") -> bool:
-        """Whether another's needs are among these."""
+        """Whether these include another's needs."""
         same = (self.bridge, self.made_for) == (other.bridge, other.made_for)
         return same and other.gateways <= self.gateways and other.subnets <= self.subnets
 
@@ -56,14 +56,14 @@ class Needs:
 
 @dataclass(slots=True)
 class Networks:
-    """The networks of the daemon's own namespace. Any thread may call it: each network has one entry."""
+    """The networks of the daemon's own namespace. Any thread may call it: one entry per network."""
 
     host: Host
     home: Identity | None = None
     _known: dict[str, Needs] = field(default_factory=dict)
 
     def recover(self) -> None:
-        """Read what was noted in this boot; the calling thread is in the daemon's own namespace."""
+        """Read what was recorded in this boot; the calling thread is in the daemon's own namespace."""
         current = Netns.current()
         self.home = current.identity
         current.close()
@@ -76,7 +76,7 @@ class Networks:
                 self._known[entry.key.removeprefix("network ")] = needs
 
     def note(self, request: CniAdd, config: BridgeConfig, result: CniResult) -> None:
-        """Note what an ADD made, unless that is known."""
+        """Record what an ADD made, unless that is known."""
         if request.host_netns.identity != self.home:
             return
         needs = _of(request, config, result)
@@ -87,7 +87,7 @@ class Networks:
         try:
             self.host.journal.write(f"network {request.network}", phase=_PHASE, data=_encode(known))
         except PluginError as error:
-            self.host.log.warning("what network %s needs is not noted: %s", request.network, error)
+            self.host.log.warning("what network %s needs is not recorded: %s", request.network, error)
 
     def missing(self, request: CniRequest, config: BridgeConfig) -> list[str]:
         """Return what a network lacks; the calling thread is in the request's host namespace."""
@@ -123,7 +123,7 @@ def _ports_of(network: str, there: list[Link]) -> list[Link]:
 def _differences(network: str, needs: Needs, attached: list[Link], links: Links, there: list[Link]) -> Iterator[str]:
     bridge = next((link for link in there if link.name == needs.bridge and link.kind == "bridge"), None)
     if bridge is None:
-        yield f"bridge {needs.bridge} of network {network} is gone: make its {len(attached)} containers anew"
+        yield f"bridge {needs.bridge} of network {network} is gone: recreate its {len(attached)} containers"
         return
     if not bridge.is_up:
         yield f"bridge {needs.bridge} of network {network} is down: {_AGAIN}"

@@ -1,9 +1,9 @@
-"""A netlink socket and nothing more: send encoded requests, read the answers, name the error.
+"""A netlink socket and nothing more: send encoded requests, read the replies, report errors.
 
-Owns: sequence numbers, acknowledgements, end of dumps, and the kernel's own words about an error (netlink(7),
+Owns: sequence numbers, acknowledgements, end of dumps, and the kernel's error texts (netlink(7),
 NETLINK_EXT_ACK). One socket belongs to one call; opening one costs about ten microseconds, so none is kept.
 Refuses: to know any message (see `messages`), threads (a socket has one user at a time), and to wait: the kernel
-queues every answer before send(2) returns, so an answer that is not there will never come.
+queues every reply before send(2) returns, so a missing reply will never come.
 """
 
 import errno
@@ -18,21 +18,21 @@ from typing import Final, Self
 _SOL_NETLINK: Final = 270
 _OPTIONS: Final = (10, 11, 12)
 """NETLINK_CAP_ACK (acknowledgements carry no payload), NETLINK_EXT_ACK (error texts), NETLINK_GET_STRICT_CHK (filtered
-dumps). A kernel without one of them answers ENOPROTOOPT and works as before."""
+dumps). A kernel without one of them returns ENOPROTOOPT and works as before."""
 _NLMSG_ERROR: Final = 2
 _NLMSG_DONE: Final = 3
 _NLM_F_ACK_TLVS: Final = 0x200
 _NLMSGERR_ATTR_MSG: Final = 1
 _RECEIVE: Final = 65536
 _USUAL: Final = 200
-"""Messages that the buffers of any socket have room for, with their acknowledgements."""
+"""Messages that fit into the buffers of any socket, with their acknowledgements."""
 _PER_MESSAGE: Final = 2048
 _SO_SNDBUFFORCE: Final = 32
 _SO_RCVBUFFORCE: Final = 33
 _HEADER: Final = struct.Struct("=IHHII")
 _ATTRIBUTE: Final = struct.Struct("=HH")
 _NESTED: Final = 0x3FFF
-"""Mask that takes NLA_F_NESTED and NLA_F_NET_BYTEORDER off an attribute type."""
+"""Mask that removes NLA_F_NESTED and NLA_F_NET_BYTEORDER from an attribute type."""
 
 EEXIST: Final = frozenset({errno.EEXIST})
 ENODEV: Final = frozenset({errno.ENODEV})
@@ -45,8 +45,8 @@ class Request:
 
     Attributes:
         data: the message; its sequence number is written by the socket. It must ask for NLM_F_ACK or be a dump.
-        what: what is asked, for the text of an error: "set bridge cni0 up".
-        accept: errno values that are an answer, not a failure.
+        what: the request, for the text of an error: "set bridge cni0 up".
+        accept: errno values that are not a failure.
     """
 
     data: bytearray
@@ -56,7 +56,7 @@ class Request:
 
 @dataclass(slots=True)
 class KernelReply:
-    """What the kernel said to one request: an accepted errno or 0, and the messages before the acknowledgement."""
+    """The kernel's reply to one request: an accepted errno or 0, and the messages before the acknowledgement."""
 
     error: int = 0
     messages: list[bytes] = field(default_factory=list)
@@ -68,7 +68,7 @@ def attributes(message: bytes, start: int, end: int | None = None) -> Iterator[t
     """Walk the attributes of a message.
 
     Yields:
-        Type without flags, offset of the payload, offset behind the payload.
+        Type without flags, offset of the payload, offset after the payload.
     """
     stop = len(message) if end is None else end
     while start + 4 <= stop:
@@ -85,7 +85,7 @@ def text(message: bytes, start: int, end: int) -> str:
 
 
 class Netlink:
-    """One socket, in the network namespace of the thread that opens it, wherever that thread goes afterwards."""
+    """One socket, in the network namespace of the thread that opens it, even if that thread leaves it."""
 
     __slots__ = ("_sequence", "_socket")
 
@@ -111,15 +111,15 @@ class Netlink:
         self._socket.close()
 
     def ask(self, *requests: Request) -> list[KernelReply]:
-        """Send requests in one go and read every answer.
+        """Send requests at once and read every reply.
 
-        The kernel works through all of them, even behind one that fails.
+        The kernel processes all of them, even after one that fails.
 
         Returns:
-            One answer per request, in order.
+            One reply per request, in order.
 
         Raises:
-            OSError: the first error that its request does not accept: the kernel's errno and what was asked.
+            OSError: the first error that its request does not accept: the kernel's errno and the request.
         """
         answers = self.exchange([(request.data, True) for request in requests])
         for request, answer in zip(requests, answers, strict=True):
@@ -128,10 +128,10 @@ class Netlink:
         return answers
 
     def exchange(self, messages: Sequence[tuple[bytearray, bool]]) -> list[KernelReply]:
-        """Send messages in one go; the flag says whether an answer is due (batch markers of nf_tables have none).
+        """Send messages at once; the flag says whether a reply is expected (not for batch markers of nf_tables).
 
         Raises:
-            OSError: the socket fails, or an answer is missing.
+            OSError: the socket fails, or a reply is missing.
         """
         first = self._sequence + 1
         for offset, (data, _) in enumerate(messages):
@@ -141,13 +141,13 @@ class Netlink:
             self._make_room(len(messages) * _PER_MESSAGE)
         self._socket.send(b"".join(data for data, _ in messages))
         answers = [KernelReply(complete=not due) for _, due in messages]
-        # A transaction that is refused at its beginning, for its generation, is not looked at any further.
+        # A transaction that is refused at its start, for its generation, is not processed further.
         while not all(answer.complete for answer in answers) and (messages[0][1] or not answers[0].error):
             self._receive(answers, first)
         return answers
 
     def _make_room(self, size: int) -> None:
-        """Enlarge the buffers as nft(8) does; who may not (socket(7), CAP_NET_ADMIN) has what the system gives."""
+        """Enlarge the buffers as nft(8) does; without CAP_NET_ADMIN (socket(7)) the defaults stay."""
         for option in (_SO_SNDBUFFORCE, _SO_RCVBUFFORCE):
             with suppress(PermissionError):
                 self._socket.setsockopt(socket.SOL_SOCKET, option, size)
@@ -179,7 +179,7 @@ def _take(answer: KernelReply, kind: int, flags: int, message: bytes) -> None:
 
 
 def _extended(kind: int, flags: int, message: bytes) -> str:
-    """Return the kernel's own words about an error, or nothing (NLMSGERR_ATTR_MSG)."""
+    """Return the kernel's text of an error, or nothing (NLMSGERR_ATTR_MSG)."""
     if kind != _NLMSG_ERROR or not flags & _NLM_F_ACK_TLVS:
         return ""
     for attribute, start, end in attributes(message, 36):  # header 16, errno 4, the request's header 16
@@ -189,6 +189,6 @@ def _extended(kind: int, flags: int, message: bytes) -> str:
 
 
 def failure(what: str, answer: KernelReply) -> OSError:
-    """Make the error of a refused request: errno, what was asked, and the kernel's words if it has any."""
+    """Build the error of a refused request: errno, the request, and the kernel's text if there is one."""
     words = os.strerror(answer.error)
     return OSError(answer.error, f"cannot {what}: {words}" + (f" ({answer.text})" if answer.text else ""))

@@ -1,7 +1,7 @@
 """nf_tables messages: encoded once by pyroute2, patched for each request.
 
 Owns: the shape of the table `inet nodeplug_masquerade`, as messages.
-Refuses: sockets, and the decision when to send what (see `masquerade`). pyroute2 is imported by the first message.
+Refuses: sockets, and the decision what to send when (see `masquerade`). pyroute2 is imported by the first message.
 
 The shape, as nft(8) prints it:
 
@@ -55,7 +55,7 @@ _NFPROTO_IPV6: Final = 10
 _LOOKUP_SET: Final = 1
 _REQUEST: Final = 0x1
 _ASK: Final = 0x5  # NLM_F_REQUEST | NLM_F_ACK
-_ENSURE: Final = 0x405  # NLM_F_CREATE: what is there already stays as it is
+_ENSURE: Final = 0x405  # NLM_F_CREATE: what exists stays as it is
 _CREATE: Final = 0x605  # NLM_F_CREATE | NLM_F_EXCL
 _APPEND: Final = 0xC05  # NLM_F_CREATE | NLM_F_APPEND
 _DUMP: Final = 0x301  # NLM_F_REQUEST | NLM_F_DUMP
@@ -76,7 +76,7 @@ def set_name(network: Network) -> str:
 
 
 def network_of(name: str) -> Network | None:
-    """Return the subnet of a set, or None for a set of somebody else's."""
+    """Return the subnet of a set, or None for a foreign set."""
     text = name.removeprefix(_SET_PREFIX)
     try:
         return IPv6Network(text.replace("_", ":")) if "_" in text else IPv4Network(text)
@@ -108,7 +108,7 @@ def _htons(number: int) -> int:
 
 
 def begin(generation: int | None = None) -> bytearray:
-    """Begin a transaction; with a generation it is refused (ERESTART) when anybody has changed a table since."""
+    """Begin a transaction; with a generation it is refused (ERESTART) if any table has changed since."""
     data = batch(_BATCH_BEGIN)
     if generation is not None:
         data += struct.pack("=HH", 8, 1) + generation.to_bytes(4, "big")  # NFNL_BATCH_GENID
@@ -117,7 +117,7 @@ def begin(generation: int | None = None) -> bytearray:
 
 
 def get_generation() -> bytearray:
-    """Ask for the number of transactions so far."""
+    """Query the number of transactions so far."""
     return bytearray(struct.pack("=IHHIIBBH", 20, NFT_MSG_GETGEN | _SUBSYSTEM, _ASK, 0, 0, 0, 0, 0))
 
 
@@ -165,16 +165,16 @@ def _subnet(network: Network) -> tuple[bytes, ...]:
 
 
 def rebuild(networks: Iterable[Network]) -> list[bytearray]:
-    """Make the table and its chain if they are missing, and the chain's rules anew: multicast, and each subnet's.
+    """Create the table and its chain if they are missing, and replace the chain's rules: multicast, and each subnet's.
 
-    Sets that are there keep their elements. A rule that is left out is gone afterwards, so the list must be whole.
+    Existing sets keep their elements. A rule that is left out is gone afterwards, so the list must be complete.
     """
     subnets = [message for network in networks for message in _subnet(network)]
     return [bytearray(message) for message in (*_table(), *subnets)]
 
 
 def delete_set(network: Network) -> bytearray:
-    """Delete the set of a subnet, with what it holds; no rule may name it."""
+    """Delete the set of a subnet with its elements; no rule may refer to it."""
     attrs: Attributes = [("NFTA_SET_TABLE", TABLE), ("NFTA_SET_NAME", set_name(network))]
     return bytearray(_encode("nft_set_msg", NFT_MSG_DELSET, _ASK, attrs))
 
@@ -196,7 +196,7 @@ def dump_rules() -> bytearray:
 
 
 def names_set(network: Network) -> bytes:
-    """Return the bytes that the rule of a subnet alone contains: the attribute NFTA_LOOKUP_SET with its set."""
+    """Return the bytes that only the rule of a subnet contains: the attribute NFTA_LOOKUP_SET with its set."""
     return struct.pack("=H", _LOOKUP_SET) + set_name(network).encode() + b"\0"
 
 
@@ -274,13 +274,13 @@ def element(number: int, flags: int, name: str, version: int) -> Template:
 
 
 def new_element(network: Network, key: bytes, label: str, *, keep: bool = False) -> bytearray:
-    """Add an address to the set of its subnet; one that is there is refused with EEXIST, or kept with its label."""
+    """Add an address to the set of its subnet; an existing one is refused with EEXIST, or kept with its label."""
     template = element(NFT_MSG_NEWSETELEM, _ENSURE if keep else _CREATE, set_name(network), network.version)
     return template.fill(key=key, label=label.encode())
 
 
 def delete_element(network: Network, key: bytes) -> bytearray:
-    """Take an address out of the set of its subnet."""
+    """Remove an address from the set of its subnet."""
     return element(NFT_MSG_DELSETELEM, _ASK, set_name(network), network.version).fill(key=key)
 
 

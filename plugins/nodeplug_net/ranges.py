@@ -1,10 +1,10 @@
 """Which address comes next: pure arithmetic on ranges, without files and clocks.
 
 Owns: ranges and sets of ranges as host-local configures them, their defaults, their errors, and the round-robin choice.
-Refuses: I/O. Addresses are integers here, so that a /64 costs no more than a /24: a choice looks at the taken
-addresses in its way and at nothing else.
+Refuses: I/O. Addresses are integers here, so that a /64 costs no more than a /24: a choice looks only at the taken
+addresses in its way.
 
-Source: host-local of the CNI plugins; the error texts are its texts, because people search for them.
+Source: host-local of the CNI plugins; the error texts are its own, because people search for them.
 """
 
 import ipaddress
@@ -24,7 +24,7 @@ Network = IPv4Network | IPv6Network
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Addresses from `start` to `end`, both included, of one network; `gateway` is never given out."""
+    """Addresses from `start` to `end`, both included, of one network; `gateway` is never allocated."""
 
     network: Network
     start: int
@@ -48,7 +48,7 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class RangeSet:
-    """Ranges of one family out of which an attachment gets one address."""
+    """Ranges of one family from which an attachment gets one address."""
 
     ranges: tuple[Range, ...]
 
@@ -68,7 +68,7 @@ class RangeSet:
         return next(member for member in self.ranges if address in member)
 
     def reserved(self) -> frozenset[int]:
-        """Return what is never given out: gateways, network addresses and IPv4 broadcast addresses."""
+        """Return what is never allocated: gateways, network addresses and IPv4 broadcast addresses."""
         numbers = {member.gateway for member in self.ranges}
         for member in self.ranges:
             numbers.add(int(member.network.network_address))
@@ -77,7 +77,7 @@ class RangeSet:
         return frozenset(numbers)
 
     def size(self) -> int:
-        """Count the addresses that can be given out."""
+        """Count the addresses that can be allocated."""
         kept = self.reserved()
         return sum(
             member.end - member.start + 1 - sum(member.start <= number <= member.end for number in kept)
@@ -85,11 +85,11 @@ class RangeSet:
         )
 
     def choose(self, taken: AbstractSet[int], last: Address | None) -> Address | None:
-        """Return the first free address behind `last`, round robin; None when there is none.
+        """Return the first free address after `last`, round robin; None if there is none.
 
         Args:
             taken: addresses of this family in use.
-            last: the address given out before; one outside the set counts as none.
+            last: the address allocated before; one outside the set counts as none.
         """
         kept = self.reserved()
         for member, first, stop in self._walk(last):
@@ -99,7 +99,7 @@ class RangeSet:
         return None
 
     def _walk(self, last: Address | None) -> Sequence[tuple[Range, int, int]]:
-        """Cut the set into stretches, in the order of the search."""
+        """Split the set into intervals, in the order of the search."""
         at = next((index for index, member in enumerate(self.ranges) if last in member), None)
         if at is None or last is None:
             return [(member, member.start, member.end) for member in self.ranges]

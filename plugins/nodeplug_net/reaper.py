@@ -1,9 +1,9 @@
-"""Does what nobody should wait for: the end of links.
+"""Deletes links in the background, because nobody should wait for it.
 
 Owns: the threads that send RTM_DELLINK. The kernel acknowledges only after rcu_barrier, about 18 ms after the link is
-gone; a reaper sits through that while the call answers.
-Refuses: to be believed. The call asks the kernel for the link again and goes on when it is gone: RTNL is held from the
-beginning of the deletion until every end is unregistered, and the question needs RTNL too.
+gone; a reaper waits for that while the call returns.
+Refuses: to be trusted. The call queries the link again and goes on when it is gone: RTNL is held from the beginning of
+the deletion until every end is unregistered, and the query needs RTNL too.
 
 Reapers are started on demand, at most `LIMIT` (one alone would turn every DEL into 18 ms), and end when nothing is
 queued. A reaper works through a socket that the call opened, so the namespace it runs in does not matter.
@@ -32,12 +32,12 @@ _POLL: Final = 0.0001
 
 @dataclass(slots=True)
 class Deletion:
-    """One link on its way out.
+    """One link that is being deleted.
 
     Attributes:
         link: what is deleted.
-        netlink: a socket of the link's namespace, owned by the reaper from here on.
-        error: what the kernel said against it.
+        netlink: a socket of the link's namespace, now owned by the reaper.
+        error: the kernel's refusal.
     """
 
     link: Link
@@ -52,7 +52,7 @@ class Deletion:
 
         Raises:
             OSError: the kernel refused.
-            TryAgain: the link is still there after seconds.
+            TryAgain: the link still exists after seconds.
         """
         until = time.monotonic() + _PATIENCE
         while links.at(self.link.index) is not None:
@@ -72,13 +72,13 @@ class Reaper:
     _running: int = 0
 
     def delete(self, link: Link) -> Deletion:
-        """Begin to delete a link of the calling thread's namespace; `Deletion.wait` tells when it is gone."""
+        """Begin to delete a link of the calling thread's namespace; `Deletion.wait` returns when it is gone."""
         deletion = Deletion(link, Netlink())
         self._later(lambda: _delete(deletion))
         return deletion
 
     def close(self, netlink: Netlink) -> None:
-        """Close a socket that nobody uses any more."""
+        """Close an unused socket."""
         self._later(netlink.close)
 
     def _later(self, job: Callable[[], None]) -> None:
@@ -111,6 +111,6 @@ def _delete(deletion: Deletion) -> None:
             netlink.ask(request)
     except OSError as error:
         deletion.error = error
-    except Exception as error:  # a reaper must outlive anything, and its caller must learn of it
+    except Exception as error:  # a reaper must survive any error, and its caller must learn of it
         LOG.exception("deleting interface %s failed", link.name)
         deletion.error = OSError(errno.EIO, f"deleting interface {link.name} failed: {error}")

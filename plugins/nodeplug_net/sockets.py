@@ -3,10 +3,10 @@
 Owns: idle sockets, by network namespace; each is used by one call at a time.
 Refuses: rtnetlink, whose sockets cost nothing to close. Closing a socket of nf_tables waits for a grace period of RCU
 when anything was deleted shortly before, and it holds the mutex of all transactions meanwhile (nft_rcv_nl_event). Every
-link that goes away needs that mutex with RTNL in its hands: a close after each DEL makes all of them 10 ms slower.
+link deletion needs that mutex while it holds RTNL: a close after each DEL makes all of them 10 ms slower.
 
-An open socket keeps its namespace alive. The one of the node lives anyway; for any other one the sockets are closed
-after `IDLE` seconds without use, when the next call comes, or at `close`.
+An open socket keeps its namespace alive. The node's own exists anyway; for any other one the sockets are closed
+after `IDLE` seconds without use, at the next call, or at `close`.
 """
 
 import time
@@ -34,7 +34,7 @@ def open_nft() -> Netlink:
 class NftSockets:
     """The idle sockets. Any thread may call it: a list's append and pop are atomic.
 
-    An open socket keeps its namespace, hence its inode number: the identity cannot come to mean another one.
+    An open socket keeps its namespace, and so its inode number: the identity cannot be reused.
     """
 
     reaper: Reaper
@@ -48,7 +48,7 @@ class NftSockets:
             netns: that namespace.
 
         Yields:
-            A socket; it is closed when the block fails, because answers may be left in it.
+            A socket; it is closed if the block fails, because replies may be left in it.
         """
         idle = self._idle.setdefault(netns.identity, [])
         try:

@@ -2,13 +2,13 @@ r"""The folder in which addresses are reserved, shared with the reference plugin
 
 Owns: `<dataDir>/<network>/`: one file per address (mode 0600, created with O_EXCL, content `<id>\r\n<ifname>`, by old
 versions the id alone), `last_reserved_ip.<n>`, and flock(2) on `lock`, which lets this daemon and the reference's
-executable work on one folder at a time. The reference never looks into `lock`; here it says which boot used the folder.
+executable work on one folder at a time. The reference never reads `lock`; here it says which boot used the folder.
 Refuses: to decide which address is next (see `ranges`), and to trust its memory: what it remembers of the folder holds
 as long as the folder's modification time is the one that it set itself, a reservation succeeds only through O_EXCL,
 and a file is read again before it counts as somebody's. What is not a file but has an address as its name makes that
 address taken, and is nobody's.
 
-Remembering matters: the reference reads every file of the folder for each ADD and DEL.
+The cache matters: the reference reads every file of the folder for each ADD and DEL.
 """
 
 import errno
@@ -35,10 +35,10 @@ _USUAL: Final = 4096
 _FILE_LIMIT: Final = 1 << 18
 """Bytes that are read of a file: an environment variable, and so a container id, has 128 KiB at most (execve(2))."""
 _NO_FOLDER: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG})
-"""What says that there is no such folder, and so nothing in it."""
+"""Errors that mean that the folder does not exist."""
 _UNWRITABLE: Final = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 _READ: Final = (0, 0, 0)
-"""The stamp of what has just been read: it equals no folder's."""
+"""A stamp that equals no folder's."""
 
 
 def _read(path: str) -> str | None:
@@ -92,10 +92,10 @@ class Store:
 
     @contextmanager
     def locked(self, *, create: bool) -> Iterator[bool]:
-        """Hold the folder's lock; what is remembered of the folder is true inside.
+        """Hold the folder's lock; inside, the cache is valid.
 
         Args:
-            create: make the folder if it is missing.
+            create: create the folder if it is missing.
 
         Yields:
             Whether the folder exists.
@@ -134,7 +134,7 @@ class Store:
             raise PluginError(f"cannot make the folder {self.folder} for addresses: {error.strerror}") from error
 
     def _open_lock_to_read(self) -> int | None:
-        """Open the lock on a disk that is read-only, where nobody reserves and a DEL must succeed all the same."""
+        """Open the lock on a read-only disk, where nobody reserves and a DEL must still succeed."""
         try:
             return os.open(self.folder / "lock", os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -144,18 +144,18 @@ class Store:
 
     @property
     def is_writable(self) -> bool:
-        """Whether an address could be reserved; the superuser, too, is told of a disk that is read-only."""
+        """Whether an address could be reserved; false on a read-only disk even for root."""
         return os.access(self.folder, os.W_OK)
 
     def boot(self) -> str:
-        """Return the id of the boot that used the folder last; empty when that is not known."""
+        """Return the id of the boot that used the folder last; empty if unknown."""
         try:
             return _read(f"{self.folder}/lock") or ""
         except OSError:
             return ""
 
     def set_boot(self, boot_id: str) -> None:
-        """Note the boot that uses the folder; without the note, the journal's record alone can tell."""
+        """Record the boot that uses the folder; otherwise only the journal's record says it."""
         with suppress(OSError):
             (self.folder / "lock").write_text(boot_id, encoding="utf-8")
 
@@ -167,10 +167,10 @@ class Store:
         return status.st_dev, status.st_ino, status.st_mtime_ns
 
     def _seal(self) -> tuple[int, int, int] | None:
-        """Give a changed folder a modification time that nobody else gives it.
+        """Give a changed folder a unique modification time.
 
-        The kernel's own are ticks of some milliseconds on most filesystems: another program's change in the tick of
-        ours would leave the same time. Where a time does not hold (seconds only, read-only), nothing is remembered.
+        The kernel's are ticks of some milliseconds on most filesystems: another program's change in the same tick would
+        leave the same time. If a time is not kept (seconds only, read-only), nothing is cached.
         """
         found = self._look()
         if found is None or found == self._stamp:
@@ -184,9 +184,9 @@ class Store:
         return found if found is not None and found[2] == now else None
 
     def _refresh(self) -> None:
-        """Read the folder again if anybody else changed it.
+        """Read the folder again if another program changed it.
 
-        An empty file was left by a program that was killed between creating and writing it, with the lock in its hand.
+        An empty file was left by a program that was killed, holding the lock, between creating and writing it.
         """
         stamp = self._look()
         if stamp is not None and stamp == self._stamp:
@@ -210,7 +210,7 @@ class Store:
         self._stamp = _READ if stamp is not None else None
 
     def _take_out(self, address: Address, path: str, error: OSError) -> None:
-        """Never give out an address whose file cannot be read, or is none."""
+        """Never allocate an address whose file cannot be read, or is not a file."""
         reason = error.strerror or str(error)
         if self._odd.get(path) != reason:
             LOG.warning("address %s is not given out: %s: %s; remove what is there", address, path, reason)
@@ -229,7 +229,7 @@ class Store:
             self._owned.pop(owner, None)
 
     def held(self, owner: Owner) -> list[Address]:
-        """Return the addresses of an owner; those of an old file, which names the container alone, if no other."""
+        """Return the addresses of an owner; if there are none, those of old files, which name only the container."""
         for candidate in (owner, (owner[0], "")):
             found = [address for address in self._owned.get(candidate, ()) if self.owner_of(address) == candidate]
             if found:
@@ -237,7 +237,7 @@ class Store:
         return []
 
     def owner_of(self, address: Address) -> Owner | None:
-        """Read who holds an address; None when nobody does, or nobody can tell."""
+        """Read who holds an address; None if nobody does, or if it cannot be read."""
         try:
             content = _read(f"{self.folder}/{address}")
         except OSError:
@@ -245,11 +245,11 @@ class Store:
         return None if content is None else _parse_owner(content)
 
     def owners(self) -> list[Owner]:
-        """Return everybody who holds an address."""
+        """Return all owners of addresses."""
         return list(self._owned)
 
     def reserve(self, address: Address, owner: Owner) -> bool:
-        """Reserve an address; False when somebody holds it.
+        """Reserve an address; False if it is held.
 
         Raises:
             PluginError: the file cannot be written.
@@ -259,7 +259,7 @@ class Store:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         except FileExistsError:
             self.taken[address.version].add(int(address))
-            self._stamp = None  # there is more than is remembered, so the next call reads
+            self._stamp = None  # there is more than is cached, so the next call reads
             return False
         except OSError as error:
             raise PluginError(f"cannot reserve {address}: {path}: {error.strerror}") from error
@@ -274,7 +274,7 @@ class Store:
         return True
 
     def release(self, addresses: list[Address], owner: Owner) -> None:
-        """Free addresses of an owner; those that somebody else holds by now stay.
+        """Free addresses of an owner, unless another one holds them now.
 
         What a disk refuses to remove stays reserved, and is freed by a later call that holds the lock.
         """
@@ -313,7 +313,7 @@ class Store:
         return freed
 
     def last(self, index: int) -> Address | None:
-        """Return the address that range set `index` gave out last."""
+        """Return the last address of range set `index`."""
         try:
             content = _read(f"{self.folder}/{_LAST}{index}")
         except OSError:
@@ -321,9 +321,9 @@ class Store:
         return None if content is None else _parse_address(content.strip())
 
     def set_last(self, index: int, address: Address) -> None:
-        """Note the address that range set `index` gave out last; losing the note only costs a longer search.
+        """Record the last address of range set `index`; losing it only costs a longer search.
 
-        The file is never emptied first: ext4 would write it out when it is closed (auto_da_alloc).
+        The file is never truncated first: ext4 would flush it on close (auto_da_alloc).
         """
         text = str(address).encode("ascii")
         with suppress(OSError):
@@ -335,7 +335,7 @@ class Store:
                 os.close(descriptor)
 
     def in_use(self, ranges: RangeSet) -> int:
-        """Count the reserved addresses that a range set could give out."""
+        """Count the reserved addresses of a range set."""
         kept = ranges.reserved()
         return sum(
             member.start <= number <= member.end and number not in kept

@@ -1,7 +1,7 @@
 """Undoing half an ADD.
 
-Owns: the steps back, run in reverse order when the block fails, each although another failed.
-Refuses: to hide the failure that started it.
+Owns: the undo steps, run in reverse order if the block fails, each even if another one failed.
+Refuses: to hide the original failure.
 """
 
 import errno
@@ -15,18 +15,18 @@ from typing import Final, Self
 from nodeplug import Exhausted, PluginError
 
 _FULL: Final = frozenset({errno.EXFULL, errno.ENOSPC, errno.ENFILE, errno.EMFILE, errno.ENOMEM, errno.ENOBUFS})
-"""EXFULL: a bridge takes 1023 ports (net/bridge: BR_MAX_PORTS)."""
+"""EXFULL: a bridge has at most 1023 ports (net/bridge: BR_MAX_PORTS)."""
 
 
 @dataclass(slots=True)
 class Undo:
-    """A block that leaves nothing when it fails."""
+    """A block that leaves nothing behind if it fails."""
 
     log: logging.LoggerAdapter[logging.Logger]
     _steps: list[tuple[str, Callable[[], None]]] = field(default_factory=list)
 
     def push(self, what: str, step: Callable[[], None]) -> None:
-        """Add a step back; `what` names it in the log."""
+        """Add an undo step; `what` names it in the log."""
         self._steps.append((what, step))
 
     def __enter__(self) -> Self:
@@ -45,7 +45,7 @@ class Undo:
 
 @dataclass(slots=True)
 class Errors:
-    """Failures of steps that must not stop each other, as DEL and GC have them."""
+    """Failures of steps that must not stop each other, as in DEL and GC."""
 
     _found: list[Exception] = field(default_factory=list)
 
@@ -58,7 +58,7 @@ class Errors:
             self._found.append(error)
 
     def raise_all(self) -> None:
-        """Raise what was kept: a single failure as it is, several as one.
+        """Raise what was kept: a single failure unchanged, several as one.
 
         Raises:
             PluginError: with every message.
@@ -71,7 +71,7 @@ class Errors:
 
 @contextmanager
 def kernel_errors() -> Iterator[None]:
-    """Turn a refusal of the kernel into the error of a call.
+    """Convert a kernel error into the error of a call.
 
     Raises:
         Exhausted: something is full, such as a bridge with 1023 ports.

@@ -1,7 +1,7 @@
 """Encodes the common messages ahead of the first call.
 
 Owns: the list of what an ordinary ADD and DEL send.
-Refuses: to be needed: a message that is missing here is encoded when it is first sent.
+Refuses: to be required: a message that is missing here is encoded when it is first sent.
 """
 
 from ipaddress import IPv4Network
@@ -10,7 +10,7 @@ from nodeplug_net import messages, nftmessages
 
 
 def warm_up() -> None:
-    """Import what encodes, and encode; about 0.05 s, once per process."""
+    """Import the encoder, and encode; about 0.05 s, once per process."""
     messages.get_link_by_name()
     messages.get_link_by_index()
     messages.mark_port(hairpin=False)

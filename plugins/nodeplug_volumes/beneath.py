@@ -48,7 +48,7 @@ def parts_of(path: str) -> list[str]:
 
 
 def open_root(path: str) -> int:
-    """Open a root of the configuration; here symlinks are the administrator's own business.
+    """Open a root of the configuration; here symlinks are the administrator's choice.
 
     Raises:
         NotReady: it does not exist.
@@ -77,13 +77,13 @@ def open_beneath(root: int, path: str) -> int:
 
 
 def make_beneath(root: int, path: str, mode: int, group: int | None) -> int:
-    """Open a directory below an open root, making it and its missing parents.
+    """Open a directory below an open root, creating it and its missing parents.
 
     Args:
         root: an open directory.
         path: relative to it.
-        mode: of every directory that is made, exactly (the umask does not count).
-        group: of every directory that is made, or None.
+        mode: of every directory that is created, whatever the umask.
+        group: of every directory that is created, or None.
 
     Returns:
         A descriptor that the caller closes.
@@ -127,13 +127,13 @@ def same_directory(descriptor: int, path: str) -> bool:
 
 def _explain(error: OSError, path: str) -> PluginError:
     if error.errno == errno.ENOENT:
-        return NotFound(f"option path is {path!r}: there is no such directory below its root; make it, or set create")
+        return NotFound(f"option path is {path!r}: there is no such directory below its root; create it, or set create")
     if error.errno in {errno.EXDEV, errno.ELOOP}:
         return InvalidRequest(
             f"option path is {path!r}: it leads through a symlink or out of its root, which is refused"
         )
     if error.errno == errno.ENOTDIR:
-        # Linux reports a symlink as the last component so, because of O_DIRECTORY.
+        # Linux reports a symlink as the last component like this, because of O_DIRECTORY.
         return InvalidRequest(f"option path is {path!r}: a part of it is not a directory (a file or a symlink)")
     if error.errno == errno.ENOSYS:
         return NotReady("this kernel has no openat2(2), which came with Linux 5.6")

@@ -1,7 +1,7 @@
-"""Filesystems in image files: what is in one, and the host's tools that make, check and grow them.
+"""Filesystems in image files: what is in one, and the host's tools that create, check and grow them.
 
-Owns: recognition by superblock, mkfs, fsck and resize for ext4 and xfs, and sentences for what the tools say.
-Refuses: to format anything but a fresh file (the caller makes one), mounting, and shells.
+Owns: recognition by superblock, mkfs, fsck and resize for ext4 and xfs, and messages for what the tools say.
+Refuses: to format anything but a new file (the caller creates one), mounting, and shells.
 """
 
 import errno
@@ -21,7 +21,7 @@ FsType = Literal["ext4", "xfs"]
 FS_TYPES: Final[tuple[FsType, ...]] = ("ext4", "xfs")
 _EXT_MAGIC_AT: Final = 1024 + 0x38
 _TIMEOUT: Final = 100.0
-"""Seconds for one tool: below the deadline of volume_stage, so that the tool ends before its caller is answered."""
+"""Seconds for one tool: less than the deadline of volume_stage, so that the tool ends before it."""
 _CORRECTED: Final = 3
 """e2fsck(8): 1 = errors corrected, 2 = the system should be rebooted (not for an unmounted image)."""
 _ENVIRONMENT: Final[Mapping[str, str]] = MappingProxyType({"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"})
@@ -56,7 +56,7 @@ def _has_data(descriptor: int) -> bool:
 
 
 def make(image: Path, fs_type: FsType) -> None:
-    """Make a filesystem in a fresh file.
+    """Create a filesystem in a new file.
 
     Raises:
         InvalidRequest: the tool refuses the size.
@@ -64,7 +64,7 @@ def make(image: Path, fs_type: FsType) -> None:
         PluginError: the tool is missing or failed.
     """
     if fs_type == "ext4":
-        # The file is a hole already: nothing to discard. Lazy inode tables: a large volume is not minutes of zeros.
+        # The file is a hole: nothing to discard. Lazy inode tables: no minutes of zeros for a large volume.
         command = ["mkfs.ext4", "-q", "-F", "-m", "0", "-E", "nodiscard,lazy_itable_init=1", str(image)]
     else:
         command = ["mkfs.xfs", "-q", "-f", "-K", str(image)]
@@ -78,7 +78,7 @@ def make(image: Path, fs_type: FsType) -> None:
 
 @contextmanager
 def locked(image: Path) -> Iterator[int]:
-    """Keep an image for one caller, and for the tools that inherit the descriptor.
+    """Lock an image for one caller, and for the tools that inherit the descriptor.
 
     A tool outlives a daemon that is killed; its lock keeps the next daemon from mounting what it still writes.
 
@@ -102,9 +102,9 @@ def locked(image: Path) -> Iterator[int]:
 
 
 def check(image: Path, fs_type: FsType, lock: int) -> bool:
-    """Check an unmounted image, and mend what can be mended without questions; return whether something was mended.
+    """Check an unmounted image, repair what can be repaired automatically, and return whether something was.
 
-    xfs mends itself at mount (fsck.xfs(8) does nothing).
+    xfs repairs itself at mount (fsck.xfs(8) does nothing).
 
     Args:
         image: the file.
@@ -112,7 +112,7 @@ def check(image: Path, fs_type: FsType, lock: int) -> bool:
         lock: from `locked`.
 
     Raises:
-        PluginError: the damage needs a person.
+        PluginError: the damage needs manual repair.
     """
     if fs_type == "xfs":
         return False
@@ -120,7 +120,7 @@ def check(image: Path, fs_type: FsType, lock: int) -> bool:
     if status & ~_CORRECTED:
         _refuse_full(image, text)
         raise PluginError(
-            f"the filesystem in {image} is damaged and e2fsck cannot mend it by itself (status {status}): {text}; "
+            f"the filesystem in {image} is damaged and e2fsck cannot repair it (status {status}): {text}; "
             f"run `e2fsck {image}` on the node"
         )
     return status != 0
@@ -129,7 +129,7 @@ def check(image: Path, fs_type: FsType, lock: int) -> bool:
 def has_room(image: Path, fs_type: FsType) -> bool:
     """Whether an unmounted ext4 image is larger than its filesystem; xfs is grown when mounted.
 
-    Read from the superblock (kernel, Documentation/filesystems/ext4/super.rst): resize2fs itself demands a full check
+    Read from the superblock (kernel, Documentation/filesystems/ext4/super.rst): resize2fs itself requires a full check
     of the filesystem before it says that there is nothing to do.
     """
     if fs_type != "ext4":
@@ -177,7 +177,7 @@ def grow_online(mount_path: str, device: str, fs_type: FsType) -> None:
 
 
 def run(command: Sequence[str], *inherited: int) -> tuple[int, str]:
-    """Run a tool; return its status and the last lines that it said, without its usage.
+    """Run a tool; return its status and the last lines of its output, without its usage.
 
     Raises:
         PluginError: it is not installed, or does not end in time.

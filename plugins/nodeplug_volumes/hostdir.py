@@ -4,8 +4,8 @@ Owns: the check of a request against the roots, and the bind mount of exactly th
 Refuses: any way out of a root: absolute paths, `..`, symlinks, and races between check and mount. Unlike a hostPath
 volume, which names any path of the node, a pod names a root and a path below it.
 
-Options: `root` (a name of `[plugins.hostdir.config.roots]`; may be left out when there is one), `path` (relative;
-default: the root itself), `create` ("true" makes missing directories), `mode` (octal, of made directories; default
+Options: `root` (a name in `[plugins.hostdir.config.roots]`; optional if there is only one), `path` (relative;
+default: the root itself), `create` ("true" creates missing directories), `mode` (octal, of created directories; default
 0755), `readOnly` ("true").
 """
 
@@ -54,7 +54,7 @@ class Root(BaseModel):
 
     path: Annotated[Path, AfterValidator(_absolute)] = Field(description="an absolute directory of the node")
     read_only: bool = Field(default=False, description="pods cannot write below this root")
-    create: bool = Field(default=False, description="pods may have missing directories made below this root")
+    create: bool = Field(default=False, description="pods may create missing directories below this root")
 
 
 class HostDirConfig(BaseModel):
@@ -72,7 +72,7 @@ class HostDirConfig(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What the options of one volume ask for."""
+    """The options of one volume."""
 
     root_name: str
     root: Root
@@ -98,7 +98,7 @@ class HostDir:
 
     @hookimpl
     def claims(self) -> Sequence[Claim]:
-        """One driver; kubelet leaves the tree as it is unless configured otherwise."""
+        """One driver; kubelet does not change the tree unless configured."""
         config = self._config
         fs_group: FsGroup = "kubelet" if config.fs_group else "driver"
         return [VolumeClaim(config.driver, fs_group=fs_group, selinux_relabel=config.selinux_relabel)]
@@ -118,7 +118,7 @@ class HostDir:
 
     @hookimpl
     def volume_publish(self, request: VolumePublish) -> None:
-        """Open the directory below its root, and bind exactly what is open."""
+        """Open the directory below its root, and bind exactly that one."""
         wish = self._wish(request.options)
         read_only = request.read_only or wish.read_only or wish.root.read_only
         descriptor = self._open(wish, request.fs_group)
@@ -159,7 +159,7 @@ class HostDir:
         beneath.parts_of(path)
         create = _flag(options, "create")
         if create and not root.create:
-            raise InvalidRequest(f"option create is set, but root {name!r} does not allow directories to be made")
+            raise InvalidRequest(f"option create is set, but root {name!r} does not allow that directories are created")
         return Wish(name, root, path, create, _mode(options), _flag(options, "readOnly"))
 
 

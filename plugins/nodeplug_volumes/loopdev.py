@@ -1,8 +1,8 @@
-"""Loop devices, found by what lies behind them.
+"""Loop devices, found by their backing file.
 
 Owns: the ioctls of loop(4): attach with autoclear, find by the backing file's device and inode, resize, release.
-Refuses: to remember device numbers. A daemon that was killed leaves at most what the kernel still shows, and autoclear
-ends a device with its last user: nothing leaks.
+Refuses: to store device numbers. A killed daemon leaves only what the kernel still shows, and autoclear releases a
+device with its last user: nothing leaks.
 """
 
 import errno
@@ -32,7 +32,7 @@ _CONFIG: Final = struct.Struct(f"=II{_INFO.size}s64x")
 _ATTEMPTS: Final = 64
 _MAJOR: Final = 7
 _CONTROL: Final = Path("/dev/loop-control")
-_GOING: Final = frozenset({errno.ENXIO, errno.ENOENT})  # autoclear ends a device a moment after its last user
+_GOING: Final = frozenset({errno.ENXIO, errno.ENOENT})  # autoclear releases a device shortly after its last user
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Loop:
 
     @contextmanager
     def opened(self, flags: int = os.O_RDWR) -> Iterator[int]:
-        """Open the device; an open descriptor keeps autoclear from ending it."""
+        """Open the device; an open descriptor keeps autoclear from releasing it."""
         descriptor = _open_node(self.path, flags)
         try:
             yield descriptor
@@ -51,7 +51,7 @@ class Loop:
             os.close(descriptor)
 
     def in_use(self) -> bool:
-        """Whether a mount holds the device: only then does an exclusive open fail (open(2), O_EXCL)."""
+        """Whether a mount uses the device: only then does an exclusive open fail (open(2), O_EXCL)."""
         try:
             with self.opened(os.O_RDWR | os.O_EXCL):
                 return False
@@ -63,7 +63,7 @@ class Loop:
             raise PluginError(f"cannot open {self.path}: {error.strerror}") from error
 
     def take_size(self) -> None:
-        """Make the device as large as its file has become."""
+        """Grow the device to the size of its file."""
         try:
             with self.opened() as descriptor:
                 fcntl.ioctl(descriptor, _SET_CAPACITY)
@@ -71,7 +71,7 @@ class Loop:
             raise PluginError(f"cannot resize {self.path}: {error.strerror}") from error
 
     def release(self) -> None:
-        """Detach the file; the kernel waits for a last user by itself. Succeed when nothing is attached."""
+        """Detach the file; the kernel waits for the last user. Succeed if nothing is attached."""
         try:
             with self.opened(os.O_RDONLY) as descriptor:
                 fcntl.ioctl(descriptor, _CLR_FD)
@@ -81,20 +81,20 @@ class Loop:
 
 
 def check() -> None:
-    """Find out whether loop devices can be had here.
+    """Check that loop devices are available here.
 
     Raises:
-        NotReady: they cannot; the message says what to do.
+        NotReady: they are not; the message says what to do.
     """
     if not _CONTROL.exists():
         raise NotReady(
             f"there are no loop devices here: {_CONTROL} is missing; load the driver (modprobe loop), and in a "
-            "container or chroot let its /dev have that file"
+            "container or chroot provide that file in its /dev"
         )
 
 
 def find(image: Path) -> list[Loop]:
-    """Return the loop devices behind which a file lies, whatever path it was attached by.
+    """Return the loop devices of a backing file, by whatever path it was attached.
 
     Raises:
         PluginError: the image cannot be examined.
@@ -105,7 +105,7 @@ def find(image: Path) -> list[Loop]:
         return []
     found = []
     for attribute in sorted(Path("/sys/block").glob("loop*/loop/backing_file")):
-        # The name saves opening foreign devices; device and inode decide.
+        # The name avoids opening foreign devices; device and inode decide.
         with suppress(OSError):
             if Path(attribute.read_text(errors="surrogateescape").rstrip("\n")).name != image.name:
                 continue
@@ -120,13 +120,13 @@ def find(image: Path) -> list[Loop]:
 
 @contextmanager
 def attached(image: Path) -> Iterator[Loop]:
-    """Attach a file to a free loop device while the block runs; a mount made inside keeps it for as long as it lasts.
+    """Attach a file to a free loop device while the block runs; a mount made inside keeps it.
 
     Autoclear is set in the same step as the file, so that a kill at any instruction leaves no device behind.
 
     Raises:
         NotReady: there are no loop devices here.
-        Exhausted: no further loop device can be had.
+        Exhausted: no further loop device is available.
         PluginError: the kernel refused.
     """
     check()
@@ -155,11 +155,11 @@ def _attach(backing: int, image: Path) -> tuple[Loop, int]:
             _configure(descriptor, backing, image)
         except OSError as error:
             os.close(descriptor)
-            if error.errno == errno.EBUSY:  # somebody else took it between the question and this
+            if error.errno == errno.EBUSY:  # another process took it between the query and this
                 continue
             raise PluginError(f"cannot attach {image} to {loop.path}: {error.strerror}") from error
         return loop, descriptor
-    raise TryAgain(f"no free loop device stayed free for {_ATTEMPTS} attempts; others attach many at present")
+    raise TryAgain(f"no free loop device stayed free for {_ATTEMPTS} attempts; other processes attach many now")
 
 
 def _configure(descriptor: int, backing: int, image: Path) -> None:
@@ -182,7 +182,7 @@ def _free_number() -> int:
     try:
         return fcntl.ioctl(control, _GET_FREE)
     except OSError as error:
-        raise Exhausted(f"the kernel gives no loop device: {error.strerror}; see max_loop") from error
+        raise Exhausted(f"the kernel has no free loop device: {error.strerror}; see max_loop") from error
     finally:
         os.close(control)
 

@@ -3,8 +3,8 @@
 Owns: one sparse image per volume in `Config.directory`, its filesystem, its growth, and the loop device while mounted.
 Refuses: to format an image that holds anything, to shrink, to delete: an image is data, and its owner removes it.
 
-A new image is made under another name and renamed when its filesystem is whole, so a kill during mkfs leaves nothing
-that could be taken for a volume. Options: `name` (required), `size` (such as "64Mi"), `fsType` ("ext4" or "xfs").
+A new image is created under a temporary name and renamed when its filesystem is complete, so a kill during mkfs leaves
+nothing that looks like a volume. Options: `name` (required), `size` (such as "64Mi"), `fsType` ("ext4" or "xfs").
 """
 
 import errno
@@ -59,11 +59,11 @@ class LoopFileConfig(BaseModel):
 
     driver: FlexDriver = Field("nodeplug/loopfile", description="the FlexVolume driver's name, vendor/driver")
     directory: Path | None = Field(
-        None, description="where the images lie; by default in the plugin's own folder below the state folder"
+        None, description="where the images are; by default in the plugin's own folder below the state folder"
     )
-    default_size: Quantity | None = Field(None, ge=_SMALLEST, description="the size of a volume that asks for none")
-    max_size: Quantity | None = Field(None, ge=_SMALLEST, description="the largest volume that is made")
-    fs_type: Literal["ext4", "xfs"] = Field("ext4", description="the filesystem of a new volume that asks for none")
+    default_size: Quantity | None = Field(None, ge=_SMALLEST, description="the size of a volume that requests none")
+    max_size: Quantity | None = Field(None, ge=_SMALLEST, description="the largest volume allowed")
+    fs_type: Literal["ext4", "xfs"] = Field("ext4", description="the filesystem of a new volume that requests none")
     preallocate: bool = Field(
         default=False,
         description="reserve the whole size on disk; otherwise images are sparse and may outgrow the disk",
@@ -75,7 +75,7 @@ class LoopFileConfig(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What the options of one volume ask for."""
+    """The options of one volume."""
 
     name: str
     size: int | None
@@ -100,7 +100,7 @@ class LoopFile:
 
     @hookimpl
     def start(self) -> None:
-        """Make the folder, and remove images whose mkfs was killed."""
+        """Create the folder, and remove images whose mkfs was killed."""
         try:
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             for leftover in self._directory.glob(".*.new"):
@@ -117,12 +117,12 @@ class LoopFile:
 
     @hookimpl
     def volume_id(self, request: VolumeIdentify) -> VolumeId:
-        """The name alone: a larger size is the same volume, grown."""
+        """Only the name: a larger size is the same volume, grown."""
         return VolumeId(self._wish(request.options).name)
 
     @hookimpl
     def volume_stage(self, request: VolumeStage) -> None:
-        """Make, check and grow the image as needed, and mount it."""
+        """Create, check and grow the image as needed, and mount it."""
         wish = self._wish(request.options, request.fs_type)
         image = self._image(wish.name)
         busy = self._release_idle(image)
@@ -130,7 +130,7 @@ class LoopFile:
             fs_type = self._prepare(image, wish)
             with loopdev.attached(image) as loop:
                 self._mount(loop, fs_type, request)
-        else:  # still mounted elsewhere, as when somebody unmounted the staging path alone
+        else:  # still mounted elsewhere, as if somebody unmounted only the staging path
             fs_type = self._held(image, wish)
             with busy.opened(os.O_RDONLY):
                 self._mount(busy, fs_type, request)
@@ -138,7 +138,7 @@ class LoopFile:
 
     @hookimpl
     def volume_publish(self, request: VolumePublish) -> None:
-        """Bind the staged volume; a pod that joins others is held to what is there, and may ask for more room."""
+        """Bind the staged volume; a further pod must agree with what exists, and may request a larger size."""
         wish = self._wish(request.options, request.fs_type)
         image = self._image(wish.name)
         self._held(image, wish)
@@ -148,14 +148,14 @@ class LoopFile:
 
     @hookimpl
     def volume_unstage(self, request: VolumeUnstage) -> None:
-        """Unmount; autoclear ends the loop device, and one that a predecessor left is released."""
+        """Unmount; autoclear releases the loop device, and one that a predecessor left is released."""
         unmount(request.staging_path)
         if _NAME.fullmatch(request.volume_id):
             self._release_idle(self._image(request.volume_id))
 
     @hookimpl
     def volume_expand(self, request: VolumeExpand) -> int:
-        """Grow the image, and the filesystem while it is mounted; otherwise that grows when it is staged next."""
+        """Grow the image, and the filesystem if it is mounted; otherwise it grows when it is staged next."""
         wish = self._wish(request.options)
         image = self._image(wish.name)
         if not image.exists():
@@ -224,7 +224,7 @@ class LoopFile:
     # --- the image
 
     def _prepare(self, image: Path, wish: Wish) -> FsType:
-        """Return the filesystem of an image that is whole, checked and as large as wished."""
+        """Return the filesystem of an image that is complete, checked and as large as requested."""
         held = filesystem.identify(image) if image.exists() else ""
         if held == "":
             self._make(image, wish)
@@ -232,9 +232,9 @@ class LoopFile:
         fs_type = self._held(image, wish)
         with filesystem.locked(image) as lock:
             if filesystem.check(image, fs_type, lock):
-                self._log.warning("the filesystem of volume %s was damaged and is mended", wish.name)
+                self._log.warning("the filesystem of volume %s was damaged and has been repaired", wish.name)
             self._grow_file(image, wish)
-            # Also after a kill between the two: the file is larger than its filesystem then.
+            # Also after a kill between the two, when the file is larger than its filesystem.
             if filesystem.has_room(image, fs_type):
                 filesystem.grow_offline(image, lock)
         return fs_type
@@ -253,7 +253,7 @@ class LoopFile:
             raise InvalidRequest(f"volume {wish.name!r} is new and asks for no size; set the option size, such as 64Mi")
         if not self._directory.is_dir():
             raise NotReady(f"the image folder {self._directory} is missing; is its disk mounted?")
-        loopdev.check()  # before there is an image that nothing can mount
+        loopdev.check()  # before creating an image that nothing can mount
         fresh = self._directory / f".{image.name}.new"
         try:
             fresh.unlink(missing_ok=True)
@@ -295,7 +295,7 @@ class LoopFile:
     # --- growth
 
     def _grow_file(self, image: Path, wish: Wish) -> bool:
-        """Make the file larger if more is wished; less is no shrinking: the volume stays as large as it is."""
+        """Grow the file if more is requested; never shrink it."""
         if wish.size is None or wish.size <= image.stat().st_size:
             return False
         self._allocate(image, wish.size)
@@ -308,7 +308,7 @@ class LoopFile:
             image: the file.
             wish: has the size.
             mount_path: where the filesystem is mounted.
-            due: fail when it does not work; otherwise the growth waits for the next stage.
+            due: raise if it fails; otherwise the growth waits for the next stage.
         """
         found = mounted_at(mount_path)
         fs_type = next((known for known in FS_TYPES if found is not None and known == found.fs_type), None)

@@ -1,8 +1,8 @@
-"""tmpfs: memory as a volume, of a size that holds.
+"""tmpfs: memory as a volume, with a size limit.
 
 Owns: one tmpfs per pod with a size, a mode and the pod's group.
-Refuses: to share (two pods never see one tmpfs), and mounts without a limit: what a tmpfs holds is charged to the pod's
-memory, and without a limit it could take half of the node's.
+Refuses: to share (two pods never see one tmpfs), and mounts without a limit: the content of a tmpfs counts towards the
+pod's memory, and without a limit it could use half of the node's.
 
 Options: `size` (such as "64Mi"), `mode` (octal; default 1777, or 2770 for a pod with an fsGroup).
 """
@@ -28,7 +28,7 @@ class TmpfsConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     driver: FlexDriver = Field("nodeplug/tmpfs", description="the FlexVolume driver's name, vendor/driver")
-    default_size: Quantity | None = Field(None, ge=_PAGE, description="the size of a volume that asks for none")
+    default_size: Quantity | None = Field(None, ge=_PAGE, description="the size of a volume that requests none")
     max_size: Quantity | None = Field(None, ge=_PAGE, description="the largest volume")
     noexec: bool = Field(default=True, description="pods cannot execute files of the volume")
 
@@ -74,7 +74,7 @@ class Tmpfs:
         size = parse_quantity(text) if text else self._config.default_size
         if size is None:
             raise InvalidRequest("a tmpfs needs a size; set the option size, such as 64Mi")
-        if size < _PAGE:  # the kernel takes size=0 for "no limit"
+        if size < _PAGE:  # for the kernel size=0 means "no limit"
             raise InvalidRequest(f"option size is {show(size)}; the smallest tmpfs is {show(_PAGE)}")
         if self._config.max_size is not None and size > self._config.max_size:
             raise InvalidRequest(f"option size is {show(size)}; this node allows at most {show(self._config.max_size)}")

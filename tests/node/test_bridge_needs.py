@@ -99,7 +99,7 @@ def set_ports_down(scratch: ScratchCni) -> None:
 DAMAGE = {
     "a host that forwards no more": (stop_forwarding, "the host forwards nothing for network net, net/ipv4/ip_forward"),
     "a port that is down": (set_ports_down, "1 interfaces of network net, such as veth[0-9a-f]{8}, are down"),
-    "a deleted bridge": (delete_bridge, "bridge br0 of network net is gone: make its 1 containers anew"),
+    "a deleted bridge": (delete_bridge, "bridge br0 of network net is gone: recreate its 1 containers"),
     "a gateway address that was removed": (take_gateway, r"bridge br0 lost 10\.88\.0\.1, the gateway of network net"),
     "a flushed ruleset": (flush, r"subnet 10\.88\.0\.0/24 has no rule that masquerades it"),
     "a bridge that is down": (set_down, "bridge br0 of network net is down"),

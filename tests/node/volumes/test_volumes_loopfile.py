@@ -281,7 +281,7 @@ def test_damage_that_needs_a_person_is_a_clear_failure(node: Any, target: Path, 
     run("debugfs", "-w", "-R", "ssv state 2", str(directory / "data.img"))
     answer = node.mount(DRIVER, target, OPTIONS)
     assert answer["status"] == "Failure"
-    assert "e2fsck cannot mend it by itself" in answer["message"]
+    assert "e2fsck cannot repair it" in answer["message"]
     assert (node.mounted, loops()) == ([], {})
 
 
