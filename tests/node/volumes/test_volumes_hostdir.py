@@ -78,7 +78,7 @@ def test_a_symlink_is_refused_wherever_it_leads(node: Any, root: Path, area: Pat
 
 
 def test_a_file_is_no_directory(node: Any) -> None:
-    assert "no directory" in node.mount(DRIVER, node.target("a"), {"path": "models/small/weights"})["message"]
+    assert "not a directory" in node.mount(DRIVER, node.target("a"), {"path": "models/small/weights"})["message"]
 
 
 def test_a_missing_directory_is_a_failure(node: Any) -> None:

@@ -1,4 +1,4 @@
-"""Rules for CNI plugins: the CNI specification 1.1.0, and what container runtimes really do.
+"""Rules for CNI plugins: the CNI specification 1.1.0, and what container runtimes actually do.
 
 Owns: ADD, CHECK, DEL, GC and STATUS of one network, called through the node's executables.
 Refuses: opinions on networks: whether packets flow is the plugin's own test.
@@ -56,9 +56,9 @@ def add_succeeds(exam: Examination) -> str:
         return ", ".join(ip["address"] for ip in result.get("ips", ())) or "without addresses"
 
 
-@rule("cni", "CNI SPEC section 5: Success", "Answer one `CniResult`; the daemon writes it in each version.")
+@rule("cni", "CNI SPEC section 5: Success", "Return one `CniResult`; the daemon converts it to each version.")
 def every_version_is_answered(exam: Examination) -> str:
-    """ADD and DEL succeed in every version that the plugin says it serves, with a result of that version."""
+    """ADD and DEL succeed in every version that the plugin reports, with a result of that version."""
     network = Network.of(exam)
     served = network.ask("VERSION", network.runtime().versions)
     common = [version for version in _VERSIONS if all(version in known for known in served.values())]
@@ -72,7 +72,7 @@ def every_version_is_answered(exam: Examination) -> str:
     return ", ".join(common)
 
 
-@rule("cni", "CNI SPEC section 5: Success", "Put the interfaces that ADD made into the result, by name and sandbox.")
+@rule("cni", "CNI SPEC section 5: Success", "Put the interfaces that ADD created into the result, by name and sandbox.")
 def result_interfaces_exist(exam: Examination) -> str:
     """Every interface of the result exists where the result says, and has the hardware address that it says."""
     with _attached(exam) as (network, container, result):
@@ -90,7 +90,7 @@ def result_interfaces_exist(exam: Examination) -> str:
     return ", ".join(interface["name"] for interface in interfaces)
 
 
-@rule("cni", "CNI SPEC section 5: Success", "Set the addresses before you answer, with their prefix lengths.")
+@rule("cni", "CNI SPEC section 5: Success", "Set the addresses before you return, with their prefix lengths.")
 def result_addresses_exist(exam: Examination) -> str:
     """Every address of the result is on the interface that the result says."""
     with _attached(exam) as (network, container, result):
@@ -106,9 +106,9 @@ def result_addresses_exist(exam: Examination) -> str:
     return ", ".join(ip["address"] for ip in wanted)
 
 
-@rule("cni", "the contract of `cni_add`; runtimes repeat an ADD whose answer was lost", _FIND)
+@rule("cni", "the contract of `cni_add`; runtimes repeat an ADD whose result was lost", _FIND)
 def repeated_add_answers_alike(exam: Examination) -> str:
-    """A repeated ADD answers as the first did, or fails; one DEL takes both away."""
+    """A repeated ADD returns what the first did, or fails; one DEL undoes both."""
     network = Network.of(exam)
     before = exam.inventory()
     with network.container() as container:
@@ -180,7 +180,7 @@ def _distinct(results: list[dict[str, Any]]) -> str:
 
 @rule("cni", "CNI SPEC section 2: parameters; containerd, CRI-O and podman send these", "Ignore what you do not know.")
 def what_runtimes_add_is_tolerated(exam: Examination) -> str:
-    """CNI_ARGS of Kubernetes, and `args` and `cni.dev/` keys that the plugin does not know, do no harm."""
+    """CNI_ARGS of Kubernetes, and unknown `args` and `cni.dev/` keys, do no harm."""
     network = Network.of(exam)
     runtime = network.runtime(keys={"args": {"cni": {"labels": []}}, "cni.dev/conformance": True})
     with network.container() as container:
@@ -204,7 +204,7 @@ def check_after_add_succeeds(exam: Examination) -> str:
     return ""
 
 
-@rule("cni", _CHECK, "Look whether the interfaces of the result exist and are up.", "cni_check")
+@rule("cni", _CHECK, "Check that the interfaces of the result exist and are up.", "cni_check")
 def check_notices_a_lost_interface(exam: Examination) -> str:
     """CHECK fails when the container's interface was removed, or set down, behind the plugin's back."""
     network = Network.of(exam)
@@ -241,7 +241,7 @@ def nothing_is_left_after_del(exam: Examination) -> str:
     return ""
 
 
-@rule("cni", _DEL, "Succeed when nothing is there.")
+@rule("cni", _DEL, "Succeed if nothing is there.")
 def second_del_succeeds(exam: Examination) -> str:
     """DEL succeeds when repeated."""
     with _attached(exam) as (network, container, _):
@@ -262,7 +262,7 @@ def del_without_netns_succeeds(exam: Examination) -> str:
     return ""
 
 
-@rule("cni", f"{_DEL}: the namespace may no longer exist", "Succeed; what was inside is gone with it.")
+@rule("cni", f"{_DEL}: the namespace may no longer exist", "Succeed; what was inside went with it.")
 def del_after_the_netns_is_gone_succeeds(exam: Examination) -> str:
     """DEL with a CNI_NETNS that no longer exists succeeds and leaves nothing on the node."""
     Network.of(exam)
@@ -290,7 +290,7 @@ def del_without_result_succeeds(exam: Examination) -> str:
     return ""
 
 
-@rule("cni", _DEL, "Succeed when nothing is there.")
+@rule("cni", _DEL, "Succeed if nothing is there.")
 def del_of_what_was_never_added_succeeds(exam: Examination) -> str:
     """DEL of a container that was never attached succeeds and leaves the node as it was."""
     network = Network.of(exam)
@@ -304,7 +304,7 @@ def del_of_what_was_never_added_succeeds(exam: Examination) -> str:
 @rule(
     "cni",
     "the daemon may be killed at any instruction",
-    "Remember nothing in memory alone; use computed names or the journal.",
+    "Keep nothing only in memory; use computed names or the journal.",
 )
 def del_after_a_crash_succeeds(exam: Examination) -> str:
     """DEL succeeds and leaves nothing when the daemon was killed after ADD."""

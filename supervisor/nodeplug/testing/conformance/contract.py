@@ -1,6 +1,6 @@
 """Rules for every plugin: how it is configured, constructed, started and stopped.
 
-Owns: the contract of `hookspecs` as far as it concerns no kind of claim.
+Owns: the parts of `hookspecs` that concern every kind of claim.
 Refuses: to load the plugin into this process: a rehearsal and the daemon do, in processes of their own.
 """
 
@@ -18,7 +18,7 @@ _LIFE: Final = "the contract of the life cycle"
 
 @rule("contract", _HOOKS, "Make the class importable, and its constructor take `(config, host)`.")
 def plugin_is_constructed(exam: Examination) -> str:
-    """The class is found, its configuration is valid, and the constructor answers."""
+    """The class is found, its configuration is valid, and the constructor returns."""
     seen = exam.rehearsal()
     if "rehearsal" in seen.acts:
         seen.act("rehearsal").succeed()
@@ -27,7 +27,7 @@ def plugin_is_constructed(exam: Examination) -> str:
 
 
 def _constructed(exam: Examination) -> Rehearsal:
-    """Return the rehearsal of a plugin that could be constructed; another rule tells why one could not."""
+    """Return the rehearsal of a plugin that could be constructed; another rule reports why one could not."""
     seen = exam.rehearsal()
     act = seen.act("construct")
     if act.hung or act.error is not None:
@@ -36,7 +36,7 @@ def _constructed(exam: Examination) -> Rehearsal:
 
 
 def _examined(exam: Examination) -> Rehearsal:
-    """Return the rehearsal of a plugin whose hooks and claims are right; other rules tell what is wrong."""
+    """Return the rehearsal of a plugin whose hooks and claims are right; other rules report what is wrong."""
     seen = _constructed(exam)
     act = seen.act("examine")
     if act.hung or act.error is not None:
@@ -62,7 +62,7 @@ def constructor_returns(exam: Examination) -> str:
     return f"{act.seconds * 1e3:.0f} ms"
 
 
-@rule("contract", "`nodeplug check-config` constructs plugins and never stops them", "Begin threads in `start`.")
+@rule("contract", "`nodeplug check-config` constructs plugins and never stops them", "Start threads in `start`.")
 def constructor_starts_no_thread(exam: Examination) -> str:
     """The constructor starts no thread and keeps no descriptor."""
     seen = exam.rehearsal()
@@ -74,7 +74,7 @@ def constructor_starts_no_thread(exam: Examination) -> str:
     return ""
 
 
-@rule("contract", "`nodeplug check-config` constructs plugins where no folder exists", "Make files in `start`.")
+@rule("contract", "`nodeplug check-config` constructs plugins where no folder exists", "Create files in `start`.")
 def constructor_writes_no_file(exam: Examination) -> str:
     """The constructor works without its state folder and writes nothing there."""
     seen = _constructed(exam)
@@ -85,7 +85,7 @@ def constructor_writes_no_file(exam: Examination) -> str:
 
 @rule("contract", _HOOKS, "Compare names and arguments with `nodeplug.contract.hookspecs`; the message says which one.")
 def hooks_are_known(exam: Examination) -> str:
-    """Every hook has a name and arguments that the contract knows, and one of them is `claims`."""
+    """Every hook has a name and arguments of the contract, and one of them is `claims`."""
     return ", ".join(_constructed(exam).act("examine hooks").succeed().answer)
 
 
@@ -104,14 +104,14 @@ def hooks_are_marked(exam: Examination) -> str:
     "Do what the message says: another name, or the hook that is missing.",
 )
 def claims_are_valid(exam: Examination) -> str:
-    """Every claim has a name that its caller accepts and the hooks that it needs, and none is made twice."""
+    """Every claim has a name that its caller accepts and the hooks that it needs, and none is returned twice."""
     _constructed(exam).act("examine").succeed()
     return ", ".join(f"{kind}:{name}" for kind, names in exam.claims.items() for name in names) or "no claims"
 
 
 @rule("contract", "`nodeplug install` and the daemon ask in different processes", "Compute claims from `config` alone.")
 def claims_are_stable(exam: Examination) -> str:
-    """Claims are the same when asked twice and in two instances."""
+    """Claims are the same when called twice and in two instances."""
     seen = exam.rehearsal()
     first = [f"{kind}:{name}" for kind, name in seen.document.get("claims", ())]
     again = seen.act("claims again").succeed().answer
@@ -123,7 +123,7 @@ def claims_are_stable(exam: Examination) -> str:
     return ""
 
 
-@rule("contract", _LIFE, "Let `start` adopt or undo whatever is there.")
+@rule("contract", _LIFE, "Let `start` take over or undo whatever exists.")
 def second_start_succeeds(exam: Examination) -> str:
     """A new instance starts after one that was stopped, as after a reload."""
     seen = exam.rehearsal()
@@ -132,7 +132,7 @@ def second_start_succeeds(exam: Examination) -> str:
     return ""
 
 
-@rule("contract", _LIFE, "Stop may never run: remove or adopt files, sockets and locks in `start`.")
+@rule("contract", _LIFE, "Stop may never run: remove or take over files, sockets and locks in `start`.")
 def start_after_kill_succeeds(exam: Examination) -> str:
     """The plugin starts after its process was killed without a stop."""
     _constructed(exam)
@@ -146,7 +146,7 @@ def start_after_kill_succeeds(exam: Examination) -> str:
     return ""
 
 
-@rule("contract", _LIFE, "Close what is open and forget it; succeed when nothing is.", "stop")
+@rule("contract", _LIFE, "Close what is open and forget it; succeed if nothing is.", "stop")
 def second_stop_succeeds(exam: Examination) -> str:
     """A stop succeeds when repeated, and without a start before it."""
     seen = exam.rehearsal()
@@ -167,7 +167,7 @@ def no_thread_outlives_stop(exam: Examination) -> str:
 
 @rule("contract", _LIFE, "Close in `stop` what `start` opened.")
 def no_descriptor_outlives_stop(exam: Examination) -> str:
-    """No life of the plugin, from construction to stop, leaves a descriptor open."""
+    """No run of the plugin, from construction to stop, leaves a descriptor open."""
     seen = _examined(exam)
     if "left_descriptors" not in seen.document:
         raise NotApplicable(f"the plugin had no second life: {seen.why_short}")
@@ -183,9 +183,9 @@ def healthy_after_start(exam: Examination) -> str:
     return f"{seen.act('health').succeed().seconds * 1e3:.1f} ms"
 
 
-@rule("contract", "`nodeplug inspect` prints it as JSON", "Answer texts, numbers, lists and mappings.", "inspect")
+@rule("contract", "`nodeplug inspect` prints it as JSON", "Return strings, numbers, lists and mappings.", "inspect")
 def inspection_is_json(exam: Examination) -> str:
-    """What the plugin tells about itself can be written as JSON."""
+    """What the plugin reports about itself can be written as JSON."""
     if wrong := _examined(exam).act("inspect").succeed().answer:
         raise Broken(wrong)
     return ""
@@ -193,23 +193,23 @@ def inspection_is_json(exam: Examination) -> str:
 
 @rule("contract", "the daemon measures on a timer", "Leave out what cannot be measured now.", "metrics")
 def metrics_are_measured(exam: Examination) -> str:
-    """The plugin can be measured once it has started."""
+    """The plugin has valid metrics once it has started."""
     _examined(exam).act("metrics").succeed()
     return ""
 
 
 @rule("contract", _HOOKS, "Return what `nodeplug.contract.hookspecs` says.")
 def answers_have_their_types(exam: Examination) -> str:
-    """Hooks answer what the contract says, and nothing where it says nothing."""
+    """Hooks return what the contract says."""
     seen = _examined(exam)
     if wrong := seen.document.get("mistyped"):
         raise Broken("; ".join(wrong))
     return ""
 
 
-@rule("contract", "the errors of nodeplug", "Raise a class of `nodeplug.contract.errors` with a sentence.")
+@rule("contract", "the errors of nodeplug", "Raise a class of `nodeplug.contract.errors` with a message.")
 def errors_are_sentences(exam: Examination) -> str:
-    """A hook that fails raises a PluginError, which every caller is told in its own words."""
+    """A hook that fails raises a PluginError, which every protocol can express."""
     seen = _constructed(exam)
     stray = [act for act in seen.acts.values() if act.stray and act.name != "unknown key"]
     if stray:
@@ -228,9 +228,9 @@ def nothing_is_printed(exam: Examination) -> str:
     return ""
 
 
-@rule("contract", "the daemon", "See what the daemon says; the rules before this one often tell more.")
+@rule("contract", "the daemon", "See what the daemon says; the rules before this one often say more.")
 def daemon_runs_it(exam: Examination) -> str:
-    """The daemon starts the plugin, and ends with status 0 when asked to."""
+    """The daemon starts the plugin, and exits with status 0 on SIGTERM."""
     if "claims" not in exam.rehearsal().document:
         raise NotApplicable(f"the plugin cannot be loaded: {exam.rehearsal().why_short}")
     node = exam.node

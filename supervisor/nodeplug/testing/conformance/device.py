@@ -1,7 +1,7 @@
 """Rules for the lists of device plugins: kubelet's device-plugin API v1beta1.
 
-Owns: lists and registration, and the sockets that kubelet was told of.
-Refuses: grants and preferences (`grants`), and timing; how long a list takes is told, not judged.
+Owns: lists and registration, and the sockets that were registered.
+Refuses: grants and preferences (`grants`), and timing; how long a list takes is reported, not judged.
 """
 
 import time
@@ -33,7 +33,7 @@ def _lists(exam: Examination) -> Iterator[tuple[str, Act, list[str]]]:
         yield resource, act, seen.document["devices"][resource]["ids"] if act.error is None and not act.hung else []
 
 
-@rule("device", _API, "Answer what there is; a device that fails stays listed with `healthy=False`.")
+@rule("device", _API, "Return what exists; a device that fails stays listed with `healthy=False`.")
 def list_succeeds(exam: Examination) -> str:
     """Every claimed resource can be listed."""
     told = []
@@ -43,7 +43,7 @@ def list_succeeds(exam: Examination) -> str:
     return ", ".join(told)
 
 
-@rule("device", _API, "Make the id from what tells the devices apart, such as a serial number.")
+@rule("device", _API, "Make the id of what distinguishes the devices, such as a serial number.")
 def ids_are_unique(exam: Examination) -> str:
     """The ids of a resource are unique and not empty."""
     for resource, _, ids in _lists(exam):
@@ -52,7 +52,7 @@ def ids_are_unique(exam: Examination) -> str:
     return ""
 
 
-@rule("device", f"{_API}: Device.ID", "Shorten it, or take a digest.")
+@rule("device", f"{_API}: Device.ID", "Shorten it, or use a digest.")
 def ids_are_short(exam: Examination) -> str:
     """An id has at most 63 characters."""
     for resource, _, ids in _lists(exam):
@@ -75,14 +75,18 @@ def list_fits(exam: Examination) -> str:
 
 @rule("device", _API, "The message says what is wrong.")
 def list_can_be_sent(exam: Examination) -> str:
-    """Kubelet's message can carry the list: texts, and NUMA nodes from 0."""
+    """Kubelet's message can carry the list: strings, and NUMA nodes from 0."""
     for resource, _, _ids in _lists(exam):
         if refused := exam.rehearsal().document["devices"][resource]["refused"]:
             raise Broken(refused)
     return ""
 
 
-@rule("device", "kubelet takes an id that vanishes and comes back for another device", "Compute ids, draw none.")
+@rule(
+    "device",
+    "kubelet takes an id that vanishes and comes back for another device",
+    "Compute ids, without random parts.",
+)
 def lists_are_alike(exam: Examination) -> str:
     """Two lists in a row have the same ids."""
     exam.require_passed("list-succeeds")
@@ -137,7 +141,7 @@ def _listed(exam: Examination) -> dict[str, frozenset[str]]:
 
 
 @rule(
-    "device", "kubelet (device manager)", "Offer a list that kubelet can take; what was seen has the daemon's reason."
+    "device", "kubelet (device manager)", "Return a list that kubelet accepts; what was seen has the daemon's reason."
 )
 def registers_with_kubelet(exam: Examination) -> str:
     """Kubelet gets a registration and a list for every claimed resource."""
@@ -158,7 +162,7 @@ def registers_again_after_kubelet_restarts(exam: Examination) -> str:
 
 @rule("device", "kubelet keeps allocations by id", "Compute ids from the devices themselves, never from the process.")
 def ids_survive_a_restart(exam: Examination) -> str:
-    """The ids are the same after the daemon was killed and started again."""
+    """The ids are the same after the daemon was killed and restarted."""
     before = _listed(exam)
     seen = len(exam.kubelet.registrations)
     exam.restart_after_kill()

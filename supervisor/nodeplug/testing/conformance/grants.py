@@ -1,11 +1,11 @@
 """Rules for what device plugins grant: Allocate, preferences, pre-start and release.
 
-Owns: asking as kubelet does, by one device, by two and by more up to all, each set chosen by the plugin's preference.
+Owns: Allocate as kubelet does it, of one device, two, and more up to all, each set chosen by the plugin's preference.
 Refuses: lists and registration (`device`).
 
-A plugin may refuse sets: units of one card only, one share per container. Kubelet rejects the pod then, and its user
-reads the reason. So a refusal with Exhausted or InvalidRequest of more than one device breaks nothing where one is
-granted, and neither does a resource that refuses all of its devices, each alone, beside one that grants: it counts.
+A plugin may refuse sets: units of one card only, one share per container. Kubelet then rejects the pod, and its user
+reads the reason. So refusing more than one device with Exhausted or InvalidRequest breaks no rule where one is granted,
+and neither does a resource that refuses each of its devices beside one that grants: it only counts.
 """
 
 import re
@@ -37,7 +37,7 @@ _CDI_NAME: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """What came of one Allocate.
+    """The outcome of one Allocate.
 
     Attributes:
         ids: the devices.
@@ -54,11 +54,11 @@ class Allocation:
 
 @dataclass(frozen=True, slots=True)
 class Allocations:
-    """What came of every Allocate of one resource.
+    """The outcome of every Allocate of one resource.
 
     Attributes:
         count: how many healthy devices there are.
-        single: for each device alone, at most 64 of them, evenly chosen.
+        single: for single devices, at most 64, evenly chosen.
         several: for two, four, eight and so on, and all; nothing after a refusal.
     """
 
@@ -73,7 +73,7 @@ class Allocations:
 
     @property
     def refusal(self) -> str:
-        """Why each of the devices is refused even alone; empty unless all of them are."""
+        """Why every single device is refused; empty unless all are."""
         return self.single[0].refusal if all(one.refusal for one in self.single) else ""
 
     @property
@@ -128,7 +128,7 @@ def _answers(exam: Examination) -> Mapping[str, Allocations]:
 
 
 def _each(exam: Examination, work: Callable[[str, Allocations], str]) -> str:
-    """Judge each resource that grants something; another rule tells why the others do not.
+    """Judge each resource that grants something; another rule reports why the others do not.
 
     Raises:
         NotApplicable: no resource grants anything.
@@ -148,9 +148,9 @@ def _each(exam: Examination, work: Callable[[str, Allocations], str]) -> str:
 # --- Allocate
 
 
-@rule("device", "kubelet (Allocate)", "Grant what is listed as healthy; list what cannot be had as unhealthy.")
+@rule("device", "kubelet (Allocate)", "Grant what is listed as healthy; list what is unavailable as unhealthy.")
 def one_device_is_granted(exam: Examination) -> str:
-    """Allocate of each healthy device alone succeeds, or a resource that only counts refuses each one of them."""
+    """Allocate of each single healthy device succeeds, or a resource that only counts refuses every one of them."""
     told, refused = [], []
     for resource, answers in _answers(exam).items():
         if answers.refusal:
@@ -179,9 +179,9 @@ def several_devices_are_granted_or_refused(exam: Examination) -> str:
     return _each(exam, work)
 
 
-@rule("device", "kubelet repeats Allocate, and there is no Deallocate", "Compute the grant from the ids alone.")
+@rule("device", "kubelet repeats Allocate, and there is no Deallocate", "Compute the grant only from the ids.")
 def grants_are_repeatable(exam: Examination) -> str:
-    """Allocate of the same devices gives the same grant again."""
+    """Allocate of the same devices returns the same grant again."""
     paths = sockets(exam)
 
     def work(resource: str, answers: Allocations) -> str:
@@ -199,7 +199,7 @@ def _line(grant: pb.ContainerAllocateResponse) -> str:
 
 
 def _judge(exam: Examination, judge: Callable[[pb.ContainerAllocateResponse], str]) -> str:
-    """Judge each grant; a non-empty sentence breaks the rule."""
+    """Judge each grant; a non-empty text breaks the rule."""
 
     def work(resource: str, answers: Allocations) -> str:
         for ids, grant in answers.grants:
@@ -222,11 +222,15 @@ def granted_nodes_exist(exam: Examination) -> str:
 
 
 def _is_device(path: Path) -> bool:
-    # A directory stands for every node in it (runc, containerd).
+    # A directory means every node in it (runc, containerd).
     return path.is_char_device() or path.is_block_device() or path.is_dir()
 
 
-@rule("device", "the runtime: it refuses to start the container", "Make the path in `start`, or list as unhealthy.")
+@rule(
+    "device",
+    "the runtime: it refuses to start the container",
+    "Create the path in `start`, or list it as unhealthy.",
+)
 def granted_mounts_exist(exam: Examination) -> str:
     """Every host path that a grant mounts exists."""
 
@@ -253,7 +257,7 @@ def container_paths_are_distinct(exam: Examination) -> str:
 
 @rule("device", "environ(7)", "Use letters, digits and underscores.")
 def env_names_are_valid(exam: Examination) -> str:
-    """Variables of a grant have names that every shell knows."""
+    """Variables of a grant have names that every shell accepts."""
 
     def judge(grant: pb.ContainerAllocateResponse) -> str:
         wrong = [name for name in grant.envs if not _ENV_NAME.fullmatch(name)]
@@ -278,7 +282,7 @@ def cdi_names_are_well_formed(exam: Examination) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Preference:
-    """What was available, what had to be included, how many were asked for, and what was answered."""
+    """What was available, what had to be included, how many were requested, and the result."""
 
     resource: str
     available: Sequence[str]
@@ -288,7 +292,7 @@ class _Preference:
 
     @property
     def filled(self) -> Sequence[str]:
-        """What kubelet takes: the answer, filled up."""
+        """What kubelet uses: the result, filled up."""
         return list(dict.fromkeys((*self.answer, *self.available)))[: self.size]
 
 
@@ -308,9 +312,9 @@ def _preferences(exam: Examination, *names: str) -> Iterator[_Preference]:
         raise NotApplicable(_NO_DEVICE)
 
 
-@rule("device", "kubelet fills up a short answer at random", "Answer exactly `size` ids.", "device_prefer")
+@rule("device", "kubelet fills up a short result at random", "Return exactly `size` ids.", "device_prefer")
 def preferences_have_the_asked_size(exam: Examination) -> str:
-    """A preference has as many ids as were asked for, unless Allocate refuses so many anyway."""
+    """A preference has as many ids as requested, unless Allocate refuses so many anyway."""
     for one in _preferences(exam, "one", "with", "all"):
         wrong = f"{one.size} of {few(one.available)} were asked for, the answer is {few(one.answer) or 'empty'}"
         if len(one.answer) > one.size or (len(one.answer) < one.size and not _refuses(exam, one)):
@@ -324,16 +328,16 @@ def _refuses(exam: Examination, one: _Preference) -> bool:
         return bool(_ask(socket, one.filled).refusal)
 
 
-@rule("device", "kubelet stumbles over foreign ids", "Choose out of `available`, each id once.", "device_prefer")
+@rule("device", "kubelet stumbles over foreign ids", "Choose from `available`, each id once.", "device_prefer")
 def preferences_are_available(exam: Examination) -> str:
-    """A preference names available ids alone, each once."""
+    """A preference contains only available ids, each once."""
     for one in _preferences(exam, "one", "with", "all", "short"):
         if set(one.answer) - set(one.available) or len(set(one.answer)) != len(one.answer):
             raise Broken(f"out of {few(one.available)} the answer is {few(one.answer)}")
     return ""
 
 
-@rule("device", "kubelet (topology manager)", "Begin with `must_include`, then fill up.", "device_prefer")
+@rule("device", "kubelet (topology manager)", "Start with `must_include`, then fill up.", "device_prefer")
 def preferences_include_what_they_must(exam: Examination) -> str:
     """A preference contains what must be included."""
     for one in _preferences(exam, "with"):
@@ -342,9 +346,9 @@ def preferences_include_what_they_must(exam: Examination) -> str:
     return ""
 
 
-@rule("device", "kubelet rejects the pod for an error", "Answer what there is, or None.", "device_prefer")
+@rule("device", "kubelet rejects the pod for an error", "Return what is available, or None.", "device_prefer")
 def preference_of_too_few_is_no_error(exam: Examination) -> str:
-    """Asked for more than there is, a preference is not an error."""
+    """A preference for more than there is does not fail."""
     list(_preferences(exam, "short"))
     return ""
 

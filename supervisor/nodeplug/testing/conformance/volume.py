@@ -1,4 +1,4 @@
-"""Rules for volume drivers: FlexVolume as kubelet speaks it, through the driver's executable.
+"""Rules for volume drivers: FlexVolume as kubelet uses it, through the driver's executable.
 
 Owns: mount, unmount, read-only, crashes, secrets, attach and expand of one volume.
 Refuses: opinions on filesystems: what a volume can hold is the plugin's own test.
@@ -27,7 +27,7 @@ _KUBELET: Final = "kubelet (volume/flexvolume)"
 _GIB: Final = 1 << 30
 _SECRET: Final = b"conformance-secret-4711"
 _STRAY: Final = " raised "
-"""In the sentence that the daemon makes of an error that is not a PluginError."""
+"""In the message that the daemon makes of an error that is not a PluginError."""
 
 
 @contextmanager
@@ -56,7 +56,7 @@ def _mounts_at(target: Path) -> int:
 
 @rule("volume", _FLEX, "See the message; give the driver what it needs in `example`: volume_options, secrets.")
 def mount_succeeds(exam: Examination) -> str:
-    """Mount makes the pod's directory a mount point, of every driver that the plugin claims."""
+    """Mount makes the pod's directory a mount point, for every driver that the plugin claims."""
     for driver in exam.claims["volume"]:
         with _mounted(exam, driver) as (volume, target):
             if not _mounts_at(target):
@@ -65,9 +65,9 @@ def mount_succeeds(exam: Examination) -> str:
     return ", ".join(exam.claims["volume"])
 
 
-@rule("volume", _KUBELET, "Succeed when the volume is there already.")
+@rule("volume", _KUBELET, "Succeed if the volume is already there.")
 def repeated_mount_succeeds(exam: Examination) -> str:
-    """A repeated mount succeeds and puts no second mount on the first."""
+    """A repeated mount succeeds without a second mount on top of the first."""
     with _mounted(exam) as (volume, target):
         volume.call("a second mount", cmd.Mount(str(target), _for_pod(volume)))
         if (count := _mounts_at(target)) != 1:
@@ -90,7 +90,7 @@ def nothing_is_left_after_unmount(exam: Examination) -> str:
     return ""
 
 
-@rule("volume", f"{_KUBELET}: it repeats unmount", "Succeed when nothing is there.")
+@rule("volume", f"{_KUBELET}: it repeats unmount", "Succeed if nothing is there.")
 def unmount_is_repeatable(exam: Examination) -> str:
     """Unmount succeeds, also when repeated."""
     with _mounted(exam) as (volume, target):
@@ -100,7 +100,7 @@ def unmount_is_repeatable(exam: Examination) -> str:
     return ""
 
 
-@rule("volume", f"{_KUBELET}: it repeats unmount", "Succeed when nothing is there.", "volume_unpublish", root=False)
+@rule("volume", f"{_KUBELET}: it repeats unmount", "Succeed if nothing is there.", "volume_unpublish", root=False)
 def unpublish_of_nothing_succeeds(exam: Examination) -> str:
     """volume_unpublish succeeds for what was never published: its record may be older than its mount."""
     for driver in exam.claims["volume"]:
@@ -111,7 +111,7 @@ def unpublish_of_nothing_succeeds(exam: Examination) -> str:
 @rule(
     "volume",
     "the daemon: it unstages again after a crash",
-    "Succeed when nothing is there.",
+    "Succeed if nothing is there.",
     "volume_unstage",
     root=False,
 )
@@ -132,9 +132,9 @@ def volume_ids_are_stable(exam: Examination) -> str:
     return ""
 
 
-@rule("volume", _KUBELET, "Undo in unpublish what belongs to that pod alone.")
+@rule("volume", _KUBELET, "Undo in unpublish only what belongs to that pod.")
 def pods_do_not_disturb_each_other(exam: Examination) -> str:
-    """Two pods can have the volume at once, and one keeps it when the other has gone."""
+    """Two pods can use the volume at once, and one keeps it when the other is gone."""
     assert exam.node
     before = exam.inventory()
     with _mounted(exam) as (volume, _):
@@ -183,7 +183,7 @@ def read_only_is_read_only(exam: Examination) -> str:
     return ""
 
 
-@rule("volume", "the daemon may be killed at any instruction", "Find what is mounted in mountinfo, not in memory.")
+@rule("volume", "the daemon may be killed at any instruction", "Look up what is mounted in mountinfo, not in memory.")
 def unmount_after_a_crash_succeeds(exam: Examination) -> str:
     """Unmount succeeds and leaves nothing when the daemon was killed after mount."""
     assert exam.node
@@ -198,7 +198,7 @@ def unmount_after_a_crash_succeeds(exam: Examination) -> str:
 
 @rule("volume", "the promise of the driver (`keeps_data`)", "Keep the data when the last pod goes.")
 def data_outlives_the_pod(exam: Examination) -> str:
-    """What one pod wrote, a later pod finds, where the driver promises that."""
+    """A later pod finds what an earlier pod wrote, if the driver promises that."""
     if not exam.subject.keeps_data:
         raise NotApplicable("nobody said keeps_data=True")
     with _mounted(exam) as (volume, target):
@@ -218,7 +218,7 @@ def data_outlives_the_pod(exam: Examination) -> str:
 
 @rule("volume", "users write options", "Raise InvalidRequest with the option's name and what is allowed.")
 def wrong_options_are_answered(exam: Examination) -> str:
-    """Missing and unknown options are accepted, or refused in a sentence, and never crash the driver."""
+    """Missing and unknown options are accepted, or refused with a message, and never crash the driver."""
     volume = Volume(exam, exam.claims["volume"][0])
     told = []
     for what, options in _wrong(volume):
@@ -259,9 +259,9 @@ def failed_mount_leaves_nothing(exam: Examination) -> str:
     return ", ".join(failed)
 
 
-@rule("volume", "kubelet logs what a driver answers", "Never log, write or answer what is in `request.secrets`.")
+@rule("volume", "kubelet logs what a driver answers", "Never log, write or return what is in `request.secrets`.")
 def secrets_stay_secret(exam: Examination) -> str:
-    """A secret is in no answer, no log and no file of the daemon or the plugin, whether mount succeeds or fails."""
+    """No answer, log or file of the daemon or the plugin contains a secret, whether mount succeeds or fails."""
     volume = Volume(exam, exam.claims["volume"][0])
     given = {**volume.asked.secrets, NAME: _SECRET}
     for _, options in (("", dict(volume.asked.options)), *_wrong(volume)):
@@ -282,9 +282,9 @@ def _files(folder: Path) -> Iterator[Path]:
 # --- attach and expand
 
 
-@rule("volume", _FLEX, "Answer the same device for a volume that is attached already.", "volume_attach")
+@rule("volume", _FLEX, "Return the same device for a volume that is already attached.", "volume_attach")
 def attach_is_repeatable(exam: Examination) -> str:
-    """Attach of an attached volume answers the same device."""
+    """Attach of an attached volume returns the same device."""
     volume = Volume(exam, exam.claims["volume"][0])
     first, second = (
         volume.call("attach", cmd.Attach(volume.options, volume.caller.node)).get("device") for _ in range(2)
@@ -295,7 +295,7 @@ def attach_is_repeatable(exam: Examination) -> str:
     return str(first)
 
 
-@rule("volume", _FLEX, "Succeed when it is not attached.", "volume_detach")
+@rule("volume", _FLEX, "Succeed if it is not attached.", "volume_detach")
 def detach_is_repeatable(exam: Examination) -> str:
     """Detach succeeds when repeated, and for what was never attached."""
     volume = Volume(exam, exam.claims["volume"][0])
@@ -309,12 +309,12 @@ def detach_is_repeatable(exam: Examination) -> str:
 @rule(
     "volume",
     _FLEX,
-    "Ask whoever attaches volumes, not the memory of this process.",
+    "Query the storage system, not the memory of this process.",
     "volume_attach",
     "volume_is_attached",
 )
 def attached_volumes_are_known(exam: Examination) -> str:
-    """What is attached is told as attached, also when the daemon was killed."""
+    """An attached volume is reported as attached, even after the daemon was killed."""
     volume = Volume(exam, exam.claims["volume"][0])
     volume.call("attach", cmd.Attach(volume.options, volume.caller.node))
     for when in ("after attach", "after a crash"):
@@ -325,9 +325,9 @@ def attached_volumes_are_known(exam: Examination) -> str:
     return ""
 
 
-@rule("volume", _FLEX, "Answer at once when the device is there.", "volume_attach", "volume_wait_attached")
+@rule("volume", _FLEX, "Return at once if the device exists.", "volume_attach", "volume_wait_attached")
 def waiting_is_repeatable(exam: Examination) -> str:
-    """Waiting for an attached device answers the same device each time."""
+    """Waiting for an attached device returns the same device each time."""
     volume = Volume(exam, exam.claims["volume"][0])
     device = str(volume.call("attach", cmd.Attach(volume.options, volume.caller.node)).get("device", ""))
     first, second = (
@@ -339,9 +339,9 @@ def waiting_is_repeatable(exam: Examination) -> str:
     return str(first)
 
 
-@rule("volume", f"{_FLEX}: expandvolume", "Answer the size that the volume has now.", "volume_expand")
+@rule("volume", f"{_FLEX}: expandvolume", "Return the current size of the volume.", "volume_expand")
 def expanding_answers_a_size(exam: Examination) -> str:
-    """Expand answers a size that is at least the one that was asked for, also when repeated."""
+    """Expand returns at least the requested size, also when repeated."""
     with _mounted(exam) as (volume, target):
         for what in ("expandvolume", "a second expandvolume"):
             answer = volume.call(what, cmd.ExpandVolume(volume.options, str(target), 2 * _GIB, _GIB))
