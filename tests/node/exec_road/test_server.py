@@ -186,7 +186,7 @@ def test_what_is_no_frame_is_refused_and_the_server_lives(server: ExecRoad, junk
 def test_an_unknown_style_is_told_which_are_known(server: ExecRoad) -> None:
     reply = converse(server, Frame("csi", "x").encode())
     assert (reply.exit, reply.stdout) == (1, b"")
-    assert b"it speaks: cni, control, flex" in reply.stderr
+    assert b"it knows: cni, control, flex" in reply.stderr
 
 
 def test_the_sign_of_life_is_answered_by_the_server_itself(server: ExecRoad) -> None:
