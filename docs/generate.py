@@ -52,7 +52,7 @@ _OTHERS = {
     '`[project.entry-points."nodeplug"]`': '`[project.entry-points."nodeplug.v1"]`',
     "`volume_attach` that answers the device's path": "`return VolumeAttached(device=path)`",
     "`VolumeDetach.volume_id`": "`VolumeDetach.volume_name`, which it always was",
-    "`request.options` of detach, unpublish, unstage": "never held anything, and is gone",
+    "`request.options` of detach, unpublish, unstage": "always empty, and removed",
     "`fold(request.config)`, then looking for keys": "`request.parse(Model)`; `fold` stays",
 }
 """What else changed between the contract before version 1 and that of version 1, as one writes it."""
