@@ -151,7 +151,7 @@ class Daemon:
         self._readiness: tuple[bool, Mapping[str, str]] = (False, {"daemon": "it is starting"})
         self._beat = self._started
         self._stop = asyncio.Event()
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop: asyncio.AbstractEventLoop
 
     # --- start and stop -----------------------------------------------------------------------------------------
 
@@ -278,9 +278,8 @@ class Daemon:
 
     def _refresh(self, resource: ResourceName) -> None:
         """Pass a request for a new listing from a plugin's thread to the loop."""
-        if self._loop is not None:
-            with suppress(RuntimeError):  # the loop is closed: the daemon is ending
-                self._loop.call_soon_threadsafe(self._resources.refresh, resource)
+        with suppress(RuntimeError):  # the loop is closed: the daemon is ending
+            self._loop.call_soon_threadsafe(self._resources.refresh, resource)
 
     def _finished(self, call: Call, error: PluginError | None) -> None:
         outcome = outcome_of(error)

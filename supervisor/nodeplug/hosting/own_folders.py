@@ -44,8 +44,7 @@ class OwnFolders:
         """
 
         def work() -> None:
-            for folder in (self.paths.run, self.paths.state, self.paths.spool):
-                _make(folder)
+            _make(self.paths.run, self.paths.state, self.paths.spool)
             then()
 
         try:
@@ -60,21 +59,14 @@ class OwnFolders:
             PluginError: one cannot be made.
         """
         state, run = self._of(plugin)
-        _make(state)
-        _make(run)
+        _make(state, run)
         return state, run
 
     async def keep(self, plugins: Iterable[str]) -> None:
         """Make the plugins' folders again when somebody has removed them: they were promised to exist."""
         folders = [folder for name in plugins for folder in self._of(name)]
-
-        def work() -> None:
-            for folder in folders:
-                with suppress(PluginError):  # a plugin that writes there gets the error, and says it better
-                    _make(folder)
-
         with suppress(Unanswered):  # the disk is frozen, and says so itself (`StateDisk`)
-            await self._lane.run(work)
+            await self._lane.run(lambda: _make_again(folders))
 
     def others(self, present: Iterable[str]) -> list[str]:
         """Name, as the files are, the sections that have something here and are not present. May block.
@@ -91,10 +83,17 @@ class OwnFolders:
         return state, run
 
 
-def _make(folder: Path) -> None:
-    """Make a folder for root alone, unless it exists. May block."""
-    try:
-        if not folder.is_dir():
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise PluginError(f"cannot make the folder {folder}: {error.strerror}; make its parent writable") from error
+def _make(*folders: Path) -> None:
+    """Make folders for root alone, unless they exist. May block."""
+    for folder in folders:
+        try:
+            if not folder.is_dir():
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise PluginError(f"cannot make the folder {folder}: {error.strerror}; make its parent writable") from error
+
+
+def _make_again(folders: Iterable[Path]) -> None:
+    for folder in folders:
+        with suppress(PluginError):  # a plugin that writes there gets the error, and says it better
+            _make(folder)

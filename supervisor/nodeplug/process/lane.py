@@ -3,7 +3,8 @@
 Owns: the one daemonic thread of each lane (made when there is work, gone when there has been none for a while), the
 line before it, and since when the piece that is under way has not come back.
 Refuses: pools, `asyncio.to_thread` among them: a thread that a frozen filesystem holds would take a place from others
-there, and keep the process from ending. Plugin code has its own threads (`nodeplug.hosting.runner`).
+there, and keep the process from ending. Plugin code has its own threads (`nodeplug.hosting.runner`). Work that moves
+its thread into a namespace moves it back: other work of the same lane comes after it.
 
 A lane that is stuck refuses what comes next, and whoever waits in line, at once, so that nobody waits for it twice, and
 goes on by itself when the work comes back. While it goes on, a long line is no reason to refuse anybody: on a busy node
