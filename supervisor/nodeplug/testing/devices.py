@@ -28,10 +28,10 @@ class DeviceHost:
     """What runs.
 
     Attributes:
-        tasks: by resource; `status()` and `refresh()` are of interest.
+        tasks: by resource, with `status()` and `refresh()`.
         slot: of the plugin; holds calls in flight and overdue ones.
         runner: calls its hooks.
-        podresources: the poller that tells releases.
+        podresources: the poller that reports releases.
     """
 
     tasks: Mapping[str, ResourceTask]
@@ -57,12 +57,12 @@ async def serve_devices(
     Args:
         plugin: constructed; its `start` is not called.
         kubelet: the stand-in, running or not.
-        state: a folder in which the poller keeps what it saw; the same one again is a restart of the daemon.
+        state: a folder in which the poller keeps what it saw; the same one again acts as a restart of the daemon.
         mode: how to register.
         deadlines: seconds by hook, instead of the daemon's defaults.
-        poll: seconds between two listings, looks at kubelet.sock and looks at podresources.
+        poll: seconds between two listings, checks of kubelet.sock and polls of podresources.
         watchdog: seconds without a stream before registering again.
-        unsynced_grace: seconds for which an answer of podresources without any pod is not believed.
+        unsynced_grace: seconds for which a response of podresources without any pod is ignored.
     """
     host = _compose(plugin, kubelet, state, mode, deadlines, poll, watchdog, unsynced_grace)
     running = [asyncio.create_task(task.run(), name=name) for name, task in host.tasks.items()]

@@ -119,7 +119,7 @@ class ExecRoad:
         path.chmod(0o755)
 
     def start(self, *, replay: bool = False) -> Self:
-        """Serve; with `replay` the spool is worked off too.
+        """Serve; with `replay` spooled DELs are replayed too.
 
         Raises:
             PluginError: another server listens on the socket.
@@ -131,7 +131,7 @@ class ExecRoad:
         return self
 
     def stop(self) -> None:
-        """Stop serving; succeed when nothing is served."""
+        """Stop serving; succeed if nothing is served."""
         serving, self._serving = self._serving, None
         if serving is not None:
             serving.end()

@@ -1,6 +1,6 @@
-"""Temporary folders, and their end.
+"""Temporary folders, and their removal.
 
-Owns: that nothing is removed which is only mounted there: behind a bind mount lie the files of somebody else.
+Owns: that nothing is removed which is only mounted there: behind a bind mount are somebody else's files.
 Refuses: to follow what it could not unmount.
 """
 
@@ -17,7 +17,7 @@ def mounted_below(folder: Path) -> list[str]:
 
 
 def unmount_below(folder: Path) -> None:
-    """Take away what a daemon that ended left mounted in its folder, the last mount first.
+    """Unmount what a daemon that ended left in its folder, the last mount first.
 
     Raises:
         PluginError: the kernel refused.

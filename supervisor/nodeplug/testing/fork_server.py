@@ -1,10 +1,10 @@
-"""A process that has imported the daemon, and forks one for whoever asks.
+"""A process that has imported the daemon, and forks one on request.
 
 Owns: importing once what each daemon of a test imports, forking, entering the caller's namespaces, environment and
-streams, and telling exit statuses.
-Refuses: everything else: what is forked runs the same `nodeplug serve` that `python -m nodeplug` would.
+streams, and reporting exit statuses.
+Refuses: everything else: the fork runs the same `nodeplug serve` that `python -m nodeplug` would.
 
-Run as a file, by `forked`. Orders are read from stdin and answered on stdout, one line of JSON each. There is no second
+Run as a file, by `forked`. Requests come on stdin, replies go to stdout, one line of JSON each. There is no second
 thread and gRPC has not been used yet, which makes forking safe here and nowhere else in this project.
 """
 
@@ -30,8 +30,8 @@ def main() -> None:
         __import__(name)
     gc.enable()
     gc.collect()
-    gc.freeze()  # a collection in a child would write to, and so copy, all that was imported
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the tests; they end what they started
+    gc.freeze()  # a garbage collection in a child would copy all that was imported
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the tests, which end what they started
     order = _serve()
     if order is not None:
         _become(order)
@@ -56,7 +56,7 @@ def _serve() -> dict[str, Any] | None:
             os.close(descriptor)
         running.add(child)
         _answer({"pid": child})
-    for child in running:  # whoever asked has gone without ending them
+    for child in running:  # the caller has gone without ending them
         with suppress(ProcessLookupError):
             os.kill(child, signal.SIGTERM)
     return None

@@ -3,7 +3,7 @@
 Owns: one such process for each Python environment, and handles of what it forked.
 Refuses: to fork this process, which has threads (`fork_server` does it, in a process of its own).
 
-A daemon that is executed spends half a second of a processor on imports, nearly all that a test costs.
+A daemon that is executed spends half a second of CPU time on imports, nearly all of a test's cost.
 """
 
 import atexit
@@ -30,7 +30,7 @@ class Forked:
     """A process as `subprocess.Popen` shows one, as far as a node needs it.
 
     Attributes:
-        pid: its id, which is no other's before its status was collected.
+        pid: its id, which is not reused before its status was collected.
         returncode: its exit status, negative for a signal, or None while it runs.
     """
 
@@ -82,7 +82,7 @@ def search_path() -> tuple[str, ...]:
 
 
 def prepare(env: Mapping[str, str]) -> None:
-    """Let the process that forks begin to import, beside whatever comes before the first `start`."""
+    """Let the process that forks start importing, in parallel to what comes before the first `start`."""
     _server(env)
 
 
@@ -134,7 +134,7 @@ class _Server:
     def __init__(self, env: Mapping[str, str]) -> None:
         self.children: set[int] = set()
         self._lock = threading.Lock()
-        # gRPC reads its variables when it is imported; what `nodeplug serve` sets must be there before.
+        # gRPC reads its variables when it is imported; what `nodeplug serve` sets must be set before.
         self._process = subprocess.Popen(
             [sys.executable, "-P", str(_SERVER)],
             stdin=subprocess.PIPE,

@@ -1,9 +1,9 @@
 """What a node holds, before and after: the proof that nothing was left behind.
 
 Owns: links, addresses, mounts, loop devices, nftables objects, cgroups, and whatever lies in folders (journal entries,
-spooled calls, reserved addresses, sockets), as the kernel tells them in the calling thread's namespaces; and the
-difference of two looks, in words.
-Refuses: judgement: what may differ is the caller's business.
+spooled calls, reserved addresses, sockets), as the kernel shows them in the calling thread's namespaces; and the
+difference of two inventories, as text.
+Refuses: judgement: the caller decides what may differ.
 """
 
 import errno
@@ -35,17 +35,17 @@ _FILE_KINDS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """One look; each entry is a short text such as `link veth1a2b3c4d`, its kind first."""
+    """One inventory; each entry is a short text such as `link veth1a2b3c4d`, its kind first."""
 
     entries: frozenset[str]
 
     @classmethod
     def take(cls, *folders: Path, cgroups: str = "") -> "Inventory":
-        """Look now.
+        """Take the inventory now.
 
         Args:
             folders: everything below them but the folders themselves counts as well; a missing one is empty.
-            cgroups: cgroups whose name begins so, directly below a hierarchy's root, count with all below them.
+            cgroups: cgroups with this prefix, directly below a hierarchy's root, count with all below them.
         """
         kernel = [*_links(), *_addresses(), *_mounts(), *_loops(), *_nftables()]
         groups = [f"cgroup {path}" for path in cgroups_of(cgroups)] if cgroups else []
@@ -58,7 +58,7 @@ class Inventory:
 
 
 def describe(difference: Iterable[str]) -> str:
-    """Return a difference as a text: what is left behind and what is lost, kind by kind, one entry a line."""
+    """Return a difference as a text: what is left behind and what is lost, kind by kind, one entry per line."""
     lines = []
     for sign, entries in groupby(sorted(difference), key=lambda entry: entry[0]):
         lines.append("left behind:" if sign == "+" else "lost:")
@@ -88,12 +88,12 @@ def leaves_nothing(*folders: Path, cgroups: str = "", patience: float = 0.0) -> 
 
 
 def cgroups_of(prefix: str) -> list[Path]:
-    """Return the cgroups whose name begins so and all below them, the deepest first.
+    """Return the cgroups with a prefix and all below them, the deepest first.
 
     Version 1 has a tree for each controller; some are mounted twice.
     """
     tops = (*CGROUPS.glob(f"{prefix}*"), *CGROUPS.glob(f"*/{prefix}*"))
-    # os.walk lives with groups that go meanwhile.
+    # os.walk copes with groups that vanish meanwhile.
     found = {Path(path) for top in tops for path, _, _ in os.walk(top)}
     return sorted(found, key=lambda path: len(path.parts), reverse=True)
 
@@ -139,7 +139,7 @@ def _loops() -> Iterator[str]:
     for path in Path("/sys/block").glob("loop*/loop/backing_file"):
         try:
             yield f"loop device {path.parts[3]} of {path.read_text(encoding='utf-8').strip()}"
-        except OSError:  # detached between the two looks
+        except OSError:  # detached between the two reads
             continue
 
 
@@ -148,7 +148,7 @@ def _files(folders: Iterable[Path]) -> Iterator[str]:
     for path in found:
         try:
             kind = _FILE_KINDS.get(stat.S_IFMT(path.lstat().st_mode))
-        except FileNotFoundError:  # removed between the two looks
+        except FileNotFoundError:  # removed between the two reads
             continue
         if kind:
             yield f"{kind} {path}"
@@ -160,7 +160,7 @@ def _nftables() -> Iterator[str]:
     try:
         yield from _nft_objects()
     except NetlinkError as error:
-        if error.code != errno.EPERM:  # an ordinary user sees no nftables, and cannot have made any
+        if error.code != errno.EPERM:  # an ordinary user sees no nftables, and cannot have created any
             raise
 
 

@@ -1,9 +1,9 @@
-"""Namespaces of one's own, also where `/` is not a mount point.
+"""New namespaces, also where `/` is not a mount point.
 
 Owns: the command that starts a program in fresh namespaces, and that no mount made inside is ever seen outside.
 Refuses: what is done in them.
 
-The kernel changes the propagation of mount points alone, and the root of a plain chroot is none: `unshare` with any
+The kernel changes the propagation only of mount points, and the root of a plain chroot is not one: `unshare` with any
 propagation but "unchanged" fails there. A private copy of the whole tree of mounts then becomes the root. It needs a
 place that is private already, and the one mount point that every such root has is `/proc`.
 """

@@ -1,8 +1,7 @@
-"""`{scratch}`: what a configuration says for a folder that only the run knows.
+"""`{scratch}`: the placeholder of a configuration for a folder that only the run knows.
 
-Owns: the word, and putting the folder in its place: `nodeplug try`, `nodeplug verify` and the fixtures mean the same by
-it.
-Refuses: to make the folder.
+Owns: the word, and its replacement, the same for `nodeplug try`, `nodeplug verify` and the fixtures.
+Refuses: to create the folder.
 """
 
 from collections.abc import Mapping

@@ -1,6 +1,6 @@
-"""What a plugin is given, for a unit test of it: a `Host` whose requests are recorded, or answered by the test.
+"""The `Host` for a unit test of a plugin: its calls are recorded, or answered by the test.
 
-Owns: the folders and the journal, in a folder of the test, and what the plugin asked the daemon for.
+Owns: the folders and the journal, in a folder of the test, and the plugin's calls to the daemon.
 Refuses: the daemon: nothing is served and no hook is called. `ScratchNode` and the fixtures are for that.
 """
 
@@ -33,7 +33,7 @@ class Delegated:
 
 @dataclass(frozen=True, slots=True)
 class RecordingHost(Host):
-    """A `Host` that remembers what was asked of it.
+    """A `Host` that records its calls.
 
     Attributes:
         refreshed: the resources of each `host.refresh(...)`, in order.
@@ -60,11 +60,11 @@ def host(
         plugin = Fuse(Fuse.Config(), host(tmp_path))
 
     Args:
-        folder: an existing one, such as pytest's `tmp_path`; `state`, `run` and `journal` are made in it. The same one
-            again is a restart of the daemon.
+        folder: an existing one, such as pytest's `tmp_path`; `state`, `run` and `journal` are created in it. The
+            same one again acts as a restart of the daemon.
         plugin: the section name; the log is `nodeplug.plugin.<section name>`.
         node_name: the node's name in the cluster.
-        boot_id: another one in the same folder is a reboot: records of the journal are stale.
+        boot_id: another one in the same folder acts as a reboot: records of the journal are stale.
         refresh: called for each `host.refresh(resource)` as well, in the plugin's thread.
         delegate: answers `host.delegate(...)`; by default there is no other plugin, which is NotFound.
         holders: who holds devices, of all resources; or a function that answers for one resource, or raises. By default

@@ -16,18 +16,18 @@ from nodeplug.testing.sandbox import Sandbox
 from nodeplug.testing.scratch_node import ScratchNode
 
 FlexCallerFactory = Callable[[str], FlexCaller]
-"""Makes kubelet's side of one FlexVolume driver: `flex_caller("example.com/scratch")`."""
+"""Creates a stand-in for kubelet's side of one FlexVolume driver: `flex_caller("example.com/scratch")`."""
 
 
 def ensure_running(node: ScratchNode) -> None:
-    """Start a daemon that a test left killed or stopped, as systemd would."""
+    """Restart a daemon that a test left killed or stopped, as systemd would."""
     if not node.running:
         node.stop()
         node.start()
 
 
 class CniRuntimeFactory:
-    """Makes container runtimes and sandboxes on one node.
+    """Creates container runtimes and sandboxes on one node.
 
         runtime = cni_runtime({"cniVersion": "1.0.0", "name": "net", "plugins": [{"type": "example-wire"}]})
         pod = cni_runtime.sandbox("pod")
@@ -43,20 +43,20 @@ class CniRuntimeFactory:
         self._sandboxes: list[Sandbox] = []
 
     def __call__(self, conflist: Mapping[str, Any] | Path) -> CniRuntime:
-        """Make a runtime for a network: a decoded network list, or the file of one."""
+        """Create a runtime for a network: a decoded network list, or its file."""
         path = [self._node.paths.cni_bin]
         runtime = CniRuntime.load(conflist, path) if isinstance(conflist, Path) else CniRuntime(conflist, path)
         self._runtimes.append(runtime)
         return runtime
 
     def sandbox(self, name: str) -> Sandbox:
-        """Make the network namespace of a pod."""
+        """Create the network namespace of a pod."""
         made = Sandbox(self._node.root / f"sandbox-{name}")
         self._sandboxes.append(made)
         return made
 
     def close(self) -> None:
-        """End the pods: DEL of what is still attached, then the sandboxes go.
+        """End the pods: DEL of what is still attached, then remove the sandboxes.
 
         Raises:
             CniError: of a DEL that fails.
@@ -70,7 +70,7 @@ class CniRuntimeFactory:
 
 
 class FlexCallers:
-    """Makes kubelet's side of FlexVolume drivers on one node, and ends the pods.
+    """Creates stand-ins for kubelet's side of FlexVolume drivers on one node, and ends the pods.
 
     Args:
         node: its entrypoints are installed.
@@ -81,13 +81,13 @@ class FlexCallers:
         self._callers: list[FlexCaller] = []
 
     def __call__(self, driver: str) -> FlexCaller:
-        """Make the caller of one driver, `vendor/driver`."""
+        """Create the caller of one driver, `vendor/driver`."""
         caller = FlexCaller(self._node.paths.flexvolume, self._node.root / "var" / "lib" / "kubelet", driver)
         self._callers.append(caller)
         return caller
 
     def close(self) -> None:
-        """End the pods: unmount what is still there.
+        """End the pods: unmount what is still mounted.
 
         Raises:
             FlexFailure: of an unmount that fails.

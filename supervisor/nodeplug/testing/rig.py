@@ -1,9 +1,9 @@
 """A node for tests and rules: a folder, a network, the real daemon and kubelet, and the proof that nothing is left.
 
-Owns: making each of them when it is asked for, taking all of them away, mounts and loop devices included, and what this
-node alone can have made.
+Owns: creating each of them on demand, removing all of them, including mounts and loop devices, and what only this node
+can have created.
 Refuses: judgement of the plugin, and pytest: `nodeplug try`, the fixtures of `pytest_nodeplug` and the rules of
-conformance are thin layers on it. Nothing of the machine is used but its kernel: every path lies below the folder.
+conformance are thin layers on it. Only the kernel of the machine is used: every path is below the folder.
 """
 
 import fcntl
@@ -30,7 +30,7 @@ from nodeplug.testing.scratch_node import ScratchNode
 
 DEVICE_POLL: Final = 0.2
 """Seconds between two lists in the daemon of a rig."""
-# A test changes something and waits for it: the daemon looks often, and installs what a changed configuration claims.
+# A test changes something and waits for it: the daemon polls often, and installs what a changed configuration claims.
 # Compiling the entrypoints would cost each test more than their slower start.
 _SUPERVISOR: Final = f"""
 listen = ""
@@ -45,14 +45,14 @@ T = TypeVar("T")
 
 
 class LeftBehind(AssertionError):
-    """After the end of a test something is left of it; each line of the text is one thing."""
+    """A test left something behind; each line of the message is one thing."""
 
 
 class NodeRig:
-    """One node and what surrounds it; nothing runs before it is asked for.
+    """One node and what surrounds it; nothing runs before it is needed.
 
     Args:
-        folder: is made; keep its path short: a socket's has at most 107 bytes.
+        folder: is created; keep its path short: a socket's has at most 107 bytes.
         python_path: folders from which the daemon imports; by default what this process can import.
         supervisor: more keys of `[supervisor]`, in TOML.
 
@@ -60,7 +60,7 @@ class NodeRig:
         folder: the root of the node.
         scratch: an empty folder in it, for which `{scratch}` stands in a configuration.
         env: the environment of every process that loads the plugin.
-        untouched: what was there before the first start of the daemon.
+        untouched: the inventory before the first start of the daemon.
     """
 
     def __init__(self, folder: Path, *, python_path: Sequence[str] = (), supervisor: str = "") -> None:
@@ -81,7 +81,7 @@ class NodeRig:
 
     @property
     def netns(self) -> Netns | None:
-        """The network namespace that stands for the host's; None for an ordinary user, who may make none."""
+        """The network namespace that acts as the host's; None for an ordinary user, who may not create one."""
         if not self._network_asked:
             self._network_asked = True
             with suppress(PermissionError):
@@ -117,7 +117,7 @@ class NodeRig:
         return self._kubelet
 
     def inventory(self, *, files: bool = True) -> Inventory:
-        """Look at what this node alone can have made: all of its network, and what lies below its folder.
+        """Take the inventory of what only this node can have created: its network, and what is below its folder.
 
         Args:
             files: also in the folders in which records and the plugin's own files are.
@@ -131,11 +131,11 @@ class NodeRig:
         return Inventory(frozenset(one for one in seen if one.startswith(network) or f"{self.folder}/" in one))
 
     def left_since(self, before: Inventory, patience: float, *, files: bool = True) -> list[str]:
-        """Return what differs from before, once it has had time to go: the kernel ends namespaces behind our back.
+        """Return what differs from before, after some time: the kernel ends namespaces asynchronously.
 
         Args:
-            before: an earlier look.
-            patience: seconds that it has.
+            before: an earlier inventory.
+            patience: seconds to wait for it to vanish.
             files: whether files count as well.
         """
         end = time.monotonic() + patience
@@ -147,12 +147,12 @@ class NodeRig:
             time.sleep(0.05)
 
     def close(self) -> None:
-        """End every process and thread, and take away every namespace, mount and loop device below the folder."""
+        """End every process and thread, and remove every namespace, mount and loop device below the folder."""
         if self._kubelet is not None:
             self._kubelet.close()
         if self._node is not None:
             self._node.stop()
-        with suppress(PluginError):  # whoever removes the folder finds what is still mounted, and says so
+        with suppress(PluginError):  # the removal of the folder reports what is still mounted
             unmount_below(self.folder)
         _detach_loops(self.folder)
         if self._netns is not None:
@@ -187,7 +187,7 @@ def scratch_node(plugins: str, *, may_stay: Sequence[str] = ()) -> Iterator[Scra
         if rig.netns is not None:
             stack.enter_context(rig.netns.entered())
         node = rig.place(filled(plugins, rig.scratch))
-        # As on a node where kubelet ran before: the daemon sees kubelet come by inotify then, not once a second.
+        # As on a node where kubelet ran before: the daemon notices kubelet by inotify, not once a second.
         node.paths.device_plugins.mkdir(parents=True)
         node.start()
         yield node
@@ -198,7 +198,7 @@ def scratch_node(plugins: str, *, may_stay: Sequence[str] = ()) -> Iterator[Scra
 
 
 def scratch_of(root: Path) -> Path:
-    """Return the folder for which `{scratch}` stands on a node."""
+    """Return the folder that `{scratch}` means on a node."""
     return root / "scratch"
 
 
@@ -214,7 +214,7 @@ def own_network() -> Iterator[None]:
 
 
 def _host_netns() -> Netns:
-    """Make a network namespace as a host has one: its loopback is up."""
+    """Create a network namespace like a host's: its loopback is up."""
     made = new_netns()
     with made.entered(), IPRoute() as route:
         route.link("set", index=route.link_lookup(ifname="lo")[0], state="up")

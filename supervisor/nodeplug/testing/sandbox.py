@@ -1,6 +1,6 @@
-"""A pod sandbox's network: a namespace at a path, as runtimes make one before ADD.
+"""A pod sandbox's network: a namespace at a path, as runtimes create it before ADD.
 
-Owns: making it in a thread of its own (no fork, no `ip` executable), looking into it, and a ping out of it.
+Owns: creating it in a thread of its own (no fork, no `ip` executable), listing its links, and a ping from inside.
 Refuses: plugins. Attach something to it with `CniRuntime`.
 """
 
@@ -24,13 +24,13 @@ _PROTOCOL: Final = {4: socket.IPPROTO_ICMP, 6: socket.IPPROTO_ICMPV6}
 
 
 class Sandbox:
-    """A network namespace that lives at a path until it is closed.
+    """A network namespace at a path until it is closed.
 
     Args:
-        path: a file that is made for it, in an existing folder.
+        path: a file that is created for it, in an existing folder.
 
     Raises:
-        PluginError: the kernel refused, for want of CAP_SYS_ADMIN for example.
+        PluginError: the kernel refused, for example without CAP_SYS_ADMIN.
     """
 
     def __init__(self, path: Path) -> None:
@@ -65,14 +65,14 @@ class Sandbox:
         """Send ICMP echoes from inside until one is answered.
 
         Args:
-            address: whom to ask.
-            timeout: seconds for all tries.
+            address: the destination.
+            timeout: seconds for all attempts.
 
         Returns:
-            Milliseconds from the answered echo to its answer.
+            The round-trip time in milliseconds.
 
         Raises:
-            PluginError: nobody answered in time, or there is no route.
+            PluginError: no reply in time, or no route.
         """
         family = socket.AF_INET if address.version == 4 else socket.AF_INET6
         with self.netns.entered():  # a socket keeps its namespace after the thread has left
@@ -88,7 +88,7 @@ class Sandbox:
         raise PluginError(f"{address} did not answer {sequence} echoes from {self.path.name} within {timeout:g} s")
 
     def close(self) -> None:
-        """Drop the namespace; what is still attached goes with it."""
+        """Remove the namespace with what is still attached."""
         self.netns.close()
         unmount(str(self.path), lazy=True)
         self.path.unlink(missing_ok=True)
@@ -101,7 +101,7 @@ class Sandbox:
 
 
 def _echo(peer: socket.socket, address: IPv4Address | IPv6Address, sequence: int) -> float | None:
-    """Send one echo and wait a tenth of a second for its answer; None when none came or it could not be sent."""
+    """Send one echo and wait a tenth of a second for the reply; None if there is none or it could not be sent."""
     request, reply = _ECHO[address.version]
     identity = os.getpid() & 0xFFFF
     packet = struct.pack("!BBHHH", request, 0, 0, identity, sequence) + b"nodeplug"
@@ -118,7 +118,7 @@ def _echo(peer: socket.socket, address: IPv4Address | IPv6Address, sequence: int
                 return (time.perf_counter() - started) * 1e3
     except TimeoutError:
         return None
-    except OSError:  # no route yet: a bridge port comes up a moment after ADD
+    except OSError:  # no route yet: a bridge port comes up shortly after ADD
         time.sleep(0.02)
         return None
 

@@ -1,7 +1,7 @@
 """A CNI plugin object in a host namespace of its own, called as the daemon calls it.
 
-Owns: fresh network namespaces that live as long as their descriptors (nothing is mounted, nothing is left behind), one
-fresh thread per call that starts in the caller's namespace, and the `Host` that a plugin is given.
+Owns: new network namespaces that exist as long as their descriptors (nothing is mounted, nothing is left behind), one
+new thread per call that starts in the caller's namespace, and the plugin's `Host`.
 Refuses: the wire. `ScratchNode` and `CniRuntime` go through executables and JSON; this goes straight to the hooks.
 """
 
@@ -30,7 +30,7 @@ _Value = TypeVar("_Value")
 
 
 def run_in(netns: Netns | None, function: Callable[[], _Value]) -> _Value:
-    """Run a function in a fresh thread inside a namespace; its answer or its exception is the caller's."""
+    """Run a function in a new thread inside a namespace; return its result or raise its exception."""
     answers: list[_Value] = []
     failures: list[BaseException] = []
 
@@ -51,7 +51,7 @@ def run_in(netns: Netns | None, function: Callable[[], _Value]) -> _Value:
 
 
 def new_netns() -> Netns:
-    """Make a network namespace; it ends when its descriptor is closed and no process or link end is left in it.
+    """Create a network namespace; it ends when its descriptor is closed and no process or veth peer is left in it.
 
     Raises:
         OSError: the caller is not root.
@@ -89,7 +89,7 @@ class ScratchCni:
         self.host = host(folder, plugin="scratch", boot_id=boot_id, delegate=delegate)
 
     def container(self) -> Netns:
-        """Make a container's namespace; it is closed with this object."""
+        """Create a container's namespace; it is closed with this object."""
         netns = new_netns()
         self._containers.append(netns)
         return netns
@@ -145,7 +145,7 @@ class ScratchCni:
         self.on_host(lambda: plugin.cni_status(request=request))
 
     def request(self, verb: Callable[..., _Value], config: Mapping[str, Any], **fields: Any) -> _Value:
-        """Make a request of a verb out of a configuration with `name`, `type` and `cniVersion`."""
+        """Build a request of a verb from a configuration with `name`, `type` and `cniVersion`."""
         return verb(
             claim=str(config.get("type", "scratch")),
             network=str(config["name"]),

@@ -1,6 +1,6 @@
 """A whole node in one folder: the real daemon as a process of its own, with every path below a root.
 
-Owns: the configuration file, the process, its log, and asking it for its status.
+Owns: the configuration file, the process, its log, and requests for its status.
 Refuses: namespaces. The caller decides in which network and mount namespace it runs.
 """
 
@@ -33,8 +33,8 @@ class ScratchNode:
         env: more environment for the daemon.
         within: a command that executes the daemon and every nodeplug command in other namespaces, such as
             `PrivateNode.command()`; it must not fork.
-        fork: fork the daemon from a process that has imported it, instead of executing Python anew: it starts within
-            milliseconds. Its command line in /proc is not its own then. With `within` it is executed all the same.
+        fork: fork the daemon from a process that has imported it, instead of starting Python: it starts within
+            milliseconds, with another command line in /proc. With `within` it is executed all the same.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class ScratchNode:
         self.configure(plugins)
 
     def configure(self, plugins: str) -> None:
-        """Write the `[plugins.*]` tables; a running daemon reloads by itself."""
+        """Write the `[plugins.*]` tables; a running daemon reloads them."""
         self.config_path.parent.mkdir(parents=True, exist_ok=True)
         temporary = self.config_path.with_suffix(".new")
         temporary.write_text(self._head + plugins, encoding="utf-8")
@@ -73,7 +73,7 @@ class ScratchNode:
 
     @property
     def paths(self) -> Paths:
-        """Where everything of this node is; stays true while a later configuration is broken."""
+        """The paths of this node; they stay valid while a later configuration is broken."""
         if self._paths is None:
             self._paths = self.configuration.supervisor.paths
         return self._paths
@@ -159,7 +159,7 @@ class ScratchNode:
         self._end(signal.SIGKILL)
 
     def stop(self) -> int:
-        """End the daemon with SIGTERM and return its exit status; succeed when it is not running."""
+        """End the daemon with SIGTERM and return its exit status; succeed if it is not running."""
         return self._end(signal.SIGTERM)
 
     def _end(self, number: signal.Signals) -> int:

@@ -1,7 +1,7 @@
-"""A Secret in a file, for drivers that are tried or verified: argv would show it to everybody on the machine.
+"""A Secret in a file, for `nodeplug try` and `verify`: everybody on the machine can read argv.
 
 Owns: both forms of the file.
-Refuses: to tell any value, in messages too.
+Refuses: to show any value, also in messages.
 """
 
 import json
@@ -17,8 +17,8 @@ def read_secrets(path: Path) -> Secrets:
     """Read a Secret.
 
     Args:
-        path: a file with one JSON object of texts, or with lines `KEY=VALUE`, as `kubectl create secret generic
-            --from-env-file` takes them: a value is everything behind the first `=`; empty lines and those that begin
+        path: a file with one JSON object of strings, or with lines `KEY=VALUE`, as `kubectl create secret generic
+            --from-env-file` takes them: a value is everything after the first `=`; empty lines and those that start
             with `#` are skipped.
 
     Raises:

@@ -1,7 +1,7 @@
 """Waiting for what other threads and processes do.
 
-Owns: the pause between two looks, and the end of patience, which a loaded machine must not reach.
-Refuses: to measure: that something was fast is no statement of a test.
+Owns: the pause between two checks, and the timeout, which a loaded machine must not reach.
+Refuses: to measure: tests do not assert how fast something is.
 """
 
 import time
@@ -16,15 +16,15 @@ PATIENCE: Final = 60.0
 def until(
     condition: Callable[[], object], seconds: float = PATIENCE, found: Callable[[], object] | None = None
 ) -> None:
-    """Return as soon as a condition holds.
+    """Return as soon as a condition is true.
 
     Args:
-        condition: asked again and again, in the calling thread.
-        seconds: patience.
-        found: what the error tells, asked when patience is over.
+        condition: called repeatedly, in the calling thread.
+        seconds: the timeout.
+        found: returns the text of the error after the timeout.
 
     Raises:
-        AssertionError: it never held.
+        AssertionError: it never became true.
     """
     end = time.monotonic() + seconds
     while not condition():

@@ -4,7 +4,7 @@
     result = runtime.add("container", "/run/netns/pod")
     runtime.delete("container", "/run/netns/pod")
 
-It does what libcni does where a plugin can notice; a `RuntimeStyle` says what one runtime does of its own.
+It does what libcni does where a plugin can notice; a `RuntimeStyle` says what is specific to one runtime.
 """
 
 from nodeplug.testing.cni_runtime.execution import CniError, Execution, Patience

@@ -1,7 +1,7 @@
-"""What a CNI runtime remembers of its attachments, as libcni does: one file each.
+"""The attachments that a CNI runtime caches, as libcni does: one file each.
 
 Owns: the form of libcni's cache files (`cniCacheV1`), their place, and what a lost or damaged one means.
-Refuses: to be the truth: the stand-in goes on without an entry, as libcni does.
+Refuses: to be the truth: the stand-in continues without a cached result, as libcni does.
 """
 
 import base64
@@ -19,15 +19,15 @@ _KIND: Final = "cniCacheV1"
 
 @dataclass(frozen=True, slots=True)
 class Attached:
-    """What one ADD was asked and answered (libcni, cachedInfo).
+    """The call and the result of one ADD (libcni, cachedInfo).
 
     Attributes:
         container_id: CNI_CONTAINERID.
         ifname: CNI_IFNAME.
         netns: CNI_NETNS.
-        result: the final result; empty when it is not known.
+        result: the final result; empty if unknown.
         args: CNI_ARGS.
-        capability_args: by capability, before they are given to the plugins that declare them.
+        capability_args: by capability, before they are passed to the plugins that declare them.
     """
 
     container_id: str
@@ -38,7 +38,7 @@ class Attached:
     capability_args: Mapping[str, Any] = field(default_factory=dict)
 
     def result_in(self, version: str) -> Mapping[str, Any] | None:
-        """Return the result in a version of the specification; None when there is none or it cannot be converted."""
+        """Return the result in a version of the specification; None if there is none or it cannot be converted."""
         if not self.result:
             return None
         own = str(self.result.get("cniVersion") or version)
@@ -64,7 +64,7 @@ class ResultCache:
     _memory: dict[tuple[str, str], Attached] = field(default_factory=dict)
 
     def path(self, container_id: str, ifname: str) -> Path:
-        """Where the entry of an attachment lies.
+        """Return the file of an attachment.
 
         Raises:
             ValueError: there is no folder.
@@ -74,7 +74,7 @@ class ResultCache:
         return self.folder / "results" / f"{self.network}-{container_id}-{ifname}"
 
     def put(self, attached: Attached, config: Mapping[str, Any]) -> None:
-        """Remember an attachment.
+        """Cache an attachment.
 
         Args:
             attached: what.
@@ -92,24 +92,24 @@ class ResultCache:
         path.write_text(json.dumps(_document(self.network, attached, config)), encoding="utf-8")
 
     def get(self, container_id: str, ifname: str) -> Attached | None:
-        """Return an attachment; None when its entry is lost or damaged."""
+        """Return an attachment; None if its file is lost or damaged."""
         if self.folder is None:
             return self._memory.get((container_id, ifname))
         return _load(self.path(container_id, ifname), self.network)
 
     def drop(self, container_id: str, ifname: str) -> None:
-        """Forget an attachment; succeed when nothing is known of it."""
+        """Forget an attachment; succeed if it is unknown."""
         self._memory.pop((container_id, ifname), None)
         if self.folder is not None:
             self.path(container_id, ifname).unlink(missing_ok=True)
 
     def lose(self) -> None:
-        """Lose everything, as a node does whose /var/lib/cni is cleaned."""
+        """Lose everything, as a node whose /var/lib/cni is cleaned up."""
         for attached in self.all():
             self.drop(attached.container_id, attached.ifname)
 
     def all(self) -> tuple[Attached, ...]:
-        """Return every whole entry of this network, oldest first.
+        """Return every valid attachment of this network, oldest first.
 
         Raises:
             OSError: the folder cannot be read.

@@ -1,7 +1,7 @@
-"""Executing one CNI plugin as libcni does, and reading how it ended.
+"""Executing one CNI plugin as libcni does, and reading its outcome.
 
-Owns: the search on CNI_PATH, the deadline, an executable that is busy, and the words in which libcni tells a failure.
-Refuses: order, configuration and memory: see `runtime`.
+Owns: the search on CNI_PATH, the deadline, a busy executable, and libcni's texts for a failure.
+Refuses: order, configuration and state: see `runtime`.
 """
 
 import errno
@@ -21,11 +21,11 @@ class CniError(Exception):
     """A plugin failed.
 
     Attributes:
-        code: the error's code (CNI SPEC, "Error"); 999 when the plugin's answer could not be read.
+        code: the error's code (CNI SPEC, "Error"); 999 if the plugin's output could not be read.
         msg: its message.
         details: its details, or empty.
         plugin: the `type` of the plugin.
-        verb: what it was asked.
+        verb: CNI_COMMAND.
     """
 
     def __init__(self, plugin: str, verb: str, code: int, msg: str, details: str = "") -> None:
@@ -68,8 +68,8 @@ class Patience:
 
     Attributes:
         deadline: seconds for one execution; then the plugin is killed, as by a request's context in Go.
-        busy_tries: how often an executable that is being written ("text file busy") is tried.
-        busy_wait: seconds between two of those.
+        busy_tries: how often to try an executable that is being written ("text file busy").
+        busy_wait: seconds between two attempts.
     """
 
     deadline: float = 120.0
@@ -97,7 +97,7 @@ def execute(
 ) -> Execution:
     """Execute a plugin to its end.
 
-    One that stays busy counts as a success without output, as in libcni (pkg/invoke, raw_exec.go).
+    One that stays busy counts as success without output, as in libcni (pkg/invoke, raw_exec.go).
     """
     name, stdin = executable.name, json.dumps(dict(config)).encode()
     for attempt in range(patience.busy_tries):
@@ -128,7 +128,7 @@ def _run(executable: Path, stdin: bytes, env: Mapping[str, str], deadline: float
 
 
 def failure(done: Execution) -> CniError:
-    """Read the error of an execution that ended with another status than 0, in the words of libcni."""
+    """Read the error of an execution that failed, with libcni's texts."""
     name, verb = done.plugin, done.verb
     stdout, stderr = done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
     ended = f"exit status {done.status}" if done.status >= 0 else f"signal: {_signal(-done.status)}"

@@ -1,8 +1,8 @@
 """A CNI runtime for tests and demonstrations: what libcni does with a network list, on real executables.
 
-Owns: building each plugin's configuration, the six variables, the order of the list, what is asked in which version,
-and what a runtime does for one pod. No runtime that distributions package calls CHECK, STATUS and GC; this one does.
-Refuses: making containers and namespaces; give it the path of a namespace.
+Owns: building each plugin's configuration, the six variables, the order of the list, the verbs of each version, and
+what a runtime does for one pod. No packaged runtime calls CHECK, STATUS and GC; this one does.
+Refuses: creating containers and namespaces; give it the path of a namespace.
 """
 
 import json
@@ -35,10 +35,10 @@ class CniRuntime:
     Attributes:
         conflist: the network list, decoded; see `load`.
         path: the folders of CNI_PATH.
-        env: more variables for the plugins; PATH is always given.
-        executions: everything that was executed, oldest first.
-        style: whose habits it has; see `attach` and `detach`.
-        cache_dir: where libcni's cache files go, such as /var/lib/cni; None keeps them in memory.
+        env: more variables for the plugins; PATH is always set.
+        executions: every execution, oldest first.
+        style: the runtime that it acts as; see `attach` and `detach`.
+        cache_dir: where libcni's cache files are, such as /var/lib/cni; None keeps them in memory.
         patience: how long it waits for plugins.
     """
 
@@ -91,7 +91,7 @@ class CniRuntime:
 
     @property
     def version(self) -> str:
-        """The version of the list: the highest known one of `cniVersions`, or `cniVersion`."""
+        """The version of the list: the highest supported one of `cniVersions`, or `cniVersion`."""
         known = [version for version in self.conflist.get("cniVersions", ()) if version in _VERSIONS]
         return str(max(known, key=_VERSIONS.index) if known else self.conflist.get("cniVersion") or _VERSIONS[0])
 
@@ -117,8 +117,8 @@ class CniRuntime:
             The final result.
 
         Raises:
-            CniError: of the first plugin that fails. A DEL of the whole list has followed by then, with the namespace
-                and, after a failed ADD, without a result; its own failure is not told: runtimes log it alone.
+            CniError: of the first plugin that fails. A DEL of the whole list has followed, with the namespace and,
+                after a failed ADD, without a result; its own failure is not reported: runtimes only log it.
         """
         if self.style.version_first:
             self.versions()

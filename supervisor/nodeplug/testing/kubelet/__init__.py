@@ -6,7 +6,7 @@
         granted = await kubelet.admit("pod-1", {"example.com/fuse": 1})
 
 It follows kubelet (about release 1.35, or 1.20 with `old_style`) where a plugin can notice: it dials back inside
-Register, receives 4 MiB at most, never redials, and allocates with the device manager's steps and sentences.
+Register, receives 4 MiB at most, never redials, and allocates with the device manager's steps and messages.
 """
 
 from nodeplug.testing.kubelet.allocation import AdmissionError

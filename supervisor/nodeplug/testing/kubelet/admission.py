@@ -1,7 +1,7 @@
 """The admission of pods: who gets which devices, and what becomes of them afterwards.
 
 Owns: the pods that kubelet knows, the allocation of their containers, and the calls before a container starts.
-Refuses: containers themselves: an admitted pod is an entry in the ledger and nothing runs.
+Refuses: containers: an admitted pod exists only in the ledger and nothing runs.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -47,7 +47,7 @@ class Admission:
         policy: of the topology manager, for containers without a `numa` of their own.
         machine: the NUMA nodes of the machine.
         pods: containers that kubelet knows, in the order in which they came.
-        finished: those of pods that were rejected or have ended, and are still there.
+        finished: those of pods that were rejected or have ended, and still exist.
         running: the containers that the runtime runs.
     """
 
@@ -69,7 +69,7 @@ class Admission:
         """Admit a container.
 
         Raises:
-            AdmissionError: the pod is rejected; what its other containers hold is freed at the next look.
+            AdmissionError: the pod is rejected; what its other containers hold is freed at the next check.
         """
         self.pods[key] = container
         self.finished.pop(key, None)
@@ -80,7 +80,7 @@ class Admission:
         except BaseException:
             self.remove(key.namespace, key.pod, finished=True)
             raise
-        if container.kind != "init":  # a regular init container ends by itself
+        if container.kind != "init":  # a regular init container ends
             self.running.add(key)
 
     def _settle(self, key: ContainerKey, container: Container) -> frozenset[int] | None:
@@ -106,8 +106,8 @@ class Admission:
     async def readmit(self) -> dict[tuple[str, str], AdmissionError]:
         """Meet every pod again, as kubelet does right after its start, before anything else.
 
-        Containers that run need nothing. All others go through the checks: regular init containers that ended long
-        ago, and after a reboot every container.
+        Running containers need nothing. All others are checked: regular init containers that ended long ago, and after
+        a reboot every container.
 
         Returns:
             The pods that were rejected for good, by namespace and name.
@@ -223,7 +223,7 @@ class Admission:
 
         Raises:
             LookupError: kubelet does not know the container.
-            AdmissionError: a plugin failed or is away; the container does not start.
+            AdmissionError: a plugin failed or is down; the container does not start.
         """
         if key not in self.pods:
             raise LookupError(f"kubelet has no container {key.namespace}/{key.pod}/{key.container}: admit it first")
@@ -234,7 +234,7 @@ class Admission:
                 continue
             await self._before_start(key, name)
             again |= (key, name) not in self.ledger.entries
-        if again:  # kubelet met the pod before its plugin, or skipped the resource
+        if again:  # kubelet knew the pod before its plugin, or skipped the resource
             await self._allocate_all(key, container)
         if container.kind != "init":
             self.running.add(key)
@@ -247,7 +247,7 @@ class Admission:
             raise AdmissionError(f"endpoint not found in cache for a registered resource: {name}")
         endpoint = resource.endpoint
         if endpoint is None or not endpoint.options.pre_start_required:
-            return  # after a restart kubelet does not know the options any more
+            return  # after a restart kubelet no longer knows the options
         if (key, name) not in self.ledger.entries:
             raise AdmissionError(
                 f"no devices found allocated in local cache for pod {key.pod_uid}, "

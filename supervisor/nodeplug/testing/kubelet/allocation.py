@@ -1,6 +1,6 @@
 """How kubelet picks device ids for a container (its device manager, about release 1.35, and 1.20).
 
-Owns: kubelet's checks and their sentences, reuse, NUMA alignment, the preferred-allocation calls, the random fill.
+Owns: kubelet's checks and their messages, reuse, NUMA alignment, the preferred-allocation calls, the random fill.
 Refuses: the ledger and Allocate itself. The owner seeds the random source, so that a failing run can be repeated.
 """
 
@@ -38,11 +38,11 @@ class Want:
     Attributes:
         resource: its name.
         required: units in total.
-        held: what the container has already.
+        held: what the container already has.
         reusable: what the pod's init containers leave to it.
-        in_use: what any container holds; ids join it as they are picked, and stay there when the pick fails.
+        in_use: what any container holds; ids are added as they are picked, and stay if the pick fails.
         numa: the nodes that the topology manager settled on, or None without a hint.
-        owner: the container, as kubelet names it in a sentence.
+        owner: the container, as kubelet names it in a message.
         old_style: as kubelet 1.20, which has fewer checks.
         taken: the ids that are picked so far.
     """
@@ -75,12 +75,12 @@ async def pick(want: Want, table: DeviceTable | None, prefer: Prefer | None, ran
 
     Args:
         want: what is wanted.
-        table: the resource's devices; None when kubelet knows the resource from its pods alone.
+        table: the resource's devices; None if kubelet knows the resource only from its pods.
         prefer: the plugin's GetPreferredAllocation if it offers that.
         random: order of everything that kubelet leaves to chance.
 
     Returns:
-        The ids for Allocate; empty when the container holds enough already.
+        The ids for Allocate; empty if the container already holds enough.
 
     Raises:
         AdmissionError: with kubelet's text.
@@ -132,7 +132,7 @@ def _check_old(want: Want, table: DeviceTable | None) -> DeviceTable:
 async def _fill(want: Want, table: DeviceTable, available: set[str], prefer: Prefer | None, random: Random) -> None:
     """Fill up from the aligned ids, then the plugin's choice, then at random.
 
-    While the plugin is asked, another container may take ids: those are left out afterwards.
+    During the call to the plugin, another container may take ids; these are dropped afterwards.
     """
     aligned, unaligned, free = _split(table, available, want.numa)
     if want.left < len(aligned):

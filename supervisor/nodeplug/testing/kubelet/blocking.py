@@ -30,7 +30,7 @@ class BlockingKubelet:
         options: the keyword arguments of `Kubelet`.
 
     Attributes:
-        stand_in: the `Kubelet` itself; change and await it through `call` alone, which does so on its loop.
+        stand_in: the `Kubelet` itself; change and await it only through `call`, which runs on its loop.
     """
 
     def __init__(self, root: Path, **options: Any) -> None:
@@ -43,10 +43,10 @@ class BlockingKubelet:
         """Await something on the loop of the stand-in, such as `lambda: kubelet.stand_in.drop_streams(name)`.
 
         Returns:
-            Its value; an exception is raised here.
+            Its result; an exception is raised here.
 
         Raises:
-            RuntimeError: called in the condition of `until`, which is asked on the loop and must not wait.
+            RuntimeError: called in the condition of `until`, which runs on the loop and must not wait.
         """
         if threading.current_thread() is self._thread:
             raise RuntimeError("a condition of until() only looks: allocatable, capacity, registrations")
@@ -120,7 +120,7 @@ class BlockingKubelet:
         """Wait until a condition holds; it is asked often, on the loop of the stand-in.
 
         Raises:
-            TimeoutError: it does not come to hold; with what kubelet has.
+            TimeoutError: it does not become true; with what kubelet has.
         """
         try:
             self.call(lambda: self.stand_in.until(condition, seconds))
@@ -172,7 +172,7 @@ class BlockingKubelet:
         """Do what kubelet does before each start of a container: PreStartContainer where a plugin wants it.
 
         Raises:
-            AdmissionError: the plugin failed or is away.
+            AdmissionError: the plugin failed or is down.
         """
         self.call(lambda: self.stand_in.start_container(pod, container, namespace))
 

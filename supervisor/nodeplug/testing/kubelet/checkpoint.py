@@ -44,7 +44,7 @@ def read_checkpoint(folder: Path, ledger: Ledger) -> frozenset[str]:
     """Fill a ledger that was reset; kubelet goes on without what it cannot read.
 
     Returns:
-        The resources that were registered: each comes back with no device until its plugin registers.
+        The resources that were registered: each has no devices until its plugin registers again.
     """
     try:
         document = json.loads((folder / CHECKPOINT).read_bytes())

@@ -1,6 +1,6 @@
 """One plugin as kubelet knows it: the connection, its ListAndWatch stream, and the resource behind it.
 
-Owns: dialling a plugin's socket and reading its stream, with kubelet's limits; kubelet's words for a plugin's errors.
+Owns: dialling a plugin's socket and reading its stream, with kubelet's limits; kubelet's texts for a plugin's errors.
 Refuses: redialling: a stream that ended stays ended (kubernetes#131013).
 """
 
@@ -39,7 +39,7 @@ class Endpoint:
         on_end: called once when the stream ended, with the reason.
 
     Attributes:
-        options: what the plugin said of itself.
+        options: what the plugin reported.
         known_at, first_list_at: `time.monotonic()` of the registration and of the first list.
         stopped: whether the stream has ended.
     """
@@ -174,5 +174,5 @@ async def as_rejection(prefix: str) -> AsyncIterator[None]:
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise
-        # Nobody cancelled the caller: the stream ended, and the connection was closed under the call.
+        # The caller was not cancelled: the stream ended, and the connection was closed during the call.
         raise AdmissionError(f"{prefix}{_CLOSING}") from None

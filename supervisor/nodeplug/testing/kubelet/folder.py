@@ -14,7 +14,7 @@ from nodeplug.testing.kubelet.checkpoint import CHECKPOINT
 Wipe = Literal["sockets", "files", "nothing"]
 """What a start removes from device-plugins: sockets (new), every file but the checkpoint (old), or nothing."""
 TRIES: Final = 100
-"""Times that a socket is made anew in search of an inode number."""
+"""How often a socket is recreated to get the same inode number."""
 
 
 @dataclass(frozen=True, slots=True)

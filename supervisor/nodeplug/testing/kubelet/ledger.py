@@ -44,8 +44,8 @@ class DeviceAllocateInfo:
     """What a container holds of one resource.
 
     Attributes:
-        nodes: the devices by NUMA node; one with several nodes is below each of them.
-        response: what the plugin answered to Allocate.
+        nodes: the devices by NUMA node; one with several nodes is listed for each.
+        response: the plugin's response to Allocate.
     """
 
     nodes: Mapping[int, frozenset[str]]
@@ -63,10 +63,10 @@ class Ledger:
 
     Attributes:
         entries: by container and resource.
-        orphans: entries of a checkpoint whose pod kubelet has not met yet, by pod UID, container and resource.
-        kinds: of the containers that kubelet met.
-        in_use: ids by resource. Kubelet makes it anew from the entries only when an Allocate failed or a pod is
-            forgotten: ids that were picked for nothing stay in use until then.
+        orphans: entries of a checkpoint whose pod kubelet does not know yet, by pod UID, container and resource.
+        kinds: of the containers that kubelet knows.
+        in_use: ids by resource. Kubelet rebuilds it from the entries only when an Allocate failed or a pod is
+            forgotten: ids that were picked in vain stay in use until then.
     """
 
     entries: dict[tuple[ContainerKey, str], DeviceAllocateInfo] = field(default_factory=dict)
@@ -107,7 +107,7 @@ class Ledger:
 
     @contextmanager
     def picking(self, resource: str, taken: set[str]) -> Iterator[None]:
-        """Keep ids that are being picked in use even when the set is made anew meanwhile."""
+        """Keep ids that are being picked in use even if the set is rebuilt meanwhile."""
         mark = (resource, taken)
         self._in_flight.append(mark)
         try:
@@ -126,13 +126,13 @@ class Ledger:
             self.rebuild()
 
     def rebuild(self) -> None:
-        """Make the ids in use anew from the entries."""
+        """Rebuild the ids in use from the entries."""
         fresh: dict[str, set[str]] = {}
         held = [(resource, entry.ids) for (_, resource), entry in self.entries.items()]
         held += [(resource, entry.ids) for (_, _, resource), entry in self.orphans.items()]
         for resource, ids in [*held, *self._in_flight]:
             fresh.setdefault(resource, set()).update(ids)
         for resource in self.in_use.keys() | fresh.keys():
-            names = self.in_use.setdefault(resource, set())  # the same set: who is picking looks at it
+            names = self.in_use.setdefault(resource, set())  # the same set: a pick in progress uses it
             names.clear()
             names.update(fresh.get(resource, ()))

@@ -1,7 +1,7 @@
 """Kubelet's plugin watcher: the other way in which plugins become known, by a socket in plugins_registry.
 
-Owns: finding sockets and missing them, the handshake with its three time limits, trying again.
-Refuses: tables of resources: what comes of a registration is the owner's business.
+Owns: finding sockets and noticing their removal, the handshake with its three timeouts, retries.
+Refuses: tables of resources: the owner handles the result of a registration.
 """
 
 import asyncio
@@ -43,9 +43,9 @@ class Watcher:
         accept: called with resource and socket once GetInfo is right; raises Refused.
         forget: called with a socket that is gone.
         timeouts: of the handshake and of the pauses.
-        poll: seconds between two looks.
-        known: the sockets that are registered, and what is registered there.
-        refusals: why sockets were not taken, in order.
+        poll: seconds between two scans.
+        known: the registered sockets, and what is registered there.
+        refusals: why sockets were refused, in order.
     """
 
     folder: Path
@@ -112,7 +112,7 @@ class Watcher:
             except Refused as error:
                 await self._notify(stub, str(error))
                 raise
-            self.known[path] = info.name  # from here on it is not tried again, whatever comes of it
+            self.known[path] = info.name  # from here on it is not retried, whatever the result
             try:
                 await self.accept(info.name, Path(info.endpoint) if info.endpoint else path)
             except Refused as error:
@@ -123,7 +123,7 @@ class Watcher:
 
     async def _notify(self, stub: "pb_grpc.RegistrationAsyncStub", error: str) -> None:
         status = pb.RegistrationStatus(plugin_registered=not error, error=error)
-        with suppress(grpc.aio.AioRpcError):  # kubelet only logs that the plugin does not hear it
+        with suppress(grpc.aio.AioRpcError):  # kubelet only logs that the plugin cannot be notified
             await stub.NotifyRegistrationStatus(status, timeout=self.timeouts.notify)
 
 

@@ -1,6 +1,6 @@
 """The plugins that kubelet knows and what they list: its tables of resources.
 
-Owns: the dial back, which plugin serves a resource, the end of streams, capacity and its grace.
+Owns: the dial back, which plugin serves a resource, the end of streams, capacity and its grace period.
 Refuses: pods.
 """
 
@@ -25,10 +25,10 @@ class Plugins:
     """All plugins and resources.
 
     Attributes:
-        switches: what a test turns.
+        switches: set by a test.
         timeouts: of dial and grace.
         changed: called when a table has changed; the checkpoint is written there.
-        old_style: as kubelet 1.20: Register answers at once, options come from its request.
+        old_style: as kubelet 1.20: Register returns at once, options come from its request.
         by_socket: False makes the late end of a replaced stream end that of its successor.
         resources: by name.
         registrations: every request that passed kubelet's checks, in order.
@@ -70,7 +70,7 @@ class Plugins:
         """Take a plugin that called Register.
 
         Raises:
-            Refused: the switch says so, or (new style) it cannot be dialled or asked for its options.
+            Refused: the switch says so, or (new style) it cannot be dialled or does not return its options.
         """
         if self.switches.refuse:
             raise Refused(self.switches.refuse)
@@ -143,7 +143,7 @@ class Plugins:
         self.changed()
 
     def _listed(self, endpoint: Endpoint, response: pb.ListAndWatchResponse) -> None:
-        """Take a list, be it of a plugin that was replaced: kubelet looks at the resource's name alone."""
+        """Take a list, even of a replaced plugin: kubelet uses only the resource's name."""
         if endpoint.resource in self.resources:
             self.resources[endpoint.resource].take(response)
             self.changed()
@@ -154,7 +154,7 @@ class Plugins:
             resource.end(reason)
             successor = resource.endpoint
             if successor not in (None, endpoint) and successor in self._endpoints and endpoint in self._endpoints:
-                # Kubelet looks up by the resource's name whose connection it has to close (server.runClient).
+                # Kubelet finds the connection to close by the resource's name (server.runClient).
                 self._in_background(self._drop(successor), f"disconnect {successor.path.name}")
         self.changed()
 

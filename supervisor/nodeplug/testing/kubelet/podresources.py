@@ -1,7 +1,7 @@
 """The stand-in's podresources API: List, Get and GetAllocatableResources.
 
 Owns: kubelet's peculiarities: one entry per device id and NUMA node, no regular init containers, no pod UID, the limit.
-Refuses: to know pods and tables: it is given them at each call.
+Refuses: to know pods and tables: it gets them at each call.
 """
 
 import time
@@ -45,8 +45,8 @@ class PodResourcesLister(pb_grpc.PodResourcesListerServicer):
     Attributes:
         pods: the containers to list, as kubelet knows them now, with what each holds by resource.
         healthy: the healthy ids of each resource, with their NUMA nodes.
-        limited: whether the rate limit refuses every call at present.
-        old_style: as kubelet 1.20: no rate limit, List alone, and one entry per NUMA node with all its ids.
+        limited: whether the rate limit now refuses every call.
+        old_style: as kubelet 1.20: no rate limit, only List, and one entry per NUMA node with all its ids.
     """
 
     pods: Callable[[], Sequence[tuple[ContainerKey, Mapping[str, DeviceAllocateInfo]]]]
@@ -75,7 +75,7 @@ class PodResourcesLister(pb_grpc.PodResourcesListerServicer):
         return list(by_pod.values())
 
     async def List(self, request: pb.ListPodResourcesRequest, context: Any) -> pb.ListPodResourcesResponse:  # noqa: N802 - the RPC's name
-        """Answer every pod with the devices of its containers."""
+        """Return every pod with the devices of its containers."""
         del request
         await self._admit(context, "List")
         return pb.ListPodResourcesResponse(pod_resources=self._pods())
@@ -83,7 +83,7 @@ class PodResourcesLister(pb_grpc.PodResourcesListerServicer):
     async def GetAllocatableResources(  # noqa: N802 - the RPC's name
         self, request: pb.AllocatableResourcesRequest, context: Any
     ) -> pb.AllocatableResourcesResponse:
-        """Answer the healthy ids of every resource, in use or not."""
+        """Return the healthy ids of every resource, in use or not."""
         del request
         await self._admit(context, "GetAllocatableResources")
         response = pb.AllocatableResourcesResponse()
@@ -93,7 +93,7 @@ class PodResourcesLister(pb_grpc.PodResourcesListerServicer):
         return response
 
     async def Get(self, request: pb.GetPodResourcesRequest, context: Any) -> pb.GetPodResourcesResponse:  # noqa: N802 - the RPC's name
-        """Answer one pod; that there is none is UNKNOWN, as grpc-go makes of a plain error."""
+        """Return one pod; a missing one is UNKNOWN, which grpc-go makes of a plain error."""
         await self._admit(context, "Get")
         for pod in self._pods():
             if (pod.name, pod.namespace) == (request.pod_name, request.pod_namespace):

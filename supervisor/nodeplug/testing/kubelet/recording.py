@@ -1,8 +1,8 @@
 # ruff: noqa: N802, D102, ARG002 - RPCs: their names, their meaning and their arguments are those of the API
 """A device plugin without nodeplug, on the bare API: it writes down every call of kubelet.
 
-Owns: its socket, its devices, and what it answers, all of which a test changes.
-Refuses: to notice anything by itself: a test registers it, and registers it again.
+Owns: its socket, its devices, and its responses, all of which a test changes.
+Refuses: to notice anything by itself: a test registers it, and re-registers it.
 """
 
 import asyncio
@@ -29,11 +29,11 @@ class RecordingPlugin(pb_grpc.DevicePluginServicer, watcher_grpc.RegistrationSer
 
     Attributes:
         resource: its name.
-        folder: where its sockets are: device-plugins, or plugins_registry, where `serve` alone makes kubelet find it.
+        folder: where its sockets are: device-plugins, or plugins_registry, where kubelet finds it after `serve`.
         healthy: whether each device is healthy; change it through `mark`.
         nodes: the NUMA nodes of devices that have a topology, which may be empty.
-        options: what it says of itself, in Register and when it is asked.
-        calls: what it was asked, as sentences without ids, which are random.
+        options: what it reports, in Register and GetDevicePluginOptions.
+        calls: the calls that it got, as texts without ids, which are random.
         allocated: the ids of each Allocate.
         prefer: its choice among the available ids, must-include ones first, for a size.
         failure: "prefer", "allocate", "prestart" or "options" fails that call, "empty" answers Allocate with nothing.
@@ -154,7 +154,7 @@ class RecordingPlugin(pb_grpc.DevicePluginServicer, watcher_grpc.RegistrationSer
         return watcher_pb.RegistrationStatusResponse()
 
     async def serve(self) -> None:
-        """Serve on a fresh socket; an older server goes on, and `stop` ends the newest one alone."""
+        """Serve on a new socket; an older server goes on, and `stop` ends only the newest one."""
         self.generation += 1
         self.server = grpc.aio.server()
         pb_grpc.add_DevicePluginServicer_to_server(self, self.server)

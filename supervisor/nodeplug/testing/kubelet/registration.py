@@ -1,7 +1,7 @@
 """How plugins make themselves known: the stand-in's Register service.
 
-Owns: kubelet's checks and their sentences.
-Refuses: tables of resources: what comes of a registration is the owner's business.
+Owns: kubelet's checks and their messages.
+Refuses: tables of resources: the owner handles the result of a registration.
 """
 
 import re
@@ -28,7 +28,7 @@ def check_registration(version: str, resource: str) -> None:
     """Check what a plugin says of itself.
 
     Raises:
-        Refused: another API version, or no extended resource (IsExtendedResourceName).
+        Refused: another API version, or not an extended resource (IsExtendedResourceName).
     """
     if version != API_VERSION:
         raise Refused(

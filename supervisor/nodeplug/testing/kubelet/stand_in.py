@@ -1,7 +1,7 @@
 """The stand-in itself: kubelet's sockets, its starts and its ends, and the door to its rooms.
 
-Owns: start, restart, reboot and death; what a test asks of it.
-Refuses: containers: an admitted pod is an entry in the ledger and nothing runs.
+Owns: start, restart, reboot and crash; the interface for tests.
+Refuses: containers: an admitted pod exists only in the ledger and nothing runs.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ class Kubelet(Switches):
     Args:
         root: takes the place of /var/lib/kubelet; keep it short, socket paths have 107 bytes.
         seed: of every choice that kubelet leaves to chance.
-        old_style: as kubelet 1.20: Register answers at once, options come from its request, fewer checks.
+        old_style: as kubelet 1.20: Register returns at once, options come from its request, fewer checks.
         keyed_by: "socket", or "resource" (released: the late end of a replaced stream ends that of its successor).
         dial_timeout: seconds; kubelet has 10.
         grace: seconds from the end of a stream to the resource's removal; kubelet has 300.
@@ -58,7 +58,7 @@ class Kubelet(Switches):
         registrations: every request that passed kubelet's checks, in order.
         resources: kubelet's tables by resource.
         ledger: who holds what.
-        watcher: the plugin watcher; `watcher.refusals` says why it did not take a socket.
+        watcher: the plugin watcher; `watcher.refusals` says why it refused a socket.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class Kubelet(Switches):
     async def restart(self, *, wipe: Wipe | None = None) -> None:
         """Stop and start: every known resource comes back without devices, pods keep what they hold.
 
-        `readmit` does what kubelet does with its pods then.
+        `readmit` does what kubelet then does with its pods.
         """
         await self.stop()
         await self.start(wipe=wipe)
@@ -153,7 +153,7 @@ class Kubelet(Switches):
     async def readmit(self) -> Mapping[tuple[str, str], AdmissionError]:
         """Meet every pod again, as kubelet does right after a start; plugins may or may not be back by then.
 
-        Containers that run need nothing; regular init containers that ended are checked as if they were new
+        Running containers need nothing; regular init containers that ended are checked as if they were new
         (kubernetes#138446), and after a reboot so is every container.
 
         Returns:
@@ -174,14 +174,14 @@ class Kubelet(Switches):
         return await self.readmit()
 
     async def recreate_socket(self, *, same_inode: bool = False) -> None:
-        """Listen anew on kubelet.sock without a restart: streams and tables stay (kubelet does so after an error).
+        """Recreate kubelet.sock without a restart: streams and tables stay (kubelet does so after an error).
 
         Args:
-            same_inode: insist on the inode number of the old socket, which ext4 gives by itself unless another
-                process makes a file at that moment.
+            same_inode: insist on the inode number of the old socket, which ext4 reuses unless another process creates
+                a file at that moment.
 
         Raises:
-            OSError: the file system does not give a number twice (tmpfs), or others make files there.
+            OSError: the file system does not reuse numbers (tmpfs), or others create files there.
         """
         before = self.socket.stat().st_ino
         for _ in range(TRIES):
@@ -272,20 +272,20 @@ class Kubelet(Switches):
         """Wait until a condition on this object holds.
 
         Raises:
-            TimeoutError: it does not come to hold.
+            TimeoutError: it does not become true.
         """
         async with asyncio.timeout(seconds):
             while not condition():
                 self._changed.clear()
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(0.05):  # conditions may also look at what does not signal
+                    async with asyncio.timeout(0.05):  # conditions may also depend on what does not signal
                         await self._changed.wait()
 
     async def until_allocatable(self, resource: str, count: int, seconds: float = 20.0) -> None:
         """Wait until a resource has exactly so many healthy devices.
 
         Raises:
-            TimeoutError: it does not come to have them.
+            TimeoutError: it does not get them.
         """
         await self.until(lambda: self.allocatable(resource) == count, seconds)
 
@@ -305,8 +305,8 @@ class Kubelet(Switches):
     ) -> Mapping[str, pb.ContainerAllocateResponse]:
         """Admit one container of a pod and allocate its devices; call it for init containers first, as kubelet does.
 
-        Several calls may be under way at once. Kubelet admits one pod after the other, yet repeats an allocation at
-        a container's start beside that, so a plugin has to bear it; no id is given twice here.
+        Several calls may run at once. Kubelet admits one pod at a time, but repeats an allocation at a container's
+        start in parallel, so a plugin has to cope with it; no id is allocated twice here.
 
         Args:
             pod: its name.
@@ -314,12 +314,12 @@ class Kubelet(Switches):
             container: its name.
             namespace: the pod's.
             init: a regular init container: what it gets, later containers of the pod may take over.
-            restartable: with `init`, one that goes on running (a sidecar) and keeps what it gets.
+            restartable: with `init`, one that keeps running (a sidecar) and keeps what it gets.
             numa: the nodes that the topology manager settled on; None: what `topology` says.
-            lenient: skip resources without a list silently, as kubelet does, which would hide a test's mistake.
+            lenient: silently skip resources without a list, as kubelet does, which would hide a test's mistake.
 
         Returns:
-            The plugins' answers by resource.
+            The plugins' responses by resource.
 
         Raises:
             AdmissionError: the pod is rejected, and holds nothing.
@@ -342,13 +342,13 @@ class Kubelet(Switches):
     ) -> pb.ContainerAllocateResponse:
         """Do what kubelet does before each start of a container: PreStartContainer where a plugin wants it.
 
-        A resource that the container asks for and does not hold, because it was skipped, is allocated now.
+        A resource that the container requests but does not hold, because it was skipped, is allocated now.
 
         Returns:
-            What the container gets of all its plugins; of what two of them set, either may survive.
+            What the container gets from all its plugins; if two set the same thing, either may win.
 
         Raises:
-            AdmissionError: the plugin failed or is away; the container does not start.
+            AdmissionError: the plugin failed or is down; the container does not start.
             LookupError: no such container was admitted.
         """
         return await self._admission.start(ContainerKey(namespace, pod, container))
@@ -356,14 +356,14 @@ class Kubelet(Switches):
     def finish_pod(self, pod: str, namespace: str = "default") -> None:
         """Let a pod's containers end: it is still there, and its devices are free at kubelet's next look.
 
-        Old kubelets go on listing it in podresources.
+        Old kubelets keep listing it in podresources.
         """
         self._admission.remove(namespace, pod, finished=True)
 
     def remove_pod(self, pod: str, namespace: str = "default") -> None:
         """Forget a pod; plugins are not told, since the API has no such call.
 
-        Its devices are free at kubelet's next look, which is the next admission or call of podresources.
+        Its devices are free at kubelet's next check, which is the next admission or call of podresources.
         """
         self._admission.remove(namespace, pod)
 

@@ -1,7 +1,7 @@
 """How long kubelet waits, and what a test turns while it runs.
 
 Owns: kubelet's constants in seconds, and their scaling; the switches of a running stand-in.
-Refuses: to wait: the rooms that use them do.
+Refuses: to wait: the modules that use them do.
 """
 
 from dataclasses import dataclass, field, fields
@@ -38,10 +38,10 @@ class Switches:
     """What a test turns while kubelet runs.
 
     Attributes:
-        refuse: a sentence with which every registration is refused, or empty.
+        refuse: a message with which every registration is refused, or empty.
         hold_dial: True keeps every dial back from succeeding until its timeout.
         hold_streams: True registers plugins and never opens ListAndWatch.
-        pods_known: False as long as kubelet has not heard of its pods from the API server.
+        pods_known: False until kubelet has got its pods from the API server.
         static_pods: names of pods that kubelet knows without it, from its manifest folder.
         limited: True makes podresources refuse every call by its rate limit.
     """

@@ -1,7 +1,7 @@
-"""Kubelet's topology manager, for devices alone and per container: which NUMA nodes suit, and whether that will do.
+"""Kubelet's topology manager, for devices only, with container scope: which NUMA nodes fit and are acceptable.
 
 Owns: the hints of one resource, their merger, and the three policies that have any.
-Refuses: other hint providers (processors, memory), and the scope of a whole pod.
+Refuses: other hint providers (CPUs, memory), and pod scope.
 """
 
 from collections.abc import Set as AbstractSet
@@ -59,7 +59,7 @@ def settle(policy: Policy, machine: Nodes, offers: list[list[Hint] | None]) -> N
     """Merge what several resources offer, and return the nodes to align with.
 
     Args:
-        policy: what will do.
+        policy: what is acceptable.
         machine: the NUMA nodes of the machine.
         offers: the hints of each resource; None for one without topology, an empty list for one that cannot be served.
 
@@ -67,7 +67,7 @@ def settle(policy: Policy, machine: Nodes, offers: list[list[Hint] | None]) -> N
         The nodes, or None for no alignment.
 
     Raises:
-        AdmissionError: the policy is strict and the devices do not lie well enough.
+        AdmissionError: the policy is strict and the devices are not aligned.
     """
     if policy == "none":
         return None
