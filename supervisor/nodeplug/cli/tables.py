@@ -27,20 +27,10 @@ _STYLES: Final = {
     "quarantined": "red",
 }
 _BELOW: Final = frozenset(
-    [
-        "USES",
-        "FROM",
-        "CLAIMS",
-        "REASON",
-        "PLUGIN",
-        "PROBLEM",
-        "CLAIM",
-        "ADDRESSES",
-        "VOLUME",
-        "PUBLISHED AT",
-        "ABOUT",
-        "ERROR",
-    ]
+    {
+        *("USES", "FROM", "CLAIMS", "REASON", "PLUGIN", "PROBLEM"),
+        *("CLAIM", "ADDRESSES", "VOLUME", "PUBLISHED AT", "ABOUT", "ERROR"),
+    }
 )
 """Columns that go below their row where it is too long."""
 _RECENT: Final = 15
@@ -66,10 +56,10 @@ def duration(seconds: float) -> str:
     if seconds < 60:
         return f"{seconds:.1f}s"
     whole = int(seconds)
-    for size, word, small, other in ((86400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s")):
+    for size, word, small, other in ((86400, "d", 3600, "h"), (3600, "h", 60, "m")):
         if whole >= size:
             return f"{whole // size}{word} {whole % size // small}{other}"
-    raise AssertionError(seconds)
+    return f"{whole // 60}m {whole % 60}s"
 
 
 def _word(word: str) -> Text:

@@ -35,6 +35,7 @@ from nodeplug.install.upkeep import read_record, take_stock, write_record
 
 Native = bool | Literal["auto"]
 """Whether to compile the entrypoints: always, never, or if the node can."""
+_CACHE: Final = "compiled"
 _INSTEAD: Final = "with native_entrypoints = false, or --script, the Python scripts do the same job"
 
 
@@ -216,7 +217,7 @@ def _entrypoints(paths: Paths, native: Native, places: Iterable[Path]) -> tuple[
 
 def _compiled(scripts: Scripts, paths: Paths) -> Scripts:
     cni, flex = (
-        compile_one(flex=flex, socket=paths.exec_socket, spool=paths.spool, cache=compiled_cache(paths))
+        compile_one(flex=flex, socket=paths.exec_socket, spool=paths.spool, cache=paths.state / _CACHE)
         for flex in (False, True)
     )
     return replace(scripts, cni_program=cni, flex_program=flex)
@@ -227,11 +228,6 @@ def entrypoints_present(paths: Paths) -> list[Path]:
     return [*our_entrypoints(paths.cni_bin), *our_drivers(paths.flexvolume)]
 
 
-def compiled_cache(paths: Paths) -> Path:
-    """Return the folder that keeps what was compiled."""
-    return paths.state / "compiled"
-
-
 def withdraw(paths: Paths) -> Report:
     """Remove everything that `deploy` installed, except drivers that still have mounts.
 
@@ -239,6 +235,6 @@ def withdraw(paths: Paths) -> Report:
         PluginError: see `install.files.uninstall`.
     """
     report = uninstall(paths, in_use=drivers_in_use())
-    shutil.rmtree(compiled_cache(paths), ignore_errors=True)
+    shutil.rmtree(paths.state / _CACHE, ignore_errors=True)
     write_record(paths, take_stock(paths))
     return report
