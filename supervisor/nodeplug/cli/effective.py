@@ -22,13 +22,7 @@ _COUNTED: Final[Mapping[ClaimKind, str]] = {"device": "resource", "cni": "networ
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """A configuration, looked at as far as that goes without starting anything.
-
-    Attributes:
-        document: the effective configuration with every default, those of the plugins' own tables included.
-        problems: one sentence per mistake.
-        registry: the plugins without a mistake.
-    """
+    """A configuration as far as it can be looked at without a start: its defaults, its mistakes, its sound plugins."""
 
     document: dict[str, Any]
     problems: tuple[str, ...]

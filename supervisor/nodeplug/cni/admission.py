@@ -28,11 +28,7 @@ _LEFT: Final = (1, 2, 2)
 
 @dataclass(slots=True, eq=False)
 class _Ticket:
-    """One call.
-
-    Attributes:
-        kin: what shares its places with this call: its plugin, the direction of that, the network of that.
-    """
+    """One call; its kin share its places: the calls of its plugin, of that in its direction, of that in its network."""
 
     verb: str
     network: str

@@ -43,11 +43,7 @@ class Key:
 class Asked:
     """What an ADD was called with, besides its key: enough for a DEL that no runtime sends.
 
-    Attributes:
-        version: `cniVersion` of the configuration.
-        config: the plugin object from stdin, without the result of the plugin before.
-        args: CNI_ARGS.
-        path: CNI_PATH.
+    The configuration is the plugin object from stdin, without the result of the plugin before.
     """
 
     version: str

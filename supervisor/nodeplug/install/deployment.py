@@ -41,15 +41,7 @@ _INSTEAD: Final = "with native_entrypoints = false, or --script, the Python scri
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """What `deploy` did, and why the entrypoints are of the kind that they are.
-
-    Attributes:
-        report: what became of each file.
-        kind: "native" or "script".
-        reason: in words, for people.
-        notes: what else people should know.
-        warnings: what somebody should look at.
-    """
+    """What `deploy` did, and in words for people why the entrypoints are of their kind."""
 
     report: Report
     kind: Literal["native", "script"]
