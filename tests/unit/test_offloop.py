@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 
+from nodeplug.process.aside import aside
 from nodeplug.process.lane import Lane, Unanswered
 
 
@@ -68,5 +69,36 @@ def test_who_stops_waiting_in_the_moment_of_the_turn_keeps_nobody_from_it() -> N
             tasks[0].cancel()
             await asyncio.wait(tasks, timeout=5)
             assert tasks[1].result() == 1
+
+    asyncio.run(story())
+
+
+def test_a_result_that_comes_when_nobody_waits_any_more_is_closed() -> None:
+    returns, closed = threading.Event(), threading.Event()
+
+    async def story() -> None:
+        lane = Lane("the disk", patience=0.05)
+
+        def work() -> threading.Event:
+            returns.wait()
+            return closed
+
+        with pytest.raises(Unanswered):
+            await lane.run(work, late=threading.Event.set)
+        assert not closed.is_set()
+        returns.set()
+        assert await asyncio.wait_for(aside(lambda: closed.wait(20), "wait"), 20)
+
+    asyncio.run(story())
+
+
+def test_a_thread_that_waits_and_a_task_that_waits_share_the_line() -> None:
+    async def story() -> None:
+        lane, done = Lane("the disk", patience=5.0), list[int]()
+        first = lane.begin(lambda: done.append(1))
+        waited = aside(lambda: lane.wait(first), "wait")
+        await lane.run(lambda: done.append(2))
+        await waited
+        assert done == [1, 2]
 
     asyncio.run(story())

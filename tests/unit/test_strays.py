@@ -51,3 +51,15 @@ def test_every_request_of_a_caller_is_traced(caplog: pytest.LogCaptureFixture) -
     for _ in range(2):
         strays.told("a", "cni_add", Call("ADD", "cni:a"), raised("no card"))
     assert tracebacks(caplog) == 2
+
+
+def test_what_a_request_hides_stands_neither_in_its_error_nor_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.ERROR)
+    error = raised("mount -o password=hunter2")
+    error.__cause__ = ValueError("hunter2 is wrong")
+    call = Call("mount", "volume:acme/disk", mask=lambda text: text.replace("hunter2", "***"))
+    told = Strays().told("disk", "volume_publish", call, error)
+    assert "password=***" in told.message
+    assert "password=***" in caplog.text
+    assert tracebacks(caplog) == 1
+    assert "hunter2" not in caplog.text + told.message
