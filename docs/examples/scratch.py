@@ -1,4 +1,4 @@
-"""A small volume driver: memory that all pods of this node share which name the same volume."""
+"""A small volume driver: memory that pods of this node share if they name the same volume."""
 
 from pydantic import BaseModel, ConfigDict, Field
 

@@ -1,4 +1,4 @@
-"""The example plugins against the real daemon, with kubelet and the container runtime acted out."""
+"""The example plugins against the real daemon, with stand-ins for kubelet and the container runtime."""
 
 import asyncio
 import os

@@ -20,13 +20,13 @@ class Network(BaseModel):
 
 
 def host_end(request: CniAdd | CniDel) -> str:
-    """A computed name: a repeated ADD and a DEL without namespace or result find the same link."""
+    """A computed name, so that a repeated ADD, and a DEL without namespace or result, find the same link."""
     key = f"{request.network} {request.container_id} {request.ifname}"
     return f"wire{sha256(key.encode()).hexdigest()[:8]}"
 
 
 def remove(link: str) -> None:
-    """Remove a link by its name; one that is gone, perhaps with its container just now, is as good as removed."""
+    """Remove a link by its name; succeed if it is gone, perhaps just now with its container."""
     with IPRoute() as outside:
         try:
             outside.link("del", ifname=link)

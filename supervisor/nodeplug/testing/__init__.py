@@ -1,4 +1,4 @@
-"""For plugin authors and our own tests: the callers of node plugins, acted out on real sockets and processes."""
+"""For plugin authors and our own tests: stand-ins for the callers of plugins, on real sockets and processes."""
 
 from nodeplug.testing.cni_runtime import (
     CONTAINERD,

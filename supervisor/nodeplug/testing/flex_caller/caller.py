@@ -1,4 +1,4 @@
-"""Kubelet's side of FlexVolume, acted out on a driver's real executable.
+"""Kubelet's side of FlexVolume, on a driver's real executable.
 
 Owns: what kubelet does around each call (pkg/volume/flexvolume): one stream of stdout and stderr that must be one JSON
 object, the exit status, "Not supported" remembered per command, the target's directory, the check for a mount point
