@@ -152,6 +152,12 @@ def test_each_broken_file_is_told_and_hides_no_other(tmp_path: Path) -> None:
     assert [line.partition(": ")[0] for line in told] == [f"{path}:1", f"{first}:2", f"{second}:2", f"{third}:1"]
 
 
+@pytest.mark.parametrize("end", ["listen = = 1\n", "listen = [\n", 'listen = """\nx\ny\n', "[plugins.a\n"])
+def test_what_stands_before_a_mistake_of_syntax_says_where_the_daemon_is(tmp_path: Path, end: str) -> None:
+    path = main(tmp_path, f'version = 1\n\n[supervisor]\nroot = "/x"\nexec_socket = "/y.sock"\n{end}')
+    assert read(path).configuration.supervisor.paths.exec_socket == Path("/x/y.sock")
+
+
 def test_hidden_files_of_editors_are_no_drop_ins(tmp_path: Path) -> None:
     path = main(tmp_path, "version = 1\n")
     drop_in(tmp_path, "a.toml", "[plugins.a]\n")

@@ -103,14 +103,21 @@ def salvage(path: Path) -> dict[str, Any]:
 
 
 def _before_mistake(lines: list[str]) -> dict[str, Any]:
-    """Parse the lines before the first mistake; where it is not told which, the first half of them."""
-    while lines:
+    """Parse the first lines that are TOML by themselves, in few attempts, however many lines there are."""
+    best: dict[str, Any] = {}
+    low, high, middle = 0, len(lines), len(lines)  # `low` lines are right, more than `high` are not
+    while low < high:
         try:
-            return tomllib.loads("".join(lines))
+            best = tomllib.loads("".join(lines[:middle]))
+            low = middle
         except tomllib.TOMLDecodeError as error:
             at = _AT.search(str(error))
-            del lines[int(at[1]) - 1 if at and at[1] else len(lines) // 2 :]
-    return {}
+            high = min(int(at[1]) - 1, middle - 1) if at and at[1] else middle - 1
+            if at and at[1]:  # what is before was read without a mistake; at most its end is missing
+                middle = high
+                continue
+        middle = (low + high + 1) // 2
+    return best
 
 
 def drop_ins(folder: Path) -> list[Path]:
