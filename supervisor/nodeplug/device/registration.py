@@ -202,7 +202,7 @@ class Registration:
         try:
             while not announcing.done():
                 loss = await self._loss(server, identity, 0.0)
-                if loss is not None:
+                if loss is not None and not announcing.done():
                     raise TryAgain(f"{loss.reason}; registering again")
                 await self._wait(self.poll)
             await announcing

@@ -14,6 +14,7 @@ from nodeplug.device.resource import ResourceTask
 from nodeplug.device.sockets import socket_path
 from nodeplug.hosting.registry import Registry
 from nodeplug.hosting.runner import Runner
+from nodeplug.process.lane import Lane
 from nodeplug.testing.kubelet import Kubelet
 
 if TYPE_CHECKING:
@@ -26,15 +27,17 @@ RESOURCE = "example.com/thing"
 
 
 @asynccontextmanager
-async def serve(plugin: object, kubelet: Kubelet, runner: Runner, mode: Mode = "register") -> AsyncIterator[None]:
+async def serve(
+    plugin: object, kubelet: Kubelet, runner: Runner, mode: Mode = "register", lane: Lane | None = None
+) -> AsyncIterator[ResourceTask]:
     """Serve the plugin's resource with a runner of the test's own."""
     registry = Registry()
     registry.load("thing", plugin, "tests")
-    paths = KubeletFolders(kubelet.device_plugins, kubelet.plugins_registry)
+    paths = KubeletFolders(kubelet.device_plugins, kubelet.plugins_registry, lane or Lane("kubelet's folders"))
     task = ResourceTask(registry.route("device", RESOURCE), runner, paths, mode=mode, watch_interval=0.05)
     running = asyncio.create_task(task.run())
     try:
-        yield
+        yield task
     finally:
         running.cancel()
         await asyncio.wait([running])
@@ -73,5 +76,26 @@ def test_dead_sockets_of_other_resources_and_of_the_other_mode_are_removed(
             async with serve(minimal, kubelet, Runner()):
                 await kubelet.until_allocatable(RESOURCE, 4)
                 assert [path for path in left if path.exists()] == []
+
+    run(story())
+
+
+class Slow(Lane):
+    """A folder that takes its time, as on a busy disk."""
+
+    async def run(self, *work: Any) -> Any:
+        await asyncio.sleep(0.2)
+        return await super().run(*work)
+
+
+def test_a_kubelet_that_was_killed_as_soon_as_it_had_registered_a_resource_is_away(
+    minimal: "Minimal", root: Path, run: Run
+) -> None:
+    async def story() -> None:
+        async with Kubelet(root) as kubelet, serve(minimal, kubelet, Runner(), lane=Slow("slow")) as task:
+            await kubelet.until_allocatable(RESOURCE, 4)
+            await kubelet.kill()
+            await kubelet.until(lambda: "registering again" in task.status().error or "away" in task.status().error)
+            await kubelet.until(lambda: task.status().error.startswith("kubelet is away since "))
 
     run(story())
