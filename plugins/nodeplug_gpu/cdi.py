@@ -18,9 +18,8 @@ from typing import Any, Final
 from nodeplug import Host, NotReady
 from nodeplug_gpu.access import GpuDevice, NodePaths, device_nodes
 from nodeplug_gpu.cards import Uuid
-from nodeplug_gpu.config import Access, GpuConfig, Mig, advertises_mig
+from nodeplug_gpu.config import Access, GpuConfig, Mig, Resource, advertises_mig
 from nodeplug_gpu.inventory import Inventory
-from nodeplug_gpu.pool import Entry
 
 VERSION: Final = "0.5.0"
 PENDING: Final = "its CDI spec is not written yet"
@@ -84,7 +83,7 @@ class CdiSpecs:
     def stop(self) -> None:
         """Leave the files to containers that start again."""
 
-    def not_ready_reason(self, entry: Entry, uuid: Uuid) -> str:
+    def not_ready_reason(self, entry: Resource, uuid: Uuid) -> str:
         """Return why a card cannot be allocated by its CDI name; empty when it can, or needs none."""
         return self._faults.get((entry.resource, uuid), PENDING) if _writes(entry.access) else ""
 

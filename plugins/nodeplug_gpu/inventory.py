@@ -11,9 +11,10 @@ from typing import Final
 from nodeplug import Device, DeviceId, NotFound, NotReady, ResourceName
 from nodeplug_gpu.allocations import Allocation
 from nodeplug_gpu.cards import Snapshot, Uuid
+from nodeplug_gpu.config import Resource
 from nodeplug_gpu.health import GONE, Condition
 from nodeplug_gpu.ids import by_card, card_key
-from nodeplug_gpu.pool import Entry, Pool, PoolMember
+from nodeplug_gpu.pool import Pool, PoolMember
 from nodeplug_gpu.sharing import Sharing
 
 FEWER: Final = "its card has fewer units now"
@@ -56,7 +57,7 @@ class Inventory:
         """Return the pool of an entry, by its main resource."""
         return self.pools.get(resource, Pool()).members
 
-    def devices(self, entry: Entry, resource: ResourceName) -> Sequence[Device]:
+    def devices(self, entry: Resource, resource: ResourceName) -> Sequence[Device]:
         """List the devices of one of an entry's resources.
 
         Raises:
@@ -79,7 +80,7 @@ class Inventory:
         here = {card_key(card.uuid) for card in self.snapshot.cards} if self.snapshot.state == "running" else set()
         return FEWER if here & by_card([name]).keys() else GONE
 
-    def advertised(self, entry: Entry, resource: ResourceName) -> tuple[Sharing, Pool]:
+    def advertised(self, entry: Resource, resource: ResourceName) -> tuple[Sharing, Pool]:
         """Return how an entry shares its cards, and which.
 
         Raises:

@@ -9,11 +9,10 @@ Refuses: names, kinds of sharing, unit sizes (allocation records distinguish tho
 from collections.abc import Iterable
 
 from nodeplug import DeviceId
-from nodeplug_gpu.config import Memory, Replicas
-from nodeplug_gpu.pool import Entry
+from nodeplug_gpu.config import Memory, Replicas, Resource
 
 
-def limits_of(entry: Entry) -> str:
+def limits_of(entry: Resource) -> str:
     """Return the limits in words; empty where there are none. The words are kept in allocation records."""
     match entry:
         case Replicas() if entry.mps is not None:
@@ -24,7 +23,7 @@ def limits_of(entry: Entry) -> str:
             return ""
 
 
-def excess_replicas(entry: Entry, held: Iterable[DeviceId]) -> str:
+def excess_replicas(entry: Resource, held: Iterable[DeviceId]) -> str:
     """Return why a card has too many users: replicas that are no longer configured and that are still allocated."""
     if not isinstance(entry, Replicas):
         return ""

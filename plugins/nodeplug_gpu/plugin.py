@@ -32,7 +32,7 @@ from nodeplug_gpu import report
 from nodeplug_gpu.access import NodePaths
 from nodeplug_gpu.cards import GpuEvent, Snapshot, Uuid
 from nodeplug_gpu.cdi import CdiSpecs
-from nodeplug_gpu.config import GpuConfig, Memory, resource_names
+from nodeplug_gpu.config import GpuConfig, Memory, Resource, resource_names
 from nodeplug_gpu.driver import Driver
 from nodeplug_gpu.driver.process import NvmlDriver
 from nodeplug_gpu.driver.simulated import SimulatedDriver
@@ -40,7 +40,7 @@ from nodeplug_gpu.inventory import Inventory
 from nodeplug_gpu.mps.cards import MpsDaemons, MpsReconciler
 from nodeplug_gpu.mps.daemon import STARTING
 from nodeplug_gpu.overuse import OveruseWatch
-from nodeplug_gpu.pool import Entry, assign_cards
+from nodeplug_gpu.pool import assign_cards
 from nodeplug_gpu.tracker import InventoryTracker
 
 _START_TIMEOUT: Final = 5.0
@@ -218,7 +218,7 @@ class Gpu:
         """Return the metrics of cards and containers."""
         return report.metrics(self._config, self._tracker, self._overuse)
 
-    def _not_ready_reason(self, entry: Entry, uuid: Uuid) -> str:
+    def _not_ready_reason(self, entry: Resource, uuid: Uuid) -> str:
         return self._cdi.not_ready_reason(entry, uuid) or self._mps.not_ready_reason(entry, uuid)
 
     def _request_update(self) -> None:
@@ -293,7 +293,7 @@ class Gpu:
             self._host.log.error("a card is not advertised: %s", after.conflict)
 
 
-def _changed(entry: Entry, before: Inventory, after: Inventory) -> bool:
+def _changed(entry: Resource, before: Inventory, after: Inventory) -> bool:
     """Whether a list of an entry's devices may have changed."""
     name = entry.resource
     return (

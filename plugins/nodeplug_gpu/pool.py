@@ -10,10 +10,8 @@ from types import MappingProxyType
 
 from nodeplug import Device, DeviceId, NotFound, NotReady
 from nodeplug_gpu.cards import Card, Uuid
-from nodeplug_gpu.config import Exclusive, Memory, Mig, Replicas, advertises_mig
+from nodeplug_gpu.config import Mig, Resource, advertises_mig
 from nodeplug_gpu.ids import card_key
-
-Entry = Exclusive | Replicas | Memory | Mig
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +84,13 @@ class Assignment:
         return {card.uuid: name for name, cards in self.cards.items() for card in cards}
 
 
-def fits_mig_mode(entry: Entry, card: Card) -> bool:
+def fits_mig_mode(entry: Resource, card: Card) -> bool:
     """Whether a card's MIG mode is what an entry is for."""
     return card.mig if advertises_mig(entry) else not card.mig or isinstance(entry, Mig)
 
 
 def assign_cards(
-    entries: Sequence[Entry], cards: Iterable[Card], assigned: Mapping[Uuid, str] = MappingProxyType({})
+    entries: Sequence[Resource], cards: Iterable[Card], assigned: Mapping[Uuid, str] = MappingProxyType({})
 ) -> Assignment:
     """Return the cards of each entry. A card that two entries choose is advertised by neither.
 

@@ -12,10 +12,10 @@ from typing import Any
 from nodeplug import DeviceId, Metric, NotFound, ResourceName, Sample
 from nodeplug_gpu.allocations import Allocation, Container
 from nodeplug_gpu.cards import MigInstance, Uuid
-from nodeplug_gpu.config import GpuConfig, Memory, resource_names
+from nodeplug_gpu.config import GpuConfig, Memory, Resource, resource_names
 from nodeplug_gpu.inventory import Inventory
 from nodeplug_gpu.overuse import OveruseWatch, Usage
-from nodeplug_gpu.pool import Entry, Pool, PoolMember
+from nodeplug_gpu.pool import Pool, PoolMember
 from nodeplug_gpu.sharing import Sharing
 from nodeplug_gpu.sharing.memory import MemorySharing
 from nodeplug_gpu.sharing.mig import MigInstances
@@ -64,7 +64,7 @@ def _unadvertised_reason(inventory: Inventory, uuid: Uuid) -> str:
     return inventory.conflicts.get(uuid, "no entry of `resources` chooses it")
 
 
-def _card(tracker: InventoryTracker, overuse: OveruseWatch, entry: Entry, member: PoolMember) -> dict[str, Any]:
+def _card(tracker: InventoryTracker, overuse: OveruseWatch, entry: Resource, member: PoolMember) -> dict[str, Any]:
     inventory, card = tracker.inventory, member.card
     condition = inventory.conditions[card.uuid]
     telemetry = inventory.snapshot.telemetry.get(card.uuid)
@@ -102,7 +102,7 @@ def _card(tracker: InventoryTracker, overuse: OveruseWatch, entry: Entry, member
     }
 
 
-def _allocations(inventory: Inventory, entry: Entry, uuid: Uuid) -> Sequence[Allocation]:
+def _allocations(inventory: Inventory, entry: Resource, uuid: Uuid) -> Sequence[Allocation]:
     """Return what is allocated of a card under a name of an entry, or under one that is no longer advertised."""
     names = resource_names(entry)
     return [
@@ -110,7 +110,7 @@ def _allocations(inventory: Inventory, entry: Entry, uuid: Uuid) -> Sequence[All
     ]
 
 
-def _allocated_units(tracker: InventoryTracker, entry: Entry, member: PoolMember) -> int | None:
+def _allocated_units(tracker: InventoryTracker, entry: Resource, member: PoolMember) -> int | None:
     """Return how many units of a card are allocated, those included that are pending; None: it is not known."""
     inventory, uuid = tracker.inventory, member.card.uuid
     if inventory.allocations_unknown:
@@ -120,7 +120,7 @@ def _allocated_units(tracker: InventoryTracker, entry: Entry, member: PoolMember
     return min(reported, units(tracker, entry, member)) + pending
 
 
-def _in_units(tracker: InventoryTracker, entry: Entry, member: PoolMember, one: Allocation) -> int:
+def _in_units(tracker: InventoryTracker, entry: Resource, member: PoolMember, one: Allocation) -> int:
     """Return an allocation in current units: a card that is allocated in another way counts as a whole."""
     sharing = tracker.sharings.get(entry.resource)
     if one.orphaned is None:
@@ -160,7 +160,7 @@ def _names(container: Container) -> dict[str, Any]:
     return {"namespace": container.namespace, "pod": container.pod, "container": container.name}
 
 
-def units(tracker: InventoryTracker, entry: Entry, member: PoolMember) -> int:
+def units(tracker: InventoryTracker, entry: Resource, member: PoolMember) -> int:
     """Return how many devices of the entry's main resource a card is."""
     match tracker.sharings.get(entry.resource):
         case MemorySharing() as sharing:
@@ -173,7 +173,7 @@ def units(tracker: InventoryTracker, entry: Entry, member: PoolMember) -> int:
             return getattr(entry, "replicas", 1)
 
 
-def _resource(tracker: InventoryTracker, entry: Entry, name: str) -> dict[str, Any]:
+def _resource(tracker: InventoryTracker, entry: Resource, name: str) -> dict[str, Any]:
     inventory, sharing = tracker.inventory, tracker.sharings.get(entry.resource)
     devices, reason = [], ""
     try:

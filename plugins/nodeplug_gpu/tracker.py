@@ -19,11 +19,11 @@ from nodeplug import DeviceId, Host, NotFound, ResourceName
 from nodeplug_gpu.access import NodePaths
 from nodeplug_gpu.allocations import GRACE_PERIOD, Allocation, Allocations
 from nodeplug_gpu.cards import Card, GpuEvent, Snapshot, Uuid
-from nodeplug_gpu.config import GpuConfig, Kind, Memory, Mig, Replicas, resource_names
+from nodeplug_gpu.config import GpuConfig, Kind, Memory, Mig, Replicas, Resource, resource_names
 from nodeplug_gpu.health import GONE, HealthMonitor
 from nodeplug_gpu.inventory import Inventory
 from nodeplug_gpu.limits import excess_replicas, limits_of
-from nodeplug_gpu.pool import Assignment, Entry, Pool, PoolMember, assign_cards
+from nodeplug_gpu.pool import Assignment, Pool, PoolMember, assign_cards
 from nodeplug_gpu.record import AllocationRecord
 from nodeplug_gpu.sharing import Sharing
 from nodeplug_gpu.sharing.exclusive import ExclusiveSharing
@@ -47,7 +47,7 @@ class InventoryTracker:
     config: GpuConfig
     host: Host
     paths: NodePaths
-    not_ready_reason: Callable[[Entry, Uuid], str] = lambda _entry, _uuid: ""
+    not_ready_reason: Callable[[Resource, Uuid], str] = lambda _entry, _uuid: ""
     clock: Callable[[], float] = time.monotonic
     inventory: Inventory = field(default_factory=Inventory)
     allocations: Allocations = field(init=False)
@@ -64,7 +64,7 @@ class InventoryTracker:
         """How each entry shares its cards now."""
         return self.inventory.sharings
 
-    def entry_of(self, resource: str) -> Entry:
+    def entry_of(self, resource: str) -> Resource:
         """Return the entry that advertises a name; the plugin claims no other."""
         return next(entry for entry in self.config.resources if resource in resource_names(entry))
 
@@ -115,7 +115,7 @@ class InventoryTracker:
             for card in cards
         )
 
-    def _entry(self, main: str) -> Entry:
+    def _entry(self, main: str) -> Resource:
         """Return an entry by its main resource, which one of several MIG profiles does not advertise itself."""
         return next(entry for entry in self.config.resources if entry.resource == main)
 
@@ -158,7 +158,7 @@ class InventoryTracker:
         names = {record.resource, *(resource_names(entry) if entry is not None else ())}
         return self.allocations.holder(names, record.card.uuid)
 
-    def _drain_reason(self, entry: Entry, card: Card) -> str:
+    def _drain_reason(self, entry: Resource, card: Card) -> str:
         """Return why a card is not allocatable yet: it may still be allocated in another way."""
         for one in self.allocations.of_card(card.uuid):
             holder = self._holder(one)
@@ -241,7 +241,7 @@ class InventoryTracker:
             pools[entry.resource] = Pool(tuple(members))
         return pools
 
-    def _member(self, entry: Entry, card: Card, draining: str) -> PoolMember:
+    def _member(self, entry: Resource, card: Card, draining: str) -> PoolMember:
         """Return a member of a pool. Where only the limits have changed, what containers hold of it stays healthy."""
         unhealthy = self._unhealthy_reason(card)
         if not draining or unhealthy:
@@ -273,7 +273,7 @@ class InventoryTracker:
         yield from self.allocations.orphaned(self._advertised_names())
 
 
-def _sharing(entry: Entry, paths: NodePaths) -> Sharing:
+def _sharing(entry: Resource, paths: NodePaths) -> Sharing:
     match entry:
         case Replicas():
             return TimeSlicing(entry, paths)

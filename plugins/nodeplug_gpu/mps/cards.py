@@ -15,13 +15,12 @@ from typing import Final
 from nodeplug import Host
 from nodeplug_gpu.allocations import GRACE_PERIOD
 from nodeplug_gpu.cards import Card, Uuid
-from nodeplug_gpu.config import GpuConfig, Memory, Mps, Replicas
+from nodeplug_gpu.config import GpuConfig, Memory, Mps, Replicas, Resource
 from nodeplug_gpu.ids import card_key
 from nodeplug_gpu.inventory import Inventory
 from nodeplug_gpu.mps.daemon import STARTING, ControlDaemon, clean_up, end_process
 from nodeplug_gpu.mps.folders import Folders
 from nodeplug_gpu.mps.record import Record, recorded
-from nodeplug_gpu.pool import Entry
 
 SETTLE_TIME: Final = 5.0
 """Seconds for which a card must have been withdrawn, so that no allocation of it is under way."""
@@ -205,11 +204,11 @@ class MpsReconciler:
         """Whether a daemon may serve a card: a new one would lock out containers that use the card without MPS."""
         return uuid not in inventory.draining or self.daemons.has(uuid)
 
-    def not_ready_reason(self, entry: Entry, uuid: Uuid) -> str:
+    def not_ready_reason(self, entry: Resource, uuid: Uuid) -> str:
         """Return why a card is not allocatable yet."""
         return self.daemons.reason(uuid) if mps_of(entry) is not None else self.daemons.still_running(uuid)
 
-    def starting(self, entry: Entry, inventory: Inventory) -> bool:
+    def starting(self, entry: Resource, inventory: Inventory) -> bool:
         """Whether cards of an entry wait for daemons that have neither answered nor failed yet."""
         return mps_of(entry) is not None and any(
             member.reason == STARTING for member in inventory.members_of(entry.resource)
@@ -220,6 +219,6 @@ class MpsReconciler:
         self.daemons.stop()
 
 
-def mps_of(entry: Entry) -> Mps | None:
+def mps_of(entry: Resource) -> Mps | None:
     """Return the MPS settings of an entry; None for none."""
     return entry.mps if isinstance(entry, Memory | Replicas) else None
