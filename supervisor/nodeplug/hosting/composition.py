@@ -142,10 +142,6 @@ class Composition:
     def hook(self, name: str, **arguments: Any) -> Any:
         """Call a hook in this thread, to its real end; the caller is answered early when its deadline passes first.
 
-        Args:
-            name: a hook that `route.hooks` names.
-            arguments: the hook's, by name.
-
         Raises:
             PluginError: see `Runner.call`; never DeadlineExceeded but from the plugin itself.
         """

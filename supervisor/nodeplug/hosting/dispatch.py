@@ -37,15 +37,11 @@ def hook_table() -> pluggy.PluginManager:
 def callers(
     owner: object, own: Iterable[str], wrapping: Iterable[tuple[object, frozenset[str]]]
 ) -> dict[str, Callable[..., Any]]:
-    """Build the callers of one plugin's hooks.
+    """Build the callers of one plugin's own hooks, by name.
 
     Args:
-        owner: the plugin.
-        own: its hooks.
-        wrapping: the other plugins, in load order, with the hooks that each wraps.
-
-    Returns:
-        By hook name. What they reach never changes: plugins that come or go need new callers.
+        wrapping: the other plugins, in load order, with the hooks that each wraps. They never change: plugins that come
+            or go need new callers.
     """
     table = hook_table()
     for plugin, hooks in wrapping:

@@ -48,10 +48,7 @@ class Lifecycle:
     """The plugins of a configuration. Used from the event loop alone.
 
     Attributes:
-        registry: holds a slot for each of them.
-        runner: calls their hooks.
         make_host: makes what a plugin gets of the daemon, by section name; called in the thread that loads it.
-        devices: what serves the plugins' resources.
         tell: writes a mistake in a section with its file and line.
     """
 

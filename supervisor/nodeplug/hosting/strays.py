@@ -26,14 +26,7 @@ class Strays:
     _told: dict[tuple[str, str], tuple[str, str]] = field(default_factory=dict)
 
     def told(self, plugin: str, hook: str, call: Call, error: BaseException) -> PluginError:
-        """Log an exception, and return what the caller is told.
-
-        Args:
-            plugin: the section's name.
-            hook: the hook that raised it.
-            call: the request.
-            error: what it raised.
-        """
+        """Log what a hook of a section raised, and return what the caller is told."""
         kind = clip(type(error).__name__, 100)
         text = call.mask(text_of(error))
         fault = f"{hook} of plugin {plugin!r} raised {kind}: {clip(text, SHOWN // 2)}"
