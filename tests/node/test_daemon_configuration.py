@@ -170,8 +170,8 @@ def reloads(node: ScratchNode, port: int) -> dict[str, float]:
 
 
 def settle() -> None:
-    """Let every look at the files that can follow a change happen: one by inotify, one or two by polling."""
-    time.sleep(5)
+    """Let several looks at the files follow a change."""
+    time.sleep(2)
 
 
 def test_a_refused_reload_is_counted_and_logged_once(node: Callable[..., ScratchNode], free_port: int) -> None:

@@ -191,3 +191,18 @@ def test_watching_outlives_folders_that_come_and_go(tmp_path: Path) -> None:
         watching.cancel()
 
     asyncio.run(scenario())
+
+
+def test_a_change_is_told_again_at_the_next_look(tmp_path: Path) -> None:
+    """What was read after the first time may have been there for a moment alone, between two looks."""
+    path, changes = tmp_path / "nodeplug.toml", list[int]()
+    path.touch()
+
+    async def scenario() -> None:
+        watching = asyncio.create_task(watch(path, None, lambda: changes.append(1), 0.05))
+        async with asyncio.timeout(10):
+            while len(changes) < 2:
+                await asyncio.sleep(0.01)
+        watching.cancel()
+
+    asyncio.run(scenario())

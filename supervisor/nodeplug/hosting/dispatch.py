@@ -37,11 +37,9 @@ def hook_table() -> pluggy.PluginManager:
 def callers(
     owner: object, own: Iterable[str], wrapping: Iterable[tuple[object, frozenset[str]]]
 ) -> dict[str, Callable[..., Any]]:
-    """Build the callers of one plugin's own hooks, by name.
+    """Build the callers of one plugin's own hooks, by name, with the hooks that each other plugin wraps, in load order.
 
-    Args:
-        wrapping: the other plugins, in load order, with the hooks that each wraps. They never change: plugins that come
-            or go need new callers.
+    What they reach never changes: plugins that come or go need new callers.
     """
     table = hook_table()
     for plugin, hooks in wrapping:
