@@ -11,7 +11,7 @@ from nodeplug import PluginError
 from nodeplug.process.lane import Unanswered
 from nodeplug.volumes.records import Writer
 
-PATIENCE = 0.1
+PATIENCE = 0.3
 
 
 class Disk:
@@ -112,14 +112,16 @@ def test_what_was_postponed_is_done_when_the_disk_answers(writer: Writer, disk: 
     until(lambda: disk.written == ["late"])
 
 
-def test_what_was_postponed_is_not_done_after_something_newer(writer: Writer, disk: Disk) -> None:
-    gate = threading.Event()
+def test_what_was_postponed_is_not_done_after_something_newer(disk: Disk) -> None:
+    writer, inside, gate = Writer("the disk", 10.0), threading.Event(), threading.Event()
 
     def waiting() -> None:
+        inside.set()
         assert gate.wait(10)
 
     blocked = threading.Thread(target=lambda: writer.run("other", waiting))
     blocked.start()
+    assert inside.wait(10)
     writer.postpone("k", disk.write("late"))
     newer = threading.Thread(target=lambda: writer.run("k", disk.write("newer")))
     newer.start()

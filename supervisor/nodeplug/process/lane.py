@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from contextlib import suppress
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Final, TypeVar
 
@@ -146,11 +147,12 @@ class Lane:
                 continue
             self._since = time.monotonic()
             try:
-                piece.set_result(work())
+                end = partial(piece.set_result, work())
             except BaseException as error:
-                piece.set_exception(error)
-            self._since = None
-            del piece, work  # what they hold is nobody's while the thread waits
+                end = partial(piece.set_exception, error)
+            self._since = None  # first: whoever is told by the end finds the lane free
+            end()
+            del piece, work, end  # what they hold is nobody's while the thread waits
 
 
 def _awaitable(piece: "Future[Any]") -> "asyncio.Future[None]":

@@ -274,11 +274,11 @@ class CniRepair(CniRequest):
 
     Attributes:
         attachments: all that are recorded and have not ended: the desired state, with the configuration.
-        mend: change what differs; otherwise only report it.
+        repair: change what differs; otherwise only report it.
     """
 
     attachments: tuple[CniAttachment, ...]
-    mend: bool
+    repair: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -289,13 +289,13 @@ class CniDifference:
         what: the object, such as `link br0` or `route 10.0.0.0/24 in container 4f00aa01`.
         expected: what should be there.
         found: what is there; empty when nothing is.
-        mended: it has been repaired.
+        repaired: it has been repaired.
     """
 
     what: str
     expected: str
     found: str = ""
-    mended: bool = False
+    repaired: bool = False
 
 
 def fold(value: Any) -> Any:
