@@ -36,6 +36,7 @@ LOG: Final = logging.getLogger(__name__)
 
 _FIRST_PAUSE: Final = 0.05
 _LONGEST_PAUSE: Final = 30.0
+_HANGS: Final = "kubelet's folder does not answer"
 _SILENCE: Final = 1.0
 """Seconds without a stream after which kubelet is taken for gone: right after a registration it opens one."""
 
@@ -130,7 +131,7 @@ class Registration:
                     while True:
                         await self._register_when_there()
                 except Unanswered as error:
-                    self._say(error.message)
+                    self._say(error.message, _HANGS)
                     await self._wait(self.poll)
 
     def _sweep(self) -> None:
@@ -201,7 +202,8 @@ class Registration:
         announcing.add_done_callback(lambda _: self._look.set())
         try:
             while not announcing.done():
-                loss = await self._loss(server, identity, 0.0)
+                seen = await self._see(server)
+                loss = self._loss(identity, seen, 0.0)
                 if loss is not None and not announcing.done():
                     raise TryAgain(f"{loss.reason}; registering again")
                 await self._wait(self.poll)
@@ -224,6 +226,7 @@ class Registration:
             self._accepted(server)
         idle_since = streaming_since = time.monotonic()
         while True:
+            seen = await self._see(server)  # before the streams: one may open meanwhile
             now = time.monotonic()
             if server.verdict is not None:
                 self._take_verdict(server)
@@ -233,7 +236,7 @@ class Registration:
                     self._retry.succeeded()
             else:
                 streaming_since, self._silent_since = now, self._silent_since or time.time()
-            loss = await self._loss(server, identity, now - idle_since)
+            loss = self._loss(identity, seen, now - idle_since)
             if loss is not None:
                 if loss.kubelets:  # a killed one's stream can seem open for longer than its socket is there
                     self._silent_since = self._silent_since or time.time()
@@ -243,15 +246,22 @@ class Registration:
                 return loss.at_once
             await self._wait(min(self.poll, self.watchdog))
 
-    async def _loss(self, server: ResourceServer, identity: Identity, idle: float) -> _Loss | None:
-        """Tell whether and why the registration does not hold any more."""
+    async def _see(self, server: ResourceServer) -> tuple[Identity | None, bool] | None:
+        """Return which kubelet is there, and whether our socket is; None while the folder does not answer."""
         try:
-            present, ours = await self.folders.lane.run(lambda: (self._watched(), server.path.exists()))
+            seen = await self.folders.lane.run(lambda: (self._watched(), server.path.exists()))
         except Unanswered as error:  # what kubelet has, it keeps
-            self._say(error.message)
+            self._say(error.message, _HANGS)
             return None
-        if self.registered:
+        if self._said == _HANGS:
             self.error = self._said = ""
+        return seen
+
+    def _loss(self, identity: Identity, seen: tuple[Identity | None, bool] | None, idle: float) -> _Loss | None:
+        """Tell whether and why the registration does not hold any more."""
+        if seen is None:
+            return None
+        present, ours = seen
         if present is not None and present != identity:
             return _Loss("kubelet's socket is a new one", at_once=True, kubelets=True)
         if not ours:
@@ -283,11 +293,11 @@ class Registration:
         self.error = self._said = ""
         LOG.info("%s is registered with kubelet on %s", self.binding.route.claim.name, server.path.name)
 
-    def _say(self, what: str) -> None:
-        """Log a state once, however many attempts it lasts."""
+    def _say(self, what: str, state: str = "") -> None:
+        """Log a state once, however many attempts it lasts, and whatever its words say of how long that is."""
         self.error = what
-        if what != self._said:
-            self._said = what
+        if self._said != (state or what):
+            self._said = state or what
             LOG.warning("%s: %s", self.binding.route.claim.name, what)
 
     async def _pause(self, identity: Identity) -> None:

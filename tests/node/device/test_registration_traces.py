@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -81,10 +82,15 @@ def test_dead_sockets_of_other_resources_and_of_the_other_mode_are_removed(
 
 
 class Slow(Lane):
-    """A folder that takes its time, as on a busy disk."""
+    """A folder that takes its time, as on a busy disk, once that is so."""
+
+    def __init__(self, busy: Callable[[], object] = lambda: True) -> None:
+        super().__init__("slow")
+        self._busy = busy
 
     async def run(self, *work: Any) -> Any:
-        await asyncio.sleep(0.2)
+        if self._busy():
+            await asyncio.sleep(0.2)
         return await super().run(*work)
 
 
@@ -92,10 +98,48 @@ def test_a_kubelet_that_was_killed_as_soon_as_it_had_registered_a_resource_is_aw
     minimal: "Minimal", root: Path, run: Run
 ) -> None:
     async def story() -> None:
-        async with Kubelet(root) as kubelet, serve(minimal, kubelet, Runner(), lane=Slow("slow")) as task:
+        async with Kubelet(root) as kubelet, serve(minimal, kubelet, Runner(), lane=Slow()) as task:
             await kubelet.until_allocatable(RESOURCE, 4)
             await kubelet.kill()
             await kubelet.until(lambda: "registering again" in task.status().error or "away" in task.status().error)
             await kubelet.until(lambda: task.status().error.startswith("kubelet is away since "))
+
+    run(story())
+
+
+def test_a_stream_that_opened_during_a_look_counts_when_our_socket_goes_in_that_time(
+    minimal: "Minimal", root: Path, run: Run
+) -> None:
+    async def story() -> None:
+        kubelet, tasks = Kubelet(root), list[ResourceTask]()
+        lane = Slow(lambda: tasks and tasks[0].status().registered)
+        async with kubelet, serve(minimal, kubelet, Runner(), lane=lane) as task:
+            tasks.append(task)
+            await kubelet.until_allocatable(RESOURCE, 4)
+            await kubelet.until(lambda: task.status().registered)
+            kubelet.refuse, kubelet.hold_streams = "not now", True
+            (ours,) = kubelet.device_plugins.glob("nodeplug-*.sock")
+            ours.unlink()
+            await kubelet.until(lambda: "not now" in task.status().error)
+            await asyncio.sleep(1.5)  # longer than a second without a stream, from which on kubelet counts as away
+            kubelet.refuse = ""
+            await kubelet.until(lambda: task.status().registered)
+
+    run(story())
+
+
+def test_that_kubelets_folder_hangs_is_logged_once_and_forgotten_when_it_answers(
+    minimal: "Minimal", root: Path, run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story() -> None:
+        lane, thawed = Lane("kubelet's folder", 0.1), threading.Event()
+        async with Kubelet(root) as kubelet, serve(minimal, kubelet, Runner(), lane=lane) as task:
+            await kubelet.until(lambda: task.status().registered)
+            lane.begin(thawed.wait)
+            await kubelet.until(lambda: "does not answer (for 2 s)" in task.status().error)
+            assert task.status().registered
+            thawed.set()
+            await kubelet.until(lambda: not task.status().error)
+            assert caplog.text.count("does not answer") == 1
 
     run(story())
