@@ -264,7 +264,7 @@ class Allocations:
         for former in self.host.former_sections():
             for entry in former.journal.entries():
                 with suppress(*MALFORMED):  # another plugin's
-                    taken += [(former.journal, entry.key)] if self._read(entry) else []
+                    taken += [(former.journal, entry.key)] if entry.key == _key_of(entry) and self._read(entry) else []
         if not taken:
             return
         for one in self.records.values():
@@ -313,7 +313,7 @@ class Allocations:
 
     def _put_unit(self, resource: str, size: int) -> bool:
         self._unit_sizes[resource] = size
-        return self._write(f"unit {resource}", _UNIT, {"resource": resource, "bytes": size})
+        return self._write(_unit_key(resource), _UNIT, {"resource": resource, "bytes": size})
 
     def _write(self, key: str, phase: str, data: Mapping[str, Any]) -> bool:
         try:
@@ -343,6 +343,17 @@ def _cards_by_id(records: Iterable[AllocationRecord]) -> Mapping[str, Uuid]:
         cards |= {card.uuid: card.uuid, card_key(card.uuid): card.uuid}
         cards |= dict.fromkeys((*one.former_instances, *(instance.uuid for instance in card.instances)), card.uuid)
     return cards
+
+
+def _key_of(entry: Entry) -> str:
+    """Return the key of our record with that content; empty for a phase that is not ours."""
+    if entry.phase == _CARD:
+        return _journal_key(decoded(entry.data).key)
+    return _unit_key(str(entry.data["resource"])) if entry.phase == _UNIT else ""
+
+
+def _unit_key(resource: str) -> str:
+    return f"unit {resource}"
 
 
 def _journal_key(key: RecordKey) -> str:

@@ -59,7 +59,7 @@ def gpu(
     if as_json or layout is Format.json:
         print_json(reports)
         return
-    (report,) = reports.values()
+    report = next(report for report in reports.values() if "cards" in report)  # a section may be called gpu
     if layout is Format.gpushare:
         print(_gpushare(report, detailed=detailed))  # noqa: T201 - spaces separate the columns; rich would wrap
     else:

@@ -13,7 +13,7 @@ from nodeplug_gpu.config import Kind
 
 DISPUTED: Final = "of two sections"
 """Limits of a card whose records contradict each other: those that are configured now wait until it has no holder."""
-MALFORMED: Final = (KeyError, TypeError, ValueError)
+MALFORMED: Final = (KeyError, TypeError, ValueError, OverflowError)
 """What `decoded` raises for data that is no record."""
 _MAX_FORMER_INSTANCES: Final = 64
 

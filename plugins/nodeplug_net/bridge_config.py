@@ -56,11 +56,16 @@ class _ArgsConf(_Conf):
     cni: _MacConf = _MacConf()
 
 
+class DelegationConf(_Conf):
+    """The key that DEL and GC need: mistakes in others must not keep a container from being detached."""
+
+    ipam: _IpamConf = _IpamConf()
+
+
 class PortConf(_Conf):
-    """The keys that DEL and GC need: mistakes in others must not keep a container from being detached."""
+    """The key with which the ports of a network are found."""
 
     bridge: str = DEFAULT_BRIDGE
-    ipam: _IpamConf = _IpamConf()
 
     @field_validator("bridge")
     @classmethod
@@ -71,7 +76,7 @@ class PortConf(_Conf):
         return name or DEFAULT_BRIDGE
 
 
-class NetConf(PortConf):
+class NetConf(PortConf, DelegationConf):
     """The keys of the reference plugin, under its names."""
 
     is_gateway: bool = False

@@ -9,7 +9,7 @@ files name the attachment: namespace, result and journal may all be gone.
 from nodeplug import CniDel, CniGc
 from nodeplug_net.addressing import IN_PROCESS
 from nodeplug_net.attachment import HOST_VETH, Attachment, network_label
-from nodeplug_net.bridge_config import PortConf, parse_bridge
+from nodeplug_net.bridge_config import DelegationConf, PortConf, parse_bridge
 from nodeplug_net.dataplane import Dataplane
 from nodeplug_net.links import Link, Links, links_in
 from nodeplug_net.netlink import Netlink
@@ -24,7 +24,7 @@ def detach(request: CniDel, plane: Dataplane) -> None:
         PluginError: something is left; the runtime will repeat DEL.
         OSError: the kernel refuses.
     """
-    attachment, plugin_type = Attachment.of(request), request.parse(PortConf).ipam.type
+    attachment, plugin_type = Attachment.of(request), request.parse(DelegationConf).ipam.type
     errors, gone = Errors(), False
     foreign = plugin_type not in IN_PROCESS
     if foreign:  # before the link, as a dhcp lease is returned through the interface
@@ -94,7 +94,7 @@ def collect(request: CniGc, plane: Dataplane) -> None:
             entries = masquerade.entries(network_label(request.network))
             masquerade.remove([entry for entry in entries if entry.label not in labels])
     with errors.kept():
-        plane.addressing.collect(request, request.parse(PortConf).ipam.type)
+        plane.addressing.collect(request, request.parse(DelegationConf).ipam.type)
     with errors.kept():
         _tidy_masquerade(request, plane)
     errors.raise_all()

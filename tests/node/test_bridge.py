@@ -356,6 +356,16 @@ def test_del_needs_nothing_of_the_configuration_but_name_and_ipam_type(
     assert link(netns, "eth0") is None
 
 
+def test_del_and_gc_release_addresses_although_the_bridge_has_no_usable_name(
+    scratch: ScratchCni, bridge: Bridge, config: Make
+) -> None:
+    netns = scratch.container()
+    scratch.add(bridge, config(), "c1", netns)
+    scratch.delete(bridge, config(bridge="a%d-name-that-is-too-long"), "c1", netns)
+    assert files(scratch) == set()
+    assert link(netns, "eth0") is None
+
+
 def test_del_leaves_an_interface_alone_that_belongs_to_another_network(
     scratch: ScratchCni, bridge: Bridge, config: Make
 ) -> None:

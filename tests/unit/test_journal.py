@@ -1,4 +1,5 @@
 import os
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +15,14 @@ def test_a_record_is_read_back_as_written(tmp_path: Path) -> None:
     entry = Journal(tmp_path / "j").read("a/b")
     assert entry is not None
     assert (entry.key, entry.phase, entry.data, entry.request) == ("a/b", "staged", {"n": 1}, {"r": "x"})
+
+
+def test_data_may_be_any_mapping_that_json_takes(tmp_path: Path) -> None:
+    lists = defaultdict(list, a=[1])
+    assert Journal(tmp_path).write("k", phase="p", data={"n": Counter(ab=2), "m": lists}).data["m"] is lists
+    entry = Journal(tmp_path).read("k")
+    assert entry is not None
+    assert entry.data == {"n": {"ab": 2}, "m": {"a": [1]}}
 
 
 def test_an_unknown_key_reads_as_none(tmp_path: Path) -> None:

@@ -85,6 +85,13 @@ def test_null_counts_as_absent() -> None:
     assert request(mtu=None, runtimeConfig={"portMappings": None}).parse(Net) == Net()
 
 
+def test_null_is_a_value_where_a_model_requires_the_key_and_takes_none() -> None:
+    class Route(BaseModel):
+        gw: str | None
+
+    assert request(GW=None).parse(Route) == Route(gw=None)
+
+
 def test_names_of_a_table_keep_their_case_where_it_is_optional_or_in_a_list() -> None:
     class Nested(BaseModel):
         zones: dict[str, PortMapping] | None = None

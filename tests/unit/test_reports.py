@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from prometheus_client import generate_latest
 
-from nodeplug import Metric, PluginError, Sample, hookimpl
+from nodeplug import Metric, NotReady, PluginError, Sample, hookimpl
 from nodeplug.config import PluginSection
 from nodeplug.hosting.call import Call
 from nodeplug.hosting.hook_call import HookCall
@@ -206,6 +206,20 @@ def test_an_inspection_that_just_fits_is_passed_on() -> None:
 
     async def scenario() -> None:
         assert await page.reports.inspect("odd") == {"odd": told}
+
+    run(scenario)
+
+
+def test_a_section_that_is_refused_is_left_out_where_another_of_its_plugin_runs() -> None:
+    page = Page(one={"cards": 1}, two={"cards": 2})
+    for slot in page.slots.values():
+        slot.instance.section = PluginSection(uses="told")
+    page.slots["two"].enter("refused", "the cards are those of 'one'")
+
+    async def scenario() -> None:
+        assert await page.reports.inspect("told") == {"one": {"cards": 1}}
+        with pytest.raises(NotReady, match="the cards are those of 'one'"):
+            await page.reports.inspect("two")
 
     run(scenario)
 

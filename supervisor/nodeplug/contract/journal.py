@@ -14,7 +14,7 @@ import os
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
@@ -124,7 +124,8 @@ class Journal:
             PluginError: the folder cannot be written.
         """
         entry = Entry(key, phase, self.boot_id, dict(request or {}), dict(data or {}))
-        text = json.dumps({"version": VERSION} | asdict(entry), indent=1).encode()
+        document = {"version": VERSION} | {one.name: getattr(entry, one.name) for one in fields(entry)}
+        text = json.dumps(document, indent=1).encode()
         if len(text) > RECORD_LIMIT:
             raise PluginError(f"a record of {len(text)} bytes is too large for the journal, which takes {RECORD_LIMIT}")
         try:

@@ -4,7 +4,8 @@ Owns: letter case, the keys that the CNI specification gives to runtimes, and on
 Refuses: to know any plugin's keys.
 
 Go matches keys without regard to case and the callers use that: containerd sends `HostPort` where podman sends
-`hostPort`. A model names its keys once, in whatever case, as aliases or as names. Null counts as absent, as in Go.
+`hostPort`. A model names its keys once, in whatever case, as aliases or as names. Null counts as absent, as in Go,
+unless a model requires the key and takes None.
 """
 
 from collections.abc import Iterator, Mapping
@@ -45,16 +46,18 @@ def parse(config: Mapping[str, Any], model: type[_M]) -> _M:
 
 
 @lru_cache(maxsize=256)
-def _keys(models: tuple[type[BaseModel], ...]) -> Mapping[str, tuple[str, tuple[type[BaseModel], ...], bool]]:
-    """Return the keys of models in lower case: the name for validation, the models below, and whether it is a table.
+def _keys(models: tuple[type[BaseModel], ...]) -> Mapping[str, tuple[str, tuple[type[BaseModel], ...], bool, bool]]:
+    """Return the keys of models in lower case: the name for validation, the models below, two traits.
 
-    The keys of a table are names and keep their case.
+    These are whether it is a table, whose keys are names and keep their case, and whether null is a value that a model
+    asks for.
     """
     keys = {}
     for model in models:
         for name, field in model.model_fields.items():
             alias = field.validation_alias if isinstance(field.validation_alias, str) else name
-            keys[alias.lower()] = (alias, tuple(_models(field.annotation)), _is_table(field.annotation))
+            required = field.is_required() and type(None) in get_args(field.annotation)
+            keys[alias.lower()] = (alias, tuple(_models(field.annotation)), _is_table(field.annotation), required)
     return keys
 
 
@@ -85,8 +88,8 @@ def _spelt(value: Any, models: tuple[type[BaseModel], ...], *, table: bool = Fal
     for key, item in value.items():
         if (found := known.get(key.lower())) is None:
             copy[key] = item
-        elif item is not None:
-            name, below, is_table = found
+        elif item is not None or found[3]:
+            name, below, is_table, _ = found
             copy[name] = _spelt(item, below, table=is_table)
     return copy
 

@@ -84,12 +84,11 @@ class FlexService:
         close_all(namespaces)
         call = Call(codec.verb_in(frame.argv), "volume:?", frame.path)
         try:
-            status = await self._front.serve(call, self._answer(frame, call))
+            return Reply(stdout=await self._front.serve(call, self._answer(frame, call)))
         except PluginError as error:
             return Reply(stdout=codec.encode_error(error))
-        return Reply(stdout=codec.encode(status))
 
-    async def _answer(self, frame: Frame, call: Call) -> DriverStatus:
+    async def _answer(self, frame: Frame, call: Call) -> bytes:
         driver = driver_name(frame.path)
         call.claim = f"volume:{driver}"
         command = codec.decode(frame.argv)
@@ -109,7 +108,7 @@ class FlexService:
             await self.volumes.undo_left(self.registry, driver)
         if isinstance(command, cmd.Unmount):
             self.volumes.known.forget(driver, command.target)
-        return status
+        return codec.encode(status)
 
     def _route(self, driver: str, command: cmd.Command) -> Route:
         """Find the driver's plugin; one that does not run still ends what needs none of its hooks.

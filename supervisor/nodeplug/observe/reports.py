@@ -44,6 +44,8 @@ class Reports:
     async def inspect(self, wanted: str) -> dict[str, Any]:
         """Inspect the plugins that a name means: a section, or every section that uses the plugin of that name.
 
+        One that is refused is left out where another is not.
+
         Returns:
             What each of them reports, by section name.
 
@@ -53,7 +55,8 @@ class Reports:
             NotSupported: one of them has nothing to inspect.
             PluginError: what one of them raised, or its result is not JSON, or too large.
         """
-        slots = [slot for name, slot in self.slots.items() if wanted in {name, slot.instance.uses}]
+        meant = [slot for name, slot in self.slots.items() if wanted in {name, slot.instance.uses}]
+        slots = [slot for slot in meant if slot.state != "refused"] or meant
         if not slots:
             known = ", ".join(sorted(self.slots)) or "none"
             raise NotFound(f"no plugin {wanted!r} is enabled; there is a [plugins.…] section for: {known}")

@@ -232,6 +232,15 @@ def test_records_of_other_sections_move_to_the_one_that_has_the_cards(tmp_path: 
     assert loaded(a_host(tmp_path, "cards")).records == allocations.records
 
 
+def test_what_another_plugin_noted_in_like_words_stays_its_own(tmp_path: Path) -> None:
+    third = a_host(tmp_path, "third")
+    third.journal.write("slot 7", phase="unit", data={"resource": "acme.com/fpga", "bytes": 4096, "bitstream": "x"})
+    third.journal.write("slot 8", phase="unit", data={"resource": "acme.com/fpga", "bytes": float("inf")})
+    cards = a_host(tmp_path, "cards", third)
+    loaded(cards)
+    assert (keys(cards), sorted(keys(third))) == ([], ["slot 7", "slot 8"])
+
+
 def test_a_take_over_that_is_killed_at_any_step_forgets_nothing_and_can_be_repeated(tmp_path: Path) -> None:
     def left(folder: Path) -> list[RecordingHost]:
         folder.mkdir()

@@ -2,7 +2,10 @@
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 from nodeplug import (
     Claim,
@@ -74,3 +77,14 @@ def test_expand_volume_answers_the_size_of_the_hook(make_node: Any) -> None:
     answer = make_node(disk=disk).call(DRIVER, "expandvolume", OPTIONS, "/dev/sdx", "2048", "1024")
     assert answer == {"status": "Success", "volumeNewSize": 2560}
     assert (disk.seen[0].new_size, disk.seen[0].mount_path) == (2048, "")
+
+
+def test_an_answer_that_is_no_json_is_a_failure_that_is_told(make_node: Any, caplog: pytest.LogCaptureFixture) -> None:
+    class Odd(Disk):
+        @hookimpl
+        def volume_attach(self, request: VolumeAttach) -> VolumeAttached:
+            return VolumeAttached(device=Path("/dev/sdb"))  # type: ignore[arg-type] # the mistake of an author
+
+    answer = make_node(disk=Odd()).call(DRIVER, "attach", OPTIONS, "node-1")
+    assert answer["status"] == "Failure"
+    assert answer["message"].rpartition("(request ")[2].rstrip(")") in caplog.text
