@@ -24,7 +24,7 @@ def _path() -> Iterator[None]:
 
 def asked(params: dict[str, Any]) -> dict[str, Any]:
     """Say what the run for a test is asked for."""
-    animal = {"rules": [params["rule"]], "patience": 2.0} if "rule" in params else {}
+    animal = {"rules": [params["rule"]], "patience": 4.0} if "rule" in params else {}
     return {"plugin": params["plugin"], **animal}
 
 
