@@ -1,8 +1,8 @@
 """The fixtures that pytest finds wherever nodeplug is installed.
 
 Owns: their names, what each needs, and when it is skipped.
-Refuses: imports of nodeplug at the top: pytest loads this module in every run of its environment, whatever is tested
-there. What a fixture needs is imported inside it.
+Refuses: imports of nodeplug at the top: pytest loads this module in every run in its environment, whatever the tests
+are. Each fixture imports what it needs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NEEDS_ROOT = "needs root; an ordinary user can run: unshare --map-root-user --n
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Let a project name the configuration of its node once."""
+    """Add the ini key with which a project names the configuration of its node."""
     parser.addini(
         _KEY, "files with the [plugins.*] tables of scratch_node's node, relative to the ini-file", type="paths"
     )
@@ -34,7 +34,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture
 def nodeplug_config(pytestconfig: pytest.Config) -> str:
-    """The `[plugins.*]` tables of the node, in TOML: by default the files that the ini key `nodeplug_config` names.
+    """The `[plugins.*]` tables of the node, in TOML: by default, the files named by the ini key `nodeplug_config`.
 
     `{scratch}` in it stands for an empty folder of the node.
     """
@@ -46,7 +46,7 @@ def nodeplug_config(pytestconfig: pytest.Config) -> str:
 
 @pytest.fixture
 def nodeplug_may_stay() -> Sequence[str]:
-    """What may be left at the end, as regular expressions of whole lines such as `link br0`: by default nothing."""
+    """What may be left at the end: regular expressions for whole lines such as `link br0`. By default nothing."""
     return ()
 
 
@@ -61,7 +61,7 @@ def scratch_node(nodeplug_config: str, nodeplug_may_stay: Sequence[str]) -> Iter
 
 @pytest.fixture
 def kubelet(scratch_node: ScratchNode) -> Iterator[BlockingKubelet]:
-    """Kubelet's device manager, to which the node's plugins register themselves."""
+    """Kubelet's device manager, with which the node's plugins register themselves."""
     from nodeplug.testing import BlockingKubelet  # noqa: PLC0415 - see the module's first lines
 
     with BlockingKubelet(scratch_node.root / "var" / "lib" / "kubelet") as made:
@@ -76,7 +76,7 @@ def _namespaces() -> None:
 
 @pytest.fixture
 def cni_runtime(_namespaces: None, scratch_node: ScratchNode) -> Iterator[CniRuntimeFactory]:
-    """A container runtime on the node: `cni_runtime(conflist)`, and pods' namespaces: `cni_runtime.sandbox(name)`."""
+    """A container runtime on the node: `cni_runtime(conflist)`; `cni_runtime.sandbox(name)` makes a pod's namespace."""
     from nodeplug.testing import pods  # noqa: PLC0415 - see the module's first lines
 
     made = pods.CniRuntimeFactory(scratch_node)

@@ -3,10 +3,10 @@
     [project.entry-points."nodeplug.commands"]
     fuse = "nodeplug_fuse.command:app"          # a typer.Typer
 
-`nodeplug --help` imports the module of every such command: import what the command needs inside it. A name of
-nodeplug's own commands stays with nodeplug.
+`nodeplug --help` imports the module of every such command, so import what the command needs inside it. The names of
+nodeplug's own commands cannot be replaced.
 
-Owns: the options that every command of a node shares, asking the running daemon, printing for people and programs.
+Owns: the options that all commands on a node share, asking the running daemon, printing for people and programs.
 Refuses: the commands themselves.
 """
 
@@ -46,36 +46,36 @@ SecretsFile = Annotated[
 
 
 def inspect(plugin: str, config: Path = DEFAULT, root: Path | None = None) -> Mapping[str, Any]:
-    """Ask the running daemon what a plugin tells about itself (its hook `inspect`).
+    """Ask the running daemon what a plugin reports about itself (its hook `inspect`).
 
     Args:
         plugin: a section's name, or the name of a plugin that sections use.
         config: the main configuration file.
-        root: what `--root` said.
+        root: the value of `--root`.
 
     Returns:
-        The answer of each section that the name means, by section name.
+        What each section with that name or plugin reports, by section name.
 
     Raises:
         NotReady: no daemon runs.
-        PluginError: the plugin is not enabled, does not run, has nothing to tell, or failed; the message says which.
+        PluginError: the plugin is not enabled, does not run, has nothing to report, or failed; the message says which.
     """
     return ask_daemon(config, root, "inspect", plugin)
 
 
 def ask_daemon(config: Path, root: Path | None, *request: str, warn: bool = True) -> dict[str, Any]:
-    """Ask the running daemon; it is found although its configuration has mistakes by now.
+    """Send a request to the running daemon, even if its configuration has errors by now.
 
     Args:
         config: the main configuration file.
-        root: what `--root` said.
-        request: what is asked, such as "status".
-        warn: tell people that the configuration has mistakes.
+        root: the value of `--root`.
+        request: the words of the request, such as "status".
+        warn: warn on stderr if the configuration has errors.
 
     Raises:
-        ConfigError: no daemon runs where a configuration with mistakes seems to put it.
+        ConfigError: no daemon runs where a configuration with errors seems to put it.
         NotReady: no daemon runs.
-        PluginError: it refused.
+        PluginError: the daemon refused.
     """
     from nodeplug.config import ConfigError, read
     from nodeplug.exec.client import ask
@@ -93,8 +93,8 @@ def ask_daemon(config: Path, root: Path | None, *request: str, warn: bool = True
 
 
 def console() -> "Console":
-    """Return where people read; a pipe has no width, and rich would fold at 80 columns what `grep` looks for."""
-    from rich.console import Console  # the daemon is a command too, and draws nothing in all its life
+    """Return the console for people. A pipe has no width, and rich would wrap at 80 columns what `grep` looks for."""
+    from rich.console import Console  # the daemon is a command too, and never prints a table
 
     return Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH, highlight=False)
 
@@ -110,7 +110,7 @@ def print_json(value: object) -> None:
 
 
 def toml(document: Mapping[str, Any]) -> str:
-    """Write a document as TOML, which cannot say None: that is left out."""
+    """Write a document as TOML; None is omitted, because TOML has no null."""
     import tomli_w
 
     return tomli_w.dumps(_without_none(document))
@@ -123,6 +123,6 @@ def _without_none(value: Any) -> Any:
 
 
 def show_names_as_they_are() -> None:
-    """Let names of the kernel and of callers be printed that are bytes and no UTF-8: escaped, in JSON as JSON does."""
+    """Print names from the kernel and from callers even if they are not UTF-8, by escaping them as JSON does."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")

@@ -1,14 +1,13 @@
 """How many CNI calls run at once, and which goes first.
 
-Owns: a bounded room and its bounded queue: DEL before every other verb (it frees what an ADD may be waiting for), a
-fair share for every plugin, and GC of a network alone, without an ADD, CHECK or DEL of that network (SPEC 1.1.0, "GC").
+Owns: bounded places and a bounded queue. DEL goes before every other verb, because it frees what an ADD may be waiting
+for; plugins share the places fairly; GC of a network runs without an ADD, CHECK or DEL of it (SPEC 1.1.0, "GC").
 Refuses: threads: state is touched on the event loop only.
 
-Places are shared out on three levels: to a plugin as a whole, to what it is asked for in one direction (its DELs apart
-from the rest), and to one network of that. On each level a call gets a place only while its kin hold fewer than a few
-times as many as are free, and the last place is for a plugin that holds none, however small the room. So a network that
-hangs fills 11 places of 16, a plugin that hangs with any number of networks 13, with its DELs 14; those still come in,
-and every other plugin's ADD and DEL do. The queue is shared out by the same rule.
+Places are shared on three levels: by plugin, by direction within a plugin (DEL, or everything else), and by network
+within a direction. On each level a group may hold a fixed number of places for each free one, and the last place is for
+a plugin that holds none. So of 16 places, a network that hangs fills 11, a plugin that hangs in any number of networks
+13, or 14 with its DELs; every other plugin still gets its ADD and DEL through. The queue is shared by the same rule.
 """
 
 import asyncio
@@ -21,14 +20,14 @@ from typing import Final
 from nodeplug.contract.errors import TryAgain
 
 _PER_FREE: Final = (6, 4, 2)
-"""Places that a plugin, one direction of it, and one network of that may hold for each place that is free."""
+"""Places that a plugin, a direction and a network may hold for each free place."""
 _LEFT: Final = (1, 2, 2)
-"""Places that each of them leaves free unless it holds none: one for another plugin, one for the other direction."""
+"""Places that each leaves free unless it holds none: one for another plugin, one for the other direction."""
 
 
 @dataclass(slots=True, eq=False)
 class _Ticket:
-    """One call; its kin share its places: the calls of its plugin, of that in its direction, of that in its network."""
+    """One call, and the three groups whose places it counts against: its plugin, direction and network."""
 
     verb: str
     network: str
@@ -42,7 +41,7 @@ class _Ticket:
 
 
 class _Places(list[_Ticket]):
-    """The calls in one place, counted by kin: a long queue is looked through at each arrival."""
+    """Calls in places, with a count per group: scanning a long queue at each arrival would be slow."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,14 +52,14 @@ class _Places(list[_Ticket]):
         self.held.update(ticket.kin)
 
     def leave(self, ticket: _Ticket) -> None:
-        """Remove one; succeed if it is not there."""
+        """Remove a call if it is here."""
         if ticket in self:
             self.remove(ticket)
             self.held.subtract(ticket.kin)
             self.held = +self.held
 
     def has_share(self, ticket: _Ticket, places: int) -> bool:
-        """Return whether one more is within what its kin may hold."""
+        """Return whether each group of the call may hold one more."""
         free = places - len(self)
         return all(
             self.held[kin] < per * free and (free > left or not self.held[kin])
@@ -70,12 +69,9 @@ class _Places(list[_Ticket]):
 
 @dataclass(slots=True)
 class Admission:
-    """The room.
+    """Admits calls: `concurrency` run at once, `waiting` may queue, each for `patience` seconds.
 
-    Attributes:
-        concurrency: calls that run at once.
-        waiting: calls that may wait for their turn.
-        patience: seconds that one may wait; the entrypoint itself gives up after 150 s.
+    The entrypoint itself gives up after 150 s.
     """
 
     concurrency: int = 16
@@ -86,10 +82,10 @@ class Admission:
 
     @asynccontextmanager
     async def enter(self, verb: str, network: str, claim: str = "") -> AsyncIterator[None]:
-        """Wait for a place for a verb in a network of a plugin, hold it, and give it back.
+        """Wait for a place, hold it, and release it.
 
         Raises:
-            TryAgain: too many wait already, or the wait took too long.
+            TryAgain: the queue is full, or the wait took too long.
         """
         ticket = _Ticket(verb, network, claim)
         if not self._queue.has_share(ticket, self.waiting):
@@ -128,7 +124,7 @@ class Admission:
             if not self._inside.has_share(ticket, self.concurrency):
                 continue
             if ticket.network in held_back or not self._fits(ticket):
-                # A waiting GC is not overtaken by later calls of its network: it would never have its turn.
+                # Later calls of its network must not overtake a waiting GC, or it would never run.
                 if ticket.verb == "GC":
                     held_back.add(ticket.network)
                 continue

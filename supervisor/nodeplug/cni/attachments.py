@@ -1,9 +1,9 @@
-"""Which attachments this daemon has made: one small file each.
+"""The attachments that this daemon has made, one small file each.
 
-Owns: `<run>/attachments/*.json`, written by a temporary file and a rename. The folder is gone after a reboot, as the
-attachments are, so nothing is synced. A DEL without prevResult gets the recorded result, people can list them, and
-attachments whose namespace ends without a DEL can be cleaned up (`orphans`).
-Refuses: to be the truth (the kernel is) and to fail a call: a damaged file counts as none, a full disk is logged.
+Owns: `<run>/attachments/*.json`, written to a temporary file and renamed. A reboot removes the folder along with the
+attachments, so nothing is synced. The records supply the result for a DEL without prevResult, the list for people, and
+what it takes to clean up an attachment whose namespace ended without a DEL (`orphans`).
+Refuses: to be the truth (the kernel is) and to fail a call: a damaged file is ignored, a full disk is logged.
 """
 
 import json
@@ -28,7 +28,7 @@ LOG: Final = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """What one ADD attaches: (network, container id, interface) of the specification, for one plugin of the list."""
+    """What one ADD attaches: network, container id and interface, as in the specification, for one plugin type."""
 
     claim: str
     network: str
@@ -41,9 +41,9 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What an ADD was called with, besides its key: enough for a DEL that no runtime sends.
+    """The parameters of an ADD besides its key: enough for a DEL that no runtime sends.
 
-    The configuration is the plugin object from stdin, without the result of the plugin before.
+    `config` is the plugin's configuration from stdin, without prevResult.
     """
 
     version: str
@@ -58,11 +58,7 @@ class Asked:
 
     @classmethod
     def decode(cls, document: Any) -> "Asked | None":
-        """Read what `encode` returned; None if there is nothing, as earlier versions wrote.
-
-        Raises:
-            KeyError, TypeError, ValueError: it is damaged.
-        """
+        """Read what `encode` returned, or None from earlier versions; KeyError, TypeError or ValueError if damaged."""
         if document is None:
             return None
         config, args = dict(document["config"]), dict(document["args"])
@@ -73,14 +69,9 @@ class Asked:
 class Attachment:
     """One attachment as ADD left it.
 
-    Attributes:
-        key: what it is.
-        netns: CNI_NETNS as the caller spelled it.
-        result: what ADD returned.
-        time: seconds since the epoch.
-        host: the caller's host namespace, as device and inode; (0, 0) if unknown.
-        sighting: which namespace the container's was; None if the kernel does not say.
-        asked: how ADD was called; None if an earlier version recorded it.
+    `netns` is CNI_NETNS as the caller spelled it, `time` seconds since the epoch, `host` the device and inode of the
+    caller's namespace, (0, 0) if unknown. `sighting` is None if the kernel does not say which namespace the container's
+    was, `asked` in records of earlier versions.
     """
 
     key: Key
@@ -94,12 +85,12 @@ class Attachment:
 
 @dataclass(frozen=True, slots=True)
 class Attachments:
-    """The records of one folder, which the first of them creates."""
+    """The records in one folder, which the first record creates."""
 
     folder: Path
 
     def record(self, attachment: Attachment) -> None:
-        """Record an attachment; an older one of the same key is removed even if this one cannot be written."""
+        """Record an attachment; an older record of the key goes even if this one cannot be written."""
         key = attachment.key
         document = {
             **asdict(key),
@@ -126,13 +117,13 @@ class Attachments:
         return found if found is not None and found.key == key else None
 
     def forget(self, key: Key) -> None:
-        """Remove the record of a key, if there is one, and a temporary file of a killed daemon."""
+        """Remove the record of a key, if any, and the temporary file of a killed daemon."""
         for path in (self._path(key), self._path(key).with_suffix(".tmp")):
             with suppress(OSError):
                 path.unlink()
 
     def forget_invalid(self, claim: str, network: str, valid: Iterable[ValidAttachment]) -> None:
-        """Remove what a GC has declared invalid."""
+        """Remove the records that a GC has declared invalid."""
         kept = {(item.container_id, item.ifname) for item in valid}
         for attachment in self.list():
             key = attachment.key

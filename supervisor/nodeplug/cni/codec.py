@@ -1,12 +1,11 @@
 """CNI on the wire: environment and stdin to a request value, a result or an error to stdout.
 
-Owns: every rule of the specification about what a call must carry, in the order and with the codes and texts of the
-Go library ("skel"), because runtimes and people know those.
-Refuses: I/O, routing, and checks of anything but the keys that the specification names: the rest of the configuration
-belongs to the plugin.
+Owns: every rule of the specification about what a call must carry, with the order, codes and texts of the Go library
+("skel"), because runtimes and people know those.
+Refuses: I/O, routing, and checks of keys that the specification does not name: those belong to the plugin.
 
-Keys are matched without regard to case, as Go does; regular expressions match whole strings, since Python's `$`
-accepts a trailing newline and Go's does not.
+Keys are matched regardless of case, as Go does. Regular expressions match whole strings, since Python's `$` accepts a
+trailing newline and Go's does not.
 """
 
 import json
@@ -40,12 +39,7 @@ _OLDEST: Final = "0.1.0"
 
 @dataclass(frozen=True, slots=True)
 class Verb:
-    """What one verb needs.
-
-    Attributes:
-        required: variables that must not be empty, in the order in which they are named when missing.
-        since: the first specification that has it.
-    """
+    """The variables that a verb requires, in the order in which errors name them, and the first version that has it."""
 
     required: tuple[str, ...]
     since: str = _OLDEST
@@ -62,12 +56,7 @@ VERBS: Final[Mapping[str, Verb]] = {
 
 
 def decode(frame: Frame, namespaces: Sequence[Netns]) -> CniRequest:
-    """Read one call of any verb but VERSION.
-
-    The namespaces are the caller's own, then that of CNI_NETNS if it could be opened.
-
-    Returns:
-        The request value of the verb.
+    """Read a call of any verb but VERSION; `namespaces` are the caller's own, then that of CNI_NETNS if it was opened.
 
     Raises:
         InvalidEnvironment: a variable is missing or malformed.
@@ -114,7 +103,7 @@ def _decode_attachment(
         **common,
     }
     if command == "DEL":
-        # A DEL that fails keeps the pod forever, so a result that cannot be read counts as none.
+        # A failing DEL keeps the pod forever, so an unreadable result is ignored.
         return CniDel(prev_result=_prev_result(common, forgiving=True), **rest)
     if netns is None:
         path = env["CNI_NETNS"]
@@ -142,7 +131,7 @@ def _check_environment(env: Mapping[str, str]) -> str:
 
 
 def is_void(frame: Frame) -> bool:
-    """Whether a DEL has a name that no ADD can have had, because it is not text: there is nothing to do."""
+    """Whether a DEL has a name that no ADD can have had, because it is not text: it has nothing to delete."""
     names = (frame.env.get(name, "") for name in ("CNI_CONTAINERID", "CNI_IFNAME"))
     return frame.env.get("CNI_COMMAND") == "DEL" and not all(map(_is_text, names))
 
@@ -190,7 +179,7 @@ def _read_config(stdin: bytes) -> Mapping[str, Any]:
 
 
 def _look(config: Mapping[str, Any], key: str) -> tuple[bool, Any]:
-    """Find a key without regard to case; of several the last wins, as in Go."""
+    """Find a key regardless of case; the last of several wins, as in Go."""
     found = [value for name, value in config.items() if name.lower() == key]
     return bool(found), found[-1] if found else None
 
@@ -219,10 +208,10 @@ def _check_version(config: Mapping[str, Any], command: str, verb: Verb) -> str:
 
 
 def parse_args(text: str) -> dict[str, str]:
-    """Read CNI_ARGS: `K=V` pairs with one `=` each, between semicolons. Which keys are valid is up to the plugin.
+    """Read CNI_ARGS: `K=V` pairs, separated by semicolons. Which keys are valid is up to the plugin.
 
     Raises:
-        InvalidEnvironment: a pair is malformed; an empty one after a trailing semicolon is too, as in Go.
+        InvalidEnvironment: a pair is malformed; as in Go, so is an empty one after a trailing semicolon.
     """
     pairs: dict[str, str] = {}
     for pair in text.split(";") if text else ():
@@ -243,7 +232,7 @@ def _args(text: str, *, forgiving: bool) -> dict[str, str]:
 
 
 def _refuse_own(host: Netns, netns: Netns) -> None:
-    # Before the plugin runs: the Go library looks after the result is printed, and then prints a second document.
+    # Before the plugin runs: the Go library checks after printing the result, and then prints a second document.
     if host.identity == netns.identity:
         raise InvalidNetns(
             "plugin's netns and netns from CNI_NETNS should not be the same", details=f"CNI_NETNS is {netns.path}"
@@ -263,7 +252,7 @@ def _prev_result(common: Mapping[str, Any], *, forgiving: bool = False) -> CniRe
 
 
 def _valid_attachments(config: Mapping[str, Any]) -> tuple[ValidAttachment, ...] | None:
-    """Return the list; empty for null, which runtimes with nothing attached send; None if it is missing."""
+    """Return the list: empty for null, which runtimes send when nothing is attached; None if it is missing."""
     for key in _VALID:
         present, value = _look(config, key)
         if present:
@@ -285,20 +274,14 @@ def _valid_attachment(key: str, item: Any) -> ValidAttachment:
 
 
 def encode_result(result: CniResult, version: str) -> bytes:
-    """Write the result of ADD.
-
-    Raises:
-        PluginError: the version cannot express the result (see `results.encode`).
-    """
+    """Write the result of ADD; see `results.encode`."""
     return json.dumps(results.encode(result, version)).encode() + b"\n"
 
 
 def encode_error(error: PluginError, version: str = "") -> bytes:
     """Write an error.
 
-    Args:
-        error: what went wrong; its request id is appended to `details` unless the texts already have it.
-        version: of the configuration; left out if it is not served.
+    Its request id goes into `details` unless a text already has it; a version that is not served is left out.
     """
     document: dict[str, Any] = {"cniVersion": version} if version in VERSIONS else {}
     document |= {"code": wire(error).cni, "msg": error.message}
@@ -316,18 +299,14 @@ def encode_versions() -> bytes:
 
 
 def attachment_of(frame: Frame) -> tuple[str, str, str]:
-    """Return (network, container id, interface) of a call that has them all, checked as by `decode`.
-
-    Raises:
-        PluginError: as `decode` does.
-    """
+    """Return (network, container id, interface), checked as in `decode`."""
     _check_environment(frame.env)
     config = _read_config(frame.stdin)
     return _string(config, "name"), frame.env["CNI_CONTAINERID"], frame.env["CNI_IFNAME"]
 
 
 def version_of(stdin: bytes) -> str:
-    """Return the version of a configuration for an error about it; empty if there is none."""
+    """Return the version of a configuration for an error about it, or an empty string."""
     try:
         document = _parse(stdin)
         return (_string(document, "cniVersion") or _OLDEST) if isinstance(document, dict) else ""

@@ -2,7 +2,7 @@
 
 Owns: calling a claim of this daemon in the same thread, or executing a foreign binary from CNI_PATH with the request's
 environment and the complete configuration, and reading its output as libcni does.
-Refuses: the event loop: it runs inside a hook, in the call's own thread. The child inherits the network namespace of
+Refuses: the event loop: it runs inside a hook, in the thread of the call, and a child inherits the network namespace of
 that thread, which is the caller's host side.
 """
 
@@ -53,12 +53,12 @@ _INTERNAL: Final = 999
 
 @dataclass(frozen=True, slots=True)
 class Delegation:
-    """Runs delegates for every plugin of a registry; the shape of `nodeplug.contract.host.Delegate`.
+    """Runs delegates for the plugins of a registry; implements `nodeplug.contract.host.Delegate`.
 
     Attributes:
-        registry: who serves which claim.
+        registry: finds the plugin that serves a claim.
         timeout: seconds that a foreign plugin may take; less than the deadline of the hook that calls it.
-        visiting: the context of a call to a claim of this daemon, with its route: see `Runner.visiting`.
+        visiting: the context of a call to a claim of this daemon: see `Runner.visiting`.
     """
 
     registry: Registry
@@ -66,20 +66,17 @@ class Delegation:
     visiting: Callable[[Route], AbstractContextManager[Route]] = nullcontext
 
     def __call__(self, request: CniRequest, plugin_type: str, config: Mapping[str, Any]) -> CniResult | None:
-        """Run the delegate of a name, which reads this configuration, for the request that is served.
-
-        Returns:
-            The result of ADD, None for every other verb.
+        """Run a delegate with this configuration for the request; return the result of ADD, None for other verbs.
 
         Raises:
             DelegateFailed: the delegate returned an error, or output that cannot be read.
-            DeadlineExceeded: the delegate did not end in time and was killed.
+            DeadlineExceeded: the delegate timed out and was killed.
             NotFound: no plugin serves the name, and CNI_PATH has no such file.
             InvalidRequest: the name has a slash, or is empty.
         """
         if not plugin_type or "/" in plugin_type:
             raise InvalidRequest(f"invalid plugin name: {plugin_type!r}; it must be the name of a file on CNI_PATH")
-        # Host-side work belongs in the caller's namespace, wherever the plugin has moved its thread.
+        # Host-side work belongs in the caller's namespace, even if the plugin has switched its thread to another.
         with request.host_netns.entered():
             if any(route.claim.name == plugin_type for route in self.registry.routes("cni")):
                 with self.visiting(self.registry.route("cni", plugin_type)) as route:
@@ -109,7 +106,7 @@ class Delegation:
             return _read_result(stdout, config, request.version, {path: "" if netns is None else netns.path})
         except PluginError:
             if verb == "ADD":
-                # SPEC: a delegate that failed ADD gets DEL before the error goes on.
+                # SPEC: when a delegate fails ADD, it gets a DEL before the error is returned.
                 with suppress(PluginError):
                     self._checked(program, {**env, "CNI_COMMAND": "DEL"}, stdin, descriptors)
             raise
@@ -125,11 +122,7 @@ class Delegation:
 
 
 def find_plugin(plugin_type: str, path: tuple[str, ...]) -> Path:
-    """Find a plugin on CNI_PATH: the first regular file of the name, or symlink to one.
-
-    Raises:
-        NotFound: there is none.
-    """
+    """Find a plugin on CNI_PATH: the first regular file of the name, or symlink to one; NotFound if there is none."""
     for folder in path:
         candidate = Path(folder) / plugin_type
         if candidate.is_file():
@@ -143,7 +136,7 @@ def find_plugin(plugin_type: str, path: tuple[str, ...]) -> Path:
 def run(
     program: Path, env: Mapping[str, str], stdin: bytes, descriptors: tuple[int, ...] = (), timeout: float = 50.0
 ) -> subprocess.CompletedProcess[bytes]:
-    """Execute a foreign plugin in a session of its own, and end the whole session at the timeout.
+    """Execute a foreign plugin in its own session, which is killed at the timeout.
 
     Raises:
         DeadlineExceeded: it did not end in `timeout` seconds.
@@ -172,7 +165,7 @@ def _spawn(program: Path, env: Mapping[str, str], descriptors: tuple[int, ...]) 
                 start_new_session=True,
             )
         except OSError as error:
-            # Someone overwrites the file instead of renaming a new one into place; that is temporary.
+            # The file is being overwritten in place instead of replaced by a rename; that is temporary.
             if error.errno != errno.ETXTBSY or not left:
                 text = f"cannot execute the delegate {program}: {error.strerror}"
                 raise DelegateFailed(text, code=_INTERNAL) from error
@@ -181,7 +174,7 @@ def _spawn(program: Path, env: Mapping[str, str], descriptors: tuple[int, ...]) 
 
 
 def _reachable(netns: Netns | None) -> tuple[str, tuple[int, ...]]:
-    """Return a path of the namespace that a child can open, and the descriptors that it must inherit for that."""
+    """Return a path by which a child can open the namespace, and the descriptors that it must inherit for that."""
     if netns is None:
         return "", ()
     try:
@@ -189,7 +182,7 @@ def _reachable(netns: Netns | None) -> tuple[str, tuple[int, ...]]:
         if (status.st_dev, status.st_ino) == netns.identity:
             return netns.path, ()
     except (OSError, ValueError):
-        pass  # the caller lives in another mount namespace
+        pass  # the caller has another mount namespace
     return f"/proc/self/fd/{netns.fd}", (netns.fd,)
 
 
@@ -250,5 +243,5 @@ def _ending(status: int) -> str:
 
 
 def _text(data: bytes) -> str:
-    # No control characters of a foreign program in logs; a page of text is enough for an error.
+    # Keep control characters of a foreign program out of logs; 4096 characters are enough for an error.
     return re.sub(r"[^\x20-\x7e\n\t]", "?", data.decode(errors="replace"))[:4096]

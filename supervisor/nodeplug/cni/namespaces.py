@@ -1,9 +1,9 @@
-"""The namespaces of a call that came without descriptors: a DEL from the spool, or one that the daemon itself makes.
+"""The namespaces of a call that came without descriptors: a spooled DEL, or one that the daemon itself makes.
 
-Owns: the rule where such a DEL runs. The entrypoint passes its own network namespace as a descriptor, which no file
-can store, so ADD's is recorded with the attachment, as device and inode, and searched for among the processes and
-mounts of this node. If it is not found, the kernel has destroyed it with every link in it; the DEL then runs in the
-daemon's own namespace, where it releases addresses and records: nothing else of that attachment exists.
+Owns: where such a DEL runs. The entrypoint passes its own network namespace as a descriptor, which no file can store.
+So the device and inode of the one that ADD used are recorded, and looked up among the processes and mounts of the node.
+If they are not found, the kernel has destroyed the namespace with all its links. The DEL then runs in the daemon's own,
+where it releases addresses and records: nothing else of the attachment exists.
 Refuses: to fail a DEL, and to trust a path in `/proc`: the process id may have been reused.
 """
 
@@ -25,15 +25,10 @@ UNKNOWN: Final[Identity] = (0, 0)
 
 
 def reopen(frame: Frame, host: Identity = UNKNOWN) -> tuple[Netns, ...]:
-    """Open the host namespace, and CNI_NETNS by its path.
+    """Open ADD's host namespace, then that of CNI_NETNS if it still exists.
 
-    A path that now leads elsewhere counts as gone: the process of `/proc/<pid>/ns/net` may be another one, and the
-    host namespace would always be refused.
-
-    `host` is the host namespace of the ADD.
-
-    Returns:
-        The host namespace, and the container's if it still exists.
+    A path in `/proc` counts as gone, since the process id may have been reused; so does the host namespace, which
+    would always be refused.
     """
     outside = host_or_own(host)
     path = frame.env.get("CNI_NETNS", "")
@@ -47,7 +42,7 @@ def reopen(frame: Frame, host: Identity = UNKNOWN) -> tuple[Netns, ...]:
 
 
 def find_host(wanted: Identity) -> Netns | None:
-    """Open the host namespace of an ADD, the daemon's own if it is unknown; None if it is gone."""
+    """Open the host namespace of an ADD, or None if it is gone; the daemon's own if it was not recorded."""
     own = Netns.current()
     if wanted in {UNKNOWN, own.identity}:
         return own
@@ -70,7 +65,7 @@ def host_or_own(wanted: Identity) -> Netns:
 
 
 def _candidates(inode: int) -> Iterator[str]:
-    """Yield the paths where a namespace may be open: mounts (`ip netns`), then processes (namespaces(7))."""
+    """Yield paths by which a namespace may be open: mounts (`ip netns`), then processes (namespaces(7))."""
     name = f"net:[{inode}]"
     yield from (mount.target for mount in mounts() if mount.fs_type == "nsfs" and mount.root == name)
     for entry in Path("/proc").iterdir():
@@ -84,7 +79,7 @@ def _candidates(inode: int) -> Iterator[str]:
 
 def _open(path: str) -> Netns | None:
     try:
-        # O_NONBLOCK: a FIFO at that path must not stop the event loop.
+        # O_NONBLOCK: a FIFO at that path must not block the event loop.
         return Netns.adopt(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), path)
     except (OSError, ValueError, InvalidNetns):
         return None

@@ -1,12 +1,11 @@
 """Whether a network namespace still exists, according to the kernel.
 
-Owns: two facts that identify a namespace within one boot. One is the id that a host's namespace has for a container's
-(rtnetlink, RTM_GETNSID): the kernel releases it only when it destroys the container's namespace, whatever held that
-last: a process, a mount in any mount namespace, a descriptor, a socket. The other is the cookie of a namespace
-(SO_NETNS_COOKIE, Linux 5.14), which is never reused. Ids and inode numbers are reused at once: only with the cookie do
-they say *which* namespace it is.
-Refuses: paths, mounts and processes, because this process may see others than a runtime does; to guess what the kernel
-does not say; and the event loop.
+Owns: two facts that together identify a namespace within one boot. The id that a host's namespace has for a container's
+(rtnetlink, RTM_GETNSID) is released only when the kernel destroys the container's namespace, whether a process, a mount
+in any mount namespace, a descriptor or a socket held it last. The cookie (SO_NETNS_COOKIE, Linux 5.14) is never reused;
+ids and inode numbers are reused at once.
+Refuses: paths, mounts and processes, because this process may see other ones than a runtime does; guesses where the
+kernel does not say; the event loop.
 """
 
 import errno
@@ -33,19 +32,19 @@ _REQUEST, _ACK = 1, 4
 _NEW, _GET = 88, 90
 _NSID, _FD = 1, 3
 _ANY: Final = -1
-"""In a request: assign one. In a reply: none is assigned (NETNSA_NSID_NOT_ASSIGNED)."""
+"""In a request: assign an id. In a reply: none is assigned (NETNSA_NSID_NOT_ASSIGNED)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """What the kernel said of a container's namespace while it existed.
+    """What the kernel said about a container's namespace while it existed.
 
     Attributes:
-        host: the cookie of the host's namespace, which has the id.
-        cookie: of the container's namespace.
-        nsid: the id that the former has for the latter.
-        moment: CLOCK_MONOTONIC in seconds at which the latter certainly had the id.
-        boot_id: of the boot; in another boot all of the above is void.
+        host: the cookie of the host's namespace.
+        cookie: that of the container's.
+        nsid: the host's id for the container's.
+        moment: CLOCK_MONOTONIC in seconds at which it certainly had that id.
+        boot_id: nothing here is valid in another boot.
     """
 
     host: int
@@ -60,11 +59,7 @@ class Sighting:
 
     @classmethod
     def decode(cls, document: Any) -> "Sighting | None":
-        """Read what `encode` returned; None if there is nothing.
-
-        Raises:
-            TypeError, ValueError: it is damaged.
-        """
+        """Read what `encode` returned, or None; TypeError or ValueError if damaged."""
         if document is None:
             return None
         host, cookie, nsid, moment, boot_id = document
@@ -78,10 +73,9 @@ def boot_id() -> str:
 
 
 def sight(netns: Netns) -> Sighting | None:
-    """Record which namespace this is, in a thread that is in the host's; a missing id is assigned.
+    """Identify a namespace from a thread in the host's, assigning an id if it has none.
 
-    Returns:
-        None if the kernel does not say: it is older than 5.14, or the thread lacks the permission.
+    None if the kernel does not say: it is older than 5.14, or the thread lacks the permission.
     """
     try:
         with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE) as peer:
@@ -95,13 +89,10 @@ def sight(netns: Netns) -> Sighting | None:
 
 
 def gone(sightings: Iterable[Sighting]) -> set[Sighting]:
-    """Return the sightings, all of one host namespace, whose namespace no longer exists.
+    """Return the sightings, all from one host namespace, whose namespace no longer exists.
 
-    The calling thread is in that host namespace, and each sighting is older than the call. What is uncertain, or was
-    seen from another host namespace or in another boot, does not count as gone.
-
-    Raises:
-        OSError: the kernel does not say.
+    Call it in a thread in that host namespace. What is uncertain, or was seen from another host namespace or in another
+    boot, does not count as gone. OSError if the kernel does not say.
     """
     here = boot_id()
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE) as peer:
@@ -109,7 +100,7 @@ def gone(sightings: Iterable[Sighting]) -> set[Sighting]:
         mine = {one for one in sightings if (one.host, one.boot_id) == (host, here)}
         newest = {one.nsid: one for one in sorted(mine, key=lambda one: one.moment)}
         free = {nsid for nsid in newest if not _is_given(peer, nsid)}
-    # The id has no namespace, or was seen on another one since.
+    # The id is free, or has since been seen on another namespace.
     return {one for one in mine if one.nsid in free or newest[one.nsid].cookie != one.cookie}
 
 
@@ -122,7 +113,7 @@ def _id_of(peer: socket.socket, fd: int) -> int:
     nsid = _ask(peer, _GET, _REQUEST, (_FD, fd))
     if nsid != _ANY:
         return nsid
-    with suppress(FileExistsError):  # somebody else was faster
+    with suppress(FileExistsError):  # another process was faster
         _ask(peer, _NEW, _REQUEST | _ACK, (_NSID, _ANY), (_FD, fd))
     return _ask(peer, _GET, _REQUEST, (_FD, fd))
 
@@ -139,11 +130,7 @@ def _is_given(peer: socket.socket, nsid: int) -> bool:
 
 
 def _ask(peer: socket.socket, kind: int, flags: int, *attributes: tuple[int, int]) -> int:
-    """Send one request; return the id of the reply, or 0 for an acknowledgement.
-
-    Raises:
-        OSError: the kernel refuses, or replies with something else.
-    """
+    """Send one request; return the id in the reply, or 0 for an acknowledgement. OSError if the kernel refuses."""
     body = _FAMILY + b"".join(_ATTRIBUTE.pack(_ATTRIBUTE.size, name, value) for name, value in attributes)
     peer.send(_HEADER.pack(_HEADER.size + len(body), kind, flags, 1, 0) + body)
     answer = peer.recv(1 << 16)

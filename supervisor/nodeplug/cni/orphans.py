@@ -1,10 +1,10 @@
-"""Attachments whose container is gone, and for which no DEL comes.
+"""Attachments whose container is gone, and that never get a DEL.
 
-Owns: finding them by the recorded namespace, which the kernel has destroyed (`nsid`), and ending each with a DEL of
-its plugin, without a namespace, as the specification allows. containerd 2.x leaves them: when one network of a pod
-fails, it removes the namespace and retries with another one, without a DEL for the networks that did not fail.
-Refuses: to touch what may still be in use. A namespace exists unless the kernel says that it is destroyed, whatever its
-path shows; an attachment that is being recreated belongs to its ADD; a DEL that fails is retried, less and less often.
+Owns: finding them by their namespace, which the kernel has destroyed (`nsid`), and running the DEL of their plugin
+without a namespace, as the specification allows. containerd 2.x leaves them: when one network of a pod fails, it
+removes the namespace and retries with a new one, without a DEL for the networks that succeeded.
+Refuses: to touch what may be in use. A namespace exists unless the kernel says otherwise, whatever its path shows; an
+attachment that is being recreated belongs to its ADD; a failing DEL is retried at growing intervals.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ _LAST_RETRY: Final = 300.0
 
 @dataclass(slots=True)
 class Orphans:
-    """Ends attachments that nobody else does; a DEL that fails again after `retry` seconds, then twice as many."""
+    """Runs the missing DELs; one that fails is retried after `retry` seconds, then after twice as long."""
 
     registry: Registry
     runner: Runner
@@ -59,10 +59,10 @@ class Orphans:
             await asyncio.sleep(self.poll)
 
     async def look(self) -> None:
-        """Find orphans and end those that are due, the newest first, as DEL ends a chain of plugins.
+        """Find orphans and run the DELs whose retry time has come, newest first, as DEL undoes a chain of plugins.
 
         Raises:
-            Unanswered: the disk of the records does not answer.
+            Unanswered: the disk with the records does not respond.
         """
         found = await self._lane.run(lambda: _orphans(self.records.attachments.list()))
         keys = {orphan.key for orphan in found}
@@ -110,9 +110,9 @@ class Orphans:
         return bool(ended)
 
     def _once(self, orphan: Attachment, hook: Hook, ended: list[Attachment]) -> Hook:
-        """Return the DEL of one orphan, in the thread of its call: no other call of the attachment runs meanwhile.
+        """Return a hook that runs the DEL if the record is still this orphan's and no ADD is about to replace it.
 
-        A record that an ADD has replaced, or is about to, is of another one: then there is none to end.
+        It checks in the thread of the call, when no other call of the attachment can run.
         """
 
         def delete(**arguments: Any) -> None:
@@ -138,7 +138,7 @@ class Orphans:
 
 
 def _orphans(attachments: Iterable[Attachment]) -> list[Attachment]:
-    """Return those whose namespace is gone, the newest first."""
+    """Return the attachments whose namespace is gone, newest first."""
     known = [one for one in attachments if one.sighting is not None and one.asked is not None]
     found = [one for one in known if _is_of_earlier_boot(one)]
     host_of = attrgetter("host")

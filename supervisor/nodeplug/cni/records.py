@@ -1,8 +1,8 @@
-"""The records of attachments, seen from the event loop.
+"""The records of attachments, for use on the event loop.
 
-Owns: the lane on which they are read and written, the writes that wait for a disk that hangs, and for which attachments
-the record cannot be trusted meanwhile.
-Refuses: files (`attachments` knows those) and to fail a call: records are not the truth.
+Owns: the lane that reads and writes them, the writes that wait for a hung disk, and which records cannot be trusted
+meanwhile.
+Refuses: files (`attachments` does those) and to fail a call: records are not the truth.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ _AGAIN: Final = 0.5
 
 @dataclass(slots=True)
 class Records:
-    """The records of one folder. Used from the event loop alone, but for `is_unsettled`."""
+    """The records in one folder. Event loop only, except `is_unsettled`."""
 
     attachments: Attachments
     _lane: Lane = field(default_factory=lambda: Lane("the folder of attachment records"))
@@ -32,19 +32,15 @@ class Records:
     _catching_up: asyncio.Task[None] | None = None
 
     async def find(self, key: Key) -> Attachment | None:
-        """Return the record of a key, or None.
-
-        Raises:
-            Unanswered: the disk hangs.
-        """
+        """Return the record of a key, or None; Unanswered if the disk hangs."""
         return await self._lane.run(lambda: self.attachments.find(key))
 
     async def keep(self, attachment: Attachment) -> None:
-        """Record an attachment; later if the disk hangs now."""
+        """Record an attachment; later if the disk hangs."""
         await self._write(attachment.key, lambda: self.attachments.record(attachment))
 
     async def forget(self, key: Key) -> None:
-        """Remove the record of a key; later if the disk hangs now."""
+        """Remove the record of a key; later if the disk hangs."""
         await self._write(key, lambda: self.attachments.forget(key))
 
     async def collect(self, work: Callable[[], None]) -> None:
@@ -65,11 +61,11 @@ class Records:
             self._adding = +self._adding
 
     def is_unsettled(self, key: Key) -> bool:
-        """Whether the record of a key may be older than the attachment. For any thread."""
+        """Whether the record of a key may be older than the attachment. Thread-safe."""
         return key in self._adding or key in self._late
 
     async def _write(self, key: Key, work: Callable[[], None]) -> None:
-        self._late.pop(key, None)  # what comes now is newer
+        self._late.pop(key, None)  # this write is newer
         try:
             await self._lane.run(work)
         except Unanswered as error:
@@ -79,7 +75,7 @@ class Records:
                 self._catching_up = asyncio.create_task(self._catch_up(), name="late records of attachments")
 
     async def _catch_up(self) -> None:
-        """Write what is late as soon as the disk responds; what it held up may be done twice."""
+        """Do the postponed writes as soon as the disk responds; the write that hung may be done twice."""
         while self._late:
             await asyncio.sleep(_AGAIN)
             for key, work in [] if self._lane.stuck else list(self._late.items()):

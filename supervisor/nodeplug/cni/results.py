@@ -1,7 +1,7 @@
-"""CNI results in every version of the specification, to and from the one value that plugins see.
+"""CNI results in every version of the specification, and the one value that plugins see.
 
-Owns: the three families of result JSON (0.1.0 and 0.2.0; 0.3.0 to 0.4.0; 1.0.0 and 1.1.0) and the conversions between
-them as libcni does them. Within a family the JSON is the same, and any member decodes as any other.
+Owns: the three families of result JSON, and the conversions between them as libcni does them. Within a family the JSON
+is the same, so a result of one version decodes as any other.
 Refuses: I/O, and checks of a result beyond its types.
 
 | family | addresses | interfaces | routes |
@@ -40,11 +40,7 @@ T = TypeVar("T")
 
 
 def family(version: str) -> tuple[str, ...]:
-    """Return the versions whose results have the same form.
-
-    Raises:
-        IncompatibleVersion: the version is not served.
-    """
+    """Return the versions whose results have the same form; IncompatibleVersion if this one is not served."""
     for members in FAMILIES:
         if version in members:
             return members
@@ -128,7 +124,7 @@ def _str(address: object | None) -> str | None:
 
 
 def decode(document: Any, version: str) -> CniResult:
-    """Read a result in the form of one version; keys match without regard to case, as Go's do.
+    """Read a result in the form of one version; keys match regardless of case, as in Go.
 
     Raises:
         IncompatibleVersion: the result has a version of another family.

@@ -1,9 +1,9 @@
 """CNI calls from the socket to a plugin and back.
 
-Owns: the way of one call (decode, route, admit, run, record, encode) and what is answered when a plugin leaves a verb
-out.
-Refuses: the rules of the wire (`codec`), of threads and deadlines (`runner`), and of order (`admission`, `spool`).
-Nothing but one JSON document ever reaches stdout.
+Owns: the sequence of one call (decode, route, admit, run, record, encode), and the answer to a verb that a plugin does
+not implement.
+Refuses: the rules of the wire (`codec`), of threads and deadlines (`runner`), and of order (`admission`, `spool`), and
+anything on stdout but one JSON document.
 """
 
 from collections.abc import Callable
@@ -35,16 +35,7 @@ from nodeplug.process.lane import Lane, Unanswered
 
 @dataclass(slots=True)
 class CniService:
-    """Serves CNI. `handle` is the handler of the style "cni".
-
-    Attributes:
-        registry: who serves which claim.
-        runner: calls hooks.
-        attachments: what has been made.
-        spool: DELs that came while the daemon was away.
-        admission: how many calls run at once.
-        orphans: ends what nobody else does.
-    """
+    """Serves CNI; `handle` is the handler of the style "cni"."""
 
     registry: Registry
     runner: Runner
@@ -57,21 +48,21 @@ class CniService:
     _lookups: Lane = field(default_factory=lambda: Lane("the lookup of namespaces", 10.0))
 
     def __post_init__(self) -> None:
-        # A DEL that the daemon's end left undone is no failure: the entrypoint keeps it.
+        # A DEL that was not done because the daemon stops is no failure: the entrypoint spools it.
         self._front = Front(self.runner, quiet=(Ending,), repeated=frozenset({"STATUS"}))
         self._records = Records(self.attachments)
         self.orphans = Orphans(self.registry, self.runner, self._records, self.admission)
         self.spool.is_served = lambda name: any(route.claim.name == name for route in self.registry.routes("cni"))
 
     async def handle(self, frame: Frame, namespaces: tuple[Netns, ...]) -> Reply:
-        """Answer one call; takes over the namespaces. Never raises but for cancellation, and for a DEL at the end.
+        """Answer one call; takes ownership of the namespaces. Errors become answers, with one exception.
 
         Raises:
-            Ending: a DEL that has not begun. An error would make containerd give up on a sandbox; the entrypoint keeps
-                a DEL that is left without an answer, and the next daemon does it.
+            Ending: a DEL that has not begun when the daemon stops. An error would make containerd give up on the
+                sandbox; without an answer, the entrypoint spools the DEL for the next daemon.
         """
         call = Call(frame.env.get("CNI_COMMAND", ""), f"cni:{frame.name}")
-        owned = list(namespaces)  # of this call, until the runner takes them over
+        owned = list(namespaces)  # closed here, until the runner takes them over
         try:
             stdout = await self._front.serve(call, self._answer(frame, owned, call))
         except PluginError as error:
@@ -83,7 +74,7 @@ class CniService:
         return Reply(0, stdout, bytes(call.stderr))
 
     async def replay(self, frame: Frame) -> Reply:
-        """Answer one spooled DEL, in the host namespace of its ADD where that is known and alive (see `namespaces`)."""
+        """Answer one spooled DEL, in the host namespace of its ADD if that is known and exists (see `namespaces`)."""
         try:
             return await self.handle(frame, ())
         except Ending as error:  # it stays in the spool
@@ -114,24 +105,25 @@ class CniService:
     async def _admitted(self, route: Route, request: CniRequest, owned: list[Netns], call: Call) -> bytes:
         async with self.admission.enter(call.verb, request.network, request.claim):
             if isinstance(request, CniAdd) and caller_is_gone():
-                # Its DEL may be done already, from the spool: what is made now would stay for ever.
+                # Its DEL may have been replayed from the spool already, so nothing would undo this ADD.
                 raise TryAgain("the caller ended before its ADD began")
             return await self._run(route, request, owned, call)
 
     async def _host_of(self, frame: Frame) -> Identity:
-        """Return the host namespace in which ADD made the attachment that a frame without descriptors is about."""
+        """Return the host namespace that ADD used for the attachment of a frame without descriptors."""
         try:
             recorded = await self._records.find(Key(frame.name, *codec.attachment_of(frame)))
-        except Unanswered:  # in the wrong namespace it would find nothing, and be done
+        except Unanswered:  # in the wrong namespace the DEL would find nothing and succeed
             raise
-        except (KeyError, PluginError):  # `decode` says it better
+        except (KeyError, PluginError):  # `decode` has the better message
             return UNKNOWN
         return UNKNOWN if recorded is None else recorded.host
 
     async def _status(self, request: CniStatus, owned: list[Netns], call: Call) -> bytes:
-        """STATUS waits for other STATUS alone, and says every passing condition as 50: runtimes know no other code.
+        """Serve STATUS, outside admission; every temporary failure becomes code 50, the only one that runtimes know.
 
-        Runtimes ask every few seconds: were each to hang in a thread of its own, they would quarantine the plugin.
+        Runtimes ask every few seconds, so each STATUS waits for the one before: if each hung in its own thread, the
+        plugin would be quarantined.
         """
         call.key = f"STATUS of {call.claim}"
         try:

@@ -1,10 +1,10 @@
 """DELs that arrived while the daemon was down.
 
-Owns: which of the DELs that an entrypoint could not deliver are pending (it writes one frame per file, named by time),
-and replaying them oldest first, until each has succeeded once.
-Refuses: files (`spool_folder` handles them, on a lane beside the loop), and to drop a DEL: a file that cannot be read
-is set aside as `*.damaged`, one whose DEL fails stays and is retried, less and less often. One whose plugin is gone
-waits for it until the node's next start, after which nothing is left of its container but what a reboot frees anyway.
+Owns: which DELs that entrypoints could not deliver are pending (one frame per file, named by time), and replaying them,
+oldest first, until each has succeeded once.
+Refuses: files (`spool_folder` handles them, on a lane beside the loop), and to drop a DEL. An unreadable file is set
+aside as `*.damaged`; a failing DEL stays and is retried at growing intervals. A DEL whose plugin is gone waits for it
+until the node reboots, which frees whatever its container still had.
 
 A late replay must never destroy a new attachment, so an ADD first replays the pending DELs of its own attachment.
 """
@@ -34,7 +34,7 @@ Serve = Callable[[Frame], Awaitable[Reply]]
 
 @dataclass(slots=True)
 class _Pending:
-    """One deferred DEL, and how often it has failed."""
+    """A deferred DEL, and how often it has failed."""
 
     deferred: Deferred
     failures: int = 0
@@ -53,14 +53,14 @@ class _Pending:
 
 @dataclass(slots=True)
 class Spool:
-    """The pending DELs of one folder. Used only from the event loop.
+    """The pending DELs of one folder. Event loop only.
 
     Attributes:
         folder: where the entrypoints of this node write.
         poll: seconds between two checks: an entrypoint may write while the daemon is already up.
-        boot_id: of this boot; without one, no DEL is of an earlier boot.
-        is_served: whether an enabled plugin serves what was executed under a name.
-        damaged: the files that were set aside, or could not be, and are not replayed.
+        boot_id: of this boot; without one, no DEL counts as from an earlier boot.
+        is_served: whether an enabled plugin serves an executable of this name.
+        damaged: files that are not replayed: set aside, or impossible to set aside.
     """
 
     folder: Path
@@ -75,11 +75,7 @@ class Spool:
     _lane: Lane = field(default_factory=lambda: Lane("the folder of deferred DELs"))
 
     def prepare(self) -> None:
-        """Create the folder, and find the DELs of an earlier boot. Before anything else, off the loop.
-
-        Raises:
-            OSError: it cannot be created.
-        """
+        """Create the folder, and find the DELs of an earlier boot. Call it first, off the loop; raises OSError."""
         spool_folder.prepare(self.folder)
         self._earlier = spool_folder.of_earlier_boot(self.folder, self.boot_id)
 
@@ -88,7 +84,7 @@ class Spool:
         return len(self._pending)
 
     def stranded(self) -> list[tuple[Key, str]]:
-        """Return the DELs at the last check whose plugin no enabled section serves, each with its last failure."""
+        """Return the DELs at the last check that no enabled section serves, each with its last failure."""
         served = self.is_served
         return [(one.key, one.reason) for one in self._pending.values() if not served(one.deferred.frame.name)]
 
@@ -105,10 +101,10 @@ class Spool:
         )
 
     async def settle(self, key: Key, serve: Serve) -> None:
-        """Replay the pending DELs of one attachment now.
+        """Replay the pending DELs of one attachment before its ADD.
 
         Raises:
-            TryAgain: one of them fails, or they cannot be read; an ADD must not go before them.
+            TryAgain: one of them fails, or they cannot be read.
         """
         unread = await self.look()
         if unread:
@@ -125,7 +121,7 @@ class Spool:
             await asyncio.sleep(self.poll)
 
     async def replay(self, serve: Serve) -> None:
-        """Replay once what is due."""
+        """Replay every DEL whose retry time has come."""
         await self.look()
         for name in sorted(self._pending):
             pending = self._pending.get(name)
@@ -133,7 +129,7 @@ class Spool:
                 await self._replay(pending, serve)
 
     async def _replay(self, pending: _Pending, serve: Serve) -> str:
-        """Run one replay, or join the one that runs; return why it failed, or nothing."""
+        """Run one replay, or join one in progress; return why it failed, or an empty string."""
         if pending.replay is None:
             pending.replay = asyncio.create_task(self._attempt(pending, serve), name=f"replay {pending.key}")
         return await asyncio.shield(pending.replay)
@@ -158,26 +154,21 @@ class Spool:
         return pending.reason
 
     def _is_over(self, pending: _Pending) -> bool:
-        """Whether a DEL is of an earlier boot, and no plugin serves it although all had time to start."""
+        """Whether a DEL is from an earlier boot, and no plugin serves it although all had time to start."""
         over = pending.name in self._earlier and pending.failures >= _TRIES_WITHOUT_PLUGIN
         return over and not self.is_served(pending.deferred.frame.name)
 
     async def _finish(self, pending: _Pending) -> str:
-        """Remove the file of a DEL that is done. One that stays is not replayed: its container may be back.
+        """Remove the file of a finished DEL. If it stays, it is not replayed: its container may be back.
 
-        Returns:
-            Why the removal is uncertain, or nothing: a later daemon would replay the DEL.
+        Return why the removal is uncertain, or an empty string: a later daemon would replay the DEL.
         """
         self._pending.pop(pending.name, None)
         self._done.setdefault(pending.name, "")
         return await self.look()
 
     async def look(self) -> str:
-        """Read the folder, and remove what is done.
-
-        Returns:
-            Why it could not be read this time, or nothing; what is known of it stays known.
-        """
+        """Read the folder, and remove finished DELs; return why it could not be read, or an empty string."""
         known, done, unreadable = frozenset(self._pending), frozenset(self._done), dict(self._unreadable)
         try:
             sight = await self._lane.run(lambda: spool_folder.look(self.folder, known, done, unreadable))
@@ -187,7 +178,7 @@ class Spool:
         return sight.failure
 
     def _learn(self, sight: Sight) -> None:
-        """Apply what a check found. What changed here meanwhile is newer."""
+        """Apply what a check found, except where this object has changed since."""
         for deferred in sight.fresh:
             name = deferred.path.name
             if name not in self._pending and name not in self._done:

@@ -1,7 +1,7 @@
-"""The folder of deferred DELs, read and cleaned up: everything about them that a disk can block.
+"""The folder of deferred DELs: everything about them that a disk can block.
 
-Owns: which files are frames and which are not, setting the latter aside, and removing what is done.
-Refuses: the event loop (each function here may block, so `spool` calls it on a lane of its own) and what a DEL does.
+Owns: telling frames from other files, setting the latter aside, and removing finished DELs.
+Refuses: the event loop (each function may block, so `spool` calls it on its own lane) and running a DEL.
 """
 
 import errno
@@ -24,12 +24,12 @@ LOG: Final = logging.getLogger(__name__)
 _LEFTOVER_AGE: Final = 600.0
 _BOOT_LIMIT: Final = 100
 _PASSING: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
-"""Reasons not to read a file that are not the file's fault."""
+"""Errors when reading a file that are not the file's fault."""
 
 
 @dataclass(frozen=True, slots=True)
 class Deferred:
-    """One file that holds a DEL: its frame, and the attachment that it is about."""
+    """A file that holds a DEL: its frame, and its attachment."""
 
     path: Path
     frame: Frame
@@ -41,12 +41,12 @@ class Sight:
     """What one check found.
 
     Attributes:
-        names: the frames, without those that are done.
-        fresh: those of them that are new.
-        staying: files whose DEL is done and which cannot be removed, each with the reason.
-        unreadable: files that are not a DEL and cannot be set aside, each with the reason.
-        aside: the names of files that were set aside, now or before.
-        failure: why the folder could not be read to its end; empty when it could.
+        names: the frames, without finished ones.
+        fresh: the new ones among them.
+        staying: files of finished DELs that cannot be removed, and why.
+        unreadable: files that are not a DEL and cannot be set aside, and why.
+        aside: the names of all files that were set aside.
+        failure: why the folder could not be read completely, or empty.
     """
 
     names: set[str] = field(default_factory=set)
@@ -58,9 +58,9 @@ class Sight:
 
 
 def look(folder: Path, known: frozenset[str], done: frozenset[str], unreadable: Mapping[str, str]) -> Sight:
-    """Read the folder, remove what is done, and set aside what is not a DEL.
+    """Read the folder, which may be absent, remove finished DELs, and set aside what is not a DEL.
 
-    What an earlier `Sight` said of `unreadable` files is not said again; the folder may be absent.
+    `unreadable` is that of the `Sight` before, so that nothing is logged twice.
     """
     sight = Sight()
     try:
@@ -83,11 +83,7 @@ def look(folder: Path, known: frozenset[str], done: frozenset[str], unreadable: 
 
 
 def prepare(folder: Path) -> None:
-    """Create the folder, so that an entrypoint finds it even if the daemon is down; remove what killed ones left.
-
-    Raises:
-        OSError: it cannot be created.
-    """
+    """Create the folder, so that an entrypoint finds it even if the daemon is down; remove leftovers of killed ones."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for leftover in folder.glob("*.tmp"):
         with suppress(OSError):
@@ -96,11 +92,7 @@ def prepare(folder: Path) -> None:
 
 
 def of_earlier_boot(folder: Path, boot_id: str) -> set[str]:
-    """Find the DELs that an earlier boot left, and record this one.
-
-    Returns:
-        Their names.
-    """
+    """Return the names of the DELs from an earlier boot, and record this boot."""
     note, earlier = folder.with_name(f"{folder.name}.boot"), set[str]()
     with suppress(OSError):
         if boot_id and read_bounded(note, _BOOT_LIMIT).decode("ascii", "replace") != boot_id:
@@ -135,7 +127,7 @@ def _take(path: Path, sight: Sight, unreadable: Mapping[str, str]) -> None:
 
 
 def _set_aside(path: Path, reason: str, sight: Sight, unreadable: Mapping[str, str]) -> None:
-    """Rename a file that is not a DEL; if the disk refuses, ignore it, and log that once."""
+    """Rename a file that is not a DEL; if that fails, ignore the file and log it once."""
     if unreadable.get(path.name) != reason:
         LOG.error("the spooled %s is set aside: %s", path, reason)
     aside = path.with_suffix(".damaged")

@@ -1,8 +1,8 @@
 """What one caller of the exec socket has sent so far.
 
-Owns: reading a frame and its descriptors without blocking, within the limits of `nodeplug.exec.frame`; the descriptors
-until they are taken over.
-Refuses: time limits and answers (`nodeplug.exec.server`).
+Owns: reading a frame and its descriptors without blocking, within the limits of `nodeplug.exec.frame`, and closing the
+descriptors that are not handed over.
+Refuses: time limits and replies (`nodeplug.exec.server`).
 """
 
 import asyncio
@@ -19,7 +19,7 @@ _CHUNK: Final = 1 << 18
 
 
 class Arrival:
-    """What one caller has sent so far. Descriptors that nobody took over are closed."""
+    """What one caller has sent so far. Descriptors that are not handed over get closed."""
 
     def __init__(self, peer: socket.socket) -> None:
         peer.setblocking(False)
@@ -34,10 +34,10 @@ class Arrival:
         return not self._data
 
     async def frame(self) -> Frame | None:
-        """Read one frame; None when the caller closed before its first byte.
+        """Read one frame; None if the caller closed without sending anything.
 
         Raises:
-            Undecodable: not a frame, too large, or cut off.
+            Undecodable: not a frame, too large, or truncated.
         """
         total = HEADER.size
         while len(self._data) < total:
@@ -50,7 +50,7 @@ class Arrival:
         return Frame.decode(bytes(self._data))
 
     async def style(self) -> str:
-        """Read far enough to know the style; empty when the bytes are not a frame."""
+        """Read far enough to know the style; empty if the bytes are not a frame."""
         while b"\0" not in self._data[HEADER.size :] and len(self._data) < HEADER.size + 16 and await self._more():
             pass
         return bytes(self._data[HEADER.size :]).partition(b"\0")[0].decode("ascii", "replace")
@@ -63,25 +63,21 @@ class Arrival:
             self._data.clear()
 
     def namespaces(self, frame: Frame) -> tuple[Netns, ...]:
-        """Hand over the caller's namespace, and CNI_NETNS if what was opened there is a namespace.
-
-        Raises:
-            InvalidNetns: the first descriptor is not a network namespace.
-        """
+        """Hand over the caller's namespace, and that of CNI_NETNS if it is one; InvalidNetns if the first is not."""
         found: list[Netns] = []
         for path in ("/proc/self/ns/net", frame.env.get("CNI_NETNS", ""))[: len(self._descriptors)]:
-            # Taken one by one, and closed if refused: `close` finds those that are left.
+            # One at a time, and closed if refused; `close` closes the rest.
             fd = self._descriptors.pop(0)
             try:
                 found.append(Netns.adopt(fd, path))
             except InvalidNetns:
-                # A CNI_NETNS that is not a namespace is the verb's business: DEL must succeed without one.
+                # A CNI_NETNS that is not a namespace is up to the verb: DEL must succeed without one.
                 if not found:
                     raise
         return tuple(found)
 
     def end(self, _: object = None) -> None:
-        """Close the connection as well."""
+        """Close everything, including the connection."""
         self.close()
         self.peer.close()
 
@@ -94,7 +90,7 @@ class Arrival:
     async def _more(self) -> bool:
         while True:
             try:
-                # The kernel drops descriptors for which there is no room.
+                # The kernel drops descriptors that do not fit.
                 data, fds, flags, _ = socket.recv_fds(self.peer, _CHUNK, _DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
             except (BlockingIOError, InterruptedError):
                 await readable(self.peer)

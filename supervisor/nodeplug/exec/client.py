@@ -1,7 +1,7 @@
 """Requests to the running daemon, over the socket that the entrypoint scripts use.
 
-Owns: the client side of frames of style "control", whose answer is one JSON object.
-Refuses: to start anything. The daemon's side of it is in `daemon`.
+Owns: the client side of frames of style "control", whose reply is one JSON object.
+Refuses: to start anything. The other side is in `daemon`.
 """
 
 import json
@@ -16,11 +16,11 @@ TIMEOUT: Final = 10.0
 
 
 def ask(path: Path, *argv: str, timeout: float = TIMEOUT) -> dict[str, Any]:
-    """Send one control request, such as "status", and return its answer; the timeout is for each step.
+    """Send one control request, such as "status", and return the reply; the timeout, in seconds, is for each step.
 
     Raises:
         NotReady: no daemon listens there.
-        PluginError: the caller is not root, the daemon refused, or it did not answer JSON.
+        PluginError: the caller is not root, the daemon refused, or the reply is not JSON.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as peer:
         peer.settimeout(timeout)

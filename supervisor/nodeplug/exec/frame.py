@@ -6,14 +6,13 @@ Owns: encoding and decoding of one request frame and one reply, simple enough fo
     reply     u8 exit status | u32 stdout | u32 stderr | stdout | stderr
 
 Numbers are little-endian byte counts. args[0] is the style ("cni", "flex", "control" or "alive"), args[1] the path
-under which the script was executed, the rest its arguments. File descriptors are passed with the first bytes
-(SCM_RIGHTS): the caller's own network namespace, then the opened CNI_NETNS if there is one. The same bytes, without
-descriptors, are a spooled DEL.
+under which the script was executed, the rest its arguments. File descriptors come with the first bytes (SCM_RIGHTS):
+the caller's own network namespace, then the opened CNI_NETNS, if any. A spooled DEL is the same bytes without
+descriptors.
 
-The kernel accepts connections for a stopped daemon, too. So an entrypoint that hears nothing for a while sends a
-request of style "alive" on a second connection, which is answered at once; any byte is a sign of life. A daemon from
-before that style refuses it, which is one as well, and a newer one serves entrypoints that never send it: either may be
-upgraded first.
+The kernel accepts connections even for a stopped daemon. So after a while without a reply, an entrypoint sends "alive"
+on a second connection, which is answered at once; any byte is a sign of life. Either side may be upgraded first: an
+older daemon refuses the style, which is a sign of life too, and an older entrypoint never sends it.
 Refuses: protocol knowledge, sockets.
 """
 
@@ -29,7 +28,7 @@ MAGIC: Final = b"NPX1"
 HEADER: Final = struct.Struct("<4sIII")
 REPLY_HEADER: Final = struct.Struct("<BII")
 LIMIT: Final = 4 << 20
-"""The largest body that is read, in bytes: network configurations are kilobytes; kubelet's argv is at most 128 KiB."""
+"""The largest body, in bytes: network configurations are kilobytes; kubelet's argv is at most 128 KiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +54,7 @@ class Frame:
 
     @classmethod
     def decode(cls, data: bytes) -> Self:
-        """Read a whole frame.
-
-        Raises:
-            Undecodable: the bytes are not a frame; the message says what is wrong.
-        """
+        """Read a whole frame; Undecodable says what is wrong with it."""
         if len(data) < HEADER.size:
             raise Undecodable(f"a frame has a header of {HEADER.size} bytes, {len(data)} arrived")
         total = body_size(data[: HEADER.size])
@@ -76,11 +71,7 @@ class Frame:
 
 
 def body_size(header: bytes) -> int:
-    """Return how many bytes follow a header.
-
-    Raises:
-        Undecodable: not a frame, or a body over LIMIT.
-    """
+    """Return how many bytes follow a header; Undecodable if it is not a frame's, or they are more than LIMIT."""
     magic, *sizes = HEADER.unpack(header)
     if magic != MAGIC:
         raise Undecodable(f"not a nodeplug frame: it starts with {magic!r}, expected {MAGIC!r}")
@@ -100,7 +91,7 @@ def _strings(blob: bytes, what: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What the script prints and how it exits."""
+    """What the script prints, and its exit status."""
 
     exit: int = 0
     stdout: bytes = b""
@@ -112,11 +103,7 @@ class Reply:
 
     @classmethod
     def decode(cls, data: bytes) -> Self:
-        """Read a whole reply.
-
-        Raises:
-            Undecodable: the reply was cut off.
-        """
+        """Read a whole reply; Undecodable if it is truncated."""
         if len(data) < REPLY_HEADER.size:
             raise Undecodable(f"a reply has a header of {REPLY_HEADER.size} bytes, {len(data)} arrived")
         status, out, err = REPLY_HEADER.unpack_from(data)

@@ -1,11 +1,11 @@
-"""The unix socket behind the entrypoint scripts: frames and file descriptors in, answers out.
+"""The unix socket behind the entrypoint scripts: frames and file descriptors in, replies out.
 
 Owns: the listening socket and its mode, who may connect, the limits on idle time, size and number, and one task per
-connection. An error of a caller is returned to that caller and logged in one line; none of them ends the daemon. Every
-connection is accepted at once, and if too many have not sent their request, the oldest idle one is dropped for the new
-one. An entrypoint sends its request as it connects, so it is never idle.
-Refuses: protocol knowledge beyond the form of an error in each style, and to touch its folder on the event loop: a
-thread does that.
+connection. A caller's error is returned to it and logged in one line; it never ends the daemon. Every connection is
+accepted at once; if too many have not sent their request, the oldest idle one is dropped. An entrypoint sends its
+request as it connects, so it is never idle.
+Refuses: protocol knowledge beyond the form of an error in each style, and file access on the event loop: a thread does
+that.
 """
 
 import asyncio
@@ -32,18 +32,18 @@ from nodeplug.process.umask import with_umask
 
 LOG: Final = logging.getLogger(__name__)
 Handler = Callable[[Frame, tuple[Netns, ...]], Awaitable[Reply]]
-"""Answers one frame. It takes over the namespaces and always closes them."""
+"""Answers one frame; takes ownership of the namespaces and always closes them."""
 
 BACKLOG: Final = 1024
-"""Connections that the kernel keeps until they are accepted (and at most net.core.somaxconn)."""
+"""Connections that the kernel queues until they are accepted (at most net.core.somaxconn)."""
 READING: Final = 1024
-"""Connections that may lack a complete request at a time."""
+"""Connections at a time whose request is incomplete."""
 CALLS: Final = 1024
-"""Requests that are served at a time; others are told to try again."""
+"""Requests that are served at a time; others get "try again"."""
 ALIVE: Final = "alive"
-"""The style that is answered at once, without a handler: it tells a busy daemon from a stopped one."""
+"""The style that is answered at once, without a handler: it distinguishes a busy daemon from a stopped one."""
 _LOOK: Final = 0.5
-"""Seconds between two checks that the socket is still at its path: one stat(2)."""
+"""Seconds between two checks that the socket is still at its path (one stat(2))."""
 _AGAIN: Final = 0.1
 """Seconds between two attempts to accept while that fails."""
 Identity = tuple[int, int]
@@ -89,12 +89,12 @@ class ExecServer:
         self._trouble = ""
 
     async def start(self) -> None:
-        """Listen. A socket that a killed daemon left is replaced.
+        """Listen; the socket of a killed daemon is replaced.
 
         Raises:
             PluginError: another daemon listens there, or the path cannot be used.
         """
-        # However long that takes: no call can be served before.
+        # However long this takes: no call can be served before.
         self._listener, self._identity = await aside(self._listen, "exec: listen")
 
     def _listen(self) -> tuple[socket.socket, Identity]:
@@ -105,7 +105,7 @@ class ExecServer:
         _clear_stale(self.path)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
-            # The mode is right from the start: a chmod after bind would leave a gap for others to connect.
+            # Not a chmod after bind: others could connect in between.
             with_umask(0o177, lambda: listener.bind(str(self.path)), "bind the exec socket")
             listener.listen(BACKLOG)
             status = self.path.stat()
@@ -115,7 +115,7 @@ class ExecServer:
         return listener, (status.st_dev, status.st_ino)
 
     async def keep_listening(self) -> None:
-        """Recreate the socket when it is gone from its path: a task of the daemon, ended by cancelling it.
+        """Recreate the socket when it disappears from its path, until cancelled: a task of the daemon.
 
         Otherwise callers would fail until the next restart after somebody cleaned up the folder.
         """
@@ -171,14 +171,14 @@ class ExecServer:
             self._reading[arrival] = task
             self._connections.add(task)
             task.add_done_callback(self._connections.discard)
-            task.add_done_callback(arrival.end)  # also of a task that is cancelled before its first step
-            await asyncio.sleep(0)  # it reads what has arrived before others can displace it
+            task.add_done_callback(arrival.end)  # also for a task that is cancelled before its first step
+            await asyncio.sleep(0)  # it reads what has arrived before others can evict it
 
     def _evict(self) -> bool:
         """Drop the connection that is least likely to be a call; return whether there was one."""
         if not self._reading:
             return False
-        # First refused ones, which have their answer; then those that have sent nothing; the oldest first.
+        # First refused ones, which have their reply; then silent ones; the oldest first.
         arrival = min(self._reading, key=lambda arrival: (not arrival.refused, not arrival.silent))
         self._reading.pop(arrival).cancel()
         return True
@@ -205,7 +205,7 @@ class ExecServer:
         self._trouble = trouble
 
     async def stop(self, grace: float = 5.0) -> None:
-        """Stop accepting, give calls in flight `grace` seconds, and remove the socket if it is still ours."""
+        """Stop accepting, give calls in progress `grace` seconds, and remove the socket if it is still ours."""
         listener, self._listener = self._listener, None
         if listener is None:
             return
@@ -244,7 +244,7 @@ class ExecServer:
         except TimeoutError:
             LOG.warning("request %s: no whole request came within %g s", new_request_id(), self._silence)
             return
-        except Ending:  # the caller has a way to keep what it asked for
+        except Ending:  # the caller has a way to keep its request
             return
         except PluginError as error:
             await self._refuse(arrival, error, quiet=uid in self._refused)
@@ -254,7 +254,7 @@ class ExecServer:
         await _send(peer, reply)
 
     async def _call(self, frame: Frame, arrival: Arrival) -> Reply:
-        # Requests to the daemon itself are short, and show what all the others wait for.
+        # Requests to the daemon itself are short, and show what all others wait for.
         if self._calls >= CALLS and frame.style not in {"control", ALIVE}:
             raise TryAgain(f"{self._calls} requests are in progress; see `nodeplug status` for the slow ones")
         self._calls += 1
@@ -275,7 +275,7 @@ class ExecServer:
         return PluginError(f"only root may call nodeplug; the caller has user id {uid}")
 
     async def _refuse(self, arrival: Arrival, error: PluginError, *, quiet: bool) -> None:
-        """Answer a frame that was not read completely; discard what still arrives, so that the caller can read."""
+        """Answer an incomplete frame; discard what still arrives, so that the caller can read the reply."""
         arrival.refused = True
         request = "" if quiet else new_request_id()
         if not quiet:
@@ -312,9 +312,9 @@ class ExecServer:
 
 
 def _has_left(peer: socket.socket, frame: Frame) -> bool:
-    """Whether a frame outlived its caller, as in the backlog of a daemon that was stopped for a while.
+    """Whether the caller has already gone, as after a wait in the backlog of a stopped daemon.
 
-    Its caller has reported a failure, or has spooled the DEL: an ADD that is done now would never be undone.
+    It has reported a failure, or spooled the DEL: nothing would undo an ADD that ran now.
     """
     if not has_hung_up(peer):
         return False

@@ -1,9 +1,9 @@
 """FlexVolume on the wire: argv becomes one value per verb, and a driver status becomes one JSON object.
 
 Owns: reading the arguments, kubelet's own option keys, and writing the driver status.
-Refuses: I/O, and trust. User options are merged last by kubelet and can override any `kubernetes.io/` key, so every
-option is checked here, and what they say about the pod is only a hint. Error messages name keys, never values: a
-value may be a password in the wrong place.
+Refuses: I/O, and trust. Kubelet merges user options last, so they can override any `kubernetes.io/` key: every option
+is checked here, and what it says about the pod is only a hint. Error messages name keys, never values: a value may be a
+misplaced password.
 """
 
 import base64
@@ -34,7 +34,7 @@ def decode(argv: Sequence[str]) -> Command:
     Raises:
         NotSupported: the verb is not one of FlexVolume's.
         InvalidRequest: the number of arguments, a path, a size or an option is wrong.
-        Undecodable: the JSON argument is not one object of strings, or a text is not UTF-8.
+        Undecodable: the JSON argument is not an object of strings, or a text is not UTF-8.
     """
     if not argv:
         raise InvalidRequest("no FlexVolume verb was given; expected one of " + ", ".join(VERBS))
@@ -60,7 +60,7 @@ def _is_json(text: str) -> bool:
 
 
 def verb_in(argv: Sequence[str]) -> str:
-    """Return the verb for logs and records; anything else is never repeated, as it may be the options."""
+    """Return the verb for logs and records; any other text is never repeated, as it may be the options."""
     if not argv:
         return "(no verb)"
     return argv[0] if argv[0] in VERBS else "(unknown verb)"
@@ -77,7 +77,7 @@ def _text(verb: str, text: str, what: str = "an argument") -> str:
 
 
 def _name(what: str, *, required: bool = True) -> Callable[[str, str], str]:
-    """Return the reader of a name, which is never JSON."""
+    """Return a reader of a name, which must not be JSON."""
 
     def read(verb: str, text: str) -> str:
         if (required and not text) or _is_json(text):
@@ -199,13 +199,10 @@ _PARTS: Final[Mapping[str, Callable[[str, str], Any]]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class DriverStatus:
-    """Kubelet's `DriverStatus` of a verb that succeeded; None leaves a key out.
+    """Kubelet's `DriverStatus` of a verb that succeeded; None omits a key.
 
-    Attributes:
-        device: attach and waitforattach: the path of the device.
-        attached: isattached.
-        new_size: expandvolume: bytes.
-        capabilities: init.
+    `device` is for attach and waitforattach, `attached` for isattached, `new_size` (bytes) for expandvolume,
+    `capabilities` for init.
     """
 
     device: str | None = None
@@ -227,7 +224,7 @@ def encode(status: DriverStatus) -> bytes:
 
 
 def encode_error(error: PluginError) -> bytes:
-    """Write an error, with its request id unless it says that the driver lacks the verb; the status is the table's."""
+    """Write an error, with its request id unless the status is that the driver lacks the verb."""
     text = error.message if isinstance(error, NotSupported) else with_request(error.message, error)
     return _line({"status": wire(error).flex, "message": text})
 
@@ -237,10 +234,7 @@ def _line(document: Mapping[str, Any]) -> bytes:
 
 
 def capabilities(claim: VolumeClaim, hooks: frozenset[str]) -> dict[str, bool]:
-    """Return what `init` tells kubelet about a driver.
-
-    All are written out: kubelet's defaults would turn on attach, fsGroup, relabelling and resizing.
-    """
+    """Return all keys of `init`: kubelet's defaults would enable attach, fsGroup, relabelling and resizing."""
     return {
         "attach": "volume_attach" in hooks,
         "fsGroup": claim.fs_group == "kubelet",

@@ -1,4 +1,4 @@
-"""FlexVolume's verbs as values: what kubelet calls a driver for.
+"""FlexVolume's verbs as values.
 
 Owns: one value per verb, the driver-independent part of the options, and the table of verbs with every argument order
 that callers use (kubernetes/community flexvolume.md; kubelet, pkg/volume/flexvolume).
@@ -17,15 +17,15 @@ _NO_POD: Final = Pod()
 
 @dataclass(frozen=True, slots=True)
 class VolumeOptions:
-    """The JSON argument, sorted into kubelet's part and the driver's.
+    """The JSON argument, split into kubelet's part and the driver's; `pod`, `fs_group` and `secrets` only on mount.
 
     Attributes:
         fs_type: `kubernetes.io/fsType`, may be empty.
         read_only: whether `kubernetes.io/readwrite` is "ro".
         volume_name: `kubernetes.io/pvOrVolumeName`.
-        pod: from `kubernetes.io/pod.*`; only on mount.
-        fs_group: the pod's fsGroup, or None; only on mount.
-        secrets: `kubernetes.io/secret/<key>`, decoded from base64; only on mount.
+        pod: from `kubernetes.io/pod.*`.
+        fs_group: the pod's fsGroup, or None.
+        secrets: `kubernetes.io/secret/<key>`, decoded from base64.
         own: the driver's own options.
     """
 
@@ -153,12 +153,7 @@ Command = (
 
 @dataclass(frozen=True, slots=True)
 class Verb:
-    """One row of the table.
-
-    Attributes:
-        make: the class of the value.
-        forms: the orders of arguments that callers use; the first is the one that is written.
-    """
+    """One row of the table: the class of the value, and the argument orders that callers use, the written one first."""
 
     make: Callable[..., Command]
     forms: tuple[tuple[str, ...], ...]

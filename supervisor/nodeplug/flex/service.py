@@ -1,9 +1,9 @@
 """The FlexVolume front: one execution of the driver script in, one JSON object out.
 
-Owns: which driver the executed path means, which verbs a driver lacks, and which secrets no answer may show.
+Owns: which driver an executed path means, which verbs a driver lacks, and which secrets no reply may show.
 Refuses: a non-zero exit (kubelet then logs the whole argv, base64 secrets included), stderr (kubelet parses both
-streams as one JSON text), and "Not supported" for anything but a verb that the driver truly lacks: kubelet remembers
-it until the driver is probed again.
+streams as one JSON text), and "Not supported" for anything but a verb that the driver really lacks: kubelet remembers
+it until it probes the driver again.
 """
 
 import os
@@ -41,13 +41,13 @@ from nodeplug.volumes.compose import Steps
 from nodeplug.volumes.service import Volumes
 
 NOBODY: Final = ""
-"""The plugin of a route to a driver that nobody claims; its hooks are those that one may have had."""
+"""The plugin in the route of a driver that no plugin claims; it counts as having had every hook that undoes."""
 
 
 def driver_name(path: str) -> str:
     """Return the claim behind an executed path: `<dir>/<vendor~driver>/<driver>` is `vendor/driver`.
 
-    Kubelet's folder without a vendor is `<driver>/<driver>` (flexvolume.md, "Prerequisites").
+    Without a vendor, kubelet's folder is `<driver>/<driver>` (flexvolume.md, "Prerequisites").
 
     Raises:
         InvalidRequest: the path has another shape, as while a folder is being renamed.
@@ -64,7 +64,7 @@ def driver_name(path: str) -> str:
 
 @dataclass(slots=True)
 class FlexService:
-    """Serves the "flex" style of the entrypoint scripts. Used from the event loop alone."""
+    """Serves the "flex" style of the entrypoint scripts. Event loop only."""
 
     registry: Registry
     runner: Runner
@@ -75,12 +75,7 @@ class FlexService:
         self._front = Front(self.runner, quiet=(NotSupported,))  # kubelet asks for verbs that a driver lacks
 
     async def handle(self, frame: Frame, namespaces: tuple[Netns, ...]) -> Reply:
-        """Answer one execution; never raises a PluginError, always exits 0.
-
-        Args:
-            frame: `path` is the executed path, `argv` what kubelet passed.
-            namespaces: of the caller; volumes need none, so they are closed at once.
-        """
+        """Answer one execution; never raises a PluginError, always exits 0. Volumes need no namespaces."""
         close_all(namespaces)
         call = Call(codec.verb_in(frame.argv), "volume:?", frame.path)
         try:
@@ -95,14 +90,14 @@ class FlexService:
         options = getattr(command, "options", None)
         if isinstance(options, cmd.VolumeOptions):
             self.volumes.known.remember(driver, getattr(command, "target", ""), options.secrets)
-        call.mask = self.volumes.known.mask(driver)  # secrets of its other volumes may turn up in an error, too
+        call.mask = self.volumes.known.mask(driver)  # an error may contain secrets of its other volumes, too
         route = self._route(driver, command)
         _refuse_lacking(route, command)
         handler = _HANDLERS[type(command)]
         try:
             status = await self.volumes.run(route, call, lambda steps: handler(steps, command))
-        except NotSupported as error:  # of a hook: kubelet would remember it for every volume of the driver, while a
-            # driver that has the hook can only mean this request
+        except NotSupported as error:  # from a hook that exists, so it is about this request only, but kubelet would
+            # remember it for every volume of the driver
             raise InvalidRequest(error.message, details=error.details) from error
         if route.callers:
             await self.volumes.undo_left(self.registry, driver)
@@ -111,14 +106,14 @@ class FlexService:
         return codec.encode(status)
 
     def _route(self, driver: str, command: cmd.Command) -> Route:
-        """Find the driver's plugin; one that does not run still ends what needs none of its hooks.
+        """Find the driver's plugin, or a route without callers, whose hooks cannot be called, to undo without it.
 
-        Kubelet repeats unmount until it succeeds and keeps the pod meanwhile. A route without callers tells the steps
-        that no hook can be called. A plugin that was taken away may never come back, so its pods end without it, too.
+        Kubelet repeats unmount until it succeeds, and keeps the pod meanwhile. A plugin that was removed may never come
+        back, so its pods can end without it.
 
         Raises:
-            NotFound: nobody claims the driver, and the verb is not unmount.
-            TryAgain: its plugin does not run, and the verb is the plugin's own.
+            NotFound: no plugin claims the driver, and the verb is not unmount.
+            TryAgain: its plugin does not run, and the verb needs its hook.
         """
         try:
             return self.registry.route("volume", driver)
@@ -140,8 +135,7 @@ class FlexService:
 _UNDOES: Final[Mapping[type[cmd.Command], str]] = MappingProxyType(
     {cmd.Unmount: "volume_unpublish", cmd.UnmountDevice: "volume_unstage"}
 )
-"""The verbs that have a default, and the hook with which a plugin promises to do it itself; a plugin that is not loaded
-may have had both."""
+"""The verbs that have a default, and the hook with which a plugin replaces it; a removed plugin may have had both."""
 _NEEDS: Final[Mapping[type[cmd.Command], tuple[str, ...]]] = MappingProxyType(
     {
         cmd.Attach: ("volume_attach",),
@@ -154,12 +148,12 @@ _NEEDS: Final[Mapping[type[cmd.Command], tuple[str, ...]]] = MappingProxyType(
         cmd.ExpandFs: ("volume_expand",),
     }
 )
-"""The hooks without which a driver does not do a verb. `mount` and `unmount` have defaults, `init` needs none."""
+"""The hooks that a verb needs. `mount` and `unmount` have defaults, `init` needs none."""
 
 
 def _refuse_lacking(route: Route, command: cmd.Command) -> None:
     verb = cmd.verb_of(command)
-    if isinstance(command, cmd.GetVolumeName):  # kubelet uses its own name anyway, but takes a Failure for an error
+    if isinstance(command, cmd.GetVolumeName):  # kubelet uses its own name anyway, but treats Failure as an error
         raise NotSupported(f"{verb} is left to kubelet")
     missing = [hook for hook in _NEEDS.get(type(command), ()) if hook not in route.hooks]
     if missing:
@@ -167,7 +161,7 @@ def _refuse_lacking(route: Route, command: cmd.Command) -> None:
 
 
 def is_pods_volume(path: str, driver: str) -> bool:
-    """Whether kubelet would mount a driver's volume for a pod there, wherever its root is.
+    """Whether a path is where kubelet mounts a driver's volume for a pod, under any root.
 
     The layout is `<root>/pods/<uid>/volumes/<vendor~driver>/<volume>` (kubelet, kubelet_getters.go).
     """
@@ -247,7 +241,7 @@ def _mount(steps: Steps, command: cmd.Mount) -> DriverStatus:
         pod=options.pod,
         secrets=options.secrets,
     )
-    # With attach kubelet has it staged by mountdevice, in a directory of its own.
+    # A driver with attach was staged by mountdevice, in a directory of kubelet's.
     attached = steps.composition.has("volume_attach")
     stage = None if attached else _staging(wanted.volume_id, steps, options, command.device)
     steps.publish(wanted, stage)
@@ -288,9 +282,9 @@ def _staging(
 
 
 def _identify(steps: Steps, options: cmd.VolumeOptions, mounted_at: str = "") -> VolumeId:
-    """Name the volume that the options mean, or that is mounted at a path: expandfs lacks the secrets of mount.
+    """Return the id of the volume that the options mean, or that is mounted at a path: expandfs has no secrets.
 
-    With attach the secrets tell nothing apart: kubelet sends them with mount alone, and not with mountdevice.
+    With attach, the secrets are ignored: kubelet sends them with mount, but not with mountdevice.
     """
     secrets = Secrets() if steps.composition.has("volume_attach") else options.secrets
     if mounted_at:

@@ -1,1 +1,1 @@
-"""HTTP/1.1 with bounds, for probes and for every further front that speaks HTTP."""
+"""HTTP/1.1 with limits, for probes and any other front that speaks HTTP."""

@@ -1,13 +1,12 @@
-"""HTTP/1.1 on the event loop: for probes and scrapes, and for every further front that speaks HTTP.
+"""HTTP/1.1 on the event loop, with limits: for probes, scrapes and any other front that speaks HTTP.
 
-Owns: one listening socket, and the bounds on what a stranger can hold: how many connections there are, how long one
-request may take from its first byte to the last byte of its answer, how long a connection may be idle, how large head
-and body may be. h11 knows the protocol.
+Owns: one listening socket, and the limits on what a stranger can hold: the number of connections, the time of one
+request from its first byte to the last byte of its response, idle time, and the size of head and body. h11 knows the
+protocol.
 Refuses: threads, paths and methods: it asks one application, which must not block.
 
-When there are as many connections as there may be, a new one takes the place of the oldest that has not sent a whole
-request: a prober sends its request at once and is served, whoever holds how many silent connections. If all are being
-answered, the new one is closed at once.
+At the limit, a new connection replaces the oldest one that has not sent a whole request, so a prober is served however
+many silent connections there are. If all of them are being answered, the new one is closed at once.
 """
 
 import asyncio
@@ -33,11 +32,11 @@ JSON: Final = "application/json"
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What one listening socket grants.
+    """The limits of one listening socket.
 
     Attributes:
-        connections: how many there may be at once.
-        request: seconds from connecting, or from the first byte of a further request, to the end of its answer.
+        connections: how many at once.
+        request: seconds from connecting, or from the first byte of a later request, to the end of its response.
         idle: seconds that a connection may wait for its next request.
         head: bytes of request line and headers.
         body: bytes.
@@ -52,7 +51,7 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request; names of headers are in lower case."""
+    """One request; header names are in lower case."""
 
     method: str
     path: str
@@ -62,7 +61,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """One answer."""
+    """One response."""
 
     status: HTTPStatus
     body: bytes
@@ -76,11 +75,11 @@ Application = Callable[[Request], Awaitable[Response]]
 def listen(host: str, port: int) -> socket.socket:
     """Bind and listen; an empty host means every address.
 
-    Connections of a daemon that has just ended must not keep its successor off the port (socket(7), SO_REUSEADDR); a
-    port that somebody listens on is refused all the same.
+    SO_REUSEADDR (socket(7)): connections of a daemon that has just ended must not block the port. A port on which
+    another process listens is still refused.
 
     Raises:
-        InvalidRequest: the host names no address of this machine.
+        InvalidRequest: the host is no address of this machine.
         PluginError: the port is taken, or cannot be used.
     """
     where = f"{host or '*'}:{port}"
@@ -135,7 +134,7 @@ class HttpServer:
         task.add_done_callback(lambda _: self._connections.pop(connection, None))
 
     def _evict(self) -> bool:
-        """End the oldest connection that has not sent a whole request; tell whether there was one."""
+        """End the oldest connection that has not sent a whole request; return whether there was one."""
         for connection, task in self._connections.items():
             if not connection.answering:
                 del self._connections[connection]
@@ -150,14 +149,14 @@ class HttpServer:
                 async with asyncio.timeout(self._bounds.idle):
                     await connection.more()
         except (TimeoutError, OSError, asyncio.CancelledError):
-            connection.writer.transport.abort()  # too slow, gone, or in the way: there is nobody to be told
+            connection.writer.transport.abort()  # too slow, gone, or evicted: there is nobody to answer
         except Exception:
             LOG.exception("an HTTP connection failed")
         finally:
             connection.writer.close()
 
     async def _serve_one(self, connection: "_Connection") -> bool:
-        """Answer one request within its time; tell whether another may follow."""
+        """Answer one request within its time; return whether another may follow."""
         async with asyncio.timeout(self._bounds.request):
             try:
                 request = await connection.request()
@@ -188,19 +187,15 @@ class _Connection:
         self._limit = bounds.body
         self._bodiless = False
         self._protocol = h11.Connection(h11.SERVER, max_incomplete_event_size=bounds.head)
-        # What was drained has left for the kernel: nothing is kept for a peer that does not read.
+        # After drain, the kernel has all bytes: no memory is held for a peer that does not read.
         writer.transport.set_write_buffer_limits(high=0)
 
     async def more(self) -> None:
-        """Take in what comes next."""
+        """Receive the next bytes."""
         self._protocol.receive_data(await self._reader.read(_CHUNK))
 
     async def request(self) -> Request | None:
-        """Read one request; None when the peer has closed.
-
-        Raises:
-            h11.RemoteProtocolError: these bytes are no request, or too many.
-        """
+        """Read one request; None if the peer has closed, h11.RemoteProtocolError if the bytes are not one."""
         head: h11.Request | None = None
         body = bytearray()
         while True:
@@ -217,7 +212,7 @@ class _Connection:
                     raise h11.RemoteProtocolError(f"at most {self._limit} bytes of body", error_status_hint=413)
             elif isinstance(event, h11.EndOfMessage) and head is not None:
                 return _request(head, bytes(body))
-            else:  # closed, or what cannot come here
+            else:  # closed, or an event that cannot occur here
                 return None
 
     async def _invite(self) -> None:
@@ -226,7 +221,7 @@ class _Connection:
             await self.writer.drain()
 
     async def send(self, response: Response) -> None:
-        """Write an answer and wait until the kernel has it."""
+        """Write a response and wait until the kernel has it."""
         asked = self._protocol.their_state is not h11.ERROR
         headers = {
             "Date": formatdate(usegmt=True),
@@ -245,7 +240,7 @@ class _Connection:
         await self.writer.drain()
 
     def next(self) -> bool:
-        """Make ready for another request; tell whether one may follow."""
+        """Prepare for another request; return whether one may follow."""
         if self._protocol.our_state is not h11.DONE or self._protocol.their_state is not h11.DONE:
             return False
         self._protocol.start_next_cycle()

@@ -1,1 +1,1 @@
-"""Volumes, whatever protocol asks for them: stage and publish, unpublish and unstage, and what is known of them."""
+"""Volumes, for any protocol: stage and publish, unpublish and unstage, and the records of them."""

@@ -1,13 +1,13 @@
-"""The steps of one request about volumes, each written down before it is done.
+"""The steps of one request about volumes, each recorded before it is done.
 
-Owns: the order of intents, hooks and mounts, the defaults for hooks that a driver leaves out, and the way back after a
-failure. Plain synchronous code in one thread, for any front.
-Refuses: verbs and wires: a front says what is wanted in requests of the contract, whose volume it has identified, and
-leaves the places to these steps. Options and secrets on the way down, too: like CSI's NodeUnpublish and NodeUnstage,
-the hooks that undo get the volume id and the path alone, for callers bring nothing else and nothing else is kept.
+Owns: the order of intents, hooks and mounts, the defaults for hooks that a driver does not implement, and the rollback
+after a failure. Plain synchronous code in one thread, for any front.
+Refuses: verbs and wires: a front passes requests of the contract, and these steps decide on the paths. Also options and
+secrets for undoing: as with CSI's NodeUnpublish and NodeUnstage, those hooks get only the volume id and the path,
+because callers send nothing else and nothing else is stored.
 
-Every intent is on disk before its side effect, mountinfo is the truth, and each step may be repeated: SIGKILL between
-any two of them is mended by the repeated call or by the next start.
+Every intent is on disk before its side effect, mountinfo is the truth, and each step may be repeated: after SIGKILL
+between any two of them, the repeated call or the next start repairs the state.
 """
 
 import hashlib
@@ -40,26 +40,26 @@ from nodeplug.volumes.records import Records
 
 LOG: Final = logging.getLogger(__name__)
 _MARK: Final = "+"
-"""Between the digest of the options and the mark of the secrets, in an id that the host made."""
+"""Between the digest of the options and the mark of the secrets, in an id that nodeplug made."""
 _LOOK: Final = "the look at records and mounts"
 
 
 def default_volume_id(options: Mapping[str, str]) -> VolumeId:
-    """Name a volume by its driver's own options, whatever their order: 32 hexadecimal digits of SHA-256."""
+    """Derive a volume id from the driver's own options in any order: 32 hexadecimal digits of SHA-256."""
     text = json.dumps(dict(options), sort_keys=True)
     return VolumeId(hashlib.sha256(text.encode()).hexdigest()[:32])
 
 
 @dataclass(slots=True)
 class Steps:
-    """The steps of one request; used in the thread of its composition.
+    """The steps of one request, used in the thread of its composition.
 
     Attributes:
-        ledger: what is known.
-        records: writes it.
-        locks: one request at a time for each target and for each volume.
-        leave: keeps what cannot be undone wholly now for the time when the driver's plugin runs.
-        composition: the request: its route, its hooks, its deadlines.
+        ledger: reads the records.
+        records: writes them.
+        locks: one request at a time for each target and each volume.
+        leave: keeps what cannot be undone completely now until the driver's plugin runs.
+        composition: the request: its route, hooks and deadlines.
         driver: the claim that was called.
     """
 
@@ -73,13 +73,10 @@ class Steps:
     # --- which volume
 
     def identify(self, options: Mapping[str, str], secrets: Secrets) -> VolumeId:
-        """Name the volume that the options mean.
+        """Return the id of the volume that the options mean; PluginError if the plugin returns an invalid one.
 
-        Without a hook for it the name depends on the secrets, too, when the driver stages: what one pod's credentials
-        staged is not for another's. Drivers that do not stage share nothing.
-
-        Raises:
-            PluginError: the plugin's name for it cannot be written down.
+        Without the hook, the id of a driver that stages also depends on the secrets: a volume staged with one pod's
+        credentials must not serve another pod. Drivers that do not stage share nothing.
         """
         if not self.composition.has("volume_id"):
             marked = secrets and self.composition.has("volume_stage")
@@ -96,11 +93,7 @@ class Steps:
         return f"{_MARK}{self.ledger.secret_mark(secrets)}"
 
     def identify_at(self, path: str, options: Mapping[str, str], secrets: Secrets) -> VolumeId:
-        """Name the volume that is mounted at a path, for callers who do not bring its secrets again.
-
-        Raises:
-            PluginError: the plugin's name for it cannot be written down.
-        """
+        """Return the id of the volume mounted at a path, for callers that do not send its secrets again."""
         computed = self.identify(options, secrets)
         if self.composition.has("volume_id"):
             return computed
@@ -111,32 +104,31 @@ class Steps:
         return recorded if recorded.partition(_MARK)[0] == computed else computed
 
     def on_volume(self, hook: str, request: VolumeRequest) -> Any:
-        """Call a hook about one volume while nothing else works on that volume."""
+        """Call a hook about one volume while nothing else works on it."""
         with self._alone("volume", request.driver, request.volume_id):
             return self.composition.hook(hook, request=request)
 
     def detach(self, request: VolumeDetach) -> None:
-        """Detach a volume of which the caller knows the name alone."""
+        """Detach a volume of which the caller knows only the name."""
         with self._alone("name", request.driver, request.volume_name):
             self.composition.hook("volume_detach", request=request)
 
     @contextmanager
     def _alone(self, kind: str, *key: str, about: str = "") -> Iterator[None]:
-        """Work on a target or a volume, when nobody else does; `about` says it where the key is not fit for people."""
+        """Lock a target or a volume; `about` describes it to people if the key cannot."""
         self.composition.call.key = about or " ".join(key)
         self.composition.step("the wait for an earlier call", math.inf)
         with self.locks.held(kind, *key):
             self.composition.step(_LOOK)
             yield
 
-    # --- the way up
+    # --- setting up
 
     def publish(self, wanted: VolumePublish, stage: VolumeStage | None) -> None:
-        """Give a volume to a pod, staged if need be; what fails leaves nothing mounted at the target.
+        """Publish a volume to a pod, and stage it first if needed; a failure leaves nothing mounted at the target.
 
-        Args:
-            wanted: with the volume's id; `staging_path` if the caller staged the volume and says where.
-            stage: how it is staged in the host's own folder, unless it is; None when that is the caller's matter.
+        `stage` says how to stage it in nodeplug's own folder; it is None if the caller stages volumes itself, and then
+        may pass `staging_path`.
         """
         path, volume_id = wanted.target_path, wanted.volume_id
         with self._alone("target", path), self._alone("volume", self.driver, volume_id):
@@ -154,7 +146,7 @@ class Steps:
                 raise
 
     def _place(self, wanted: VolumePublish, stage: VolumeStage | None) -> Volume:
-        """Where the volume is staged: where the caller did it, or in the host's own folder."""
+        """Return the volume with its staging path: the caller's, or one in nodeplug's own folder."""
         if stage is not None and self.composition.has("volume_stage"):
             return self.ledger.plan(self.driver, wanted.volume_id)
         record = self.ledger.staged(self.driver, wanted.volume_id) if stage is None else None
@@ -163,17 +155,14 @@ class Steps:
         return Volume(self.driver, wanted.volume_id, wanted.staging_path)
 
     def _standing(self, wanted: Target) -> Target | None:
-        """Return the target if it has the volume already: kubelet repeats a mount of binds that it does not recognise.
+        """Return the target if it has the volume already: kubelet does not recognise bind mounts, and repeats them.
 
-        One that is not PUBLISHED lacks its record.
-
-        Raises:
-            InvalidRequest: another volume is mounted there.
+        If its phase is not PUBLISHED, its record was lost. InvalidRequest if another volume is mounted there.
         """
         if mounted_at(wanted.path) is None:
             return None
         record = self.ledger.target(wanted.path)
-        if record is None:  # the record was lost: the kernel tells whether it is this volume
+        if record is None:  # the record was lost: mountinfo shows whether it is this volume
             found = self.ledger.infer_target(self.driver, wanted.path)
             if found is None or not wanted.volume.staging_path or found.volume != wanted.volume:
                 return None
@@ -186,16 +175,16 @@ class Steps:
         return record if record.phase == led.PUBLISHED else None
 
     def _unmarked(self, volume: Volume) -> str:
-        """The id without secrets: a pod whose Secret was rotated keeps the mount that it has."""
+        """Return the id without the mark of secrets: a pod keeps its mount when its Secret is rotated."""
         return volume.volume_id if self.composition.has("volume_id") else volume.volume_id.partition(_MARK)[0]
 
     def _bring_up(self, target: Target, wanted: VolumePublish, stage: VolumeStage | None) -> None:
         self.records.write(target)
-        if mounted_at(target.path) is not None:  # what a killed predecessor half-mounted
+        if mounted_at(target.path) is not None:  # left half done by a killed daemon
             self._unpublish(target)
         led.check_target(target.path)
         if stage is not None and self.ledger.owns(target.volume):
-            # Staged writable whatever this pod asked for: the next pod shares it. Read-only is the publish's.
+            # Staged writable even for a read-only pod, because the next pod shares it; publish makes it read-only.
             self._stage(target.volume, replace(stage, read_only=False))
         self._publish(target, wanted)
         led.check_published(target, self.composition.route.plugin)
@@ -212,7 +201,7 @@ class Steps:
         bind(place, target.path, read_only=target.read_only)
 
     def stage(self, request: VolumeStage) -> None:
-        """Stage a volume at a path of the caller's; what fails leaves nothing mounted there."""
+        """Stage a volume at a path of the caller's; a failure leaves nothing mounted there."""
         path, volume_id = request.staging_path, request.volume_id
         with self._alone("target", path), self._alone("volume", self.driver, volume_id):
             volume = Volume(self.driver, volume_id, path)
@@ -224,12 +213,12 @@ class Steps:
 
     def _stage(self, volume: Volume, request: VolumeStage) -> None:
         owned = self.ledger.owns(volume)
-        # At a path of the caller's it is one volume for one caller: nothing to agree upon.
+        # At a path of the caller's, it is one volume for one caller: there is no filesystem to agree on.
         fs_type = request.fs_type if owned else ""
         if self.ledger.is_staged(volume, fs_type):
             return
         if self.ledger.staged(volume.driver, volume.volume_id) is not None or mounted_at(volume.staging_path):
-            self._unstage(volume)  # it was begun
+            self._unstage(volume)  # left half done
         self.records.write(Staged(volume, led.STAGING, fs_type))
         if owned:
             led.make_directory(volume.staging_path)
@@ -244,17 +233,12 @@ class Steps:
             reason = error.message if isinstance(error, PluginError) else str(error)
             raise PluginError(f"{reason}; and what was half done could not be undone: {second.message}") from error
 
-    # --- the way down
+    # --- taking down
 
     def unpublish(self, path: str, *, trusted: bool = True) -> None:
-        """Take a volume away from a pod and, for the last user, unstage what the host staged; succeed when it is gone.
+        """Unpublish a volume, and unstage it after its last user if nodeplug staged it; succeed if it is gone.
 
-        Args:
-            path: the target, of which the caller need know no more.
-            trusted: whether a mount there that no record explains is taken for one of the driver's.
-
-        Raises:
-            NotFound: no record explains the mount, and the path is not trusted.
+        With `trusted`, a mount that has no record counts as one of the driver's; otherwise it raises NotFound.
         """
         with self._alone("target", path):
             target = self.ledger.target(path)
@@ -273,13 +257,10 @@ class Steps:
                 self._take_down(target)
 
     def _take_down(self, target: Target, *, forced: bool = False) -> None:
-        """Unpublish, unstage after the last user, and forget; every step may find its work done already.
+        """Unpublish, unstage after the last user, and forget; every step may find its work already done.
 
-        Without the plugin the host unmounts, so that the pod ends; the record stays for the hooks that were left out.
-
-        Args:
-            target: what goes.
-            forced: go on to the host's own unmount when the plugin's unpublish fails.
+        Without the plugin, nodeplug unmounts, so that the pod can end, and keeps the record for the hooks that did not
+        run. With `forced`, it also unmounts when the plugin's unpublish fails.
         """
         self._unpublish(target, forced=forced)
         if self.composition.at_rest and self.composition.has("volume_unpublish"):
@@ -308,7 +289,7 @@ class Steps:
         self.composition.step(_LOOK)
 
     def unstage(self, path: str) -> None:
-        """Undo what was staged at a path of the caller's; succeed when nothing is there."""
+        """Undo the staging at a path of the caller's; succeed if nothing is there."""
         with self._alone("target", path):
             record = self.ledger.staged_at(path)
             volume = record.volume if record is not None else Volume(self.driver, VolumeId(""), path)
@@ -317,7 +298,7 @@ class Steps:
                 self._unstage(volume)
 
     def unstage_unused(self, volume: Volume) -> None:
-        """Unstage a volume of the host's own folder if no pod uses it."""
+        """Unstage a volume in nodeplug's own folder if no pod uses it."""
         with self._alone("volume", volume.driver, volume.volume_id):
             if self.ledger.owns(volume) and not self.ledger.users(volume):
                 LOG.info("unstaging volume %s of %s: no pod uses it", volume.volume_id, volume.driver)

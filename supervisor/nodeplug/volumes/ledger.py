@@ -1,9 +1,9 @@
-"""What is mounted for whom: records of intent beside the kernel's own table.
+"""What is mounted for which pod: records of intent, compared with the kernel's mount table.
 
 Owns: the records of targets and of staged volumes, nodeplug's staging folder, and their comparison with mountinfo.
-Refuses: to believe a record against mountinfo, secrets and options in records, hooks. Who takes a volume away may know
-its directory alone, so the record tells which volume it is; without it, mountinfo does: a mount that shows the
-directory of a staged volume belongs to that volume.
+Refuses: hooks, secrets and options in records, and to believe a record that contradicts mountinfo. A caller that
+unmounts may know only the path, so the record has the volume; without it, a mount that shows the directory of a staged
+volume belongs to that volume.
 """
 
 import hashlib
@@ -35,10 +35,8 @@ _KEY_SIZE: Final = 32
 class Volume:
     """One volume of one driver on this node.
 
-    Attributes:
-        driver: the claim, `vendor/driver`.
-        volume_id: empty when the records were lost and mountinfo cannot tell.
-        staging_path: where it is, or is to be, staged; empty for a driver that does not stage.
+    `volume_id` is empty if the records were lost and mountinfo does not show it; `staging_path` is empty for a driver
+    that does not stage.
     """
 
     driver: str
@@ -48,7 +46,7 @@ class Volume:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One directory of one pod, and the volume that is, or is to be, mounted there."""
+    """One directory of a pod, and the volume that is, or will be, mounted there."""
 
     path: str
     volume: Volume
@@ -57,18 +55,18 @@ class Target:
 
     @property
     def key(self) -> str:
-        """Of its record."""
+        """Return the key of its record."""
         return f"target {self.path}"
 
     @property
     def data(self) -> dict[str, Any]:
-        """What its record holds."""
+        """Return the content of its record."""
         return asdict(self.volume) | {"path": self.path, "read_only": self.read_only}
 
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """A volume and how far its staging got; `fs_type` is what its first pod asked for, or empty."""
+    """A volume and its staging phase; `fs_type` is what its first pod asked for, or empty."""
 
     volume: Volume
     phase: str
@@ -76,12 +74,12 @@ class Staged:
 
     @property
     def key(self) -> str:
-        """Of its record."""
+        """Return the key of its record."""
         return f"volume {self.volume.driver} {self.volume.volume_id}"
 
     @property
     def data(self) -> dict[str, Any]:
-        """What its record holds."""
+        """Return the content of its record."""
         return asdict(self.volume) | {"fs_type": self.fs_type}
 
 
@@ -92,22 +90,17 @@ Record = Target | Staged
 class Ledger:
     """The records and the staging folder. Every method may block: call it in a thread.
 
-    Attributes:
-        journal: for these records alone.
-        folder: staged volumes are mounted at `<folder>/<driver quoted>/<volume id quoted>`.
+    Volumes are staged at `<folder>/<driver quoted>/<volume id quoted>`.
     """
 
     journal: Journal
     folder: Path
 
     def secret_mark(self, secrets: Secrets) -> str:
-        """Return 16 hexadecimal digits that differ for different secrets and tell nothing about them.
+        """Return 16 hexadecimal digits that differ for different secrets and reveal nothing about them.
 
-        Keyed with random bytes of this node: a plain digest of a weak password could be guessed from a path.
-
-        Raises:
-            FileNotFoundError: there is no key yet.
-            OSError: the key cannot be read.
+        Keyed with random bytes of this node: a weak password could be guessed from a plain digest in a path. OSError if
+        the key cannot be read, FileNotFoundError if there is none yet.
         """
         digest = hmac.new(read_bounded(self._mark_key), digestmod=hashlib.sha256)
         for name in sorted(secrets):
@@ -124,12 +117,7 @@ class Ledger:
         return self._mark_key.exists()
 
     def make_mark_key(self) -> None:
-        """Make the key for `secret_mark`, unless there is one. Not from two threads at once.
-
-        Raises:
-            OSError: the folder cannot be made.
-            PluginError: the key cannot be written.
-        """
+        """Make the key for `secret_mark` if there is none; not thread-safe. Raises OSError or PluginError."""
         if not self.has_mark_key():
             self._mark_key.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_durably(self._mark_key, os.urandom(_KEY_SIZE))
@@ -137,16 +125,16 @@ class Ledger:
     # --- targets
 
     def target(self, path: str) -> Target | None:
-        """Return the record of a target; one of another boot counts as none, for its mount is gone."""
+        """Return the record of a target; one from another boot is ignored, because its mount is gone."""
         found = self._record(self.journal.read(f"target {path}"))
         return found if isinstance(found, Target) else None
 
     def targets(self) -> list[Target]:
-        """Return all records of targets of this boot."""
+        """Return all targets recorded in this boot."""
         return [one for one in map(self._record, self.journal.entries()) if isinstance(one, Target)]
 
     def infer_target(self, driver: str, path: str) -> Target | None:
-        """Tell from mountinfo alone what is mounted at a path; None when nothing is."""
+        """Find out from mountinfo alone what is mounted at a path; None if nothing is."""
         mount = mounted_at(path)
         if mount is None:
             return None
@@ -160,7 +148,7 @@ class Ledger:
     # --- staged volumes
 
     def plan(self, driver: str, volume_id: VolumeId) -> Volume:
-        """Return a volume with its place in nodeplug's own staging folder."""
+        """Return a volume with its path in nodeplug's own staging folder."""
         return Volume(driver, volume_id, str(self.folder / file_name(driver) / file_name(volume_id)))
 
     def owns(self, volume: Volume) -> bool:
@@ -168,12 +156,12 @@ class Ledger:
         return bool(volume.staging_path) and Path(volume.staging_path).is_relative_to(self.folder)
 
     def staged(self, driver: str, volume_id: VolumeId) -> Staged | None:
-        """Return the record of a volume of this boot."""
+        """Return the record of a volume, if it is from this boot."""
         found = self._record(self.journal.read(f"volume {driver} {volume_id}"))
         return found if isinstance(found, Staged) else None
 
     def all_staged(self) -> list[Staged]:
-        """Return all records of volumes of this boot."""
+        """Return all volumes recorded in this boot."""
         return [one for one in map(self._record, self.journal.entries()) if isinstance(one, Staged)]
 
     def staged_at(self, path: str) -> Staged | None:
@@ -181,19 +169,19 @@ class Ledger:
         return next((staged for staged in self.all_staged() if staged.volume.staging_path == path), None)
 
     def remove_directory(self, volume: Volume) -> None:
-        """Remove nodeplug's own staging directory; succeed when there is none, and leave kubelet's alone.
+        """Remove a directory in nodeplug's own staging folder; succeed if there is none, and leave kubelet's.
 
-        It goes before the record: a record without one is harmless, a directory without one is found by nobody.
+        Call it before removing the record: a directory without a record would never be found.
         """
         if self.owns(volume):
-            with suppress(OSError):  # not empty: a driver wrote beside its mount, which is not ours to delete
+            with suppress(OSError):  # not empty: a driver wrote beside its mount, and that is not ours to delete
                 Path(volume.staging_path).rmdir()
 
     def is_staged(self, volume: Volume, fs_type: str) -> bool:
-        """Whether the volume is wholly staged: mounted, and said so by its record or by the pods that use it.
+        """Whether staging is complete: the volume is mounted, and its record or the pods that use it confirm that.
 
         Raises:
-            InvalidRequest: it is staged for a pod that asked for another filesystem.
+            InvalidRequest: it is staged with another filesystem than this pod asks for.
         """
         if mounted_at(volume.staging_path) is None:
             return False
@@ -206,12 +194,7 @@ class Ledger:
         return (record is not None and record.phase == STAGED) or bool(self.users(volume))
 
     def users(self, volume: Volume, *, besides: str = "") -> set[str]:
-        """Return the mount points that use a staged volume: recorded ones, and any that show its directory.
-
-        Args:
-            volume: the volume.
-            besides: a target that is about to go.
-        """
+        """Return the mount points, besides one, that use a staged volume: recorded, or showing its directory."""
         table = mounts()
         mounted = {mount.target for mount in table}
         records = self.targets()
@@ -219,7 +202,7 @@ class Ledger:
         foreign = {_resolved(record.path) for record in records if not _same(record.volume, volume)}
         staged = mounted_at(volume.staging_path) if volume.staging_path else None
         if staged is not None:
-            # A twin of the staging mount, seen again through a bind of a folder above it, is no user.
+            # A copy of the staging mount, visible through a bind mount of a parent folder, is no user.
             mine |= {
                 mount.target
                 for mount in table
@@ -231,7 +214,7 @@ class Ledger:
         return mine - {_resolved(besides)} if besides else mine
 
     def all_volumes(self) -> list[Volume]:
-        """Return all that is staged: what has a record, and what lies in the staging folder without one."""
+        """Return all staged volumes: those with a record, and those in the staging folder without one."""
         recorded = [staged.volume for staged in self.all_staged()]
         known = {volume.staging_path for volume in recorded}
         drivers = sorted(self.folder.iterdir()) if self.folder.is_dir() else []
@@ -239,7 +222,7 @@ class Ledger:
         return recorded + [volume for volume in found if volume.staging_path not in known]
 
     def forget_other_boots(self) -> None:
-        """Remove the records of another boot: its mounts ended with it."""
+        """Remove records from another boot: their mounts ended with it."""
         for entry in self.journal.entries():
             if self.journal.is_stale(entry):
                 self.journal.remove(entry.key)
@@ -247,7 +230,7 @@ class Ledger:
     # --- reading
 
     def _record(self, entry: Entry | None) -> Record | None:
-        """Return what an entry says; None for one that is damaged, or of another boot."""
+        """Decode an entry of the journal; None if it is damaged, or from another boot."""
         if entry is None or self.journal.is_stale(entry):
             return None
         driver, volume_id, staging_path, path = map(entry.data.get, ("driver", "volume_id", "staging_path", "path"))
@@ -267,11 +250,7 @@ class Ledger:
 
 
 def make_directory(path: str) -> None:
-    """Make a directory for mounts, 0700, with its parents.
-
-    Raises:
-        PluginError: it cannot be made.
-    """
+    """Make a directory for mounts, mode 0700, with its parents; PluginError if that fails."""
     try:
         Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         # Not exist_ok: that would stat a dead filesystem that is still mounted there.
@@ -282,21 +261,21 @@ def make_directory(path: str) -> None:
 
 
 def check_target(path: str) -> None:
-    """Check that a mount would be made at the path itself, where it is looked for afterwards.
+    """Check that a mount would be made at the path itself, where it is looked for later.
 
     Raises:
-        InvalidRequest: the path is a symlink: mount(2) follows it, and the mount behind it would be found by nobody.
+        InvalidRequest: the path is a symlink: mount(2) follows it, and the mount behind it would never be found.
     """
     if Path(path).is_symlink():
         raise InvalidRequest(f"{path!r} is a symlink; a volume is mounted on a directory alone: remove the link")
 
 
 def check_published(target: Target, plugin: str) -> None:
-    """Check that a pod would really get the volume, as it was asked for.
+    """Check that the pod really gets the volume as requested.
 
     Raises:
-        PluginError: nothing is mounted, so the pod would write to the node's own disk; or read-only was asked for and
-            the mount is writable.
+        PluginError: nothing is mounted, so the pod would write to the node's own disk; or the mount should be read-only
+            and is writable.
     """
     mount = mounted_at(target.path)
     if mount is None:
@@ -308,11 +287,7 @@ def check_published(target: Target, plugin: str) -> None:
 
 
 def check_staged(volume: Volume, plugin: str) -> None:
-    """Check that a volume is mounted where it was to be staged.
-
-    Raises:
-        PluginError: nothing is mounted there.
-    """
+    """Check that a volume is mounted at its staging path; PluginError if not."""
     if mounted_at(volume.staging_path) is None:
         raise PluginError(f"plugin {plugin!r} mounted nothing at its staging path {volume.staging_path!r}")
 
@@ -327,5 +302,5 @@ def _shows(mount: Mount, staged: Mount) -> bool:
 
 
 def _resolved(path: str) -> str:
-    """Spell a mount point as mountinfo does; its last component is never touched."""
+    """Spell a mount point as mountinfo does, without touching its last component."""
     return str(Path(path).parent.resolve() / Path(path).name)

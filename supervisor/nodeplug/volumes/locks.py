@@ -1,7 +1,7 @@
-"""One at a time for each key.
+"""One request at a time for each key.
 
-Owns: who works on which target and which volume now, and how long others wait for them.
-Refuses: order among those who wait, and to be entered twice by one thread.
+Owns: which targets and volumes are locked, and how long others wait.
+Refuses: order among those that wait, and reentry by the same thread.
 """
 
 import threading
@@ -14,11 +14,7 @@ from nodeplug.contract.errors import TryAgain
 
 @dataclass(frozen=True, slots=True)
 class Locks:
-    """Locks that are there while somebody holds them. Taken target first, volume second.
-
-    Attributes:
-        patience: seconds that anybody waits for one.
-    """
+    """Locks that exist only while held; a wait lasts at most `patience` seconds. Take target before volume."""
 
     patience: float
     _held: set[tuple[str, ...]] = field(default_factory=set)
@@ -26,10 +22,10 @@ class Locks:
 
     @contextmanager
     def held(self, *key: str) -> Iterator[None]:
-        """Wait until nobody holds the key, and hold it.
+        """Hold the lock of a key.
 
         Raises:
-            TryAgain: somebody does not let go of it.
+            TryAgain: it was not free in time.
         """
         with self._changed:
             if not self._changed.wait_for(lambda: key not in self._held, self.patience):

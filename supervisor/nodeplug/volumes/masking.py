@@ -1,8 +1,8 @@
-"""Secrets in texts: every form in which one may turn up, masked in one place.
+"""Masks secrets in texts, in every form in which they may appear.
 
-Owns: the forms of a secret (as it is, in base64, URL-quoted, hexadecimal, escaped as in JSON or in a repr), and what is
-remembered of the volumes that are mounted: `unmount` carries no secret, but its errors may.
-Refuses: to write a secret anywhere; what is remembered is memory of this process, and goes with the volume.
+Owns: the forms of a secret (as it is, base64, URL-quoted, hexadecimal, escaped as in JSON or in a repr), and the
+secrets of mounted volumes: `unmount` carries none, but its errors may.
+Refuses: to write a secret anywhere: they are kept in memory, until the volume is unmounted.
 """
 
 import base64
@@ -18,11 +18,11 @@ from nodeplug.contract.values import Secrets
 MASK: Final = "***"
 _FROM: Final = 4
 _KEPT: Final = 4096
-"""Mounts per driver whose secrets are remembered: one that failed for good is never unmounted."""
+"""Mounts per driver whose secrets are remembered: a mount that fails permanently is never unmounted."""
 
 
 def redact(text: str, secrets: Secrets) -> str:
-    """Mask every secret value of at least four bytes in a text, in whatever form it stands there."""
+    """Mask every secret value of at least four bytes in a text, in any form."""
     forms = {form for value in secrets.values() for form in _forms(value)}
     for form in sorted(forms, key=len, reverse=True):
         text = text.replace(form, MASK)
@@ -30,9 +30,9 @@ def redact(text: str, secrets: Secrets) -> str:
 
 
 def _forms(value: bytes) -> Iterator[str]:
-    # A secret made from a file often ends with a newline, which is stripped before it is used.
+    # A secret made from a file often ends with a newline, which is stripped before use.
     for whole in {value, value.strip()}:
-        if len(whole) < _FROM:  # masking every "a" of a sentence would tell the secret
+        if len(whole) < _FROM:  # masking every "a" in a sentence would reveal the secret
             continue
         yield from _encoded(whole)
         text = whole.decode("utf-8", "replace")
@@ -60,15 +60,15 @@ def _both_cases(quoted: str) -> Iterator[str]:
 
 @dataclass(slots=True)
 class Known:
-    """The secrets of the volumes of this node, by driver and target. Used from the event loop alone.
+    """The secrets of the volumes on this node, by driver and target. Event loop only.
 
-    A plugin may meet any of them while it serves any of its volumes, so all of a driver's are masked in all its errors.
+    A plugin may use any of them while it serves any of its volumes, so its errors are masked for all of them.
     """
 
     _secrets: dict[str, dict[str, Secrets]] = field(default_factory=dict)
 
     def remember(self, driver: str, target: str, secrets: Secrets) -> None:
-        """Keep the secrets of one mount for as long as it may be talked about."""
+        """Keep the secrets of one mount as long as errors may mention them."""
         if not secrets:
             return
         kept = self._secrets.setdefault(driver, {})
@@ -78,7 +78,7 @@ class Known:
             del kept[next(iter(kept))]
 
     def forget(self, driver: str, target: str) -> None:
-        """The volume is unmounted; succeed when nothing was kept."""
+        """Forget the secrets of a volume that was unmounted, if any."""
         self._secrets.get(driver, {}).pop(target, None)
 
     def of(self, driver: str) -> Secrets:
@@ -87,6 +87,6 @@ class Known:
         return Secrets({f"{target} {name}": one for target, each in kept.items() for name, one in each.items()})
 
     def mask(self, driver: str) -> Callable[[str], str]:
-        """Return what masks every secret of a driver in a text; `str` itself when there is none."""
+        """Return a function that masks every secret of a driver in a text; `str` if there is none."""
         secrets = self.of(driver)
         return partial(redact, secrets=secrets) if secrets else str

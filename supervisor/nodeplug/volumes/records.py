@@ -1,8 +1,8 @@
-"""The records of volumes, written with bounded patience.
+"""The records of volumes, written with a time limit.
 
-Owns: the one lane on which they are written and removed, and what happens while their disk does not answer.
-Refuses: to keep a pod from ending: what goes is noted and forgotten later. What comes is refused at once instead, for
-without its intent on disk a half-made mount would be found by nobody. Reading is the ledger's: a frozen disk is read.
+Owns: the one lane on which they are written and removed, and what happens while their disk does not respond.
+Refuses: to keep a pod from ending: removals are postponed. New records are refused instead, because without its intent
+on disk a half-made mount would never be found. Reading is left to the ledger: a frozen disk can be read.
 """
 
 import logging
@@ -17,25 +17,21 @@ from nodeplug.volumes.ledger import Ledger, Record
 
 LOG: Final = logging.getLogger(__name__)
 PATIENCE: Final = 5.0
-"""Seconds for one write, synced: a mount fails after them, so a disk that is merely slow gets more than others do."""
+"""Seconds for one synced write. A mount fails when it takes longer, so a slow disk gets more time than elsewhere."""
 
 
 class Writer:
-    """Writes with bounded patience, in the order of the calls. Used from any thread but the event loop's.
-
-    Attributes:
-        lane: on which it writes.
-    """
+    """Writes with a time limit, in the order of the calls. Any thread but the event loop's."""
 
     def __init__(self, what: str, patience: float) -> None:
         self.lane = Lane(what, patience)
         self._late: dict[str, Callable[[], object]] = {}
 
     def run(self, key: str, work: Callable[[], object]) -> None:
-        """Do a piece of work about a key, and wait for it; what was to be done later about that key is obsolete.
+        """Do some work about a key and wait for it; it replaces what was postponed for that key.
 
         Raises:
-            Unanswered: it has not come back in time and may still be done, or an earlier one has not and it never is.
+            Unanswered: it has timed out and may still be done; or an earlier one has, and it will never be done.
             Exception: what the work raised.
         """
         piece = self.lane.begin(work)
@@ -43,9 +39,9 @@ class Writer:
         self.lane.wait(piece)
 
     def postpone(self, key: str, work: Callable[[], object]) -> None:
-        """Do a piece of work when the disk answers, unless something newer about its key comes."""
+        """Do some work when the disk responds, unless newer work for its key comes first."""
         self._late[key] = work
-        with suppress(Unanswered):  # no thread can be had: the record stays, for the next start
+        with suppress(Unanswered):  # no thread is available: the record stays until the next start
             self.lane.begin(lambda: self._catch_up(key), whenever=True)
 
     def _catch_up(self, key: str) -> None:
@@ -59,37 +55,27 @@ class Writer:
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """The records of one ledger. Used from the threads of requests.
-
-    Attributes:
-        ledger: the files.
-    """
+    """The records of one ledger. Used from the threads of requests."""
 
     ledger: Ledger
     _writer: Writer = field(default_factory=lambda: Writer("the disk with the records of volumes", PATIENCE))
 
     def make_mark_key(self) -> None:
-        """Make the key for marks of secrets, unless there is one.
-
-        Raises:
-            Unanswered: the disk does not answer.
-            OSError: the folder cannot be made.
-            PluginError: the disk refuses.
-        """
+        """Make the key for marks of secrets if there is none; Unanswered if the disk does not respond."""
         self._writer.run("mark key", self.ledger.make_mark_key)
 
     def write(self, record: Record) -> None:
         """Write an intent, or an outcome, durably.
 
         Raises:
-            Unanswered: the disk does not answer; forget the record, for the write may still come to pass.
-            PluginError: the disk refuses.
+            Unanswered: the disk does not respond; forget the record, because it may still be written.
+            PluginError: the write failed.
         """
         journal, key = self.ledger.journal, record.key
         self._writer.run(key, lambda: journal.write(key, phase=record.phase, data=record.data))
 
     def note(self, record: Record) -> None:
-        """Write what becomes of something: later when the disk does not answer now, not at all when it refuses."""
+        """Write an outcome: later if the disk does not respond now, and not at all if the write fails."""
         journal, key = self.ledger.journal, record.key
         try:
             self.write(record)
@@ -100,7 +86,7 @@ class Records:
             LOG.warning("the record %r stays as it is: %s", key, error.message)
 
     def forget(self, record: Record) -> None:
-        """Remove a record; when the disk does not answer it counts as removed, and is later."""
+        """Remove a record; if the disk does not respond, it counts as removed, and is removed later."""
         journal, key = self.ledger.journal, record.key
         try:
             self._writer.run(key, lambda: journal.remove(key))

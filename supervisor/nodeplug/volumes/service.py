@@ -1,9 +1,9 @@
-"""The volumes of this node, for any front: requests as compositions, and what a killed predecessor left.
+"""The volumes of this node, for any front: each request as a composition, and recovery after a killed daemon.
 
-Owns: what all requests share, each request's thread, the recovery after a start, and what waits for a plugin that does
+Owns: what all requests share, the thread of each request, recovery at the start, and what waits for a plugin that does
 not run.
-Refuses: to know which protocol asks (see `compose` for the steps, and the fronts for verbs and answers), and to decide
-whether a claim may be served: a route without callers is one whose hooks cannot be called.
+Refuses: to know which protocol asks (`compose` has the steps, the fronts have verbs and replies), and to decide whether
+a claim may be served: a route without callers is one whose hooks cannot be called.
 """
 
 import logging
@@ -36,13 +36,7 @@ _T = TypeVar("_T")
 
 
 class Volumes:
-    """Used from the event loop alone, but for `leave`.
-
-    Args:
-        runner: calls the hooks.
-        journal: for the records of volumes alone.
-        folder: where volumes are staged; made when needed.
-    """
+    """Volumes, staged in a folder that is made when needed. Event loop only, except `leave`."""
 
     def __init__(self, runner: Runner, journal: Journal, folder: Path) -> None:
         self.ledger = Ledger(journal, folder.resolve())
@@ -54,7 +48,7 @@ class Volumes:
         self._leaving = threading.Lock()
 
     async def run(self, route: Route, call: Call, work: Callable[[Steps], _T]) -> _T:
-        """Run the steps of one request, in one thread, as work that outlives its answer.
+        """Run the steps of one request in one thread; an overdue step goes on after the reply.
 
         Raises:
             DeadlineExceeded: a step is overdue; the work is completed or rolled back when that step ends.
@@ -65,10 +59,10 @@ class Volumes:
         return await composition.run(lambda _: work(steps))
 
     async def recover(self, registry: Registry) -> None:
-        """Bring records and mounts together after a start: the predecessor may have been killed at any step.
+        """Reconcile records and mounts at the start: the last daemon may have been killed at any step.
 
-        A mount at a target is kept, for kubelet takes it for success already; one that should be read-only and is not
-        goes. What no pod uses is unstaged. Problems are logged and left to the next call or start.
+        A mount at a target is kept, because kubelet already counts it as success, unless it should be read-only and is
+        not. Unused volumes are unstaged. Problems are logged and left to the next call or start.
         """
         try:
             for target in await aside(self._settle, "volumes: recover"):
@@ -80,7 +74,7 @@ class Volumes:
             LOG.error("volumes stay as they are, for their records cannot be used: %s", error)
 
     async def undo_left(self, registry: Registry, driver: str) -> None:
-        """Undo what was left while the driver's plugin did not run. A restarted daemon finds it in `recover`.
+        """Undo what was left while the driver's plugin did not run; after a restart, `recover` finds it instead.
 
         Problems are logged and left to the next start.
         """
@@ -90,13 +84,13 @@ class Volumes:
             await self._undo(registry, remainder)
 
     def leave(self, remainder: Target | Volume) -> None:
-        """Keep something for the time when its driver's plugin runs: a volume without pods, a target without mount."""
+        """Keep a volume without pods, or a target without a mount, until its driver's plugin runs."""
         volume = remainder.volume if isinstance(remainder, Target) else remainder
         with self._leaving:
             self._left.setdefault(volume.driver, set()).add(remainder)
 
     async def _undo(self, registry: Registry, remainder: Target | Volume) -> None:
-        """Unmount a target, or unstage a volume that no pod uses; without the plugin it is left again."""
+        """Unmount a target, or unstage a volume that no pod uses; without the plugin it is kept again."""
         volume = remainder.volume if isinstance(remainder, Target) else remainder
         try:
             route = registry.route("volume", volume.driver)
@@ -112,7 +106,7 @@ class Volumes:
             LOG.warning("volume %s of %s stays as it is: %s", volume.volume_id, volume.driver, mask(error.message))
 
     def _settle(self) -> list[Target]:
-        """Compare the records with mountinfo; correct those that need no hook, and return those that do."""
+        """Compare the records with mountinfo; correct those that need no hook, and return the others."""
         halfway = []
         self.ledger.forget_other_boots()
         for target in self.ledger.targets():
