@@ -156,11 +156,7 @@ class Daemon:
     # --- start and stop -----------------------------------------------------------------------------------------
 
     async def run(self) -> int:
-        """Start, serve, stop.
-
-        Returns:
-            The exit status.
-        """
+        """Start, serve, stop; return the exit status."""
         self._loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._stop.set)

@@ -62,10 +62,7 @@ class Unlisted:
     def take(self, entries: Iterable[LedgerEntry], listed: Holdings, alive: Collection[str] | None) -> Holdings:
         """Return what containers hold that the list leaves out.
 
-        Args:
-            entries: kubelet's ledger.
-            listed: the list, as of now.
-            alive: UIDs of the pods that have a folder; None where that cannot be seen.
+        `alive` has the UIDs of the pods that have a folder; None if they cannot be seen.
         """
         entries = list(entries)
         pods = {one.pod_uid: holder for one in entries if (holder := _listed_as(one, listed)) is not None}

@@ -32,10 +32,7 @@ class FolderWatch:
             LOG.warning("no inotify for %s: %s; changes are seen by polling", folder, error.strerror)
 
     def arm(self) -> None:
-        """Watch the folder that is there now, in any thread that may block.
-
-        Repeating it is free, and needed when the folder was made anew.
-        """
+        """Watch the folder as it is now, and again after it was made anew; otherwise a no-op. May block."""
         if self._inotify is not None:
             with suppress(OSError):
                 self._inotify.add_watch(self._folder, _NOTEWORTHY)

@@ -85,11 +85,7 @@ class KubeletSocket:
         return (found.st_dev, found.st_ino, found.st_ctime_ns) if stat.S_ISSOCK(found.st_mode) else None
 
     async def announce(self, server: ResourceServer, route: Route) -> None:
-        """Call Register and wait: kubelet dials back before it answers.
-
-        Raises:
-            TryAgain: kubelet is not listening, refuses, or does not answer in time; the message has its reason.
-        """
+        """Call Register and wait: kubelet dials back before it answers. TryAgain has the reason of a failure."""
         request = pb.RegisterRequest(
             version=API_VERSION,
             endpoint=server.path.name,

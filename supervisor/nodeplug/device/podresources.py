@@ -129,11 +129,7 @@ def encode_state(holdings: Holdings) -> bytes:
 
 
 def decode_state(data: bytes) -> Holdings:
-    """Read holdings from the disk.
-
-    Raises:
-        ValueError: the file is damaged or of another version.
-    """
+    """Read holdings from the disk; raise ValueError if the file is damaged or of another version."""
     try:
         document = json.loads(data)
         if document["version"] != _VERSION:
@@ -211,11 +207,7 @@ class PodResources:
         return joined(joined(self.present, self._seen) if unsure else self.present, self._beyond)
 
     def holdings(self, resource: ResourceName) -> Sequence[Holding]:
-        """Return who holds devices of a resource, as of the last answer. May be called from any thread.
-
-        Raises:
-            NotReady: there is no answer at present.
-        """
+        """Return who holds devices of a resource, as of the last answer; NotReady without one. Safe in any thread."""
         if self.error or not self._answered:
             raise NotReady(f"who holds {resource} is unknown at present: {self.error or 'kubelet was not asked yet'}")
         return [

@@ -139,11 +139,7 @@ class Registration:
             remove_dead_sockets(folder)
 
     async def _register_when_there(self) -> None:
-        """Register if kubelet is there, and wait until there is a reason to look again.
-
-        Raises:
-            Unanswered: kubelet's folder does not answer.
-        """
+        """Register if kubelet is there, and wait until there is a reason to look again."""
         identity = await self._present()
         if identity is None:
             absent = self._target.absent
@@ -163,11 +159,7 @@ class Registration:
         return self._target.identity()
 
     async def _register_once(self, identity: Identity) -> bool:
-        """Serve on a fresh socket until the registration is lost.
-
-        Returns:
-            Whether to go on at once.
-        """
+        """Serve on a fresh socket until the registration is lost; return whether to go on at once."""
         path = socket_path(self._target.folder, self.binding.route.claim.name)
         watched = self.mode == "watcher"
         self._options = encode_options(self.binding.route.hooks)

@@ -74,10 +74,7 @@ class Resources(ServedDevices):
                 self._tasks[ResourceName(route.claim.name)][0].withdraw(route)
 
     async def end(self, plugin: str) -> None:
-        """Take a plugin's resources off kubelet, but for those that another plugin has taken over.
-
-        Returns when their streams and sockets are gone.
-        """
+        """Take a plugin's resources off kubelet, except those that another plugin took over, and wait for the end."""
         taken = {route.claim.name for route in self.routes() if route.plugin != plugin}
         self._forget_refused(plugin)
         ending = [self._tasks.pop(name)[1] for name in self._of(plugin) if name not in taken]

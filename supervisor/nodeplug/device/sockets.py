@@ -24,11 +24,7 @@ _SOCKET_UMASK: Final = 0o177
 
 
 def check_socket_path(path: Path) -> None:
-    """Refuse a path that no socket can have.
-
-    Raises:
-        InvalidRequest: it has more than PATH_LIMIT bytes.
-    """
+    """Raise InvalidRequest for a path of more than PATH_LIMIT bytes."""
     size = len(os.fsencode(path))
     if size > PATH_LIMIT:
         raise InvalidRequest(
@@ -37,11 +33,7 @@ def check_socket_path(path: Path) -> None:
 
 
 def bind_private(server: grpc.aio.Server, path: Path) -> None:
-    """Bind so that the socket is its owner's alone.
-
-    Raises:
-        RuntimeError, OSError: the path cannot be bound.
-    """
+    """Bind so that the socket is only its owner's; raise RuntimeError or OSError if that fails."""
     with_umask(_SOCKET_UMASK, lambda: server.add_insecure_port(f"unix:{path}"), f"bind {path.name}")
 
 

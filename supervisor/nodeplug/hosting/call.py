@@ -1,7 +1,7 @@
 """The call in flight, as seen from anywhere inside it.
 
-Owns: the request id that ties log lines, error texts and metrics of one request together, the stderr that a
-foreign CNI delegate wrote during it, and whether its caller still waits.
+Owns: the request id that ties a request's log lines, error texts and metrics together, the stderr that a foreign CNI
+delegate wrote during it, and whether its caller is still waiting.
 Refuses: global state: the current call and its caller are context variables.
 """
 
@@ -30,12 +30,11 @@ class Call:
         verb: as the caller names it, such as "ADD", "mount" or "Allocate".
         claim: `kind:name` of what was asked.
         key: what the call is about; one call per key runs at a time.
-        about: the same for people, where the key is not fit for them.
-        id: the request id.
+        whole: the front reports how the request ended, decoding and refusals included; the runner does not.
+        about: the key in words, where it is not fit to show.
         started: `time.monotonic()` at arrival.
-        whole: a front tells how the whole request ended, decoding and refusals included; the runner then does not.
-        mask: hides what no text about the request may show.
-        stderr: what foreign programs wrote to stderr, to be passed on to the caller of an exec protocol.
+        mask: hides secrets in any text about the request.
+        stderr: what foreign programs wrote, to be passed on to the caller of an exec protocol.
     """
 
     verb: str
@@ -59,25 +58,25 @@ _CALLER: Final[ContextVar[socket.socket | None]] = ContextVar("nodeplug_caller",
 
 
 def has_hung_up(peer: socket.socket) -> bool:
-    """Whether the other end of a connection is closed; one that only ended its writing still reads (poll(2))."""
+    """Whether the other end is closed; one that only shut down its writing side still reads (poll(2))."""
     look = select.poll()
     look.register(peer, 0)
     return bool(look.poll(0))
 
 
 def set_caller(peer: socket.socket) -> None:
-    """Say where the caller of this task's request waits for the answer."""
+    """Note the connection on which the caller of this task's request waits for the answer."""
     _CALLER.set(peer)
 
 
 def caller_is_gone() -> bool:
-    """Whether nobody waits for the answer any more; False where there never was a caller, as for a replayed DEL."""
+    """Whether the caller has stopped waiting; False if there never was one, as for a replayed DEL."""
     peer = _CALLER.get()
     return peer is not None and has_hung_up(peer)
 
 
 def addressed(arguments: Mapping[str, Any], call: Call, seconds: float) -> Mapping[str, Any]:
-    """Return the arguments of a hook that begins now, its request with the id of the call and its deadline."""
+    """Return the arguments of a hook that begins now; its request gets the call's id and the deadline."""
     request = arguments.get("request")
     if not isinstance(request, Request):
         return arguments

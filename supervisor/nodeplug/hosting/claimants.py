@@ -1,8 +1,7 @@
-"""Which of several plugins gets a name that they all claim.
+"""Which of several plugins serves a name that they all claim.
 
-Owns: the one rule: the first in the order of the configuration, whoever came first in time. So a reload leads to what a
-restart would lead to.
-Refuses: to take plugins in, and to know what a claim is good for.
+Owns: the one rule: the first in the configuration wins. So a reload ends in the same state as a restart.
+Refuses: to register plugins, and to know what a claim is for.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,13 +13,13 @@ from nodeplug.hosting.slot import Instance
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Who serves.
+    """Which plugins may serve and which may not, by section name.
 
     Attributes:
-        accepted: those who come, without conflict.
-        refused: why others who wanted to come do not, by section name; their predecessors stay.
-        displaced: why plugins that are present must go, by section name.
-        owners: who has what they claim, by the names of both.
+        accepted: entering plugins without a conflict.
+        refused: why other entering plugins are refused; their predecessors stay.
+        displaced: why plugins that are already present must go.
+        owners: the plugin that has what a refused or displaced one claims.
     """
 
     accepted: list[Instance] = field(default_factory=list)
@@ -30,12 +29,9 @@ class Verdict:
 
 
 def settle(present: Mapping[str, Instance], entering: Iterable[Instance], order: Sequence[str]) -> Verdict:
-    """Choose among plugins that are present and those that want to come.
+    """Choose between plugins that are present and those that enter, which replace a present one of the same name.
 
-    Args:
-        present: by section name; one that enters under its name replaces it.
-        entering: in their order.
-        order: of the sections in the configuration; who is not in it comes last, the present ones first.
+    Sections that are not in `order` come last, with the present ones first.
     """
     ranks = {name: rank for rank, name in enumerate(order)}
     chosen = {one.name: one for one in entering}

@@ -1,12 +1,11 @@
-"""Host code that composes one request of several hooks and steps of its own, in one thread.
+"""One request that takes several hooks and steps of the daemon's own, all in one thread.
 
-Owns: that thread, the road of its hooks through the runner and back into the same thread, the answer that is given
-early when a hook or a step of the host is overdue, and the work that goes on behind it.
-Refuses: to abandon half-done work. An overdue hook is taken as its outcome says when it ends at last; a caller that
-goes away changes nothing.
+Owns: that thread, the way of its hooks through the runner and back into it, the early answer when a hook or a step is
+overdue, and the work that continues after it.
+Refuses: to abandon half-done work: an overdue hook counts by how it ends, and a caller that hangs up changes nothing.
 
-Each hook is a call of the runner's like any other: admitted on its own, with its own deadline, counted for quarantine.
-Only its thread is the composition's, so two hooks of one request may meet two instances of a plugin, never half of one.
+Each hook is an ordinary call of the runner: admitted on its own, with its own deadline, counted for quarantine. So two
+hooks of one request may reach two instances of a plugin, but never half of one.
 """
 
 import asyncio
@@ -33,19 +32,16 @@ _T = TypeVar("_T")
 
 
 class DaemonEnds(BaseException):
-    """The loop is gone: what is half done now is for the next start, as after a kill.
+    """The loop is gone: half-done work is left for the next start, as after a kill.
 
-    No Exception, so that nothing is rolled back on its account.
+    Not an Exception, so that nothing is rolled back.
     """
 
 
 class Composition:
     """One request while its hooks and steps run. `run` belongs to the event loop, the rest to the thread.
 
-    Attributes:
-        route: the claim that is asked; one without callers has no hooks that can be called.
-        call: the request; its key names what the hooks are about.
-        deadline: seconds for each step of the host.
+    A route without callers has no hooks that can be called. The deadline, in seconds, is for each step of the host.
     """
 
     def __init__(self, runner: Runner, route: Route, call: Call, *, deadline: float = HOST_DEADLINE) -> None:
@@ -60,12 +56,12 @@ class Composition:
     # --- on the loop
 
     async def run(self, work: Callable[["Composition"], _T]) -> _T:
-        """Do the work in a thread of its own; return when it ends, or when an early answer is due.
+        """Do the work in a thread of its own; return when it ends, or raise early when something is overdue.
 
         Raises:
             DeadlineExceeded: a hook or a step is overdue; the work goes on.
-            TryAgain: no further thread can be had.
-            PluginError: what the work raised; an OSError of the host's own becomes one.
+            TryAgain: no thread can be started.
+            PluginError: what the work raised, or an OSError of the daemon's own.
         """
         self.step("the beginning")
         context = copy_context()
@@ -74,7 +70,7 @@ class Composition:
         ends: set[asyncio.Future[Any]] = {outcome, self._early}
         try:
             while not (outcome.done() or self._early.done()):
-                # No step has less than `deadline` seconds, so that to look again by then misses none.
+                # Every step has at least `deadline` seconds, so looking again by then misses none.
                 left = min(self._now[1] - time.monotonic(), self.deadline)
                 if left <= 0:
                     self._answer(self._overdue())
@@ -98,7 +94,7 @@ class Composition:
             self._early.set_result(error)
 
     def _tell(self, outcome: "asyncio.Future[Any]") -> None:
-        """Log how work ended that was answered before."""
+        """Log the end of work whose caller was answered early."""
         error = None if outcome.cancelled() else outcome.exception()
         how = "well" if error is None else f"with {type(error).__name__}"
         call = self.call
@@ -127,23 +123,20 @@ class Composition:
 
     @property
     def at_rest(self) -> bool:
-        """Whether the plugin of the claim does not run, so that none of its hooks can be called."""
+        """Whether the plugin of the claim is not running, so that none of its hooks can be called."""
         return not self.route.callers
 
     def step(self, name: str, seconds: float | None = None) -> None:
         """Enter a step of the host; it ends where the next one or a hook begins.
 
-        Args:
-            name: for the answer when it is overdue.
-            seconds: when that is; None: `deadline`. Not less, and math.inf for a wait that has a bound of its own.
+        It is overdue after `seconds`: at least `deadline`, the default; math.inf for a wait with a bound of its own.
         """
         self._now = (name, time.monotonic() + (self.deadline if seconds is None else seconds))
 
     def hook(self, name: str, **arguments: Any) -> Any:
         """Call a hook in this thread, to its real end; the caller is answered early when its deadline passes first.
 
-        Raises:
-            PluginError: see `Runner.call`; never DeadlineExceeded but from the plugin itself.
+        It raises what `Runner.call` raises, but DeadlineExceeded only from the plugin itself.
         """
         turn: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._now = (name, math.inf)

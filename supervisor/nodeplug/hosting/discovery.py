@@ -1,8 +1,8 @@
 """Where plugin classes come from.
 
 Owns: finding a class by its entry point in the group of the contract's version or as `module:Class`, and validating
-what its section configures with the class's own `Config`.
-Refuses: to construct anything, and to look at hooks (the registry's).
+its section's configuration with the class's own `Config`.
+Refuses: to construct anything, and to look at hooks (`loading`).
 """
 
 import importlib
@@ -22,7 +22,7 @@ from nodeplug.contract.errors import PluginError, text_of
 from nodeplug.contract.plugin_class import API, GROUP
 
 _VERSIONED: Final = re.compile(r"nodeplug(?:\.v([0-9]+))?")
-"""Entry-point groups of plugins; that without a version is of the contract before version 1."""
+"""Entry-point groups of plugins; the one without a version belongs to the contract before version 1."""
 
 
 class NoConfig(BaseModel):
@@ -58,11 +58,11 @@ class Found:
 
 
 _FORGETTING: Final = threading.Lock()
-"""Plugins are found in threads of their own, and importlib fails on a cache that another thread clears as well."""
+"""Plugins are found in several threads, and importlib fails when another thread clears the same cache."""
 
 
 def installed() -> Mapping[str, EntryPoint]:
-    """Return the entry points of plugins, by name; one for another version of the contract where there is no other."""
+    """Return the entry points of plugins, by name; another contract version's only where there is none for this one."""
     found: dict[str, EntryPoint] = {}
     for point in (point for distribution in distributions() for point in distribution.entry_points):
         known = found.get(point.name)
@@ -74,9 +74,7 @@ def installed() -> Mapping[str, EntryPoint]:
 def find(uses: str, known: Mapping[str, EntryPoint] | None = None) -> Found:
     """Find a plugin class by entry-point name, or by `module:Class`.
 
-    Args:
-        uses: the name.
-        known: what is installed, for who asks for many; None: it is looked up, which takes milliseconds.
+    `known` is what is installed, for a caller with many names: the look-up takes milliseconds.
 
     Raises:
         PluginRefused: there is none, or its module cannot be imported.

@@ -1,11 +1,11 @@
 """How a hook call reaches the plugin that owns a claim, and everyone's wrappers around it.
 
-Owns: one pluggy manager per plugin, which holds that plugin and the others' wrappers, so that a call can reach nobody
-else: not even a plugin that is being loaded at that moment.
+Owns: one pluggy manager per plugin, with that plugin and the others' wrappers. A call can reach no other plugin, not
+even one that is just being loaded.
 Refuses: what a plugin must have (`loading`), claims (the registry's), threads (the runner's).
 
 A request is for exactly one plugin. With pluggy's broadcast a DEL, which rightly answers None, would run in every
-plugin; and pluggy's subset callers look at the shared table anew at each call.
+plugin; and pluggy's subset callers read the shared table again at each call.
 """
 
 from collections.abc import Callable, Iterable
@@ -16,7 +16,7 @@ import pluggy
 from nodeplug.contract.hookspecs import Contract
 
 LIFE_CYCLE: Final = frozenset({"claims", "prepare", "start", "stop", "health"})
-"""Hooks that nobody else may wrap: another plugin's audit must not run in this one's start."""
+"""Hooks that no other plugin may wrap: its audit must not run in this one's start."""
 
 
 class _Wrappers:
@@ -37,9 +37,9 @@ def hook_table() -> pluggy.PluginManager:
 def callers(
     owner: object, own: Iterable[str], wrapping: Iterable[tuple[object, frozenset[str]]]
 ) -> dict[str, Callable[..., Any]]:
-    """Build the callers of one plugin's own hooks, by name, with the hooks that each other plugin wraps, in load order.
+    """Build the callers of a plugin's own hooks, by name, with the hooks that other plugins wrap, in load order.
 
-    What they reach never changes: plugins that come or go need new callers.
+    What they reach never changes: when plugins come or go, new callers are needed.
     """
     table = hook_table()
     for plugin, hooks in wrapping:

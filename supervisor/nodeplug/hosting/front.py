@@ -1,7 +1,7 @@
-"""The way of one request through a front: its work, its end, and the one line that the log has of a failure.
+"""The path of one request through a front: its work, its end, and the one log line of a failure.
 
-Owns: the request id that every error leaves with, the turn of whatever else is raised into an error, and who is told.
-Refuses: wires (a front decodes before and encodes after), plugin code (the runner's).
+Owns: the request id in every error, turning unexpected exceptions into errors, and reporting the end.
+Refuses: wire formats (a front decodes before and encodes after), plugin code (the runner's).
 """
 
 import logging
@@ -20,13 +20,12 @@ _Answer = TypeVar("_Answer")
 
 @dataclass(slots=True)
 class Front:
-    """Serves the requests of one wire. Used from the event loop alone.
+    """Serves the requests of one protocol. Used only from the event loop.
 
     Attributes:
-        runner: whose `finished` is told of each request, once.
-        quiet: errors that are no failure on this wire.
-        repeated: verbs that callers repeat every few seconds: a reason that stays the same is logged once, and keeps
-            the id of its first request.
+        runner: its `finished` is called once per request.
+        quiet: errors that are not failures in this protocol.
+        repeated: verbs that callers retry every few seconds: the same reason is logged once, under its first request.
     """
 
     runner: Runner
@@ -38,8 +37,7 @@ class Front:
         """Wait for the answer of a request.
 
         Raises:
-            PluginError: what the work raised, masked by the call, with the id of the request under which the log has
-                more.
+            PluginError: what the work raised, masked by the call, with the id of the request in the log.
         """
         call.whole = True
         try:
@@ -58,7 +56,7 @@ class Front:
         raise failure
 
     def _log(self, call: Call, error: PluginError) -> str:
-        """Log a failure; return the id of the request under which the log has it."""
+        """Log a failure; return the request id under which it is in the log."""
         text, known = str(error), call.id
         if call.verb in self.repeated:
             reason, first = self._reasons.get((call.verb, call.claim), ("", ""))
@@ -71,7 +69,7 @@ class Front:
 
 
 def _stray(call: Call, error: Exception) -> PluginError:
-    """Log where the daemon failed; not the text, which may hold what the request keeps secret."""
+    """Log where the daemon failed, but not the text, which may contain secrets of the request."""
     kind, where = type(error).__name__, "".join(traceback.format_tb(error.__traceback__))
     LOG.error("%s of %s failed (request %s): %s\n%s", call.verb, call.claim, call.id, kind, where)
     failure = PluginError(f"{call.verb} failed in the daemon: {kind}; its log has the traceback")

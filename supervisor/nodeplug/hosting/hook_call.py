@@ -1,8 +1,8 @@
-"""One call of a hook, and the thread that it runs in.
+"""One hook call, and the thread that it runs in.
 
-Owns: the plugins that the thread is inside of, the name of the thread while the hook runs, what the call holds until it
-has really ended, and the passing of its end to the loop.
-Refuses: to decide anything: who may be called, and for how long, is the runner's.
+Owns: which plugins the thread is inside, its name while the hook runs, what the call holds until it has really ended,
+and reporting its end to the loop.
+Refuses: decisions: who may be called, and for how long, is the runner's.
 """
 
 import asyncio
@@ -30,13 +30,13 @@ class Entered(Protocol):
 
 
 class HookCall:
-    """Made on the loop; `run` belongs to the thread.
+    """Created on the loop; `run` belongs to the thread.
 
     Attributes:
-        name: of the thread while the hook runs: one that hangs can be told by it.
-        key: what it is about; the request may be about something else later, with another hook.
+        name: of the thread while the hook runs, so that a hanging one can be found.
+        key: what it is about; the request's own key may change with its next hook.
         seconds: its deadline.
-        inside: the plugins that the thread is inside of, by section.
+        inside: the plugins that the thread is inside, by section.
         outcome: done, on the loop, when the hook has really ended.
     """
 
@@ -65,9 +65,9 @@ class HookCall:
         self._context = copy_context()
 
     def begin(self, start: "Callable[[HookCall], None] | None") -> None:
-        """Have `run` called by `start`, or in a fresh thread, daemonic: a hook that hangs keeps no process alive.
+        """Have `run` called by `start`, or in a new daemonic thread: a hanging hook must not keep the process alive.
 
-        Where no further thread can be had, the call ends here and its key is free again.
+        If no thread can be started, the call ends here and its key is free again.
         """
         try:
             if start is not None:
@@ -80,7 +80,7 @@ class HookCall:
             self.loop.call_soon(self._resolve, None, TryAgain(text))
 
     def run(self) -> None:
-        """Run the hook in this thread, which bears the name of the call meanwhile."""
+        """Run the hook in this thread, which has the name of the call meanwhile."""
         thread = threading.current_thread()
         before, thread.name = thread.name, self.name
         CURRENT.set(self.call)

@@ -1,14 +1,14 @@
-"""The lives of plugins: how their instances come, take the places of others, and go, and no call fails for it.
+"""How instances of plugins are loaded, started, replaced and stopped, without a call that fails because of it.
 
 Owns: what a configuration changes, retries, health, the end of the daemon, and the exchange with its steps:
-1. A new instance is loaded beside the one that serves, and gets ready there (`prepare`), however long that takes. If
-   that fails, the former one serves on and nothing else happens.
-2. In one step on the loop every claim leads to its new owner, and calls for it wait at the gate of its slot.
-3. The calls inside the former instance end, in a bounded time; delegated ones count. It is stopped.
-4. The new instance starts and the gate opens. If it does not start, a new instance of the former section does; if that
-   fails too, calls are refused and the start is tried again, each time later.
-Refuses: to touch a plugin whose section did not change, to let one plugin's failure reach another, to stop one that is
-not well, and to choose who gets a claim (`registry`).
+1. A new instance is loaded next to the serving one and prepared there (`prepare`), however long that takes. If this
+   fails, the old one keeps serving and nothing else happens.
+2. In one step on the loop every claim moves to its new owner, and calls for it wait at the gate of its slot.
+3. Calls inside the old instance, delegated ones included, get a bounded time to end. Then it is stopped.
+4. The new instance starts and the gate opens. If it fails to start, a new instance of the old section starts instead;
+   if that fails too, calls are refused and the start is retried with backoff.
+Refuses: to touch a plugin whose section did not change, to let one plugin's failure affect another, to stop an
+unhealthy plugin, and to choose who gets a claim (`registry`).
 """
 
 import asyncio
@@ -35,20 +35,20 @@ from nodeplug.process.waiting import until
 LOG: Final = logging.getLogger(__name__)
 LAST_RETRY: Final = 60.0
 LOAD_PATIENCE: Final = 3.0
-"""Seconds after which plugins start without waiting for one that still loads."""
+"""Seconds after which plugins start without waiting for one that is still loading."""
 CALL_PATIENCE: Final = 30.0
-"""Seconds that calls inside a plugin get to end before it is stopped by a reload; those for its successor wait."""
+"""Seconds that a reload gives calls inside a plugin to end before it is stopped; its successor's calls wait."""
 LAST_PATIENCE: Final = 10.0
-"""Seconds that the end of the daemon waits for plugins that a reload is just stopping."""
+"""Seconds that the end of the daemon waits for plugins that a reload is stopping."""
 _Task = asyncio.Task[None]
 
 
 @dataclass(slots=True)
 class Lifecycle:
-    """The plugins of a configuration. Used from the event loop alone.
+    """The plugins of a configuration. Used only from the event loop.
 
     Attributes:
-        make_host: makes what a plugin gets of the daemon, by section name; called in the thread that loads it.
+        make_host: makes a plugin's host, by section name; called in the thread that loads it.
         tell: writes a mistake in a section with its file and line.
     """
 
@@ -64,7 +64,7 @@ class Lifecycle:
     # --- what is to be done, and when -----------------------------------------------------------------------------
 
     async def load_all(self, sections: Mapping[str, PluginSection]) -> None:
-        """Load sections without starting them: to look at a configuration, not to serve it."""
+        """Load sections without starting them: to check a configuration, not to serve it."""
         instances = self._instances(sections)
         for instance in instances:
             self.registry.expect(instance)
@@ -80,14 +80,9 @@ class Lifecycle:
     async def apply(
         self, sections: Mapping[str, PluginSection], tell: Callable[[Location, str], str] | None = None
     ) -> Difference:
-        """Make the loaded plugins match the sections; unchanged ones are not touched.
+        """Make the loaded plugins match the sections, without touching unchanged ones, and return what changed.
 
-        Args:
-            sections: of the configuration.
-            tell: writes a mistake in one of them with its file and line; None: as before.
-
-        Returns:
-            What changed.
+        `tell` writes a mistake in a section with its file and line; None keeps the present one.
         """
         if self._ending.is_set():
             return Difference()
@@ -97,14 +92,14 @@ class Lifecycle:
         renewed = {*changes.added, *changes.changed}
         for name in wanted.keys() - renewed:
             slot = self.registry.slots[name]
-            slot.rejected = ""  # the section is the one that is in force, again
+            slot.rejected = ""  # this section is in force again
             if slot.state == "refused":
                 renewed.add(name)  # the owner of a doubly claimed name may be gone now
         await self._bring_up([one for one in self._instances(wanted) if one.name in renewed], changes.removed)
         return changes
 
     def _instances(self, sections: Mapping[str, PluginSection]) -> list[Instance]:
-        """Take over the order and the deadlines of the sections; return an instance for each."""
+        """Adopt the order and the deadlines of the sections; return an instance for each."""
         self.registry.order = tuple(sections)
         instances = [Instance(self.registry.slot(name), section) for name, section in sections.items()]
         for instance in instances:
@@ -112,7 +107,7 @@ class Lifecycle:
         return instances
 
     async def retry_failed(self) -> None:
-        """Begin to start again every failed plugin whose time has come; one that hangs holds up no other."""
+        """Restart every failed plugin whose pause is over; one that hangs does not delay others."""
         for slot in list(self.registry.slots.values()):
             if slot.state == "failed" and slot.retry_at <= time.monotonic():
                 slot.state = "starting"
@@ -121,15 +116,11 @@ class Lifecycle:
 
     @property
     def refused(self) -> list[str]:
-        """The sections that are not in force, since their plugins cannot be loaded or started as things are."""
+        """The sections that are not in force: their plugins cannot be loaded or started."""
         return [name for name, slot in self.registry.slots.items() if slot.state == "refused" or slot.rejected]
 
     async def check_health(self) -> Mapping[str, str]:
-        """Ask every running plugin for its health.
-
-        Returns:
-            The reason of each plugin that is not well, by section name.
-        """
+        """Ask every running plugin for its health; return the reason of each unhealthy one, by section name."""
         slots = list(self.registry.slots.values())
         await asyncio.gather(*(self._check(slot) for slot in slots if slot.state == "running"))
         return {slot.name: slot.reason or slot.state for slot in slots if slot.state != "running" or slot.reason}
@@ -147,7 +138,7 @@ class Lifecycle:
         slot.fault = fault
 
     async def stop_all(self, grace: float = 5.0) -> None:
-        """Stop every plugin, once the calls inside have had `grace` seconds; nobody waits for one that is starting."""
+        """Stop every plugin, once the calls inside have had `grace` seconds; do not wait for one that is starting."""
         self._ending.set()
         slots = list(self.registry.slots.values())
         self.registry.end()
@@ -158,10 +149,10 @@ class Lifecycle:
     # --- the exchange ---------------------------------------------------------------------------------------------
 
     async def _bring_up(self, instances: Iterable[Instance], leaving: Collection[str] = ()) -> None:
-        """Load and start instances, each in its own time, and let the plugins `leaving` go.
+        """Load and start instances, each at its own pace, and let the plugins `leaving` go.
 
-        Of two that claim one name the first in the configuration serves, also when it is the last to load: then the
-        other is refused while it runs, and those that were refused because of that one get their chance.
+        Two plugins may claim one name: the first in the configuration serves, even if it loads last. The other is then
+        refused while it runs, and plugins that were refused because of that other one are tried again.
         """
         loads: dict[Instance, _Task] = {}
         for one in instances:
@@ -171,7 +162,7 @@ class Lifecycle:
         if loads:
             await asyncio.wait(loads.values(), timeout=LOAD_PATIENCE)
         prompt = {one: load for one, load in loads.items() if load.done()}
-        # Those that get ready take their time, and whose claims they take over serve on until then.
+        # Slow `prepare` hooks get their time, and the plugins whose claims they take over serve until then.
         late = {one: self._donors(one) & set(leaving) if one.begun else set() for one in loads if one not in prompt}
         displaced = await asyncio.gather(
             self._exchange(prompt, set(leaving).difference(*late.values())),
@@ -192,12 +183,12 @@ class Lifecycle:
             await self._call(instance, "prepare")
 
     def _donors(self, instance: Instance) -> set[str]:
-        """Return the plugins that must have stopped before one starts: its predecessor, and owners of its claims."""
+        """Return the plugins that must stop before this one starts: its predecessor, and the owners of its claims."""
         claims, known = set(instance.claims), self.registry.plugins.items()
         return {name for name, other in known if name == instance.name or claims.intersection(other.claims)}
 
     async def _exchange(self, loads: Mapping[Instance, _Task], leaving: Collection[str]) -> set[str]:
-        """Once they are loaded, let plugins take their places, and others go; return who was displaced."""
+        """Once plugins are loaded, put them in their places and let others go; return which were displaced."""
         if loads:
             await asyncio.wait(loads.values())
         loaded = [one for one, load in loads.items() if self._has_loaded(one, load)]
@@ -214,7 +205,7 @@ class Lifecycle:
             refused = Instance(newest[name].slot, newest[name].section, newest[name].distribution)
             self.registry.expect(refused)
             self._refuse(refused, PluginRefused(verdict.displaced[name]), verdict.owners[name])
-        # Nothing was awaited since the plugins were chosen: no call sees half of the exchange.
+        # Nothing was awaited since the plugins were chosen: no call sees a half-done exchange.
         await asyncio.gather(*work)
         return set(verdict.displaced)
 
@@ -232,9 +223,9 @@ class Lifecycle:
         return False
 
     def _swap(self, entering: Sequence[Instance], leaving: set[str]) -> "Sequence[Coroutine[Any, Any, None] | _Task]":
-        """Give every claim its new owner, and return what is left to be done: the stops and the starts.
+        """Give every claim its new owner, and return what remains to be done: the stops and the starts.
 
-        Calls for what was served wait; others are refused until it has started.
+        Calls for claims that were served wait; others are refused until the start is done.
         """
         donors = {one: self._donors(one) for one in entering}
         going = leaving.union(one.name for one in entering)
@@ -258,7 +249,7 @@ class Lifecycle:
     async def _take_over(
         self, instance: Instance, stops: Collection[_Task] = (), former: PluginSection | None = None
     ) -> None:
-        """Start an instance that has its place already, and serve it; or fall back, or try later."""
+        """Start an instance that is already in its place, and serve it; or fall back, or retry later."""
         if stops:
             await asyncio.wait(stops)
         if not self._stands(instance):
@@ -271,9 +262,9 @@ class Lifecycle:
     async def _fall_back(
         self, instance: Instance, former: PluginSection, error: PluginError
     ) -> tuple[Instance, PluginError | None]:
-        """Start the former configuration in a new instance: a stopped one is never started again.
+        """Start the former configuration in a new instance, since a stopped one is never started again.
 
-        Return the instance that stands for the section now, and why it does not run.
+        Return the instance that now stands for the section, and why it is not running.
         """
         slot, again = instance.slot, Instance(instance.slot, former)
         LOG.error("plugin %s does not start with its new configuration: %s", slot.name, error)
@@ -323,11 +314,11 @@ class Lifecycle:
         self.devices.serve(slot.name)
 
     def _stands(self, instance: Instance) -> bool:
-        """Whether it still stands for its section; it does not once it is removed, replaced, or the daemon ends."""
+        """Whether it still stands for its section: it was not removed or replaced, and the daemon is not ending."""
         return self.registry.slots.get(instance.name) is instance.slot and instance.slot.instance is instance
 
     def _refuse(self, instance: Instance, error: PluginError, outdone_by: str = "") -> None:
-        """Give up an instance that cannot be loaded as things are."""
+        """Give up an instance that cannot be loaded."""
         LOG.error("plugin %s is refused: %s", instance.name, one_line(str(error)))
         if not self._kept(instance, error):
             instance.slot.enter("refused", str(error))
@@ -344,7 +335,7 @@ class Lifecycle:
             self.devices.withdraw(slot.name)
 
     def _kept(self, instance: Instance, error: PluginError) -> bool:
-        """Stay with the former section, if there is a plugin behind it, when the new one cannot be loaded."""
+        """When a new section cannot be loaded, stay with the former one if it has a plugin."""
         slot = instance.slot
         if slot.instance is not instance and slot.loaded is not None:
             slot.rejected = f"its new configuration cannot be loaded, the former one serves: {error}"
@@ -364,12 +355,12 @@ class Lifecycle:
         LOG.info("plugin %s is unloaded", instance.name)
 
     def _discard(self, instance: Instance) -> None:
-        """Stop an instance that got ready, or tried to, and is not wanted."""
+        """Stop an instance that was prepared, at least in part, and is not needed."""
         if instance.begun:
             _keep(self._stopping, asyncio.create_task(self._stop(instance), name=f"stop {instance.name}"))
 
     async def _stop(self, instance: Instance) -> None:
-        """Stop an instance that was started, or is being started just now unless the daemon ends."""
+        """Stop an instance that was started; wait for a start in progress, unless the daemon is ending."""
         if instance.beginning is not None:
             await until(instance.beginning, self._ending)
         if not instance.begun:
@@ -381,15 +372,15 @@ class Lifecycle:
             LOG.error("plugin %s did not stop: %s", instance.name, error)
 
     async def _call(self, instance: Instance, hook: str) -> None:
-        """Call a hook of the life cycle, if the plugin has it."""
+        """Call a life-cycle hook, if the plugin has it."""
         if hook in instance.hooks:
-            # A key per instance: one that hangs is left behind, and must not keep later instances from starting.
+            # A key per instance: one that hangs must not keep later instances from starting.
             call = Call(hook, f"plugin:{instance.name}", key=f"instance {instance.number} of {instance.name}")
             await self.runner.call(instance, hook, call, {})
 
 
 def _keep(tasks: set[_Task], task: _Task) -> _Task:
-    """Keep a task until it has ended; the loop itself does not."""
+    """Hold a reference to a task until it has ended; the loop does not."""
     tasks.add(task)
     task.add_done_callback(tasks.discard)
     return task

@@ -1,8 +1,8 @@
 """From a section to a plugin: its class found, configured, constructed, and examined against the contract.
 
-Owns: what a plugin must have to be taken in, and the words in which one is refused. All of it runs plugin code, so it
-belongs into a thread (`Runner.load`).
-Refuses: to take a plugin in, and to know who else claims what it claims (the registry's).
+Owns: what a plugin must have to be accepted, and how a refusal is worded. All of it runs plugin code, so it belongs in
+a thread (`Runner.load`).
+Refuses: to register a plugin, and to know who else claims the same name (the registry's).
 """
 
 import inspect
@@ -45,7 +45,7 @@ class Hooks:
 
 
 def construct(instance: Instance, make_host: Callable[[str], Host], tell: Callable[[Location, str], str]) -> None:
-    """Make the plugin of an instance, which can be called for its own life then, and note whose class it is.
+    """Construct the plugin of an instance, so that its life-cycle hooks can be called, and note its distribution.
 
     Raises:
         PluginRefused: it cannot be loaded; the message says at which step.
@@ -72,7 +72,7 @@ def examine(instance: Instance, plugin: object) -> None:
     """Check a constructed plugin against the contract, and give it to its instance. Calls its `claims`.
 
     Raises:
-        PluginRefused: see `examine_hooks`; a claim that is malformed, twice there, or without a hook that it needs.
+        PluginRefused: see `examine_hooks`; or a claim is malformed, repeated, or lacks a hook that it needs.
     """
     hooks = examine_hooks(instance.name, plugin, instance.distribution)
     hook_callers = callers(plugin, hooks.own, ())
@@ -106,7 +106,7 @@ def examine_hooks(name: str, plugin: object, distribution: str) -> Hooks:
     table = hook_table()
     try:
         table.register(plugin, name)
-        table.check_pending()  # register() takes a misnamed hook without a word
+        table.check_pending()  # register() silently accepts a misnamed hook
     except (pluggy.PluginValidationError, ValueError) as error:
         raise PluginRefused(f"{who} breaks the contract: {_misnamed(table, plugin) or error}") from error
     impls = [impl for caller in table.get_hookcallers(plugin) or () for impl in caller.get_hookimpls()]
@@ -119,11 +119,7 @@ def examine_hooks(name: str, plugin: object, distribution: str) -> Hooks:
 
 
 def check_claim(claim: Claim) -> None:
-    """Refuse a name that a caller would refuse later, and less clearly.
-
-    Raises:
-        InvalidRequest: the message says which rule is broken.
-    """
+    """Raise InvalidRequest, with the broken rule, for a name that a caller would refuse later and less clearly."""
     check = _NAMES.get(claim.kind)
     if check is None:
         raise InvalidRequest(f"{claim.kind!r} is no kind of claim; known: {', '.join(_NAMES)}")
@@ -134,14 +130,14 @@ def check_claim(claim: Claim) -> None:
 
 
 def unmarked(plugin: type[object]) -> tuple[str, ...]:
-    """Return the methods that have the name of a hook and are not marked as one: nobody calls them."""
+    """Return the methods that are named like a hook but not marked as one: nobody calls them."""
     mark = "nodeplug_impl"  # what `hookimpl` leaves on a function
     methods = {name: getattr(plugin, name, None) for name in ANSWERS}
     return tuple(name for name, method in methods.items() if callable(method) and not hasattr(method, mark))
 
 
 def _misnamed(table: pluggy.PluginManager, plugin: object) -> str:
-    """Say which hook or argument has no place in the contract; empty when names are not what is wrong."""
+    """Name the hook or argument that the contract does not have; empty when something else is wrong."""
     for name in dir(plugin):
         if table.parse_hookimpl_opts(plugin, name) is None:
             continue

@@ -1,8 +1,8 @@
 """The daemon's own folders, and those that plugins are promised.
 
-Owns: making them when the daemon starts, and again when somebody has removed them, beside the event loop.
-Refuses: to touch what is there already: mkdir(2) takes the right to write first, and a frozen disk grants none, for a
-folder that exists as little as for another.
+Owns: making them when the daemon starts, and again if they were removed, off the event loop.
+Refuses: to touch existing ones: mkdir(2) first asks for write access, which blocks on a frozen filesystem even if the
+folder exists.
 """
 
 import logging
@@ -22,11 +22,7 @@ LOG: Final = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class OwnFolders:
-    """The folders below the state and the run folder. Used from the event loop alone, but for `make_for`.
-
-    Attributes:
-        paths: of the node.
-    """
+    """The folders below the state and the run folder. Used only from the event loop, except `make_for`."""
 
     paths: Paths
     _lane: Lane = field(init=False)
@@ -35,12 +31,9 @@ class OwnFolders:
         self._lane = Lane(f"the state folder {self.paths.state}")
 
     async def make(self, then: Callable[[], None]) -> None:
-        """Make what a daemon cannot be without, and do what needs it.
+        """Make the folders that the daemon needs, then call `then`; raise PluginError if one cannot be made.
 
-        A disk that does not answer keeps no daemon from starting: `then` is done when it does.
-
-        Raises:
-            PluginError: a folder cannot be made.
+        A disk that does not answer must not keep the daemon from starting: `then` runs when it answers.
         """
 
         def work() -> None:
@@ -53,27 +46,19 @@ class OwnFolders:
             LOG.error("starting all the same: %s", error)
 
     def make_for(self, plugin: str) -> tuple[Path, Path]:
-        """Make the state and the run folder of a plugin, in the thread that loads it, and return them.
-
-        Raises:
-            PluginError: one cannot be made.
-        """
+        """Make and return a plugin's state and run folder, in the thread that loads it; may raise PluginError."""
         state, run = self._of(plugin)
         _make(state, run)
         return state, run
 
     async def keep(self, plugins: Iterable[str]) -> None:
-        """Make the plugins' folders again when somebody has removed them: they were promised to exist."""
+        """Make the plugins' folders again if they were removed: plugins are promised that they exist."""
         folders = [folder for name in plugins for folder in self._of(name)]
-        with suppress(Unanswered):  # the disk is frozen, and says so itself (`StateDisk`)
+        with suppress(Unanswered):  # the disk is frozen, and `StateDisk` reports that
             await self._lane.run(lambda: _make_again(folders))
 
     def others(self, present: Iterable[str]) -> list[str]:
-        """Name, as the files are, the sections that have something here and are not present. May block.
-
-        Raises:
-            OSError: a folder cannot be read.
-        """
+        """Return the file names of absent sections that have something here. May block, may raise OSError."""
         places = [self.paths.journal, self.paths.state / "plugins", self.paths.run / "plugins"]
         found = {one.name for place in places if place.is_dir() for one in place.iterdir() if one.is_dir()}
         return sorted(found - {file_name(name) for name in present})
@@ -84,7 +69,7 @@ class OwnFolders:
 
 
 def _make(*folders: Path) -> None:
-    """Make folders for root alone, unless they exist. May block."""
+    """Make folders that only root can enter, unless they exist. May block."""
     for folder in folders:
         try:
             if not folder.is_dir():
@@ -95,5 +80,5 @@ def _make(*folders: Path) -> None:
 
 def _make_again(folders: Iterable[Path]) -> None:
     for folder in folders:
-        with suppress(PluginError):  # a plugin that writes there gets the error, and says it better
+        with suppress(PluginError):  # a plugin that writes there gets a better error
             _make(folder)

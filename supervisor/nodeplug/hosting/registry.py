@@ -1,9 +1,7 @@
-"""Which plugins are taken in, and the way to each claim.
+"""Which plugins are registered, and the route to each claim.
 
 Owns: the slots of all sections, and which plugin serves which claim.
 Refuses: to call any hook, and to load (`loading`).
-
-A request is for exactly one plugin: a route leads to the owner of the claim and every plugin's wrappers (`dispatch`).
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -40,12 +38,7 @@ class Difference:
 
 @dataclass(slots=True)
 class Registry:
-    """The slots of all sections, and which claims lead to them. Used from the event loop alone.
-
-    Attributes:
-        slots: by section name, of the sections that there are.
-        order: of the sections in the configuration.
-    """
+    """The slots of all sections by name, their order, and the routes to their claims. Used only from the event loop."""
 
     slots: dict[str, Slot] = field(default_factory=dict)
     order: tuple[str, ...] = ()
@@ -54,28 +47,28 @@ class Registry:
 
     @property
     def plugins(self) -> dict[str, Instance]:
-        """The plugins that are taken in, by section name. Any thread may ask."""
+        """The registered plugins, by section name. Safe in any thread."""
         return {name: slot.loaded for name, slot in list(self.slots.items()) if slot.loaded is not None}
 
     @property
     def calls(self) -> list[tuple[Call, bool]]:
-        """Every call in flight, the oldest first, and whether it is overdue; also those of sections that are gone."""
+        """Every call in flight, oldest first, and whether it is overdue; calls of removed sections included."""
         calls = [(one.call, one in slot.overdue) for slot in self._known.values() for one in slot.calls.values()]
         return sorted(calls, key=lambda one: one[0].started)
 
     def slot(self, name: str) -> Slot:
-        """Return the slot of a section: one that comes back finds the calls that its plugin has left behind."""
+        """Return the slot of a section; a section that comes back finds the calls that its plugin left behind."""
         return self._known.setdefault(name, Slot(name))
 
     def expect(self, instance: Instance) -> None:
-        """Let an instance stand for its section from now on, with nothing said about it that was not said before."""
+        """Let an instance stand for its section from now on, without the faults of an earlier one."""
         slot = self.slots[instance.name] = instance.slot
         if slot.instance is not instance:
             slot.instance, slot.state, slot.retry_after = instance, "starting", FIRST_RETRY
             slot.fault = slot.outdone_by = slot.rejected = ""
 
     def compare(self, wanted: Mapping[str, PluginSection]) -> Difference:
-        """Compare the sections that there are with those of a configuration. A changed deadline changes no plugin."""
+        """Compare the present sections with those of a configuration. A changed deadline changes no plugin."""
         now = {name: slot.instance.section for name, slot in self.slots.items()}
 
         def differs(name: str) -> bool:
@@ -90,11 +83,7 @@ class Registry:
     def load(
         self, name: str, plugin: object, distribution: str, deadlines: Mapping[str, float] = MappingProxyType({})
     ) -> Instance:
-        """Examine a constructed plugin that needs no start and serve it; nothing is registered when it is refused.
-
-        Raises:
-            PluginRefused: see `examine` and `adopt`.
-        """
+        """Examine a constructed plugin that needs no start and serve it; if it is refused, nothing is registered."""
         instance = Instance(self.slot(name), PluginSection(), distribution)
         examine(instance, plugin)
         self.adopt(instance)
@@ -103,46 +92,42 @@ class Registry:
         return instance
 
     def adopt(self, instance: Instance) -> None:
-        """Take in a loaded instance, in the place of the one that its slot has.
-
-        Raises:
-            PluginRefused: one of its claims has another owner; both are named.
-        """
+        """Register a loaded instance in its slot; raise PluginRefused if a claim has another owner, with both names."""
         verdict = self.admissible([instance])
         if instance.name in verdict.refused:
             raise PluginRefused(verdict.refused[instance.name])
         self.exchange((), [instance])
 
     def admissible(self, candidates: Iterable[Instance], leaving: Collection[str] = ()) -> Verdict:
-        """Tell which candidates can be taken in together, once the plugins `leaving` are gone; see `claimants`."""
+        """Return which candidates can be registered together, once the plugins `leaving` are gone; see `claimants`."""
         present = {name: loaded for name, loaded in self.plugins.items() if name not in leaving}
         return settle(present, candidates, self.order)
 
     def exchange(self, leaving: Iterable[str], entering: Iterable[Instance]) -> None:
-        """Let plugins go and others take their places, in one step: each claim leads to its new owner from now on."""
+        """Remove plugins and register others in one step, after which each claim leads to its new owner."""
         for name in leaving:
             if (gone := self.slots.pop(name, None)) is not None:
                 gone.loaded = None
-                gone.enter("refused")  # who waits there goes on to another owner, or to none
+                gone.enter("refused")  # calls that wait there go on to another owner, or to none
         for instance in entering:
             self.expect(instance)
             instance.slot.loaded = instance
         self._rebuild()
 
     def end(self) -> None:
-        """Forget every section and refuse calls for good; claims still lead to their slots, which say why."""
+        """Forget every section and refuse all further calls; claims still lead to their slots, which say why."""
         for slot in self.slots.values():
             slot.loaded = None
             slot.enter("ended")
         self.slots.clear()
 
     def route(self, kind: ClaimKind, name: str) -> Route:
-        """Return the way to a claim.
+        """Return the route to a claim.
 
         Raises:
             NotFound: nobody claims it; the message lists what is claimed.
-            Ending: its owner has been stopped, because the daemon ends.
-            TryAgain: its owner does not run at present, or may be one that still loads; the message says why.
+            Ending: its owner was stopped because the daemon is ending.
+            TryAgain: its owner is not running, or a plugin that still loads may claim it; the message has the reason.
         """
         route = self._routes.get((kind, name))
         if route is None:
@@ -168,11 +153,11 @@ class Registry:
         return [(route.claim, route.hooks) for route in self._routes.values() if isinstance(route.claim, kind)]
 
     def _rebuild(self) -> None:
-        """Renew all callers: a plugin that came or went may have brought or taken wrappers."""
-        # Delegation reads the table from the threads of calls, so it is swapped whole.
+        """Renew all callers: plugins that came or went may have changed the wrappers."""
+        # Delegation reads the table from the threads of calls, so it is replaced as a whole.
         routes: dict[tuple[ClaimKind, str], Route] = {}
         ranks = {name: rank for rank, name in enumerate(self.order)}
-        # By their order in the configuration: of two wrappers the same one is the outer one after a restart.
+        # In the order of the configuration, so that a restart nests wrappers in the same way.
         ordered = sorted(self.plugins.values(), key=lambda one: ranks.get(one.name, len(ranks)))
         for one in ordered:
             others = [(other.plugin, other.wrappers) for other in ordered if other is not one]

@@ -1,9 +1,9 @@
 """Reading the configuration again while the daemon runs.
 
-Owns: which configuration is in force, why a newer one is not, and the steps of a reload: read, compare, apply, tell,
-count. Each new state of the files is handled once, and again whenever somebody asks (SIGHUP).
-Refuses: the life of plugins (`lifecycle`), noticing that a file changed (`config.watch`), and to end the daemon:
-whatever is wrong with a new configuration, and with reading it, the running one stays.
+Owns: which configuration is in force, why a newer one is not, and the steps of a reload: read, compare, apply, report,
+count. Each new state of the files is handled once, and again on request (SIGHUP).
+Refuses: the life of plugins (`lifecycle`), noticing that a file changed (`config.watch`), and ending the daemon: if a
+new configuration is wrong or cannot be read, the running one stays.
 """
 
 import asyncio
@@ -27,10 +27,10 @@ _SETTLE: Final = 0.2
 
 @dataclass(slots=True)
 class Reloader:
-    """The configuration of a running daemon. Used from the event loop alone.
+    """The configuration of a running daemon. Used only from the event loop.
 
     Attributes:
-        reading: what is in force; its `[supervisor]` is that of the start.
+        reading: what is in force; its `[supervisor]` is the one from the start.
         read: reads the files again; it may block.
         error: why the newest configuration is not in force; empty when it is.
     """
@@ -48,7 +48,7 @@ class Reloader:
     _under_way: "asyncio.Future[Reading] | None" = None
 
     def ask(self) -> None:
-        """Have the files read again, and what was refused tried again even if they are the same."""
+        """Have the files read again, and retry what was refused even if they are unchanged."""
         self._asked = True
         self._changed.set()
 
@@ -89,7 +89,7 @@ class Reloader:
             notify.ready()
 
     async def _read(self) -> Reading | None:
-        """Return what the files say; None when they cannot be read in time: it goes on once they can."""
+        """Return what the files say; None if that takes too long, in which case `run` is woken when it is done."""
         if self._under_way is None:
             self._under_way = aside(lambda: self.read(self.reading), "read the configuration")
         done, _ = await asyncio.wait({self._under_way}, timeout=self.patience)
@@ -123,7 +123,7 @@ class Reloader:
 
 
 def _outcome(changes: Difference, refused: list[str]) -> str:
-    """Return "applied", "refused" when nothing of it is in force, or "partly refused"."""
+    """Return "applied", "partly refused", or "refused" when nothing of it is in force."""
     if not refused:
         return "applied"
     taken = {*changes.removed, *changes.added, *changes.changed} - set(refused)

@@ -1,14 +1,13 @@
 """The only caller of plugin code.
 
-Owns: one fresh daemon thread per call, admission (a call waits until its slot lets it in, and goes to whom its claim
-leads to then), the answer in time, the check of what a hook returns, and the turn of every stray exception into a
-PluginError.
+Owns: one new daemon thread per call, admission (a call waits until its slot admits it, and goes to the claim's owner at
+that time), the answer in time, the check of what a hook returns, and turning stray exceptions into a PluginError.
 Refuses: pools (a thread in D state or in a foreign namespace must never be reused), plugin code on the event loop,
-wire formats, and to know by itself who may be called (the slot's).
+wire formats, and deciding who may be called (the slot's).
 
-A fresh thread makes namespace hygiene structural: it starts in the caller's network namespace and ends with the call.
-A call that outlasts its deadline is answered DeadlineExceeded; its thread is left behind, visible by name, its key
-stays busy and its descriptors stay open until it really ends, so their numbers cannot be reused under it.
+A new thread makes namespace hygiene structural: it starts in the daemon's network namespace and ends with the call.
+A call past its deadline is answered DeadlineExceeded. Its thread is left behind, visible by name; until it really ends,
+its key stays busy and its descriptors stay open, so that their numbers cannot be reused under it.
 """
 
 import asyncio
@@ -27,14 +26,13 @@ from nodeplug.hosting.strays import Strays
 
 Hook = Callable[..., Any]
 Way = Route | Instance
-"""To the owner of a claim, whoever that is when the call is admitted; or to one instance, for its own life."""
+"""To the owner of a claim at the time of admission; or to one instance, for its own life."""
 
 
 def check_answer(plugin: str, hook: str, answer: Any) -> Any:
-    """Return the answer of a hook if it has a type that the contract allows.
+    """Return the answer of a hook; raise PluginError if the contract does not allow its type.
 
-    Raises:
-        PluginError: it has not; an ADD without a result must become error 999, not an empty stdout.
+    An ADD without a result must become error 999, not an empty stdout.
     """
     allowed = ANSWERS[hook]
     names = " or ".join("a list or tuple" if kind is Sequence else kind.__name__ for kind in allowed.types)
@@ -52,12 +50,12 @@ def check_answer(plugin: str, hook: str, answer: Any) -> Any:
 
 @dataclass(slots=True)
 class Runner:
-    """Calls hooks. Used from the event loop alone, hence no locks.
+    """Calls hooks. Used only from the event loop, hence no locks.
 
     Attributes:
-        finished: told of each call once, when its caller is answered, with its error if it has one. For requests of
-            the exec protocols their front does the telling: one request may take several hooks, or none.
-        strays: tells of exceptions that are no PluginError.
+        finished: called once per call when its caller is answered, with its error if any. For requests of the exec
+            protocols their front does it: one request may take several hooks, or none.
+        strays: logs exceptions that are not a PluginError.
     """
 
     finished: Callable[[Call, PluginError | None], None] = lambda _call, _error: None
@@ -65,10 +63,10 @@ class Runner:
 
     @contextmanager
     def visiting(self, route: Route) -> Iterator[Route]:
-        """Enter another plugin in the thread of a call, as delegation does; waits while that plugin is being exchanged.
+        """Enter another plugin in the thread of a call, as delegation does; wait while that plugin is being exchanged.
 
-        The plugin is not stopped for an exchange before the `with` block ends. A plugin that the thread is in already
-        is entered at once, and in the same instance: its exchange waits for this very call.
+        An exchange does not stop the plugin before the `with` block ends. A plugin that the thread is already inside is
+        entered at once, and in the same instance: its exchange waits for this very call.
 
         Raises:
             TryAgain: the plugin is not ready within the deadline of the call.
@@ -115,19 +113,19 @@ class Runner:
         """Call one hook in a thread of its own, wait for its answer, and check it against the contract.
 
         Args:
-            route: the plugin that owns the claim; after a reload the call goes to the one that owns it then.
+            route: the plugin that owns the claim; after a reload the call goes to the new owner.
             hook: a hook that `route.hooks` names.
-            call: the request that is being served; `call.key` serialises calls of one plugin.
+            call: the request; `call.key` serialises calls of one plugin.
             arguments: the hook's arguments by name.
             enter: the network namespace in which the thread starts.
             done: closes what the call owns: called once, in the thread, when the hook has ended or is not reached.
-            around: what is called instead of the hook, made from the hook of the instance that gets the call.
-            start: has `run` called in a thread where nothing else runs meanwhile; None: in a fresh one.
+            around: makes what is called instead of the hook, from the hook of the instance that gets the call.
+            start: has `run` called in a thread where nothing else runs meanwhile; None: in a new one.
 
         Raises:
             DeadlineExceeded: the hook did not end in time; it is still running.
-            TryAgain: the plugin is quarantined, or at the deadline an earlier call for the key is still running or the
-                plugin still being exchanged.
+            TryAgain: the plugin is quarantined, or at the deadline it is still being exchanged or an earlier call for
+                the key is still running.
             PluginError: what the plugin raised, or a wrapping of anything else that it raised.
         """
 
@@ -150,10 +148,7 @@ class Runner:
     async def load(self, instance: Instance, work: Callable[[], Any]) -> Any:
         """Run the code of a plugin that is not loaded yet: its module, its constructor, its claims.
 
-        Raises:
-            DeadlineExceeded: it did not end in time; it is still running.
-            TryAgain: an earlier load of the same plugin is still running.
-            PluginError: what it raised, or a wrapping of anything else that it raised.
+        It raises what `call` raises; TryAgain while an earlier load of the same plugin is still running.
         """
         call = Call("load", f"plugin:{instance.name}", key=f"loading of {instance.name}")
         seconds = instance.slot.deadline("claims")
@@ -184,9 +179,9 @@ class Runner:
         return await self._run(admitted, begun, start)
 
     async def _admitted(self, route: Way, key: str | None, seconds: float) -> Way:
-        """Wait until the slot lets a call in and nobody else works on the key; return the way as it is then.
+        """Wait until the slot admits a call and no other works on the key; return the route as it is then.
 
-        The caller must not wait before it uses the answer: what was looked at last holds until then.
+        The caller must use the route before it awaits anything: what was checked holds only until then.
         """
         what = ""
         try:
@@ -222,11 +217,7 @@ class Runner:
 
 
 def invoke(route: Way, hook: str, arguments: Mapping[str, Any]) -> Any:
-    """Call a hook in the calling thread and check its answer: for a hook that runs inside another one's call.
-
-    Raises:
-        PluginError: see `Runner.call`.
-    """
+    """Call a hook in the calling thread, inside another hook's call, and check its answer."""
     return check_answer(route.slot.name, hook, route.callers[hook](**arguments))
 
 

@@ -1,22 +1,21 @@
-"""What the life cycle of plugins tells to whatever serves their devices.
+"""What the life cycle of plugins reports to the code that serves their devices.
 
-Owns: the four moments of it.
-Refuses: how devices are served (see `nodeplug.device.resources`). What is here serves none: it is for a life cycle
-without a kubelet.
+Owns: the four events.
+Refuses: how devices are served (`nodeplug.device.resources`). This class serves none, for a life cycle without kubelet.
 """
 
 
 class ServedDevices:
-    """What serves the resources of plugins, and must know how these are."""
+    """Is told what happens to the plugins whose resources it serves."""
 
     def serve(self, plugin: str) -> None:
-        """Serve what a plugin that runs now claims; what is served already stays so."""
+        """Serve what a running plugin now claims; what is already served stays served."""
 
     def hold(self, plugin: str) -> None:
         """Keep what is served, and ask nothing of the plugin until the next `serve`."""
 
     def withdraw(self, plugin: str) -> None:
-        """Tell that no instance of the plugin could be started; its slot says why."""
+        """Note that no instance of the plugin could be started; its slot has the reason."""
 
     async def end(self, plugin: str) -> None:
-        """End what is served and no other plugin claims; awaited before the plugin is stopped."""
+        """End what is served and claimed by no other plugin; awaited before the plugin is stopped."""

@@ -1,12 +1,12 @@
-"""One `[plugins.<name>]` section, as everybody meets it.
+"""One `[plugins.<name>]` section, as the rest of the daemon sees it.
 
-Owns: the instance that stands for the section, the gate before it, the calls inside it, how long each may take, and
-how the section is, in words. Whether a plugin may be called now is said here and nowhere else.
+Owns: the instance that stands for the section, the gate before it, the calls inside it, how long each may take, and the
+state of the section in words. Only this module decides whether a plugin may be called now.
 Refuses: to change by itself: `lifecycle` leads instances through their lives, `runner` runs the calls, and `registry`
-says which claims lead here.
+knows which claims lead here.
 
 The gate follows the state: open while the plugin runs; held during an exchange: calls wait, each within its deadline;
-closed otherwise: calls are refused with the reason. It stands before claims alone: an instance's own life passes by it.
+closed otherwise: calls are refused with the reason. Only claims pass it: an instance's life-cycle hooks do not.
 """
 
 import asyncio
@@ -24,11 +24,11 @@ from nodeplug.hosting.hook_call import HookCall
 LOG: Final = logging.getLogger(__name__)
 State = Literal["starting", "running", "failed", "refused", "ended"]
 FIRST_RETRY: Final = 1.0
-"""Seconds between the first start that failed and the next."""
+"""Seconds between the first failed start and the next."""
 OVERDUE_LIMIT: Final = 4
-"""How many overdue calls quarantine a plugin; the first that returns sets it free."""
+"""How many overdue calls quarantine a plugin; the first that returns lifts the quarantine."""
 ASIDES: Final = frozenset({"inspect", "metrics"})
-"""Hooks whose overdue calls quarantine nothing: each has one key, and no caller of a plugin needs them."""
+"""Hooks whose overdue calls do not count for quarantine: each has one key, and no caller of a plugin needs them."""
 DEFAULT_DEADLINES: Final[Mapping[str, float]] = {
     "claims": 60,  # loading as a whole: the import, the constructor and claims()
     "prepare": 60,
@@ -49,7 +49,7 @@ DEFAULT_DEADLINES: Final[Mapping[str, float]] = {
     "cni_status": 5,
     "volume_wait_attached": 600,
 }
-"""Seconds per hook; every other hook has 120. A plugin's section may say otherwise."""
+"""Seconds per hook; every other hook has 120. A plugin's section may override them."""
 _OTHER_DEADLINE: Final = 120.0
 
 
@@ -58,17 +58,13 @@ class Instance:
     """One construction of a section's plugin, from its loading to its stop.
 
     Attributes:
-        slot: of its section.
-        section: the configuration that it is made from.
-        distribution: whose class it is; empty until it is found.
-        plugin: the object, once it is constructed and examined; so is what follows.
-        claims: what it answers to.
+        distribution: where its class comes from; empty until it is found.
+        plugin: set once it is constructed and examined, as are its claims, hooks, wrappers and callers.
         hooks: the hooks that it implements.
         wrappers: the hooks of others that it wraps.
-        callers: by hook name; calls the plugin and, once it is taken in, all wrappers, also those that come later.
-        begun: its `prepare` was called, or its `start` has succeeded, so that its `stop` is due.
-        beginning: done when a `start` that is under way has ended.
-        number: tells instances apart.
+        callers: by hook name; calls the plugin and, once registered, all wrappers, later ones included.
+        begun: its `prepare` was called, or its `start` has succeeded, so its `stop` must be called.
+        beginning: done when a `start` in progress has ended.
     """
 
     slot: "Slot"
@@ -99,28 +95,27 @@ class Instance:
         return f"plugin {self.name!r} of {self.distribution}"
 
     def now(self) -> "Instance":
-        """Return where a call for it goes now, as a route does: to this very instance, whatever became of its slot."""
+        """Return this instance, whatever became of its slot; a `Route` returns the present owner instead."""
         return self
 
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """Everything about one section. Used from the event loop alone, but for reading.
+    """Everything about one section. Used only from the event loop, except for reading.
 
     Attributes:
-        name: the section's name.
         deadlines: seconds by hook, where they differ from the defaults.
-        instance: the one that serves or is to; without one, the last attempt.
-        loaded: the same, once it is taken in: its claims lead here, whether the gate lets calls in or not.
+        instance: the one that serves or is to serve; without one, the last attempt.
+        loaded: the same, once registered: its claims lead here, whether the gate is open or not.
         state: "refused" cannot be loaded; "failed" its start raised or its loading hangs; "ended" with the daemon.
-        fault: why it is refused, failed or not healthy; empty when all is well.
+        fault: why it is refused, failed or unhealthy; empty otherwise.
         outdone_by: who has what it claims, if that is why it is refused.
-        rejected: why a newer section is not in force, and this one still is; empty when there is none.
+        rejected: why a newer section is not in force and this one still is; empty when there is none.
         retry_at: `time.monotonic()` of the next start, when failed.
         retry_after: seconds of the present backoff.
-        calls: inside it, by what they are about; one call per key runs at a time.
-        overdue: those of them that were answered without their hook.
-        visits: other plugins' calls that are inside it, by delegation; each is done when that one has left.
+        calls: inside it, by key; one call per key runs at a time.
+        overdue: those whose callers were answered before the hook ended.
+        visits: other plugins' calls inside it, by delegation; each is done when that call has left.
     """
 
     name: str
@@ -143,33 +138,33 @@ class Slot:
 
     @property
     def reason(self) -> str:
-        """Everything that is wrong with it; empty when all is well."""
+        """Everything that is wrong with it; empty when nothing is."""
         return "; ".join(filter(None, (self.fault, self.rejected)))
 
     @property
     def loading(self) -> bool:
-        """Whether it loads for the first time: what it will claim is not known yet."""
+        """Whether it is loading for the first time, so that its claims are not known yet."""
         return self.state == "starting" and self.loaded is None and not self.fault
 
     # --- the gate -----------------------------------------------------------------------------------------------
 
     def enter(self, state: State, fault: str = "") -> None:
-        """Go over to a state; the calls that wait at the gate go on, to the plugin or to its refusal."""
+        """Change to a state; calls that wait at the gate go on, to the plugin or to its refusal."""
         self.state, self.fault, held, self._held = state, fault, self._held, None
         if held is not None:
             held.set_result(None)
 
     def hold(self) -> None:
-        """Let calls wait at the gate, each within its deadline, until a state is entered."""
+        """Make calls wait at the gate, each within its deadline, until a state is entered."""
         if self._held is None:
             self._held = asyncio.get_running_loop().create_future()
 
     def check(self) -> None:
-        """Succeed when calls may come in, now or after a wait.
+        """Return if calls may come in, now or after a wait.
 
         Raises:
             Ending: the daemon ends.
-            TryAgain: the plugin does not run, and no exchange is under way; the message says why.
+            TryAgain: the plugin is not running, and no exchange is in progress; the message has the reason.
         """
         if self.state == "ended":
             raise Ending("the daemon is ending; ask again in a moment")
@@ -178,11 +173,9 @@ class Slot:
             raise TryAgain(f"plugin {self.name!r} is not running: {why}")
 
     def obstacle(self, key: str | None, *, gated: bool) -> "tuple[str, asyncio.Future[Any]] | None":
-        """Return what a call has to wait for, in words, and what is done when that may be over; None: it may begin.
+        """Return what a call must wait for, in words, and a future for when that may be over; None: it may begin.
 
-        Args:
-            key: what the call is about; None when that does not matter.
-            gated: whether it has to wait while the gate is held.
+        A call without a key waits for no other call. Only a `gated` one waits while the gate is held.
         """
         if gated and self._held is not None:
             return f"plugin {self.name!r} is being reloaded and does not run", self._held
@@ -212,12 +205,12 @@ class Slot:
             )
 
     def let_in(self, call: HookCall) -> None:
-        """Have a call inside until its hook has really ended."""
+        """Keep a call inside until its hook has really ended."""
         self.calls[call.key] = call
         call.outcome.add_done_callback(lambda _: self._let_out(call))
 
     def leave_behind(self, call: HookCall) -> None:
-        """Note that nobody waits for a call any more, though its hook goes on."""
+        """Note that nobody waits for a call any more, although its hook goes on."""
         if not call.outcome.done():
             self.overdue.add(call)
             LOG.warning("%s of plugin %s is overdue in thread %s", call.hook, call.plugin, call.name)
@@ -228,23 +221,21 @@ class Slot:
             self.overdue.remove(call)
             LOG.warning("the overdue %s of plugin %s ended after %.1f s", call.hook, call.plugin, call.call.age)
         if not call.outcome.cancelled():
-            call.outcome.exception()  # seen: an overdue call's error has nobody left to tell but the log
+            call.outcome.exception()  # marked as retrieved: only the log is left to tell of an overdue call's error
 
     def inside(self) -> "set[asyncio.Future[Any]]":
-        """Return the calls that are inside and may still end in time; each is done when it has ended."""
+        """Return a future for each call inside that may still end in time."""
         return {call.outcome for call in self.calls.values() if call not in self.overdue} | self.visits
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """The way to one claim, as it was when somebody asked for it.
+    """The route to one claim, as it was when it was looked up.
 
     Attributes:
-        slot: of its owner.
-        hooks: the hooks that the owner implements.
         callers: by hook name; calls the owner and all wrappers. Kept up to date when plugins come and go.
-        now: returns the way as it is now: the claim may have got another owner, or its owner another instance. Raises
-            what `Registry.route` does.
+        now: returns the present route, since the claim's owner or its instance may have changed; raises what
+            `Registry.route` does.
     """
 
     slot: Slot

@@ -1,7 +1,7 @@
-"""Exceptions of plugins that are no PluginError.
+"""Exceptions of plugins that are not a PluginError.
 
-Owns: the traceback in the log, once for each request, and once for each fault of what the daemon's own timers call: a
-listing that fails the same way every ten seconds says it once.
+Owns: the traceback in the log: once per request, but once per fault for hooks that the daemon's own timers call, so
+that a listing that fails the same way every ten seconds is logged once.
 Refuses: to catch anything (the runner does), and to show what the request hides.
 """
 
@@ -16,17 +16,17 @@ from nodeplug.hosting.call import Call
 LOG: Final = logging.getLogger(__name__)
 _TIMED: Final = frozenset({"device_list", "device_released", "health", "metrics"})
 _PLACES: Final = 20
-"""Innermost frames that tell one fault from another."""
+"""Innermost frames that distinguish faults."""
 
 
 @dataclass(slots=True)
 class Strays:
-    """What was told last of each hook that a timer calls. Used from the threads of calls: one entry, one owner."""
+    """The last fault of each hook that a timer calls. Used from the threads of calls: each entry has one writer."""
 
     _told: dict[tuple[str, str], tuple[str, str]] = field(default_factory=dict)
 
     def told(self, plugin: str, hook: str, call: Call, error: BaseException) -> PluginError:
-        """Log what a hook of a section raised, and return what the caller is told."""
+        """Log what a hook of a section raised, and return the caller's error."""
         kind = clip(type(error).__name__, 100)
         text = call.mask(text_of(error))
         fault = f"{hook} of plugin {plugin!r} raised {kind}: {clip(text, SHOWN // 2)}"
@@ -36,8 +36,8 @@ class Strays:
             return PluginError(f"{fault} (request {call.id}; the daemon's log has the traceback at request {first})")
         if hook in _TIMED:
             self._told[plugin, hook] = place, call.id
-        # Many an exception carries what it was about: a failed subprocess.run, its whole argv. Where something is to be
-        # hidden, lines of code alone tell where it came from; what led to it (`__cause__`) would bring its text along.
+        # Exceptions often carry their subject: a failed subprocess.run, its argv. Where something must stay hidden, the
+        # traceback shows only lines of code, and no `__cause__`, which would bring its text along.
         shown = error if call.mask is str else (PluginError, PluginError(f"{kind}: {text}"), error.__traceback__)
         LOG.error("%s of plugin %s raised %s", hook, plugin, kind, exc_info=shown)
         return PluginError(f"{fault} (request {call.id}; the daemon's log has the traceback)")
