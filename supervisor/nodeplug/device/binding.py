@@ -20,7 +20,7 @@ _TURN: Final = 0.25
 
 @dataclass(slots=True)
 class Binding:
-    """The way to the plugin of one resource, shared by all who serve it. Used from the event loop alone.
+    """The way to the plugin of one resource, shared by all who serve it. Used only from the event loop.
 
     Attributes:
         route: the plugin that owns the resource.
@@ -64,7 +64,7 @@ class Binding:
     async def settled(self, hook: str) -> Route:
         """Wait for the first list after an exchange: what is granted before it would be the former instance's.
 
-        An exchange may outlast a plugin's deadline: kubelet sets none, and a refusal ends the pod for good.
+        An exchange may outlast a plugin's deadline: kubelet sets none, and a refusal fails the pod permanently.
 
         Args:
             hook: whose deadline is to be waited where no exchange is under way, since its start has failed.

@@ -39,10 +39,10 @@ _DESCRIBING: Final = (str, int, bool)
 
 
 def encode_options(hooks: frozenset[str]) -> pb.DevicePluginOptions:
-    """Derive what kubelet is told about a plugin from the hooks that it has.
+    """Derive the options that kubelet gets for a plugin from the hooks that it has.
 
-    The same message belongs into RegisterRequest (read by old kubelets alone) and into the answer of
-    GetDevicePluginOptions (read by new kubelets alone).
+    The same message belongs in RegisterRequest (read only by old kubelets) and in the answer of
+    GetDevicePluginOptions (read only by new kubelets).
     """
     return pb.DevicePluginOptions(
         pre_start_required="device_prestart" in hooks,
@@ -145,7 +145,7 @@ def _all_unhealthy(devices: Sequence[Device]) -> pb.ListAndWatchResponse:
 def decode_allocate(
     resource: ResourceName, request: pb.AllocateRequest, devices: Mapping[DeviceId, Device]
 ) -> tuple[DeviceAllocate, ...]:
-    """Read an Allocate about the list that kubelet was told last: one value per container (kubelet sends one per call).
+    """Read an Allocate against the list that kubelet got last: one value per container (kubelet sends one per call).
 
     Raises:
         InvalidRequest: no container, a container without ids, or an id named twice.
@@ -276,7 +276,7 @@ class Preference:
 
 
 def usable_preference(request: DevicePrefer, answer: Sequence[DeviceId] | None) -> Preference:
-    """Keep of an answer what kubelet can use: available ids, each once, at most `size` of them.
+    """Keep what kubelet can use of an answer: available ids, each once, at most `size` of them.
 
     Kubelet fills up a short answer at random and old ones stumble over foreign ids, so these are dropped here and
     named in the complaint, for the log.

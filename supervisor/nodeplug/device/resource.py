@@ -29,7 +29,7 @@ _SETTLE: Final = 0.05
 
 @dataclass(frozen=True, slots=True)
 class ResourceStatus:
-    """How a resource is, for status, metrics and health.
+    """The state of a resource, for status, metrics and health.
 
     Attributes:
         error: what is wrong, or empty. A failing `device_list` goes before a failing registration.
@@ -129,7 +129,7 @@ class ResourceTask:
         self._asked.set()
 
     def status(self) -> ResourceStatus:
-        """Tell how the resource is."""
+        """Return the status of the resource."""
         current = self._snapshots.current
         server, away = self._registration.server, self._registration.away
         return ResourceStatus(
@@ -210,7 +210,7 @@ class ResourceTask:
         self._list_error = reason
 
     async def _keep_registered(self) -> None:
-        """Restart the registration should it ever fail: one resource must not end the daemon."""
+        """Restart the registration if it ever fails: one resource must not end the daemon."""
         while True:
             try:
                 await self._registration.run()

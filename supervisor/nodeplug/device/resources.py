@@ -23,7 +23,7 @@ LOG: Final = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Resources(ServedDevices):
-    """The device side of the daemon. Used from the event loop alone.
+    """The device side of the daemon. Used only from the event loop.
 
     Attributes:
         routes: the way to every resource that a loaded plugin claims.
@@ -95,7 +95,7 @@ class Resources(ServedDevices):
             self._tasks[resource][0].refresh()
 
     def status(self) -> list[ResourceStatus]:
-        """Tell how each resource is, by name; one that cannot be served says why."""
+        """Return the status of each resource, by name; one that cannot be served has the reason."""
         refused = [ResourceStatus(name, plugin, error) for name, (plugin, error) in self._refused.items()]
         return sorted(
             [*refused, *(task.status() for task, _ in self._tasks.values())], key=lambda status: status.resource

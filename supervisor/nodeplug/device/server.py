@@ -42,7 +42,7 @@ _STOP_PATIENCE: Final = 10.0
 """Seconds until a server is left to end by itself."""
 _NAMES: Final = 3
 _NAME: Final = 100
-"""Of the devices of a call, people are told so many, and so much of each id."""
+"""Texts for people name at most so many devices of a call, and so many characters of each id."""
 # Kubelet's preferred-allocation request names every free id and may exceed gRPC's 4 MiB default.
 _OPTIONS: Final = (("grpc.max_receive_message_length", -1), ("grpc.so_reuseport", 0))
 _Request = TypeVar("_Request")
@@ -117,7 +117,7 @@ class ResourceServer:
             watcher_grpc.add_RegistrationServicer_to_server(_WatchedPlugin(self, self._resource), self._server)
 
     async def start(self) -> None:
-        """Bind the socket, readable and writable for its owner alone, and serve.
+        """Bind the socket, readable and writable only for its owner, and serve.
 
         Raises:
             PluginError: the path cannot be bound: the folder is missing, not writable, or something is in the way.

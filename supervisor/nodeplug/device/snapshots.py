@@ -37,7 +37,7 @@ class Snapshot:
 
 @dataclass(slots=True)
 class Snapshots:
-    """The lists of one resource. Used from the event loop alone."""
+    """The lists of one resource. Used only from the event loop."""
 
     resource: ResourceName
     current: Snapshot | None = None

@@ -1,14 +1,14 @@
-"""Work that may block, one piece after another: files of a disk that can freeze, and what takes long to compute.
+"""Work that may block, one piece after another: files on a disk that can freeze, and long computations.
 
-Owns: the one daemonic thread of each lane (made when there is work, gone when there has been none for a while), the
-line before it, and since when the piece that is under way has not come back.
+Owns: the one daemonic thread of each lane (made when there is work, gone after a while without any), the queue before
+it, and since when the current piece has not come back.
 Refuses: pools, `asyncio.to_thread` among them: a thread that a frozen filesystem holds would take a place from others
 there, and keep the process from ending. Plugin code has its own threads (`nodeplug.hosting.runner`). Work that moves
-its thread into a namespace moves it back: other work of the same lane comes after it.
+its thread into a namespace moves it back, since other work of the same lane follows.
 
-A lane that is stuck refuses what comes next, and whoever waits in line, at once, so that nobody waits for it twice, and
-goes on by itself when the work comes back. While it goes on, a long line is no reason to refuse anybody: on a busy node
-two hundred calls ask at once, and each of them is quick.
+A stuck lane refuses new and queued work at once, so that nobody waits for it twice, and resumes by itself
+when the work comes back. While it makes progress, a long queue is no reason to refuse: on a busy node two hundred calls
+ask at once, and each of them is quick.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from nodeplug.contract.errors import TryAgain
 PATIENCE: Final = 2.0
 """Seconds that one piece of work may take before an answer is given without it."""
 _LINE: Final = 15.0
-"""How many times that anybody waits in line at most."""
+"""Longest wait in the queue, in multiples of the patience."""
 _IDLE: Final = 10.0
 """Seconds without work after which the thread ends."""
 _T = TypeVar("_T")

@@ -16,7 +16,7 @@ _SIGNS: Final = 4
 
 
 def send(*assignments: str) -> bool:
-    """Send assignments such as "READY=1"; return whether they were taken."""
+    """Send assignments such as "READY=1"; return whether they were accepted."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address.startswith(("/", "@")):
         return False
@@ -30,22 +30,22 @@ def send(*assignments: str) -> bool:
 
 
 def ready() -> bool:
-    """Say that the daemon serves: after its start and after each reload."""
+    """Tell systemd that the daemon serves: after its start and after each reload."""
     return send("READY=1")
 
 
 def reloading() -> bool:
-    """Say that a reload has begun; `Type=notify-reload` needs the clock."""
+    """Tell systemd that a reload has begun; `Type=notify-reload` needs the clock."""
     return send("RELOADING=1", f"MONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}")
 
 
 def stopping() -> bool:
-    """Say that the daemon is ending."""
+    """Tell systemd that the daemon is ending."""
     return send("STOPPING=1")
 
 
 def watchdog_interval() -> float:
-    """Return the seconds between two signs of life (sd_watchdog_enabled(3)); 0 where nobody waits for them."""
+    """Return the seconds between two signs of life (sd_watchdog_enabled(3)); 0 if there is no watchdog."""
     microseconds = os.environ.get("WATCHDOG_USEC", "")
     if not microseconds.isdecimal() or os.environ.get("WATCHDOG_PID") not in {None, "", str(os.getpid())}:
         return 0.0
