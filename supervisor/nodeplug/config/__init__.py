@@ -1,6 +1,6 @@
-"""The configuration: its models, reading its files, and noticing that they changed.
+"""The configuration: its models, reading its files, and noticing changes.
 
-Owns: what other rooms may use of it; the modules here have the rest.
+Owns: what other packages may import from here.
 Refuses: defaults for a plugin's own section (its class validates that), and any look at the node.
 """
 

@@ -1,12 +1,11 @@
-"""Opening the files of a configuration, whatever lies in their places.
+"""Opening the files of a configuration safely.
 
-Owns: which files there are, that only regular ones of a sane size are read, their syntax, and limits that TOML leaves
-open: how deep tables lie, how large a number is, no NUL in a text.
-Refuses: what a key means, and to go on after a fault of one file: its reader collects them.
+Owns: finding and parsing the files, reading only regular ones of a sane size, and limits that TOML leaves open: depth
+of tables, size of numbers, no NUL in strings.
+Refuses: what a key means, and to continue after an error in a file: the caller collects errors.
 
-A FIFO would wait for a writer and a device node may act when it is opened, so a path is looked at before it is opened.
-A filesystem that hangs can hang this room: the daemon enters it in a thread that nobody needs
-(`nodeplug.process.aside`).
+A FIFO would block and a device node may act on open, so a path is examined before it is opened. A hung filesystem
+blocks this module: the daemon calls it in a thread that it can abandon (`nodeplug.process.aside`).
 """
 
 import errno
@@ -38,11 +37,11 @@ _TOO_DEEP: Final = f"is nested too deep; at most {DEEPEST} tables and lists insi
 _TOO_LARGE: Final = "is a number of more than 64 bits, which no key takes"
 
 Mark = tuple[str, int, int, int]
-"""What tells one version of a file from another: path, inode, time of change, size."""
+"""Identifies one version of a file: path, inode, time of change, size."""
 
 
 class Unreadable(PluginError):
-    """A file that cannot be read as TOML; the message says which and why."""
+    """A file that cannot be read as TOML."""
 
     def __init__(self, path: Path, text: str, line: int | None = None) -> None:
         super().__init__(f"{path}:{line}: {text}" if line else f"{path}: {text}")
@@ -51,7 +50,7 @@ class Unreadable(PluginError):
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One file that was read: what it says, the line of each key, and where and how it goes beyond our limits."""
+    """One file: its tables, the line of each key, and where and how it exceeds our limits."""
 
     path: Path
     mark: Mark
@@ -60,7 +59,7 @@ class Document:
     excess: tuple[tuple[Location, str], ...] = ()
 
     def line(self, location: Location) -> int:
-        """Return the line of a key, or of the innermost table around it that is written down; else 0."""
+        """Return the line of a key, or of the innermost table around it; else 0."""
         for length in range(len(location), 0, -1):
             if location[:length] in self.positions:
                 return self.positions[location[:length]]
@@ -68,11 +67,7 @@ class Document:
 
 
 def read(path: Path, advice: str = "") -> Document:
-    """Read one TOML file; `advice` says what to do when it does not exist.
-
-    Raises:
-        Unreadable: it is no file, cannot be read, is too large, or is not TOML.
-    """
+    """Read one TOML file, or raise Unreadable; `advice` says what to do if it does not exist."""
     data, mark = _bytes(path, advice)
     try:
         text = data.decode()
@@ -87,13 +82,13 @@ def read(path: Path, advice: str = "") -> Document:
         raise Unreadable(path, _TOO_DEEP, error.line) from None
     except RecursionError:
         raise Unreadable(path, _TOO_DEEP) from None
-    except ValueError:  # a number of thousands of digits, which Python refuses to read
+    except ValueError:  # a number of thousands of digits, which Python refuses to parse
         raise Unreadable(path, f"holds what {_TOO_LARGE}") from None
     return Document(path, mark, tables, places, tuple(_excess(tables)))
 
 
 def salvage(path: Path) -> dict[str, Any]:
-    """Return what a file says before its first mistake of syntax; nothing when even that cannot be had."""
+    """Return what a file says before its first syntax error, if anything."""
     try:
         text = _bytes(path, "")[0].decode(errors="replace")
         positions(text)
@@ -103,9 +98,9 @@ def salvage(path: Path) -> dict[str, Any]:
 
 
 def _before_mistake(lines: list[str]) -> dict[str, Any]:
-    """Parse the first lines that are TOML by themselves, in few attempts, however many lines there are."""
+    """Parse the longest prefix that is valid TOML, in few attempts even for many lines."""
     best: dict[str, Any] = {}
-    low, high, middle = 0, len(lines), len(lines)  # `low` lines are right, more than `high` are not
+    low, high, middle = 0, len(lines), len(lines)  # `low` lines are valid, more than `high` are not
     while low < high:
         try:
             best = tomllib.loads("".join(lines[:middle]))
@@ -113,7 +108,7 @@ def _before_mistake(lines: list[str]) -> dict[str, Any]:
         except tomllib.TOMLDecodeError as error:
             at = _AT.search(str(error))
             high = min(int(at[1]) - 1, middle - 1) if at and at[1] else middle - 1
-            if at and at[1]:  # what is before was read without a mistake; at most its end is missing
+            if at and at[1]:  # the part before parsed; at most its end is missing
                 middle = high
                 continue
         middle = (low + high + 1) // 2
@@ -121,11 +116,11 @@ def _before_mistake(lines: list[str]) -> dict[str, Any]:
 
 
 def drop_ins(folder: Path) -> list[Path]:
-    """Return the drop-ins of a folder by name; hidden files, as editors leave them, are none.
+    """Return the drop-ins of a folder by name, without hidden files, which editors leave behind.
 
     Raises:
-        FileNotFoundError: there is no such folder.
-        Unreadable: it is no folder, cannot be listed, or holds too much.
+        FileNotFoundError: the folder does not exist.
+        Unreadable: it is not a folder, cannot be listed, or holds too much.
     """
     try:
         names = sorted(path.name for path in folder.iterdir() if path.match("[!.]*.toml"))
@@ -180,7 +175,7 @@ def _not_toml(path: Path, message: str, text: str) -> Unreadable:
 
 
 def _excess(tables: dict[str, Any]) -> list[tuple[Location, str]]:
-    """Find what later steps could not bear: they recurse, they print numbers, they open paths."""
+    """Find what later steps could not handle: they recurse, print numbers and open paths."""
     found: list[tuple[Location, str]] = []
     rest: list[tuple[Location, Any]] = [((), tables)]
     while rest:

@@ -1,11 +1,10 @@
-"""What is wrong with a configuration, in sentences of our own.
+"""What is wrong with a configuration, in our own sentences.
 
-Owns: one sentence per kind of mistake that pydantic finds, where in the file it is meant, what is allowed instead,
-and which known word was probably meant.
+Owns: one sentence per kind of pydantic error, its place in the file, what is allowed instead, and which known word was
+probably meant.
 Refuses: validation, and any knowledge of particular models.
 
-A wrong value of a union is told once, with all that would be right. The names that pydantic gives to the alternatives
-of a union are no keys of a file and are left out.
+A wrong value of a union is reported once, with all alternatives; pydantic's names for them are left out.
 """
 
 import difflib
@@ -23,7 +22,7 @@ from nodeplug.fields import write_duration, write_quantity
 
 Location = tuple[str | int, ...]
 MOST: Final = 100
-"""Mistakes that are told of one configuration. To look for the word that was meant costs too much for thousands."""
+"""How many mistakes of a configuration are reported: suggesting a word for each of thousands takes too long."""
 _LONGEST: Final = 60
 _QUOTED: Final = re.compile(r"'((?:[^'\\]|\\.)*)'")
 _SECRET: Final = re.compile(r"secret|passw|token|credential|private|api_?key", re.IGNORECASE)
@@ -34,14 +33,14 @@ _PYDANTIC: Final = frozenset(get_args(core_schema.ErrorType))
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
-    """What is wrong with one key of the validated table, to be read after the key."""
+    """What is wrong with one key of the validated table; the text follows the key."""
 
     location: Location
     text: str
 
 
 def dotted(location: Location) -> str:
-    """Write a location as people do: `resources[0].sharing`."""
+    """Format a location: `resources[0].sharing`."""
     text = ""
     for part in location:
         text += f"[{part}]" if isinstance(part, int) else f"{'.' if text else ''}{_key(part)}"
@@ -49,24 +48,24 @@ def dotted(location: Location) -> str:
 
 
 def told(location: Location, text: str) -> str:
-    """Write a mistake of which the file is not known."""
+    """Format a mistake in an unknown file."""
     return f"{dotted(location)}: {text}"
 
 
 def did_you_mean(word: object, known: Collection[str]) -> str:
-    """Return `; did you mean "..."?` when a known word is near, else nothing."""
+    """Return `; did you mean "..."?` if a known word is close, else an empty string."""
     near = difflib.get_close_matches(word, known, n=1) if isinstance(word, str) else []
     return f"; did you mean {json.dumps(near[0], ensure_ascii=False)}?" if near else ""
 
 
 def unknown(kind: str, word: str, known: Sequence[str]) -> str:
-    """Say that a word is none of those that are known."""
+    """Return the sentence for an unknown word."""
     near = did_you_mean(word, known)
     return f"unknown {kind}{near or ';'} allowed: {', '.join(known) or 'none'}"
 
 
 def shown(value: object) -> str:
-    """Write a value as it stands in a file, shortened."""
+    """Format a value as in a file, shortened."""
     if isinstance(value, Mapping):
         return "a table"
     if isinstance(value, list | tuple):
@@ -76,13 +75,13 @@ def shown(value: object) -> str:
 
 
 def first(texts: Sequence[str]) -> tuple[str, ...]:
-    """Return the sentences that are told, `MOST` of them, and how many are not."""
+    """Return the first `MOST` sentences, and how many are left out."""
     more = len(texts) - MOST
     return (*texts[:MOST], *([f"and {more} more mistake{'' if more == 1 else 's'}"] if more > 0 else []))
 
 
 def one_line(text: str) -> str:
-    """Return a text of several lines as one sentence: a log and a list of mistakes have a line for each."""
+    """Join the lines of a text, for a log and a list of mistakes with one line each."""
     return "; ".join(filter(None, map(str.strip, text.splitlines())))
 
 
@@ -92,9 +91,9 @@ def explain(
     document: object,
     order: Callable[[Location], Any] | None = None,
 ) -> list[Mistake]:
-    """Return every mistake that a validation found, in the order of the file, one per key.
+    """Return every mistake of a validation, one per key, sorted by the `order` of their locations.
 
-    They are sorted by the `order` of their locations. Beyond the first `MOST` a mistake has few words.
+    After the first `MOST`, the texts are short.
     """
     texts: dict[Location, list[str]] = {}
     found = [(_written(item, document, model), item) for item in error.errors(include_url=False)]
@@ -102,7 +101,7 @@ def explain(
         found.sort(key=lambda one: order(one[0]))
     around = {at[:length] for at, _ in found for length in range(len(at))}
     for location, item in found:
-        # pydantic counts only the right entries of a list: too few of them is no mistake of its own.
+        # pydantic counts only the valid elements of a list, so too few of them is not a separate mistake.
         if item["type"] == "too_short" and location in around:
             continue
         if location in texts or len(texts) < MOST:
@@ -117,7 +116,7 @@ def _key(part: str) -> str:
 
 
 def _written(item: Any, document: object, model: type[BaseModel]) -> Location:
-    """Return the location without what is not in the file, but for the key that is missing there."""
+    """Return the part of the location that is in the file, plus the key that is missing there."""
     path: list[str | int] = []
     place = document
     steps = without_tags(model, item["loc"])
@@ -155,7 +154,7 @@ def _sentence(item: Any, location: Location, model: type[BaseModel], document: o
 
 
 def _at(document: object, location: Location, found: object) -> object:
-    """Return what the file has at a place; pydantic tells a size or duration as the number that became of it."""
+    """Return the value in the file; pydantic reports a size or duration as the converted number."""
     for part in location:
         if not _holds(document, part):
             return found
@@ -164,7 +163,7 @@ def _at(document: object, location: Location, found: object) -> object:
 
 
 def _as_written(bound: object, found: object) -> object:
-    """Return a bound as a file has it, where the value beside it is a duration or a size."""
+    """Return a bound as a file would have it, next to a duration or a size."""
     if not isinstance(bound, int | float) or not isinstance(found, str):
         return bound
     if re.fullmatch(r"[0-9.]+(ms|s|m|h)", found):
@@ -173,7 +172,7 @@ def _as_written(bound: object, found: object) -> object:
 
 
 def _foreign(item: Any) -> str:
-    """Return the words of a kind of mistake that the table does not have: the plugin's own, or plain ones."""
+    """Return the text for an error type that is not in our table: the plugin's own, or a plain one."""
     if item["type"] in _PYDANTIC:
         return f"is not accepted: it breaks the rule {item['type'].replace('_', ' ')}"
     text = re.sub(
@@ -183,7 +182,7 @@ def _foreign(item: Any) -> str:
 
 
 def _hidden(kind: str, found: object, text: str, location: Location) -> bool:
-    """Whether a value is not to be shown: it is there already, says nothing, or may be a secret."""
+    """Whether to hide a value: it is in the text already, says nothing, or may be a secret."""
     if kind in _WITHOUT_VALUE or any(isinstance(part, str) and _SECRET.search(part) for part in location):
         return True
     if isinstance(found, str):
@@ -195,7 +194,6 @@ def _hidden(kind: str, found: object, text: str, location: Location) -> bool:
 
 
 def _joined(texts: Sequence[str]) -> str:
-    """Tell the alternatives of a union in one sentence."""
     unique = list(dict.fromkeys(texts))
     if len(unique) > 1 and all(text.startswith("must be ") for text in unique):
         parts = [text.removeprefix("must be ").partition(", not ") for text in unique]

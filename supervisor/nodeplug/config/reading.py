@@ -1,12 +1,12 @@
 """From the files to a configuration, or to every mistake in them at once.
 
-Owns: the main file and its drop-ins put together, which drop-in folder is read and when its absence is a mistake, and
-where each mistake stands.
-Refuses: to open files (`nodeplug.config.files`), and the plugins' own tables: their classes validate those.
+Owns: combining the main file with its drop-ins, which drop-in folder is read and when it must exist, and the place of
+each mistake.
+Refuses: to open files (`nodeplug.config.files`), and to validate the plugins' own tables: their classes do that.
 
-The drop-ins (`plugins.d/*.toml` beside the main file unless `drop_in_dir` says otherwise, by name) may hold
-`[plugins.*]` tables alone; a plugin that two files define is an error that names both. A folder that `drop_in_dir`
-names must exist. The default one need not; but once a daemon has read it, it must stay.
+Drop-ins (`plugins.d/*.toml` beside the main file, unless `drop_in_dir` says otherwise) may hold only `[plugins.*]`
+tables; a plugin that is defined in two files is an error that names both. A folder named by `drop_in_dir` must exist.
+The default folder may be absent, but must not disappear once a daemon has read it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -27,7 +27,7 @@ _DEFAULT_FOLDER: Final = Configuration(version=1).supervisor.drop_in_dir
 
 
 class ConfigError(PluginError):
-    """The configuration cannot be used; `problems` has one sentence per mistake, each with file, line and key."""
+    """An unusable configuration; `problems` has one sentence per mistake, each with file, line and key."""
 
     def __init__(self, problems: Iterable[str]) -> None:
         self.problems = tuple(problems)
@@ -36,7 +36,7 @@ class ConfigError(PluginError):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A mistake, and where to look for it; without a line 0."""
+    """A mistake and its place; line 0 if unknown."""
 
     path: Path
     line: int
@@ -44,36 +44,36 @@ class Fault:
 
     @classmethod
     def of(cls, error: Unreadable) -> "Fault":
-        """Return that of a file that cannot be read."""
+        """Return the fault for an unreadable file."""
         return cls(error.path, error.line, str(error))
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where things stand: the main file, and the file of each plugin's section."""
+    """Where things are defined: the main file, and the file of each plugin's section."""
 
     main: Document
     sections: Mapping[str, Document] = field(default_factory=dict)
 
     def file(self, location: Location) -> Document:
-        """Return the file that a key stands in."""
+        """Return the file of a key."""
         name = location[1] if len(location) > 1 and location[0] == "plugins" else None
         return self.sections.get(str(name), self.main)
 
     def rank(self, location: Location) -> tuple[bool, str, int]:
-        """Return what mistakes are sorted by."""
+        """Return the sort key of a mistake."""
         file = self.file(location)
         return _rank(file.path, file.line(location), self.main.path)
 
     def fault(self, location: Location, text: str) -> Fault:
-        """Return a mistake with its place, in one line: what a plugin raises may have several."""
+        """Return a mistake with its place, on one line: a plugin's exception may have several."""
         file = self.file(location)
         line = file.line(location)
         place = f"{file.path}:{line}" if line else str(file.path)
         return Fault(file.path, line, ": ".join(filter(None, (place, dotted(location), one_line(text)))))
 
     def tell(self, location: Location, text: str) -> str:
-        """Write a sentence as `file:line: key: text`; without what is not known."""
+        """Format a sentence as `file:line: key: text`, without the parts that are unknown."""
         return self.fault(location, text).text
 
 
@@ -82,12 +82,12 @@ class Reading:
     """What the files said.
 
     Attributes:
-        configuration: of everything that is right; as if the rest had not been written.
+        configuration: everything that is valid, as if the rest were absent.
         faults: every mistake.
-        places: where things stand.
-        folder: of the drop-ins; None when there shall be none.
+        places: where things are defined.
+        folder: the drop-in folder; None if disabled.
         folder_was_read: it exists.
-        identity: the same for two readings of the same files.
+        identity: equal for two readings of the same files.
     """
 
     configuration: Configuration
@@ -99,41 +99,33 @@ class Reading:
 
     @property
     def mistakes(self) -> tuple[str, ...]:
-        """One sentence per mistake, of very many the first."""
+        """One sentence per mistake, up to a limit."""
         return self.told(())
 
     def told(self, more: Iterable[Fault]) -> tuple[str, ...]:
-        """Return the mistakes, and more of them, as somebody mends them: by file and line, of very many the first."""
+        """Return these mistakes and `more` of them, sorted by file and line, up to a limit."""
         return _ordered([*self.faults, *more], self.places.main.path)
 
     def whole(self) -> Configuration:
-        """Return the configuration.
-
-        Raises:
-            ConfigError: there are mistakes.
-        """
+        """Return the configuration, or raise ConfigError if there are mistakes."""
         if self.mistakes:
             raise ConfigError(self.mistakes)
         return self.configuration
 
 
 def load(path: Path, root: Path | None = None) -> Configuration:
-    """Read the main file and its drop-ins; `root` overrides `supervisor.root`.
-
-    Raises:
-        ConfigError: with every mistake that was found.
-    """
+    """Read the main file and its drop-ins, or raise ConfigError; `root` overrides `supervisor.root`."""
     return read(path, root).whole()
 
 
 def read(path: Path, root: Path | None = None, before: Reading | None = None) -> Reading:
-    """Read the main file and its drop-ins, whatever is wrong with them.
+    """Read the main file and its drop-ins, collecting mistakes.
 
     Args:
         path: the main file.
         root: overrides `supervisor.root`.
-        before: what a running daemon has in force: the folder of its drop-ins is read again, and has to be there
-            still. Another one that the main file names is only looked for.
+        before: the reading in force in a running daemon: its drop-in folder is read again, and must still exist. If the
+            main file names another one, only its existence is checked.
     """
     mistakes: list[Fault] = []
     main = _main(path, mistakes)
@@ -153,11 +145,7 @@ def read(path: Path, root: Path | None = None, before: Reading | None = None) ->
 
 
 def load_drop_in(path: Path) -> Mapping[str, PluginSection]:
-    """Read one file as in `plugins.d` by itself; answer its sections by name, at least one.
-
-    Raises:
-        ConfigError: with every mistake that was found.
-    """
+    """Return the sections of one drop-in, at least one, by name; or raise ConfigError."""
     mistakes: list[Fault] = []
     collected = _Collected(Document(path, (str(path), 0, 0, 0), {"version": 1}), mistakes)
     collected.add(path)
@@ -172,7 +160,7 @@ def load_drop_in(path: Path) -> Mapping[str, PluginSection]:
 
 
 def _ordered(mistakes: Iterable[Fault], main: Path) -> tuple[str, ...]:
-    """Return the sentences as somebody mends them: the main file first, then by file and line."""
+    """Return the sentences sorted for fixing: the main file first, then by file and line."""
     ordered = sorted(mistakes, key=lambda fault: _rank(fault.path, fault.line, main))
     return first(tuple(dict.fromkeys(fault.text for fault in ordered)))
 
@@ -182,7 +170,7 @@ def _rank(path: Path, line: int, main: Path) -> tuple[bool, str, int]:
 
 
 def _main(path: Path, mistakes: list[Fault]) -> Document:
-    """Read the main file; of one that is broken what says where things are, if that can be had."""
+    """Read the main file; of a broken one, at least the places, if possible."""
     try:
         return files.read(path, "; `--config FILE` names another")
     except Unreadable as error:
@@ -206,13 +194,13 @@ def _absent(main: Document, folder: Path) -> Fault:
 
 
 class _Collected:
-    """The tables of all files put together, and which file has what."""
+    """The tables of all files, and the file of each section."""
 
     def __init__(self, main: Document, mistakes: list[Fault]) -> None:
         self.document = {
             key: dict(value) if key == "plugins" and isinstance(value, dict) else value
             for key, value in main.tables.items()
-        }  # the sections of the drop-ins come to those of the main file
+        }  # the sections of the drop-ins are added to those of the main file
         self.mistakes = mistakes
         self.files = [main]
         self.sections: dict[str, Document] = dict.fromkeys(_sections(main.tables), main)
@@ -220,7 +208,7 @@ class _Collected:
         self._tell_excess(main)
 
     def add_folder(self, folder: Path, *, named: bool, gone: bool) -> bool:
-        """Add every drop-in of a folder; return whether it is there."""
+        """Add every drop-in of a folder; return whether the folder exists."""
         try:
             for path in files.drop_ins(folder):
                 self.add(path)
@@ -228,7 +216,7 @@ class _Collected:
             if gone:
                 text = f"{folder}: the drop-in folder is gone; put it back; another one, or none, takes a restart"
                 self.mistakes.append(Fault(folder, 0, text))
-            elif named or folder.is_symlink():  # somebody wants one there, and it leads nowhere
+            elif named or folder.is_symlink():  # somebody wants a folder there, but it is missing
                 self.mistakes.append(_absent(self.places.main, folder))
             return False
         except Unreadable as error:
@@ -236,7 +224,6 @@ class _Collected:
         return True
 
     def add(self, path: Path) -> None:
-        """Add one drop-in."""
         try:
             file = files.read(path)
         except Unreadable as error:
@@ -264,7 +251,7 @@ class _Collected:
             self.document["plugins"][name] = section
 
     def validated(self) -> Configuration:
-        """Return the configuration of what is right, and note what is not."""
+        """Return the valid part of the configuration, and note the mistakes."""
         document = self.document
         try:
             configuration = Configuration.model_validate(document)
@@ -288,7 +275,7 @@ class _Collected:
 
     def _tell_excess(self, file: Document) -> None:
         self.mistakes += [Places(file).fault(location, text) for location, text in file.excess]
-        for location, _ in file.excess:  # nothing that follows may meet it
+        for location, _ in file.excess:  # later steps cannot handle it
             file.tables.pop(str(location[0]), None)
             if file is self.places.main:
                 self.document.pop(str(location[0]), None)
@@ -308,7 +295,7 @@ def _text(location: Location, text: str) -> str:
 
 
 def _without(document: Mapping[str, Any], wrong: Iterable[Location]) -> dict[str, Any]:
-    """Return a document without the sections and top-level keys that have a mistake."""
+    """Return a document without its wrong sections and top-level keys."""
     left = {"version": 1, **{key: value for key, value in document.items() if key != "version"}}
     for table in ("plugins", "supervisor"):
         if isinstance(left.get(table), dict):

@@ -1,7 +1,7 @@
 """Questions about configuration models that pydantic's errors leave open.
 
-Owns: which keys are allowed at a place of a model, and which parts of an error's place are tags of unions and no
-keys, both found in its JSON schema.
+Owns: which keys are allowed at a place of a model, and which parts of an error's location are union tags, both from the
+model's JSON schema.
 Refuses: validation, and any knowledge of particular models.
 """
 
@@ -14,23 +14,19 @@ from pydantic.json_schema import GenerateJsonSchema
 
 
 def allowed_keys(model: type[BaseModel], location: Sequence[str | int]) -> tuple[str, ...]:
-    """Return the keys beside a wrong one: the last part of the location of a pydantic error in the whole model.
-
-    Returns:
-        The allowed names; empty when the place is no table of a model.
-    """
+    """Return the keys that are allowed in the place of a wrong one, the last part of a location."""
     _, places, definitions = _walk(model, location[:-1])
     tables = [table for place in places for table in _resolve(place, definitions)]
     return tuple(dict.fromkeys(key for table in tables for key in table.get("properties", {})))
 
 
 def without_tags(model: type[BaseModel], location: Sequence[str | int]) -> tuple[str | int, ...]:
-    """Return the place of an error without the tags of unions: a key beside one may be called the same."""
+    """Return a location without union tags: a key beside a tag may have the same name."""
     return _walk(model, location)[0]
 
 
 class _Lenient(GenerateJsonSchema):
-    """A plugin's class may have types that JSON schema cannot say; whatever else it has is told all the same."""
+    """Skips types that have no JSON schema, which a plugin's class may use."""
 
     ignored_warning_kinds = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012 (as pydantic has it)
 
@@ -49,7 +45,7 @@ _Places = list[dict[str, Any]]
 def _walk(
     model: type[BaseModel], location: Sequence[str | int]
 ) -> tuple[tuple[str | int, ...], _Places, Mapping[str, Any]]:
-    """Go down from the top; return the way without tags, the schemas at its end, and the definitions."""
+    """Descend from the top; return the location without tags, the schemas there, and the definitions."""
     root = _schema(model)
     definitions: Mapping[str, Any] = root.get("$defs", {})
     places: _Places = [root]
@@ -63,13 +59,12 @@ def _walk(
 
 
 def _tagged(place: Mapping[str, Any], part: str | int, definitions: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the alternative of a union that a tag names; a key of that alternative may be called the same."""
+    """Return the alternative that a tag names; one of its keys may have the same name."""
     reference = place.get("discriminator", {}).get("mapping", {}).get(part)
     return [definitions[reference.rpartition("/")[2]]] if reference else []
 
 
 def _resolve(place: Mapping[str, Any], definitions: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Follow references and alternatives to plain schemas."""
     if "$ref" in place:
         return _resolve(definitions[place["$ref"].rpartition("/")[2]], definitions)
     alternatives = place.get("anyOf", place.get("oneOf"))
@@ -84,5 +79,5 @@ def _inside(places: Sequence[Mapping[str, Any]], part: str | int) -> list[dict[s
             inner = place.get("additionalProperties")
         if isinstance(inner, dict):
             found.append(inner)
-    # A part that names an alternative of a union (its tag or its class) is no step down.
+    # A part that names an alternative of a union (its tag or its class) does not descend.
     return found or [dict(place) for place in places if isinstance(part, str) and "properties" not in place]

@@ -1,8 +1,8 @@
-"""On which line each key of a TOML document stands.
+"""The line of each key in a TOML document.
 
-Owns: a light scan of a document, before `tomllib` reads it: strings, brackets and keys, no values.
-Refuses: documents that are not TOML; what is found in one is of no use, and nothing is raised but for absurd depth: a
-key costs as much as it lies deep, here and in `tomllib`, and a mebibyte of dots would cost every byte of the node.
+Owns: a light scan of a document, before `tomllib` reads it: strings, brackets and keys, not values.
+Refuses: to report invalid TOML, except absurd depth: here and in `tomllib` a key costs as much as it is deep, and one
+mebibyte of dots would use up the node's memory.
 """
 
 import re
@@ -12,10 +12,10 @@ from contextlib import suppress
 from typing import Final
 
 Location = tuple[str | int, ...]
-"""Keys, and indexes of lists, from the top."""
+"""Keys and list indexes, from the top."""
 
 ABSURD: Final = 128
-"""Keys and lists inside each other, beyond which nobody looks any further."""
+"""Depth of nested keys and lists at which the scan gives up."""
 
 _BLANK: Final = re.compile(r"(?:[ \t\r\n]+|#[^\n]*)*")
 _SCALAR: Final = re.compile(r"[^,\]}#\n]*")
@@ -26,7 +26,7 @@ _BARE: Final = re.compile(r"[A-Za-z0-9_-]+")
 
 
 class AbsurdDepth(Exception):
-    """A key lies deeper than any document has a reason to; `line`, from 1, says where."""
+    """A key is absurdly deep; `line` counts from 1."""
 
     def __init__(self, line: int) -> None:
         super().__init__(line)
@@ -34,19 +34,19 @@ class AbsurdDepth(Exception):
 
 
 def positions(text: str) -> dict[Location, int]:
-    """Return the line, from 1, of every table, key and list entry of a valid document.
+    """Return the line, from 1, of every table, key and list element of a valid document.
 
     Raises:
-        AbsurdDepth: something lies deeper than `ABSURD`; told before any key costs much, so ask before `tomllib`.
+        AbsurdDepth: something is deeper than `ABSURD`. This is cheap to find, so call this before `tomllib`.
     """
     scan = _Scan(text)
-    with suppress(_Lost, RecursionError):  # what was found up to there is right
+    with suppress(_Lost, RecursionError):  # what was found so far is valid
         scan.document()
     return scan.found
 
 
 class _Lost(Exception):
-    """The text is not what the scan took it for."""
+    """The text is not what the scan expected."""
 
 
 class _Scan:
@@ -76,7 +76,7 @@ class _Scan:
         for key in outer:
             table = (*table, key)
             self.found.setdefault(table, line)
-            if table in self._lengths:  # the header goes on inside the newest entry of a list of tables
+            if table in self._lengths:  # the header continues inside the newest element of a list of tables
                 table = (*table, self._lengths[table] - 1)
         table = (*table, last)
         if double:

@@ -1,8 +1,8 @@
 """Noticing that the configuration may have changed.
 
-Owns: a look at the files twice a second: how a folder or a ConfigMap is replaced makes no difference to it.
-Refuses: to read the files, to touch them from the event loop, since a filesystem may hang, and to end: what fails is
-tried again. Reading decides what a change means, and a look too many costs nothing.
+Owns: looking at the files twice a second, which works however a folder or a ConfigMap is replaced.
+Refuses: to read the files, to touch them on the event loop (a filesystem may hang), and to stop on an error. The reader
+decides what a change means, and an unnecessary look costs nothing.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ Look = tuple[tuple[str, int, int, int], ...]
 
 
 async def watch(path: Path, drop_ins: Path | None, changed: Callable[[], None], poll: float = POLL) -> None:
-    """Tell of what may be a change, at the first look too, until cancelled; `drop_ins` may not exist."""
+    """Report every possible change, and the first look, until cancelled; `drop_ins` may not exist."""
     last: Look | None = None
     told = False
     while True:
@@ -29,7 +29,7 @@ async def watch(path: Path, drop_ins: Path | None, changed: Callable[[], None], 
         except Exception as error:
             LOG.warning("cannot check the configuration for changes: %s; retrying", error)
         else:
-            # Once more at the next look: what was read in between may have been there for a moment alone.
+            # Report it again at the next look: what was read in between may have been a passing state.
             if now != last or told:
                 changed()
             told, last = now != last, now

@@ -1,1 +1,1 @@
-"""Bringing the entrypoints to where runtimes and kubelet execute them: whose names, what text, which files."""
+"""Installing the entrypoints where runtimes and kubelet execute them."""

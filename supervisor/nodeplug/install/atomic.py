@@ -1,10 +1,10 @@
-"""Files that appear, change and go in one step each.
+"""Files that are created, replaced and removed in one step each.
 
-Owns: the temporary names, the sync of file and folder, and the wait until a new program can be executed.
-Refuses: to know whose a file is (see `nodeplug.install.ownership`) and what it is for.
+Owns: temporary names, syncing file and folder, and the wait until a new program can be executed.
+Refuses: to know who owns a file (see `nodeplug.install.ownership`) or what it is for.
 
-libcni reads "text file busy" as success after six tries, and containerd does not notice a file that is moved in from
-another folder: so files are written under a temporary name beside their place and renamed, never where they are.
+libcni takes "text file busy" for success after six tries, and containerd does not notice a file that is moved in from
+another folder. So every file is written under a temporary name in its own folder, then renamed.
 """
 
 import errno
@@ -26,15 +26,15 @@ _NO_LINKS: Final = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno
 
 
 def temporary_in(folder: Path) -> Path:
-    """Name a new file: hidden from kubelet by its dot, and from runtimes by an ending that none of them reads."""
+    """Return a name for a new file: its dot hides it from kubelet, its suffix from runtimes."""
     return folder / f"{TEMPORARY}{os.urandom(6).hex()}.tmp"
 
 
 def write_new(path: Path, data: bytes, mode: int) -> None:
-    """Write a file that is not there yet, synced, with its mode whatever the umask."""
+    """Create a file and sync it."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     with os.fdopen(descriptor, "wb") as stream:
-        os.fchmod(descriptor, mode)  # whatever the umask
+        os.fchmod(descriptor, mode)  # regardless of the umask
         stream.write(data)
         stream.flush()
         os.fsync(descriptor)
@@ -43,10 +43,10 @@ def write_new(path: Path, data: bytes, mode: int) -> None:
 
 
 def wait_for_writers(path: Path) -> None:
-    """Wait until nobody has a file open for writing: the kernel executes no such file (execve(2), ETXTBSY).
+    """Wait until nobody has a file open for writing: until then execve(2) fails with ETXTBSY.
 
-    A child that this process forked meanwhile has it open until its own exec. A read lease (fcntl(2), F_SETLEASE) is
-    granted only when there is no writer left; a filesystem without leases is not waited for.
+    A child forked by this process keeps the file open until its own exec. A read lease (fcntl(2), F_SETLEASE) is
+    granted only once there is no writer; on a filesystem without leases there is no wait.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -65,13 +65,10 @@ def wait_for_writers(path: Path) -> None:
 
 
 def put_file(path: Path, data: bytes, mode: int, report: Report, may_go: Callable[[Path], bool]) -> None:
-    """Bring a file to these bytes and this mode.
+    """Give a file these bytes and this mode.
 
-    `may_go` says whether what stands there and differs may be replaced. It is asked when the new file is ready: to
-    write and sync that took time, in which somebody else's installer may have come.
-
-    Raises:
-        ForeignFile: somebody made a file of that name meanwhile.
+    `may_go` says whether a different file at that path may be replaced. It is asked after the new file is written and
+    synced, because another installer may have run meanwhile; if one has, ForeignFile is raised.
     """
     there = os.path.lexists(path)
     if has(path, data, mode):
@@ -93,7 +90,7 @@ def put_file(path: Path, data: bytes, mode: int, report: Report, may_go: Callabl
 
 
 def has(path: Path, data: bytes, mode: int) -> bool:
-    """Whether a path is a file of its own, not a link to another, with these bytes and this mode."""
+    """Whether a path is a regular file, not a symlink, with these bytes and this mode."""
     if path.is_symlink() or not path.is_file():
         return False
     return path.stat().st_mode & 0o777 == mode and path.stat().st_size == len(data) and content(path) == data
@@ -104,7 +101,7 @@ def _made_meanwhile(path: Path) -> ForeignFile:
 
 
 def _link_in(temporary: Path, path: Path) -> None:
-    """Give a file its name. Unlike a rename, link(2) cannot replace what somebody made meanwhile."""
+    """Give a file its name. Unlike a rename, link(2) cannot replace a file that somebody else has just created."""
     try:
         path.hardlink_to(temporary)
     except FileExistsError:
@@ -116,14 +113,14 @@ def _link_in(temporary: Path, path: Path) -> None:
 
 
 def remove(path: Path, report: Report) -> None:
-    """Unlink one file; succeed when it is gone already."""
+    """Unlink a file, which may be gone already."""
     path.unlink(missing_ok=True)
     sync_folder(path.parent)
     report.removed.append(str(path))
 
 
 def failed(what: str, error: OSError) -> PluginError:
-    """Say in a sentence that a step of the installation failed."""
+    """Return the error for a failed step of the installation."""
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:
         return Exhausted(f"cannot {what} the entrypoint scripts: {error.strerror}; free space there and try again")
     place = error.filename2 or error.filename or "an entrypoint"  # a failed read names no file

@@ -1,11 +1,10 @@
-"""Network configuration lists: in which version of CNI they are installed, and which one the runtime takes.
+"""Network configuration lists: which CNI version they are installed in, and which list the runtime takes.
 
-Owns: the choice of `cniVersion` by the runtime and the plugins of the list, and the warning when another list comes
-first.
-Refuses: to touch a list of a version that it does not choose from, and files (see `nodeplug.install.files`).
+Owns: choosing `cniVersion` by the runtime and the plugins of the list, and the warning when another list sorts first.
+Refuses: to change a list of any other version, and to write files (see `nodeplug.install.files`).
 
-A list of 1.1.0 brings STATUS and GC, from containerd 2.0 and CRI-O 1.33 on; containerd 1.x loads it and then fails each
-ADD, and so does a plugin that does not know the version.
+Version 1.1.0 adds STATUS and GC, from containerd 2.0 and CRI-O 1.33 on. containerd 1.x loads such a list and then fails
+every ADD, and so does a plugin that does not know the version.
 """
 
 import json
@@ -21,7 +20,7 @@ from nodeplug.install.needs import configurations
 from nodeplug.install.ownership import is_our_entrypoint, our_list
 
 Wanted = Literal["auto", "file", "1.0.0", "1.1.0"]
-"""Which version a list is installed in: chosen by the runtime, the file's own, or this one."""
+"""Which version to install a list in: the one the runtime supports, the file's own, or this one."""
 OLD: Final = "1.0.0"
 NEW: Final = "1.1.0"
 _SINCE: Final = {"containerd": (2, 0), "cri-o": (1, 33)}
@@ -29,9 +28,9 @@ _TIMEOUT: Final = 5.0
 
 
 def choose(name: str, data: bytes, paths: Paths, claims: Collection[str], wanted: Wanted = "auto") -> tuple[bytes, str]:
-    """Return a list in the version that the node's runtime and the list's plugins understand, and why in that one.
+    """Return a list in the version that the runtime and the list's plugins support, and the reason for it.
 
-    What is no list is returned as it is, and refused elsewhere. Whoever serves `claims` knows every version.
+    Anything that is not a list is returned unchanged, and refused elsewhere. Plugins in `claims` support every version.
     """
     try:
         document: Any = json.loads(data)
@@ -66,7 +65,7 @@ def _best(document: Mapping[str, Any], before: object, paths: Paths, claims: Col
 
 
 def _knows(program: Path) -> bool:
-    """Whether a plugin supports the new version; one that is not there yet has no say."""
+    """Whether a plugin supports the new version; one that is not installed yet does not count against it."""
     if not program.is_file() or is_our_entrypoint(program):
         return True
     try:
@@ -84,7 +83,7 @@ def _knows(program: Path) -> bool:
 
 
 def not_first(names: Collection[str], conf: Path) -> str:
-    """Return a warning when a runtime would take another list than one of these, or nothing."""
+    """Return a warning if a runtime would take a list other than these, else an empty string."""
     first = next(iter(configurations(conf)), None)
     if not names or first is None or first.name in names:
         return ""

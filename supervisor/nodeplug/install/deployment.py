@@ -1,7 +1,7 @@
 """From claims to entrypoint scripts on the node.
 
-Owns: which names a set of loaded plugins needs installed, whether their entrypoints are compiled, and loading a
-configuration without starting anything, which is all that `install`, `plugins` and `check-config` need.
+Owns: which names the loaded plugins need installed, whether entrypoints are compiled, and loading a configuration
+without starting anything (for `install`, `plugins` and `check-config`).
 Refuses: to touch files itself (see `nodeplug.install.files`).
 """
 
@@ -34,14 +34,14 @@ from nodeplug.install.scripts import PROGRAM, Scripts, led_by
 from nodeplug.install.upkeep import read_record, take_stock, write_record
 
 Native = bool | Literal["auto"]
-"""Whether to compile the entrypoints: always, never, or if the node can."""
+"""Whether to compile the entrypoints: always, never, or if the node has a compiler."""
 _CACHE: Final = "compiled"
 _INSTEAD: Final = "with native_entrypoints = false, or --script, the Python scripts do the same job"
 
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """What `deploy` did, and in words for people why the entrypoints are of their kind."""
+    """What `deploy` did, and why the entrypoints are of their kind."""
 
     report: Report
     kind: Literal["native", "script"]
@@ -105,22 +105,23 @@ def deploy(
     only_present: bool = False,
     mend: Collection[Path] = (),
 ) -> Deployment:
-    """Install the entrypoints of every claim, and remove those of claims that are gone.
+    """Install the entrypoints of every claim, and remove those whose claims are gone.
 
     Args:
         registry: the loaded plugins.
         paths: of the node.
         native: whether to compile the entrypoints.
-        conflists: by file name, network configurations to install as well.
-        cni_version: in which version; see `install.conflists`.
-        prune: False while a plugin is refused: its claims are unknown, and a runtime that finds no executable can
-            never DEL its containers.
+        conflists: network configurations to install as well, by file name.
+        cni_version: see `install.conflists`.
+        prune: False while a plugin is refused: its claims are unknown, and without an executable a runtime can never
+            DEL its containers.
         force: take back names that were ours and have been replaced.
-        only_present: only what the record says was installed before, for mending.
-        mend: files that were ours and bear our mark no more.
+        only_present: only what is in the record already, for repairs.
+        mend: files that were ours and no longer bear our mark.
 
     Raises:
-        PluginError: see `install.files.install`; or `native` is True and they cannot be compiled: nothing was changed.
+        PluginError: see `install.files.install`; or `native` is True and compiling fails, in which case nothing was
+            changed.
     """
     record = read_record(paths) or {}
     asked = _ask(registry, paths)
@@ -149,7 +150,7 @@ def deploy(
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What the loaded plugins ask to be installed: all `claims` but `yielded` ones, whose names others have."""
+    """What the loaded plugins need installed: all `claims` except `yielded` ones, whose names are taken."""
 
     claims: Sequence[str]
     names: Sequence[str]
@@ -157,7 +158,7 @@ class _Asked:
     drivers: Mapping[str, bytes]
 
     def already_in(self, record: Collection[Path], paths: Paths, mend: Collection[Path]) -> "_Asked":
-        """Return what of it an earlier installation made, without names that others have by now unless in `mend`."""
+        """Return the part that is installed already, without names taken since, unless they are in `mend`."""
         places = {name: paths.cni_bin / name for name in self.names}
         names = [name for name, path in places.items() if path in record and (path in mend or not is_foreign(path))]
         known = {path.parent.name for path in record}
@@ -175,8 +176,8 @@ def _ask(registry: Registry, paths: Paths) -> _Asked:
 def _record_installed(paths: Paths, record: Mapping[Path, str], claims: Collection[str]) -> None:
     """Write down what is installed now.
 
-    Names of ours that others have by now stay in it: they are told, and can be taken back. One look at the disk
-    decides: with two, a name that is replaced in between would be neither ours nor lost.
+    Names of ours that were taken since stay in the record, so that they are reported and can be taken back. The disk is
+    read only once: with two reads, a name replaced in between would be neither ours nor lost.
     """
     stock = take_stock(paths)
     lost = {path: digest for path, digest in record.items() if path.name in claims and path not in stock}
@@ -184,13 +185,10 @@ def _record_installed(paths: Paths, record: Mapping[Path, str], claims: Collecti
 
 
 def _entrypoints(paths: Paths, native: Native, places: Iterable[Path]) -> tuple[Scripts, str, list[str]]:
-    """Make what will be installed, compiled or not, and say why; with a warning if that is a failure.
+    """Render the entrypoints, compiled or not; return them with the reason, and a warning if compiling failed.
 
-    `places` are the folders of the scripts: a compiled program is named by its path, which has to fit.
-
-    Raises:
-        NotFound: `native` is True and there is no compiler; or the sources are missing.
-        PluginError: `native` is True, and the compiler failed or a folder's path cannot stand in a script's first line.
+    `places` are the folders of the scripts: a script's first line holds the path of its compiled program, which must
+    fit.
     """
     scripts = Scripts.render(socket=paths.exec_socket, spool=paths.spool)
     if native is False:
@@ -216,16 +214,12 @@ def _compiled(scripts: Scripts, paths: Paths) -> Scripts:
 
 
 def entrypoints_present(paths: Paths) -> list[Path]:
-    """Return the entrypoints on the node that an earlier installation made: names of CNI claims, folders of drivers."""
+    """Return the installed entrypoints: CNI executables and driver folders."""
     return [*our_entrypoints(paths.cni_bin), *our_drivers(paths.flexvolume)]
 
 
 def withdraw(paths: Paths) -> Report:
-    """Remove everything that `deploy` installed, except drivers that still have mounts.
-
-    Raises:
-        PluginError: see `install.files.uninstall`.
-    """
+    """Remove everything that `deploy` installed, except drivers that still have mounts."""
     report = uninstall(paths, in_use=drivers_in_use())
     shutil.rmtree(paths.state / _CACHE, ignore_errors=True)
     write_record(paths, take_stock(paths))

@@ -1,10 +1,10 @@
-"""Volume drivers where kubelet looks for them: one folder each.
+"""Volume drivers in kubelet's plugin folder, one folder each.
 
-Owns: the order in which a driver's folder appears, changes and goes, and which drivers still have mounts.
-Refuses: the texts of its files, and the folder of CNI executables (see `nodeplug.install.files`).
+Owns: the order in which a driver folder is created, updated and removed, and which drivers still have mounts.
+Refuses: the contents of the files, and the folder of CNI executables (see `nodeplug.install.files`).
 
-Kubelet probes a driver at each event in its folder whose name does not begin with a dot, and never again a driver whose
-first `init` failed: so a driver folder appears complete or not at all.
+Kubelet probes a driver on every event in its folder whose name does not begin with a dot, and never again once `init`
+has failed. So a driver folder appears complete or not at all.
 """
 
 import errno
@@ -28,21 +28,19 @@ _NOT_HERE: Final = frozenset({errno.EXDEV, errno.EROFS, errno.EACCES, errno.EPER
 
 
 def reprobe(flex: Path, drivers: Iterable[str]) -> None:
-    """Touch our executables: kubelet probes the drivers anew and forgets what it took for "Not supported"."""
+    """Touch our executables: kubelet probes the drivers again and forgets a cached "Not supported"."""
     for driver in drivers:
         script = flex / folder_name(driver) / executable(driver)
-        with suppress(OSError):  # gone meanwhile; or part of a read-only image, which kubelet probes at its own start
+        with suppress(OSError):  # gone, or part of a read-only image, which kubelet probes when it starts
             if is_our_script(script):
                 os.utime(script)
 
 
 def drivers_in_use(targets: Iterable[str] | None = None) -> frozenset[str]:
-    """Return the drivers that own one of these mount points.
+    """Return the drivers of these mount points; by default those of this process's mount namespace.
 
     Kubelet has pods at `pods/<uid>/volumes/<vendor~driver>/<name>` and attached volumes at
     `plugins/kubernetes.io/flexvolume/<vendor/driver>/mounts/<name>`.
-
-    Without `targets` (see `nodeplug.Mount.target`) those of this process's mount namespace are meant.
     """
     if targets is None:
         targets = [mount.target for mount in mounts()]
@@ -51,10 +49,7 @@ def drivers_in_use(targets: Iterable[str] | None = None) -> frozenset[str]:
 
 
 def put_driver(folder: Path, files: Mapping[str, bytes], report: Report, may_go: Callable[[Path], bool]) -> None:
-    """Install one driver; `files` are in the order in which an existing driver is updated: the executable last.
-
-    `may_go` is that of `put_file`.
-    """
+    """Install one driver. `files` are in the order of an update, the executable last; `may_go` as in `put_file`."""
     modes = {name: 0o644 if name == CAPABILITIES else 0o755 for name in files}
     folder.parent.mkdir(parents=True, exist_ok=True)
     if not folder.exists() and _rename_in(folder, files, modes):
@@ -65,15 +60,16 @@ def put_driver(folder: Path, files: Mapping[str, bytes], report: Report, may_go:
 
 
 def _rename_in(folder: Path, files: Mapping[str, bytes], modes: Mapping[str, int]) -> bool:
-    """Build a driver folder beside the plugin folder and rename it in; False when another installation was faster.
+    """Build a driver folder elsewhere and rename it into place; False if another installation was faster.
 
-    Where the plugin folder is a mount of its own, it is built under a dot name inside: kubelet ignores that event.
+    It is built beside the plugin folder or, if that is a mount point, inside it under a dot name, which kubelet
+    ignores.
     """
     for place in (folder.parent.parent, folder.parent):
         temporary = temporary_in(place)
         try:
             temporary.mkdir(mode=0o755)
-            temporary.chmod(0o755)  # whatever the umask
+            temporary.chmod(0o755)  # regardless of the umask
             for name, data in files.items():
                 write_new(temporary / name, data, modes[name])
             sync_folder(temporary)
@@ -91,7 +87,7 @@ def _rename_in(folder: Path, files: Mapping[str, bytes], modes: Mapping[str, int
 
 
 def prune_drivers(flex: Path, wanted: frozenset[str], in_use: Collection[str], report: Report) -> None:
-    """Remove the drivers of ours that are not wanted and have no mounts."""
+    """Remove our drivers that are neither wanted nor mounted."""
     busy = frozenset(map(folder_name, in_use))
     for folder in list(our_drivers(flex)):
         if folder.name in wanted:
@@ -103,12 +99,12 @@ def prune_drivers(flex: Path, wanted: frozenset[str], in_use: Collection[str], r
 
 
 def _remove_driver(folder: Path, report: Report) -> None:
-    """Unlink and rmdir, never rename away: kubelet takes a rename for an update and then fails `init` for ever."""
+    """Unlink and rmdir. Never rename: kubelet takes a rename for an update, and then `init` fails forever."""
     script, answer = folder / executable(folder.name), folder / CAPABILITIES
     compiled = programs(folder)
     alone = set(folder.iterdir()) <= {script, answer, *compiled}
-    # Kubelet takes the unlink of the executable for the removal. Killed after it, nothing fails; but if the folder has
-    # to stay, no event may follow it, or kubelet probes a driver without executable.
+    # Kubelet takes the unlink of the executable for the removal of the driver: being killed after it does no harm. But
+    # if the folder has to stay, no event may follow, or kubelet probes a driver without an executable.
     for path in (script, *compiled, answer) if alone else (answer, script, *compiled):
         path.unlink(missing_ok=True)
     if alone:

@@ -1,13 +1,11 @@
 """Installing the entrypoints where the runtime and kubelet look for them.
 
-Owns: one file per CNI claim in the CNI binary folder, `<vendor~driver>/` per volume claim in kubelet's volume plugin
-folder, a compiled program beside the scripts that name one, and marked files in the CNI configuration folder. Every
-step is one rename, link or unlink, so that a reader never sees half a file and a killed installation is finished by
-the next one.
-Refuses: to overwrite or remove what it did not make, and to choose paths: all of them are arguments.
+Owns: one file per CNI claim, a `<vendor~driver>/` folder per volume claim, compiled programs beside their scripts, and
+marked files in the CNI configuration folder. Every step is one rename, link or unlink: readers never see half a file,
+and the next installation completes one that was killed.
+Refuses: to overwrite or remove what it did not create, and to choose paths.
 
-Each claim has a file of its own: an installer of somebody else's that copies over one name must not write through to
-the others, as it would through a symlink, or a hard link.
+Each claim has a file of its own: if they were links, another installer that writes to one name would change them all.
 """
 
 import shutil
@@ -52,24 +50,23 @@ def install(
     in_use: Collection[str] = (),
     retake: Collection[Path] = (),
 ) -> Report:
-    """Bring the folders to what the claims need; repeating it changes nothing.
+    """Install what the claims need; repeating it changes nothing.
 
     Args:
         cni: the names of the CNI claims.
-        drivers: by volume claim (`vendor/driver`), the bytes that answer `init`.
-        paths: of the node; folders are made when they are missing and needed.
+        drivers: what each volume claim (`vendor/driver`) answers to `init`.
+        paths: of the node; missing folders are created.
         scripts: the rendered scripts.
-        conflists: by file name, network configuration lists for the runtime; written last, once their plugins exist.
-            Other ones of ours go then: of two, the runtime takes the first by name.
-        prune: remove what an earlier installation made and no claim needs any more.
-        in_use: drivers with mounts on this node; they are never removed (see `drivers_in_use`).
-        retake: files that may be replaced although they are foreign, for they were ours.
+        conflists: network configuration lists by file name. They are written last, once their plugins exist, and
+            replace our other ones: of two, the runtime takes the first by name.
+        prune: remove what no claim needs any more.
+        in_use: drivers with mounts, which are never removed (see `drivers_in_use`).
+        retake: foreign files that may be replaced because they were ours.
 
     Raises:
-        ForeignFile: a name is taken; the message lists every one. Nothing was changed, unless it was taken meanwhile.
+        ForeignFile: names are taken; the message lists them all. Nothing was changed, unless one was taken meanwhile.
         InvalidRequest: a name or a conflist cannot be installed. Nothing was changed.
-        Exhausted: the disk is full.
-        PluginError: a folder cannot be written; what was done stays and the next installation goes on.
+        PluginError: a folder cannot be written, or the disk is full (Exhausted). The next installation continues.
     """
     lists = {name: marked_conflist(name, data) for name, data in (conflists or {}).items()}
     try:
@@ -92,11 +89,7 @@ def install(
 
 
 def uninstall(paths: Paths, *, in_use: Collection[str] = ()) -> Report:
-    """Remove exactly what is ours, if anything, but for drivers `in_use`: kubelet unmounts through them.
-
-    Raises:
-        PluginError: a folder cannot be written.
-    """
+    """Remove exactly what is ours, except drivers `in_use`: kubelet unmounts through them."""
     report = Report()
     try:
         _sweep(paths)
@@ -120,7 +113,7 @@ def _put(
     report: Report,
     replaceable: Callable[[Path], bool],
 ) -> None:
-    """Bring every file to its place, network configurations last: runtimes act on them at once."""
+    """Write every file, network configurations last: runtimes act on them at once."""
     files: dict[str, bytes] = {}
     for name in cni:
         files |= _entrypoint(paths.cni_bin, name, scripts.cni, scripts.cni_program)
@@ -142,21 +135,21 @@ def _put_files(
 
 
 def _entrypoint(folder: Path, name: str, script: bytes, program: bytes) -> dict[str, bytes]:
-    """Return the files of one entrypoint in the order in which they are put: the program before what names it."""
+    """Return the files of one entrypoint in the order to write them: the program before the script that names it."""
     if not program:
         return {name: script}
     return {program_name(program): program, name: led_by(script, folder / program_name(program))}
 
 
 def _prune_conflists(conf: Path, wanted: Collection[str], report: Report) -> None:
-    """Remove the lists of ours that are superseded: of two, the runtime takes the first by name."""
+    """Remove our superseded lists: of two, the runtime takes the first by name."""
     for path in our_conflists(conf):
         if path.name not in wanted:
             remove(path, report)
 
 
 def _prune_entrypoints(cni_bin: Path, wanted: frozenset[str], report: Report) -> None:
-    """Remove the names that no claim needs, and what the symlinks of older versions led to once none is left."""
+    """Remove names that no claim needs and, with the last symlink of an older version, its target."""
     for path in our_entrypoints(cni_bin):
         if path.name not in wanted:
             remove(path, report)
@@ -166,7 +159,7 @@ def _prune_entrypoints(cni_bin: Path, wanted: frozenset[str], report: Report) ->
 
 
 def _sweep(paths: Paths) -> None:
-    """Remove what a killed installation left; a young temporary name may belong to one that is running."""
+    """Remove what a killed installation left. A recent temporary file may belong to one that is still running."""
     places = [paths.cni_bin, paths.cni_conf, paths.flexvolume.parent, paths.flexvolume, *our_drivers(paths.flexvolume)]
     for place in places:
         for path in [path for path in listed(place) if path.name.startswith(TEMPORARY)]:
@@ -179,10 +172,7 @@ def _sweep(paths: Paths) -> None:
 
 
 def _sweep_programs(folder: Path, scripts: Collection[Path]) -> None:
-    """Remove the programs that no script names; a call that began before the exchange may still be about to start one.
-
-    So they go a minute after the last of the scripts was exchanged.
-    """
+    """Remove programs that no script names a minute after the last script changed: a call may still be starting one."""
     for path in superseded(folder, scripts):
         with suppress(FileNotFoundError):
             if _is_old(path) and all(_is_old(script) for script in scripts if script.exists()):

@@ -1,9 +1,9 @@
-"""The entrypoints of a running daemon: installed when it starts and reloads, looked after in between.
+"""The entrypoints of a running daemon: installed when it starts and reloads, checked and repaired in between.
 
-Owns: when to install, the look at what is installed every few seconds, mending what was ours, and what `status` and
-`/readyz` tell about it.
-Refuses: to block the loop (each look is a thread's), to overwrite a foreign program, and to mend at the first look: an
-installation by hand exchanges files and record one after the other.
+Owns: when to install, checking the installed files every few seconds, repairing ours, and what `status` and `/readyz`
+report about them.
+Refuses: to block the loop (checks run in a thread), to overwrite a foreign program, and to repair at the first check: a
+manual installation replaces files and record one after the other.
 """
 
 import asyncio
@@ -28,14 +28,14 @@ from nodeplug.process.lane import PATIENCE, Lane, Unanswered
 
 LOG: Final = logging.getLogger(__name__)
 INTERVAL: Final = 5.0
-"""Seconds between two looks: a few stat(2) and one readdir while nothing changes."""
+"""Seconds between two checks; each is a few stat(2) and one readdir while nothing changes."""
 _LOOK_PATIENCE: Final = 10.0
 _SECONDS: Final = re.compile(r"\(for \d+ s\)")
 
 
 @dataclass(slots=True)
 class Keeper:
-    """Looks after the entrypoints. Used from the event loop alone. Settings and drop-in folder never change."""
+    """Looks after the entrypoints, on the event loop only. The settings and the drop-in folder never change."""
 
     registry: Registry
     supervisor: Supervisor
@@ -52,15 +52,15 @@ class Keeper:
 
     @property
     def problem(self) -> str:
-        """Why callers cannot be served although every plugin runs, or nothing."""
+        """Why callers cannot be served although every plugin runs, or an empty string."""
         return "; ".join(self._problems)
 
     async def install(self) -> None:
-        """Install the entrypoints of all claims, if the configuration says so."""
+        """Install the entrypoints of all claims, if configured."""
         if not self.supervisor.install:
             return
         slots = self.registry.slots.values()
-        # Without any plugin nothing is removed: the configuration is more likely wrong than meant so.
+        # Without any plugin nothing is removed: the configuration is more likely wrong than intended.
         if not slots:
             LOG.warning("no plugin is enabled: entrypoints stay; `nodeplug install --remove-all` removes them")
         known = bool(slots) and all(slot.loaded is not None for slot in slots)
@@ -68,7 +68,7 @@ class Keeper:
             await self._deploy(prune=known)
 
     async def look(self) -> None:
-        """Compare what is installed with what should be, mend what was ours, and say the rest."""
+        """Compare what is installed with what should be, repair our files, and report the rest."""
         try:
             await self._look()
         except Unanswered as error:
@@ -76,7 +76,7 @@ class Keeper:
 
     async def _look(self) -> None:
         claims, drivers = self._claims()
-        if not self.registry.slots:  # whatever is installed, nobody serves it
+        if not self.registry.slots:  # nobody serves what is installed
             self._say(await self._looks.run(self._unserved))
             return
         async with self._turn:
@@ -91,7 +91,7 @@ class Keeper:
         self._say((*map(str, faults), *problems))
 
     def _say(self, told: tuple[str, ...]) -> None:
-        # How long somebody has not answered is no news.
+        # A problem of which only the waiting time has changed is not logged again.
         before = {_SECONDS.sub("", text) for text in self._problems}
         for text in told:
             if _SECONDS.sub("", text) not in before:
@@ -99,7 +99,7 @@ class Keeper:
         self._problems = told
 
     async def as_dict(self) -> dict[str, Any]:
-        """Describe the entrypoints as they are now; as last looked at while an installation or a look takes long."""
+        """Describe the entrypoints as they are now, or as last seen while an installation or a check takes long."""
         with suppress(TimeoutError):
             async with asyncio.timeout(PATIENCE):
                 if not self._turn.locked():
@@ -109,7 +109,7 @@ class Keeper:
         return {"kind": self._kind, "reason": self.reason, "problems": list(self._problems)}
 
     def _claims(self) -> tuple[dict[str, CniClaim], set[str]]:
-        """Return the CNI claims, and the names of the drivers' folders; looked up here, on the loop."""
+        """Return the CNI claims and the names of the driver folders; runs on the loop."""
         cni = {claim.name: claim for claim, _ in self.registry.claimed(CniClaim)}
         return cni, {folder_name(route.claim.name) for route in self.registry.routes("volume")}
 
@@ -125,7 +125,7 @@ class Keeper:
         done.tell(LOG)
 
     def _unserved(self) -> tuple[str, ...]:
-        """Say which entrypoints fail every call while no plugin is enabled."""
+        """Return which entrypoints fail every call while no plugin is enabled."""
         try:
             present = entrypoints_present(self.supervisor.paths)
         except OSError as error:
@@ -158,7 +158,7 @@ class Keeper:
 
 
 def _claimed(record: Record, paths: Paths, claims: Mapping[str, CniClaim], drivers: Collection[str]) -> Record:
-    """Return the part of the record that somebody still needs: what no plugin claims any more may be removed."""
+    """Return the part of the record that is still claimed; the rest may be removed."""
     folders = {paths.flexvolume / driver for driver in drivers}
     if any(paths.cni_bin / name in record for name in claims):
         folders.add(paths.cni_bin)

@@ -1,8 +1,8 @@
-"""The entrypoints as compiled programs: the start of an interpreter takes longer than all the rest of a call.
+"""Compiled entrypoints: starting a Python interpreter takes longer than the rest of a call.
 
-Owns: the host's C compiler, called once per style on `bin/nodeplug-entrypoint.c` with this node's paths in it, and the
-cache of what it made, so that only a changed source, compiler or path is compiled again.
-Refuses: to write outside that cache and a temporary folder (see `nodeplug.install.files`); nothing compiled is shipped.
+Owns: compiling `bin/nodeplug-entrypoint.c` with this node's paths, once per style, and a cache of the results, so that
+nothing is compiled again until the source, the compiler or a path changes.
+Refuses: to write outside that cache and a temporary folder (see `nodeplug.install.files`), and to ship binaries.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ from nodeplug.install.scripts import find_scripts, is_ours
 SOURCE: Final = "nodeplug-entrypoint.c"
 _OPTIONS: Final = ("-std=c11", "-O2", "-Wall", "-Wextra", "-s")
 _TIMEOUT: Final = 20.0
-"""Seconds for one run of the compiler, which takes less than one."""
+"""Seconds for one compiler run, which takes less than one."""
 
 
 def compiler() -> list[str]:
@@ -33,7 +33,7 @@ def compiler() -> list[str]:
 
     Raises:
         NotFound: there is none.
-        PluginError: `$CC` is no command.
+        PluginError: `$CC` is not a command.
     """
     wanted = os.environ.get("CC", "")
     try:
@@ -54,20 +54,19 @@ def compile_one(
 ) -> bytes:
     """Compile the entrypoint of one style for one daemon.
 
-    The same source, paths and compiler give the same bytes. It is linked statically where the C library allows it: a
-    dynamic start takes twice as long, and a static program needs nothing of the host it runs on.
+    The same source, paths and compiler give the same bytes. The program is static where the C library allows it: it
+    starts twice as fast, and needs nothing from the host.
 
     Args:
-        flex: FlexVolume's; CNI's otherwise.
+        flex: FlexVolume instead of CNI.
         socket: the daemon's socket, as the callers (runtime, kubelet) see it.
         spool: the folder for deferred DELs, as they see it.
-        source: the folder of the C program; found by itself when None.
-        cache: a folder that only this user can write to; it is used to compile nothing twice.
+        source: the folder of the C program; searched for if None.
+        cache: a folder that only this user can write to.
 
     Raises:
         NotFound: there is no compiler, or no source.
-        PluginError: the compiler failed or hangs, what it made does not run here, or there is no temporary folder; the
-            message has the first words.
+        PluginError: the compiler fails or hangs, its program does not run here, or there is no temporary folder.
     """
     program = (find_scripts() if source is None else source) / SOURCE
     if not program.is_file():
@@ -79,7 +78,7 @@ def compile_one(
         if kept and kept.is_file() and is_ours(data := content(kept)):
             return data
         made = _compile(command, program)
-    except OSError as error:  # such as a root without a writable /tmp, or a compiler that is being removed
+    except OSError as error:  # such as a read-only /tmp, or a compiler that is being removed
         raise PluginError(f"the entrypoint cannot be compiled: {error}") from error
     if kept:
         _keep(kept, made)
@@ -99,9 +98,9 @@ def _compile(command: list[str], program: Path) -> bytes:
 
 
 def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
-    """Run the compiler in a process group of its own, none of which is left when it takes too long.
+    """Run the compiler in a process group of its own, and kill the whole group on timeout.
 
-    What a compiler starts (cc1, as, a wrapper's child) inherits its pipes: killing it alone would leave us waiting.
+    The compiler's children (cc1, as) inherit its pipes: if only the compiler were killed, we would still wait for them.
     """
     environment = {**os.environ, "LC_ALL": "C"}
     try:
@@ -126,11 +125,11 @@ def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
 
 
 def _try_out(program: Path, by: str) -> None:
-    """Execute a fresh program: a compiler for another machine would take the node's network down."""
+    """Run a new program once: one built for another architecture would take the node's network down."""
     try:
         done = subprocess.run([program, "init"], env={}, capture_output=True, timeout=_TIMEOUT, check=False)
         trouble = f"it ended with {done.returncode}" if done.returncode else ""
-    except PermissionError:  # a temporary folder that is mounted noexec says nothing about the program
+    except PermissionError:  # a temporary folder mounted noexec says nothing about the program
         trouble = ""
     except (OSError, subprocess.TimeoutExpired) as error:
         trouble = str(error)
@@ -139,7 +138,7 @@ def _try_out(program: Path, by: str) -> None:
 
 
 def _digest(program: Path, command: list[str]) -> str:
-    """Return what the result depends on: source, paths, options, the compiler's file and the C library's version."""
+    """Hash everything the result depends on: source, paths, options, compiler binary and C library version."""
     found = Path(shutil.which(command[0]) or command[0]).stat()
     inputs = (program.read_bytes(), command, found.st_ino, found.st_size, found.st_mtime_ns, _c_library())
     return hashlib.sha256(repr(inputs).encode()).hexdigest()[:24]
@@ -153,7 +152,7 @@ def _c_library() -> str | None:
 
 
 def _keep(path: Path, data: bytes) -> None:
-    """Write into the cache, in the place of older ones of this style; without it the next start compiles again."""
+    """Replace this style's file in the cache; if that fails, the next start compiles again."""
     style = path.name.partition("-")[0]
     with suppress(OSError, PluginError):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -163,7 +162,7 @@ def _keep(path: Path, data: bytes) -> None:
 
 
 def _literal(path: Path | str) -> str:
-    """Write a C string literal; octal escapes have three digits, so that no digit after them belongs to them."""
+    """Return a C string literal. Octal escapes have all three digits, so that a digit may follow them."""
     plain = re.compile(rb"[A-Za-z0-9_./-]")
     text = (bytes([byte]) for byte in os.fsencode(path))
     return '"' + "".join(byte.decode() if plain.match(byte) else f"\\{byte[0]:03o}" for byte in text) + '"'

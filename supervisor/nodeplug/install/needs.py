@@ -1,8 +1,8 @@
-"""What the node's container runtime will need before a pod can start, and whether it is there.
+"""What the node's container runtime needs before a pod can start, and whether it is there.
 
-Owns: which network configuration the runtime takes (the first by name), and the executables that it will look for: the
-plugins of that list and, for containerd and CRI-O, `loopback`, which they call before any list.
-Refuses: to look further than a list that names a claim of ours: other networks are not nodeplug's business.
+Owns: which network configuration the runtime takes (the first by name), and the executables it needs: the plugins of
+that list and, for containerd and CRI-O, `loopback`, which they call before any list.
+Refuses: to check a list that names no claim of ours.
 """
 
 import json
@@ -20,12 +20,12 @@ _SUFFIXES: Final = frozenset({".conflist", ".conf", ".json"})
 
 
 def configurations(conf: Path) -> list[Path]:
-    """Return the network configurations in the order in which runtimes read them: the first is the node's network."""
+    """Return the network configurations in the order of the runtimes: the first is the node's network."""
     return sorted(path for path in conf.iterdir() if path.suffix in _SUFFIXES) if conf.is_dir() else []
 
 
 def plugin_types(path: Path) -> list[str]:
-    """Return the executables that a configuration names, in order; none when it cannot be read."""
+    """Return the executables that a configuration names, in order; none if it cannot be read."""
     try:
         document: Any = json.loads(read_bounded(path))
         plugins = document.get("plugins") or [document]
@@ -35,9 +35,9 @@ def plugin_types(path: Path) -> list[str]:
 
 
 def unmet(paths: Paths, claims: Collection[str], told: Container[Path] = ()) -> list[str]:
-    """Return, in sentences, what a runtime will look for and not find, if its network is one of ours.
+    """Return a sentence per missing executable that the runtime needs, if its network is one of ours.
 
-    What somebody has `told` already is left out.
+    Executables in `told` have been reported already and are left out.
     """
     try:
         first = next(iter(configurations(paths.cni_conf)), None)

@@ -1,8 +1,8 @@
-"""Which files are nodeplug's, and which names are taken by somebody else.
+"""Which files are nodeplug's, and which names are taken.
 
-Owns: the marks of what is ours (the second line of a script, one key of a conflist, the target of a former symlink)
-and the search for them in the runtime's and kubelet's folders.
-Refuses: to change anything; `nodeplug.install.files` does that with the answers from here.
+Owns: the marks of our files (the second line of a script, a key of a conflist, the target of a former symlink) and the
+search for them in the folders of the runtime and kubelet.
+Refuses: to change anything (see `nodeplug.install.files`).
 """
 
 import errno
@@ -20,13 +20,13 @@ from nodeplug.install.scripts import CNI_SCRIPT, PROGRAM, is_ours, leader
 
 CAPABILITIES: Final = "capabilities.json"
 CONFLIST_KEY: Final = "installedBy"
-"""A conflist with this key and the value "nodeplug" is ours; libcni ignores keys that it does not know."""
+"""A conflist with this key and the value "nodeplug" is ours; libcni ignores unknown keys."""
 TEMPORARY: Final = ".nodeplug-"
-"""How temporary names begin: the dot hides them from kubelet."""
+"""Prefix of temporary names: the dot hides them from kubelet."""
 LARGEST: Final = 4 << 20
-"""Bytes of the largest file that can be one of ours; a compiled entrypoint has about one million."""
+"""Bytes. No larger file can be ours: a compiled entrypoint has about one million."""
 NOT_OURS: Final = frozenset({errno.EFBIG, errno.EINVAL, errno.EISDIR, errno.ENXIO, errno.ENODEV})
-"""Reasons not to read a file which say that it is none of ours: its size, or that it is no regular file."""
+"""Read errors which show that a file is not ours: it is too large, or not a regular file."""
 _PROGRAM: Final = re.compile(rf"{re.escape(PROGRAM)}[0-9a-f]{{12}}")
 
 
@@ -35,11 +35,11 @@ class ForeignFile(PluginError):
 
 
 def marked_conflist(name: str, data: bytes) -> bytes:
-    """Return the conflist with the mark that makes it ours.
+    """Return the conflist with our mark.
 
     Raises:
-        InvalidRequest: not a file name that runtimes read, or not a JSON object with plugins: one broken file that
-            sorts first takes the node's network down (containerd).
+        InvalidRequest: runtimes do not read files of this name, or it is not a JSON object with plugins. In containerd,
+            one broken file that sorts first takes the node's network down.
     """
     if "/" in name or name.startswith(".") or not name.endswith(".conflist"):
         raise InvalidRequest(
@@ -62,12 +62,12 @@ def _json_object(data: bytes) -> dict[str, Any]:
 
 
 def folder_name(driver: str) -> str:
-    """Return the folder of `vendor/driver` below the volume plugin folder: `vendor~driver` (kubelet)."""
+    """Return kubelet's folder for `vendor/driver`: `vendor~driver`."""
     return driver.replace("/", "~")
 
 
 def executable(driver: str) -> str:
-    """Return the name of the executable: the last part of `vendor/driver` or of `vendor~driver` (kubelet)."""
+    """Return kubelet's name for the executable: the last part of `vendor/driver` or `vendor~driver`."""
     return folder_name(driver).rpartition("~")[2]
 
 
@@ -78,11 +78,11 @@ def refuse_foreign(
     paths: Paths,
     retake: Collection[Path] = (),
 ) -> None:
-    """Refuse names that are taken, but for those in `retake`; all of them in one message.
+    """Refuse names that are taken, except those in `retake`; one message lists them all.
 
     Raises:
-        ForeignFile: somebody else's file stands in the way.
-        InvalidRequest: two of our own files would have one name.
+        ForeignFile: a file of another program is in the way.
+        InvalidRequest: two of our own files would have the same name.
     """
     if CNI_SCRIPT in cni:
         raise InvalidRequest(f"{CNI_SCRIPT!r} was the script behind every CNI claim; no claim can have that name")
@@ -101,16 +101,12 @@ def refuse_foreign(
 
 
 def is_our_script(path: Path) -> bool:
-    """Whether a path is a script of ours itself: not a folder, not a symlink (rename would replace that alone)."""
+    """Whether a path is itself a script of ours, not a folder or a symlink (a rename would replace only the link)."""
     return path.is_file() and not path.is_symlink() and is_ours(content(path))
 
 
 def content(path: Path) -> bytes:
-    """Read what can be ours; of anything else, such as a pipe or a large program of others, there is nothing to read.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+    """Read a file that can be ours; anything else, such as a pipe or a large program, reads as empty."""
     try:
         return read_bounded(path, LARGEST)
     except OSError as error:
@@ -120,17 +116,17 @@ def content(path: Path) -> bytes:
 
 
 def is_our_link(path: Path) -> bool:
-    """Whether a path is a symlink to our script in the same folder, as versions before this one made them."""
+    """Whether a path is a symlink to our script in the same folder, as older versions created them."""
     return path.is_symlink() and os.readlink(path) in {CNI_SCRIPT, str(path.with_name(CNI_SCRIPT))}
 
 
 def is_our_entrypoint(path: Path) -> bool:
-    """Whether a path is an entrypoint of ours in the folder of CNI executables."""
+    """Whether a path in the folder of CNI executables is one of our entrypoints."""
     return is_our_link(path) or is_our_script(path)
 
 
 def our_entrypoints(cni_bin: Path) -> list[Path]:
-    """Return the entrypoints of ours in the folder of CNI executables, links and the script behind them included."""
+    """Return our entrypoints in the folder of CNI executables, including links and their target."""
     compiled = set(programs(cni_bin))
     return [
         path
@@ -140,7 +136,7 @@ def our_entrypoints(cni_bin: Path) -> list[Path]:
 
 
 def our_list(path: Path) -> Mapping[str, Any]:
-    """Return a network configuration list that bears our mark; of anything else an empty one."""
+    """Return a network configuration list that bears our mark; anything else is returned as an empty one."""
     if not path.is_file() or path.is_symlink():
         return {}
     document = _json_object(content(path))
@@ -148,19 +144,19 @@ def our_list(path: Path) -> Mapping[str, Any]:
 
 
 def is_foreign(path: Path) -> bool:
-    """Whether something stands at a path in the folder of CNI executables that is none of our entrypoints."""
+    """Whether a path in the folder of CNI executables exists and is not one of our entrypoints."""
     return os.path.lexists(path) and not is_our_entrypoint(path)
 
 
 def may_go(path: Path) -> bool:
-    """Whether what stands at a path may be replaced by what we install there."""
+    """Whether we may replace the file at a path."""
     if path.name == CAPABILITIES or _PROGRAM.fullmatch(path.name) or not os.path.lexists(path):
         return True
     return bool(our_list(path)) if path.suffix == ".conflist" else is_our_entrypoint(path)
 
 
 def _foreign_in_driver(flex: Path, driver: str) -> list[Path]:
-    """Return what stands in the way of a driver: its executable if it is not ours, else what lies in its place."""
+    """Return what is in the way of a driver: its executable if it is not ours, else other files in its place."""
     folder = flex / folder_name(driver)
     if not os.path.lexists(folder):
         return []
@@ -169,13 +165,13 @@ def _foreign_in_driver(flex: Path, driver: str) -> list[Path]:
     script = folder / executable(driver)
     if os.path.lexists(script):
         return [] if is_our_script(script) else [script]
-    # No executable: half of our own removal, or somebody's folder.
+    # No executable: our own removal was cut short, or the folder belongs to somebody else.
     ours = {CAPABILITIES, *(path.name for path in programs(folder))}
     return [path for path in folder.iterdir() if path.name not in ours and not path.name.startswith(TEMPORARY)]
 
 
 def our_drivers(flex: Path) -> Iterator[Path]:
-    """Yield the driver folders that nodeplug made, a half-removed one included."""
+    """Yield the driver folders that nodeplug created, including half-removed ones."""
     for folder in listed(flex):
         if folder.name.startswith(".") or folder.is_symlink() or not folder.is_dir():
             continue
@@ -189,21 +185,18 @@ def _is_half_removed(folder: Path) -> bool:
 
 
 def programs(folder: Path) -> list[Path]:
-    """Return the compiled programs that an installation put beside its scripts."""
+    """Return the compiled programs in a folder."""
     return [path for path in listed(folder) if _PROGRAM.fullmatch(path.name) and not path.is_symlink()]
 
 
 def superseded(folder: Path, scripts: Iterable[Path]) -> list[Path]:
-    """Return the compiled programs in a folder that none of its scripts names (any more)."""
+    """Return the compiled programs in a folder that no script names any more."""
     named = {leader(content(script)).name for script in scripts if is_our_script(script)}
     return [path for path in programs(folder) if path.name not in named]
 
 
 def installed_kind(paths: Paths) -> str:
-    """Return what is installed: "native", "script", "mixed" while only some are exchanged, "" when nothing is.
-
-    "unreadable" when a folder cannot be read: to say so is no reason to fail.
-    """
+    """Return "native", "script", "mixed" (during an exchange), "" (nothing), or "unreadable"."""
     try:
         scripts = our_entrypoints(paths.cni_bin)
         scripts += [folder / executable(folder.name) for folder in our_drivers(paths.flexvolume)]

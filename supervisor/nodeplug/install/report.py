@@ -1,6 +1,6 @@
-"""What an installation did, as paths.
+"""What an installation did, path by path.
 
-Owns: the five outcomes that a path can have, and how people and programs read them.
+Owns: the five possible outcomes for a path, as text and as JSON.
 Refuses: to do anything.
 """
 
@@ -9,14 +9,14 @@ from dataclasses import asdict, dataclass, field
 
 @dataclass(slots=True)
 class Report:
-    """What was done so far, as paths.
+    """What was done so far.
 
     Attributes:
-        created: new.
-        updated: there before with other bytes.
-        unchanged: there before and left untouched.
+        created: new paths.
+        updated: existed with other bytes.
+        unchanged: existed and were left alone.
         removed: ours and no longer wanted.
-        kept: not wanted and not removed, each with the reason.
+        kept: not wanted but not removed, each with the reason.
     """
 
     created: list[str] = field(default_factory=list)

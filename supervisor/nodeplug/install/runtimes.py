@@ -1,8 +1,8 @@
-"""Which container runtime is on the node, and which version: what it makes of a network depends on that.
+"""Which container runtime the node has, and which version.
 
-Owns: where the runtimes' sockets and programs are, and asking them for their name and version: the socket first (CRI's
-Version, which containerd and CRI-O both have), else the program itself.
-Refuses: to decide what follows from it (see `nodeplug.install.conflists` and `nodeplug.install.needs`).
+Owns: where the sockets and programs of runtimes are, and how to ask for the version: over the socket (CRI's Version,
+which containerd and CRI-O both have), else by running the program.
+Refuses: to draw conclusions (see `nodeplug.install.conflists` and `nodeplug.install.needs`).
 """
 
 import re
@@ -32,7 +32,7 @@ class Runtime:
 
     Attributes:
         name: "containerd" or "cri-o".
-        version: major and minor; (0, 0) when it does not tell.
+        version: major and minor; (0, 0) if unknown.
         how: where it was found.
     """
 
@@ -46,13 +46,13 @@ class Runtime:
 
 
 def sockets(paths: Paths) -> dict[Path, str]:
-    """Return the sockets of runtimes that are on the node, with the name of the runtime."""
+    """Return the runtime sockets on the node, each with the runtime's name."""
     places = {paths.root / socket.lstrip("/"): name for socket, name in _SOCKETS.items()}
     return {path: name for path, name in places.items() if path.is_socket()}
 
 
 def find(paths: Paths) -> list[Runtime]:
-    """Return the runtimes that run, else those whose program is on PATH."""
+    """Return the running runtimes, else those whose program is on PATH."""
     running = [Runtime(name, _ask(path), str(path)) for path, name in sockets(paths).items()]
     if running or paths.root != Path("/"):
         return running
@@ -85,7 +85,7 @@ def _ask(socket: Path) -> tuple[int, int]:
 
 
 def _field(message: bytes, wanted: int) -> str:
-    """Return a text of a protobuf message whose fields are all texts shorter than 128 bytes, as these are."""
+    """Return a string field of a protobuf message that has only strings shorter than 128 bytes, as this one does."""
     while len(message) >= 2 and message[0] & 7 == 2:
         number, size = message[0] >> 3, message[1]
         if number == wanted:

@@ -1,9 +1,9 @@
-"""The text of the entrypoint scripts, made fit for one node.
+"""The text of the entrypoint scripts, adapted to one node.
 
-Owns: where the scripts of `bin/` lie in a checkout and in an installation, the lines of them that differ from node to
-node (the interpreter, the daemon's socket, the spool), the code that is compiled ahead for their interpreter, and the
-first line that starts a compiled program in its place.
-Refuses: to write anything (see `nodeplug.install.files`), and knowledge of what the scripts do. For their twin in C see
+Owns: where the scripts of `bin/` are in a checkout and in an installation, the lines that differ from node to node
+(interpreter, socket, spool), the code compiled ahead for their interpreter, and the first line that starts a compiled
+program instead.
+Refuses: to write files (see `nodeplug.install.files`), and to know what the scripts do. For the C version see
 `nodeplug.install.native`.
 """
 
@@ -26,15 +26,15 @@ from nodeplug.contract.errors import InvalidRequest, NotFound
 CNI_SCRIPT: Final = "nodeplug-cni"
 FLEX_SCRIPT: Final = "nodeplug-flex"
 MARKER: Final = b"# Installed by nodeplug; `nodeplug uninstall` removes it."
-"""The second line of each installed script, and a string in each compiled one: what makes a file ours."""
+"""The second line of each installed script, and a string in each compiled one: this makes a file ours."""
 PROGRAM: Final = ".nodeplug."
-"""How the names of compiled programs begin; kubelet ignores what begins with a dot."""
+"""Prefix of compiled programs; kubelet ignores names that begin with a dot."""
 _SYSTEM_PYTHON: Final = Path("/usr/bin/python3")
 _SHEBANG_LIMIT: Final = 240
 _SHARE: Final = Path("share/nodeplug/bin")
 _QUOTE: Final = "'''"
-# Version 2 of marshal has no references between objects, which depend on how often an object is used elsewhere: the
-# same script gives the same bytes, so that a second installation changes nothing.
+# From version 3 on, marshal writes references that depend on reference counts. With version 2 the same script gives the
+# same bytes, so that a second installation changes nothing.
 _MARSHAL_VERSION: Final = 2
 _AHEAD: Final = """\
 {head}
@@ -60,9 +60,9 @@ class Scripts:
     """The two entrypoints, ready to be written.
 
     Attributes:
-        cni: the script behind every CNI claim.
+        cni: the script of every CNI claim.
         flex: the script of every volume claim.
-        cni_program: its compiled twin, which is started in the place of the script's interpreter; empty without one.
+        cni_program: the compiled version of `cni`, started instead of an interpreter; may be empty.
         flex_program: the same for `flex`.
     """
 
@@ -76,12 +76,12 @@ class Scripts:
         """Read both scripts and point them at one daemon.
 
         Args:
-            socket: the daemon's socket, as the callers of the scripts (runtime, kubelet) see it.
+            socket: the daemon's socket, as the callers (runtime, kubelet) see it.
             spool: the folder for deferred DELs, as they see it.
-            source: the folder of the scripts; found by itself when None.
+            source: the folder of the scripts; searched for if None.
 
         Raises:
-            NotFound: the scripts are not where this installation should have them.
+            NotFound: the scripts are missing from this installation.
             InvalidRequest: a script or a path cannot be used.
         """
         folder = find_scripts() if source is None else source
@@ -95,17 +95,13 @@ class Scripts:
 def default_interpreter() -> Path:
     """Return the system's Python, or the one behind this process's virtual environment.
 
-    The scripts use C modules alone, so any Python 3 does; the system's own outlives a rebuilt environment.
+    The scripts use only C modules, so any Python 3 works; the system's own outlives a rebuilt environment.
     """
     return _SYSTEM_PYTHON if os.access(_SYSTEM_PYTHON, os.X_OK) else Path(sys.executable).resolve()
 
 
 def find_scripts() -> Path:
-    """Return the folder that holds both scripts: of the checkout, or of the installed distribution.
-
-    Raises:
-        NotFound: they are in none of the places where a checkout or an installation has them.
-    """
+    """Return the folder of both scripts: in the checkout, or in the installed distribution."""
     looked = list(dict.fromkeys(_candidates()))
     for folder in looked:
         if (folder / CNI_SCRIPT).is_file() and (folder / FLEX_SCRIPT).is_file():
@@ -122,7 +118,7 @@ def _candidates() -> Iterator[Path]:
         files = distribution("nodeplug").files or []
     except PackageNotFoundError:
         files = []
-    # The record of the distribution is right for every scheme of pip but --target, which moves folders afterwards.
+    # The distribution's RECORD is right for every pip scheme except --target, which moves folders afterwards.
     yield from (Path(str(file.locate())).resolve().parent for file in files if file.match(f"*/{_SHARE}/{CNI_SCRIPT}"))
     yield Path(sysconfig.get_path("data")) / _SHARE
     yield Path(sys.prefix) / _SHARE
@@ -137,11 +133,11 @@ def _read(path: Path) -> str:
 
 
 def render(text: str, *, interpreter: Path, socket: str, spool: str) -> bytes:
-    """Return a script whose shebang, SOCKET and SPOOL lines are rewritten and whose second line is the marker.
+    """Return a script with the shebang, SOCKET and SPOOL lines rewritten and the marker as its second line.
 
     Raises:
-        InvalidRequest: the script has no such line, or a path cannot stand in it (execve(2): the kernel cuts a shebang
-            at its first blank and at 255 bytes).
+        InvalidRequest: a line is missing, or a path does not fit: the kernel cuts a shebang at its first blank and at
+            255 bytes (execve(2)).
     """
     shebang, newline, body = text.partition("\n")
     if not shebang.startswith("#!") or not newline:
@@ -154,7 +150,7 @@ def render(text: str, *, interpreter: Path, socket: str, spool: str) -> bytes:
 
 
 def _set(body: str, name: str, value: str) -> str:
-    # JSON's escapes are Python's too, as long as characters beyond ASCII are left as they are.
+    # JSON's escapes are valid in Python too, as long as non-ASCII characters are left as they are.
     try:
         literal = json.dumps(value, ensure_ascii=False)
         literal.encode()
@@ -169,40 +165,37 @@ def _set(body: str, name: str, value: str) -> str:
 
 
 def compiled_ahead(script: bytes) -> bytes:
-    """Return a rendered script that holds its source and its code, and runs the code where the interpreter knows it.
+    """Return a rendered script with its bytecode, which is run if the interpreter can load it.
 
-    The code is for interpreters of this process's bytecode; for any other the script does the same, only slower.
-    A script that cannot stand in a raw string, for the sake of an odd path, is returned as it is.
+    The bytecode is that of this process's Python; any other compiles the source. A script that cannot stand in a raw
+    string, because of an odd path, is returned unchanged.
     """
     text = os.fsdecode(script)
     shebang, marker, source = text.split("\n", 2)
     if _QUOTE in text or "\r" in text:
         return script
     code = compile(source, "nodeplug", "exec", dont_inherit=True, optimize=2)
-    # Hexadecimal digits are the quickest to read back: half as long as the escapes of a bytes literal.
+    # Hexadecimal digits are the fastest to read back: half the length of a bytes literal's escapes.
     digits = marshal.dumps(code, _MARSHAL_VERSION).hex()
     return os.fsencode(_AHEAD.format(head=f"{shebang}\n{marker}", source=source, magic=MAGIC_NUMBER, code=digits))
 
 
 def program_name(program: bytes) -> str:
-    """Return the file name of a compiled twin: hidden, and another one for other bytes."""
+    """Return a hidden file name for a compiled program, derived from its bytes."""
     return f"{PROGRAM}{hashlib.sha256(program).hexdigest()[:12]}"
 
 
 def led_by(script: bytes, program: Path) -> bytes:
-    """Return a script whose first line makes the kernel start a compiled twin instead of Python (execve(2)).
+    """Return a script whose first line makes the kernel start a compiled program (execve(2)).
 
-    The rest stays Python. The kernel hands Python the *path* of a script, and Python opens it some milliseconds later:
-    whatever stands there by then must still be Python, or a call that began before the exchange would fail.
-
-    Raises:
-        InvalidRequest: the path of the program cannot stand in a first line.
+    The rest stays Python. The kernel passes only the *path* of a script to Python, which opens it milliseconds later:
+    by then the file must still be Python, or a call that began before the exchange would fail.
     """
     return _shebang(program, "") + b"\n" + script.partition(b"\n")[2]
 
 
 def leader(script: bytes) -> Path:
-    """Return what the first line of a script names: Python, or a compiled twin."""
+    """Return the program that the first line names: Python, or a compiled one."""
     words = script.partition(b"\n")[0].removeprefix(b"#!").split()
     return Path(os.fsdecode(words[0] if words else b""))
 
@@ -217,5 +210,5 @@ def _shebang(interpreter: Path, options: str) -> bytes:
 
 
 def is_ours(data: bytes) -> bool:
-    """Whether the bytes are an entrypoint that nodeplug installed: a script, or its compiled twin."""
+    """Whether these bytes are an entrypoint that nodeplug installed, script or compiled."""
     return data.split(b"\n", 2)[1:2] == [MARKER] or (data.startswith(b"\x7fELF") and MARKER in data)

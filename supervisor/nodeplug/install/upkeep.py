@@ -1,9 +1,9 @@
-"""Whether what was installed is still there, and whole.
+"""Whether the installed files are still there and intact.
 
-Owns: the record of what nodeplug installed on this node (`<state>/installed.json`: a digest per path), and the
-comparison of the disk with it. A file that is gone, or torn, or changed and still bears our mark was ours and may be
-mended; one that somebody replaced is foreign and only told.
-Refuses: to mend (see `nodeplug.install.keeper`), and to read a file again that has not changed since it was right.
+Owns: the record of what is installed on this node (`<state>/installed.json`: a digest per path), and comparing the disk
+with it. A file that is missing, truncated, or changed but still marked was ours and may be repaired; one that was
+replaced is foreign and only reported.
+Refuses: to repair (see `nodeplug.install.keeper`), and to read an intact file again until it changes.
 """
 
 import hashlib
@@ -32,16 +32,17 @@ from nodeplug.install.ownership import (
 from nodeplug.install.scripts import MARKER, PROGRAM, is_ours, leader
 
 Record = Mapping[Path, str]
-"""By path, the digest of what was installed there."""
+"""Digests of installed files, by path."""
 _EXECUTABLE: Final = 0o111
 _RECORD: Final = "installed.json"
 _VERSION: Final = 1
 
 
 def take_stock(paths: Paths) -> dict[Path, str]:
-    """Return what of ours is installed now, with its digest: scripts, the programs that they start, the answers.
+    """Return the digests of our installed files: scripts, the programs they start, and answers to `init`.
 
-    A script is read once: the bytes that make it ours are those of the digest, whoever replaces it meanwhile.
+    A script is read only once, so that the digest is that of the bytes found to be ours, even if it is replaced
+    meanwhile.
     """
     drivers = list(our_drivers(paths.flexvolume))
     places = [*our_entrypoints(paths.cni_bin), *(folder / executable(folder.name) for folder in drivers)]
@@ -56,7 +57,7 @@ def take_stock(paths: Paths) -> dict[Path, str]:
 
 
 def _read_file(path: Path) -> bytes:
-    """Read a regular file; of what is none, or is gone by now, there is nothing to read."""
+    """Read a regular file; anything else, or a file that is gone, reads as empty."""
     with suppress(FileNotFoundError):
         if path.is_file() and not path.is_symlink():
             return content(path)
@@ -64,7 +65,7 @@ def _read_file(path: Path) -> bytes:
 
 
 def read_record(paths: Paths) -> dict[Path, str] | None:
-    """Return the record; None when there is none that can be read."""
+    """Return the record, or None if none can be read."""
     try:
         document = json.loads(read_bounded(paths.state / _RECORD))
         if document["version"] != _VERSION:
@@ -75,7 +76,7 @@ def read_record(paths: Paths) -> dict[Path, str] | None:
 
 
 def write_record(paths: Paths, record: Record) -> None:
-    """Write the record, or remove it when nothing is installed; without it, what is there is taken for right."""
+    """Write the record, or remove it if nothing is installed. Without a record, the files on disk are trusted."""
     path = paths.state / _RECORD
     with suppress(OSError, PluginError):
         if not record:
@@ -88,7 +89,7 @@ def write_record(paths: Paths, record: Record) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One file that is not as it was installed."""
+    """A file that differs from what was installed."""
 
     path: Path
     kind: Literal["missing", "damaged", "foreign"]
@@ -104,12 +105,12 @@ class Fault:
 
 @dataclass(slots=True)
 class Inspection:
-    """Compares the disk with the record, again and again. Used from one thread at a time."""
+    """Compares the disk with the record, repeatedly. Used from one thread at a time."""
 
     _right: dict[Path, tuple[object, ...]] = field(default_factory=dict)
 
     def faults(self, record: Record) -> list[Fault]:
-        """Return what is not as it was installed."""
+        """Return every file that differs from what was installed."""
         found = ((path, self._look(path, digest)) for path, digest in sorted(record.items()))
         return [Fault(path, kind) for path, kind in found if kind is not None]
 
@@ -134,7 +135,7 @@ class Inspection:
 
 
 def _was_ours(path: Path, data: bytes) -> bool:
-    """Whether a file that differs from what was installed bears our mark, or is what is left of one that did."""
+    """Whether a file that differs from what was installed bears our mark, or is the rest of one that did."""
     named = path.name == CAPABILITIES or path.name.startswith(PROGRAM)
     return named or is_ours(data) or not data.strip(b"\0") or _is_torn(data)
 
