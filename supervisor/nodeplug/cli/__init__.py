@@ -1,8 +1,8 @@
 """The command line.
 
-Owns: which commands there are and how they are listed. Exit statuses: 0 done, 1 an error told in a sentence on stderr,
-2 wrong usage; a command that has others says so in its help.
-Refuses: to do anything itself. What a command needs is imported inside it, so that `--help` and `version` are quick.
+Owns: the list of commands and its order. Exit statuses: 0 success, 1 an error, explained on stderr, 2 wrong usage; a
+command with other ones documents them in its help.
+Refuses: to do anything itself. Commands import what they need when they run, so that `--help` and `version` are fast.
 """
 
 import logging
@@ -28,7 +28,7 @@ app = typer.Typer(
 
 
 def main() -> None:
-    """Run the command line of this process."""
+    """Run the command line."""
     show_names_as_they_are()
     app(prog_name="nodeplug")
 
@@ -45,7 +45,7 @@ def _begin(
         bool, typer.Option("--version", is_eager=True, callback=_tell_version, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    # Commands tell an error as their answer; only `serve` sets up a log, which would otherwise tell it twice.
+    # Commands print their errors; only `serve` sets up a log. Without this handler errors would appear twice.
     logging.getLogger("nodeplug").addHandler(logging.NullHandler())
 
 

@@ -1,6 +1,6 @@
-"""What is, and what would be: `check-config`, `plugins`, `status`, `inspect`.
+"""The commands that only read: `check-config`, `plugins`, `status`, `inspect`.
 
-Owns: the options and exit statuses of these commands.
+Owns: their options and exit statuses.
 Refuses: to change anything.
 """
 

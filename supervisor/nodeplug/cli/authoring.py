@@ -1,7 +1,7 @@
 """For authors of plugins: `demo`, `new`, `try`, `verify`.
 
-Owns: the options and exit statuses of these commands.
-Refuses: judgement of a plugin, and acting of its own.
+Owns: their options and exit statuses.
+Refuses: to do the work itself, or to judge a plugin.
 """
 
 from pathlib import Path

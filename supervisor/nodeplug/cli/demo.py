@@ -1,10 +1,10 @@
-"""`nodeplug demo`: a pod's whole life against a real daemon, shown step by step.
+"""`nodeplug demo`: a pod's whole life against a real daemon, step by step.
 
-Owns: the story, its node (a temporary folder and namespaces of its own), and the proof that nothing is left.
-Refuses: acting of its own: the callers are those of `nodeplug.testing`, the daemon is `nodeplug serve` as a process.
+Owns: the story, its node (a temporary folder and its own namespaces), and the check that nothing is left.
+Refuses: stand-ins of its own: the callers are those of `nodeplug.testing`, the daemon a `nodeplug serve` process.
 
-It runs as root or as an ordinary user: it starts itself again in a user, network and mount namespace of its own (the
-util-linux tool `unshare`, because a process with threads cannot enter a user namespace).
+It runs as root or as an ordinary user, by starting itself again with `unshare` in its own user, network and mount
+namespace: a process with threads cannot enter a user namespace.
 """
 
 import asyncio
@@ -51,19 +51,16 @@ RESOURCE: Final = "demo.nodeplug.io/fuse" if Path("/dev/fuse").exists() else "de
 UNITS: Final = 4
 MEMORY: Final = "demo.nodeplug.io/gpu-mem"
 SHARERS: Final = {"trainer": 5, "server": 2}
-"""Units of GPU memory by pod: both fit on the larger card, which has 8, and leave 1 there and 4 on the other."""
+"""Units of GPU memory by pod: both fit on the larger card (8 units) and leave 1 there, and 4 on the other."""
 POD: Final = Pod(name="web", namespace="default", uid="0001")
 CACHE: Final = FlexVolume("cache", {"size": "8Mi"})
 
 
 def run() -> int:
-    """Play the demo in namespaces of its own.
-
-    Returns:
-        The exit status: 0 when everything worked and nothing was left.
+    """Play the demo in its own namespaces; return the exit status, 0 when everything worked and nothing was left.
 
     Raises:
-        NotReady: this machine does not let this user make namespaces.
+        NotReady: this user may not create namespaces here.
     """
     if os.environ.get(_INSIDE):
         return _play(console())
@@ -82,7 +79,6 @@ def _start_again_inside() -> int:
 
 
 def _play(screen: Console) -> int:
-    """Set up, play, clean up, count what is left."""
     started = time.monotonic()
     folder = Path(tempfile.mkdtemp(prefix="nodeplug-demo-", dir="/tmp"))
     try:
@@ -92,7 +88,7 @@ def _play(screen: Console) -> int:
         screen.print(f"[red]✗ {error}[/red]")
         return 1
     finally:
-        folders.unmount_below(folder)  # of a demo that failed; they are in its own namespace
+        folders.unmount_below(folder)  # mounts of a failed demo, in its own namespace
         folders.remove(folder)
     if left:
         screen.print("[red]✗ something is left:[/red]", *left, sep="\n  ")
@@ -115,7 +111,6 @@ class _Story:
         return self.folder / "addresses"
 
     async def tell(self) -> list[str]:
-        """Play every act and return what was left behind."""
         before = await asyncio.to_thread(Inventory.take)
         node = self._node()
         async with Kubelet(node.root / "var" / "lib" / "kubelet") as kubelet:
@@ -136,7 +131,7 @@ class _Story:
         root = self.folder / "n"
         root.mkdir()
         config = (find_scripts().parent / "configs" / "demo.toml").read_text(encoding="utf-8")
-        for allocator in ("bridge", "host-local"):  # the machine's own pools are not the demo's business
+        for allocator in ("bridge", "host-local"):  # leave the machine's own pools alone
             config += f'[plugins.{allocator}.config]\ndata_dir = "{self._pools}"\n'
         node = ScratchNode(root, config, whole=True)
         with self._step("daemon", "nodeplug serve --config configs/demo.toml") as told:
@@ -250,7 +245,7 @@ class _Story:
 
     @contextmanager
     def _step(self, act: str, what: str) -> Iterator[list[str]]:
-        """Show what is tried at once, and what came of it when it is done."""
+        """Show the step at once, and its result when it is done."""
         told: list[str] = []
         started = time.perf_counter()
         with self.console.status(f"{act}: {what}"):
@@ -262,7 +257,7 @@ class _Story:
 
 
 def _until_told(node: ScratchNode) -> None:
-    """Wait until kubelet has told who holds what was granted; a demo that is late shows what it can."""
+    """Wait until kubelet reports the holders of the devices; on timeout, the demo shows what it has."""
     end = time.monotonic() + _TOLD_PATIENCE
     wanted = {RESOURCE: 1, MEMORY: sum(SHARERS.values())}
     while time.monotonic() < end:
@@ -275,10 +270,9 @@ def _until_told(node: ScratchNode) -> None:
 
 
 def leftovers(difference: list[str], folder: Path) -> list[str]:
-    """Drop what stays for the next pod by design, and what others do meanwhile: loop devices are the whole machine's.
+    """Drop what stays by design, and changes by others: loop devices belong to the whole machine.
 
-    By design stay: the bridge with its addresses, its nftables table without an address of a pod, the allocator's own
-    two files.
+    By design stay: the bridge with its addresses, its nftables table without pod addresses, the allocator's two files.
     """
     kept = re.compile(
         r"\+ (link nodeplug0|address \S+ on nodeplug0|nft (table|chain|rule|set) nodeplug_masquerade.*"

@@ -1,7 +1,7 @@
-"""What a configuration comes to before anything is started.
+"""What a configuration amounts to before anything is started.
 
-Owns: the effective configuration with every default, every mistake in it with its place, what it enables in numbers,
-and the rows of `nodeplug plugins` without a daemon.
+Owns: the effective configuration with defaults, every mistake with its place, the summary, and the rows of `nodeplug
+plugins` without a daemon.
 Refuses: to start plugins, and to print.
 """
 
@@ -22,7 +22,7 @@ _COUNTED: Final[Mapping[ClaimKind, str]] = {"device": "resource", "cni": "networ
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """A configuration as far as it can be looked at without a start: its defaults, its mistakes, its sound plugins."""
+    """What is known of a configuration without starting it: its defaults, its mistakes, its valid plugins."""
 
     document: dict[str, Any]
     problems: tuple[str, ...]
@@ -30,7 +30,7 @@ class Examined:
 
     @property
     def summary(self) -> str:
-        """Say in numbers what is enabled."""
+        """Count what is enabled."""
         names = Counter(claim.kind for loaded in self.registry.plugins.values() for claim in loaded.claims)
         parts = [_number(len(self.registry.plugins), "plugin")]
         parts += [_number(names[kind], word) for kind, word in _COUNTED.items() if names[kind]]
@@ -38,14 +38,14 @@ class Examined:
 
 
 def examine(reading: Reading) -> Examined:
-    """Validate the plugins' own tables too, and construct the plugins without a mistake.
+    """Validate the plugins' own tables too, and construct the plugins without mistakes.
 
-    A table that cannot be validated stays in the document as it was written.
+    A table that fails validation stays in the document as written.
     """
     configuration, fault = reading.configuration, reading.places.fault
     document: dict[str, Any] = configuration.model_dump(mode="json")
     if not reading.folder_was_read:
-        document["supervisor"].pop("drop_in_dir")  # once it is named it has to exist
+        document["supervisor"].pop("drop_in_dir")  # a folder that is named must exist
     faults: list[Fault] = []
     good: dict[str, PluginSection] = {}
     known = installed()
@@ -64,7 +64,7 @@ def examine(reading: Reading) -> Examined:
 
 
 def rows_of(reading: Reading) -> list[dict[str, Any]]:
-    """Describe the plugins in the shape of the daemon's status; what could start is told as stopped."""
+    """Describe the plugins in the shape of the daemon's status; those that could start are shown as stopped."""
     registry = inspect(reading.configuration, reading.places.tell)
     rows = status.plugins(registry.slots.values(), {})
     return [{**row, "state": row["state"] if row["state"] == "refused" else "stopped"} for row in rows]

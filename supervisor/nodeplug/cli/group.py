@@ -1,6 +1,6 @@
-"""What every command goes through.
+"""What all commands have in common.
 
-Owns: the commands that plugins bring, and what becomes of an error: a sentence on stderr, and exit status 1.
+Owns: commands that plugins provide, and turning an error into a sentence on stderr and exit status 1.
 Refuses: the commands themselves.
 """
 
@@ -17,17 +17,17 @@ from nodeplug.contract.errors import PluginError
 
 
 class Commands(TyperGroup):
-    """Adds the commands of plugins, and turns an error that is a sentence into that sentence and exit status 1."""
+    """Adds the commands of plugins, and handles errors."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Return the names of all commands, ours first."""
+        """Return all command names, ours first."""
         own = super().list_commands(ctx)
         return [*own, *sorted({point.name for point in entry_points(group=GROUP)} - set(own))]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """Return the command of a name, ours or a plugin's, or None."""
+        """Return a command, ours or a plugin's, or None."""
         own = super().get_command(ctx, cmd_name)
-        if own is not None:  # of two commands with one name ours is meant, and nothing of plugins is looked for
+        if own is not None:  # ours wins over a plugin's, and then no plugin command is looked up
             return _without_types_of_flags(own, ctx)
         found = next(iter(entry_points(group=GROUP, name=cmd_name)), None)
         if found is None:
@@ -37,11 +37,11 @@ class Commands(TyperGroup):
         return _without_types_of_flags(brought, ctx)
 
     def get_params(self, ctx: Any) -> list[Any]:
-        """Return the options of the command line itself."""
+        """Return the options of the program itself."""
         return _flags_alone(super().get_params(ctx))
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command that was asked for."""
+        """Run the command."""
         try:
             return super().invoke(ctx)
         except PluginError as error:
@@ -56,7 +56,7 @@ def _without_types_of_flags(command: Any, ctx: Any) -> Any:
 
 
 def _flags_alone(params: list[Any]) -> list[Any]:
-    """Let a help show a flag without a value: `--json <bool>`, as typer has it, is not what one may type."""
+    """Show flags without a value in help: typer would show `--json <bool>`, which is not valid input."""
     for param in params:
         if getattr(param, "is_flag", False) and param.metavar is None:
             param.metavar = ""
@@ -64,7 +64,7 @@ def _flags_alone(params: list[Any]) -> list[Any]:
 
 
 def _brought(point: EntryPoint) -> Any:
-    """Load a command that a plugin brings; one that cannot be loaded says so when it is called, not in every help."""
+    """Load a plugin's command; if that fails, the error appears when it is called, not in every help."""
     try:
         return typer.main.get_command(point.load())
     except (Exception, SystemExit) as error:
@@ -79,16 +79,12 @@ def _brought(point: EntryPoint) -> Any:
 
 
 def say(text: str) -> None:
-    """Print for people, beside the answer."""
+    """Print for people, on stderr."""
     print(text, file=sys.stderr)
 
 
 def read_file(path: Path) -> bytes:
-    """Read a file that the command line names.
-
-    Raises:
-        PluginError: it cannot be read.
-    """
+    """Read a file named on the command line, or raise PluginError."""
     try:
         return path.read_bytes()
     except OSError as error:

@@ -1,6 +1,6 @@
 """`nodeplug install` and `nodeplug uninstall`.
 
-Owns: their options, and what is shown of their reports.
+Owns: their options and output.
 Refuses: to decide what belongs where.
 """
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class CniVersion(StrEnum):
-    """What `--cni-version` takes."""
+    """The values of `--cni-version`."""
 
     AUTO = "auto"
     FILE = "file"
@@ -94,11 +94,11 @@ def install(
 
 
 def _loaded(reading: "Reading", *, remove_all: bool) -> "Registry":
-    """Load the plugins that will be installed; a mistake would cost others their entrypoints.
+    """Load the plugins to install; a mistake would cost others their entrypoints.
 
     Raises:
         ConfigError: a plugin cannot be loaded.
-        PluginError: no plugin is enabled, entrypoints are there, and `remove_all` is not set.
+        PluginError: no plugin is enabled, but entrypoints are installed and `remove_all` is not set.
     """
     from nodeplug.cli.effective import examine
     from nodeplug.config import ConfigError

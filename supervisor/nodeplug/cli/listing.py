@@ -1,9 +1,8 @@
-"""Rows and sentences at any width of a terminal: no word is ever broken.
+"""Tables and sentences at any terminal width, without breaking words.
 
-Owns: where a column goes when its row is too long (onto a line of its own below it), and what becomes of a word that
-is longer than a line: a path goes on behind a `/`, anything else is cut in its middle and marked with `…`.
-Refuses: to know what is shown. Every text is shown as it is: rich's markup has no effect, and a character that a
-terminal would obey is escaped.
+Owns: where a column goes when its row is too long (to a line of its own below), and what happens to a word that is
+longer than a line: a path continues after a `/`, anything else is cut in the middle and marked with `…`.
+Refuses: to know what is shown. Text is shown literally: rich markup has no effect, and control characters are escaped.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -19,7 +18,7 @@ CUT: Final = "…"
 _GAP: Final = 2
 _INDENT: Final = 4
 _LEAST: Final = 6
-"""Columns that a cell keeps, however narrow the terminal is."""
+"""Minimum width of a cell, even on a narrow terminal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +39,7 @@ class _Cell:
 class Listing:
     """A table: a title, headings, and rows of cells, which are plain or styled text, of one or more lines.
 
-    Args:
-        title: of the table.
-        columns: their headings.
-        below: which of them may go below their row; the last of them goes first.
+    The columns in `below` may go below their row, the last one first.
     """
 
     def __init__(self, title: str, *columns: str, below: Collection[str] = ()) -> None:
@@ -75,7 +71,7 @@ class Listing:
         return max(cell_len(self._columns[number]), *(row[number].width for row in self._rows), 0)
 
     def _places(self, width: int) -> tuple[list[int], list[int]]:
-        """Return which columns stand beside each other, and which go below."""
+        """Return which columns are side by side, and which go below."""
         beside, below = list(range(len(self._columns))), list[int]()
         movable = [number for number in beside if self._columns[number] in self._movable]
         while movable and sum(map(self._width, beside)) + _GAP * (len(beside) - 1) > width:
@@ -93,7 +89,7 @@ class Listing:
 
 @dataclass(frozen=True, slots=True)
 class Paragraph:
-    """Sentences in their styles; what does not fit into a line goes on in the next one, two columns further right."""
+    """Styled sentences; lines after the first are indented by two columns."""
 
     parts: Sequence[tuple[str, str]] = field(default_factory=list)
     indent: int = 0
@@ -112,12 +108,12 @@ def _paragraph(console: Console, width: int, lead: Text, hang: int, parts: Itera
 
 
 def fit(text: str, width: int) -> str:
-    """Return a text without a word that is wider than a line."""
+    """Return a text in which no word is wider than a line."""
     return " ".join(_fitted(word, width) if cell_len(word) > width else word for word in text.split(" "))
 
 
 def _fitted(word: str, width: int) -> str:
-    """Let a path go on in the next line behind a `/`; cut what is too long even so."""
+    """Continue a path on the next line after a `/`; cut what is still too long."""
     lines = [""]
     for piece in word.replace("/", "/\0").split("\0"):
         if lines[-1] and cell_len(lines[-1] + piece) > width:
@@ -127,7 +123,7 @@ def _fitted(word: str, width: int) -> str:
 
 
 def cut(text: str, width: int) -> str:
-    """Return a text whose middle is left out, and marked, where it is too wide."""
+    """Return a text, cut in the middle if it is too wide."""
     if cell_len(text) <= width:
         return text
     room = width - cell_len(CUT)
@@ -140,7 +136,7 @@ def _head(text: str, width: int) -> str:
 
 
 def _narrowed(widths: dict[int, int], width: int) -> dict[int, int]:
-    """Take from the widest column until the row fits."""
+    """Shrink the widest column until the row fits."""
     available = width - _GAP * (len(widths) - 1)
     while sum(widths.values()) > available and max(widths.values()) > _LEAST:
         widest = max(widths, key=widths.__getitem__)

@@ -22,9 +22,9 @@ def serve(config: Config = DEFAULT, root: Root = None) -> None:
 
     Example: `nodeplug serve --root /tmp/node --config ./nodeplug.toml`
     """
-    # gRPC's C core writes to stderr past our log, in a form of its own, what our log says already.
+    # gRPC's C core bypasses our log and writes to stderr, in its own format, what our log already says.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    gc.disable()  # imports leave little garbage, and looking for it would be an eighth of the start
+    gc.disable()  # imports leave little garbage, and collecting it would take an eighth of the startup time
     from nodeplug.daemon import serve as run
 
     gc.enable()
@@ -34,7 +34,7 @@ def serve(config: Config = DEFAULT, root: Root = None) -> None:
 
 
 def _leave_threads_behind(status: int) -> None:
-    """End the process here if a plugin left a thread running that the interpreter would wait for, for ever."""
+    """Exit at once if a plugin left a thread that the interpreter would wait for forever."""
     main = threading.main_thread()
     left = [thread.name for thread in threading.enumerate() if not thread.daemon and thread is not main]
     if left:

@@ -1,8 +1,7 @@
 """What the command line shows, as rich renderables.
 
-Owns: the choice and order of columns, and the words for numbers and times.
-Refuses: to print, to ask, to lay out (`listing` does), and to know where the data came from: each function takes plain
-data.
+Owns: the choice and order of columns, and the wording of numbers and times.
+Refuses: to print, to make requests, to lay out (see `listing`), and to know where the plain data comes from.
 """
 
 import re
@@ -37,7 +36,7 @@ _RECENT: Final = 15
 _REASONS: Final = 5
 _IDS: Final = 3
 _CONTAINER: Final = re.compile(r"\b([0-9a-f]{13})[0-9a-f]{51}\b")
-"""A container's id; the tools of container runtimes show as much of it as the group here."""
+"""A container id; the group is the part that crictl shows."""
 
 
 def _short(text: str) -> str:
@@ -45,12 +44,12 @@ def _short(text: str) -> str:
 
 
 def _about(row: Mapping[str, Any]) -> str:
-    about = str(row.get("about", row["key"]))  # a daemon of an earlier version tells the key alone
+    about = str(row.get("about", row["key"]))  # an older daemon sends only the key
     return "" if row["claim"].endswith(f":{about}") else _short(about)
 
 
 def duration(seconds: float) -> str:
-    """Return a length of time in its two largest units, such as `3h 5m`; parts of a second as `12ms`."""
+    """Format a duration in its two largest units, such as `3h 5m`, or as `12ms` below a second."""
     if seconds < 1:
         return f"{seconds * 1000:.0f}ms"
     if seconds < 60:
@@ -67,7 +66,7 @@ def _word(word: str) -> Text:
 
 
 def plugins(rows: Iterable[Mapping[str, Any]]) -> RenderableType:
-    """Show plugins: name, origin, state, claims and the reason when one does not serve."""
+    """Show plugins: name, origin, state, claims, and the reason if one does not serve."""
     table = Listing("Plugins", "NAME", "USES", "FROM", "STATE", "CLAIMS", "REASON", below=_BELOW)
     for row in rows:
         state = "quarantined" if row["quarantined"] else row["state"]
@@ -77,12 +76,12 @@ def plugins(rows: Iterable[Mapping[str, Any]]) -> RenderableType:
 
 
 def available(names: Sequence[str]) -> RenderableType:
-    """Show which installed plugins could be enabled."""
+    """Show installed plugins that could be enabled."""
     return Paragraph([(f"Installed and not enabled: {', '.join(names) or 'none'}", "")])
 
 
 def resources(rows: Iterable[Mapping[str, Any]]) -> RenderableType:
-    """Show resources: how many devices, and whether kubelet knows them; devices that are not well, by reason."""
+    """Show resources: how many devices, whether kubelet knows them, and unhealthy devices by reason."""
     numbers = ("KUBELET", "HEALTHY", "ALLOCATED", "STREAMS")
     table = Listing("Resources", "RESOURCE", "PLUGIN", *numbers, "PROBLEM", below=_BELOW)
     for row in rows:
@@ -97,7 +96,7 @@ def resources(rows: Iterable[Mapping[str, Any]]) -> RenderableType:
 
 
 def _sick(units: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return a line per reason for which devices are not well, those of the most devices first."""
+    """Return a line per reason for unhealthy devices, the most frequent first."""
     reasons: dict[str, list[str]] = {}
     for unit in units:
         if not unit["healthy"]:
@@ -146,7 +145,7 @@ def calls(rows: Iterable[Mapping[str, Any]]) -> RenderableType:
 
 
 def recent(rows: Iterable[Mapping[str, Any]]) -> RenderableType:
-    """Show the last finished calls, newest first; the time is UTC, as in the log."""
+    """Show the last finished calls, newest first, in UTC as in the log."""
     what = ("ENDED", "REQUEST", "VERB", "CLAIM", "ABOUT", "TOOK", "OUTCOME", "ERROR")
     table = Listing("Recent calls", *what, below=_BELOW)
     for row in list(rows)[:_RECENT]:
@@ -158,7 +157,7 @@ def recent(rows: Iterable[Mapping[str, Any]]) -> RenderableType:
 
 
 def status(answer: Mapping[str, Any], now: float | None = None) -> RenderableType:
-    """Show the daemon's whole answer; what is empty is left out, but for the plugins."""
+    """Show the daemon's whole answer without empty parts, except for the plugins."""
     moment = time.time() if now is None else now
     parts: list[RenderableType] = [*_summary(answer), Text(""), plugins(answer["plugins"])]
     sections = {
@@ -191,7 +190,7 @@ def _summary(answer: Mapping[str, Any]) -> Iterable[RenderableType]:
 
 
 def report(document: Mapping[str, Any]) -> RenderableType:
-    """Show what an installation did, one line per path, and of which kind the entrypoints are."""
+    """Show what an installation did, one line per path, and the kind of the entrypoints."""
     styles = {"created": "green", "updated": "yellow", "removed": "red", "kept": "yellow"}
     lines = [
         Paragraph([(f"{word:<10} {path}", styles.get(word, ""))])

@@ -1,8 +1,7 @@
-"""`nodeplug try`: one plugin, served to callers that are acted out, so that its author sees what they get.
+"""`nodeplug try`: serve one plugin to stand-ins, and show its author what they get.
 
-Owns: the steps per style and what is shown of each answer.
-Refuses: judgement of the plugin (`nodeplug verify` has the rules) and acting of its own: the node and the callers are
-those of `nodeplug.testing`.
+Owns: the steps per style and how each answer is shown.
+Refuses: to judge the plugin (`nodeplug verify` has the rules), and stand-ins of its own: see `nodeplug.testing`.
 """
 
 import json
@@ -35,7 +34,7 @@ _INSIDE: Final = "NODEPLUG_TRY_INSIDE"
 _FAILURES: Final = (AdmissionError, CniError, FlexFailure, LeftBehind, NotReady, TimeoutError)
 _POD: Final = Pod(name="pod", namespace="default", uid="0001")
 _PATIENCE: Final = 7.0
-_ENOUGH: Final = 3.0  # of a listing that fails: it is tried again many times in it
+_ENOUGH: Final = 3.0  # seconds; a failing listing is retried many times meanwhile
 _RECORD: Final = re.compile(r"^(?=\d{4}-\d\d-\d\dT\S+Z [A-Z]+ )", re.MULTILINE)
 _TELLING: Final = re.compile(r"\S+ (WARNING|ERROR|CRITICAL) |\S+ \S+ nodeplug\.plugin\.")
 _NUMBERS: Final = re.compile(r"^\S+ |\[[0-9a-f]{8}\b|request [0-9a-f]{8}\b")
@@ -44,13 +43,13 @@ _RECORDS: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What to serve, and to whom.
+    """What to serve, and to whom; defaults come from the plugin's own example.
 
     Attributes:
-        files: with `[plugins.*]` tables, in TOML. The plugins of the first are tried, the others run beside them.
-        network: a conflist; by default the plugin's own example.
-        options: of the volume; by default those of the plugin's own example.
-        secrets: a file with the volume's Secret, see `read_secrets`; by default those of the plugin's own example.
+        files: TOML with `[plugins.*]` tables. The plugins of the first are tried, the others run beside them.
+        network: a conflist.
+        options: of the volume.
+        secrets: a file with the volume's Secret, see `read_secrets`.
     """
 
     files: Sequence[Path]
@@ -59,17 +58,14 @@ class Trial:
     secrets: Path | None = None
 
     def run(self) -> int:
-        """Serve, call, show, and take down.
-
-        Returns:
-            The exit status: 1 when a caller was refused or something is left.
+        """Serve, call, show and clean up; return the exit status, 1 when a call was refused or something is left.
 
         Raises:
             PluginError: a file cannot be read, or the plugin cannot be loaded.
         """
         if os.geteuid() != 0 and not os.environ.get(_INSIDE):
             inside = _namespaces()
-            if inside:  # what a plugin mounts and links then ends with the command
+            if inside:  # then a plugin's mounts and links end with the command
                 return subprocess.run(
                     [*inside, sys.executable, "-m", "nodeplug", *sys.argv[1:]],
                     env={**os.environ, _INSIDE: "1"},
@@ -95,7 +91,7 @@ class Trial:
         return 0
 
     def _asked(self, name: str, section: PluginSection) -> Mapping[str, Any]:
-        """Return the plugin's example, with what the command line says instead."""
+        """Return the plugin's example, with the command line's options in place of its own."""
         if not section.enabled:
             raise InvalidRequest(
                 f"plugin {name} is not enabled; remove `enabled = false` from {self.files[0]} to try it"
@@ -111,7 +107,7 @@ class Trial:
 
 
 class _Screen:
-    """Where everything is shown, but for secrets: a driver, and kubelet's words for one that failed, may tell them."""
+    """Shows everything except secrets, which may occur in a driver's answer or in kubelet's error message."""
 
     def __init__(self, secrets: Sequence[Secrets]) -> None:
         self._console = console()
@@ -144,9 +140,9 @@ def _serve(screen: _Screen, node: ScratchNode, name: str, example: Mapping[str, 
 
 
 def _end_of(log: str) -> str:
-    """Return the last whole records that somebody should read: warnings, and what plugins say."""
+    """Return the last whole records worth reading: warnings, and messages of plugins."""
     telling = [record for record in _RECORD.split(log) if _TELLING.match(record)]
-    newest = {_NUMBERS.sub("", record): record for record in telling}  # what is tried again says the same again
+    newest = {_NUMBERS.sub("", record): record for record in telling}  # retries repeat their message
     return "".join(list(newest.values())[-_RECORDS:]).rstrip().replace("\n", "\n        ")
 
 
@@ -191,11 +187,7 @@ def _device(node: ScratchNode, resource: str, _example: Mapping[str, Any]) -> It
 
 
 def _until_listed(node: ScratchNode, kubelet: BlockingKubelet, resource: str) -> None:
-    """Wait until kubelet has devices.
-
-    Raises:
-        NotReady: it gets none; the message says why.
-    """
+    """Wait until kubelet has devices; if it gets none, raise NotReady with the reason."""
     why = ""
     for seconds in (_ENOUGH, _PATIENCE):
         try:
@@ -211,7 +203,6 @@ def _until_listed(node: ScratchNode, kubelet: BlockingKubelet, resource: str) ->
 
 
 def _granted(answer: Any) -> Iterator[tuple[str, str]]:
-    """Show what a container got, one line each."""
     for spec in answer.devices:
         yield "node", f"{spec.host_path} as {spec.container_path} ({spec.permissions})"
     for mount in answer.mounts:
@@ -232,7 +223,7 @@ def _network(path: Path) -> Mapping[str, Any]:
 
 
 def _namespaces() -> list[str]:
-    """Return the command that gives an ordinary user namespaces, or nothing where that is not allowed."""
+    """Return the command that gives an ordinary user namespaces; empty if that is not allowed."""
     try:
         inside = namespaces.command(network=True)
     except NotReady:
@@ -241,11 +232,7 @@ def _namespaces() -> list[str]:
 
 
 def options_of(texts: Sequence[str]) -> Mapping[str, str]:
-    """Split `KEY=VALUE` texts.
-
-    Raises:
-        InvalidRequest: one has no `=`.
-    """
+    """Split `KEY=VALUE` texts; raise InvalidRequest if one has no `=`."""
     wrong = [text for text in texts if "=" not in text]
     if wrong:
         raise InvalidRequest(f"{wrong[0]!r} is not a volume option; use KEY=VALUE, such as name=shared")

@@ -1,7 +1,7 @@
 """`nodeplug status --watch`.
 
-Owns: when the daemon is asked again, and what stands on the screen until then.
-Refuses: to end because there is no answer: who watches a node wants to see the daemon come back.
+Owns: when to ask the daemon again, and what is on the screen until then.
+Refuses: to end when there is no answer: an admin wants to see the daemon come back.
 """
 
 import json
@@ -19,21 +19,18 @@ from nodeplug.commands import show
 from nodeplug.contract.errors import PluginError
 
 NOT_READY: Final = 3
-"""The exit status where the daemon answers that it is not ready: 1 is for no answer, 2 for wrong usage."""
+"""The exit status when the daemon says that it is not ready; 1 is for no answer, 2 for wrong usage."""
 
 
 def verdict(answer: Mapping[str, Any]) -> int:
-    """Return the exit status that an answer comes to."""
+    """Return the exit status for an answer."""
     return 0 if answer["ready"] else NOT_READY
 
 
 def watch(ask: Callable[[], Mapping[str, Any]], seconds: float, *, as_json: bool) -> int:
-    """Ask again and again, until interrupted.
+    """Ask repeatedly until interrupted; return the exit status of the last answer.
 
-    On a terminal the screen is drawn anew; into a pipe each answer follows the one before, as JSON one per line.
-
-    Returns:
-        The exit status of the last answer.
+    A terminal is redrawn; in a pipe the answers follow each other, as JSON one per line.
     """
     if sys.stdout.isatty() and not as_json:
         with Live(console=Console(), screen=True, auto_refresh=False) as live:

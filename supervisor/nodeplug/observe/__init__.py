@@ -1,1 +1,1 @@
-"""What an admin can see: metrics, health endpoints, the recent calls."""
+"""What an admin can see: metrics, health endpoints and recent calls."""

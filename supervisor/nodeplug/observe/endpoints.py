@@ -1,9 +1,9 @@
 """`/healthz`, `/readyz` and `/metrics`.
 
 Owns: the responses of the three paths.
-Refuses: to know what ready means: it calls what it was given, on the event loop; and to render metrics there: that
-takes long if plugins have many, and is done once for all requests within a second. `nodeplug.http.server` limits what
-clients can use up.
+Refuses: to know what ready means (it calls what it was given, on the event loop), and to render metrics on the loop:
+many series take long, so a thread renders them once for all requests within a second. `nodeplug.http.server` limits
+what clients can use.
 """
 
 import json
@@ -21,20 +21,20 @@ from nodeplug.http.server import JSON, Bounds, HttpServer, Request, Response, li
 from nodeplug.process.lane import Lane
 
 Readiness = Callable[[], tuple[bool, Mapping[str, str]]]
-"""Whether every plugin serves, and by plugin the reason why one does not."""
+"""Whether every plugin serves, and for each one that does not, the reason."""
 Liveness = Callable[[], str]
-"""Why the daemon should be restarted, or an empty text."""
+"""Why the daemon should be restarted, or an empty string."""
 FRESH: Final = 1.0
 """Seconds for which a page of metrics is reused."""
 _PATIENCE: Final = 8.0
-"""Seconds for rendering a page; less than a request may take."""
+"""Seconds for rendering a page; shorter than a request's timeout."""
 
 
 class Endpoints:
-    """Listens from the start, and answers between `start` and `stop`. Port 0 takes a free one.
+    """Listens from the start, and responds between `start` and `stop`. Port 0 takes a free one.
 
     Raises:
-        InvalidRequest: the address has another form or names no host.
+        InvalidRequest: the address is malformed or names no host.
         PluginError: the port is taken, or cannot be used.
     """
 
@@ -91,8 +91,6 @@ _PATHS: Final = ("/healthz", "/readyz", "/metrics")
 
 
 class _Pages:
-    """The page of metrics, for a second."""
-
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
         self._lane = Lane("the writing of metrics", _PATIENCE)
@@ -113,7 +111,7 @@ class _Pages:
         return page if page and time.monotonic() - at < FRESH else None
 
     def _write(self, form: str, encode: Callable[[], bytes]) -> bytes:
-        """Render a page, in the lane's thread, unless another request has just done so."""
+        """Render a page in the worker thread, unless another request has just done so."""
         page = self._fresh(form)
         if page is None:
             page = encode()

@@ -1,11 +1,11 @@
 """The daemon's log: one record per line on stderr, for people or for machines.
 
-Owns: the two formats, the request id and the plugin in each record, and how much of one record is shown.
-Refuses: files, rotation and levels per module: systemd and the container runtime keep logs. Secrets never reach a log
-record, so nothing is filtered here.
+Owns: the two formats, the request id and the plugin in each record, and the size limits of a record.
+Refuses: files, rotation and levels per module: systemd and the container runtime keep logs. Nothing is filtered,
+because secrets never reach a log record.
 
-A record is formatted by the thread that made it, before any lock is taken: the text of an exception is code of the
-plugin that raised it, and may be large, slow, or hang.
+A record is formatted by the thread that made it, without any lock held: the text of an exception comes from the
+plugin's code, and may be large, slow, or hang.
 """
 
 import json
@@ -23,24 +23,18 @@ from nodeplug.hosting.call import CURRENT
 Format = Literal["text", "json"]
 _OURS: Final = "nodeplug"
 MESSAGE: Final = 2 * SHOWN
-"""Characters of one message: an error's text and what the daemon says around it."""
+"""Characters of a message: an error's text, and what the daemon adds."""
 TRACE: Final = 4 * SHOWN
-"""Characters of one traceback."""
+"""Characters of a traceback."""
 _FIRST: Final = 20
 _LAST: Final = 60
-"""Parts of a traceback that are kept: frames, and the texts of exceptions."""
+"""Parts of a traceback that are kept: frames and exception texts."""
 
 
 def configure(level: str, form: Format, stream: TextIO | None = None) -> logging.Handler:
-    """Send every record of the process to stderr; calling it again replaces what the last call set up.
+    """Send every record of the process to stderr in place of what an earlier call set up; return the handler.
 
-    Args:
-        level: "debug", "info", "warning" or "error"; libraries are shown from "warning" on, except with "debug".
-        form: "text" or "json".
-        stream: instead of stderr.
-
-    Returns:
-        The handler.
+    Libraries are shown from "warning" on, unless the level is "debug".
     """
     handler = _Handler(stream or sys.stderr)
     handler.addFilter(_add_call)
@@ -55,10 +49,10 @@ def configure(level: str, form: Format, stream: TextIO | None = None) -> logging
 
 
 class _Handler(logging.StreamHandler[TextIO]):
-    """Writes formatted records: the base class formats while it holds a lock."""
+    """Formats records without the lock; the base class formats while it holds it."""
 
     def handle(self, record: logging.LogRecord) -> bool:
-        """Format without the lock, then write at once."""
+        """Format without the lock, then write."""
         if not self.filter(record):
             return False
         try:
@@ -93,7 +87,7 @@ def _message(record: logging.LogRecord) -> str:
 
 
 def _add_call(record: logging.LogRecord) -> bool:
-    """Add the request of the record, in its own thread."""
+    """Add the request id and the plugin to a record, in the thread that made it."""
     call = CURRENT.get()
     record.request = call.id if call is not None else ""
     record.plugin = str(getattr(record, "plugin", "") or "")
@@ -108,7 +102,7 @@ class TextFormatter(logging.Formatter):
     """`2026-01-02T03:04:05.678Z INFO nodeplug.hosting.runner [4f00aa01 bridge] message`."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Format one record; no text in it, a traceback included, can start a line that looks like a record."""
+        """Format one record. No text in it, not even a traceback, can start a line that looks like a record."""
         where = " ".join(filter(None, (getattr(record, "request", ""), getattr(record, "plugin", ""))))
         message = _printable(_message(record))
         line = f"{_time(record)} {record.levelname} {record.name}{f' [{where}]' if where else ''} {message}"

@@ -1,7 +1,7 @@
 """What Prometheus reads.
 
-Owns: a registry of its own, the name and labels of every metric, and one method per event. Gauges come from the last
-status at each scrape, so that what is gone has no series.
+Owns: a registry of its own, the name and labels of every metric, and one method per event. Gauges are built from the
+last status at each scrape, so that series disappear with their objects.
 Refuses: to look at anything itself: services call it, on the event loop. Keys (container ids, paths) are not labels;
 the flight recorder has them.
 """
@@ -50,9 +50,9 @@ _BY_RESOURCE: Final[tuple[tuple[str, str, Callable[[_Row], float]], ...]] = (
 
 
 def outcome_of(error: PluginError | None) -> str:
-    """Return the word for how a call ended: "ok" or the error's class in the contract.
+    """Return "ok", or the error's class in the contract.
 
-    A plugin's own subclass counts as its base class, so that the label has few values.
+    A plugin's own subclass counts as that class, so that the label has few values.
     """
     if error is None:
         return OK
@@ -60,10 +60,10 @@ def outcome_of(error: PluginError | None) -> str:
 
 
 class Metrics(Collector):
-    """Every metric of one daemon. Methods are for the event loop; reading is safe from any thread."""
+    """Every metric of one daemon. Call its methods on the event loop; reading is safe from any thread."""
 
     def __init__(self, version: str = "") -> None:
-        # An extra series per counter and histogram that nobody uses.
+        # Drops an extra series per counter and histogram that nobody uses.
         disable_created_metrics()  # type: ignore[no-untyped-call] # the library gives this one function no types
         self.registry: Final = CollectorRegistry()
         within = self.registry
@@ -98,9 +98,9 @@ class Metrics(Collector):
         within.register(self)
 
     def finished(self, call: Call, outcome: str) -> None:
-        """Count a finished call; its duration is its age now."""
+        """Count a finished call; its duration is its current age."""
         style, _, name = call.claim.partition(":")
-        # An unknown verb of a caller must not become a series.
+        # A caller's unknown verb must not become a series.
         verb = call.verb if call.verb.isalpha() and len(call.verb) <= _VERB_LIMIT else "?"
         self._calls.labels(style, verb, call.claim, outcome).inc()
         self._seconds.labels(style, verb, call.claim).observe(call.age)
@@ -112,7 +112,7 @@ class Metrics(Collector):
         self._reloads.labels(outcome).inc()
 
     def sample(self, status: Mapping[str, Any]) -> None:
-        """Take the state of everything (see `nodeplug.observe.status` for the shape)."""
+        """Store the status for the gauges (see `nodeplug.observe.status` for its shape)."""
         self._status = status
 
     def collect(self) -> Iterator[GaugeMetricFamily]:

@@ -1,8 +1,8 @@
 """The metrics of plugins, as Prometheus reads them.
 
-Owns: which names and labels are exported, and the last numbers of each plugin.
-Refuses: to call plugins (a scrape must never wait for one), and names of the daemon, or names that two plugins describe
-differently: one plugin must not remove another's numbers from the page.
+Owns: which names and labels are exported, and the latest values of each plugin.
+Refuses: to call plugins (a scrape must never wait for one), to export the daemon's own names, and names that two
+plugins describe differently: no plugin may remove another's values.
 """
 
 import math
@@ -21,24 +21,24 @@ from nodeplug.contract.values import Metric, Sample
 PREFIX: Final = "nodeplug_"
 OWN_LABEL: Final = "plugin"
 SAMPLE_LIMIT: Final = 5000
-"""Samples of one metric: a label with a container id would make Prometheus, and this page, grow without end."""
+"""Samples of one metric: with a container id as label, Prometheus and this page would grow without end."""
 _SUFFIXES: Final[Mapping[str, tuple[str, ...]]] = {"histogram": ("_sum", "_count"), "summary": ("_sum", "_count")}
-"""Further names of one family; `fault` refuses the others."""
+"""Other names of a family that can clash; `fault` refuses all the rest."""
 _NAME: Final = re.compile(r"[a-z][a-z0-9_]*")
 _LABEL: Final = re.compile(r"(?!__)[a-z_][a-z0-9_]*")
 
 
 PLUGIN_LIMIT: Final = 20_000
-"""Samples of all metrics of one plugin: every scrape writes them."""
+"""Samples of all metrics of one plugin: each scrape writes them."""
 
 
 def plain(metric: Metric) -> Metric:
-    """Return a metric whose parts are plain Python values, and text that can be written as UTF-8.
+    """Return a metric made of plain Python values, with text that can be encoded as UTF-8.
 
-    A plugin can return any object, whose methods are its code: call this in the thread of its call.
+    Call this in the thread of the plugin's call: a plugin can return any object, whose methods are the plugin's code.
 
     Raises:
-        PluginError: a part has another type; a whole scrape would fail.
+        PluginError: a part has another type, which would make the whole scrape fail.
     """
     if not isinstance(metric.name, str) or not isinstance(metric.help, str):
         raise PluginError(f"the metric {metric.name!r} has a name or a help that is not text")
@@ -61,7 +61,7 @@ def _plain(name: str, sample: Sample) -> Sample:
 
 
 def _text(text: str) -> str:
-    """Escape what is not UTF-8, such as a file name; a copy, so that no subclass of str gets in."""
+    """Escape what is not UTF-8, such as a file name, in a copy that is no subclass of str."""
     return text.encode(errors="backslashreplace").decode()
 
 
@@ -86,7 +86,7 @@ def fault(metric: Metric) -> str:
 
 
 class PluginMetrics(Collector):
-    """The last metrics of every plugin. `take` is for one thread at a time; reading is safe from any thread."""
+    """The latest metrics of every plugin. Call `take` from one thread at a time; reading is safe from any thread."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
@@ -96,11 +96,7 @@ class PluginMetrics(Collector):
         registry.register(self)
 
     def take(self, given: Mapping[str, Sequence[Metric]]) -> list[str]:
-        """Make these, which `plain` returned, the metrics of the plugins, by section name; others are forgotten.
-
-        Returns:
-            One message per metric that is skipped.
-        """
+        """Replace all metrics by these (results of `plain`, by section name); return a message per skipped metric."""
         faults: list[str] = []
         kept: dict[str, list[Metric]] = {}
         described: dict[str, tuple[str, tuple[str, ...]]] = {}
@@ -147,5 +143,5 @@ class PluginMetrics(Collector):
         return iter(families.values())
 
     def describe(self) -> Iterator[Family]:
-        """Describe nothing in advance: the metrics of plugins change."""
+        """Yield nothing: the metrics of plugins change."""
         return iter(())

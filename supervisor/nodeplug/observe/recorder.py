@@ -1,8 +1,8 @@
 """The flight recorder: the last finished calls, for `nodeplug status` after something went wrong.
 
 Owns: a ring buffer in memory, and which finished calls are recorded.
-Refuses: configurations, options and results: it never sees them, so no secret can get in. An error's text is kept; the
-contract keeps secrets out of it.
+Refuses: configurations, options and results, so that no secret can get in. An error's text is kept; the contract keeps
+secrets out of it.
 """
 
 import time
@@ -17,7 +17,7 @@ SIZE: Final = 256
 _TEXT_LIMIT: Final = 500
 _NAME_LIMIT: Final = 256
 _ROUTINE: Final = frozenset({"health", "inspect", "metrics", "ListDevices"})
-"""Verbs of the daemon's own timers: recorded only if they fail."""
+"""Verbs of the daemon's own timers, recorded only if they fail."""
 
 
 class Recorder:
@@ -27,7 +27,7 @@ class Recorder:
         self._records: deque[dict[str, Any]] = deque(maxlen=size)
 
     def add(self, call: Call, outcome: str, error: str = "") -> None:
-        """Record a call that ended now, in seconds since the epoch; of a long error the first 500 characters."""
+        """Record a call that has just finished, with Unix time; a long error is cut to 500 characters."""
         if outcome == OK and call.verb in _ROUTINE:
             return
         ended = {"seconds": round(call.age, 6), "outcome": outcome, "error": clip(error, _TEXT_LIMIT)}
@@ -39,6 +39,6 @@ class Recorder:
 
 
 def described(call: Call) -> dict[str, Any]:
-    """Identify a call: its request id as in the log, and what it is about, for programs (`key`) and people."""
+    """Identify a call: the request id from the log, and its object, for programs (`key`) and for people."""
     names = {"verb": call.verb, "claim": call.claim, "key": call.key, "about": call.about or call.key}
     return {"id": call.id} | {name: clip(text, _NAME_LIMIT) for name, text in names.items()}

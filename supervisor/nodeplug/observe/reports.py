@@ -1,9 +1,8 @@
 """What plugins report about themselves on request.
 
-Owns: calls of `inspect` and `metrics` to running plugins, each with its own deadline, and the handling of unusable
-results.
+Owns: calls of `inspect` and `metrics` to running plugins, each with its own deadline, and handling unusable results.
 Refuses: the daemon's own status, which must work while plugins hang; and to read a result before it is plain values: a
-plugin's mapping is code of the plugin, which runs only in the thread of its call.
+plugin's mapping is plugin code, which may run only in the thread of its call.
 """
 
 import asyncio
@@ -23,7 +22,7 @@ from nodeplug.process.aside import aside
 
 LOG: Final = logging.getLogger(__name__)
 INSPECT_LIMIT: Final = 4 << 20
-"""Bytes of JSON that an inspection may have: it is for people, and passed on in one piece."""
+"""Bytes of JSON per inspection, which is meant for people and passed on in one piece."""
 MEASURE_PATIENCE: Final = 1.0
 """Seconds after which metrics are exported without waiting for slow plugins."""
 _Measured = tuple[Sequence[Metric], str]
@@ -32,7 +31,7 @@ _Measured = tuple[Sequence[Metric], str]
 
 @dataclass(slots=True)
 class Reports:
-    """Asks plugins. Used from the event loop alone. `export` takes metrics and returns what it had to leave out."""
+    """Calls plugins, on the event loop only. `export` takes metrics and returns a message for each one it skipped."""
 
     slots: Mapping[str, Slot]
     runner: Runner
@@ -42,18 +41,15 @@ class Reports:
     _answers: dict[str, _Measured] = field(default_factory=dict)
 
     async def inspect(self, wanted: str) -> dict[str, Any]:
-        """Inspect the plugins that a name means: a section, or every section that uses the plugin of that name.
+        """Inspect a section, or every section that uses the plugin of that name; return the results by section name.
 
-        One that is refused is left out where another is not.
-
-        Returns:
-            What each of them reports, by section name.
+        Refused plugins are left out, unless all are refused.
 
         Raises:
             NotFound: no section has or uses the name.
-            NotReady: one of them does not run.
+            NotReady: one of them is not running.
             NotSupported: one of them has nothing to inspect.
-            PluginError: what one of them raised, or its result is not JSON, or too large.
+            PluginError: one of them failed, or its result is too large or not JSON.
         """
         meant = [slot for name, slot in self.slots.items() if wanted in {name, slot.instance.uses}]
         slots = [slot for slot in meant if slot.state != "refused"] or meant
@@ -72,9 +68,9 @@ class Reports:
         return await self.runner.call(instance, "inspect", call, {}, around=lambda hook: _in_json(slot.name, hook))
 
     async def measure(self) -> None:
-        """Call every running plugin that has metrics; one that fails has none, which is logged once.
+        """Call every running plugin that has metrics. One that fails has none, which is logged once.
 
-        One that hangs delays no other: its last metrics stay until its deadline.
+        One that hangs does not delay the others: its last metrics stay until its deadline.
         """
         running = {name: slot for name, slot in self.slots.items() if slot.state == "running"}
         asked = {name: slot for name, slot in running.items() if "metrics" in slot.instance.hooks}
@@ -105,7 +101,7 @@ def _in_plain_values(hook: Hook) -> Hook:
     def metrics() -> Any:
         answer = hook()
         if not isinstance(answer, Sequence):
-            return answer  # the runner reports what is wrong
+            return answer  # the runner reports the error
         return [plain(metric) if isinstance(metric, Metric) else metric for metric in answer]
 
     return metrics
@@ -120,7 +116,7 @@ def _in_json(plugin: str, hook: Hook) -> Hook:
 
 
 def _written(plugin: str, answer: Mapping[str, Any]) -> str:
-    """Write JSON in pieces, so that one that is too large ends early and other threads get to run."""
+    """Write JSON in pieces, so that a large result is refused early and other threads can run."""
     pieces: list[str] = []
     size = 0
     try:

@@ -1,7 +1,7 @@
-"""Whether the state folder can be written, by trying.
+"""Whether the state folder is writable, by trying.
 
-Owns: one thread that keeps writing a file there, so that /readyz reports a disk that became read-only, full or frozen
-before the next pod fails; and the removals that wait for such a disk.
+Owns: a thread that keeps writing a file there, so that /readyz reports a read-only, full or frozen disk before the next
+pod fails; and the removals that wait for such a disk.
 Refuses: the event loop, which a frozen filesystem would block, and to repair a disk.
 """
 
@@ -20,12 +20,12 @@ LOG: Final = logging.getLogger(__name__)
 _PERIOD: Final = 5.0
 _PATIENCE: Final = 10.0
 _NO_NAMELESS: Final = frozenset({errno.EOPNOTSUPP, errno.EISDIR})
-"""Errors of O_TMPFILE on a filesystem without unnamed files; there only the removals show the state."""
+"""Errors of O_TMPFILE on a filesystem without unnamed files, where only the removals show the state."""
 
 
 @dataclass(slots=True)
 class StateDisk:
-    """The disk below the state folder. The thread writes, anybody reads: each attribute is one assignment."""
+    """The disk of the state folder. One thread writes, any thread reads: each attribute is set in one assignment."""
 
     folder: Path
     removals: Removals = field(default_factory=Removals)
@@ -33,12 +33,12 @@ class StateDisk:
     _asked: float = 0.0
 
     def watch(self) -> None:
-        """Keep trying, for as long as the process lives."""
+        """Keep trying until the process ends."""
         threading.Thread(target=self._watch, name="state disk", daemon=True).start()
 
     @property
     def reason(self) -> str:
-        """Why the folder cannot be written; empty if it can."""
+        """Why the folder is not writable; empty if it is."""
         asked = self._asked
         refusal = self._refusal
         if asked and time.monotonic() - asked > _PATIENCE:
@@ -70,10 +70,10 @@ class StateDisk:
             time.sleep(_PERIOD)
 
     def _try(self) -> str:
-        """Write one byte into an unnamed file: invisible, nothing stays, nothing is synced."""
+        """Write one byte to an unnamed file, which leaves nothing behind and needs no sync."""
         try:
             descriptor = os.open(self.folder, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
-        except FileNotFoundError:  # the folder was removed; it is made again (`Daemon._keep_folders`)
+        except FileNotFoundError:  # the folder was removed; `Daemon._keep_folders` creates it again
             return ""
         except OSError as error:
             return "" if error.errno in _NO_NAMELESS else error.strerror or str(error)

@@ -1,7 +1,7 @@
 """What the daemon reports about itself, as one JSON object.
 
 Owns: the shape of `nodeplug status --json`.
-Refuses: rendering, and anything that needs a call to a plugin: a status must work while plugins hang.
+Refuses: rendering, and calls to plugins: status must work while plugins hang.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -20,9 +20,9 @@ from nodeplug.volumes.ledger import Staged, Target
 
 
 def unready(slots: Iterable[Slot], resources: Iterable[ResourceStatus]) -> dict[str, str]:
-    """Return why plugins do not serve, by section name: one that is not running or not healthy, or lists no devices.
+    """Return why plugins do not serve, by section name: not running, not healthy, or no devices listed.
 
-    A kubelet that is down is not a reason: it comes back, and the plugin is not at fault.
+    A kubelet that is down does not count: it comes back, and the plugin is not at fault.
     """
     reasons = {
         slot.name: clip(slot.reason) or f"it is {slot.state}"
@@ -36,7 +36,7 @@ def unready(slots: Iterable[Slot], resources: Iterable[ResourceStatus]) -> dict[
 
 
 def plugins(slots: Iterable[Slot], reasons: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Describe every configured plugin: what it serves, its state and the reason (see `unready`)."""
+    """Describe every configured plugin: claims, state and reason (see `unready`)."""
     return [
         {
             "name": slot.name,
@@ -57,7 +57,7 @@ def resources(
     holders: Mapping[ResourceName, Mapping[DeviceId, Holder]],
     unconfirmed: Mapping[ResourceName, Collection[DeviceId]],
 ) -> list[dict[str, Any]]:
-    """Describe every resource, its devices, and who holds them, and of how many that is not confirmed."""
+    """Describe every resource: its devices, their holders, and how many devices have an unconfirmed holder."""
     rows = []
     for status in statuses:
         held, unsure = holders.get(status.resource, {}), unconfirmed.get(status.resource, ())
@@ -113,7 +113,7 @@ def stranded(waiting: Iterable[tuple[Key, str]]) -> list[dict[str, Any]]:
 
 
 def volumes(staged: Iterable[Staged], targets: Iterable[Target]) -> list[dict[str, Any]]:
-    """Describe every volume: staged ones, and published ones of drivers that do not stage."""
+    """Describe every volume: staged ones, and published ones of drivers without staging."""
     published = list(targets)
     phases = {(item.volume.driver, item.volume.volume_id): (item.volume, item.phase) for item in staged}
     for target in published:
@@ -131,5 +131,5 @@ def volumes(staged: Iterable[Staged], targets: Iterable[Target]) -> list[dict[st
 
 
 def calls(in_flight: Iterable[tuple[Call, bool]]) -> list[dict[str, Any]]:
-    """Describe every call in flight; some are overdue."""
+    """Describe every call in flight and whether it is overdue."""
     return [described(call) | {"age_seconds": round(call.age, 3), "overdue": overdue} for call, overdue in in_flight]

@@ -1,7 +1,7 @@
 """A new plugin's package, written by `nodeplug new`.
 
-Owns: the names that follow from one name, and the files. What is in them stands in `templates/`, as string.Template.
-Refuses: to overwrite anything, and names that could not be packaged, imported or told from what is there.
+Owns: the names derived from one name, and the files; their contents are in `templates/`, as string.Template.
+Refuses: to overwrite anything, and names that cannot be packaged or imported, or that are taken.
 """
 
 import keyword
@@ -21,7 +21,7 @@ from nodeplug.hosting.discovery import installed
 _NAME: Final = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 _LONGEST: Final = 30
 _PREFIX: Final = "nodeplug-"
-# What the templates import beside nodeplug's own names: a class of such a name would hide it.
+# What the templates import besides nodeplug's own names: a class of that name would shadow it.
 _IMPORTED: Final = frozenset(
     ["Any", "BaseModel", "ClassVar", "ConfigDict", "Field", "FlexVolume", "IPRoute", "Mapping", "Path"]
 )
@@ -34,7 +34,7 @@ class Names:
     """Every name of a package.
 
     Attributes:
-        name: of the plugin: its section, its entry point, and what its claim is made of.
+        name: of the plugin: its section and entry point, and the base of its claim.
         distribution: what pip installs.
         package: what Python imports.
         cls: the class.
@@ -47,10 +47,10 @@ class Names:
 
     @classmethod
     def of(cls, text: str) -> Self:
-        """Derive the names from what somebody typed; `Fuse`, `my_fuse` and `nodeplug-fuse` are understood.
+        """Derive the names from user input; `Fuse`, `my_fuse` and `nodeplug-fuse` are understood.
 
         Raises:
-            InvalidRequest: no names can be made of it, or they are taken in this environment.
+            InvalidRequest: the input gives no valid names, or they are taken in this environment.
         """
         name = text.strip().lower().replace("_", "-").removeprefix(_PREFIX)
         if _NAME.fullmatch(name) is None or len(name) > _LONGEST:
@@ -76,10 +76,7 @@ def _class_name(name: str) -> str:
 
 
 def write(style: str, names: Names, folder: Path) -> list[Path]:
-    """Write a package of one of the STYLES into a folder that is empty or not there yet.
-
-    Returns:
-        The files, relative to the folder.
+    """Write a package of one of the STYLES into a new or empty folder; return its files, relative to it.
 
     Raises:
         InvalidRequest: there is no such style; or the folder is not empty, is a file, or cannot be written.
@@ -102,7 +99,7 @@ def write(style: str, names: Names, folder: Path) -> list[Path]:
 
 
 def next_steps(names: Names, folder: Path) -> str:
-    """Return the commands that come next, for a terminal."""
+    """Return the next commands, for a terminal."""
     return f"""
 next, in this environment:
   cd {folder}
@@ -113,7 +110,6 @@ next, in this environment:
 
 
 def _files(style: str, names: Names) -> Iterator[tuple[Path, str]]:
-    """Yield each file of a package: those of its style, and those that all have."""
     for room in (style, "common"):
         for source in (files(__name__) / "templates" / room).iterdir():
             text = Template(source.read_text(encoding="utf-8")).substitute(asdict(names))
