@@ -5,7 +5,7 @@ that time), the answer in time, the check of what a hook returns, and turning st
 Refuses: pools (a thread in D state or in a foreign namespace must never be reused), plugin code on the event loop,
 wire formats, and deciding who may be called (the slot's).
 
-A new thread makes namespace hygiene structural: it starts in the daemon's network namespace and ends with the call.
+A new thread makes namespace hygiene structural: it enters the caller's network namespace and ends with the call.
 A call past its deadline is answered DeadlineExceeded. Its thread is left behind, visible by name; until it really ends,
 its key stays busy and its descriptors stay open, so that their numbers cannot be reused under it.
 """
