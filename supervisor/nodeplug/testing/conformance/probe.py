@@ -378,7 +378,8 @@ def main() -> None:
     logging.getLogger().addHandler(logging.NullHandler())
     probe = Probe(json.load(sys.stdin))
     probe.run(sys.argv[1])
-    sys.stdout.flush()
+    for stream in (sys.stdout, sys.stderr):  # a text without a newline at its end may still be held
+        stream.flush()
     os._exit(0)  # noqa: TID251 - a plugin's own threads must not keep the rehearsal from ending
 
 
