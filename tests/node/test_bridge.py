@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from nodeplug import CniDns, CniResult, Netns
+from nodeplug import CniDns, CniResult, Netns, PluginError
 from nodeplug.testing.scratch_cni import ScratchCni, run_in
 from nodeplug.testing.waiting import until
 from nodeplug_net.attachment import Attachment
@@ -360,10 +360,15 @@ def test_del_and_gc_release_addresses_although_the_bridge_has_no_usable_name(
     scratch: ScratchCni, bridge: Bridge, config: Make
 ) -> None:
     netns = scratch.container()
+    nameless = config(bridge="a%d-name-that-is-too-long")
     scratch.add(bridge, config(), "c1", netns)
-    scratch.delete(bridge, config(bridge="a%d-name-that-is-too-long"), "c1", netns)
+    scratch.delete(bridge, nameless, "c1", netns)
     assert files(scratch) == set()
     assert link(netns, "eth0") is None
+    scratch.add(bridge, config(), "c2", scratch.container())
+    with pytest.raises(PluginError, match="bridge"):  # its links cannot be found by that name
+        scratch.gc(bridge, nameless, [])
+    assert files(scratch) == set()
 
 
 def test_del_leaves_an_interface_alone_that_belongs_to_another_network(

@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from urllib.request import urlopen
 
@@ -235,73 +235,64 @@ def confirmed(node: ScratchNode) -> int:
     return int(resource["allocated"] - resource["unconfirmed"])
 
 
-def test_devices_are_allocated_and_their_holders_known_while_the_disk_of_the_state_folder_is_frozen(
-    disk: Path, short_path: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "net.py").write_text(PLUGIN)
-    node = ScratchNode(
-        short_path, '[plugins.net]\nuses = "net:Net"\n', supervisor='listen = ""\n', env={"PYTHONPATH": str(tmp_path)}
-    )
-    with BlockingKubelet(node.root / "var" / "lib" / "kubelet") as kubelet:
+NET = '[plugins.net]\nuses = "net:Net"\n'
+
+
+@contextmanager
+def beside_kubelet(disk: Path, root: Path, code: Path) -> Iterator[tuple[ScratchNode, BlockingKubelet]]:
+    """Give a node that is not started and a kubelet; the disk is thawed at the end, so that the node can end."""
+    (code / "net.py").write_text(PLUGIN)
+    node = ScratchNode(root, NET, supervisor='listen = ""\n', env={"PYTHONPATH": str(code)})
+    with BlockingKubelet(root / "var" / "lib" / "kubelet") as kubelet:
         try:
-            node.start()
-            kubelet.until_allocatable("example.com/thing", 2)
-            freeze(disk)
-            until(lambda: "state folder" in node.status()["reasons"])
-            for count, pod in enumerate(("first", "second"), 1):
-                kubelet.admit(pod, {"example.com/thing": 1})
-                until(lambda: confirmed(node) == count)  # noqa: B023  it is asked in this very turn
+            yield node, kubelet
         finally:
             subprocess.run(["fsfreeze", "-u", disk], capture_output=True, check=False)
             node.kill()
 
 
-def test_a_resource_is_withdrawn_and_everybody_answered_while_kubelets_folder_of_sockets_is_frozen(
+def test_devices_are_allocated_and_their_holders_known_while_the_disk_of_the_state_folder_is_frozen(
+    disk: Path, short_path: Path, tmp_path: Path
+) -> None:
+    with beside_kubelet(disk, short_path, tmp_path) as (node, kubelet):
+        node.start()
+        kubelet.until_allocatable("example.com/thing", 2)
+        freeze(disk)
+        until(lambda: "state folder" in node.status()["reasons"])
+        for count, pod in enumerate(("first", "second"), 1):
+            kubelet.admit(pod, {"example.com/thing": 1})
+            until(lambda: confirmed(node) == count)  # noqa: B023  it is asked in this very turn
+
+
+def test_a_plugin_ends_while_kubelets_folder_of_sockets_is_frozen_and_its_socket_goes_when_that_answers(
     make_disk: Callable[[str], Path], short_path: Path, tmp_path: Path
 ) -> None:
-    (tmp_path / "net.py").write_text(PLUGIN)
     folder = make_disk("var/lib/kubelet/device-plugins")
-    node = ScratchNode(
-        short_path, '[plugins.net]\nuses = "net:Net"\n', supervisor='listen = ""\n', env={"PYTHONPATH": str(tmp_path)}
-    )
-    with BlockingKubelet(node.root / "var" / "lib" / "kubelet") as kubelet:
-        try:
-            node.start()
-            kubelet.until_allocatable("example.com/thing", 2)
-            freeze(folder)
-            node.configure("")
-            node.reload()
-            until(lambda: node.status()["resources"] == [])
-            left = list(folder.glob("nodeplug-*.sock"))
-            thaw(folder)
-            until(lambda: not any(path.exists() for path in left))
-            node.configure('[plugins.net]\nuses = "net:Net"\n')
-            node.reload()
-            kubelet.until_allocatable("example.com/thing", 2)
-        finally:
-            subprocess.run(["fsfreeze", "-u", folder], capture_output=True, check=False)
-            node.kill()
+    with beside_kubelet(folder, short_path, tmp_path) as (node, kubelet):
+        node.start()
+        kubelet.until_allocatable("example.com/thing", 2)
+        freeze(folder)
+        left = list(folder.glob("nodeplug-*.sock"))
+        node.configure("")
+        until(lambda: "configuration reloaded" in node.log)
+        assert node.status()["resources"] == []
+        thaw(folder)
+        until(lambda: not any(path.exists() for path in left))
+        node.configure(NET)
+        kubelet.until_allocatable("example.com/thing", 2)
 
 
 def test_a_daemon_starts_while_kubelets_folder_of_sockets_is_frozen_and_registers_when_it_answers(
     make_disk: Callable[[str], Path], short_path: Path, tmp_path: Path
 ) -> None:
-    (tmp_path / "net.py").write_text(PLUGIN)
     folder = make_disk("var/lib/kubelet/device-plugins")
-    node = ScratchNode(
-        short_path, '[plugins.net]\nuses = "net:Net"\n', supervisor='listen = ""\n', env={"PYTHONPATH": str(tmp_path)}
-    )
-    with BlockingKubelet(node.root / "var" / "lib" / "kubelet") as kubelet:
-        try:
-            freeze(folder)
-            node.start()
-            until(lambda: "does not answer" in node.status()["resources"][0]["error"])
-            thaw(folder)
-            kubelet.until_allocatable("example.com/thing", 2)
-            until(lambda: node.status()["resources"][0]["error"] == "")
-        finally:
-            subprocess.run(["fsfreeze", "-u", folder], capture_output=True, check=False)
-            node.kill()
+    with beside_kubelet(folder, short_path, tmp_path) as (node, kubelet):
+        freeze(folder)
+        node.start()
+        until(lambda: f"check the filesystem of {folder}" in node.status()["resources"][0]["error"])
+        thaw(folder)
+        kubelet.until_allocatable("example.com/thing", 2)
+        until(lambda: node.status()["resources"][0]["error"] == "")
 
 
 def test_the_record_of_an_attachment_goes_when_the_disk_that_refused_to_forget_it_answers_again(

@@ -131,7 +131,7 @@ class Registration:
                     while True:
                         await self._register_when_there()
                 except Unanswered as error:
-                    self._say(error.message, _HANGS)
+                    self._hangs(error)
                     await self._wait(self.poll)
 
     def _sweep(self) -> None:
@@ -170,6 +170,8 @@ class Registration:
             await _to_the_end(server.start())
             await self._announce(server, identity)
             return await self._hold(server, identity)
+        except Unanswered:
+            raise
         except PluginError as error:
             gone = self._silent_since is not None and grpc.StatusCode.UNAVAILABLE.name in error.message
             self._say(f"{self._away()}: {error.message}" if gone else error.message)
@@ -243,7 +245,7 @@ class Registration:
         try:
             seen = await self.folders.lane.run(lambda: (self._watched(), server.path.exists()))
         except Unanswered as error:  # what kubelet has, it keeps
-            self._say(error.message, _HANGS)
+            self._hangs(error)
             return None
         if self._said == _HANGS:
             self.error = self._said = ""
@@ -291,6 +293,9 @@ class Registration:
         if self._said != (state or what):
             self._said = state or what
             LOG.warning("%s: %s", self.binding.route.claim.name, what)
+
+    def _hangs(self, error: Unanswered) -> None:
+        self._say(f"{error.message}; check the filesystem of {self._target.folder}", _HANGS)
 
     async def _pause(self, identity: Identity) -> None:
         """Wait before the next attempt; a new kubelet cuts it short."""

@@ -38,7 +38,7 @@ LOG: Final = logging.getLogger(__name__)
 API_VERSION: Final = "v1beta1"
 _STOP_GRACE: Final = 1.0
 """Seconds that calls in progress get when a server ends."""
-_STOP_PATIENCE: Final = 10.0
+_STOP_PATIENCE: Final = 3.0
 """Seconds until a server is left to end by itself."""
 _NAMES: Final = 3
 _NAME: Final = 100

@@ -57,7 +57,7 @@ class Front:
 
     def _log(self, call: Call, error: PluginError) -> str:
         """Log a failure; return the request id under which it is in the log."""
-        text, known = str(error), call.id
+        text = str(error)
         if call.verb in self.repeated:
             reason, first = self._reasons.get((call.verb, call.claim), ("", ""))
             if reason == text:
@@ -65,7 +65,7 @@ class Front:
             self._reasons[call.verb, call.claim] = text, call.id
         level = logging.DEBUG if isinstance(error, self.quiet) else logging.WARNING
         LOG.log(level, "%s of %s failed (request %s): %s", call.verb, call.claim, call.id, text)
-        return known
+        return call.id
 
 
 def _stray(call: Call, error: Exception) -> PluginError:
