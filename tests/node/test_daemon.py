@@ -303,7 +303,7 @@ def test_a_plugin_whose_devices_cannot_be_listed_is_not_ready_and_says_why(tmp_p
     scratch = ScratchNode(short_path, '[plugins.listless]\nuses = "listless:Plugin"', env={"PYTHONPATH": str(tmp_path)})
     with scratch:
         until(lambda: not scratch.status()["ready"])
-        reason = "example.com/listless: plugin 'listless' returned generator from device_list; a list or tuple is due"
+        reason = "example.com/listless: plugin 'listless' returned generator from device_list; expected a list or tuple"
         assert scratch.status()["reasons"]["listless"].startswith(reason)
         assert scratch.status()["plugins"][0]["reason"].startswith(reason)
 

@@ -126,7 +126,7 @@ def test_system_exit_in_a_hook_is_an_error_not_the_end() -> None:
 
 @pytest.mark.parametrize("answer", [None, {}, "text"])
 def test_an_add_that_returns_no_result_is_an_error(answer: Any) -> None:
-    with pytest.raises(PluginError, match=r"returned \w+ from cni_add; CniResult is due"):
+    with pytest.raises(PluginError, match=r"returned \w+ from cni_add; expected CniResult"):
         run(lambda: add(Runner(), route_to(lambda _: answer)))
 
 

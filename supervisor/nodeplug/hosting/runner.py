@@ -37,13 +37,13 @@ def check_answer(plugin: str, hook: str, answer: Any) -> Any:
     allowed = ANSWERS[hook]
     names = " or ".join("a list or tuple" if kind is Sequence else kind.__name__ for kind in allowed.types)
     if not isinstance(answer, allowed.types) or (isinstance(answer, str) and str not in allowed.types):
-        raise PluginError(f"plugin {plugin!r} returned {type(answer).__name__} from {hook}; {names} is due")
+        raise PluginError(f"plugin {plugin!r} returned {type(answer).__name__} from {hook}; expected {names}")
     if allowed.items is not None and answer is not None:
         for item in answer:
             if not isinstance(item, allowed.items):
                 raise PluginError(
                     f"plugin {plugin!r} returned a {type(item).__name__} among the items of {hook}; "
-                    f"{allowed.items.__name__} is due"
+                    f"expected {allowed.items.__name__}"
                 )
     return answer
 

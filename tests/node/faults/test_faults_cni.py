@@ -142,9 +142,9 @@ FAULTS = {
     "raise": "OSError: no such card",
     "exit": "raised SystemExit: 3",
     "unprintable": "raised Unprintable",
-    "wrong": "returned str from cni_add; CniResult is due",
-    "none": "returned NoneType from cni_add; CniResult is due",
-    "coroutine": "returned coroutine from cni_add; CniResult is due",
+    "wrong": "returned str from cni_add; expected CniResult",
+    "none": "returned NoneType from cni_add; expected CniResult",
+    "coroutine": "returned coroutine from cni_add; expected CniResult",
     "object": "a wrapped error",
     "mute": "no reason was given",
 }
