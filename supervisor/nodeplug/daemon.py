@@ -1,8 +1,8 @@
 """The composition root: one event loop, one TaskGroup of named tasks.
 
 Owns: which object knows which, the order of start and stop, signals, and what the control socket answers.
-Refuses: protocols (the services know those), plugin code (the runner's), and to undo anything at the end that the next
-start could not do: `stop()` may never run, start is recovery.
+Refuses: protocols (the services know those), plugin code (the runner's), and any cleanup at the end that the next start
+could not do: `stop()` may never run; start is recovery.
 """
 
 import asyncio
@@ -77,11 +77,11 @@ def serve(config_path: Path, root: Path | None = None) -> int:
     """Run the daemon until SIGTERM or SIGINT.
 
     Returns:
-        The exit status: 0 after a wanted end.
+        The exit status: 0 after a requested stop.
 
     Raises:
         ConfigError: the configuration cannot be used.
-        PluginError: another daemon runs already, or a folder cannot be made.
+        PluginError: another daemon is already running, or a folder cannot be made.
     """
     reading = read(config_path, root)
     configuration = reading.whole()
@@ -165,7 +165,7 @@ class Daemon:
         self._disk.watch()
         handlers = {"cni": self._cni.handle, "flex": self._flex.handle, "control": self._control}
         server = ExecServer(self._paths.exec_socket, handlers)
-        # Listening comes first: it refuses to run beside another daemon, and early callers wait in the backlog.
+        # Listening comes first: it refuses to run next to another daemon, and early callers wait in the backlog.
         await server.start()
         async with self._endpoints(), asyncio.TaskGroup() as group:
             await self._serve(group, server)
@@ -190,7 +190,7 @@ class Daemon:
         LOG.info("serving %d plugins at %s", len(self._registry.plugins), self._paths.exec_socket)
         await self._stop.wait()
         notify.stopping()
-        # The socket answers until the end: callers are told, and ask again.
+        # The socket answers until the end: callers are told to try again.
         await self._lifecycle.stop_all()
         await server.stop(LAST_ANSWERS)
         for task in background:

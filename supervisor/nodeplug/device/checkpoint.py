@@ -1,10 +1,10 @@
 """Who holds devices and is not in podresources: regular init containers, which keep what they got for the pod's life.
 
-Owns: reading kubelet's ledger (`kubelet_internal_checkpoint`), and the judgement of what in it is older than the list.
-Refuses: to write there, to fail, and to contradict the list: it names containers that the list leaves out.
+Owns: reading kubelet's ledger (`kubelet_internal_checkpoint`), and judging what in it is older than the list.
+Refuses: to write there, to fail, and to contradict the list: it only adds containers that the list leaves out.
 
-Kubelet writes the file at each allocation and each list of a plugin, not when a pod ends. So a pod that the list has
-named and names no longer is gone, whatever the file says, and so is one whose folder kubelet has removed.
+Kubelet writes the file at each allocation and at each list from a plugin, not when a pod ends. So a pod that the list
+once named and no longer names is gone, whatever the file says, and so is one whose folder kubelet has removed.
 """
 
 import json
@@ -20,7 +20,7 @@ from nodeplug.device.holders import Holder, Holdings
 CHECKPOINT: Final = "kubelet_internal_checkpoint"
 _LIMIT: Final = 64 << 20
 _NAMELESS: Final = "?"
-"""The namespace of a pod of which the UID alone is known."""
+"""The namespace of a pod of which only the UID is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class LedgerEntry:
 
 
 def read_ledger(path: Path) -> list[LedgerEntry]:
-    """Read kubelet's ledger; one that is missing, or not understood, says nothing."""
+    """Read kubelet's ledger; one that is missing or cannot be understood counts as empty."""
     try:
         entries = json.loads(read_bounded(path, _LIMIT))["Data"]["PodDeviceEntries"] or ()
         return [
@@ -60,7 +60,7 @@ class Unlisted:
     _named: set[str] = field(default_factory=set)
 
     def take(self, entries: Iterable[LedgerEntry], listed: Holdings, alive: Collection[str] | None) -> Holdings:
-        """Return what containers hold that the list leaves out.
+        """Return what containers hold beyond what the list says.
 
         `alive` has the UIDs of the pods that have a folder; None if they cannot be seen.
         """
@@ -80,7 +80,7 @@ class Unlisted:
 
 
 def _listed_as(entry: LedgerEntry, listed: Holdings) -> Holder | None:
-    """Return the container of the list that an entry is about: ids are nobody else's."""
+    """Return the listed container that an entry is about: no two containers share an id."""
     return next(
         (
             holder

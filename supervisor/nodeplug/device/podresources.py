@@ -1,10 +1,11 @@
 """Who holds which device, from kubelet's podresources API, and the release that the device-plugin API lacks.
 
 Owns: the one poller of the node, the holders seen, and `device_released` for holders that are gone.
-Refuses: an allocation table of its own: what is kept on disk is only "seen and not yet told", so that a release during
-a pause of the daemon is still told after it.
+Refuses: an allocation table of its own: what is kept on disk is only "seen and not yet told", so that plugins still
+hear of a release that came while the daemon was down.
 
-Kubelet frees ids lazily and a poll comes later still, so a release may be told after the ids were granted again.
+Kubelet frees ids lazily and a poll comes later still, so plugins may be told of a release after the ids were granted
+again.
 """
 
 import asyncio
@@ -38,13 +39,13 @@ from nodeplug.process.lane import Lane, Unanswered
 LOG: Final = logging.getLogger(__name__)
 _VERSION: Final = 1
 _STATE_LIMIT: Final = 64 << 20
-"""Bytes of the file of holders: a node with every unit of a thousand resources held stays far below."""
+"""Bytes of the file of holders: a node with every unit of a thousand resources held stays far below that."""
 _DEADLINE: Final = 10.0
 _LONGEST_PAUSE: Final = 120.0
 SETTLE: Final = 0.5
-"""Seconds between a grant and the look that should find it; many grants in that time become one look."""
+"""Seconds between a grant and the look that should find it; many grants in that time share one look."""
 _OPTIONS: Final = (
-    ("grpc.max_receive_message_length", -1),  # one entry per device: a busy node passes gRPC's default of 4 MiB
+    ("grpc.max_receive_message_length", -1),  # one entry per device: a busy node exceeds gRPC's default of 4 MiB
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.default_authority", "localhost"),
     ("grpc.enable_http_proxy", 0),
@@ -75,7 +76,7 @@ class _KubeletFiles:
 
 
 def decode_list(response: pb.ListPodResourcesResponse) -> ListedPods:
-    """Read a List: kubelet sends one entry per id and NUMA node, these are joined here."""
+    """Read a List: kubelet sends one entry per id and NUMA node; these are joined here."""
     holdings: dict[tuple[ResourceName, Holder], set[DeviceId]] = {}
     for pod in response.pod_resources:
         for container in pod.containers:
@@ -111,7 +112,7 @@ def released(seen: Holdings, present: Holdings) -> Sequence[DeviceReleased]:
 
 
 def without(holdings: Holdings, told: Iterable[DeviceReleased]) -> Holdings:
-    """Take told releases out of holdings."""
+    """Return holdings without the releases that plugins were told of."""
     left = dict(holdings)
     for value in told:
         key = (value.resource, Holder(value.namespace, value.pod, value.container))
@@ -155,9 +156,9 @@ class PodResources:
         runner: calls `device_released`.
         interval: seconds between two looks.
         unsynced_grace: seconds for which an answer that names no pod at all, or comes from a kubelet that was
-            restarted, is not believed. A kubelet that just started knows no pods yet, or those of its manifest folder
-            alone while the API server is away, and would seem to have released everything else.
-        checkpoint: kubelet's own ledger, for those whom podresources leaves out; None: not read.
+            restarted, is not believed. A kubelet that just started knows no pods yet, or only those of its manifest
+            folder while the API server is away, and would seem to have released everything else.
+        checkpoint: kubelet's own ledger, for the containers that podresources leaves out; None: not read.
         present: the holdings of the last answer.
         error: why there is no answer at present; empty when there is.
     """
@@ -182,8 +183,8 @@ class PodResources:
     _beyond: Holdings = field(default_factory=dict)
     _asked: asyncio.Event = field(default_factory=asyncio.Event)
     _written: Holdings = field(default_factory=dict)
-    _disk: Lane = field(default_factory=lambda: Lane("the file of who holds devices"))
-    _kubelet_files: Lane = field(default_factory=lambda: Lane("the folder of kubelet"))
+    _disk: Lane = field(default_factory=lambda: Lane("the file of device holders"))
+    _kubelet_files: Lane = field(default_factory=lambda: Lane("kubelet's folder"))
 
     def soon(self) -> None:
         """Look soon: devices were granted a moment ago, and kubelet will have written down to whom."""
@@ -194,7 +195,7 @@ class PodResources:
         return by_resource(self._known())
 
     def unconfirmed(self) -> Mapping[ResourceName, frozenset[DeviceId]]:
-        """Return the ids whose holders are known from the past: kubelet is away, or has not met all its pods yet."""
+        """Return the ids whose holders are only known from the past: kubelet is away, or does not know all pods yet."""
         silent = bool(self.error) or not self._answered
         sure = {} if silent else by_resource(joined(self.present, self._beyond))
         known = by_resource(self._known())
@@ -209,7 +210,8 @@ class PodResources:
     def holdings(self, resource: ResourceName) -> Sequence[Holding]:
         """Return who holds devices of a resource, as of the last answer; NotReady without one. Safe in any thread."""
         if self.error or not self._answered:
-            raise NotReady(f"who holds {resource} is unknown at present: {self.error or 'kubelet was not asked yet'}")
+            why = self.error or "kubelet has not been asked yet"
+            raise NotReady(f"who holds {resource} is unknown at present: {why}")
         return [
             Holding(resource=resource, ids=tuple(sorted(ids)), **asdict(holder))
             for (name, holder), ids in sorted(self._known().items())
@@ -217,12 +219,12 @@ class PodResources:
         ]
 
     async def run(self) -> None:
-        """Look until cancelled. Never fails by itself."""
+        """Look until cancelled. Never fails on its own."""
         await self._recall()
         try:
             async with pollers.hold():
                 while True:
-                    self._asked.clear()  # before the look: what is asked during it is not seen by it
+                    self._asked.clear()  # before the look: what is asked during it needs another one
                     try:
                         await self.look()
                     except Exception:
@@ -233,14 +235,14 @@ class PodResources:
             await self._remember(self._seen)  # the end may have come while the last look was being written
 
     async def _recall(self) -> None:
-        """Learn what was seen before this start. Without it what was released meanwhile would never be told."""
+        """Read what was seen before this start. Without it, plugins would never hear of what was released meanwhile."""
         told = False
         while True:
             try:
                 self._seen = self._written = await self._disk.run(self._load)
             except Unanswered as error:
                 if not told:
-                    LOG.warning("who holds devices is not asked for yet: %s", error)
+                    LOG.warning("kubelet has not been asked yet who holds devices: %s", error)
                 told = True
                 await asyncio.sleep(self.interval)
             else:
@@ -292,9 +294,9 @@ class PodResources:
         self._kubelet = identity
 
     def _believed(self, answer: ListedPods) -> Sequence[DeviceReleased]:
-        """Return what is missing in this answer and was in the one before.
+        """Return what is missing from this answer and was already missing from the one before.
 
-        Once is not enough: a kubelet that just started lists the pods that it has heard of so far.
+        Once is not enough: a kubelet that just started lists only the pods that it has heard of so far.
         """
         now = time.monotonic()
         missing = released(self._seen, answer.holdings)
@@ -303,7 +305,7 @@ class PodResources:
         return [value for value in missing if self._missing_since[value] < now - grace]
 
     async def _tell(self, values: Sequence[DeviceReleased], served: Mapping[str, Route]) -> Sequence[DeviceReleased]:
-        """Tell plugins, resources side by side; return what needs no further telling."""
+        """Tell plugins, all resources at once; return what they need not be told again."""
         by_resource: dict[str, list[DeviceReleased]] = {}
         for value in values:
             by_resource.setdefault(value.resource, []).append(value)
@@ -321,7 +323,7 @@ class PodResources:
             try:
                 await self.runner.call(route, "device_released", call, {"request": value})
             except PluginError as error:
-                LOG.warning("a release of %s will be told again: %s (request %s)", value.resource, error, call.id)
+                LOG.warning("a release of %s will be reported again: %s (request %s)", value.resource, error, call.id)
                 break
             told.append(value)
         return told
@@ -355,7 +357,7 @@ class PodResources:
         except FileNotFoundError:
             return {}
         except (OSError, ValueError) as error:
-            LOG.warning("%s is set aside, releases before this start are not told: %s", self.state, error)
+            LOG.warning("%s is set aside; releases before this start are not reported: %s", self.state, error)
             with suppress(OSError):
                 self.state.rename(self.state.with_suffix(".damaged"))
             return {}

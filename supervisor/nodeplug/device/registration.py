@@ -1,11 +1,11 @@
-"""Making kubelet know one resource, and know it again after whatever happens to either side.
+"""Keeping one resource registered with kubelet, whatever happens to either side.
 
 Owns: the reasons to register again, and the pace of retries.
 Refuses: device lists (it waits for the first one), kubelet's folders and socket (`kubelet` knows them), giving up: it
 ends by cancellation alone.
 
 Level, not edge: inotify, streams and timers only make `run` look again. It compares what is there with what it
-registered with, so a lost or doubled event costs one poll at most.
+registered with, so a lost or duplicate event costs one poll at most.
 """
 
 import asyncio
@@ -38,12 +38,12 @@ _FIRST_PAUSE: Final = 0.05
 _LONGEST_PAUSE: Final = 30.0
 _HANGS: Final = "kubelet's folder does not answer"
 _SILENCE: Final = 1.0
-"""Seconds without a stream after which kubelet is taken for gone: right after a registration it opens one."""
+"""Seconds without a stream after which kubelet is considered gone: it opens one right after a registration."""
 
 
 @dataclass(slots=True)
 class Retry:
-    """The pause before the next attempt: doubles from 50 ms to 30 s, begins anew after success."""
+    """The pause before the next attempt: doubles from 50 ms to 30 s, starts over after a success."""
 
     failures: int = 0
 
@@ -53,17 +53,17 @@ class Retry:
         return min(_FIRST_PAUSE * 2.0 ** (self.failures - 1), _LONGEST_PAUSE)
 
     def succeeded(self) -> None:
-        """Begin anew."""
+        """Start over."""
         self.failures = 0
 
 
 @dataclass(frozen=True, slots=True)
 class _Loss:
-    """Why a registration does not hold any more.
+    """Why a registration no longer holds.
 
     Attributes:
-        at_once: there is no reason to go slow.
-        kubelets: kubelet went, or does not listen; otherwise it was given up here.
+        at_once: the next attempt needs no pause.
+        kubelets: kubelet is gone, or does not listen; otherwise the registration was given up here.
     """
 
     reason: str
@@ -76,9 +76,9 @@ class Registration:
     """Keeps one resource registered, in one mode.
 
     Attributes:
-        registered: kubelet has accepted the present server.
+        registered: kubelet has accepted the current server.
         error: why not, or what happened last; empty when all is well.
-        server: the present server.
+        server: the current server.
         registrations: how many times kubelet accepted.
     """
 
@@ -108,20 +108,20 @@ class Registration:
 
     @property
     def away(self) -> str:
-        """Since when a kubelet that had accepted the server does not listen; empty while one does."""
+        """Since when a kubelet that accepted the server has not been listening; empty while one listens."""
         silent = self.registered and self._silent_since is not None and time.time() - self._silent_since >= _SILENCE
         return f"{self._away()}: no stream is open" if silent else ""
 
     def _away(self) -> str:
         since = datetime.fromtimestamp(self._silent_since or time.time()).astimezone()
-        return f"kubelet is away since {since.isoformat(sep=' ', timespec='seconds')}"
+        return f"kubelet has been away since {since.isoformat(sep=' ', timespec='seconds')}"
 
     def look(self) -> None:
         """Look again at once whether the registration still holds."""
         self._look.set()
 
     async def run(self) -> None:
-        """Register, and again whenever that is lost; ends by cancellation, with server and socket gone."""
+        """Register, and again whenever that is lost, until cancelled; server and socket are gone then."""
         await self.snapshots.after(0, lambda: False)
         self._watch = FolderWatch(self._target.folder)
         async with self._watch.waking(self._look):
@@ -150,7 +150,7 @@ class Registration:
             await self._pause(identity)
 
     async def _present(self) -> Identity | None:
-        """Return which kubelet is there, and be woken when that changes."""
+        """Return which kubelet is there, and watch for changes."""
         return await self.folders.lane.run(self._watched)
 
     def _watched(self) -> Identity | None:
@@ -182,9 +182,9 @@ class Registration:
             await _to_the_end(server.stop())
 
     async def _announce(self, server: ResourceServer, identity: Identity) -> None:
-        """Announce the server; give up as soon as that became pointless.
+        """Announce the server; give up as soon as that has become pointless.
 
-        Kubelet blocks for 10 s in its dial back when our socket has vanished since.
+        Kubelet blocks for 10 s when it dials back and our socket has vanished meanwhile.
 
         Raises:
             TryAgain: kubelet refused, or the registration was lost before it was made.
@@ -215,7 +215,7 @@ class Registration:
         return Call("Register", str(self.binding.route.claim), server.path.name)
 
     async def _hold(self, server: ResourceServer, identity: Identity) -> bool:
-        """Wait until the registration is lost; True when there is no reason to go slow."""
+        """Wait until the registration is lost; return whether the next attempt needs no pause."""
         if self.mode == "register":
             self._accepted(server)
         idle_since = streaming_since = time.monotonic()
@@ -232,7 +232,7 @@ class Registration:
                 streaming_since, self._silent_since = now, self._silent_since or time.time()
             loss = self._loss(identity, seen, now - idle_since)
             if loss is not None:
-                if loss.kubelets:  # a killed one's stream can seem open for longer than its socket is there
+                if loss.kubelets:  # a killed one's stream can seem open for longer than its socket exists
                     self._silent_since = self._silent_since or time.time()
                 self._say(f"{loss.reason}; registering again")
                 if loss.at_once:
@@ -244,7 +244,7 @@ class Registration:
         """Return which kubelet is there, and whether our socket is; None while the folder does not answer."""
         try:
             seen = await self.folders.lane.run(lambda: (self._watched(), server.path.exists()))
-        except Unanswered as error:  # what kubelet has, it keeps
+        except Unanswered as error:  # what kubelet has registered, it keeps
             self._hangs(error)
             return None
         if self._said == _HANGS:
@@ -252,7 +252,7 @@ class Registration:
         return seen
 
     def _loss(self, identity: Identity, seen: tuple[Identity | None, bool] | None, idle: float) -> _Loss | None:
-        """Tell whether and why the registration does not hold any more."""
+        """Return why the registration no longer holds; None while it may hold."""
         if seen is None:
             return None
         present, ours = seen
@@ -260,11 +260,11 @@ class Registration:
             return _Loss("kubelet's socket is a new one", at_once=True, kubelets=True)
         if not ours:
             return _Loss("our socket was removed")
-        # Kubelet asks for the options when a plugin registers and never again, so that these alone cost a stream: a
-        # second server beside this one would not save it, since some kubelets take the late end of the old stream for
-        # the end of the resource.
+        # Kubelet asks for the options when a plugin registers and never again, so only a change of them costs a stream.
+        # A second server next to this one would not save it, since some kubelets take the late end of the old stream
+        # for the end of the resource.
         if encode_options(self.binding.route.hooks) != self._options:
-            return _Loss("its plugin has other hooks since it was reloaded", at_once=True)
+            return _Loss("its plugin has different hooks after a reload", at_once=True)
         if self.registered and present is not None and idle >= self.watchdog:
             return _Loss(f"kubelet has not listened for {self.watchdog:g} s", kubelets=True)
         return None
@@ -288,7 +288,7 @@ class Registration:
         LOG.info("%s is registered with kubelet on %s", self.binding.route.claim.name, server.path.name)
 
     def _say(self, what: str, state: str = "") -> None:
-        """Log a state once, however many attempts it lasts, and whatever its words say of how long that is."""
+        """Log a state once, however many attempts it lasts, and even if its text contains a changing duration."""
         self.error = what
         if self._said != (state or what):
             self._said = state or what
@@ -307,7 +307,7 @@ class Registration:
             await self._wait(min(left, self.poll))
 
     async def _wait(self, seconds: float) -> None:
-        """Wait until something happened, or for `seconds`."""
+        """Wait until something happens, or for `seconds`."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._look.wait()
@@ -315,7 +315,7 @@ class Registration:
 
 
 async def _to_the_end(work: Coroutine[Any, Any, None]) -> None:
-    """Wait for work that must not stop half-way, also when the waiter is cancelled: the cancellation comes after it."""
+    """Wait for work that must not stop half-way, even when the waiter is cancelled: that takes effect afterwards."""
     task = asyncio.create_task(work)
     try:
         await asyncio.shield(task)

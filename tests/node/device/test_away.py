@@ -32,7 +32,7 @@ def test_a_resource_is_not_registered_with_a_kubelet_that_has_gone(minimal: "Min
             await kubelet.until_allocatable(RESOURCE, 4)
             assert (shown(host)["registered"], shown(host)["error"]) == (True, "")
             await kubelet.stop()
-            await kubelet.until(lambda: shown(host)["error"].startswith("kubelet is away since "))
+            await kubelet.until(lambda: shown(host)["error"].startswith("kubelet has been away since "))
             assert not shown(host)["registered"]
             await kubelet.start()
             await kubelet.until_allocatable(RESOURCE, 4)
@@ -47,7 +47,7 @@ def test_a_resource_is_not_registered_with_a_kubelet_that_was_killed(minimal: "M
         async with Kubelet(root) as kubelet, serve_devices(minimal, kubelet, root, watchdog=3600) as host:
             await kubelet.until_allocatable(RESOURCE, 4)
             await kubelet.kill()
-            await kubelet.until(lambda: shown(host)["error"].startswith("kubelet is away since "))
+            await kubelet.until(lambda: shown(host)["error"].startswith("kubelet has been away since "))
             assert not shown(host)["registered"]
             await kubelet.start()
             await kubelet.until(lambda: bool(shown(host)["registered"]))
@@ -65,7 +65,7 @@ def test_kubelet_is_away_although_the_end_of_its_stream_is_noticed_after_that_of
             kubelet.socket.unlink()
             kubelet.folders.leave_dead_socket()
             assert kubelet.streams(RESOURCE) == 1
-            await kubelet.until(lambda: shown(host)["error"].startswith("kubelet is away since "))
+            await kubelet.until(lambda: shown(host)["error"].startswith("kubelet has been away since "))
 
     run(story())
 

@@ -102,7 +102,7 @@ def test_a_kubelet_that_was_killed_as_soon_as_it_had_registered_a_resource_is_aw
             await kubelet.until_allocatable(RESOURCE, 4)
             await kubelet.kill()
             await kubelet.until(lambda: "registering again" in task.status().error or "away" in task.status().error)
-            await kubelet.until(lambda: task.status().error.startswith("kubelet is away since "))
+            await kubelet.until(lambda: task.status().error.startswith("kubelet has been away since "))
 
     run(story())
 
