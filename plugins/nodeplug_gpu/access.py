@@ -48,7 +48,7 @@ class NodePaths:
         dev: the kernel driver's device nodes.
         capabilities: of MIG instances.
         run: the plugin's own folder for what does not survive a reboot.
-        former: those of sections that have had the cards before; known from the start on.
+        former: the run folders of sections that had the cards before; known from `start` on.
     """
 
     dev: Path = field(default=Path("/dev"))
@@ -94,7 +94,7 @@ def device_nodes(gpus: Sequence[GpuDevice], paths: NodePaths) -> tuple[DeviceNod
     needed = [paths.dev / _REQUIRED, *cards, *caps]
     for node in needed:
         if not node.exists():
-            raise NotReady(f"{node} does not exist; is the kernel driver loaded, and nvidia-modprobe run?")
+            raise NotReady(f"{node} does not exist; is the kernel driver loaded, and did nvidia-modprobe run?")
     present = [*(node for node in control if node.exists()), *cards, *dict.fromkeys(caps)]
     return tuple(DeviceNode(str(node), f"/dev/{node.relative_to(paths.dev)}", permissions="rw") for node in present)
 

@@ -1,4 +1,4 @@
-"""What containers have been allocated of the node's cards: the one owner of that state.
+"""What of the node's cards is allocated to containers: the one owner of that state.
 
 Owns:
     reported  what kubelet reported last, and which card each device id belongs to;
@@ -8,7 +8,7 @@ Owns:
               device that is no longer listed as healthy, so the units of a card that is gone stay listed as unhealthy,
               and a card that the configuration has moved is not allocated again while containers hold it;
     idle      for how long each of them has had no holder.
-Refuses: to say what is free (kubelet alone decides that); ids of no card that was ever advertised; to fail: without
+Refuses: to say what is free (kubelet alone decides that); ids of cards that were never advertised; to fail: without
 a writable disk, the next start does not know what this one advertised.
 """
 
@@ -53,7 +53,7 @@ class Container:
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """What one container has been allocated of one card.
+    """What of one card is allocated to one container.
 
     Attributes:
         ids: units, replicas, MIG instances or the card itself.
@@ -121,7 +121,7 @@ class Allocations:
     # --- what kubelet reports -----------------------------------------------------------------------------------
 
     def refresh(self, resources: Iterable[str]) -> Reported:
-        """Ask kubelet who has been allocated what, and confirm what is pending.
+        """Ask kubelet what is allocated to whom, and confirm what is pending.
 
         Args:
             resources: names, also those that are no longer advertised.
@@ -195,7 +195,7 @@ class Allocations:
     # --- pending ------------------------------------------------------------------------------------------------
 
     def add_pending(self, resource: str, entry: str, ids: Mapping[DeviceId, Uuid | None]) -> None:
-        """Note devices that a container was allocated.
+        """Note devices that were allocated to a container.
 
         Args:
             resource: from which they were allocated.
@@ -258,7 +258,7 @@ class Allocations:
     def _take_over(self) -> None:
         """Move here what former sections noted.
 
-        Nothing is removed there before all is written here: one that is killed comes to the same when it is repeated.
+        Nothing is removed there before all is written here: a take-over that was killed can be repeated.
         """
         taken: list[tuple[Journal, str]] = []
         for former in self.host.former_sections():
@@ -299,11 +299,11 @@ class Allocations:
             self._remove(_journal_key(key))
 
     def unit_size(self, resource: str) -> int | None:
-        """Return the size of a unit that was last used, in bytes."""
+        """Return the unit size that was last used, in bytes."""
         return self._unit_sizes.get(resource)
 
     def set_unit_size(self, resource: str, size: int) -> None:
-        """Write the size of a unit."""
+        """Write the unit size."""
         if self._unit_sizes.get(resource) != size:
             self._put_unit(resource, size)
 

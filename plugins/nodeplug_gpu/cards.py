@@ -108,7 +108,7 @@ class Snapshot:
             or answers nonsense.
         reason: what is wrong; while running, what the driver has to do without, or empty.
         driver_version: of the kernel driver; empty unless running.
-        cards: in NVML's order. While `failed`, and `absent` after it was there, those of the last good poll.
+        cards: in NVML's order. While `failed`, or `absent` after the driver was there, those of the last good poll.
         telemetry: by card; empty unless running.
         processes: of all cards; empty unless running, because a pid may have been reused by now.
         unreadable: a sentence for each card or MIG instance that the driver counts and that could not be read, such as

@@ -1,6 +1,6 @@
 """The CDI spec: what a runtime adds to a container that requests one of our devices by its CDI name.
 
-Owns: one JSON file per kind, written when it would differ, and the libraries that it mounts.
+Owns: one JSON file per kind, rewritten only when it would differ, and the libraries that it mounts.
 Refuses: hooks (nvidia-ctk has those), and to remove the file at the end: a container may be restarted while nodeplug
 does not run.
 
@@ -42,7 +42,7 @@ class _Named:
 
     Attributes:
         resource: of the entry that advertises it.
-        allocated: whether containers get this very name: where MIG instances are advertised theirs, not the card's.
+        allocated: whether containers get this very name: where MIG instances are advertised, theirs, not the card's.
     """
 
     resource: str
@@ -52,7 +52,7 @@ class _Named:
 
 @dataclass(slots=True)
 class CdiSpecs:
-    """Keeps the specs up to date. Called in one thread; any thread may call `not_ready_reason` and `fault`.
+    """Keeps the specs up to date. Called from one thread; any thread may call `not_ready_reason` and `fault`.
 
     Attributes:
         changed: called when a card becomes allocatable by its name, or ceases to be.
@@ -81,7 +81,7 @@ class CdiSpecs:
             self.changed()
 
     def stop(self) -> None:
-        """Leave the files to containers that start again."""
+        """Leave the files for containers that restart."""
 
     def not_ready_reason(self, entry: Resource, uuid: Uuid) -> str:
         """Return why a card cannot be allocated by its CDI name; empty when it can, or needs none."""
@@ -142,7 +142,7 @@ class CdiSpecs:
         if _read(path) == data:
             return
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")  # the runtime reads *.json alone
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")  # the runtime reads only *.json
         try:
             temporary.write_bytes(data)
             temporary.chmod(0o644)
@@ -164,7 +164,7 @@ def _read(path: Path) -> bytes | None:
 
 
 def _remove_former(path: Path, document: Mapping[str, Any]) -> None:
-    """Remove what sections of other names have left: a device that two specs describe is none for the runtime."""
+    """Remove what sections of other names left: to the runtime, a device that two specs describe does not exist."""
     described = {device["name"] for device in document["devices"]}
     for other in path.parent.glob("nodeplug-*.json"):
         try:
@@ -222,7 +222,7 @@ def _nodes(gpus: list[GpuDevice], paths: NodePaths) -> list[Mapping[str, str]]:
 
 
 def libraries(driver_root: Path) -> Mapping[str, Path]:
-    """Return the driver's own libraries by their SONAMEs: of a whole file system only these."""
+    """Return the driver's own libraries by their SONAMEs, and nothing else of what may be a whole file system."""
     found: dict[str, Path] = {}
     for folder in _FOLDERS:
         for path in sorted((driver_root / folder).glob("lib*.so.*")):
@@ -232,7 +232,7 @@ def libraries(driver_root: Path) -> Mapping[str, Path]:
 
 
 def _mounts(driver_root: Path) -> list[Mapping[str, Any]]:
-    """Mount the libraries by their SONAMEs, so that no cache of the linker needs to be made."""
+    """Mount the libraries by their SONAMEs, so that the linker's cache need not be rebuilt."""
     return [
         {"hostPath": str(path), "containerPath": f"{LIBRARIES}/{name}", "options": ["ro", "nosuid", "nodev", "bind"]}
         for name, path in libraries(driver_root).items()

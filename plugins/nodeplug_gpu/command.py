@@ -43,7 +43,7 @@ def gpu(
 ) -> None:
     """Show the node's GPUs: free and allocated units and their holders, memory allocated and in use, health.
 
-    Asks the running daemon, and takes root.
+    Asks the running daemon, and needs root.
 
     Example: `nodeplug gpu --format gpushare -d`
 

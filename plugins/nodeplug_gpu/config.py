@@ -55,7 +55,7 @@ Kind = Literal["exclusive", "replicas", "memory", "mig"]
 class Cards(_Model):
     """Which cards: those that match one entry of every key that is given. Without a key, all."""
 
-    index: tuple[Annotated[int, Field(ge=0)], ...] = Field((), description="NVML's indexes, as `nvidia-smi -L` has.")
+    index: tuple[Annotated[int, Field(ge=0)], ...] = Field((), description="NVML's indexes, as in `nvidia-smi -L`.")
     uuid: tuple[str, ...] = Field((), description="UUIDs, `GPU-…`.")
     model: tuple[str, ...] = Field((), description="Patterns of product names, such as `*H100*`.")
     pci: tuple[PciAddress, ...] = Field((), description="PCI addresses, such as 0000:3b:00.0.")
@@ -217,7 +217,7 @@ class Mig(_Resource):
     @model_validator(mode="after")
     def _profiles_belong_to_mixed(self) -> Self:
         if (self.strategy == "mixed") != bool(self.profiles):
-            raise ValueError("`profiles` names the resources of strategy 'mixed', which needs it and alone has it")
+            raise ValueError("`profiles` names the resources of strategy 'mixed': needed there, refused elsewhere")
         return self
 
 
@@ -258,7 +258,7 @@ class GpuConfig(_Model):
     @model_validator(mode="after")
     def _simulated_cards_belong_to_their_driver(self) -> Self:
         if (self.driver == "simulated") != bool(self.simulated):
-            raise ValueError("`simulated` describes the cards of driver = 'simulated', which needs it and alone has it")
+            raise ValueError("`simulated` describes the cards of driver = 'simulated': needed there, refused elsewhere")
         return self
 
     @model_validator(mode="after")

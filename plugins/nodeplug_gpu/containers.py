@@ -27,7 +27,7 @@ _SHORT_ID: Final = 12
 
 @dataclass(frozen=True, slots=True)
 class Containers:
-    """The containers at one moment: the folder of logs is read once.
+    """The containers at one moment: the log folder is read once.
 
     Attributes:
         proc: where proc(5) is mounted, with the pids that the driver reports: the host's.

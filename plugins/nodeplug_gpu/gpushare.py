@@ -1,7 +1,7 @@
 """The tables of `kubectl inspect gpushare`, for one node from its own allocations.
 
 Owns: their layout, column by column, so that scripts that read them go on working.
-Refuses: what the original gets from the API server: this node has its own containers alone, and none is pending.
+Refuses: what the original gets from the API server: this node knows only its own containers, and none is pending.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ def summary(node: str, address: str, cards: Sequence[Mapping[str, Any]]) -> str:
     used, total = _totals(cards)
     heads = ["NAME", "IPADDRESS", *(f"GPU{card['index']}(Allocated/Total)" for card in cards)]
     row = [node, address, *(f"{card['allocated_units']}/{card['units']}" for card in cards), f"{used}/{total}"]
-    rows = [row] if total else []  # as the original: a node without units has no row
+    rows = [row] if total else []  # as in the original: a node without units has no row
     rule = "-" * (sum(len("\t".join(row).encode()) + 1 for row in rows) + 20)
     return "\n".join(
         [

@@ -9,7 +9,7 @@ Owns: a state per card, the transitions between states, and the reason in a sent
 A suspect card stays allocatable; an unhealthy or recovering one is not. Each relapse doubles the next probation, up to
 an hour: a card that keeps failing must not keep killing pods.
 
-Refuses: I/O, a clock (every time is given), and to count against a card what its driver or an application did.
+Refuses: I/O, a clock (times are passed in), and to count against a card what its driver or an application did.
 """
 
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ class Condition:
     Attributes:
         state: see the module.
         reason: why it is not healthy.
-        since: when it came into this state.
+        since: when it entered this state.
         faults: times of the minor faults that still count.
         relapses: how often it failed again during or right after a probation.
         quiet_since: when the last evidence against it was seen.
@@ -72,7 +72,7 @@ class HealthMonitor:
     _driver: str = ""
 
     def condition(self, uuid: Uuid) -> Condition:
-        """Return the health of a card; while the driver does not run every card is unhealthy, for that reason alone."""
+        """Return the health of a card; while the driver does not run, every card is unhealthy for that reason alone."""
         own = self._conditions.get(uuid)
         if own is None:
             return Condition("unhealthy", self._driver or GONE)

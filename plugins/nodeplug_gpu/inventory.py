@@ -34,7 +34,7 @@ class Inventory:
         orphaned: ids that containers hold and that are no longer advertised, by resource; listed as unhealthy.
         conflicts: why a card is not advertised although the configuration chooses it.
         allocated: cards that containers hold, however they were shared, or were allocated a moment ago.
-        draining: why a card is not allocatable yet that may still be allocated in another way.
+        draining: why a card that may still be allocated in another way is not allocatable yet.
     """
 
     snapshot: Snapshot = field(default_factory=Snapshot)

@@ -3,8 +3,8 @@
 Owns: memory in use per container and card, for how long it has been too much, the warning, and, where the administrator
 wants it, the termination of the processes.
 Refuses: to guess: the memory of a process whose container is not known is unattributed, and the process is never
-terminated; nor is one whose container has no allocation of the card that kubelet reports (init containers are left out
-there).
+terminated; nor is one whose container has, as far as kubelet reports, no allocation of the card (init containers are
+left out there).
 """
 
 import os
@@ -40,7 +40,7 @@ class Usage:
         unallocated: it uses a card that is shared by memory, and has no allocation of it.
         over_since: since when it has used too much; None while it does not.
         warned: when that was logged.
-        terminated: when processes of it got SIGTERM.
+        terminated: when its processes got SIGTERM.
         ending: those processes.
     """
 

@@ -67,7 +67,7 @@ def packed(request: DevicePrefer, groups: Mapping[DeviceId, str]) -> list[Device
     The smallest group that holds all of them; else the largest groups one after another.
 
     Args:
-        request: what kubelet asks.
+        request: what kubelet asks for.
         groups: the group of each device; one without an entry is a group of its own.
     """
     chosen = list(dict.fromkeys(request.must_include))

@@ -142,7 +142,7 @@ class Gpu:
 
     def _begin(self) -> None:
         timeout = _RESTART_TIMEOUT if self._tracker.allocations.records else _START_TIMEOUT
-        # A reloaded instance need not wait for a complete list: kubelet has the one before.
+        # A reloaded instance need not wait for a complete list: kubelet has the previous one.
         self._start_deadline = 0.0 if self._prepared else time.monotonic() + timeout
         self._thread = threading.Thread(target=self._run, args=(self._ended,), name="gpu:update", daemon=True)
         self._thread.start()
@@ -178,7 +178,7 @@ class Gpu:
 
         Raises:
             NotFound: this node has no card for it.
-            NotReady: the driver has not answered yet, or an MPS daemon of a card that was not listed before.
+            NotReady: the driver, or the MPS daemon of a card that was not listed before, has not answered yet.
         """
         resource, inventory = request.resource, self._tracker.inventory
         entry = self._tracker.entry_of(resource)

@@ -1,4 +1,4 @@
-"""Which cards an entry of the configuration advertises, now.
+"""Which cards an entry of the configuration advertises now.
 
 Owns: the assignment of the cards to the entries, and what is said about a card that two entries choose.
 Refuses: ids and units (a sharing makes those), and health (the tracker passes it in).
@@ -39,7 +39,7 @@ class PoolMember:
         return Device(name, healthy=not reason, reason=reason, numa_nodes=numa_nodes)
 
     def require_healthy(self) -> Card:
-        """Return the card for an allocation: kubelet may ask by a list that is older than what is known here.
+        """Return the card for an allocation: kubelet's list may be older than what is known here.
 
         Raises:
             NotReady: it is not allocatable.
@@ -56,7 +56,7 @@ class Pool:
     members: tuple[PoolMember, ...] = ()
 
     def of(self, uuid: Uuid) -> PoolMember:
-        """Return the member that is a card.
+        """Return the member for a card.
 
         Raises:
             NotFound: there is no such card.
@@ -85,7 +85,7 @@ class Assignment:
 
 
 def fits_mig_mode(entry: Resource, card: Card) -> bool:
-    """Whether a card's MIG mode is what an entry is for."""
+    """Whether a card's MIG mode is the one that an entry is for."""
     return card.mig if advertises_mig(entry) else not card.mig or isinstance(entry, Mig)
 
 

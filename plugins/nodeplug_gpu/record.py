@@ -12,9 +12,9 @@ from nodeplug_gpu.cards import Card, MigInstance, Uuid
 from nodeplug_gpu.config import Kind
 
 DISPUTED: Final = "of two sections"
-"""Limits of a card whose records contradict each other: those that are configured now wait until it has no holder."""
+"""Limits of a card whose records contradict each other: the configured ones take effect once it has no holder."""
 MALFORMED: Final = (KeyError, TypeError, ValueError, OverflowError)
-"""What `decoded` raises for data that is no record."""
+"""What `decoded` raises for data that is not a record."""
 _MAX_FORMER_INSTANCES: Final = 64
 
 RecordKey = tuple[Uuid, str, Kind]
@@ -74,7 +74,7 @@ def decoded(data: Mapping[str, Any]) -> AllocationRecord:
     """Read the form on disk.
 
     Raises:
-        KeyError, TypeError, ValueError: it is none.
+        KeyError, TypeError, ValueError: it is not a record.
     """
     card: Mapping[str, Any] = data["card"]
     instances = tuple(MigInstance(**one) for one in card["instances"])

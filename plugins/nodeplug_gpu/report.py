@@ -111,7 +111,7 @@ def _allocations(inventory: Inventory, entry: Resource, uuid: Uuid) -> Sequence[
 
 
 def _allocated_units(tracker: InventoryTracker, entry: Resource, member: PoolMember) -> int | None:
-    """Return how many units of a card are allocated, those included that are pending; None: it is not known."""
+    """Return how many units of a card are allocated, including pending ones; None if that is not known."""
     inventory, uuid = tracker.inventory, member.card.uuid
     if inventory.allocations_unknown:
         return None
@@ -161,7 +161,7 @@ def _names(container: Container) -> dict[str, Any]:
 
 
 def units(tracker: InventoryTracker, entry: Resource, member: PoolMember) -> int:
-    """Return how many devices of the entry's main resource a card is."""
+    """Return as how many devices of the entry's main resource a card is advertised."""
     match tracker.sharings.get(entry.resource):
         case MemorySharing() as sharing:
             return sharing.units(member)

@@ -1,11 +1,11 @@
-"""The inventory of the node, kept up to date: every entry of the configuration, its cards, and how they are.
+"""The inventory of the node, kept up to date: every entry of the configuration, its cards, and their condition.
 
 Owns: the one place where snapshots of the hardware, health, what kubelet reports and the configuration come together:
 the `Inventory` that everything else reads is made here.
 Refuses: threads and timing (the plugin has those); hardware (a driver shows it); allocation state (`allocations`).
 
-No card is allocated in two ways. Within a configuration `assign_cards` sees to that; across configurations, names of
-the section, MIG mode changes and restarts the allocation records do: a card that containers still hold in a former way
+No card is allocated in two ways. Within a configuration `assign_cards` sees to that; across configurations, section
+names, MIG mode changes and restarts, the allocation records do: a card that containers still hold in a former way
 is listed as unhealthy in its new one until they are gone.
 """
 
@@ -32,7 +32,7 @@ from nodeplug_gpu.sharing.mig import MigInstances
 from nodeplug_gpu.sharing.replicas import TimeSlicing
 
 _CONCLUSIVE: Final = frozenset({"running", "absent"})
-"""States of the driver in which a card that is not shown is not there."""
+"""States of the driver in which a card that is not shown is absent."""
 
 
 @dataclass(slots=True)
@@ -65,7 +65,7 @@ class InventoryTracker:
         return self.inventory.sharings
 
     def entry_of(self, resource: str) -> Resource:
-        """Return the entry that advertises a name; the plugin claims no other."""
+        """Return the entry that advertises a name; the plugin claims no other names."""
         return next(entry for entry in self.config.resources if resource in resource_names(entry))
 
     def allocated(self, resource: str, ids: Sequence[DeviceId] = ()) -> None:
@@ -116,7 +116,7 @@ class InventoryTracker:
         )
 
     def _entry(self, main: str) -> Resource:
-        """Return an entry by its main resource, which one of several MIG profiles does not advertise itself."""
+        """Return an entry by its main resource, which an entry for MIG profiles need not advertise itself."""
         return next(entry for entry in self.config.resources if entry.resource == main)
 
     def _advertised_names(self) -> frozenset[str]:
@@ -153,7 +153,7 @@ class InventoryTracker:
         return self.allocations.idle_for(record.key, held=self._holder(record) is not None)
 
     def _holder(self, record: AllocationRecord) -> str | None:
-        """Return a pod that may hold a card in the way that a record has; None when none does."""
+        """Return a pod that may hold a card in the way that a record describes; None when none does."""
         entry = next((entry for entry in self.config.resources if entry.resource == record.resource), None)
         names = {record.resource, *(resource_names(entry) if entry is not None else ())}
         return self.allocations.holder(names, record.card.uuid)
@@ -172,7 +172,7 @@ class InventoryTracker:
         return excess_replicas(entry, self.allocations.reported.of(entry.resource, card.uuid))
 
     def _draining(self, assignment: Assignment) -> Mapping[Uuid, str]:
-        """Return why cards are not allocatable yet that may still be allocated in another way."""
+        """Return why cards that may still be allocated in another way are not allocatable yet."""
         reasons = {
             card.uuid: self._drain_reason(entry, card)
             for entry in self.config.resources
@@ -204,7 +204,7 @@ class InventoryTracker:
                 self._sharings[entry.resource] = _sharing(entry, self.paths)
 
     def _settle_unit(self, entry: Memory, assignment: Assignment) -> None:
-        """Choose the unit; while units may be held, the last one stays: an id must not change its size."""
+        """Choose the unit; while units may be held, the last size stays: an id must not change its size."""
         name, reported = entry.resource, self.allocations.reported
         records = self.allocations.records.values()
         former = [one.card for one in records if one.resource == name and one.sharing == "memory"]
@@ -221,7 +221,7 @@ class InventoryTracker:
             return
         if unit != entry.unit:
             why = f"there would be more than {entry.max_units_per_card} of them on a card, or too many for one list"
-            why = why if unit == wanted else "units of that size may be held; it changes when none was for a minute"
+            why = why if unit == wanted else "that size may be in use; it changes a minute after the last release"
             self.host.log.warning("%s: a unit is %d MiB, not %d MiB: %s", name, unit >> 20, entry.unit >> 20, why)
         self.allocations.set_unit_size(name, unit)
         self._sharings[name] = MemorySharing(entry, self.paths, unit)

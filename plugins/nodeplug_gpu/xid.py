@@ -17,8 +17,8 @@ Severity = Literal["ignored", "minor", "fatal"]
 FATAL: Final = frozenset({46, 48, 54, 61, 62, 64, 74, 79, 95, 110, 119, 120, 136, 140, 143, 155, 156, 158})
 """The card needs a reset at least, or is gone; everything that is on it is lost."""
 MISUSE: Final = frozenset({11, 25, 37, 69, 80})
-"""CHECK_APP/CUDA: invalid work that an application submitted. No tenant may be able to take a card from its neighbours
-that way. 32 is not among them: it mostly comes from the PCI bus."""
+"""CHECK_APP/CUDA: invalid work that an application submitted. A tenant must not be able to take a card from its
+neighbours that way. 32 is not among them: it mostly comes from the PCI bus."""
 INFORMATION: Final = frozenset(
     {38, 44, 63, 66, 67, 93, 106, 107, 108, 121, 137, 141, 152, 153, 154, 157, 160, 161, *range(162, 166)}
 )

@@ -96,10 +96,10 @@ def test_good_entries_are_taken(entry: dict[str, Any]) -> None:
         (REPLICAS | {"replicas": 1}, "replicas"),
         (REPLICAS | {"replicas": 1001}, "replicas"),
         (SINGLE | {"strategy": "all"}, "strategy"),
-        (SINGLE | {"profiles": {"1g.10gb": "nvidia.com/x"}}, "which needs it and alone has it"),
+        (SINGLE | {"profiles": {"1g.10gb": "nvidia.com/x"}}, "needed there, refused elsewhere"),
         ({"sharing": "mig", "strategy": "mixed"}, "resource"),
-        (SINGLE | {"strategy": "mixed"}, "which needs it and alone has it"),
-        (MIXED | {"profiles": {}}, "which needs it and alone has it"),
+        (SINGLE | {"strategy": "mixed"}, "needed there, refused elsewhere"),
+        (MIXED | {"profiles": {}}, "needed there, refused elsewhere"),
         (MIXED | {"profiles": {"1g.10gb": 7}}, "profiles"),
     ],
 )

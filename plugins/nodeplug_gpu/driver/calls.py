@@ -166,7 +166,7 @@ class Calls:
             NvmlFailure: it returned an error, or something that cannot be read.
         """
         function = getattr(pynvml, SYMBOLS[symbol], None)
-        if function is None:  # a pynvml that is older than the call
+        if function is None:  # this pynvml is older than the call
             raise failure(symbol, FUNCTION_NOT_FOUND)
         self._doing = (symbol, self.subject, self.card, time.monotonic())
         try:
@@ -176,7 +176,7 @@ class Calls:
         except pynvml.NVMLLibraryMismatchError:
             raise failure(symbol, FUNCTION_NOT_FOUND) from None
         except (ValueError, ArithmeticError, LookupError, TypeError, MemoryError) as error:
-            # Text that is no UTF-8, a count beyond all memory: pynvml trusts the library, this process does not.
+            # Text that is not UTF-8, a count beyond all memory: pynvml trusts the library, this process does not.
             raise NvmlFailure(UNKNOWN, f"{symbol} returned garbage: {type(error).__name__}") from None
         finally:
             self._doing = None

@@ -196,7 +196,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_DATA, (_DATA_LIMIT, _DATA_LIMIT))
     out = os.dup(1)
-    os.dup2(2, 1)  # what the library prints is no frame
+    os.dup2(2, 1)  # what the library prints is not a frame
     DriverProcess(Settings(**json.loads(sys.argv[1])), out).run()
 
 

@@ -2,7 +2,7 @@
 
 Owns: which cards these are, and how they are shown meanwhile.
 Refuses: processes. One card that hangs must not take down the others of the node: the next driver process makes no call
-about that card, and it is shown as it was last, with the call as its error.
+about that card, and it is shown as it was last seen, with the call as its error.
 """
 
 from dataclasses import dataclass, replace
@@ -53,7 +53,7 @@ class Hangs:
         self._hangs.clear()
 
     def shown(self, result: PollResult) -> PollResult:
-        """Return a poll with the cards that it skipped: as they were last, with their error."""
+        """Return a poll with the cards that it skipped: as they were last seen, with their error."""
         seen = {card.uuid for card in result.cards}
         cards, telemetry, unreadable = list(result.cards), dict(result.telemetry), list(result.unreadable)
         for index, hang in sorted(self._hangs.items()):

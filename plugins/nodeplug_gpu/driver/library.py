@@ -70,7 +70,7 @@ def load(root: Path) -> Library:
             found = Library(path, identity(path))  # before the load: a replacement in between is noticed
             pynvml.nvmlLib = ctypes.CDLL(str(path))
         except OSError as error:
-            faults.append(str(error))  # such as another machine's architecture: the next folder may have ours
+            faults.append(str(error))  # such as a foreign architecture: the next folder may have ours
             continue
         return found
     if root == Path("/"):

@@ -284,7 +284,7 @@ def text(answer: object) -> str:
 
 
 def bus_address(bus: str) -> str:
-    """Return a PCI address as sysfs has it: `00000000:3B:00.0` is `0000:3b:00.0`; ``""`` for what is none."""
+    """Return a PCI address as sysfs has it: `00000000:3B:00.0` is `0000:3b:00.0`; ``""`` for anything else."""
     match = _BUS.fullmatch(bus)
     return f"{int(match[1], 16):04x}:{match[2]}:{match[3]}.{match[4]}".lower() if match else ""
 

@@ -9,7 +9,7 @@ States:
     failed   it is there and does not work; the process is replaced, fast at first, then once per poll
 A process that exits to load a new library, or because cards were added, is replaced at once, and the snapshot stays.
 The same holds when a call about one card hangs: that card alone gets an error, and the next process skips it for a
-while; and when only waiting for events hangs: the next process polls the cards without.
+while; and when only waiting for events hangs: the next process polls without them.
 """
 
 import contextlib
@@ -59,7 +59,7 @@ class NvmlDriver:
         """Make a driver that does nothing yet.
 
         Args:
-            root: below which the driver is installed; `/`, or such as `/run/nvidia/driver`.
+            root: below which the driver is installed; `/`, or a path such as `/run/nvidia/driver`.
             poll: seconds between two polls.
             hang_after: seconds after which a call that has not returned counts as hung. Attaching to a card may
                 take four times as long.

@@ -154,7 +154,7 @@ class RunningProcess:
                 os.set_blocking(self._process.stdin.fileno(), False)
                 os.write(self._process.stdin.fileno(), b"poll\n")
             except OSError:
-                pass  # it ended, which its other pipe says
+                pass  # it ended, which its other pipe shows
 
     def kill(self, timeout: float) -> bool:
         """End it with SIGKILL and close its pipes.

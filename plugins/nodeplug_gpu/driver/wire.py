@@ -22,7 +22,7 @@ LIMIT: Final = 8 << 20
 
 
 class GarbledFrame(ValueError):
-    """The bytes are no frame; the message says what is wrong."""
+    """The bytes are not a frame; the message says what is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ def decode(line: bytes) -> Frame:
     """Read one line.
 
     Raises:
-        GarbledFrame: the line is no frame of this version.
+        GarbledFrame: the line is not a frame of this version.
     """
     if len(line) > LIMIT:
         raise GarbledFrame(f"a frame has at most {LIMIT} bytes, this one has {len(line)}")
@@ -161,7 +161,7 @@ def _value(hint: Any, body: object, where: str) -> Any:
         return _compound(origin, get_args(hint), body, where)
     if is_dataclass(hint):
         return _record(hint, body, where)
-    # An int is not a float here, and a bool is no int: each is written as what it is.
+    # An int is not a float here, and a bool is not an int: each must be written as its own type.
     if type(body) is not hint:
         raise GarbledFrame(f"{where} is of type {hint.__name__}; found {str(body)[:80]!r}")
 

@@ -36,7 +36,7 @@ class MpsDaemons:
     """The daemons of all cards. Called in one thread; `reason` and `still_running` may be called by any.
 
     Attributes:
-        former: the run folders of sections that have had the cards before.
+        former: the run folders of sections that had the cards before.
     """
 
     host: Host
@@ -182,7 +182,7 @@ class MpsReconciler:
     config: GpuConfig
 
     def reconcile(self, inventory: Inventory) -> None:
-        """Run a daemon per card; while the driver does not run nothing is known about cards, and nothing is changed."""
+        """Run a daemon per card; while the driver does not run, nothing is known about cards, and nothing changes."""
         if inventory.snapshot.state != "running":
             return
         present = {
@@ -220,5 +220,5 @@ class MpsReconciler:
 
 
 def mps_of(entry: Resource) -> Mps | None:
-    """Return the MPS settings of an entry; None for none."""
+    """Return the MPS settings of an entry; None if it has none."""
     return entry.mps if isinstance(entry, Memory | Replicas) else None

@@ -13,7 +13,7 @@ from nodeplug_gpu.mps.folders import Folders
 
 PIPES: Final = "/tmp/nvidia-mps"  # noqa: S108 - where CUDA looks by default, inside the container
 FIRST_VOLTA: Final = (7, 0)
-"""Compute capability from which MPS has limits of memory and isolated address spaces."""
+"""Compute capability from which MPS has memory limits and isolated address spaces."""
 
 
 def client(folders: Folders, card: Card, memory: int, share: float, *, threads: bool) -> Grant:
@@ -35,7 +35,7 @@ def client(folders: Folders, card: Card, memory: int, share: float, *, threads: 
         if threads:
             env["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(max(1, round(100 * share)))
     mounts = (
-        # To connect takes write access to the socket, not to its folder: there a client could put a socket of its own.
+        # Connecting takes write access to the socket, not to its folder, where a client could put its own socket.
         DeviceMount(str(folders.pipes), PIPES, read_only=True),
         DeviceMount(tmpfs.for_clients(folders), tmpfs.DEV_SHM, read_only=False),
     )

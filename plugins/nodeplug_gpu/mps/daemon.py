@@ -77,7 +77,7 @@ class ControlDaemon:
         if record is None:
             return ""
         if record.shm is None:
-            return "it shares the node's /dev/shm with its clients, as one of an earlier version"
+            return "it shares the node's /dev/shm with its clients, as earlier versions do"
         if record.shm != self.config.shm_size:
             was, now = show_quantity(record.shm), show_quantity(self.config.shm_size)
             return f"it shares {was} of memory with its clients, where shm_size is {now}"

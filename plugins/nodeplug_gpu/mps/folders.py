@@ -63,7 +63,7 @@ class Folders:
         Args:
             run_dir: the plugin's own.
             uuid: of the card.
-            former: those of sections that have had the cards before; containers have what is in them mounted.
+            former: those of sections that had the cards before; containers have what is in them mounted.
         """
         found = [Folders(one / "mps" / card_key(uuid)) for one in (run_dir, *former)]
         return max(found, key=lambda one: (recorded(one.record) is not None, one.record.exists()))

@@ -1,9 +1,9 @@
 """Starts a program of MPS with another /dev/shm: `python -IS launch.py FOLDER PROGRAM [ARGUMENT]...`.
 
 Owns: a mount namespace for that program, in which FOLDER, a mount point, is /dev/shm as well.
-Refuses: packages, also our own: it is a file for the bare interpreter, and executes the program in its place.
+Refuses: packages, even our own: it is a file for the bare interpreter, and executes the program in its place.
 
-Only the mount on which /dev/shm lies stops to propagate to the node. What the node unmounts later is unmounted here
+Only the mount on which /dev/shm lies stops propagating to the node. What the node unmounts later is unmounted here
 too: a daemon that runs for months in a private copy of everything would keep the volumes of ended pods mounted.
 """
 
@@ -48,7 +48,7 @@ def _make_slave(place: str) -> bool:
 
 
 def _chroot_into_copy(folder: str) -> None:
-    """Change root into a copy of the mount tree: in a plain chroot `/` is no mount point that could become a slave.
+    """Change root into a copy of the mount tree: in a plain chroot, `/` is not a mount point that could become a slave.
 
     The copy needs a place that is private already: a mount on the folder, which the copy itself does not contain.
     """

@@ -1,6 +1,6 @@
 """Which process serves a card, and with which settings, as a file for the next start of nodeplug.
 
-Owns: the file's format, also that of earlier versions, and whether the process is still the recorded one.
+Owns: the file's format, including that of earlier versions, and whether the process is still the recorded one.
 Refuses: to say whether the process works (`daemon` sends it a command for that).
 """
 

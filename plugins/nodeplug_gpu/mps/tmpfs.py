@@ -1,7 +1,7 @@
 """What is mounted for one card's control daemon: the memory that it shares with its clients, and room for its logs.
 
 Owns: both tmpfs in the card's run folder, their bounds and their end. They are mounted where nodeplug is, so that the
-container runtime sees them; a container gets the folder as /dev/shm, the daemon by `launch`.
+container runtime sees them; a container gets the folder as /dev/shm, the daemon through `launch`.
 Refuses: to look at the daemon or its clients; the caller knows when nothing uses the mounts any more.
 
 Tenants write to one and cause log lines in the other: neither may exhaust the memory of the node, or fill /run.
@@ -22,7 +22,7 @@ _PAGE: Final = 4096
 
 
 def mount_memory(folders: Folders, size: int, *, fresh: bool) -> None:
-    """Mount what daemon and clients share, of any user; succeed when it is mounted.
+    """Mount what the daemon shares with clients of any user; succeed if it is mounted already.
 
     Args:
         folders: of the card.
@@ -38,7 +38,7 @@ def mount_memory(folders: Folders, size: int, *, fresh: bool) -> None:
 
 
 def mount_logs(folders: Folders) -> None:
-    """Mount the room for logs, of root alone; succeed when it is mounted.
+    """Mount the room for logs, for root alone; succeed if it is mounted already.
 
     Raises:
         PluginError: the kernel refused.
@@ -61,11 +61,11 @@ def _mount(folder: Path, size: int, mode: str) -> None:
     try:
         mount("tmpfs", str(folder), "tmpfs", options=options)
     except PluginError as error:
-        raise PluginError(f"{error.message}; it needs root with CAP_SYS_ADMIN, in a container privileged") from error
+        raise PluginError(f"{error.message}; it needs root with CAP_SYS_ADMIN, in a pod `privileged: true`") from error
 
 
 def unmount_all(folders: Folders) -> None:
-    """Unmount both; succeed when nothing is mounted. Who still has one of them open keeps it.
+    """Unmount both; succeed if nothing is mounted. Whoever still has one of them open keeps it.
 
     Raises:
         PluginError: the kernel refused.
@@ -103,7 +103,7 @@ def for_clients(folders: Folders) -> str:
         raise NotReady("the card's MPS control daemon does not run")
     if record.shm is None:
         return DEV_SHM
-    if not is_shared(folders):  # a container could fill /run by the plain folder
+    if not is_shared(folders):  # a container could fill /run through the plain folder
         raise NotReady(f"{folders.shm}, which MPS clients have as /dev/shm, is no longer mounted")
     return str(folders.shm)
 

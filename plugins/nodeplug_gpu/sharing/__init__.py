@@ -13,7 +13,7 @@ from nodeplug_gpu.pool import Pool
 
 
 class Sharing(Protocol):
-    """One way to share cards. Methods depend on their arguments alone, but for what an error says about free units."""
+    """One way to share cards. Methods depend on their arguments alone, except what an error says about free units."""
 
     def devices(self, resource: ResourceName, pool: Pool) -> Sequence[Device]:
         """Return the devices of one of the entry's resources.

@@ -5,7 +5,7 @@ environment that images for gpushare read.
 Refuses: to enforce the limits (MPS and the overuse watch do), and NUMA topology: kubelet would take units of a NUMA
 node without asking which card they belong to.
 
-The ids that kubelet allocates are the only record of who has how much of which card. Nothing is counted beside them.
+The ids that kubelet allocates are the only record of who has how much of which card. Nothing else is counted.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -87,7 +87,7 @@ class MigInstances:
         return []
 
     def resource_of(self, profile: str, pool: Pool) -> str | None:
-        """Return the resource as which an instance of a profile is advertised; None for none."""
+        """Return the resource under which instances of a profile are advertised; None if they are not."""
         if self.config.strategy == "mixed":
             return self.config.profiles.get(profile)
         return None if self.unadvertised(pool) else self.config.resource

@@ -79,7 +79,7 @@ class TimeSlicing:
 
 
 def check_numbers(request: DeviceAllocate, count: int) -> None:
-    """Check that ids are among the units of a card that has so many.
+    """Check that ids are among the `count` units of a card.
 
     Raises:
         NotFound: one is not.

@@ -103,7 +103,7 @@ def inspect(
 ) -> None:
     """Print what a plugin tells about itself, as JSON by the name of its table.
 
-    Asks the running daemon, and takes root. Plugins that have more to show bring a command of their own.
+    Asks the running daemon, and needs root. Plugins that have more to show bring a command of their own.
 
     Example: `nodeplug inspect gpu | jq '.[].cards'`
     """

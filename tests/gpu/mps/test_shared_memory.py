@@ -371,7 +371,7 @@ def test_an_ordinary_user_is_told_why_mps_cannot_be_had(
         [*command, "-c", LIFE, short_path, driver_root], env=env, cwd="/", capture_output=True, text=True, check=True
     ).stdout.strip()
     assert told.startswith("its MPS control daemon does not start: cannot mount 'tmpfs' on ")
-    assert told.endswith("Operation not permitted; it needs root with CAP_SYS_ADMIN, in a container privileged")
+    assert told.endswith("Operation not permitted; it needs root with CAP_SYS_ADMIN, in a pod `privileged: true`")
 
 
 def test_a_record_of_a_version_before_is_read(tmp_path: Path) -> None:
