@@ -166,7 +166,7 @@ class CniRuntime:
         Args:
             container_id: up to the runtime; letters, digits, `_`, `.`, `-`.
             netns: the path of the container's network namespace.
-            ifname: the interface to make.
+            ifname: the interface to create.
             args: CNI_ARGS.
             capability_args: by capability; each reaches the plugins that declare it, as `runtimeConfig`.
 
@@ -281,7 +281,7 @@ class CniRuntime:
             raise errors[0]
 
     def _said(self, valid: Iterable[tuple[str, str]] | None, kept: Sequence[tuple[str, str]]) -> dict[str, Any]:
-        """Name the valid attachments under the key of the specification, and under the one of its first text."""
+        """Name the valid attachments under the specification's key, and under the one that its first text had."""
         nothing = valid is None or (self.style.null_for_nothing and not kept)
         entries = None if nothing else [{"containerID": one, "ifname": other} for one, other in kept]
         return {"cni.dev/valid-attachments": entries, "cni.dev/attachments": entries}
@@ -296,10 +296,10 @@ class CniRuntime:
         return errors
 
     def versions(self) -> dict[str, tuple[str, ...]]:
-        """Ask each plugin which versions it serves.
+        """Ask each plugin which versions it supports.
 
         Returns:
-            By `type`, what it answers as supportedVersions.
+            By `type`, the supportedVersions of its answer.
 
         Raises:
             CniError: a plugin fails, or its answer cannot be read.
@@ -351,7 +351,7 @@ class CniRuntime:
 
 
 def _flag(conflist: Mapping[str, Any], key: str) -> bool:
-    """Read a boolean of a list; libcni takes "true" and "false" in any case too.
+    """Read a boolean of a list; libcni accepts the strings "true" and "false", too, in upper or lower case.
 
     Raises:
         ValueError: it is something else.
@@ -365,7 +365,7 @@ def _flag(conflist: Mapping[str, Any], key: str) -> bool:
 
 
 def _read_versions(done: Execution) -> tuple[str, ...]:
-    """Read the answer to VERSION (libcni: cniVersion is due, and supportedVersions unless that is 0.2.0).
+    """Read the answer to VERSION (libcni requires cniVersion, and supportedVersions unless that is 0.2.0).
 
     Raises:
         CniError: it cannot be read.

@@ -1,4 +1,4 @@
-"""How the runtimes differ that all call CNI plugins through libcni.
+"""How the runtimes, all of which call CNI plugins through libcni, differ.
 
 Owns: one value per runtime, from what each was seen to send: containerd 1.6 and 2.3, CRI-O 1.37, podman 4.3.
 Refuses: what a plugin cannot see.
@@ -21,7 +21,7 @@ class RuntimeStyle:
         second_del: a second DEL follows, without namespace and without result.
         check_after_add: CHECK follows each ADD.
         version_first: VERSION of each plugin comes before ADD.
-        null_for_nothing: GC says `null` when no attachment is valid: a nil slice in Go.
+        null_for_nothing: GC sends `null` when no attachment is valid: a nil slice in Go.
         env: what plugins inherit of the runtime's environment.
     """
 

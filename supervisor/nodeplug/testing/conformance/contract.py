@@ -58,7 +58,7 @@ def constructor_returns(exam: Examination) -> str:
     seen = exam.rehearsal()
     act = seen.acts.get("construct") or seen.act("import")
     if act.hung:
-        raise Broken(f"{act.name} had not come back after {act.seconds:.1f} s")
+        raise Broken(f"{act.name} had not returned after {act.seconds:.1f} s")
     return f"{act.seconds * 1e3:.0f} ms"
 
 

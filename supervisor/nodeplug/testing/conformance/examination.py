@@ -1,7 +1,7 @@
 """One plugin under examination: what rules use to look at it, alone and in the daemon of a node.
 
-Owns: which rules failed so far, what was seen of the plugin without a daemon, and that the node of the next rule is an
-untouched one.
+Owns: which rules failed so far, what was seen of the plugin without a daemon, and that the next rule gets an untouched
+node.
 Refuses: to judge. The node itself is `nodeplug.testing.rig`'s.
 """
 
@@ -40,8 +40,8 @@ class Examination:
 
     Attributes:
         failed: the names of the rules that failed so far.
-        folder: what belongs to the present node and to the containers beside it.
-        rig: the present node, with its network and kubelet.
+        folder: what belongs to the current node and to its containers.
+        rig: the current node, with its network and kubelet.
         closing: what rules want closed with the node.
         network: the `Network` of the rules for CNI, once there is one.
         granted: what the plugin granted on this node, once a rule has asked.
@@ -68,7 +68,7 @@ class Examination:
 
     @property
     def patience(self) -> float:
-        """Seconds for whatever should be quick, at the machine's present pace."""
+        """Seconds for whatever should be quick, at the machine's current pace."""
         return self._patience * self.slowness
 
     @property
@@ -83,7 +83,7 @@ class Examination:
         self.close()
 
     def renew(self) -> None:
-        """Take everything away, so that the next rule finds an untouched node."""
+        """Remove everything, so that the next rule finds an untouched node."""
         self.close()
         self._begin()
 
@@ -107,7 +107,7 @@ class Examination:
 
     def _rehearse(self, script: Any, folder: str = "alone") -> Rehearsal:
         if script not in self._rehearsals:
-            # A folder of its own, outside of what `renew` takes away: it is looked at once.
+            # A folder of its own, outside what `renew` removes: it is looked at only once.
             place, scratch = self._folder / folder, self._folder / f"{folder}-scratch"
             place.mkdir(exist_ok=True)
             scratch.mkdir(exist_ok=True)
@@ -129,7 +129,7 @@ class Examination:
         return found
 
     def require_loaded(self, style: Style) -> None:
-        """Refuse rules about what a plugin does when it cannot even be loaded; the contract's rules tell why.
+        """Refuse rules about what a plugin does when it cannot even be loaded; the contract's rules say why.
 
         Raises:
             NotApplicable: it cannot be loaded.
@@ -138,7 +138,7 @@ class Examination:
             raise NotApplicable(f"the plugin cannot be loaded: {self.rehearsal().why_short}")
 
     def require_passed(self, name: str) -> None:
-        """Refuse what builds on a rule that failed: one mistake is told once.
+        """Refuse what builds on a rule that failed: one mistake is reported once.
 
         Raises:
             NotApplicable: it failed.
@@ -163,7 +163,7 @@ class Examination:
         node = self._place()
         if self._stopped:
             if "device" in self.claims:
-                assert self.rig.kubelet  # first: the daemon registers at once then, else it looks once a second
+                assert self.rig.kubelet  # first: the daemon registers at once then, otherwise it looks once a second
             self.start()
         return node
 
@@ -174,7 +174,7 @@ class Examination:
         return self.rig.place(toml({"plugins": sections}))
 
     def stop(self) -> int:
-        """Let the daemon, which ran on this node, end; whoever needs it next starts it again.
+        """Stop the daemon, which must have run on this node; whoever needs it next starts it again.
 
         Returns:
             Its exit status; 0 when it had been stopped before.
@@ -206,7 +206,7 @@ class Examination:
 
     @staticmethod
     def _state(node: ScratchNode) -> tuple[str, str]:
-        """Return the state of the plugin with the reason, which a busy daemon may be late to tell."""
+        """Return the state of the plugin with the reason, which a busy daemon may report late."""
         try:
             found = next(row for row in node.status()["plugins"] if row["name"] == SECTION)
         except PluginError as error:

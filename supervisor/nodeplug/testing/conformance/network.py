@@ -1,6 +1,6 @@
-"""Containers to attach: sandboxes beside the scratch host, and a runtime that calls the node's executables there.
+"""Containers to attach: sandboxes next to the scratch host, and a runtime that calls the node's executables there.
 
-Owns: the network list that is exercised, container ids, sandboxes, and looks into them that are not the plugin's own.
+Owns: the network list that is exercised, container ids, sandboxes, and looks into them that do not rely on the plugin.
 Refuses: to judge.
 """
 
@@ -42,7 +42,7 @@ class Network:
     """The network of one examination.
 
     Attributes:
-        exam: of which plugin.
+        exam: the examination that it belongs to.
         document: the network list.
     """
 
@@ -88,7 +88,7 @@ class Network:
 
     @contextmanager
     def container(self) -> Iterator[Container]:
-        """Make a container; its namespace goes with the block."""
+        """Make a container; its namespace is removed at the end of the block."""
         number = next(self._ids)
         sandbox = Sandbox(self.exam.folder / f"c{number}")
         self._open.append(sandbox)
@@ -109,7 +109,7 @@ class Network:
             self.drop(sandbox)
 
     def ask(self, what: str, work: Callable[[], T]) -> T:
-        """Let the runtime do something on the host.
+        """Have the runtime do something on the host.
 
         Raises:
             Broken: a plugin failed.
@@ -157,7 +157,7 @@ def _document(exam: Examination) -> Mapping[str, Any]:
     return document
 
 
-# --- looks into containers that are not the plugin's own
+# --- looks into containers that do not rely on the plugin
 
 
 def links_of(exam: Examination, container: Container | None) -> dict[str, str]:
@@ -191,7 +191,7 @@ def addresses_of(exam: Examination, container: Container | None, name: str) -> l
 
 
 def lose(container: Container, name: str) -> None:
-    """Remove a link of a container behind the plugin's back, or set it down where the kernel keeps it."""
+    """Remove a link of a container behind the plugin's back, or set it down if the kernel does not delete it."""
     with container.sandbox.netns.entered(), IPRoute() as route:
         index = route.link_lookup(ifname=name)[0]
         if name == "lo":  # the kernel does not delete it

@@ -1,4 +1,4 @@
-"""The child process of a rehearsal: it constructs the plugin and calls its hooks with nobody around it.
+"""The child process of a rehearsal: it constructs the plugin and calls its hooks without a daemon.
 
 Owns: the order of the acts, a thread and a time limit for each, and what it leaves behind: threads, descriptors, files.
 Refuses: to judge. It writes what it saw as JSON into the file `seen.json` of its folder; rules read that.
@@ -56,7 +56,7 @@ class _Acts:
         self.seen: dict[str, dict[str, Any]] = {}
 
     def play(self, name: str, work: Callable[[], Any], show: Callable[[Any], Any] = lambda _: None) -> Any:
-        """Run one act in a thread of its own, as the daemon runs hooks; its answer, or None when it failed."""
+        """Run one act in a thread of its own, as the daemon runs hooks; return its answer, None if it failed."""
         outcome: dict[str, Any] = {}
 
         def run() -> None:
@@ -94,7 +94,7 @@ class Probe:
         self.folder = Path(order["folder"])
         self.acts = _Acts(float(order["patience"]))
         self.document: dict[str, Any] = {"acts": self.acts.seen, "mistyped": []}
-        self.boot_id = read_boot_id()  # the real one: of another boot, a plugin would release what this one holds
+        self.boot_id = read_boot_id()  # the real one: in another boot, a plugin would release what this one holds
         self._kept: list[object] = []
         self._found: Found | None = None
 
@@ -153,7 +153,7 @@ class Probe:
             self._hook(loaded, "stop", "stop")
 
     def _second_cycle(self, threads: set[threading.Thread]) -> None:
-        """Live once more: what grows from one life to the next is a leak, what is loaded once is not."""
+        """Run a second life: what grows from one life to the next is a leak, what is loaded once is not."""
         gc.collect()
         before = _descriptors()
         loaded = self._fresh(" again")
@@ -214,11 +214,11 @@ class Probe:
 
         plugin: object | None = self.acts.play(name, construct)
         if plugin is not None:
-            self._kept.append(plugin)  # what stop leaves open must not be closed by the garbage collector
+            self._kept.append(plugin)  # the garbage collector must not close what stop leaves open
         return plugin
 
     def _has_hooks(self, plugin: object) -> bool:
-        """Examine the hooks apart, so that a mistake in them is not told of the claims as well."""
+        """Examine the hooks apart, so that a mistake in them is not also reported for the claims."""
         uses = self.order["uses"]
         hooks = self.acts.play(
             "examine hooks", lambda: examine_hooks("plugin", plugin, uses), lambda found: sorted(found.own)
@@ -357,7 +357,7 @@ def _threads() -> set[threading.Thread]:
 
 
 def _descriptors() -> list[str]:
-    """Name what each open descriptor shows, the numbers of sockets and pipes left out."""
+    """Name what each open descriptor refers to, without the numbers of sockets and pipes."""
     found = []
     for entry in Path("/proc/self/fd").iterdir():
         with suppress(OSError):

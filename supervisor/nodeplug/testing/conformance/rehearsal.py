@@ -51,7 +51,7 @@ class Act:
             Broken: it hung or raised.
         """
         if self.hung:
-            raise Broken(f"{self.name} had not come back after {self.seconds:.1f} s")
+            raise Broken(f"{self.name} had not returned after {self.seconds:.1f} s")
         if self.error is not None:
             raise Broken(f"{self.name} raised {self.error}")
         return self
@@ -126,7 +126,7 @@ def rehearse(
     }
     seen = folder / "seen.json"
     seen.unlink(missing_ok=True)
-    # Beside the folder: what is in it counts as the plugin's.
+    # Next to the folder: what is in the folder counts as the plugin's.
     said, stdout, stderr = (
         folder.with_name(f"{folder.name}-{script}.{name}") for name in ("order", "stdout", "stderr")
     )

@@ -17,7 +17,7 @@ _FEW: Final = 3
 
 
 def few(names: Iterable[str]) -> str:
-    """Name the first three and say how many there are: `a, b, c and 29 more`. A set is sorted first."""
+    """Name the first three and say how many more there are: `a, b, c and 29 more`. A set is sorted first."""
     given = list(names) if isinstance(names, Sequence) else sorted(names)
     rest = len(given) - _FEW
     return ", ".join(given) if rest <= 0 else f"{', '.join(given[:_FEW])} and {rest} more"
@@ -25,7 +25,7 @@ def few(names: Iterable[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What came of one rule.
+    """The outcome of one rule.
 
     Attributes:
         rule: its name, such as `second-del-succeeds`.
@@ -129,7 +129,7 @@ class Report:
 
 
 def _shown(findings: list[Finding]) -> Iterator[str]:
-    """Show findings; those that did not apply for one reason share a line at the end."""
+    """Show findings; those that did not apply for the same reason share a line at the end."""
     skipped: dict[str, list[str]] = {}
     for finding in findings:
         if finding.outcome == "not-applicable":

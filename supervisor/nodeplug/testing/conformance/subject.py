@@ -24,13 +24,13 @@ class Subject:
     """A plugin and how to exercise it.
 
     Attributes:
-        uses: an entry-point name or `module:Class`, as every process can load it.
+        uses: an entry-point name or `module:Class` that every process can load.
         python_path: folders that must be importable for that.
         config: `[plugins.<name>.config]`.
         cni: a network list, or one network configuration; None: nothing but the claim as `type`.
         options: options of a FlexVolume.
         secrets: of the FlexVolume's Secret.
-        keeps_data: whether data of a volume must be there after its last pod has gone; None: nobody said.
+        keeps_data: whether data of a volume must be there after its last pod has gone; None: not stated.
         beside: more `[plugins.*]` tables that run on the same node, such as an IPAM plugin.
     """
 
@@ -61,7 +61,7 @@ _ASKED: Final = tuple(Example.__annotations__)
 
 
 def describe(plugin: type[Any] | str, given: Mapping[str, Any]) -> Subject:
-    """Say what is to be examined.
+    """Describe what is to be examined.
 
     Args:
         plugin: a class at the top level of a module, an entry-point name, or `module:Class`.
@@ -93,7 +93,7 @@ def describe(plugin: type[Any] | str, given: Mapping[str, Any]) -> Subject:
 def _where(cls: type[Any]) -> tuple[str, tuple[str, ...]]:
     """Return `module:Class` and the import path with which a new process finds the same file."""
     if "<locals>" in cls.__qualname__:
-        raise PluginError(f"{cls.__qualname__} is made inside a function; put the class at the top level of a module")
+        raise PluginError(f"{cls.__qualname__} is defined in a function; put the class at the top level of a module")
     file = Path(inspect.getfile(cls)).resolve()
     if _search(cls.__module__) == file:
         return f"{cls.__module__}:{cls.__qualname__}", search_path()
@@ -117,5 +117,5 @@ def _search(module: str) -> Path | None:
 
 
 def _plain(value: Any) -> Any:
-    """Return the same with JSON's types alone, as TOML has them too."""
+    """Return the same in JSON's types alone, which TOML has, too."""
     return json.loads(json.dumps(value, default=str))

@@ -37,7 +37,7 @@ class FlexFailure(Exception):
 
 
 class FlexNotSupported(Exception):
-    """The driver does not do this verb; kubelet does its own default instead, until the driver is probed again."""
+    """The driver does not support this verb; kubelet uses its own default until the driver is probed again."""
 
 
 def parse(verb: str, output: bytes) -> dict[str, Any]:
@@ -83,7 +83,7 @@ def judge(verb: str, answer: dict[str, Any], status: int, executable: str, argv:
 
     Raises:
         FlexFailure: any other. After an exit status that is not 0 the text has the whole argv, secrets included.
-        FlexNotSupported: the driver does not do this.
+        FlexNotSupported: the driver does not support this.
     """
     said = answer.get("status") or ""
     if said == "Not supported":

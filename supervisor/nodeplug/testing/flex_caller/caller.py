@@ -3,7 +3,7 @@
 Owns: what kubelet does around each call (pkg/volume/flexvolume): one stream of stdout and stderr that must be one JSON
 object, the exit status, "Not supported" remembered per command, the target's directory, the check for a mount point
 before mount, and the pod's fsGroup after it.
-Refuses: knowledge of the driver: anything that kubelet could not know. It waits between repeats no more than asked.
+Refuses: knowledge of the driver: anything that kubelet could not know. It waits between retries only when asked to.
 """
 
 import json
@@ -35,7 +35,7 @@ class FlexVolume:
     Attributes:
         name: the volume's name in the pod, or the PersistentVolume's.
         options: of the driver.
-        secrets: of the Secret behind `secretRef`, plain.
+        secrets: of the Secret behind `secretRef`, decoded.
         read_only: `readOnly`.
         fs_type: `fsType`.
     """
@@ -57,12 +57,12 @@ class FlexCaller:
         driver: `vendor/driver`, or `driver`.
         node: the node's name, for drivers with attach.
         env: the environment of the driver: kubelet's own.
-        timeout: seconds for one call, or None. Kubelet has none but 10 minutes for waitforattach; a test may want one.
+        timeout: seconds for one call, or None. Kubelet has one only for waitforattach: 10 min; a test may want one.
         calls: the argv of every execution, verb first.
         old_arguments: speak as old kubelets do: mount with a device (up to 1.5), isattached with the node first, and
             the group as `kubernetes.io/fsGroup` (before 1.15).
-        sees_binds: whether a bind mount of the same filesystem is seen to be a mount point. Kubelets that compare
-            `st_dev` do not see it, and call mount again.
+        sees_binds: whether a bind mount of the same filesystem is recognised as a mount point. Kubelets that compare
+            `st_dev` do not recognise it, and call mount again.
         backoff: for `mount_until` and `unmount_until`.
     """
 
@@ -200,7 +200,7 @@ class FlexCaller:
         return target
 
     def mount_until(self, pod: Pod, volume: FlexVolume, tries: int, *, fs_group: int | None = None) -> Path:
-        """Mount as often as needed within some tries, with kubelet's waits between them.
+        """Mount, with at most `tries` attempts and kubelet's waits between them.
 
         Raises:
             FlexFailure: of the last try.
@@ -209,7 +209,7 @@ class FlexCaller:
         return self.backoff.repeat(operation, lambda: self.mount(pod, volume, fs_group=fs_group), tries)
 
     def unmount_until(self, pod: Pod, name: str, tries: int) -> None:
-        """Unmount as often as needed within some tries, with kubelet's waits between them.
+        """Unmount, with at most `tries` attempts and kubelet's waits between them.
 
         Raises:
             FlexFailure: of the last try.
@@ -227,7 +227,7 @@ class FlexCaller:
             return True
 
     def attributes(self, volume: FlexVolume) -> Mapping[str, bool]:
-        """Tell what the container runtime is told of a mounted volume (flexvolume/mounter.go, GetAttributes)."""
+        """Return what the container runtime learns about a mounted volume (flexvolume/mounter.go, GetAttributes)."""
         return {
             "readOnly": volume.read_only,
             "managed": not volume.read_only,
@@ -263,7 +263,7 @@ class FlexCaller:
         return True
 
     def is_attached(self, volume: FlexVolume) -> bool | None:
-        """Ask whether a volume is attached, as the controller does now and then; None when nobody knows.
+        """Ask whether a volume is attached, as the controller does from time to time; None when nobody knows.
 
         Raises:
             FlexFailure: as the controller reports it.
@@ -274,7 +274,7 @@ class FlexCaller:
             return None
 
     def unmount(self, pod: Pod, name: str) -> None:
-        """Take a volume from a pod; a missing target is success without a call.
+        """Unmount a pod's volume; a missing target is success without a call.
 
         Raises:
             FlexFailure: as kubelet reports it, also when the directory cannot be removed afterwards.
@@ -310,7 +310,7 @@ class FlexCaller:
             self.call(cmd.Detach(name, self.node))
 
     def _attached(self, volume: FlexVolume) -> str:
-        """Attach, wait for the device and mount it, as comes before mount for drivers with attach; returns it."""
+        """Attach, wait for the device, mount it and return it: what precedes mount for drivers with attach."""
         options = _options(volume)
         device, target = "", self.device_target(volume.name)
         with suppress(FlexNotSupported):

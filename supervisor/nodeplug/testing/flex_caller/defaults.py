@@ -1,4 +1,4 @@
-"""What kubelet does itself around a FlexVolume driver: mounts in its stead, ownership, metrics, waiting.
+"""What kubelet does itself around a FlexVolume driver: mounts in its place, ownership, metrics, waiting.
 
 Owns: kubelet's defaults for verbs that are not supported, SetVolumeOwnership, and the backoff of an operation.
 Refuses: formatting a device: kubelet would make a filesystem on an empty one.
@@ -88,9 +88,9 @@ class Backoff:
 
     Attributes:
         first: seconds after the first failure.
-        last: the most seconds.
-        scale: factor of what is really slept; 0 for tests that only look at `waits`.
-        waits: what was waited, unscaled, oldest first.
+        last: the longest wait, in seconds.
+        scale: factor for the time really slept; 0 for tests that only look at `waits`.
+        waits: the waits so far, unscaled, oldest first.
     """
 
     first: float = 0.5
@@ -100,7 +100,7 @@ class Backoff:
     _present: dict[str, float] = field(default_factory=dict)
 
     def failed(self, operation: str) -> float:
-        """Note a failure; returns how many seconds kubelet permits no retry for."""
+        """Note a failure; return for how many seconds kubelet permits no retry."""
         before = self._present.get(operation)
         self._present[operation] = self.first if before is None else min(before * 2, self.last)
         return self._present[operation]
@@ -110,7 +110,7 @@ class Backoff:
         self._present.pop(operation, None)
 
     def repeat(self, operation: str, work: Callable[[], _T], tries: int) -> _T:
-        """Do something as often as kubelet would within some tries, with its waits between them.
+        """Do something until it succeeds, with at most `tries` attempts and kubelet's waits between them.
 
         Args:
             operation: its name: failures of others do not slow it down.

@@ -60,7 +60,7 @@ class TakesAnyKey(Tame):
 
 
 class WaitsInItsConstructor(Tame):
-    breaks = "constructor-returns", "had not come back"
+    breaks = "constructor-returns", "had not returned"
 
     def __init__(self, config: object, host: Host) -> None:
         threading.Event().wait()
