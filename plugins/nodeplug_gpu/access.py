@@ -112,6 +112,6 @@ def _capability_nodes(gpu: GpuDevice, paths: NodePaths) -> list[Path]:
         except OSError as error:
             raise NotReady(f"{file} cannot be read: {error.strerror}; was the MIG instance destroyed?") from error
         if found is None:
-            raise NotReady(f"{file} names no DeviceFileMinor")
+            raise NotReady(f"{file} has no DeviceFileMinor")
         nodes.append(paths.dev / "nvidia-caps" / f"nvidia-cap{found[1]}")
     return nodes

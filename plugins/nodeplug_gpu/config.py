@@ -156,7 +156,7 @@ class Replicas(_Resource):
     def _mps_has_room_for_all(self) -> Self:
         if self.mps is not None and self.replicas > MAX_CLIENTS:
             raise ValueError(
-                f"{self.replicas} replicas of a card with `mps`: it serves at most {MAX_CLIENTS} processes; make fewer"
+                f"{self.replicas} replicas of a card with `mps`: it serves at most {MAX_CLIENTS} processes; use fewer"
             )
         return self
 

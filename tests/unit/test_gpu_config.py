@@ -119,7 +119,7 @@ def test_mistakes_in_an_entry_are_named(entry: dict[str, Any], words: str) -> No
         ({"driver": "simulated"}, "`simulated` describes the cards of driver = 'simulated'"),
         ({"simulated": [{"memory": "1Gi"}]}, "`simulated` describes the cards of driver = 'simulated'"),
         ({"driver": "simulated", "simulated": [{"memory": "much"}]}, "is not a size"),
-        ({"driver": "simulated", "simulated": [{"mig": ["large"]}]}, "is no MIG profile"),
+        ({"driver": "simulated", "simulated": [{"mig": ["large"]}]}, "is not a MIG profile"),
         ({"driver": "simulated", "simulated": [{"uuid": "GPU-abcd", "count": 2}]}, "a uuid names one card"),
         ({"gpus": 8}, "gpus"),
     ],

@@ -33,7 +33,7 @@ _LOST: Final = (15, "the GPU is lost: it fell off the bus or has become inaccess
 
 def _profile(value: str) -> str:
     if not _PROFILE.fullmatch(value):
-        raise ValueError(f"{value[:40]!r} is no MIG profile; write it as nvidia-smi does, such as 1g.10gb")
+        raise ValueError(f"{value[:40]!r} is not a MIG profile; write it as nvidia-smi does, such as 1g.10gb")
     return value
 
 

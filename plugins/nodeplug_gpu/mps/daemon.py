@@ -219,7 +219,7 @@ class ControlDaemon:
 
     def _check_socket(self) -> None:
         if len(os.fsencode(self.folders.pipes / "control")) > _MAX_SOCKET_PATH:
-            why = f"the path of its socket is longer than {_MAX_SOCKET_PATH} bytes; take a shorter run folder"
+            why = f"the path of its socket is longer than {_MAX_SOCKET_PATH} bytes; choose a shorter run folder"
             raise OSError(errno.ENAMETOOLONG, why, str(self.folders.pipes))
 
     def _make_folders(self, shm: int | None, *, fresh: bool) -> None:
