@@ -33,8 +33,8 @@ from nodeplug.contract.errors import WIRES, DelegateFailed
 from nodeplug.contract.hookspecs import ANSWERS
 from nodeplug.fields import show_quantity, write_quantity
 from nodeplug.hosting.call import Call
-from nodeplug.hosting.discovery import find
 from nodeplug.hosting.slot import Slot
+from nodeplug.loading.discovery import find
 from nodeplug.observe.metrics import OK, Metrics
 from nodeplug.testing.conformance import RULES
 

@@ -14,9 +14,9 @@ from nodeplug import CniRequest, Netns, VolumeIdentify
 from nodeplug.cni import codec
 from nodeplug.config import Configuration, load
 from nodeplug.exec.frame import Frame
-from nodeplug.hosting.discovery import find, validate_config
 from nodeplug.install.deployment import inspect
 from nodeplug.install.ownership import marked_conflist
+from nodeplug.loading.discovery import find, validate_config
 from nodeplug_net.bridge_config import parse_bridge
 from nodeplug_net.ipam_config import parse_config
 from nodeplug_volumes.hostdir import HostDir
@@ -112,7 +112,7 @@ def flex_volumes() -> dict[str, dict[str, str]]:
 
 def test_every_volume_on_the_page_is_one_that_its_driver_takes(tmp_path: Path) -> None:
     configuration, _ = accepted(blocks(VOLUMES, "toml")[0], tmp_path)
-    plugins = {name: loaded.plugin for name, loaded in inspect(configuration).plugins.items()}
+    plugins = {name: loaded.examined.plugin for name, loaded in inspect(configuration).plugins.items()}
     volumes = flex_volumes()
     loopfile, hostdir, tmpfs = (plugins[name] for name in ("loopfile", "hostdir", "tmpfs"))
     assert isinstance(loopfile, LoopFile)

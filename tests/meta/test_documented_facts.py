@@ -19,8 +19,8 @@ from nodeplug.contract.errors import WIRES
 from nodeplug.contract.hookspecs import ANSWERS, Contract
 from nodeplug.device.codec import ID_LIMIT, LIST_LIMIT
 from nodeplug.hosting import lifecycle
-from nodeplug.hosting.discovery import find, installed
 from nodeplug.hosting.slot import DEFAULT_DEADLINES, FIRST_RETRY, OVERDUE_LIMIT
+from nodeplug.loading.discovery import find, installed
 from nodeplug.observe.metrics import Metrics
 
 ROOT = Path(__file__).parents[2]

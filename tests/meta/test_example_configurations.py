@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from nodeplug.config import Configuration, Supervisor, load
-from nodeplug.hosting.discovery import find, validate_config
+from nodeplug.loading.discovery import find, validate_config
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 

@@ -10,10 +10,12 @@ from nodeplug.config import PluginSection
 from nodeplug.contract.values import CniClaim
 from nodeplug.hosting.claimants import settle
 from nodeplug.hosting.slot import Instance, Slot
+from nodeplug.loading.examination import Examined
 
 
 def one(name: str, *claims: str) -> Instance:
-    return Instance(Slot(name), PluginSection(), "d", claims=tuple(CniClaim(claim) for claim in claims))
+    examined = Examined(distribution="d", claims=tuple(CniClaim(claim) for claim in claims))
+    return Instance(Slot(name), PluginSection(), examined)
 
 
 def test_an_earlier_one_that_comes_later_takes_the_place() -> None:

@@ -327,7 +327,7 @@ def test_what_is_installed_is_looked_up_once_for_all_sections(tmp_path: Path, mo
         lookups += 1
         return look_up()
 
-    monkeypatch.setattr("nodeplug.hosting.discovery.distributions", counted)
+    monkeypatch.setattr("nodeplug.loading.discovery.distributions", counted)
     sections = "".join(f"[plugins.absent{number}]\n" for number in range(50))
     assert len(examine(read(main(tmp_path, f"version = 1\n{sections}"))).problems) == 50
     assert lookups == 1

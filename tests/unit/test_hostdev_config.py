@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nodeplug.hosting.discovery import PluginRefused, find, validate_config
+from nodeplug.loading.discovery import PluginRefused, find, validate_config
 from nodeplug_hostdev import HostDev
 
 ROOT = Path(__file__).parents[2]

@@ -97,9 +97,9 @@ async def retry(lifecycle: Lifecycle, name: str) -> None:
 def test_a_section_that_did_not_change_is_not_touched(lifecycle: Lifecycle) -> None:
     async def scenario() -> None:
         await lifecycle.apply({"a": section(claim="a"), "b": section(claim="b")})
-        kept = lifecycle.registry.plugins["a"].plugin
+        kept = lifecycle.registry.plugins["a"].examined.plugin
         await lifecycle.apply({"a": section(claim="a"), "b": section(claim="b2")})
-        assert lifecycle.registry.plugins["a"].plugin is kept
+        assert lifecycle.registry.plugins["a"].examined.plugin is kept
 
     run(scenario)
     assert sorted(Recorded.life) == ["start a", "start b", "start b", "stop b"]

@@ -27,7 +27,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from nodeplug.config.mistakes import explain
 from nodeplug.fields import CniExecutable, ExtendedResource, FlexDriver, Quantity, Seconds
-from nodeplug.hosting.discovery import find, installed
+from nodeplug.loading.discovery import find, installed
 
 
 class Colour(Enum):

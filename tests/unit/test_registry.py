@@ -20,9 +20,9 @@ from nodeplug import (
     VolumeClaim,
     hookimpl,
 )
-from nodeplug.hosting.discovery import Found, PluginRefused, find, validate_config
-from nodeplug.hosting.loading import check_claim, unmarked
 from nodeplug.hosting.registry import Registry
+from nodeplug.loading.discovery import Found, PluginRefused, find, validate_config
+from nodeplug.loading.examination import check_claim, unmarked
 
 
 class Net:

@@ -45,7 +45,7 @@ def plugins(config: Config = DEFAULT, root: Root = None, as_json: Json = False) 
     from nodeplug.cli.effective import rows_of
     from nodeplug.commands import ask_daemon
     from nodeplug.config import read
-    from nodeplug.hosting.discovery import installed
+    from nodeplug.loading.discovery import installed
 
     source = "daemon"
     try:

@@ -12,9 +12,9 @@ from typing import Any, Final
 
 from nodeplug.config import Fault, PluginSection, Reading
 from nodeplug.contract.values import ClaimKind
-from nodeplug.hosting.discovery import Misconfigured, PluginRefused, find, installed, validate_config
 from nodeplug.hosting.registry import Registry
 from nodeplug.install.deployment import inspect
+from nodeplug.loading.discovery import Misconfigured, PluginRefused, find, installed, validate_config
 from nodeplug.observe import status
 
 _COUNTED: Final[Mapping[ClaimKind, str]] = {"device": "resource", "cni": "network", "volume": "volume driver"}

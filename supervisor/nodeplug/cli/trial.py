@@ -21,8 +21,8 @@ from nodeplug.config import PluginSection, load_drop_in
 from nodeplug.contract.errors import InvalidRequest, NotReady
 from nodeplug.contract.mounts import mounted_at
 from nodeplug.contract.values import Pod, Secrets
-from nodeplug.hosting.discovery import find
-from nodeplug.hosting.loading import unmarked
+from nodeplug.loading.discovery import find
+from nodeplug.loading.examination import unmarked
 from nodeplug.testing import AdmissionError, BlockingKubelet, CniError, FlexFailure, FlexVolume, ScratchNode, namespaces
 from nodeplug.testing.place_holder import filled
 from nodeplug.testing.pods import CniRuntimeFactory, FlexCallers

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 from nodeplug.config import PluginSection
@@ -24,12 +25,12 @@ from nodeplug.config.mistakes import Location, one_line, told
 from nodeplug.contract.errors import PluginError, TryAgain
 from nodeplug.contract.host import Host
 from nodeplug.hosting.call import Call
-from nodeplug.hosting.discovery import PluginRefused
-from nodeplug.hosting.loading import construct
 from nodeplug.hosting.registry import Difference, Registry
 from nodeplug.hosting.runner import Runner
 from nodeplug.hosting.served_devices import ServedDevices
 from nodeplug.hosting.slot import FIRST_RETRY, Instance, Slot
+from nodeplug.loading.discovery import PluginRefused, find
+from nodeplug.loading.examination import Examined, construct
 from nodeplug.process.waiting import until
 
 LOG: Final = logging.getLogger(__name__)
@@ -174,7 +175,14 @@ class Lifecycle:
             await self._bring_up([Instance(slot, slot.instance.section) for slot in again])
 
     async def _load(self, instance: Instance) -> None:
-        await self.runner.load(instance, lambda: construct(instance, self.make_host, self.tell))
+        instance.take(await self.runner.load(instance, lambda: self._construct(instance)))
+
+    def _construct(self, instance: Instance) -> Examined:
+        found = find(instance.uses)
+        instance.examined = Examined(distribution=found.distribution)  # known even if it is refused
+        return construct(
+            instance.name, found, instance.section.config, partial(self.make_host, instance.name), self.tell
+        )
 
     async def _load_beside(self, instance: Instance) -> None:
         await self._load(instance)
@@ -202,7 +210,8 @@ class Lifecycle:
         work = self._swap(verdict.accepted, {*leaving, *verdict.displaced})
         # Their sections stand as refused, unless they are removed anyway.
         for name in verdict.displaced.keys() & set(self.registry.order):
-            refused = Instance(newest[name].slot, newest[name].section, newest[name].distribution)
+            refused = Instance(newest[name].slot, newest[name].section)
+            refused.examined = Examined(distribution=newest[name].distribution)
             self.registry.expect(refused)
             self._refuse(refused, PluginRefused(verdict.displaced[name]), verdict.owners[name])
         # Nothing was awaited since the plugins were chosen: no call sees a half-done exchange.

@@ -15,10 +15,10 @@ from nodeplug.contract.errors import NotFound, TryAgain
 from nodeplug.contract.values import Claim, ClaimKind
 from nodeplug.hosting.call import Call
 from nodeplug.hosting.claimants import Verdict, settle
-from nodeplug.hosting.discovery import PluginRefused
-from nodeplug.hosting.dispatch import callers
-from nodeplug.hosting.loading import examine
 from nodeplug.hosting.slot import FIRST_RETRY, Instance, Route, Slot
+from nodeplug.loading.discovery import PluginRefused
+from nodeplug.loading.dispatch import callers
+from nodeplug.loading.examination import examine
 
 C = TypeVar("C", bound=Claim)
 
@@ -84,8 +84,8 @@ class Registry:
         self, name: str, plugin: object, distribution: str, deadlines: Mapping[str, float] = MappingProxyType({})
     ) -> Instance:
         """Examine a constructed plugin that needs no start and serve it; if it is refused, nothing is registered."""
-        instance = Instance(self.slot(name), PluginSection(), distribution)
-        examine(instance, plugin)
+        instance = Instance(self.slot(name), PluginSection())
+        instance.take(examine(name, plugin, distribution))
         self.adopt(instance)
         instance.slot.deadlines = deadlines
         instance.slot.enter("running")
@@ -160,8 +160,8 @@ class Registry:
         # In the order of the configuration, so that a restart nests wrappers in the same way.
         ordered = sorted(self.plugins.values(), key=lambda one: ranks.get(one.name, len(ranks)))
         for one in ordered:
-            others = [(other.plugin, other.wrappers) for other in ordered if other is not one]
-            one.callers.update(callers(one.plugin, one.hooks, others))
+            others = [(other.examined.plugin, other.examined.wrappers) for other in ordered if other is not one]
+            one.callers.update(callers(one.examined.plugin, one.hooks, others))
             for claim in one.claims:
                 now = partial(self.route, claim.kind, claim.name)
                 routes[claim.kind, claim.name] = Route(one.slot, one.hooks, one.callers, claim, now)

@@ -20,6 +20,7 @@ from nodeplug.config import PluginSection
 from nodeplug.contract.errors import Ending, TryAgain
 from nodeplug.contract.values import Claim
 from nodeplug.hosting.hook_call import HookCall
+from nodeplug.loading.examination import Examined
 
 LOG: Final = logging.getLogger(__name__)
 State = Literal["starting", "running", "failed", "refused", "ended"]
@@ -58,10 +59,7 @@ class Instance:
     """One construction of a section's plugin, from its loading to its stop.
 
     Attributes:
-        distribution: where its class comes from; empty until it is found.
-        plugin: set once it is constructed and examined, as are its claims, hooks, wrappers and callers.
-        hooks: the hooks that it implements.
-        wrappers: the hooks of others that it wraps.
+        examined: what was found when it was constructed; empty before.
         callers: by hook name; calls the plugin and, once registered, all wrappers, later ones included.
         begun: its `prepare` was called, or its `start` has succeeded, so its `stop` must be called.
         beginning: done when a `start` in progress has ended.
@@ -69,11 +67,7 @@ class Instance:
 
     slot: "Slot"
     section: PluginSection
-    distribution: str = ""
-    plugin: object = None
-    claims: tuple[Claim, ...] = ()
-    hooks: frozenset[str] = frozenset()
-    wrappers: frozenset[str] = frozenset()
+    examined: Examined = field(default_factory=Examined)
     callers: dict[str, Callable[..., Any]] = field(default_factory=dict)
     begun: bool = False
     beginning: asyncio.Future[None] | None = None
@@ -90,9 +84,29 @@ class Instance:
         return self.section.uses or self.name
 
     @property
+    def distribution(self) -> str:
+        """Where its class comes from; empty until it is constructed."""
+        return self.examined.distribution
+
+    @property
+    def claims(self) -> tuple[Claim, ...]:
+        """What it serves."""
+        return self.examined.claims
+
+    @property
+    def hooks(self) -> frozenset[str]:
+        """The hooks that it implements."""
+        return self.examined.hooks
+
+    @property
     def who(self) -> str:
         """The plugin by section and distribution, for messages."""
         return f"plugin {self.name!r} of {self.distribution}"
+
+    def take(self, examined: Examined) -> None:
+        """Become the instance of a plugin that was constructed."""
+        self.examined = examined
+        self.callers.update(examined.callers)
 
     def now(self) -> "Instance":
         """Return this instance, whatever became of its slot; a `Route` returns the present owner instead."""

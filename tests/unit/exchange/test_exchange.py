@@ -26,9 +26,9 @@ def test_a_configuration_that_cannot_be_loaded_leaves_the_old_instance_alone(
 ) -> None:
     async def scenario() -> None:
         await net.lifecycle.apply({"a": net.section()})
-        kept = net.lifecycle.registry.plugins["a"].plugin
+        kept = net.lifecycle.registry.plugins["a"].examined.plugin
         await net.lifecycle.apply({"a": net.section(mark="second", **fault)})
-        assert net.lifecycle.registry.plugins["a"].plugin is kept
+        assert net.lifecycle.registry.plugins["a"].examined.plugin is kept
         assert net.lifecycle.registry.slots["a"].state == "running"
         assert "cannot be loaded, the former one serves" in net.lifecycle.registry.slots["a"].reason
         assert net.lifecycle.refused == ["a"]

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def plugin(net: "Nets", name: str) -> Any:
-    return net.lifecycle.registry.plugins[name].plugin
+    return net.lifecycle.registry.plugins[name].examined.plugin
 
 
 async def retry(net: "Nets", name: str) -> None:

@@ -16,7 +16,7 @@ from typing import Final, Self
 
 import nodeplug
 from nodeplug.contract.errors import InvalidRequest
-from nodeplug.hosting.discovery import installed
+from nodeplug.loading.discovery import installed
 
 _NAME: Final = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 _LONGEST: Final = 30

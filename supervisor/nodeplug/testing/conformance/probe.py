@@ -35,11 +35,11 @@ from nodeplug.contract.values import (
     VolumeUnstage,
 )
 from nodeplug.device.codec import encode_list, worst_case_size
-from nodeplug.hosting.discovery import Found, find, validate_config
-from nodeplug.hosting.loading import examine_hooks, unmarked
 from nodeplug.hosting.registry import Registry
 from nodeplug.hosting.runner import check_answer
 from nodeplug.hosting.slot import Instance
+from nodeplug.loading.discovery import Found, find, validate_config
+from nodeplug.loading.examination import examine_hooks, unmarked
 
 UNKNOWN_KEY: Final = "conformance-unknown-key"
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from nodeplug.contract.errors import PluginError
 from nodeplug.contract.plugin_class import Example
-from nodeplug.hosting.discovery import find
+from nodeplug.loading.discovery import find
 from nodeplug.testing.forked import search_path
 from nodeplug.testing.place_holder import filled
 

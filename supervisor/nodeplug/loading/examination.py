@@ -1,16 +1,16 @@
 """From a section to a plugin: its class found, configured, constructed, and examined against the contract.
 
-Owns: what a plugin must have to be accepted, and how a refusal is worded. All of it runs plugin code, so it belongs in
-a thread (`Runner.load`).
+Owns: what a plugin must have to be accepted, and how a refusal is worded. All of it runs plugin code, so in the daemon
+it belongs in a thread (`Runner.load`).
 Refuses: to register a plugin, and to know who else claims the same name (the registry's).
 """
 
 import inspect
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import Final
+from typing import Any, Final
 
 import pluggy
 
@@ -21,9 +21,8 @@ from nodeplug.contract.hookspecs import ANSWERS, RESERVED, Contract
 from nodeplug.contract.host import Host
 from nodeplug.contract.names import cni_executable, exclusive_name, extended_resource, flex_driver
 from nodeplug.contract.values import Claim, ClaimKind
-from nodeplug.hosting.discovery import PluginRefused, find, validate_config
-from nodeplug.hosting.dispatch import callers, hook_table
-from nodeplug.hosting.slot import Instance
+from nodeplug.loading.discovery import Found, PluginRefused, validate_config
+from nodeplug.loading.dispatch import callers, hook_table
 
 LOG: Final = logging.getLogger(__name__)
 _REQUIRED: Final[Mapping[ClaimKind, tuple[str, ...]]] = {"cni": ("cni_add", "cni_del"), "device": ("device_list",)}
@@ -44,17 +43,42 @@ class Hooks:
     wrappers: frozenset[str]
 
 
-def construct(instance: Instance, make_host: Callable[[str], Host], tell: Callable[[Location, str], str]) -> None:
-    """Construct the plugin of an instance, so that its life-cycle hooks can be called, and note its distribution.
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """A constructed plugin that the contract accepts.
+
+    Attributes:
+        plugin: the object whose hooks are called.
+        distribution: where its class comes from.
+        claims: what it serves.
+        hooks: the hooks that it implements.
+        wrappers: the hooks of others that it wraps.
+        callers: by hook name; each calls the plugin, without anybody's wrappers.
+    """
+
+    plugin: object = None
+    distribution: str = ""
+    claims: tuple[Claim, ...] = ()
+    hooks: frozenset[str] = frozenset()
+    wrappers: frozenset[str] = frozenset()
+    callers: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+
+
+def construct(
+    name: str,
+    found: Found,
+    config: Mapping[str, Any],
+    make_host: Callable[[], Host],
+    tell: Callable[[Location, str], str],
+) -> Examined:
+    """Construct the plugin of a section and examine it, so that its hooks can be called.
 
     Raises:
         PluginRefused: it cannot be loaded; the message says at which step.
     """
-    name, found = instance.name, find(instance.uses)
-    instance.distribution = found.distribution
-    config, host = validate_config(name, found, instance.section.config, tell), make_host(name)
+    valid, host = validate_config(name, found, config, tell), make_host()
     try:
-        plugin = found.cls(config, host)
+        plugin = found.cls(valid, host)
     except PluginError:
         raise
     except (Exception, SystemExit) as error:
@@ -63,33 +87,33 @@ def construct(instance: Instance, make_host: Callable[[str], Host], tell: Callab
         raise PluginRefused(text) from error
     if forgotten := unmarked(found.cls):
         LOG.warning("plugin %s: %s without @hookimpl: nobody calls it", name, ", ".join(forgotten))
-    examine(instance, plugin)
-    if early := sorted(instance.hooks & RESERVED):
+    examined = examine(name, plugin, found.distribution)
+    if early := sorted(examined.hooks & RESERVED):
         LOG.info("plugin %s has %s: nothing calls it yet", name, " and ".join(early))
+    return examined
 
 
-def examine(instance: Instance, plugin: object) -> None:
-    """Check a constructed plugin against the contract, and give it to its instance. Calls its `claims`.
+def examine(name: str, plugin: object, distribution: str) -> Examined:
+    """Check a constructed plugin against the contract. Calls its `claims`.
 
     Raises:
         PluginRefused: see `examine_hooks`; or a claim is malformed, repeated, or lacks a hook that it needs.
     """
-    hooks = examine_hooks(instance.name, plugin, instance.distribution)
+    who, hooks = f"plugin {name!r} of {distribution}", examine_hooks(name, plugin, distribution)
     hook_callers = callers(plugin, hooks.own, ())
     try:
         claims = tuple(hook_callers["claims"]())
         for claim in claims:
-            _check_claimed(instance.who, claim, hooks.own)
+            _check_claimed(who, claim, hooks.own)
     except PluginRefused:
         raise
     except InvalidRequest as error:
-        raise PluginRefused(f"{instance.who} cannot be loaded: {text_of(error)}") from error
+        raise PluginRefused(f"{who} cannot be loaded: {text_of(error)}") from error
     except (Exception, SystemExit) as error:
-        raise PluginRefused(f"{instance.who} cannot be loaded: {type(error).__name__}: {text_of(error)}") from error
+        raise PluginRefused(f"{who} cannot be loaded: {type(error).__name__}: {text_of(error)}") from error
     if len(set(claims)) != len(claims):
-        raise PluginRefused(f"{instance.who} claims one name twice: {', '.join(map(str, claims))}")
-    instance.plugin, instance.claims, instance.callers = plugin, claims, hook_callers
-    instance.hooks, instance.wrappers = hooks.own, hooks.wrappers
+        raise PluginRefused(f"{who} claims one name twice: {', '.join(map(str, claims))}")
+    return Examined(plugin, distribution, claims, hooks.own, hooks.wrappers, hook_callers)
 
 
 def examine_hooks(name: str, plugin: object, distribution: str) -> Hooks:
