@@ -30,7 +30,7 @@ def test_a_resource_is_not_registered_with_a_kubelet_that_has_gone(minimal: "Min
     async def story() -> None:
         async with Kubelet(root) as kubelet, serve_devices(minimal, kubelet, root) as host:
             await kubelet.until_allocatable(RESOURCE, 4)
-            assert (shown(host)["registered"], shown(host)["error"]) == (True, "")
+            await kubelet.until(lambda: (shown(host)["registered"], shown(host)["error"]) == (True, ""))
             await kubelet.stop()
             await kubelet.until(lambda: shown(host)["error"].startswith("kubelet has been away since "))
             assert not shown(host)["registered"]
