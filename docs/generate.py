@@ -207,7 +207,8 @@ def _metrics() -> str:
     metrics = Metrics("1")
     metrics.finished(Call("ADD", "cni:example"), OK)
     metrics.finished(Call("Register", "device:example.com/a"), OK)
-    plugin = {"name": "example", "state": "running", "quarantined": False}
+    process = {"memory_bytes": 1 << 24, "cpu_seconds": 1.0}
+    plugin = {"name": "example", "state": "running", "quarantined": False, "process": process, "restarts": 0}
     resource = {"resource": "example.com/a", "devices": 1, "healthy": 1, "allocated": 0, "registered": True}
     metrics.sample({"calls": [], "spool": 0, "stranded": [], "plugins": [plugin], "resources": [resource]})
     metrics.reload("applied")

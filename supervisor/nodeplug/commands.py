@@ -63,7 +63,9 @@ def inspect(plugin: str, config: Path = DEFAULT, root: Path | None = None) -> Ma
     return ask_daemon(config, root, "inspect", plugin)
 
 
-def ask_daemon(config: Path, root: Path | None, *request: str, warn: bool = True) -> dict[str, Any]:
+def ask_daemon(
+    config: Path, root: Path | None, *request: str, warn: bool = True, patience: float | None = None
+) -> dict[str, Any]:
     """Send a request to the running daemon, even if its configuration has errors by now.
 
     Args:
@@ -71,6 +73,7 @@ def ask_daemon(config: Path, root: Path | None, *request: str, warn: bool = True
         root: the value of `--root`.
         request: the words of the request, such as "status".
         warn: warn on stderr if the configuration has errors.
+        patience: seconds to wait for the answer, where a request takes longer than a look.
 
     Raises:
         ConfigError: no daemon runs where a configuration with errors seems to put it.
@@ -78,11 +81,12 @@ def ask_daemon(config: Path, root: Path | None, *request: str, warn: bool = True
         PluginError: the daemon refused.
     """
     from nodeplug.config import ConfigError, read
-    from nodeplug.exec.client import ask
+    from nodeplug.exec.client import TIMEOUT, ask
 
     reading = read(config, root)
     try:
-        answer = ask(reading.configuration.supervisor.paths.exec_socket, *request)
+        socket = reading.configuration.supervisor.paths.exec_socket
+        answer = ask(socket, *request, timeout=TIMEOUT if patience is None else patience)
     except NotReady as error:
         if reading.mistakes:
             raise ConfigError([*reading.mistakes, str(error)]) from error

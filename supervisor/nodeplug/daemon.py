@@ -49,6 +49,7 @@ from nodeplug.observe import logs, status
 from nodeplug.observe.endpoints import Endpoints
 from nodeplug.observe.metrics import Metrics, outcome_of
 from nodeplug.observe.plugin_metrics import PluginMetrics
+from nodeplug.observe.processes import Usage, usage
 from nodeplug.observe.recorder import Recorder
 from nodeplug.observe.reports import Reports
 from nodeplug.observe.state_disk import StateDisk
@@ -148,6 +149,8 @@ class Daemon:
             install=self._keeper.install,
             count=self._metrics.reload,
         )
+        self._used: Mapping[int, Usage] = {}
+        self._measuring = Lane("the kernel, asked for the memory of processes,")
         self._readiness: tuple[bool, Mapping[str, str]] = (False, {"daemon": "it is starting"})
         self._beat = self._started
         self._stop = asyncio.Event()
@@ -209,6 +212,8 @@ class Daemon:
             "orphans": self._cni.orphans.run(),
             "podresources": self._podresources.run(),
             "start failed plugins": _every(RETRY_INTERVAL, self._lifecycle.retry_failed),
+            "end hanging processes": _every(RETRY_INTERVAL, self._lifecycle.end_hanging),
+            "measure processes": _every(METRICS_INTERVAL, self._measure),
             "sample": _every(SAMPLE_INTERVAL, self._sample),
             "keep the entrypoints": _every(keeper.INTERVAL, self._keeper.look),
             "health": _every(HEALTH_INTERVAL, self._lifecycle.check_health),
@@ -294,9 +299,13 @@ class Daemon:
                     answer = await self.status()
                 case ("inspect", name):
                     answer = await self._reports.inspect(name)
+                case ("reload", name):
+                    await self._lifecycle.renew(name)
+                    answer = await self.status()
                 case _:
                     count = len(frame.argv)
-                    raise InvalidRequest(f"no known request in {count} arguments; known: status, inspect PLUGIN")
+                    known = "status, inspect PLUGIN, reload PLUGIN"
+                    raise InvalidRequest(f"no known request in {count} arguments; known: {known}")
         except PluginError as error:
             return Reply(1, json.dumps({"error": clip(str(error))}).encode())
         return Reply(0, json.dumps(answer).encode())
@@ -342,12 +351,17 @@ class Daemon:
         return {
             "ready": not reasons,
             "reasons": reasons,
-            "plugins": status.plugins(self._registry.slots.values(), reasons),
+            "plugins": status.plugins(self._registry.slots.values(), reasons, self._used),
             "resources": status.resources(statuses, self._podresources.holders(), self._podresources.unconfirmed()),
             "calls": status.calls(self._registry.calls),
             "spool": self._spool.count(),
             "stranded": status.stranded(self._spool.stranded()),
         }
+
+    async def _measure(self) -> None:
+        pids = [slot.instance.worker.pid for slot in self._registry.slots.values() if slot.instance.worker is not None]
+        with suppress(TryAgain):  # what was measured last stands
+            self._used = await self._measuring.run(lambda: usage(pids))
 
     async def _sample(self) -> None:
         vital = self._vital()

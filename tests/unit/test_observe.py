@@ -21,7 +21,8 @@ from nodeplug.observe.status import volumes
 from nodeplug.process import notify
 from nodeplug.volumes.ledger import Target, Volume
 
-PLUGIN = {"name": "gpu", "state": "running", "quarantined": False}
+PROCESS = {"memory_bytes": 3 << 20, "cpu_seconds": 1.5}
+PLUGIN = {"name": "gpu", "state": "running", "quarantined": False, "process": PROCESS, "restarts": 2}
 RESOURCE = {"resource": "example.com/a", "devices": 4, "healthy": 3, "allocated": 2, "registered": True}
 
 
@@ -67,6 +68,9 @@ def test_state_of_plugins_and_resources_is_shown() -> None:
     metrics.reload("ok")
     assert value(metrics, "nodeplug_plugin_running", plugin="gpu") == 1
     assert value(metrics, "nodeplug_plugin_quarantined", plugin="gpu") == 0
+    assert value(metrics, "nodeplug_plugin_process_memory_bytes", plugin="gpu") == 3 << 20
+    assert value(metrics, "nodeplug_plugin_process_cpu_seconds", plugin="gpu") == 1.5
+    assert value(metrics, "nodeplug_plugin_process_restarts", plugin="gpu") == 2
     assert value(metrics, "nodeplug_devices", resource="example.com/a") == 4
     assert value(metrics, "nodeplug_devices_healthy", resource="example.com/a") == 3
     assert value(metrics, "nodeplug_devices_allocated", resource="example.com/a") == 2

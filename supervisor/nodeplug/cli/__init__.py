@@ -66,6 +66,7 @@ _COMMANDS: Final[dict[str, dict[str, Callable[..., None]]]] = {
         "plugins": asking.plugins,
         "status": asking.status,
         "inspect": asking.inspect,
+        "reload": serving.reload,
         "install": installing.install,
         "uninstall": installing.uninstall,
         "version": version,

@@ -66,7 +66,7 @@ def examine(reading: Reading) -> Examined:
 def rows_of(reading: Reading) -> list[dict[str, Any]]:
     """Describe the plugins in the shape of the daemon's status; those that could start are shown as stopped."""
     registry = inspect(reading.configuration, reading.places.tell)
-    rows = status.plugins(registry.slots.values(), {})
+    rows = status.plugins(registry.slots.values(), {}, {})
     return [{**row, "state": row["state"] if row["state"] == "refused" else "stopped"} for row in rows]
 
 

@@ -1,6 +1,6 @@
-"""`nodeplug serve`.
+"""The commands `serve` and `reload`.
 
-Owns: what is set before the daemon starts, and how the process ends.
+Owns: what is set before the daemon starts, how the process ends, and what is printed of a plugin that was renewed.
 Refuses: the daemon itself.
 """
 
@@ -9,10 +9,14 @@ import logging
 import os
 import sys
 import threading
+from typing import Annotated, Final
 
 import typer
 
-from nodeplug.commands import DEFAULT, Config, Root
+from nodeplug.commands import DEFAULT, Config, Json, Root, print_json, show
+
+RELOAD_PATIENCE: Final = 300.0
+"""Seconds: to load, prepare and start a plugin, and for the calls inside the one before to end."""
 
 
 def serve(config: Config = DEFAULT, root: Root = None) -> None:
@@ -41,3 +45,28 @@ def _leave_threads_behind(status: int) -> None:
         logging.getLogger("nodeplug").warning("ending with threads that plugins left running: %s", ", ".join(left))
         sys.stdout.flush()
         os._exit(status)  # noqa: TID251 - sys.exit would join those threads
+
+
+def reload(
+    plugin: Annotated[str, typer.Argument(metavar="NAME", help="The NAME of a `[plugins.NAME]` table.")],
+    config: Config = DEFAULT,
+    root: Root = None,
+    as_json: Json = False,
+) -> None:
+    """Start a plugin anew, with the code that is installed now, beside the one that serves, and exchange them.
+
+    No call is refused meanwhile and no stream to kubelet ends. If the new one does not load or start, the exit status
+    is 1 and the one before goes on. A plugin that runs as a thread keeps the code that the daemon has imported. Needs
+    root.
+
+    Example: `/opt/nodeplug/bin/pip install --upgrade acme-nodeplug && nodeplug reload acme`
+    """
+    from nodeplug.cli import tables
+    from nodeplug.commands import ask_daemon
+
+    rows = ask_daemon(config, root, "reload", plugin, patience=RELOAD_PATIENCE)["plugins"]
+    rows = [row for row in rows if row["name"] == plugin]
+    if as_json:
+        print_json(rows[0])
+    else:
+        show(tables.plugins(rows))

@@ -66,13 +66,20 @@ def _word(word: str) -> Text:
 
 
 def plugins(rows: Iterable[Mapping[str, Any]]) -> RenderableType:
-    """Show plugins: name, origin, state, claims, and the reason if one does not serve."""
-    table = Listing("Plugins", "NAME", "USES", "FROM", "STATE", "CLAIMS", "REASON", below=_BELOW)
+    """Show plugins: name, origin, where it runs, state, claims, and the reason if one does not serve."""
+    table = Listing("Plugins", "NAME", "USES", "FROM", "RUNS AS", "STATE", "CLAIMS", "REASON", below=_BELOW)
     for row in rows:
         state = "quarantined" if row["quarantined"] else row["state"]
         claims = "\n".join(row["claims"]) or "-"
-        table.add(row["name"], row["uses"], row["distribution"], _word(state), claims, row["reason"])
+        table.add(row["name"], row["uses"], row["distribution"], _where(row), _word(state), claims, row["reason"])
     return table if len(table) else Text("No plugin is enabled: add a [plugins.<name>] table.")
+
+
+def _where(row: Mapping[str, Any]) -> str:
+    """Say which process a plugin runs in; `row` may come from a daemon of an earlier release."""
+    process, restarts = row.get("process"), row.get("restarts", 0)
+    where = f"process {process['pid']}, {process['memory_bytes'] >> 20} MiB" if process else row.get("isolation", "")
+    return where + (f"\nrestarts: {restarts}, last because {row['restarted']}" if restarts else "")
 
 
 def available(names: Sequence[str]) -> RenderableType:

@@ -135,6 +135,15 @@ class PluginSection(_Model):
 
     uses: str = Field("", description="Entry-point name or `module:Class`; empty: the section's own name.")
     enabled: bool = Field(True, description="False keeps the section without the plugin.")
+    isolation: Literal["thread", "process"] | None = Field(
+        None, description="'process': in a process of its own; 'thread': in the daemon; default: as the plugin asks."
+    )
+    restart_after_overdue: int = Field(
+        4,
+        ge=1,
+        description="Overdue calls at which a plugin's process is ended and started again; a call counts once more "
+        "each time that it has taken another deadline.",
+    )
     deadline: Mapping[str, Seconds] = Field(default_factory=dict, description="Per hook, such as cni_add = '30s'.")
     config: Mapping[str, Any] = Field(default_factory=dict, description="Validated by the plugin's own Config.")
 

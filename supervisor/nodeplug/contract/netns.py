@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from nodeplug.contract.errors import InvalidNetns
 
@@ -88,6 +88,18 @@ class Netns:
     def current(cls) -> "Netns":
         """Open the calling thread's namespace."""
         return cls.open("/proc/thread-self/ns/net")
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, _source: object, _handler: object) -> Any:
+        """Cross to another process as a descriptor, which is checked on arrival."""
+        from nodeplug.contract.crossing import by_descriptor  # noqa: PLC0415 - only pydantic asks, so it is there
+
+        def take(fd: int, path: str) -> "Netns":
+            if not _is_network_namespace(fd):
+                raise ValueError("a network namespace is expected")
+            return cls(fd, path)
+
+        return by_descriptor(take)
 
     @property
     def identity(self) -> tuple[int, int]:

@@ -17,30 +17,31 @@ import time
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Final
 
 from nodeplug.config import PluginSection
 from nodeplug.config.mistakes import Location, one_line, told
-from nodeplug.contract.errors import PluginError, TryAgain
+from nodeplug.contract.errors import NotFound, PluginError, TryAgain
 from nodeplug.contract.host import Host
 from nodeplug.hosting.call import Call
+from nodeplug.hosting.construction import Construction
 from nodeplug.hosting.registry import Difference, Registry
 from nodeplug.hosting.runner import Runner
 from nodeplug.hosting.served_devices import ServedDevices
-from nodeplug.hosting.slot import FIRST_RETRY, Instance, Slot
-from nodeplug.loading.discovery import PluginRefused, find
-from nodeplug.loading.examination import Examined, construct
+from nodeplug.hosting.slot import FIRST_RETRY, LAST_RETRY, Instance, Slot
+from nodeplug.loading.discovery import PluginRefused
+from nodeplug.loading.examination import Examined
 from nodeplug.process.waiting import until
 
 LOG: Final = logging.getLogger(__name__)
-LAST_RETRY: Final = 60.0
 LOAD_PATIENCE: Final = 3.0
 """Seconds after which plugins start without waiting for one that is still loading."""
 CALL_PATIENCE: Final = 30.0
 """Seconds that a reload gives calls inside a plugin to end before it is stopped; its successor's calls wait."""
 LAST_PATIENCE: Final = 10.0
 """Seconds that the end of the daemon waits for plugins that a reload is stopping."""
+ABSENCE: Final = 10.0
+"""Seconds that the devices of a plugin stay as last listed while its process is not there."""
 _Task = asyncio.Task[None]
 
 
@@ -71,6 +72,7 @@ class Lifecycle:
             self.registry.expect(instance)
         loads = await asyncio.gather(*map(self._load, instances), return_exceptions=True)
         for instance, error in zip(instances, loads, strict=True):
+            instance.end_process()
             try:
                 if error is not None:
                     raise error
@@ -112,8 +114,56 @@ class Lifecycle:
         for slot in list(self.registry.slots.values()):
             if slot.state == "failed" and slot.retry_at <= time.monotonic():
                 slot.state = "starting"
-                again = self._bring_up([slot.instance]) if slot.loaded is None else self._take_over(slot.instance)
+                if slot.loaded is None:
+                    again = self._bring_up([slot.instance])
+                elif slot.instance.dead:
+                    again = self._bring_up([Instance(slot, slot.instance.section)])
+                else:
+                    again = self._take_over(slot.instance)
                 _keep(self._retries, asyncio.create_task(again, name=f"retry {slot.name}"))
+
+    async def renew(self, name: str) -> None:
+        """Start a plugin anew beside the instance that serves, and exchange them as if its section had changed.
+
+        Raises:
+            NotFound: no such section is enabled.
+            PluginError: the new instance cannot be loaded or started; what serves then is in the message.
+        """
+        slot = self.registry.slots.get(name)
+        if slot is None or self._ending.is_set():
+            known = ", ".join(sorted(self.registry.slots)) or "none"
+            raise NotFound(f"no plugin {name!r} is enabled; there is a [plugins.…] section for: {known}")
+        slot.rejected = ""
+        await self._bring_up([Instance(slot, slot.instance.section)])
+        if slot.state != "running" or slot.rejected:
+            raise PluginError(f"plugin {name!r} is {slot.state}: {slot.reason}")
+
+    async def end_hanging(self) -> None:
+        """Kill every process whose plugin does not come back; it is started again like one that ended by itself."""
+        for slot in self.registry.slots.values():
+            worker, count = slot.instance.worker, slot.unanswered
+            if worker is not None and worker.alive and count >= slot.instance.section.restart_after_overdue:
+                worker.kill(f"{count} of its calls did not come back in time")
+
+    def _process_ended(self, instance: Instance, why: str) -> None:
+        """Start a plugin again whose process has ended, if it is one that serves."""
+        slot = instance.slot
+        if self._ending.is_set() or slot.loaded is not instance or slot.state != "running":
+            return  # whoever loads, starts or stops it sees to it
+        instance.begun, pause = False, slot.restarts.pause(why)
+        when = f"in {pause:g} s" if pause else "now"
+        LOG.error("the process of plugin %s ended: %s; it is started again %s", slot.name, why, when)
+        self.devices.hold(slot.name)
+        if pause:
+            slot.enter("failed", f"its process ended: {why}")
+            slot.retry_at = time.monotonic() + pause
+        else:
+            slot.state = "starting"
+            slot.hold()
+            again = self._bring_up([Instance(slot, instance.section)])
+            _keep(self._retries, asyncio.create_task(again, name=f"restart {slot.name}"))
+        if pause > ABSENCE:
+            self.devices.withdraw(slot.name)
 
     @property
     def refused(self) -> list[str]:
@@ -175,14 +225,8 @@ class Lifecycle:
             await self._bring_up([Instance(slot, slot.instance.section) for slot in again])
 
     async def _load(self, instance: Instance) -> None:
-        instance.take(await self.runner.load(instance, lambda: self._construct(instance)))
-
-    def _construct(self, instance: Instance) -> Examined:
-        found = find(instance.uses)
-        instance.examined = Examined(distribution=found.distribution)  # known even if it is refused
-        return construct(
-            instance.name, found, instance.section.config, partial(self.make_host, instance.name), self.tell
-        )
+        construction = Construction(self.make_host, self.tell, self._process_ended)
+        await construction.of(instance, self.runner)
 
     async def _load_beside(self, instance: Instance) -> None:
         await self._load(instance)
@@ -226,7 +270,10 @@ class Lifecycle:
         except TryAgain as error:  # it hangs, or an earlier attempt still does
             self._postpone(instance, error)
         except PluginError as error:
-            self._refuse(instance, error)
+            if _follows_a_dead_one(instance):  # it could be loaded before
+                self._postpone(instance, error)
+            else:
+                self._refuse(instance, error)
         else:
             return True
         return False
@@ -247,7 +294,7 @@ class Lifecycle:
         self.registry.exchange(leaving, entering)
         starts = []
         for one, before in donors.items():
-            if before & ran:
+            if before & ran or one.slot.held:
                 one.slot.hold()
             else:
                 one.slot.enter("starting")
@@ -346,6 +393,8 @@ class Lifecycle:
     def _kept(self, instance: Instance, error: PluginError) -> bool:
         """When a new section cannot be loaded, stay with the former one if it has a plugin."""
         slot = instance.slot
+        if _follows_a_dead_one(instance):
+            return False
         if slot.instance is not instance and slot.loaded is not None:
             slot.rejected = f"its new configuration cannot be loaded, the former one serves: {error}"
         return slot.instance is not instance
@@ -367,18 +416,21 @@ class Lifecycle:
         """Stop an instance that was prepared, at least in part, and is not needed."""
         if instance.begun:
             _keep(self._stopping, asyncio.create_task(self._stop(instance), name=f"stop {instance.name}"))
+        else:
+            instance.end_process()
 
     async def _stop(self, instance: Instance) -> None:
         """Stop an instance that was started; wait for a start in progress, unless the daemon is ending."""
         if instance.beginning is not None:
             await until(instance.beginning, self._ending)
-        if not instance.begun:
-            return
-        instance.begun = False
+        begun, instance.begun = instance.begun, False
         try:
-            await self._call(instance, "stop")
+            if begun:
+                await self._call(instance, "stop")
         except PluginError as error:
             LOG.error("plugin %s did not stop: %s", instance.name, error)
+        finally:
+            instance.end_process()
 
     async def _call(self, instance: Instance, hook: str) -> None:
         """Call a life-cycle hook, if the plugin has it."""
@@ -386,6 +438,11 @@ class Lifecycle:
             # A key per instance: one that hangs must not keep later instances from starting.
             call = Call(hook, f"plugin:{instance.name}", key=f"instance {instance.number} of {instance.name}")
             await self.runner.call(instance, hook, call, {})
+
+
+def _follows_a_dead_one(instance: Instance) -> bool:
+    """Whether an instance is to stand for a section whose process has ended."""
+    return instance.slot.instance is not instance and instance.slot.loaded is not None and instance.slot.instance.dead
 
 
 def _keep(tasks: set[_Task], task: _Task) -> _Task:

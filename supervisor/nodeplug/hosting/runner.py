@@ -11,41 +11,22 @@ its key stays busy and its descriptors stay open, so that their numbers cannot b
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nodeplug.contract.errors import DeadlineExceeded, PluginError, TryAgain
-from nodeplug.contract.hookspecs import ANSWERS
 from nodeplug.contract.netns import Netns
 from nodeplug.hosting.call import Call, addressed
 from nodeplug.hosting.hook_call import INSIDE, HookCall
 from nodeplug.hosting.slot import Instance, Route
 from nodeplug.hosting.strays import Strays
+from nodeplug.loading.answers import check_answer
 
 Hook = Callable[..., Any]
 Way = Route | Instance
 """To the owner of a claim at the time of admission; or to one instance, for its own life."""
-
-
-def check_answer(plugin: str, hook: str, answer: Any) -> Any:
-    """Return the answer of a hook; raise PluginError if the contract does not allow its type.
-
-    An ADD without a result must become error 999, not an empty stdout.
-    """
-    allowed = ANSWERS[hook]
-    names = " or ".join("a list or tuple" if kind is Sequence else kind.__name__ for kind in allowed.types)
-    if not isinstance(answer, allowed.types) or (isinstance(answer, str) and str not in allowed.types):
-        raise PluginError(f"plugin {plugin!r} returned {type(answer).__name__} from {hook}; expected {names}")
-    if allowed.items is not None and answer is not None:
-        for item in answer:
-            if not isinstance(item, allowed.items):
-                raise PluginError(
-                    f"plugin {plugin!r} returned a {type(item).__name__} among the items of {hook}; "
-                    f"expected {allowed.items.__name__}"
-                )
-    return answer
 
 
 @dataclass(slots=True)

@@ -12,6 +12,8 @@ closed otherwise: calls are refused with the reason. Only claims pass it: an ins
 import asyncio
 import itertools
 import logging
+import math
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
@@ -21,11 +23,16 @@ from nodeplug.contract.errors import Ending, TryAgain
 from nodeplug.contract.values import Claim
 from nodeplug.hosting.hook_call import HookCall
 from nodeplug.loading.examination import Examined
+from nodeplug.worker.process import Worker
 
 LOG: Final = logging.getLogger(__name__)
 State = Literal["starting", "running", "failed", "refused", "ended"]
 FIRST_RETRY: Final = 1.0
 """Seconds between the first failed start and the next."""
+LAST_RETRY: Final = 60.0
+"""Seconds between two starts at most."""
+LONG_LIFE: Final = 120.0
+"""Seconds after which the end of a process counts as the first one."""
 OVERDUE_LIMIT: Final = 4
 """How many overdue calls quarantine a plugin; the first that returns lifts the quarantine."""
 ASIDES: Final = frozenset({"inspect", "metrics"})
@@ -61,6 +68,8 @@ class Instance:
     Attributes:
         examined: what was found when it was constructed; empty before.
         callers: by hook name; calls the plugin and, once registered, all wrappers, later ones included.
+        worker: the process that it runs in; None for a thread of the daemon, and until there is one.
+        abandoned: nobody waits for its construction any more.
         begun: its `prepare` was called, or its `start` has succeeded, so its `stop` must be called.
         beginning: done when a `start` in progress has ended.
     """
@@ -69,6 +78,8 @@ class Instance:
     section: PluginSection
     examined: Examined = field(default_factory=Examined)
     callers: dict[str, Callable[..., Any]] = field(default_factory=dict)
+    worker: Worker | None = None
+    abandoned: bool = False
     begun: bool = False
     beginning: asyncio.Future[None] | None = None
     number: int = field(default_factory=itertools.count(1).__next__)
@@ -103,6 +114,22 @@ class Instance:
         """The plugin by section and distribution, for messages."""
         return f"plugin {self.name!r} of {self.distribution}"
 
+    @property
+    def isolation(self) -> Literal["thread", "process"]:
+        """Where it runs, or is to run."""
+        return "process" if self.section.isolation == "process" and not self.examined.wrappers else "thread"
+
+    @property
+    def dead(self) -> bool:
+        """Whether its process has ended, so that only another instance can serve."""
+        return self.worker is not None and not self.worker.alive
+
+    def end_process(self) -> None:
+        """End the process that it runs in, if there is one, as soon as no call is inside. Does not wait."""
+        self.abandoned = True  # first: the thread that makes a process looks at it afterwards
+        if self.worker is not None:
+            self.worker.end()
+
     def take(self, examined: Examined) -> None:
         """Become the instance of a plugin that was constructed."""
         self.examined = examined
@@ -111,6 +138,28 @@ class Instance:
     def now(self) -> "Instance":
         """Return this instance, whatever became of its slot; a `Route` returns the present owner instead."""
         return self
+
+
+@dataclass(slots=True)
+class Restarts:
+    """How often a process had to be started again.
+
+    Attributes:
+        count: since the daemon started.
+        why: the last one ended.
+    """
+
+    count: int = 0
+    why: str = ""
+    _pause: float = 0.0
+    _last: float = -math.inf
+
+    def pause(self, why: str) -> float:
+        """Note that a process has ended; return the seconds until the next may start: none if it lived long."""
+        now = time.monotonic()
+        self._pause = 0.0 if now - self._last > LONG_LIFE else min(max(2 * self._pause, FIRST_RETRY), LAST_RETRY)
+        self.count, self.why, self._last = self.count + 1, why, now
+        return self._pause
 
 
 @dataclass(slots=True, eq=False)
@@ -130,6 +179,7 @@ class Slot:
         calls: inside it, by key; one call per key runs at a time.
         overdue: those whose callers were answered before the hook ended.
         visits: other plugins' calls inside it, by delegation; each is done when that call has left.
+        restarts: of its process, that nobody asked for.
     """
 
     name: str
@@ -145,6 +195,7 @@ class Slot:
     calls: dict[str, HookCall] = field(default_factory=dict)
     overdue: set[HookCall] = field(default_factory=set)
     visits: "set[asyncio.Future[None]]" = field(default_factory=set)
+    restarts: Restarts = field(default_factory=Restarts)
     _held: "asyncio.Future[None] | None" = None
 
     def __post_init__(self) -> None:
@@ -172,6 +223,11 @@ class Slot:
         """Make calls wait at the gate, each within its deadline, until a state is entered."""
         if self._held is None:
             self._held = asyncio.get_running_loop().create_future()
+
+    @property
+    def held(self) -> bool:
+        """Whether calls wait at the gate."""
+        return self._held is not None
 
     def check(self) -> None:
         """Return if calls may come in, now or after a wait.
@@ -209,6 +265,11 @@ class Slot:
     def quarantined(self) -> bool:
         """Whether so many calls hang that new ones are refused."""
         return sum(call.hook not in ASIDES for call in self.overdue) >= OVERDUE_LIMIT
+
+    @property
+    def unanswered(self) -> int:
+        """How many calls are overdue; each counts once more whenever it has taken another deadline."""
+        return sum(max(1, int(call.call.age // call.seconds)) for call in self.overdue if call.hook not in ASIDES)
 
     def check_quarantine(self) -> None:
         """Raise TryAgain when too many calls hang."""

@@ -79,20 +79,7 @@ def find(uses: str, known: Mapping[str, EntryPoint] | None = None) -> Found:
     Raises:
         PluginRefused: there is none, or its module cannot be imported.
     """
-    if ":" in uses:
-        point = EntryPoint(uses, uses, GROUP)
-        origin = f"module {uses.partition(':')[0]}"
-    else:
-        known = installed() if known is None else known
-        if uses not in known:
-            names = ", ".join(sorted(known)) or "none"
-            near = did_you_mean(uses, known) or ";"
-            raise PluginRefused(
-                f"no plugin {uses!r} is installed{near} installed: {names}; or give `uses = 'module:Class'`"
-            )
-        point = known[uses]
-        origin = f"{point.dist.name} {point.dist.version}" if point.dist is not None else point.value
-        _refuse_other_version(point, origin)
+    point, distribution = _named(uses, known)
     try:
         with _FORGETTING:
             importlib.invalidate_caches()
@@ -101,14 +88,37 @@ def find(uses: str, known: Mapping[str, EntryPoint] | None = None) -> Found:
         absent = isinstance(error, ModuleNotFoundError) and error.name == point.module
         advice = "; install its package into this environment, or name its folder in PYTHONPATH" if absent else ""
         raise PluginRefused(
-            f"plugin {uses!r} of {origin} cannot be imported: {type(error).__name__}: {text_of(error)}{advice}"
+            f"plugin {uses!r} of {distribution} cannot be imported: {type(error).__name__}: {text_of(error)}{advice}"
         ) from error
     if not inspect.isclass(cls):
-        raise PluginRefused(f"plugin {uses!r} of {origin} is a {type(cls).__name__}, not a class")
-    found = Found(cls, origin)
+        raise PluginRefused(f"plugin {uses!r} of {distribution} is a {type(cls).__name__}, not a class")
+    found = Found(cls, distribution)
     if not (inspect.isclass(found.config_model) and issubclass(found.config_model, BaseModel)):
-        raise PluginRefused(f"plugin {uses!r} of {origin}: its Config is no pydantic model; derive it from BaseModel")
+        raise PluginRefused(
+            f"plugin {uses!r} of {distribution}: its Config is no pydantic model; derive it from BaseModel"
+        )
     return found
+
+
+def origin(uses: str) -> str:
+    """Return the distribution or module of a plugin, without importing it; raise PluginRefused if there is none."""
+    return _named(uses, None)[1]
+
+
+def _named(uses: str, known: Mapping[str, EntryPoint] | None) -> tuple[EntryPoint, str]:
+    if ":" in uses:
+        return EntryPoint(uses, uses, GROUP), f"module {uses.partition(':')[0]}"
+    known = installed() if known is None else known
+    if uses not in known:
+        names = ", ".join(sorted(known)) or "none"
+        near = did_you_mean(uses, known) or ";"
+        raise PluginRefused(
+            f"no plugin {uses!r} is installed{near} installed: {names}; or give `uses = 'module:Class'`"
+        )
+    point = known[uses]
+    distribution = f"{point.dist.name} {point.dist.version}" if point.dist is not None else point.value
+    _refuse_other_version(point, distribution)
+    return point, distribution
 
 
 def _refuse_other_version(point: EntryPoint, origin: str) -> None:

@@ -68,7 +68,7 @@ class _Handler(logging.StreamHandler[TextIO]):
 def _trace(record: logging.LogRecord) -> str:
     """Format a record's traceback; of a long one the beginning and, mainly, the end."""
     if not record.exc_info:
-        return ""
+        return str(getattr(record, "trace", ""))  # of another process
     kind, error, place = record.exc_info
     if kind is None or error is None:
         return ""
@@ -89,7 +89,7 @@ def _message(record: logging.LogRecord) -> str:
 def _add_call(record: logging.LogRecord) -> bool:
     """Add the request id and the plugin to a record, in the thread that made it."""
     call = CURRENT.get()
-    record.request = call.id if call is not None else ""
+    record.request = call.id if call is not None else str(getattr(record, "request", ""))
     record.plugin = str(getattr(record, "plugin", "") or "")
     return True
 

@@ -6,7 +6,7 @@ Refuses: to look at anything itself: services call it, on the event loop. Keys (
 the flight recorder has them.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, Info, ProcessCollector, disable_created_metrics
@@ -40,6 +40,19 @@ _GAUGES: Final[tuple[tuple[str, str, Callable[[_Row], float]], ...]] = (
 _BY_PLUGIN: Final[tuple[tuple[str, str, Callable[[_Row], float]], ...]] = (
     ("plugin_running", "1 when the plugin serves.", lambda row: row["state"] == "running"),
     ("plugin_quarantined", "1 when too many of its calls hang.", lambda row: row["quarantined"]),
+)
+_BY_PROCESS: Final[tuple[tuple[str, str, Callable[[_Row], float]], ...]] = (
+    ("plugin_process_restarts", "How often the plugin's process was started again.", lambda row: row["restarts"]),
+    (
+        "plugin_process_memory_bytes",
+        "Memory of the plugin's process; of a shared page its part.",
+        lambda row: row["process"]["memory_bytes"],
+    ),
+    (
+        "plugin_process_cpu_seconds",
+        "Processor time of the plugin's present process.",
+        lambda row: row["process"]["cpu_seconds"],
+    ),
 )
 _BY_RESOURCE: Final[tuple[tuple[str, str, Callable[[_Row], float]], ...]] = (
     ("devices", "Devices that the plugin lists.", lambda row: row["devices"]),
@@ -120,12 +133,14 @@ class Metrics(Collector):
         status = self._status
         for name, text, value in _GAUGES:
             yield GaugeMetricFamily(f"nodeplug_{name}", text, value=value(status))
+        plugins: Sequence[_Row] = status["plugins"]
         for rows, key, label, gauges in (
-            ("plugins", "name", "plugin", _BY_PLUGIN),
-            ("resources", "resource", "resource", _BY_RESOURCE),
+            (plugins, "name", "plugin", _BY_PLUGIN),
+            ([row for row in plugins if row["process"]], "name", "plugin", _BY_PROCESS),
+            (status["resources"], "resource", "resource", _BY_RESOURCE),
         ):
             for name, text, value in gauges:
                 family = GaugeMetricFamily(f"nodeplug_{name}", text, labels=[label])
-                for row in status[rows]:
+                for row in rows:
                     family.add_metric([row[key]], value(row))
                 yield family

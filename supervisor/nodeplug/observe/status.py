@@ -4,6 +4,7 @@ Owns: the shape of `nodeplug status --json`.
 Refuses: rendering, and calls to plugins: status must work while plugins hang.
 """
 
+import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
@@ -14,7 +15,8 @@ from nodeplug.contract.values import Device, DeviceId, ResourceName
 from nodeplug.device.holders import Holder
 from nodeplug.device.resource import ResourceStatus
 from nodeplug.hosting.call import Call
-from nodeplug.hosting.slot import Slot
+from nodeplug.hosting.slot import Instance, Slot
+from nodeplug.observe.processes import Usage
 from nodeplug.observe.recorder import described
 from nodeplug.volumes.ledger import Staged, Target
 
@@ -35,8 +37,8 @@ def unready(slots: Iterable[Slot], resources: Iterable[ResourceStatus]) -> dict[
     return reasons
 
 
-def plugins(slots: Iterable[Slot], reasons: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Describe every configured plugin: claims, state and reason (see `unready`)."""
+def plugins(slots: Iterable[Slot], reasons: Mapping[str, str], used: Mapping[int, Usage]) -> list[dict[str, Any]]:
+    """Describe every configured plugin: claims, state and reason (see `unready`), and its process if it has one."""
     return [
         {
             "name": slot.name,
@@ -47,9 +49,26 @@ def plugins(slots: Iterable[Slot], reasons: Mapping[str, str]) -> list[dict[str,
             "claims": [str(claim) for claim in slot.loaded.claims] if slot.loaded else [],
             "hooks": sorted(slot.loaded.hooks) if slot.loaded else [],
             "quarantined": slot.quarantined,
+            "isolation": slot.instance.isolation,
+            "process": _process(slot.instance, used),
+            "restarts": slot.restarts.count,
+            "restarted": clip(slot.restarts.why),
         }
         for slot in slots
     ]
+
+
+def _process(instance: Instance, used: Mapping[int, Usage]) -> dict[str, Any] | None:
+    worker = instance.worker
+    if worker is None or not worker.alive:
+        return None
+    usage = used.get(worker.pid, Usage())
+    return {
+        "pid": worker.pid,
+        "uptime_seconds": round(time.monotonic() - worker.started, 3),
+        "memory_bytes": usage.memory,
+        "cpu_seconds": usage.cpu,
+    }
 
 
 def resources(

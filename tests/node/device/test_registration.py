@@ -270,7 +270,7 @@ def test_fifty_restarts_in_any_order_of_events_end_with_every_device(minimal: "M
             await kubelet.until_allocatable(RESOURCE, 4)
             await kubelet.until(lambda: kubelet.streams(RESOURCE) == 1)
             await kubelet.until(lambda: len(own_sockets(kubelet.device_plugins)) == 1)
-            assert host.tasks[RESOURCE].status().registered
+            await kubelet.until(lambda: host.tasks[RESOURCE].status().registered)
 
     run(story())
 

@@ -6,7 +6,9 @@ Refuses: to measure or to cancel: at the deadline the host answers the caller, w
 
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 __all__ = ["Request"]
 
@@ -19,6 +21,8 @@ class Request:
         id: the request id that log lines and error texts of this request carry; empty in a request that a test made.
         deadline: `time.monotonic()` at which the caller is answered without this hook; infinite if nobody waits.
     """
+
+    __pydantic_config__: ClassVar[Mapping[str, str]] = {"ser_json_inf_nan": "constants"}
 
     id: str = field(default="", compare=False)
     deadline: float = field(default=math.inf, compare=False)

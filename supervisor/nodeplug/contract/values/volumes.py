@@ -7,7 +7,7 @@ Refuses: argv, JSON, base64, protobuf (the codecs decode once). What FlexVolume 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Literal, NewType
+from typing import Any, Literal, NewType
 
 from nodeplug.contract.values.requests import Request
 
@@ -66,6 +66,13 @@ class Secrets(Mapping[str, bytes]):
 
     def __len__(self) -> int:
         return len(self._values)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, _source: object, _handler: object) -> Any:
+        """Cross to another process in base64."""
+        from nodeplug.contract.crossing import in_base64  # noqa: PLC0415 - only pydantic asks, so it is there
+
+        return in_base64(cls)
 
     def __repr__(self) -> str:
         return f"Secrets({', '.join(f'{name}=***' for name in self._values)})"

@@ -36,8 +36,8 @@ from nodeplug.contract.values import (
 )
 from nodeplug.device.codec import encode_list, worst_case_size
 from nodeplug.hosting.registry import Registry
-from nodeplug.hosting.runner import check_answer
 from nodeplug.hosting.slot import Instance
+from nodeplug.loading.answers import check_answer
 from nodeplug.loading.discovery import Found, find, validate_config
 from nodeplug.loading.examination import examine_hooks, unmarked
 

@@ -1,0 +1,77 @@
+"""Where an instance of a plugin comes to be: in a thread of the daemon, or in a process of its own.
+
+Owns: which of the two, and that no process stays when its plugin cannot be loaded.
+Refuses: what the contract demands of a plugin (`nodeplug.loading`), and what becomes of it afterwards (`lifecycle`).
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from nodeplug.config.mistakes import Location
+from nodeplug.contract.errors import TryAgain
+from nodeplug.contract.host import Host
+from nodeplug.hosting import remote
+from nodeplug.hosting.runner import Runner
+from nodeplug.hosting.slot import Instance
+from nodeplug.loading.discovery import find, origin
+from nodeplug.loading.examination import Examined, construct
+from nodeplug.worker.process import Worker
+
+LOG: Final = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Construction:
+    """Constructs instances.
+
+    Attributes:
+        make_host: makes a plugin's host, by section name; called in the thread that loads it.
+        tell: writes a mistake in a section with its file and line.
+        ended: is told, on the loop, that the process of an instance has ended, and why.
+    """
+
+    make_host: Callable[[str], Host]
+    tell: Callable[[Location, str], str]
+    ended: Callable[[Instance, str], None]
+
+    async def of(self, instance: Instance, runner: Runner) -> None:
+        """Construct the plugin of an instance; raise what `Runner.load` raises, PluginRefused among it."""
+        loop = asyncio.get_running_loop()
+
+        def ended(why: str) -> None:
+            with suppress(RuntimeError):  # the loop is closed: the daemon is ending
+                loop.call_soon_threadsafe(self.ended, instance, why)
+
+        instance.worker, instance.abandoned = None, False
+        try:
+            instance.take(await runner.load(instance, lambda: self._construct(instance, ended)))
+        except BaseException:
+            instance.end_process()
+            raise
+
+    def _construct(self, instance: Instance, ended: Callable[[str], None]) -> Examined:
+        if instance.section.isolation == "process":
+            examined = self._in_process(instance, ended)
+            if not examined.wrappers:
+                return examined
+            LOG.warning("plugin %s wraps hooks of other plugins, so it runs as a thread of the daemon", instance.name)
+            instance.end_process()
+            instance.worker = None
+        found = find(instance.uses)
+        instance.examined = Examined(distribution=found.distribution)  # known even if it is refused
+        make_host = partial(self.make_host, instance.name)
+        return construct(instance.name, found, instance.section.config, make_host, self.tell)
+
+    def _in_process(self, instance: Instance, ended: Callable[[str], None]) -> Examined:
+        instance.examined = Examined(distribution=origin(instance.uses))
+        host = self.make_host(instance.name)
+        instance.worker = worker = Worker(instance.name, ended)
+        if instance.abandoned:
+            instance.end_process()
+            raise TryAgain(f"plugin {instance.name!r} took too long to load")
+        return remote.load(worker, instance.uses, instance.section, host, self.tell)

@@ -1,0 +1,103 @@
+"""A plugin in a process of its own, as an object with hooks: who calls it need not know.
+
+Owns: loading it there, and the methods that take each call over.
+Refuses: the life of the process (`nodeplug.worker.process`), and when it is needed (`lifecycle`).
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any, Final
+
+import tomli_w
+
+from nodeplug.config import PluginSection
+from nodeplug.config.mistakes import Location, Mistake
+from nodeplug.contract.errors import PluginError
+from nodeplug.contract.hookspecs import ANSWERS, hookimpl
+from nodeplug.contract.host import Host
+from nodeplug.hosting.call import CURRENT
+from nodeplug.loading.discovery import Misconfigured, PluginRefused
+from nodeplug.loading.dispatch import callers
+from nodeplug.loading.examination import Examined
+from nodeplug.worker.answering import about
+from nodeplug.worker.encoding import has_request, prepare, read_claims, read_error
+from nodeplug.worker.process import Worker
+from nodeplug.worker.wire import Broken, Message
+
+LOG: Final = logging.getLogger(__name__)
+
+
+def load(
+    worker: Worker, uses: str, section: PluginSection, host: Host, tell: Callable[[Location, str], str]
+) -> Examined:
+    """Load the plugin of a section in a process. May block.
+
+    Raises:
+        PluginRefused: it cannot be loaded.
+        TryAgain: the process ended.
+    """
+    head = {
+        "uses": uses,
+        "config": tomli_w.dumps(section.config),
+        "host": about(host),
+        "level": logging.getLogger("nodeplug").getEffectiveLevel(),
+    }
+    reply = worker.load(host, head)
+    try:
+        if reply.op != "answer":
+            raise _refusal(reply, tell)
+        return _examined(worker, reply)
+    except Broken as error:
+        worker.kill(f"it broke the wire: {error}")
+        raise PluginRefused(f"plugin {worker.name!r} cannot be loaded: its process broke the wire: {error}") from None
+    finally:
+        reply.close()
+
+
+def _examined(worker: Worker, reply: Message) -> Examined:
+    hooks, wrappers = _names(reply, "hooks"), _names(reply, "wrappers")
+    claims = read_claims(reply.head.get("claims"))
+    prepare([*hooks])
+    plugin = type("PluginInProcess", (), {hook: hookimpl(_method(worker, hook)) for hook in hooks})()
+    return Examined(plugin, reply.text("distribution"), claims, hooks, wrappers, callers(plugin, hooks, ()))
+
+
+def _names(reply: Message, which: str) -> frozenset[str]:
+    names = reply.head.get(which)
+    if not isinstance(names, list) or not set(ANSWERS).issuperset(names):
+        raise Broken(f"its {which} are none of the contract")
+    return frozenset(names)
+
+
+def _method(worker: Worker, hook: str) -> Callable[..., Any]:
+    """Make the method of a hook; what the plugin asks of its host meanwhile is done in the same thread of the call."""
+
+    def call(request: object) -> Any:
+        call = CURRENT.get()
+        return worker.call(hook, request, call.id if call is not None else "", threading.current_thread().name)
+
+    def with_request(_: object, request: object) -> Any:
+        return call(request)
+
+    def without(_: object) -> Any:
+        return call(None)
+
+    method = with_request if has_request(hook) else without
+    method.__name__ = hook
+    return method
+
+
+def _refusal(reply: Message, tell: Callable[[Location, str], str]) -> Exception:
+    mistakes = reply.head.get("mistakes")
+    if isinstance(mistakes, list):
+        return Misconfigured([_mistake(one) for one in mistakes], tell)
+    error = read_error(reply)
+    return PluginRefused(str(error)) if type(error) is PluginError else error
+
+
+def _mistake(document: object) -> Mistake:
+    match document:
+        case [[*location], str(text)]:
+            return Mistake(tuple(part if isinstance(part, int) else str(part) for part in location), text)
+    raise Broken("its mistakes are none")

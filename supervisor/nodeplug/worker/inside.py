@@ -1,0 +1,151 @@
+"""What runs in a worker: the plugin, and a fresh thread for each call of it.
+
+Owns: loading the plugin as the daemon would, its calls, and the end with the daemon's end of the control socket.
+Refuses: deadlines, quarantine, and to go on without the daemon.
+"""
+
+import ctypes
+import logging
+import os
+import signal
+import threading
+import tomllib
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+from nodeplug.contract.errors import PluginError, TryAgain
+from nodeplug.contract.values import CniRequest
+from nodeplug.loading.answers import check_answer
+from nodeplug.loading.discovery import Misconfigured, find
+from nodeplug.loading.examination import Examined, construct
+from nodeplug.worker.encoding import has_request, prepare, read_request, write_answer, write_claims, write_error
+from nodeplug.worker.host import REQUEST, Door, ToDaemon, make_host
+from nodeplug.worker.wire import VERSION, Broken, Channel, Closed, Control, Message
+
+LOG: Final = logging.getLogger(__name__)
+_PR_SET_PDEATHSIG: Final = 1
+_OOM_SCORE: Final = 100
+"""At least (proc(5), oom_score_adj); the daemon's own is below."""
+
+
+class Inside:
+    """The plugin of this process, and its calls."""
+
+    def __init__(self, control: Control) -> None:
+        self._control = control
+        self._door = Door(control)
+        self._name = ""
+        self._examined = Examined()
+
+    def run(self) -> None:
+        """Serve the daemon until it closes the control socket."""
+        self._control.send({"op": "hello", "wire": VERSION})
+        try:
+            while True:
+                message = self._control.receive()
+                self._begin(Channel.adopt(message.descriptors.pop()))
+        except Closed:
+            return
+
+    def _begin(self, channel: Channel) -> None:
+        try:
+            threading.Thread(target=self._serve, args=(channel,), name="a call", daemon=True).start()
+        except RuntimeError as error:
+            text = f"the worker of plugin {self._name!r} cannot start another thread ({error}); raise its task limit"
+            _answer(channel, write_error(TryAgain(text)))
+            channel.close()
+
+    def _serve(self, channel: Channel) -> None:
+        try:
+            message = channel.receive()
+        except Closed:
+            channel.close()
+            return
+        self._door.here.channel = channel
+        try:
+            answer = self._load(message) if message.op == "load" else self._call(message)
+        except BaseException as error:
+            answer = write_error(error, _mistakes)
+        finally:
+            message.close()
+        self._door.here.channel = None
+        _answer(channel, answer)
+        channel.close()
+
+    def _load(self, message: Message) -> Message:
+        head = message.head
+        self._name, threading.current_thread().name = head["host"]["plugin"], "load"
+        log = logging.getLogger()
+        log.handlers = [ToDaemon(self._control)]
+        log.setLevel(max(head["level"], logging.WARNING) if head["level"] > logging.DEBUG else head["level"])
+        for ours in ("nodeplug", "plugin"):
+            logging.getLogger(ours).setLevel(head["level"])
+        found, config = find(head["uses"]), tomllib.loads(head["config"])
+        examined = self._examined = construct(
+            self._name, found, config, lambda: make_host(self._door, head["host"]), lambda _place, text: text
+        )
+        prepare([*examined.hooks])
+        return Message(
+            {
+                "op": "answer",
+                "distribution": examined.distribution,
+                "claims": write_claims(examined.claims),
+                "hooks": sorted(examined.hooks),
+                "wrappers": sorted(examined.wrappers),
+            }
+        )
+
+    def _call(self, message: Message) -> Message:
+        hook = message.text("hook")
+        arguments: dict[str, Any] = {"request": read_request(hook, message)} if has_request(hook) else {}
+        REQUEST.set(message.text("id"))
+        threading.current_thread().name = message.text("name")
+        if isinstance(request := arguments.get("request"), CniRequest):
+            request.host_netns.enter()  # the thread ends with its call
+        answer = check_answer(self._name, hook, self._examined.callers[hook](**arguments))
+        return Message({"op": "answer"}, write_answer(hook, answer))
+
+
+def _mistakes(error: PluginError) -> Mapping[str, Any]:
+    if not isinstance(error, Misconfigured):
+        return {}
+    return {"mistakes": [[list(one.location), one.text] for one in error.mistakes]}
+
+
+def _answer(channel: Channel, answer: Message) -> None:
+    try:
+        channel.send(answer)
+    except Closed:  # the daemon has given this process up
+        return
+
+
+def _end_with(daemon: int) -> None:
+    """Have the kernel end this process with the daemon, even if it hangs; and before the daemon if memory is short."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != daemon:
+        os._exit(0)  # noqa: TID251 - the daemon has gone
+    with suppress(OSError):
+        score = Path("/proc/self/oom_score_adj")
+        score.write_text(str(max(int(score.read_text(encoding="ascii")), _OOM_SCORE)), encoding="ascii")
+
+
+def main(arguments: list[str]) -> int:
+    """Run a worker on the descriptor of its control socket, if the daemon speaks this wire."""
+    os.chdir("/")
+    control = Control.adopt(int(arguments[0]))
+    _end_with(int(arguments[2]))
+    if int(arguments[1]) != VERSION:
+        text = (
+            f"its nodeplug speaks version {VERSION} of the wire and the daemon {arguments[1]}; install the same release"
+        )
+        control.send({"op": "refusal", "message": text})
+        return 1
+    try:
+        Inside(control).run()
+    except Broken as error:
+        LOG.error("the daemon broke the wire: %s", error)
+    # Threads of the plugin, exit handlers and destructors are not waited for: they may hang.
+    os._exit(0)  # noqa: TID251 - this process is a plugin's, and the daemon needs it no more

@@ -1,0 +1,272 @@
+"""The process of one plugin, as the daemon sees it.
+
+Owns: its life from the first byte to the last, every call in it, and why it ended.
+Refuses: to start another one (`nodeplug.hosting` does), to wait for its exit longer than a moment, and to trust it:
+what it sends is checked, and one that breaks the wire is killed.
+
+One thread per worker attends to its control socket. A call has its own channel and waits in the thread of the call.
+"""
+
+import logging
+import os
+import select
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, Final
+
+from nodeplug.contract.errors import TryAgain
+from nodeplug.contract.host import Host
+from nodeplug.worker.answering import answer, write_record
+from nodeplug.worker.encoding import has_request, read_answer, read_error, write_error, write_request
+from nodeplug.worker.spawning import spawn
+from nodeplug.worker.wire import VERSION, Broken, Channel, Closed, Control, Message
+
+LOG: Final = logging.getLogger(__name__)
+_EXIT: Final = 2.0
+"""Seconds that a process has to end after the daemon has closed its socket, and again after SIGKILL."""
+LAST_CALLS: Final = 60.0
+"""Seconds that calls in a process that is not needed any more have to end."""
+_LOOK: Final = 5.0
+_REPLIES: Final = frozenset({"answer", "error", "stray"})
+"""What ends a request; anything else is a request of the plugin's own."""
+_REASON: Final = 6.0
+"""Seconds that a call that broke off waits to learn why."""
+
+
+class Worker:
+    """One process. Any thread may use it; `ended` is called once, in a thread of its own.
+
+    Args:
+        name: of the plugin's section.
+        ended: is told why, unless the daemon itself ended it.
+    """
+
+    def __init__(self, name: str, ended: Callable[[str], None]) -> None:
+        self.name = name
+        self.pid = 0
+        self.started = time.monotonic()
+        self.why = ""
+        self._ended = ended
+        self._wanted = 0.0
+        self._host: Host | None = None
+        self._gone = threading.Event()
+        self._changing = threading.Lock()
+        self._channels: set[Channel] = set()
+        mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            self.pid = spawn(theirs.fileno())
+        except BaseException:
+            mine.close()
+            raise
+        finally:
+            theirs.close()
+        self._control = Control(mine)
+        self._exit = os.pidfd_open(self.pid)
+        threading.Thread(target=self._attend, name=f"worker of {name}"[:100], daemon=True).start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether calls can still reach the plugin."""
+        return not self.why and not self._wanted
+
+    # --- calls ----------------------------------------------------------------------------------------------------
+
+    def load(self, host: Host, head: Mapping[str, Any]) -> Message:
+        """Load the plugin; return the daemon's end of the talk about it: an answer, an error or what is left of one.
+
+        Raises:
+            TryAgain: the process ended.
+        """
+        self._host = host
+        return self._request(Message({"op": "load", **head}), "its loading")
+
+    def call(self, hook: str, request: object, request_id: str, name: str) -> Any:
+        """Call a hook in the process.
+
+        Args:
+            hook: which the plugin implements.
+            request: None for a hook without one.
+            request_id: for the log.
+            name: of the thread in the process, so that a hanging call can be found.
+
+        Raises:
+            TryAgain: the process ended.
+            PluginError: the hook raised it.
+            Stray: the hook raised something else.
+        """
+        descriptors: list[int] = []
+        body = write_request(hook, request, descriptors) if has_request(hook) else b""
+        head = {"op": "hook", "hook": hook, "id": request_id, "name": name}
+        reply = self._request(Message(head, body, descriptors), hook)
+        try:
+            if reply.op != "answer":
+                raise read_error(reply)
+            return read_answer(hook, reply)
+        except Broken as error:
+            raise self._broken(error, hook) from None
+        finally:
+            reply.close()
+
+    def _request(self, message: Message, what: str) -> Message:
+        """Send a request, answer what the plugin asks meanwhile in this thread, and return the reply."""
+        try:
+            channel = self._opened()
+            try:
+                channel.send(message)
+                while (reply := channel.receive()).op not in _REPLIES:
+                    channel.send(self._answered(reply))
+                return reply
+            finally:
+                with self._changing:
+                    self._channels.discard(channel)
+                    last = self._wanted and not self._channels
+                channel.close()
+                if last:
+                    self._control.shut()
+        except Closed:
+            raise self._left(what) from None
+        except Broken as error:
+            raise self._broken(error, what) from None
+
+    def _opened(self) -> Channel:
+        channel = self._control.open({"op": "call"})
+        with self._changing:
+            self._channels.add(channel)
+            if self.why:  # nobody would close it any more
+                channel.shut()
+        return channel
+
+    def _answered(self, message: Message) -> Message:
+        """Answer a request of the plugin in this thread."""
+        try:
+            if self._host is None:
+                raise Broken(f"nobody asked for its {message.op!r}")
+            return answer(self._host, message)
+        except Broken:
+            raise
+        except Exception as error:
+            return write_error(error)
+        finally:
+            message.close()
+
+    def _left(self, what: str) -> TryAgain:
+        self._gone.wait(_REASON)
+        why = self.why or "it does not answer any more"
+        return TryAgain(f"the process of plugin {self.name!r} ended during {what}: {why}; ask again")
+
+    def _broken(self, error: Broken, what: str) -> TryAgain:
+        self.kill(f"it broke the wire: {error}")
+        return self._left(what)
+
+    # --- its life -------------------------------------------------------------------------------------------------
+
+    def kill(self, why: str) -> None:
+        """End the process and every call in it now."""
+        with self._changing:
+            if self._gone.is_set():
+                return
+            self.why = self.why or why
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._exit, signal.SIGKILL)
+        self._shut()
+
+    def end(self) -> None:
+        """End the process because it is not needed any more, once the calls in it have ended. Does not wait."""
+        with self._changing:
+            self._wanted = self._wanted or time.monotonic()
+            idle = not self._channels
+        if idle:
+            self._control.shut()
+
+    def _attend(self) -> None:
+        """Listen to the control socket until it ends, then see to the end of the process."""
+        look = select.poll()
+        look.register(self._control.fileno(), select.POLLIN)
+        look.register(self._exit, select.POLLIN)
+        try:
+            while True:
+                ready = {descriptor for descriptor, _ in look.poll(_LOOK * 1000)}
+                if self._wanted and time.monotonic() - self._wanted > LAST_CALLS:
+                    self.kill(f"its calls did not end within {LAST_CALLS:g} s")
+                if self._control.fileno() in ready:
+                    self._hear(self._control.receive())
+                elif self._exit in ready:
+                    break  # what it had sent is read; a child that it left may hold the socket
+        except Closed:
+            pass
+        except Broken as error:
+            self.kill(f"it broke the wire: {error}")
+        self._bury()
+
+    def _hear(self, message: Message) -> None:
+        match message.op:
+            case "log":
+                write_record(message.head, self.name)
+            case "refresh" if self._host is not None:
+                self._host.refresh(message.text("resource"))
+            case "ask" if len(message.descriptors) == 1 and self._host is not None:
+                channel = Channel.adopt(message.descriptors.pop())
+                threading.Thread(target=self._ask, args=(channel,), name=f"asked by {self.name}", daemon=True).start()
+            case "hello":
+                if message.head.get("wire") != VERSION:
+                    raise Broken(f"it speaks version {message.head.get('wire')!r} of the wire and the daemon {VERSION}")
+            case "refusal":
+                self.kill(message.text("message"))
+            case unknown:
+                message.close()
+                raise Broken(f"nobody asked for its {unknown!r}")
+
+    def _ask(self, channel: Channel) -> None:
+        """Answer a request of a thread of the plugin's own."""
+        try:
+            channel.send(self._answered(channel.receive()))
+        except Closed:
+            return
+        except Broken as error:
+            self.kill(f"it broke the wire: {error}")
+        finally:
+            channel.close()
+
+    def _bury(self) -> None:
+        """See to the end of the process and of every call in it, also when the process does not die."""
+        exited = select.poll()
+        exited.register(self._exit, select.POLLIN)
+        if not exited.poll(_EXIT * 1000):
+            self.kill("" if self._wanted else "it closed its socket and lived on")
+            exited.poll(_EXIT * 1000)
+        # Its children in its own process group end with it. While it is not reaped, nobody else can have the number.
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+        status = os.waitid(os.P_PIDFD, self._exit, os.WEXITED | os.WNOHANG)
+        with self._changing:
+            self.why = self.why or ("" if self._wanted else _told(status))
+        if not self._wanted:  # first, so that a caller who asks again at once finds the gate held
+            self._ended(self.why)
+        with self._changing:
+            self._gone.set()
+        self._shut()
+        if status is None:
+            LOG.warning("process %d of plugin %s does not die: it hangs in the kernel", self.pid, self.name)
+            os.waitid(os.P_PIDFD, self._exit, os.WEXITED)
+        os.close(self._exit)
+        self._control.close()
+
+    def _shut(self) -> None:
+        with self._changing:
+            channels = list(self._channels)
+        self._control.shut()
+        for channel in channels:
+            channel.shut()
+
+
+def _told(status: "os.waitid_result | None") -> str:
+    if status is None:
+        return "it does not die"
+    if status.si_code == os.CLD_EXITED:
+        return f"it exited with status {status.si_status}"
+    known = {one.value: one.name for one in signal.Signals}
+    return f"it was killed by {known.get(status.si_status, f'signal {status.si_status}')}"

@@ -1,0 +1,238 @@
+"""The wire between the daemon and a worker.
+
+Owns: messages on two kinds of sockets, their limits, and the descriptors that come with them (SCM_RIGHTS):
+
+    control    one per worker, SOCK_SEQPACKET; a datagram is a head. It opens channels, and carries what has no answer.
+    channel    one per call, SOCK_STREAM; each end speaks in turn:
+               u32 head | u32 body | head: a JSON object | body: a JSON value of the contract
+
+Numbers are little-endian byte counts. So the end of a process ends every call in it, nobody has to sort answers, and a
+call that hangs keeps nobody else's bytes back.
+Refuses: what a message means, threads, and time limits: who waits too long closes the socket.
+"""
+
+import json
+import os
+import socket
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Self
+
+VERSION: Final = 1
+"""Of the messages; both ends refuse another one."""
+LIMIT: Final = 64 << 20
+"""Bytes of a message: kubelet takes lists of 4 MiB, in which a device has about a tenth of what crosses here."""
+DATAGRAM: Final = 64 << 10
+"""Bytes of a message on a control socket."""
+_SIZES: Final = struct.Struct("<II")
+_DESCRIPTORS: Final = 64
+_CHUNK: Final = 1 << 18
+
+
+class Broken(Exception):
+    """The other end has sent what no end sends; the message says what."""
+
+
+class Closed(Exception):
+    """The other end is gone, or this one was closed."""
+
+
+@dataclass(slots=True)
+class Message:
+    """One message.
+
+    Attributes:
+        head: always with "op", which says what it is.
+        body: a value of the contract in JSON; empty if there is none.
+        descriptors: received ones belong to the receiver, and so do those in values that are read from it.
+    """
+
+    head: Mapping[str, Any]
+    body: bytes = b""
+    descriptors: list[int] = field(default_factory=list)
+
+    @property
+    def op(self) -> str:
+        """What the message is."""
+        return str(self.head.get("op", ""))
+
+    def text(self, name: str) -> str:
+        """Return a text of the head; raise Broken if it has none of that name."""
+        value = self.head.get(name)
+        if not isinstance(value, str):
+            raise Broken(f"its {self.op!r} has no text {name!r}")
+        return value
+
+    def close(self) -> None:
+        """Close the descriptors that came with it."""
+        for descriptor in self.descriptors:
+            os.close(descriptor)
+        self.descriptors.clear()
+
+
+class Channel:
+    """One end of a channel. Used by one thread at a time; `shut` by any."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._end = end
+
+    @classmethod
+    def adopt(cls, descriptor: int) -> Self:
+        """Take over a descriptor that came with a message; raise Broken if it is no stream socket."""
+        end = socket.socket(fileno=descriptor)
+        if end.family != socket.AF_UNIX or end.type != socket.SOCK_STREAM:
+            end.close()
+            raise Broken("it opens a channel that is no stream socket")
+        return cls(end)
+
+    def send(self, message: Message) -> None:
+        """Send a message, however long the other end takes to read it; raise Closed if it is gone."""
+        head = _written(message.head)
+        data = _SIZES.pack(len(head), len(message.body)) + head + message.body
+        try:
+            if message.descriptors:
+                sent = socket.send_fds(self._end, [data], message.descriptors)
+            else:
+                sent = self._end.send(data)
+            if sent < len(data):
+                self._end.sendall(memoryview(data)[sent:])
+        except OSError as error:
+            raise Closed(str(error)) from error
+
+    def receive(self) -> Message:
+        """Wait for the next message.
+
+        Raises:
+            Closed: the other end is gone.
+            Broken: it is not a message, too large, or more than one.
+        """
+        data, descriptors = bytearray(), list[int]()
+        try:
+            total = _SIZES.size
+            while len(data) < total:
+                if not (piece := self._more(descriptors)):
+                    raise Closed("the other end is gone")
+                known = len(data) >= _SIZES.size
+                data += piece
+                if not known and len(data) >= _SIZES.size:
+                    total += _announced(data)
+            if len(data) > total:
+                raise Broken(f"{len(data) - total} bytes follow its message, and nobody has asked for them")
+            start = _SIZES.size + _SIZES.unpack_from(data)[0]
+            return Message(_read(bytes(data[_SIZES.size : start])), bytes(data[start:]), descriptors)
+        except BaseException:
+            for descriptor in descriptors:
+                os.close(descriptor)
+            raise
+
+    def shut(self) -> None:
+        """Wake whoever waits at either end with Closed."""
+        _shut(self._end)
+
+    def close(self) -> None:
+        """Close this end."""
+        self._end.close()
+
+    def _more(self, descriptors: list[int]) -> bytes:
+        try:
+            data, received, flags, _ = socket.recv_fds(self._end, _CHUNK, _DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
+        except OSError as error:
+            raise Closed(str(error)) from error
+        descriptors += received
+        if flags & socket.MSG_CTRUNC:
+            raise Closed("this process has no descriptor left for those of the message; raise its limit (LimitNOFILE)")
+        return data
+
+
+class Control:
+    """One end of a control socket. Any thread may send; one receives."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._end = end
+
+    @classmethod
+    def adopt(cls, descriptor: int) -> Self:
+        """Take over an inherited descriptor."""
+        return cls(socket.socket(fileno=descriptor))
+
+    def fileno(self) -> int:
+        """Return the descriptor, to wait for messages."""
+        return self._end.fileno()
+
+    def send(self, head: Mapping[str, Any], descriptors: Sequence[int] = ()) -> None:
+        """Send a datagram; raise Closed if the other end is gone, Broken if it is too long."""
+        data = _written(head)
+        if len(data) > DATAGRAM:
+            raise Broken(f"a datagram of {len(data)} bytes is too long")
+        try:
+            socket.send_fds(self._end, [data], descriptors)
+        except OSError as error:
+            raise Closed(str(error)) from error
+
+    def receive(self) -> Message:
+        """Wait for a datagram; raise Closed when the other end is gone, Broken for what is no message."""
+        try:
+            data, descriptors, flags, _ = socket.recv_fds(self._end, DATAGRAM, _DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
+        except OSError as error:
+            raise Closed(str(error)) from error
+        if not data:
+            raise Closed("the other end is gone")
+        message = Message({}, b"", descriptors)
+        try:
+            if flags & socket.MSG_TRUNC:
+                raise Broken(f"its datagram has more than {DATAGRAM} bytes")
+            message.head = _read(data)
+        except BaseException:
+            message.close()
+            raise
+        return message
+
+    def open(self, head: Mapping[str, Any]) -> Channel:
+        """Open a channel to the other end; raise Closed if that is gone."""
+        mine, theirs = socket.socketpair()
+        try:
+            self.send(head, [theirs.fileno()])
+        except BaseException:
+            mine.close()
+            raise
+        finally:
+            theirs.close()
+        return Channel(mine)
+
+    def shut(self) -> None:
+        """Tell the other end that nothing follows, and wake whoever waits at this one."""
+        _shut(self._end)
+
+    def close(self) -> None:
+        """Close this end."""
+        self._end.close()
+
+
+def _shut(end: socket.socket) -> None:
+    try:
+        end.shutdown(socket.SHUT_RDWR)
+    except OSError:  # it is closed, or the other end is gone
+        return
+
+
+def _written(head: Mapping[str, Any]) -> bytes:
+    # In ASCII: names from the kernel and from callers may not be UTF-8, and cross as escaped surrogates.
+    return json.dumps(head).encode()
+
+
+def _read(data: bytes) -> Mapping[str, Any]:
+    try:
+        head = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise Broken(f"its message is no JSON: {error}") from None
+    if not isinstance(head, dict) or not isinstance(head.get("op"), str):
+        raise Broken("its message does not say what it is")
+    return head
+
+
+def _announced(data: bytearray) -> int:
+    total: int = sum(_SIZES.unpack_from(data))
+    if total > LIMIT:
+        raise Broken(f"it announces a message of {total} bytes; at most {LIMIT} are accepted")
+    return total

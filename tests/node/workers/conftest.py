@@ -1,0 +1,149 @@
+"""The life cycle of plugins in processes of their own, with a requester for each hook."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import nodeplug as n
+from nodeplug.cni.delegate import Delegation
+from nodeplug.config import PluginSection
+from nodeplug.contract.hookspecs import ANSWERS, RESERVED
+from nodeplug.hosting.call import Call
+from nodeplug.hosting.lifecycle import Lifecycle
+from nodeplug.hosting.registry import Registry
+from nodeplug.hosting.runner import Runner
+from nodeplug.testing import host
+
+GUEST = "worker_guest:Guest"
+CNI: Mapping[str, Any] = {"claim": "net", "network": "n", "version": "1.0.0", "config": {"type": "net"}}
+ATTACHMENT: Mapping[str, Any] = {"container_id": "c1", "ifname": "eth0", "args": {"K": "v"}}
+DEVICE: Mapping[str, Any] = {"resource": n.ResourceName("example.com/thing")}
+VOLUME: Mapping[str, Any] = {"driver": "example/disk", "volume_id": n.VolumeId("v")}
+IDS = (n.DeviceId("d0"),)
+
+
+def requests(own: n.Netns) -> Mapping[str, n.Request | None]:
+    """Return a request for each hook that a front calls; None for those without one."""
+    cni: Mapping[str, Any] = {**CNI, "host_netns": own}
+    attachment: Mapping[str, Any] = {**cni, **ATTACHMENT}
+    return {
+        **dict.fromkeys(("prepare", "start", "stop", "health", "inspect", "metrics")),
+        "device_list": n.DeviceList(**DEVICE),
+        "device_allocate": n.DeviceAllocate(**DEVICE, ids=IDS, devices=(n.Device(IDS[0]),)),
+        "device_prefer": n.DevicePrefer(**DEVICE, available=IDS, must_include=(), size=1),
+        "device_prestart": n.DevicePrestart(**DEVICE, ids=IDS),
+        "device_released": n.DeviceReleased(**DEVICE, ids=IDS, namespace="a", pod="b", container="c"),
+        "cni_add": n.CniAdd(**attachment, netns=own),
+        "cni_del": n.CniDel(**attachment),
+        "cni_check": n.CniCheck(**attachment, netns=own, prev_result=n.CniResult()),
+        "cni_gc": n.CniGc(**cni, valid=(n.ValidAttachment(container_id="c1", ifname="eth0"),)),
+        "cni_status": n.CniStatus(**cni),
+        "volume_id": n.VolumeIdentify(driver="example/disk", options={"name": "v"}),
+        "volume_attach": n.VolumeAttach(**VOLUME, node="a"),
+        "volume_detach": n.VolumeDetach(driver="example/disk", volume_name="v", node="a"),
+        "volume_is_attached": n.VolumeIsAttached(**VOLUME, node="a"),
+        "volume_wait_attached": n.VolumeWaitAttached(**VOLUME, device="/dev/null"),
+        "volume_stage": n.VolumeStage(**VOLUME, staging_path="/s"),
+        "volume_publish": n.VolumePublish(**VOLUME, target_path="/t", secrets=n.Secrets({"key": b"\xff\x00"})),
+        "volume_unpublish": n.VolumeUnpublish(**VOLUME, target_path="/t"),
+        "volume_unstage": n.VolumeUnstage(**VOLUME, staging_path="/s"),
+        "volume_expand": n.VolumeExpand(**VOLUME, new_size=4096),
+        "volume_stats": n.VolumeStatsRequest(**VOLUME, mount_path="/t"),
+    }
+
+
+HOOKS = tuple(hook for hook in ANSWERS if hook not in RESERVED)
+
+
+@dataclass(slots=True)
+class Guests:
+    """A life cycle, and what tests ask of it."""
+
+    lifecycle: Lifecycle
+    own: n.Netns
+    folder: Path
+    _keys: Iterator[int] = field(default_factory=lambda: iter(range(1 << 30)))
+
+    def section(self, uses: str = GUEST, deadline: float = 60.0, **more: Any) -> PluginSection:
+        known = {key: more.pop(key) for key in ("isolation", "restart_after_overdue") if key in more}
+        deadlines = dict.fromkeys(HOOKS, deadline)
+        return PluginSection(uses=uses, config=more, deadline=deadlines, **{"isolation": "process", **known})
+
+    async def apply(self, **sections: PluginSection) -> None:
+        await self.lifecycle.apply(sections)
+
+    async def call(self, hook: str, request: n.Request | None = None, name: str = "guest") -> Any:
+        slot = self.lifecycle.registry.slots[name]
+        wanted = request if request is not None else requests(self.own)[hook]
+        arguments = {} if wanted is None else {"request": wanted}
+        kind: Any = {"c": "cni", "d": "device", "v": "volume"}.get(hook[0]) if "_" in hook else None
+        route: Any = slot.instance
+        if kind is not None:
+            claimed = {claim.kind: claim.name for claim in slot.instance.claims}
+            route = self.lifecycle.registry.route(kind, claimed[kind])
+        return await self.lifecycle.runner.call(route, hook, Call(hook, "a:b", f"key {next(self._keys)}"), arguments)
+
+    def pid(self, name: str = "guest") -> int:
+        worker = self.lifecycle.registry.slots[name].instance.worker
+        assert worker is not None
+        return worker.pid
+
+    def state(self, name: str = "guest") -> str:
+        return self.lifecycle.registry.slots[name].state
+
+    async def until(self, condition: Callable[[], object], seconds: float = 60.0) -> None:
+        async with asyncio.timeout(seconds):
+            while not condition():
+                await self.lifecycle.retry_failed()
+                await self.lifecycle.end_hanging()
+                await asyncio.sleep(0.02)
+
+
+def children() -> list[int]:
+    """Return the processes of this one that are not reaped."""
+    found = Path("/proc/self/task").glob("*/children")
+    return [int(pid) for tasks in found for pid in tasks.read_text(encoding="ascii").split()]
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def alive(pid: int) -> bool:
+    with suppress(OSError):
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text(encoding="ascii")
+    return False
+
+
+Story = Callable[[Guests], Coroutine[Any, Any, None]]
+
+
+@pytest.fixture
+def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Story], None]:
+    """Run a story of a test, and see that no process and no descriptor is left."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+
+    def play(story: Story) -> None:
+        async def whole() -> None:
+            registry, runner = Registry(), Runner()
+            delegation = Delegation(registry, visiting=runner.visiting)
+            lifecycle = Lifecycle(registry, runner, lambda name: host(tmp_path, plugin=name, delegate=delegation))
+            own = n.Netns.current()
+            guests = Guests(lifecycle, own, tmp_path)
+            before = open_files()
+            try:
+                await story(guests)
+            finally:
+                await lifecycle.stop_all(0.1)
+            await guests.until(lambda: not children())
+            await guests.until(lambda: open_files() <= before)
+            own.close()
+
+        asyncio.run(whole())
+
+    return play

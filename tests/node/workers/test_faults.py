@@ -1,0 +1,171 @@
+"""A plugin that goes wrong in its own process: its callers are told, it comes back, and no neighbour notices."""
+
+import os
+import re
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import nodeplug as n
+from nodeplug.contract.hookspecs import ANSWERS, RESERVED
+
+if TYPE_CHECKING:
+    from tests.node.workers.conftest import Guests
+
+Play = Callable[[Any], None]
+CALLED = [hook for hook in ANSWERS if hook not in {*RESERVED, "claims", "prepare", "start", "stop"}]
+pytestmark = pytest.mark.unprivileged
+
+
+def mark(guests: "Guests") -> str:
+    return str(guests.folder / "it has gone wrong")
+
+
+@pytest.mark.parametrize("hook", CALLED)
+def test_a_process_that_is_killed_inside_a_hook_is_started_again(hook: str, play: Play) -> None:
+    async def story(guests: "Guests") -> None:
+        await guests.apply(
+            guest=guests.section(at=hook, how="killed", once=mark(guests)), other=guests.section(name="b")
+        )
+        first, other = guests.pid(), guests.pid("other")
+        with pytest.raises(
+            n.TryAgain, match=f"the process of plugin 'guest' ended during {hook}: it was killed by SIGKILL"
+        ):
+            await guests.call(hook)
+        await guests.until(lambda: guests.state() == "running" and guests.pid() != first)
+        await guests.call(hook)
+        assert guests.pid("other") == other
+
+    play(story)
+
+
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        ("exits", "it exited with status 7"),
+        ("segfault", "it was killed by SIGSEGV"),
+        ("forks", "it exited with status 7"),
+        ("junk", "it broke the wire: its message is no JSON"),
+        ("huge", "it broke the wire: it announces a message of 8589934590 bytes"),
+        ("twice", "it broke the wire: [0-9]+ bytes follow its message"),
+        ("hangs up", "it exited with status 0"),
+        ("speaks", "it broke the wire: nobody asked for its 'surprise'"),
+        ("babbles", "it broke the wire: its message is no JSON"),
+    ],
+)
+def test_a_process_that_ends_or_breaks_the_wire_is_started_again(how: str, why: str, play: Play) -> None:
+    async def story(guests: "Guests") -> None:
+        await guests.apply(guest=guests.section(at="device_list", how=how, once=mark(guests)))
+        first = guests.pid()
+        with suppress(n.TryAgain):  # some answer first
+            await guests.call("device_list")
+        restarts = guests.lifecycle.registry.slots["guest"].restarts
+        await guests.until(lambda: restarts.count == 1 and guests.state() == "running" and guests.pid() != first)
+        await guests.call("device_list")
+        assert re.match(why, restarts.why), restarts.why
+
+    play(story)
+
+
+@pytest.mark.parametrize("how", ["hangs", "burns", "stopped", "half", "closes descriptors"])
+def test_a_process_that_does_not_come_back_is_ended_and_started_again(how: str, play: Play) -> None:
+    async def story(guests: "Guests") -> None:
+        faulty = guests.section(at="device_list", how=how, once=mark(guests), deadline=0.3, restart_after_overdue=2)
+        await guests.apply(guest=faulty)
+        first = guests.pid()
+        with pytest.raises(n.TryAgain):
+            await guests.call("device_list")
+        await guests.until(lambda: guests.state() == "running" and guests.pid() != first)
+        await guests.call("device_list")
+
+    play(story)
+
+
+@pytest.mark.parametrize("at", ["claims", "construct", "start"])
+@pytest.mark.parametrize("how", ["killed", "exits"])
+def test_a_process_that_ends_before_its_plugin_runs_is_tried_again(at: str, how: str, play: Play) -> None:
+    async def story(guests: "Guests") -> None:
+        await guests.apply(guest=guests.section(at=at, how=how, once=mark(guests)))
+        assert guests.state() == "failed"
+        assert "the process of plugin 'guest' ended during" in guests.lifecycle.registry.slots["guest"].reason
+        await guests.until(lambda: guests.state() == "running")
+        await guests.call("device_list")
+
+    play(story)
+
+
+def test_a_plugin_that_ends_again_and_again_is_started_ever_later(play: Play) -> None:
+    async def story(guests: "Guests") -> None:
+        await guests.apply(guest=guests.section(at="device_list", how="exits"))
+        slot, pauses = guests.lifecycle.registry.slots["guest"], []
+        for count in range(1, 4):
+            with pytest.raises(n.TryAgain):
+                await guests.call("device_list")
+            await guests.until(lambda: slot.restarts.count == count)  # noqa: B023 - it is asked in this very turn
+            pauses.append(round(slot.retry_at - time.monotonic()) if slot.state == "failed" else 0)
+            slot.retry_at = 0.0
+            await guests.until(lambda: guests.state() == "running")
+        assert pauses == [0, 1, 2]
+
+    play(story)
+
+
+def test_calls_wait_while_a_process_is_started_again(play: Play) -> None:
+    async def story(guests: "Guests") -> None:
+        await guests.apply(guest=guests.section(at="device_allocate", how="killed", once=mark(guests)))
+        with pytest.raises(n.TryAgain):
+            await guests.call("device_allocate")
+        assert (await guests.call("device_allocate")).env.keys() == {"PID"}
+
+    play(story)
+
+
+def test_a_process_that_changes_its_folder_or_closes_descriptors_harms_nobody_else(play: Play) -> None:
+    async def story(guests: "Guests") -> None:
+        odd = guests.section(at="health", how="changes folder")
+        await guests.apply(guest=odd, other=guests.section(name="b"))
+        await guests.call("health")
+        assert (await guests.call("inspect"))["folder"] == "/proc"
+        assert (await guests.call("inspect", name="other"))["folder"] == "/"
+
+    play(story)
+
+
+def test_what_a_hook_raises_is_what_its_caller_gets(play: Play, caplog: pytest.LogCaptureFixture) -> None:
+    async def story(guests: "Guests") -> None:
+        await guests.apply(
+            guest=guests.section(at="device_list", how="refuses"),
+            other=guests.section(name="b", at="cni_gc", how="raises"),
+        )
+        with pytest.raises(n.Exhausted, match="nothing is left; 0 of 3"):
+            await guests.call("device_list")
+        with pytest.raises(n.PluginError, match="cni_gc of plugin 'other' raised ValueError: a stray"):
+            await guests.call("cni_gc", name="other")
+        (record,) = [one for one in caplog.records if "raised ValueError" in one.getMessage()]
+        assert "in cni_gc" in record.trace  # type: ignore[attr-defined]
+
+    play(story)
+
+
+def test_a_child_that_a_plugin_left_in_its_group_ends_with_its_process(play: Play) -> None:
+    async def story(guests: "Guests") -> None:
+        await guests.apply(guest=guests.section(at="device_list", how="forks", once=mark(guests)))
+        first = guests.pid()
+        with pytest.raises(n.TryAgain):
+            await guests.call("device_list")
+        await guests.until(lambda: not group(first))
+
+    play(story)
+
+
+def group(leader: int) -> list[int]:
+    found = []
+    for pid in [int(one.name) for one in Path("/proc").iterdir() if one.name.isdecimal()]:
+        with suppress(ProcessLookupError):
+            if os.getpgid(pid) == leader:
+                found.append(pid)
+    return found

@@ -1,0 +1,93 @@
+"""A whole daemon whose plugin runs in a process: kubelet and pods notice nothing of its end."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nodeplug.testing import BlockingKubelet, ScratchNode
+from nodeplug.testing.waiting import until
+
+RESOURCE = "example.com/thing"
+SECTION = '[plugins.guest]\nuses = "worker_guest:Guest"\nisolation = "process"\n'
+pytestmark = pytest.mark.unprivileged
+
+
+@pytest.fixture
+def node(short_path: Path) -> Iterator[ScratchNode]:
+    one = ScratchNode(short_path, SECTION, supervisor='listen = ""\n', env={"PYTHONPATH": str(Path(__file__).parent)})
+    try:
+        yield one
+    finally:
+        one.kill()
+
+
+def guest(node: ScratchNode) -> dict[str, object]:
+    (row,) = node.status()["plugins"]
+    assert isinstance(row, dict)
+    return row
+
+
+def pid(node: ScratchNode) -> int:
+    process = guest(node)["process"]
+    return int(process["pid"]) if isinstance(process, dict) else 0
+
+
+def test_kubelet_keeps_its_stream_and_its_devices_while_a_process_is_killed(node: ScratchNode) -> None:
+    with BlockingKubelet(node.root / "var" / "lib" / "kubelet") as kubelet:
+        node.start()
+        kubelet.until_allocatable(RESOURCE, 2)
+        first, registrations = pid(node), len(kubelet.registrations)
+        os.kill(first, signal.SIGKILL)
+        until(lambda: pid(node) not in {0, first})
+        assert kubelet.allocatable(RESOURCE) == 2
+        assert len(kubelet.registrations) == registrations
+        grant = kubelet.admit("pod", {RESOURCE: 2})[RESOURCE]
+        assert grant.envs["PID"] == str(pid(node))
+        row = guest(node)
+        assert (row["restarts"], row["restarted"]) == (1, "it was killed by SIGKILL")
+
+
+def test_a_plugin_is_reloaded_by_name_in_another_process(node: ScratchNode) -> None:
+    node.start()
+    first = pid(node)
+    done = node.run("reload", "guest", "--json")
+    assert done.returncode == 0, done.stderr
+    row = json.loads(done.stdout)
+    assert row["process"]["pid"] == pid(node) != first
+    assert row["restarts"] == 0
+    until(lambda: not Path(f"/proc/{first}").exists())
+
+
+def test_reload_of_a_plugin_that_nobody_enabled_says_which_there_are(node: ScratchNode) -> None:
+    node.start()
+    done = node.run("reload", "gest")
+    assert done.returncode == 1
+    assert "no plugin 'gest' is enabled; there is a [plugins.…] section for: guest" in done.stderr
+
+
+def test_no_process_outlives_a_daemon_that_is_killed(node: ScratchNode) -> None:
+    node.start()
+    first = pid(node)
+    node.kill()
+    until(lambda: not Path(f"/proc/{first}").exists())
+
+
+def test_a_process_has_no_descriptor_of_the_daemon_and_neither_its_event_loop_nor_grpc(node: ScratchNode) -> None:
+    node.start()
+    found = json.loads(node.run("inspect", "guest").stdout)["guest"]
+    files = [link for link in found["open"] if link.startswith("/") and not link.startswith(("/dev/", "/proc/"))]
+    assert {Path(file).name for file in files} == {"daemon.log"}  # stdout and stderr
+    assert sum(link.startswith("socket:") for link in found["open"]) == 2  # the control socket, and this call's
+    assert {"asyncio", "grpc", "google", "pyroute2", "typer"}.isdisjoint(found["modules"])
+
+
+def test_processes_end_with_the_daemon_and_their_plugins_are_stopped(node: ScratchNode) -> None:
+    node.start()
+    first = pid(node)
+    node.stop()
+    until(lambda: not Path(f"/proc/{first}").exists())
+    assert "plugin guest is unloaded" in node.log

@@ -1,0 +1,277 @@
+"""A plugin that runs in a process of its own, with every hook; its configuration says where it goes wrong, and how."""
+
+import ctypes
+import json
+import os
+import signal
+import socket
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+import nodeplug as n
+from nodeplug import hookimpl
+
+
+class Guest:
+    """Says in each answer which process it is."""
+
+    class Config(BaseModel, extra="forbid"):
+        at: str = ""
+        how: str = ""
+        once: str = ""
+        name: str = "thing"
+
+    def __init__(self, config: Config, host: n.Host) -> None:
+        self._config = config
+        self._host = host
+        self._begin("construct")
+
+    def _begin(self, hook: str) -> None:
+        config = self._config
+        if hook != config.at:
+            return
+        if config.once:
+            try:
+                os.close(os.open(config.once, os.O_CREAT | os.O_EXCL))
+            except FileExistsError:
+                return
+        WAYS[config.how](self._host)
+
+    @hookimpl
+    def claims(self) -> list[n.Claim]:
+        self._begin("claims")
+        name = self._config.name
+        return [n.CniClaim(name), n.DeviceClaim(f"example.com/{name}"), n.VolumeClaim(f"example/{name}", metrics=False)]
+
+    @hookimpl
+    def prepare(self) -> None:
+        self._begin("prepare")
+
+    @hookimpl
+    def start(self) -> None:
+        self._begin("start")
+
+    @hookimpl
+    def stop(self) -> None:
+        self._begin("stop")
+
+    @hookimpl
+    def health(self) -> None:
+        self._begin("health")
+
+    @hookimpl
+    def inspect(self) -> Mapping[str, Any]:
+        self._begin("inspect")
+        return {
+            "pid": os.getpid(),
+            "folder": str(Path.cwd()),
+            "open": [str(one.readlink()) for one in Path("/proc/self/fd").iterdir() if one.is_symlink()],
+            "modules": sorted(sys.modules),
+        }
+
+    @hookimpl
+    def metrics(self) -> Sequence[n.Metric]:
+        self._begin("metrics")
+        return [n.Metric("things", "Things.", [n.Sample(float("inf"), {"a": "b"})])]
+
+    @hookimpl
+    def device_list(self, request: n.DeviceList) -> Sequence[n.Device]:
+        self._begin("device_list")
+        grant = n.Grant(env={"A": "b"}, nodes=(n.DeviceNode("/dev/null"),))
+        return [n.Device(n.DeviceId("d0"), grant=grant, attributes={"a": True, "b": 1}), n.Device(n.DeviceId("d1"))]
+
+    @hookimpl
+    def device_allocate(self, request: n.DeviceAllocate) -> n.Grant | None:
+        self._begin("device_allocate")
+        return n.Grant(env={"PID": str(os.getpid())}) if "d0" in request.ids else None
+
+    @hookimpl
+    def device_prefer(self, request: n.DevicePrefer) -> Sequence[n.DeviceId]:
+        self._begin("device_prefer")
+        return list(request.available[: request.size])
+
+    @hookimpl
+    def device_prestart(self, request: n.DevicePrestart) -> None:
+        self._begin("device_prestart")
+
+    @hookimpl
+    def device_released(self, request: n.DeviceReleased) -> None:
+        self._begin("device_released")
+
+    @hookimpl
+    def cni_add(self, request: n.CniAdd) -> n.CniResult:
+        self._begin("cni_add")
+        if to := request.config.get("delegate"):
+            return self._host.delegate(request, to, {"name": "x"})
+        inside = n.Netns.current()
+        inside.close()
+        names = tuple(n.CniInterface(name) for _, name in socket.if_nameindex())
+        return n.CniResult(interfaces=names, dns=n.CniDns(domain=request.netns.path))
+
+    @hookimpl
+    def cni_del(self, request: n.CniDel) -> None:
+        self._begin("cni_del")
+
+    @hookimpl
+    def cni_check(self, request: n.CniCheck) -> None:
+        self._begin("cni_check")
+
+    @hookimpl
+    def cni_gc(self, request: n.CniGc) -> None:
+        self._begin("cni_gc")
+
+    @hookimpl
+    def cni_status(self, request: n.CniStatus) -> None:
+        self._begin("cni_status")
+
+    @hookimpl
+    def volume_id(self, request: n.VolumeIdentify) -> n.VolumeId:
+        self._begin("volume_id")
+        return n.VolumeId(request.options.get("name", "v"))
+
+    @hookimpl
+    def volume_attach(self, request: n.VolumeAttach) -> n.VolumeAttached:
+        self._begin("volume_attach")
+        return n.VolumeAttached(device="/dev/null")
+
+    @hookimpl
+    def volume_detach(self, request: n.VolumeDetach) -> None:
+        self._begin("volume_detach")
+
+    @hookimpl
+    def volume_is_attached(self, request: n.VolumeIsAttached) -> bool:
+        self._begin("volume_is_attached")
+        return True
+
+    @hookimpl
+    def volume_wait_attached(self, request: n.VolumeWaitAttached) -> str:
+        self._begin("volume_wait_attached")
+        return request.device
+
+    @hookimpl
+    def volume_stage(self, request: n.VolumeStage) -> None:
+        self._begin("volume_stage")
+
+    @hookimpl
+    def volume_publish(self, request: n.VolumePublish) -> None:
+        self._begin("volume_publish")
+        if request.secrets != {"key": b"\xff\x00"} or "255" in repr(request):
+            raise n.InvalidRequest(f"not as sent: {request!r}")
+
+    @hookimpl
+    def volume_unpublish(self, request: n.VolumeUnpublish) -> None:
+        self._begin("volume_unpublish")
+
+    @hookimpl
+    def volume_unstage(self, request: n.VolumeUnstage) -> None:
+        self._begin("volume_unstage")
+
+    @hookimpl
+    def volume_expand(self, request: n.VolumeExpand) -> int:
+        self._begin("volume_expand")
+        return request.new_size
+
+    @hookimpl
+    def volume_stats(self, request: n.VolumeStatsRequest) -> n.VolumeStats:
+        self._begin("volume_stats")
+        return n.VolumeStats(total=3, used=2, available=1)
+
+
+class Policy(Guest):
+    """Wraps what it does not own."""
+
+    @hookimpl
+    def claims(self) -> list[n.Claim]:
+        return [n.CniClaim(f"pid-{os.getpid()}")]
+
+    @hookimpl(wrapper=True)
+    def cni_check(self, request: n.CniCheck) -> Iterator[None]:  # type: ignore[override] # a wrapper is a generator
+        return (yield)
+
+
+# --- how it goes wrong ------------------------------------------------------------------------------------------
+
+
+def _raise(error: Exception) -> Callable[[n.Host], None]:
+    def way(_: n.Host) -> None:
+        raise error
+
+    return way
+
+
+def _fork(_: n.Host) -> None:
+    """Leave a child that holds every descriptor, and end."""
+    if os.fork() == 0:
+        time.sleep(3600)
+    os._exit(7)
+
+
+def _control() -> socket.socket:
+    return socket.socket(fileno=os.dup(3))
+
+
+def _mangled(data: bytes) -> Callable[[n.Host], None]:
+    """Write bytes to the socket of the call instead of an answer."""
+
+    def way(_: n.Host) -> None:
+        from nodeplug.worker import wire  # noqa: PLC0415 - hostile code imports what it likes
+
+        def send(self: Any, message: object) -> None:
+            self._end.sendall(data)
+            time.sleep(3600)
+
+        wire.Channel.send = send  # type: ignore[method-assign]
+
+    return way
+
+
+def _burn(_: n.Host) -> None:
+    sys.setswitchinterval(1000)
+    while True:
+        pass
+
+
+def _twice(_: n.Host) -> None:
+    """Answer, and answer again."""
+    from nodeplug.worker import wire  # noqa: PLC0415 - hostile code imports what it likes
+
+    def send(self: Any, message: wire.Message) -> None:
+        head = json.dumps(message.head).encode()
+        self._end.sendall(2 * (struct.pack("<II", len(head), len(message.body)) + head + message.body))
+
+    wire.Channel.send = send  # type: ignore[method-assign]
+
+
+def _segfault(_: n.Host) -> None:
+    ctypes.string_at(0)
+
+
+WAYS: dict[str, Callable[[n.Host], None]] = {
+    "killed": lambda _: os.kill(os.getpid(), signal.SIGKILL),
+    "exits": lambda _: os._exit(7),
+    "segfault": _segfault,
+    "stopped": lambda _: os.kill(os.getpid(), signal.SIGSTOP),
+    "hangs": lambda _: time.sleep(3600),
+    "burns": _burn,
+    "raises": _raise(ValueError("a stray")),
+    "refuses": _raise(n.Exhausted("nothing is left", details="0 of 3")),
+    "forks": _fork,
+    "closes": lambda _: os.close(3),
+    "hangs up": lambda _: _control().shutdown(socket.SHUT_RDWR),
+    "junk": _mangled(b"\x05\x00\x00\x00\x00\x00\x00\x00hello"),
+    "huge": _mangled(b"\xff\xff\xff\xff\xff\xff\xff\xff"),
+    "half": _mangled(b"\xff\x00\x00\x00\x00"),
+    "twice": _twice,
+    "speaks": lambda _: _control().sendall(b'{"op": "surprise"}'),
+    "babbles": lambda _: _control().sendall(b"\x00" * 200),
+    "changes folder": lambda _: os.chdir("/proc"),
+    "closes descriptors": lambda _: os.closerange(0, 256),
+    "thread": lambda host: threading.Thread(target=lambda: host.journal.write("from", phase="a thread")).start(),
+}
