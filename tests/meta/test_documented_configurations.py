@@ -16,7 +16,8 @@ from nodeplug.config import Configuration, load
 from nodeplug.exec.frame import Frame
 from nodeplug.install.deployment import inspect
 from nodeplug.install.ownership import marked_conflist
-from nodeplug.loading.discovery import find, validate_config
+from nodeplug.loading.classes import validate_config
+from nodeplug.loading.discovery import find
 from nodeplug_net.bridge_config import parse_bridge
 from nodeplug_net.ipam_config import parse_config
 from nodeplug_volumes.hostdir import HostDir

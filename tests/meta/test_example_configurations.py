@@ -4,7 +4,8 @@ from pathlib import Path
 import pytest
 
 from nodeplug.config import Configuration, Supervisor, load
-from nodeplug.loading.discovery import find, validate_config
+from nodeplug.loading.classes import validate_config
+from nodeplug.loading.discovery import find
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 

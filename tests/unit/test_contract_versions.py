@@ -13,7 +13,8 @@ import nodeplug
 from nodeplug import API, Claim, CniClaim, Host, PluginClass, hookimpl
 from nodeplug.contract import before
 from nodeplug.hosting.registry import Registry
-from nodeplug.loading.discovery import PluginRefused, find, installed
+from nodeplug.loading.classes import PluginRefused
+from nodeplug.loading.discovery import find, installed
 from nodeplug_gpu.plugin import Gpu
 from nodeplug_hostdev import HostDev
 from nodeplug_net.bridge import Bridge

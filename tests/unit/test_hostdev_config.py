@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from nodeplug.loading.discovery import PluginRefused, find, validate_config
+from nodeplug.loading.classes import PluginRefused, validate_config
+from nodeplug.loading.discovery import find
 from nodeplug_hostdev import HostDev
 
 ROOT = Path(__file__).parents[2]

@@ -21,7 +21,8 @@ from nodeplug import (
     hookimpl,
 )
 from nodeplug.hosting.registry import Registry
-from nodeplug.loading.discovery import Found, PluginRefused, find, validate_config
+from nodeplug.loading.classes import Found, PluginRefused, validate_config
+from nodeplug.loading.discovery import find
 from nodeplug.loading.examination import check_claim, unmarked
 
 

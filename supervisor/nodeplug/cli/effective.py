@@ -14,7 +14,8 @@ from nodeplug.config import Fault, PluginSection, Reading
 from nodeplug.contract.values import ClaimKind
 from nodeplug.hosting.registry import Registry
 from nodeplug.install.deployment import inspect
-from nodeplug.loading.discovery import Misconfigured, PluginRefused, find, installed, validate_config
+from nodeplug.loading.classes import Misconfigured, PluginRefused, validate_config
+from nodeplug.loading.discovery import find, installed
 from nodeplug.observe import status
 
 _COUNTED: Final[Mapping[ClaimKind, str]] = {"device": "resource", "cni": "network", "volume": "volume driver"}

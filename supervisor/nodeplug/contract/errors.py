@@ -163,7 +163,7 @@ class Wire:
     flex: FlexStatus = "Failure"
 
 
-_OWN: Final = ("nodeplug.loading.discovery", "nodeplug.process.lane")
+_OWN: Final = ("nodeplug.loading.classes", "nodeplug.process.lane")
 """Modules of the host with further classes of errors."""
 WIRES: Final[Mapping[type[PluginError], Wire]] = {
     PluginError: Wire(999, "INTERNAL"),

@@ -7,7 +7,6 @@ undo, repeated calls and verbs that carry too little. Secrets are never written.
 """
 
 import errno
-import hashlib
 import json
 import logging
 import os
@@ -44,6 +43,8 @@ def file_name(key: str) -> str:
     quoted = quote(key, safe="=@+,", errors="surrogateescape").replace(".", "%2E")
     if len(quoted) <= _NAME_LIMIT:
         return quoted
+    import hashlib  # noqa: PLC0415 - OpenSSL comes with it, 3 MiB in every process of a plugin
+
     return f"{quoted[:100]}-{hashlib.sha256(key.encode('utf-8', 'surrogateescape')).hexdigest()[:32]}"
 
 

@@ -18,7 +18,8 @@ from nodeplug.contract.host import Host
 from nodeplug.hosting import remote
 from nodeplug.hosting.runner import Runner
 from nodeplug.hosting.slot import Instance
-from nodeplug.loading.discovery import find, origin
+from nodeplug.loading.classes import Place
+from nodeplug.loading.discovery import place_of
 from nodeplug.loading.examination import Examined, construct
 from nodeplug.worker.process import Worker
 
@@ -55,23 +56,23 @@ class Construction:
             raise
 
     def _construct(self, instance: Instance, ended: Callable[[str], None]) -> Examined:
+        place = place_of(instance.uses)
+        instance.examined = Examined(distribution=place.distribution)  # known even if it is refused
         if instance.section.isolation == "process":
-            examined = self._in_process(instance, ended)
+            examined = self._in_process(instance, place, ended)
             if not examined.wrappers:
                 return examined
             LOG.warning("plugin %s wraps hooks of other plugins, so it runs as a thread of the daemon", instance.name)
             instance.end_process()
             instance.worker = None
-        found = find(instance.uses)
-        instance.examined = Examined(distribution=found.distribution)  # known even if it is refused
+        found = place.load()
         make_host = partial(self.make_host, instance.name)
         return construct(instance.name, found, instance.section.config, make_host, self.tell)
 
-    def _in_process(self, instance: Instance, ended: Callable[[str], None]) -> Examined:
-        instance.examined = Examined(distribution=origin(instance.uses))
+    def _in_process(self, instance: Instance, place: Place, ended: Callable[[str], None]) -> Examined:
         host = self.make_host(instance.name)
         instance.worker = worker = Worker(instance.name, ended)
         if instance.abandoned:
             instance.end_process()
             raise TryAgain(f"plugin {instance.name!r} took too long to load")
-        return remote.load(worker, instance.uses, instance.section, host, self.tell)
+        return remote.load(worker, place, instance.section, host, self.tell)

@@ -29,7 +29,7 @@ from nodeplug.hosting.registry import Difference, Registry
 from nodeplug.hosting.runner import Runner
 from nodeplug.hosting.served_devices import ServedDevices
 from nodeplug.hosting.slot import FIRST_RETRY, LAST_RETRY, Instance, Slot
-from nodeplug.loading.discovery import PluginRefused
+from nodeplug.loading.classes import PluginRefused
 from nodeplug.loading.examination import Examined
 from nodeplug.process.waiting import until
 

@@ -16,7 +16,7 @@ from nodeplug.contract.values import Claim, ClaimKind
 from nodeplug.hosting.call import Call
 from nodeplug.hosting.claimants import Verdict, settle
 from nodeplug.hosting.slot import FIRST_RETRY, Instance, Route, Slot
-from nodeplug.loading.discovery import PluginRefused
+from nodeplug.loading.classes import PluginRefused
 from nodeplug.loading.dispatch import callers
 from nodeplug.loading.examination import examine
 

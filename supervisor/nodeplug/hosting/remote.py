@@ -7,6 +7,7 @@ Refuses: the life of the process (`nodeplug.worker.process`), and when it is nee
 import logging
 import threading
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any, Final
 
 import tomli_w
@@ -17,7 +18,7 @@ from nodeplug.contract.errors import PluginError
 from nodeplug.contract.hookspecs import ANSWERS, hookimpl
 from nodeplug.contract.host import Host
 from nodeplug.hosting.call import CURRENT
-from nodeplug.loading.discovery import Misconfigured, PluginRefused
+from nodeplug.loading.classes import Misconfigured, Place, PluginRefused
 from nodeplug.loading.dispatch import callers
 from nodeplug.loading.examination import Examined
 from nodeplug.worker.answering import about
@@ -29,7 +30,7 @@ LOG: Final = logging.getLogger(__name__)
 
 
 def load(
-    worker: Worker, uses: str, section: PluginSection, host: Host, tell: Callable[[Location, str], str]
+    worker: Worker, place: Place, section: PluginSection, host: Host, tell: Callable[[Location, str], str]
 ) -> Examined:
     """Load the plugin of a section in a process. May block.
 
@@ -38,7 +39,7 @@ def load(
         TryAgain: the process ended.
     """
     head = {
-        "uses": uses,
+        "place": asdict(place),
         "config": tomli_w.dumps(section.config),
         "host": about(host),
         "level": logging.getLogger("nodeplug").getEffectiveLevel(),

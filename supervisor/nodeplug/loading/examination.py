@@ -10,19 +10,21 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pluggy
 
-from nodeplug.config.mistakes import Location
 from nodeplug.contract import before
 from nodeplug.contract.errors import InvalidRequest, PluginError, text_of
 from nodeplug.contract.hookspecs import ANSWERS, RESERVED, Contract
 from nodeplug.contract.host import Host
 from nodeplug.contract.names import cni_executable, exclusive_name, extended_resource, flex_driver
 from nodeplug.contract.values import Claim, ClaimKind
-from nodeplug.loading.discovery import Found, PluginRefused, validate_config
+from nodeplug.loading.classes import Found, PluginRefused, validate_config
 from nodeplug.loading.dispatch import callers, hook_table
+
+if TYPE_CHECKING:
+    from nodeplug.config.mistakes import Location
 
 LOG: Final = logging.getLogger(__name__)
 _REQUIRED: Final[Mapping[ClaimKind, tuple[str, ...]]] = {"cni": ("cni_add", "cni_del"), "device": ("device_list",)}
@@ -69,7 +71,7 @@ def construct(
     found: Found,
     config: Mapping[str, Any],
     make_host: Callable[[], Host],
-    tell: Callable[[Location, str], str],
+    tell: "Callable[[Location, str], str]",
 ) -> Examined:
     """Construct the plugin of a section and examine it, so that its hooks can be called.
 

@@ -50,17 +50,17 @@ class Door:
         """
         try:
             if self.here.channel is not None:
-                return self._ask(self.here.channel, message)
+                return self._ask(self.here.channel, message, first=False)
             channel = self.control.open({"op": "ask"})
             try:
-                return self._ask(channel, message)
+                return self._ask(channel, message, first=True)
             finally:
                 channel.close()
         except Closed:
             raise TryAgain("the daemon has ended, or is ending this process") from None
 
-    def _ask(self, channel: Channel, message: Message) -> Message:
-        channel.send(message)
+    def _ask(self, channel: Channel, message: Message, *, first: bool) -> Message:
+        channel.send(message, first=first)
         answer = channel.receive()
         if answer.op == "answer":
             return answer

@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 import threading
+import time
 import tomllib
 from collections.abc import Mapping
 from contextlib import suppress
@@ -18,7 +19,7 @@ from typing import Any, Final
 from nodeplug.contract.errors import PluginError, TryAgain
 from nodeplug.contract.values import CniRequest
 from nodeplug.loading.answers import check_answer
-from nodeplug.loading.discovery import Misconfigured, find
+from nodeplug.loading.classes import Misconfigured, Place
 from nodeplug.loading.examination import Examined, construct
 from nodeplug.worker.encoding import has_request, prepare, read_request, write_answer, write_claims, write_error
 from nodeplug.worker.host import REQUEST, Door, ToDaemon, make_host
@@ -26,6 +27,7 @@ from nodeplug.worker.wire import VERSION, Broken, Channel, Closed, Control, Mess
 
 LOG: Final = logging.getLogger(__name__)
 _PR_SET_PDEATHSIG: Final = 1
+_AGAIN: Final = 0.5
 _OOM_SCORE: Final = 100
 """At least (proc(5), oom_score_adj); the daemon's own is below."""
 
@@ -45,24 +47,32 @@ class Inside:
         try:
             while True:
                 message = self._control.receive()
-                self._begin(Channel.adopt(message.descriptors.pop()))
+                channel = Channel.adopt(message.descriptors.pop())
+                try:
+                    self._begin(channel)
+                except RuntimeError as error:
+                    self._refuse(channel, error)
         except Closed:
             return
 
     def _begin(self, channel: Channel) -> None:
-        try:
-            threading.Thread(target=self._serve, args=(channel,), name="a call", daemon=True).start()
-        except RuntimeError as error:
-            text = f"the worker of plugin {self._name!r} cannot start another thread ({error}); raise its task limit"
-            _answer(channel, write_error(TryAgain(text)))
-            channel.close()
+        """Have a fresh thread wait for a call, so that no call waits for the start of one."""
+        threading.Thread(target=self._serve, args=(channel,), name="waits for a call", daemon=True).start()
+
+    def _refuse(self, channel: Channel, error: RuntimeError) -> None:
+        text = f"the process of plugin {self._name!r} cannot start another thread ({error}); raise its task limit"
+        with suppress(Closed):
+            channel.receive(first=True).close()
+            channel.send(write_error(TryAgain(text)))
+        channel.close()
 
     def _serve(self, channel: Channel) -> None:
+        """Serve one call in this thread, and leave the channel to the next one."""
         try:
-            message = channel.receive()
+            message = channel.receive(first=True)
         except Closed:
             channel.close()
-            return
+            return None
         self._door.here.channel = channel
         try:
             answer = self._load(message) if message.op == "load" else self._call(message)
@@ -71,8 +81,17 @@ class Inside:
         finally:
             message.close()
         self._door.here.channel = None
-        _answer(channel, answer)
-        channel.close()
+        try:
+            channel.send(answer)
+        except Closed:  # the daemon has given this process up
+            channel.close()
+            return None
+        while True:
+            try:
+                return self._begin(channel)
+            except RuntimeError as error:  # no thread is left: the next call on it waits until there is one
+                LOG.warning("a thread cannot be started: %s", error)
+                time.sleep(_AGAIN)
 
     def _load(self, message: Message) -> Message:
         head = message.head
@@ -82,7 +101,7 @@ class Inside:
         log.setLevel(max(head["level"], logging.WARNING) if head["level"] > logging.DEBUG else head["level"])
         for ours in ("nodeplug", "plugin"):
             logging.getLogger(ours).setLevel(head["level"])
-        found, config = find(head["uses"]), tomllib.loads(head["config"])
+        found, config = Place(**head["place"]).load(), tomllib.loads(head["config"])
         examined = self._examined = construct(
             self._name, found, config, lambda: make_host(self._door, head["host"]), lambda _place, text: text
         )
@@ -112,13 +131,6 @@ def _mistakes(error: PluginError) -> Mapping[str, Any]:
     if not isinstance(error, Misconfigured):
         return {}
     return {"mistakes": [[list(one.location), one.text] for one in error.mistakes]}
-
-
-def _answer(channel: Channel, answer: Message) -> None:
-    try:
-        channel.send(answer)
-    except Closed:  # the daemon has given this process up
-        return
 
 
 def _end_with(daemon: int) -> None:

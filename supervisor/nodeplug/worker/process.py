@@ -33,8 +33,8 @@ LAST_CALLS: Final = 60.0
 _LOOK: Final = 5.0
 _REPLIES: Final = frozenset({"answer", "error", "stray"})
 """What ends a request; anything else is a request of the plugin's own."""
-_REASON: Final = 6.0
-"""Seconds that a call that broke off waits to learn why."""
+_IDLE: Final = 16
+"""Channels, each with a thread in the process, that wait for calls."""
 
 
 class Worker:
@@ -56,6 +56,7 @@ class Worker:
         self._gone = threading.Event()
         self._changing = threading.Lock()
         self._channels: set[Channel] = set()
+        self._idle: list[Channel] = []
         mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             self.pid = spawn(theirs.fileno())
@@ -114,31 +115,46 @@ class Worker:
     def _request(self, message: Message, what: str) -> Message:
         """Send a request, answer what the plugin asks meanwhile in this thread, and return the reply."""
         try:
-            channel = self._opened()
+            channel = self._taken()
             try:
-                channel.send(message)
+                channel.send(message, first=True)
                 while (reply := channel.receive()).op not in _REPLIES:
                     channel.send(self._answered(reply))
-                return reply
-            finally:
-                with self._changing:
-                    self._channels.discard(channel)
-                    last = self._wanted and not self._channels
-                channel.close()
-                if last:
-                    self._control.shut()
+            except BaseException:
+                self._leave(channel, usable=False)
+                raise
+            self._leave(channel, usable=True)
+            return reply
         except Closed:
             raise self._left(what) from None
         except Broken as error:
             raise self._broken(error, what) from None
 
-    def _opened(self) -> Channel:
-        channel = self._control.open({"op": "call"})
+    def _taken(self) -> Channel:
+        """Take a channel on which a thread of the process waits, or have one opened."""
         with self._changing:
-            self._channels.add(channel)
-            if self.why:  # nobody would close it any more
-                channel.shut()
+            channel = self._idle.pop() if self._idle else None
+            if channel is not None:
+                self._channels.add(channel)
+        if channel is None:
+            channel = self._control.open({"op": "call"})
+            with self._changing:
+                self._channels.add(channel)
+        if self.why:  # nobody would close it any more
+            channel.shut()
         return channel
+
+    def _leave(self, channel: Channel, *, usable: bool) -> None:
+        with self._changing:
+            self._channels.discard(channel)
+            last = self._wanted and not self._channels
+            usable = usable and not self.why and len(self._idle) < _IDLE
+            if usable:
+                self._idle.append(channel)
+        if not usable:
+            channel.close()
+        if last:
+            self._control.shut()
 
     def _answered(self, message: Message) -> Message:
         """Answer a request of the plugin in this thread."""
@@ -154,9 +170,10 @@ class Worker:
             message.close()
 
     def _left(self, what: str) -> TryAgain:
-        self._gone.wait(_REASON)
-        why = self.why or "it does not answer any more"
-        return TryAgain(f"the process of plugin {self.name!r} ended during {what}: {why}; ask again")
+        if not self._gone.wait(_EXIT):
+            self.kill("it closed the channel of a call and lived on")
+            self._gone.wait(_EXIT)
+        return TryAgain(f"the process of plugin {self.name!r} ended during {what}: {self.why}; ask again")
 
     def _broken(self, error: Broken, what: str) -> TryAgain:
         self.kill(f"it broke the wire: {error}")
@@ -223,7 +240,7 @@ class Worker:
     def _ask(self, channel: Channel) -> None:
         """Answer a request of a thread of the plugin's own."""
         try:
-            channel.send(self._answered(channel.receive()))
+            channel.send(self._answered(channel.receive(first=True)))
         except Closed:
             return
         except Broken as error:
@@ -256,9 +273,13 @@ class Worker:
         self._control.close()
 
     def _shut(self) -> None:
+        """Wake every call in the process with Closed."""
         with self._changing:
             channels = list(self._channels)
+            idle, self._idle = self._idle, []
         self._control.shut()
+        for channel in idle:
+            channel.close()
         for channel in channels:
             channel.shut()
 

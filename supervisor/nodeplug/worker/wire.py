@@ -3,11 +3,11 @@
 Owns: messages on two kinds of sockets, their limits, and the descriptors that come with them (SCM_RIGHTS):
 
     control    one per worker, SOCK_SEQPACKET; a datagram is a head. It opens channels, and carries what has no answer.
-    channel    one per call, SOCK_STREAM; each end speaks in turn:
-               u32 head | u32 body | head: a JSON object | body: a JSON value of the contract
+    channel    one per call at a time, SOCK_STREAM; each end speaks in turn:
+               u32 call | u32 head | u32 body | head: a JSON object | body: a JSON value of the contract
 
-Numbers are little-endian byte counts. So the end of a process ends every call in it, nobody has to sort answers, and a
-call that hangs keeps nobody else's bytes back.
+Numbers are little-endian: of the call on this channel, then byte counts. So the end of a process ends every call in it,
+nobody has to sort answers, and a call that hangs keeps nobody else's bytes back.
 Refuses: what a message means, threads, and time limits: who waits too long closes the socket.
 """
 
@@ -25,7 +25,8 @@ LIMIT: Final = 64 << 20
 """Bytes of a message: kubelet takes lists of 4 MiB, in which a device has about a tenth of what crosses here."""
 DATAGRAM: Final = 64 << 10
 """Bytes of a message on a control socket."""
-_SIZES: Final = struct.Struct("<II")
+_SIZES: Final = struct.Struct("<III")
+_CALLS: Final = 0xFFFF_FFFF
 _DESCRIPTORS: Final = 64
 _CHUNK: Final = 1 << 18
 
@@ -76,6 +77,7 @@ class Channel:
 
     def __init__(self, end: socket.socket) -> None:
         self._end = end
+        self._call = 0
 
     @classmethod
     def adopt(cls, descriptor: int) -> Self:
@@ -86,10 +88,14 @@ class Channel:
             raise Broken("it opens a channel that is no stream socket")
         return cls(end)
 
-    def send(self, message: Message) -> None:
-        """Send a message, however long the other end takes to read it; raise Closed if it is gone."""
+    def send(self, message: Message, *, first: bool = False) -> None:
+        """Send a message, however long the other end takes to read it; raise Closed if it is gone.
+
+        The `first` of a call makes every earlier one unanswerable.
+        """
+        self._call += first
         head = _written(message.head)
-        data = _SIZES.pack(len(head), len(message.body)) + head + message.body
+        data = _SIZES.pack(self._call & _CALLS, len(head), len(message.body)) + head + message.body
         try:
             if message.descriptors:
                 sent = socket.send_fds(self._end, [data], message.descriptors)
@@ -100,13 +106,14 @@ class Channel:
         except OSError as error:
             raise Closed(str(error)) from error
 
-    def receive(self) -> Message:
-        """Wait for the next message.
+    def receive(self, *, first: bool = False) -> Message:
+        """Wait for the next message; the `first` of a call, or one of the present call.
 
         Raises:
             Closed: the other end is gone.
-            Broken: it is not a message, too large, or more than one.
+            Broken: it is not a message, too large, of another call, or more than one.
         """
+        self._call += first
         data, descriptors = bytearray(), list[int]()
         try:
             total = _SIZES.size
@@ -116,10 +123,10 @@ class Channel:
                 known = len(data) >= _SIZES.size
                 data += piece
                 if not known and len(data) >= _SIZES.size:
-                    total += _announced(data)
+                    total += self._announced(data)
             if len(data) > total:
                 raise Broken(f"{len(data) - total} bytes follow its message, and nobody has asked for them")
-            start = _SIZES.size + _SIZES.unpack_from(data)[0]
+            start = _SIZES.size + _SIZES.unpack_from(data)[1]
             return Message(_read(bytes(data[_SIZES.size : start])), bytes(data[start:]), descriptors)
         except BaseException:
             for descriptor in descriptors:
@@ -133,6 +140,15 @@ class Channel:
     def close(self) -> None:
         """Close this end."""
         self._end.close()
+
+    def _announced(self, data: bytearray) -> int:
+        call, *sizes = _SIZES.unpack_from(data)
+        if call != self._call & _CALLS:
+            raise Broken("it speaks of a call that has ended")
+        total: int = sum(sizes)
+        if total > LIMIT:
+            raise Broken(f"it announces a message of {total} bytes; at most {LIMIT} are accepted")
+        return total
 
     def _more(self, descriptors: list[int]) -> bytes:
         try:
@@ -229,10 +245,3 @@ def _read(data: bytes) -> Mapping[str, Any]:
     if not isinstance(head, dict) or not isinstance(head.get("op"), str):
         raise Broken("its message does not say what it is")
     return head
-
-
-def _announced(data: bytearray) -> int:
-    total: int = sum(_SIZES.unpack_from(data))
-    if total > LIMIT:
-        raise Broken(f"it announces a message of {total} bytes; at most {LIMIT} are accepted")
-    return total

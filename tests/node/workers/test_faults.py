@@ -51,6 +51,7 @@ def test_a_process_that_is_killed_inside_a_hook_is_started_again(hook: str, play
         ("forks", "it exited with status 7"),
         ("junk", "it broke the wire: its message is no JSON"),
         ("huge", "it broke the wire: it announces a message of 8589934590 bytes"),
+        ("stale", "it broke the wire: it speaks of a call that has ended"),
         ("twice", "it broke the wire: [0-9]+ bytes follow its message"),
         ("hangs up", "it exited with status 0"),
         ("speaks", "it broke the wire: nobody asked for its 'surprise'"),

@@ -217,17 +217,17 @@ def _control() -> socket.socket:
     return socket.socket(fileno=os.dup(3))
 
 
-def _mangled(data: bytes) -> Callable[[n.Host], None]:
-    """Write bytes to the socket of the call instead of an answer."""
+def _mangled(data: bytes, call: int = 0) -> Callable[[n.Host], None]:
+    """Write bytes to the socket of the call instead of an answer, after the number of the call."""
 
     def way(_: n.Host) -> None:
         from nodeplug.worker import wire  # noqa: PLC0415 - hostile code imports what it likes
 
         def send(self: Any, message: object) -> None:
-            self._end.sendall(data)
+            self._end.sendall(struct.pack("<I", self._call + call) + data)
             time.sleep(3600)
 
-        wire.Channel.send = send  # type: ignore[method-assign]
+        wire.Channel.send = send  # type: ignore[assignment, method-assign]
 
     return way
 
@@ -244,9 +244,9 @@ def _twice(_: n.Host) -> None:
 
     def send(self: Any, message: wire.Message) -> None:
         head = json.dumps(message.head).encode()
-        self._end.sendall(2 * (struct.pack("<II", len(head), len(message.body)) + head + message.body))
+        self._end.sendall(2 * (struct.pack("<III", self._call, len(head), len(message.body)) + head + message.body))
 
-    wire.Channel.send = send  # type: ignore[method-assign]
+    wire.Channel.send = send  # type: ignore[assignment, method-assign]
 
 
 def _segfault(_: n.Host) -> None:
@@ -265,9 +265,10 @@ WAYS: dict[str, Callable[[n.Host], None]] = {
     "forks": _fork,
     "closes": lambda _: os.close(3),
     "hangs up": lambda _: _control().shutdown(socket.SHUT_RDWR),
-    "junk": _mangled(b"\x05\x00\x00\x00\x00\x00\x00\x00hello"),
-    "huge": _mangled(b"\xff\xff\xff\xff\xff\xff\xff\xff"),
-    "half": _mangled(b"\xff\x00\x00\x00\x00"),
+    "junk": _mangled(struct.pack("<II", 5, 0) + b"hello"),
+    "huge": _mangled(struct.pack("<II", 0xFFFFFFFF, 0xFFFFFFFF)),
+    "stale": _mangled(struct.pack("<II", 2, 0) + b"{}", call=-1),
+    "half": _mangled(b"\xff"),
     "twice": _twice,
     "speaks": lambda _: _control().sendall(b'{"op": "surprise"}'),
     "babbles": lambda _: _control().sendall(b"\x00" * 200),

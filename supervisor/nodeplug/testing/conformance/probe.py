@@ -38,7 +38,8 @@ from nodeplug.device.codec import encode_list, worst_case_size
 from nodeplug.hosting.registry import Registry
 from nodeplug.hosting.slot import Instance
 from nodeplug.loading.answers import check_answer
-from nodeplug.loading.discovery import Found, find, validate_config
+from nodeplug.loading.classes import Found, validate_config
+from nodeplug.loading.discovery import find
 from nodeplug.loading.examination import examine_hooks, unmarked
 
 UNKNOWN_KEY: Final = "conformance-unknown-key"
