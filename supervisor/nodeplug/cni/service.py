@@ -161,7 +161,7 @@ class CniService:
         request: CniRequest,
         owned: list[Netns],
         call: Call,
-        around: Callable[[Hook], Hook] = lambda hook: hook,
+        around: Callable[[Hook], Hook] | None = None,
     ) -> Any:
         done = partial(close_all, tuple(owned))
         owned.clear()

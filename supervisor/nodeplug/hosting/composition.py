@@ -105,7 +105,8 @@ class Composition:
 
         def start(call: HookCall) -> None:
             begun.append(call)
-            hand_over(call.run)
+            if not call.elsewhere:
+                hand_over(call.run)
 
         try:
             return await self._runner.call(self.route, hook, self.call, values, start=start)

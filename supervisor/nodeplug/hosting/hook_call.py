@@ -38,6 +38,7 @@ class HookCall:
         seconds: its deadline.
         inside: the plugins that the thread is inside, by section.
         outcome: done, on the loop, when the hook has really ended.
+        elsewhere: the hook runs in another process, so that no thread need run it.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class HookCall:
         self._work = work
         self._done = done
         self._context = copy_context()
+        self.elsewhere = False
 
     def begin(self, start: "Callable[[HookCall], None] | None") -> None:
         """Have `run` called by `start`, or in a new daemonic thread: a hanging hook must not keep the process alive.
@@ -83,23 +85,34 @@ class HookCall:
         """Run the hook in this thread, which has the name of the call meanwhile."""
         thread = threading.current_thread()
         before, thread.name = thread.name, self.name
-        CURRENT.set(self.call)
-        outside = INSIDE.set(self)
-        answer: Any = None
-        error: PluginError | None = None
-        try:
-            try:
-                answer = self._work()
-            finally:
-                self._done()
-        except PluginError as raised:
-            error = bounded(raised)
-        except BaseException as raised:
-            error = self._strays.told(self.plugin, self.hook, self.call, raised)
-        INSIDE.reset(outside)
+        answer, error = self._worked()
         thread.name = before
         with suppress(RuntimeError):  # the loop is closed: the daemon is ending and nobody waits
             self.loop.call_soon_threadsafe(self._resolve, answer, error)
+
+    def finish(self, work: Callable[[], Any], *, at_once: bool) -> None:
+        """End a call that runs elsewhere with what `work` returns or raises: on the loop, or in a new thread."""
+        self._work = work
+        if at_once:
+            self._resolve(*self._worked())
+        else:
+            self.begin(None)
+
+    def _worked(self) -> tuple[Any, PluginError | None]:
+        """Do the work, and return its answer or its error."""
+        current, outside = CURRENT.set(self.call), INSIDE.set(self)
+        try:
+            try:
+                return self._work(), None
+            finally:
+                self._done()
+        except PluginError as raised:
+            return None, bounded(raised)
+        except BaseException as raised:
+            return None, self._strays.told(self.plugin, self.hook, self.call, raised)
+        finally:
+            INSIDE.reset(outside)
+            CURRENT.reset(current)
 
     def _resolve(self, answer: Any, error: PluginError | None) -> None:
         if error is None:

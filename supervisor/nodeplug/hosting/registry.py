@@ -161,6 +161,7 @@ class Registry:
         ordered = sorted(self.plugins.values(), key=lambda one: ranks.get(one.name, len(ranks)))
         for one in ordered:
             others = [(other.examined.plugin, other.examined.wrappers) for other in ordered if other is not one]
+            one.wrapped = one.hooks.intersection(*[[hook for _, hooks in others for hook in hooks]])
             one.callers.update(callers(one.examined.plugin, one.hooks, others))
             for claim in one.claims:
                 now = partial(self.route, claim.kind, claim.name)

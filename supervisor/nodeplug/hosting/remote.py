@@ -8,6 +8,7 @@ import logging
 import threading
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from typing import Any, Final
 
 import tomli_w
@@ -18,6 +19,7 @@ from nodeplug.contract.errors import PluginError
 from nodeplug.contract.hookspecs import ANSWERS, hookimpl
 from nodeplug.contract.host import Host
 from nodeplug.hosting.call import CURRENT
+from nodeplug.hosting.hook_call import HookCall
 from nodeplug.loading.classes import Misconfigured, Place, PluginRefused
 from nodeplug.loading.dispatch import callers
 from nodeplug.loading.examination import Examined
@@ -54,6 +56,33 @@ def load(
         raise PluginRefused(f"plugin {worker.name!r} cannot be loaded: its process broke the wire: {error}") from None
     finally:
         reply.close()
+
+
+def begin(worker: Worker, hook: str, request: object, call: HookCall) -> bool:
+    """Begin a call from the event loop, without a thread of the daemon; return whether it has begun.
+
+    A thread goes on with a call whose plugin asks something of its host, and with a long answer.
+    """
+    try:
+        conversation = worker.begin(hook, request, call.call.id, call.name)
+    except PluginError as error:
+        call.elsewhere = True
+        call.finish(partial(_raise, error), at_once=True)
+        return True
+    if conversation is None:
+        return False
+
+    def heard() -> None:
+        call.loop.remove_reader(conversation)
+        call.finish(conversation.answer, at_once=conversation.has_reply())
+
+    call.elsewhere = True
+    call.loop.add_reader(conversation, heard)
+    return True
+
+
+def _raise(error: PluginError) -> None:
+    raise error
 
 
 def _examined(worker: Worker, reply: Message) -> Examined:

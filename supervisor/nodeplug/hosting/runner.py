@@ -18,6 +18,7 @@ from typing import Any
 
 from nodeplug.contract.errors import DeadlineExceeded, PluginError, TryAgain
 from nodeplug.contract.netns import Netns
+from nodeplug.hosting import remote
 from nodeplug.hosting.call import Call, addressed
 from nodeplug.hosting.hook_call import INSIDE, HookCall
 from nodeplug.hosting.slot import Instance, Route
@@ -88,7 +89,7 @@ class Runner:
         *,
         enter: Netns | None = None,
         done: Callable[[], None] = lambda: None,
-        around: Callable[[Hook], Hook] = lambda hook: hook,
+        around: Callable[[Hook], Hook] | None = None,
         start: Callable[[HookCall], None] | None = None,
     ) -> Any:
         """Call one hook in a thread of its own, wait for its answer, and check it against the contract.
@@ -100,8 +101,10 @@ class Runner:
             arguments: the hook's arguments by name.
             enter: the network namespace in which the thread starts.
             done: closes what the call owns: called once, in the thread, when the hook has ended or is not reached.
-            around: makes what is called instead of the hook, from the hook of the instance that gets the call.
-            start: has `run` called in a thread where nothing else runs meanwhile; None: in a new one.
+            around: makes what is called instead of the hook, from the hook of the instance that gets the call; in its
+                thread.
+            start: has `run` called in a thread where nothing else runs meanwhile, unless the hook runs `elsewhere`;
+                None: in a new one.
 
         Raises:
             DeadlineExceeded: the hook did not end in time; it is still running.
@@ -114,10 +117,18 @@ class Runner:
             if enter is not None:
                 enter.enter()
             asked = addressed(arguments, call, route.slot.deadline(hook))
-            return check_answer(route.slot.name, hook, around(route.callers[hook])(**asked))
+            called = route.callers[hook] if around is None else around(route.callers[hook])
+            return check_answer(route.slot.name, hook, called(**asked))
+
+        def elsewhere(route: Way, begun: HookCall) -> bool:
+            instance = route.slot.loaded if isinstance(route, Route) else route
+            if around is not None or instance is None or instance.worker is None or hook in instance.wrapped:
+                return False
+            asked = addressed(arguments, call, begun.seconds)
+            return remote.begin(instance.worker, hook, asked.get("request"), begun)
 
         try:
-            answer = await self._call(route, hook, call, work, done, start)
+            answer = await self._call(route, hook, call, work, elsewhere, done, start)
         except PluginError as error:
             if not call.whole:
                 self.finished(call, error)
@@ -143,6 +154,7 @@ class Runner:
         hook: str,
         call: Call,
         work: Callable[[Way], Any],
+        elsewhere: Callable[[Way, HookCall], bool],
         done: Callable[[], None],
         start: Callable[[HookCall], None] | None,
     ) -> Any:
@@ -157,7 +169,7 @@ class Runner:
             raise
         name, seconds = admitted.slot.name, admitted.slot.deadline(hook)
         begun = HookCall(name, hook, call, seconds, lambda: work(admitted), done, self.strays)
-        return await self._run(admitted, begun, start)
+        return await self._run(admitted, begun, start, elsewhere)
 
     async def _admitted(self, route: Way, key: str | None, seconds: float) -> Way:
         """Wait until the slot admits a call and no other works on the key; return the route as it is then.
@@ -177,10 +189,19 @@ class Runner:
         except TimeoutError:
             raise TryAgain(f"{what} after {seconds:g} s") from None
 
-    async def _run(self, route: Way, begun: HookCall, start: Callable[[HookCall], None] | None = None) -> Any:
+    async def _run(
+        self,
+        route: Way,
+        begun: HookCall,
+        start: Callable[[HookCall], None] | None = None,
+        elsewhere: Callable[[Way, HookCall], bool] = lambda _route, _begun: False,
+    ) -> Any:
         begun.inside[begun.plugin] = route
         route.slot.let_in(begun)
-        begun.begin(start)
+        if not elsewhere(route, begun):
+            begun.begin(start)
+        elif start is not None:
+            start(begun)
         # shield: neither the deadline nor a cancelled caller may mark the hook as ended while its thread runs.
         # Not wait_for: before Python 3.12 it swallows a cancellation that comes together with the answer.
         try:

@@ -68,6 +68,7 @@ class Instance:
     Attributes:
         examined: what was found when it was constructed; empty before.
         callers: by hook name; calls the plugin and, once registered, all wrappers, later ones included.
+        wrapped: its hooks that other plugins wrap, so that a call of one needs a thread of the daemon.
         worker: the process that it runs in; None for a thread of the daemon, and until there is one.
         abandoned: nobody waits for its construction any more.
         begun: its `prepare` was called, or its `start` has succeeded, so its `stop` must be called.
@@ -78,6 +79,7 @@ class Instance:
     section: PluginSection
     examined: Examined = field(default_factory=Examined)
     callers: dict[str, Callable[..., Any]] = field(default_factory=dict)
+    wrapped: frozenset[str] = frozenset()
     worker: Worker | None = None
     abandoned: bool = False
     begun: bool = False

@@ -16,6 +16,8 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import fields, is_dataclass
+from functools import partial
 from typing import Any, Final
 
 from nodeplug.contract.errors import TryAgain
@@ -33,6 +35,8 @@ LAST_CALLS: Final = 60.0
 _LOOK: Final = 5.0
 _REPLIES: Final = frozenset({"answer", "error", "stray"})
 """What ends a request; anything else is a request of the plugin's own."""
+_FEW: Final = 64
+"""Items of one field of a request that is written on the event loop."""
 _IDLE: Final = 16
 """Channels, each with a thread in the process, that wait for calls."""
 
@@ -99,36 +103,41 @@ class Worker:
             PluginError: the hook raised it.
             Stray: the hook raised something else.
         """
-        descriptors: list[int] = []
-        body = write_request(hook, request, descriptors) if has_request(hook) else b""
-        head = {"op": "hook", "hook": hook, "id": request_id, "name": name}
-        reply = self._request(Message(head, body, descriptors), hook)
+        message = _call_of(hook, request, request_id, name)
         try:
-            if reply.op != "answer":
-                raise read_error(reply)
-            return read_answer(hook, reply)
-        except Broken as error:
-            raise self._broken(error, hook) from None
-        finally:
-            reply.close()
+            conversation = Conversation(self, self._taken(), hook)
+        except Closed:
+            raise self.left(hook) from None
+        conversation.say(message)
+        return conversation.answer()
+
+    def begin(self, hook: str, request: object, request_id: str, name: str) -> "Conversation | None":
+        """Send a call without waiting, as the event loop must; None if a thread has to do it.
+
+        Raises:
+            InvalidRequest: the request cannot cross.
+        """
+        with self._changing:
+            if not self._idle or _is_long(request):
+                return None
+            channel = self._idle.pop()
+            self._channels.add(channel)
+        try:
+            message = _call_of(hook, request, request_id, name)
+        except BaseException:
+            self.leave(channel, usable=True)
+            raise
+        conversation = Conversation(self, channel, hook)
+        conversation.say(message)
+        return conversation
 
     def _request(self, message: Message, what: str) -> Message:
-        """Send a request, answer what the plugin asks meanwhile in this thread, and return the reply."""
         try:
-            channel = self._taken()
-            try:
-                channel.send(message, first=True)
-                while (reply := channel.receive()).op not in _REPLIES:
-                    channel.send(self._answered(reply))
-            except BaseException:
-                self._leave(channel, usable=False)
-                raise
-            self._leave(channel, usable=True)
-            return reply
+            conversation = Conversation(self, self._taken(), what)
         except Closed:
-            raise self._left(what) from None
-        except Broken as error:
-            raise self._broken(error, what) from None
+            raise self.left(what) from None
+        conversation.say(message)
+        return conversation.reply()
 
     def _taken(self) -> Channel:
         """Take a channel on which a thread of the process waits, or have one opened."""
@@ -144,7 +153,8 @@ class Worker:
             channel.shut()
         return channel
 
-    def _leave(self, channel: Channel, *, usable: bool) -> None:
+    def leave(self, channel: Channel, *, usable: bool) -> None:
+        """Give back the channel of a call that has ended."""
         with self._changing:
             self._channels.discard(channel)
             last = self._wanted and not self._channels
@@ -156,7 +166,7 @@ class Worker:
         if last:
             self._control.shut()
 
-    def _answered(self, message: Message) -> Message:
+    def answered(self, message: Message) -> Message:
         """Answer a request of the plugin in this thread."""
         try:
             if self._host is None:
@@ -169,15 +179,17 @@ class Worker:
         finally:
             message.close()
 
-    def _left(self, what: str) -> TryAgain:
+    def left(self, what: str) -> TryAgain:
+        """Return the error of a call whose channel is closed, when it is known why. May wait."""
         if not self._gone.wait(_EXIT):
             self.kill("it closed the channel of a call and lived on")
             self._gone.wait(_EXIT)
         return TryAgain(f"the process of plugin {self.name!r} ended during {what}: {self.why}; ask again")
 
-    def _broken(self, error: Broken, what: str) -> TryAgain:
+    def broken(self, error: Broken, what: str) -> TryAgain:
+        """Kill the process, and return the error of the call in which it broke the wire. May wait."""
         self.kill(f"it broke the wire: {error}")
-        return self._left(what)
+        return self.left(what)
 
     # --- its life -------------------------------------------------------------------------------------------------
 
@@ -240,7 +252,7 @@ class Worker:
     def _ask(self, channel: Channel) -> None:
         """Answer a request of a thread of the plugin's own."""
         try:
-            channel.send(self._answered(channel.receive(first=True)))
+            channel.send(self.answered(channel.receive(first=True)))
         except Closed:
             return
         except Broken as error:
@@ -282,6 +294,87 @@ class Worker:
             channel.close()
         for channel in channels:
             channel.shut()
+
+
+class Conversation:
+    """One call, from the request to the reply, on a channel that nobody else uses meanwhile."""
+
+    def __init__(self, worker: Worker, channel: Channel, what: str) -> None:
+        self._worker = worker
+        self._channel = channel
+        self._what = what
+        self._heard: Message | None = None
+        self._failure: Exception | None = None
+
+    def fileno(self) -> int:
+        """Return what is readable when there is something to hear."""
+        return self._channel.fileno()
+
+    def say(self, message: Message) -> None:
+        """Send the request; that the process has gone is told by `reply`."""
+        try:
+            self._channel.send(message, first=True)
+        except Closed as error:
+            self._failure = error
+
+    def has_reply(self) -> bool:
+        """Hear what has arrived, without waiting; return whether `answer` need not wait either."""
+        if self._failure is None:
+            try:
+                self._heard = self._channel.look()
+            except (Closed, Broken) as error:
+                self._failure = error
+        return self._heard is not None and self._heard.op in _REPLIES
+
+    def answer(self) -> Any:
+        """Return what the hook returned; see `Worker.call`."""
+        reply = self.reply()
+        try:
+            if reply.op != "answer":
+                raise read_error(reply)
+            return read_answer(self._what, reply)
+        except Broken as error:
+            raise self._worker.broken(error, self._what) from None
+        finally:
+            reply.close()
+
+    def reply(self) -> Message:
+        """Answer what the plugin asks meanwhile, in this thread, and return the reply.
+
+        Raises:
+            TryAgain: the process ended.
+        """
+        usable = False
+        try:
+            if self._failure is not None:
+                raise self._failure
+            while (message := self._heard or self._channel.receive()).op not in _REPLIES:
+                self._heard = None
+                self._channel.send(self._worker.answered(message))
+            usable = True
+        except Closed:
+            failure = partial(self._worker.left, self._what)
+        except Broken as error:
+            failure = partial(self._worker.broken, error, self._what)
+        finally:
+            self._worker.leave(self._channel, usable=usable)
+        if not usable:
+            raise failure() from None
+        return message
+
+
+def _call_of(hook: str, request: object, request_id: str, name: str) -> Message:
+    descriptors: list[int] = []
+    body = write_request(hook, request, descriptors) if has_request(hook) else b""
+    return Message({"op": "hook", "hook": hook, "id": request_id, "name": name}, body, descriptors)
+
+
+def _is_long(request: object) -> bool:
+    """Whether a request may take long to write, or may not fit into the buffer of an empty socket."""
+    if not is_dataclass(request):
+        return False
+    values = (getattr(request, one.name) for one in fields(request))
+    return any(isinstance(value, list | tuple | Mapping) and len(value) > _FEW for value in values)
 
 
 def _told(status: "os.waitid_result | None") -> str:

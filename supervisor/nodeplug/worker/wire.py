@@ -28,7 +28,8 @@ DATAGRAM: Final = 64 << 10
 _SIZES: Final = struct.Struct("<III")
 _CALLS: Final = 0xFFFF_FFFF
 _DESCRIPTORS: Final = 64
-_CHUNK: Final = 1 << 18
+_CHUNK: Final = 1 << 16
+"""Bytes that are read at once; a message that has no more is small."""
 
 
 class Broken(Exception):
@@ -78,6 +79,12 @@ class Channel:
     def __init__(self, end: socket.socket) -> None:
         self._end = end
         self._call = 0
+        self._data = bytearray()
+        self._descriptors: list[int] = []
+
+    def fileno(self) -> int:
+        """Return the descriptor, to wait for messages."""
+        return self._end.fileno()
 
     @classmethod
     def adopt(cls, descriptor: int) -> Self:
@@ -114,24 +121,17 @@ class Channel:
             Broken: it is not a message, too large, of another call, or more than one.
         """
         self._call += first
-        data, descriptors = bytearray(), list[int]()
-        try:
-            total = _SIZES.size
-            while len(data) < total:
-                if not (piece := self._more(descriptors)):
-                    raise Closed("the other end is gone")
-                known = len(data) >= _SIZES.size
-                data += piece
-                if not known and len(data) >= _SIZES.size:
-                    total += self._announced(data)
-            if len(data) > total:
-                raise Broken(f"{len(data) - total} bytes follow its message, and nobody has asked for them")
-            start = _SIZES.size + _SIZES.unpack_from(data)[1]
-            return Message(_read(bytes(data[_SIZES.size : start])), bytes(data[start:]), descriptors)
-        except BaseException:
-            for descriptor in descriptors:
-                os.close(descriptor)
-            raise
+        while (message := self._whole()) is None:
+            self._more(0)
+        return message
+
+    def look(self) -> Message | None:
+        """Return the next message of the present call if all of it is there, and it is small; never wait.
+
+        What has arrived of another one stays for `receive`, which raises the same.
+        """
+        self._more(socket.MSG_DONTWAIT)
+        return self._whole()
 
     def shut(self) -> None:
         """Wake whoever waits at either end with Closed."""
@@ -141,24 +141,49 @@ class Channel:
         """Close this end."""
         self._end.close()
 
-    def _announced(self, data: bytearray) -> int:
-        call, *sizes = _SIZES.unpack_from(data)
-        if call != self._call & _CALLS:
-            raise Broken("it speaks of a call that has ended")
-        total: int = sum(sizes)
-        if total > LIMIT:
-            raise Broken(f"it announces a message of {total} bytes; at most {LIMIT} are accepted")
-        return total
-
-    def _more(self, descriptors: list[int]) -> bytes:
+    def _whole(self) -> Message | None:
+        data = self._data
+        if len(data) < _SIZES.size:
+            return None
         try:
-            data, received, flags, _ = socket.recv_fds(self._end, _CHUNK, _DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
+            call, head, body = _SIZES.unpack_from(data)
+            if call != self._call & _CALLS:
+                raise Broken("it speaks of a call that has ended")
+            if head + body > LIMIT:
+                raise Broken(f"it announces a message of {head + body} bytes; at most {LIMIT} are accepted")
+            total, start = _SIZES.size + head + body, _SIZES.size + head
+            if len(data) > total:
+                raise Broken(f"{len(data) - total} bytes follow its message, and nobody has asked for them")
+            if len(data) < total:
+                return None
+            message = Message(_read(bytes(data[_SIZES.size : start])), bytes(data[start:]), self._descriptors)
+        except Broken:
+            self._forget()
+            raise
+        self._data, self._descriptors = bytearray(), []
+        return message
+
+    def _more(self, flags: int) -> None:
+        flags |= socket.MSG_CMSG_CLOEXEC
+        try:
+            data, received, told, _ = socket.recv_fds(self._end, _CHUNK, _DESCRIPTORS, flags)
+        except BlockingIOError:
+            return
         except OSError as error:
+            self._forget()
             raise Closed(str(error)) from error
-        descriptors += received
-        if flags & socket.MSG_CTRUNC:
-            raise Closed("this process has no descriptor left for those of the message; raise its limit (LimitNOFILE)")
-        return data
+        self._data += data
+        self._descriptors += received
+        if told & socket.MSG_CTRUNC:
+            data = b""  # no descriptor was left for those of the message; raise LimitNOFILE
+        if not data:
+            self._forget()
+            raise Closed("the other end is gone")
+
+    def _forget(self) -> None:
+        for descriptor in self._descriptors:
+            os.close(descriptor)
+        self._data, self._descriptors = bytearray(), []
 
 
 class Control:

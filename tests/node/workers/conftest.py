@@ -71,7 +71,7 @@ class Guests:
 
     def section(self, uses: str = GUEST, deadline: float = 60.0, **more: Any) -> PluginSection:
         known = {key: more.pop(key) for key in ("isolation", "restart_after_overdue") if key in more}
-        deadlines = dict.fromkeys(HOOKS, deadline)
+        deadlines = {"device_list": deadline}
         return PluginSection(uses=uses, config=more, deadline=deadlines, **{"isolation": "process", **known})
 
     async def apply(self, **sections: PluginSection) -> None:
@@ -106,8 +106,11 @@ class Guests:
 
 def children() -> list[int]:
     """Return the processes of this one that are not reaped."""
-    found = Path("/proc/self/task").glob("*/children")
-    return [int(pid) for tasks in found for pid in tasks.read_text(encoding="ascii").split()]
+    found: list[int] = []
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
+            found += map(int, (task / "children").read_text(encoding="ascii").split())
+    return found
 
 
 def open_files() -> int:
