@@ -6,11 +6,13 @@ Refuses: the rules of the wire (`codec`), of threads and deadlines (`runner`), a
 anything on stdout but one JSON document.
 """
 
+import asyncio
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from nodeplug.cni import codec
 from nodeplug.cni.admission import Admission
@@ -30,7 +32,11 @@ from nodeplug.hosting.front import Front
 from nodeplug.hosting.registry import Registry
 from nodeplug.hosting.runner import Hook, Runner, close_all
 from nodeplug.hosting.slot import Route
+from nodeplug.process.aside import aside
 from nodeplug.process.lane import Lane, Unanswered
+
+SIGHT_PATIENCE: Final = 2.0
+"""Seconds after an ADD in which the kernel may say by what it knows the container's namespace."""
 
 
 @dataclass(slots=True)
@@ -171,6 +177,27 @@ class CniService:
 
     async def _add(self, route: Route, request: CniAdd, owned: list[Netns], call: Call) -> bytes:
         host = request.host_netns.identity  # the descriptor is closed when the hook has ended
+        result, sighting = await self._added(route, request, owned, call)
+        try:
+            stdout = codec.encode_result(result, request.version)
+        except (AttributeError, TypeError, ValueError) as error:
+            raise PluginError(
+                f"plugin {request.claim!r} returned a CniResult that is no CNI result: {error}; "
+                "its addresses must be ipaddress values and its numbers int"
+            ) from error
+        asked = Asked(request.version, request.config, request.args, request.path)
+        made = Attachment(_key(request), request.netns.path, result, host=host, sighting=sighting, asked=asked)
+        await self._records.keep(made)
+        return stdout
+
+    async def _added(
+        self, route: Route, request: CniAdd, owned: list[Netns], call: Call
+    ) -> tuple[Any, Sighting | None]:
+        """Call the hook; return its answer, and by what the kernel knows the container's namespace."""
+        if "cni_add" not in route.hooks:
+            return None, None
+        if route.runs_elsewhere("cni_add"):
+            return await self._added_elsewhere(route, request, owned, call)
         seen: list[Sighting | None] = [None]
 
         def around(hook: Hook) -> Hook:
@@ -180,20 +207,43 @@ class CniService:
 
             return add
 
-        result: Any = None
-        if "cni_add" in route.hooks:
-            result = await self._hook(route, "cni_add", request, owned, call, around)
+        return await self._hook(route, "cni_add", request, owned, call, around), seen[0]
+
+    async def _added_elsewhere(
+        self, route: Route, request: CniAdd, owned: list[Netns], call: Call
+    ) -> tuple[Any, Sighting | None]:
+        """Let the plugin work in its process, and look at the namespace in a thread beside it."""
+        host, container = (Netns(os.dup(one.fd), one.path) for one in (request.host_netns, request.netns))
+        adding = asyncio.create_task(self._hook(route, "cni_add", request, owned, call), name=f"ADD {call.id}")
         try:
-            stdout = codec.encode_result(result, request.version)
-        except (AttributeError, TypeError, ValueError) as error:
-            raise PluginError(
-                f"plugin {request.claim!r} returned a CniResult that is no CNI result: {error}; "
-                "its addresses must be ipaddress values and its numbers int"
-            ) from error
-        asked = Asked(request.version, request.config, request.args, request.path)
-        made = Attachment(_key(request), request.netns.path, result, host=host, sighting=seen[0], asked=asked)
-        await self._records.keep(made)
-        return stdout
+            await asyncio.sleep(0)  # the request goes first: two threads at once would delay it
+        finally:
+            seeing = _sight_aside(host, container, request.container_id)
+        try:
+            result = await adding
+        except asyncio.CancelledError:
+            adding.cancel()
+            raise
+        done, _ = await asyncio.wait({seeing}, timeout=SIGHT_PATIENCE)
+        return result, seeing.result() if done and seeing.exception() is None else None
+
+
+def _sight_aside(host: Netns, container: Netns, container_id: str) -> "asyncio.Future[Sighting | None]":
+    """Identify a container's namespace in a thread of its own, which closes both."""
+
+    def work() -> Sighting | None:
+        try:
+            host.enter()
+            return sight(container)
+        except OSError:
+            return None
+        finally:
+            close_all((host, container))
+
+    seeing = aside(work, f"sight of {container_id}")
+    if seeing.done():  # no thread can be started
+        close_all((host, container))
+    return seeing
 
 
 def _key(request: CniAttachmentRequest) -> Key:

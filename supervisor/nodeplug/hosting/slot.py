@@ -121,6 +121,10 @@ class Instance:
         """Where it runs, or is to run."""
         return "process" if self.section.isolation == "process" and not self.examined.wrappers else "thread"
 
+    def runs_elsewhere(self, hook: str) -> bool:
+        """Whether a hook runs in another process, with nothing around it in this one."""
+        return self.worker is not None and hook not in self.wrapped
+
     @property
     def dead(self) -> bool:
         """Whether its process has ended, so that only another instance can serve."""
@@ -325,3 +329,7 @@ class Route:
     def plugin(self) -> str:
         """The owner's section name."""
         return self.slot.name
+
+    def runs_elsewhere(self, hook: str) -> bool:
+        """Whether a hook runs in another process, with nothing around it in this one."""
+        return self.slot.loaded is not None and self.slot.loaded.runs_elsewhere(hook)
