@@ -117,7 +117,14 @@ class Daemon:
             supervisor.device_registration,
             supervisor.device_poll,
         )
-        self._lifecycle = Lifecycle(self._registry, self._runner, self._make_host, self._resources, reading.places.tell)
+        self._lifecycle = Lifecycle(
+            self._registry,
+            self._runner,
+            self._make_host,
+            self._resources,
+            reading.places.tell,
+            lambda name, section: self._folders.give(name, section.privileges.owner),
+        )
         self._attachments = Attachments(self._paths.attachments)
         self._spool = Spool(self._paths.spool, boot_id=self._boot_id)
         self._delegation = Delegation(self._registry, visiting=self._runner.visiting)

@@ -35,7 +35,16 @@ class Examined:
         names = Counter(claim.kind for loaded in self.registry.plugins.values() for claim in loaded.claims)
         parts = [_number(len(self.registry.plugins), "plugin")]
         parts += [_number(names[kind], word) for kind, word in _COUNTED.items() if names[kind]]
-        return ", ".join(parts)
+        return f"{', '.join(parts)}{self._users}"
+
+    @property
+    def _users(self) -> str:
+        """Say as whom processes of plugins run, so that nobody gives one to root unawares."""
+        found: dict[str, list[str]] = {}
+        for name, loaded in self.registry.plugins.items():
+            if loaded.isolation == "process":
+                found.setdefault(loaded.section.user or "root", []).append(name)
+        return "".join(f"; runs as {user}: {', '.join(names)}" for user, names in found.items())
 
 
 def examine(reading: Reading) -> Examined:

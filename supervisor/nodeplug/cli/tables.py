@@ -79,6 +79,7 @@ def _where(row: Mapping[str, Any]) -> str:
     """Say which process a plugin runs in; `row` may come from a daemon of an earlier release."""
     process, restarts = row.get("process"), row.get("restarts", 0)
     where = f"process {process['pid']}, {process['memory_bytes'] >> 20} MiB" if process else row.get("isolation", "")
+    where = ", ".join(filter(None, (row.get("user", ""), where)))
     return where + (f"\nrestarts: {restarts}, last because {row['restarted']}" if restarts else "")
 
 

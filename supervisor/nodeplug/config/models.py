@@ -8,10 +8,11 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from nodeplug.config.privileges import Capability, Group, Privileges, User
 from nodeplug.fields import Seconds
 
 
@@ -138,6 +139,16 @@ class PluginSection(_Model):
     isolation: Literal["thread", "process"] | None = Field(
         None, description="'process': in a process of its own; 'thread': in the daemon; default: as the plugin asks."
     )
+    user: User = Field(
+        "", description="User of the plugin's process, by name or number; its own folders belong to it; empty: root."
+    )
+    group: Group = Field("", description="Group of that process; empty: the user's own. It has no other group.")
+    capabilities: tuple[Capability, ...] | None = Field(
+        None,
+        description="All that the process and its children may do as root would, such as 'CAP_NET_ADMIN'; default: "
+        "nothing with a `user`, everything without.",
+    )
+    nice: int | None = Field(None, ge=-20, le=19, description="Priority of the process; default: the daemon's.")
     restart_after_overdue: int = Field(
         4,
         ge=1,
@@ -146,6 +157,16 @@ class PluginSection(_Model):
     )
     deadline: Mapping[str, Seconds] = Field(default_factory=dict, description="Per hook, such as cni_add = '30s'.")
     config: Mapping[str, Any] = Field(default_factory=dict, description="Validated by the plugin's own Config.")
+
+    @model_validator(mode="after")
+    def _check_privileges(self) -> Self:
+        _ = self.privileges
+        return self
+
+    @property
+    def privileges(self) -> Privileges:
+        """Look up what its process runs with; raise ValueError if its user or group is gone meanwhile."""
+        return Privileges.of(self.user, self.group, self.capabilities, self.nice)
 
 
 class Configuration(_Model):

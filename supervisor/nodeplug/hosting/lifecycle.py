@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 from nodeplug.config import PluginSection
@@ -31,6 +32,7 @@ from nodeplug.hosting.served_devices import ServedDevices
 from nodeplug.hosting.slot import FIRST_RETRY, LAST_RETRY, Instance, Slot
 from nodeplug.loading.classes import PluginRefused
 from nodeplug.loading.examination import Examined
+from nodeplug.process.aside import aside
 from nodeplug.process.waiting import until
 
 LOG: Final = logging.getLogger(__name__)
@@ -52,6 +54,7 @@ class Lifecycle:
     Attributes:
         make_host: makes a plugin's host, by section name; called in the thread that loads it.
         tell: writes a mistake in a section with its file and line.
+        give: makes a section's folders and gives them to its user; may block.
     """
 
     registry: Registry
@@ -59,6 +62,7 @@ class Lifecycle:
     make_host: Callable[[str], Host]
     devices: ServedDevices = field(default_factory=ServedDevices)
     tell: Callable[[Location, str], str] = told
+    give: Callable[[str, PluginSection], None] = lambda _name, _section: None
     _ending: asyncio.Event = field(default_factory=asyncio.Event)
     _stopping: set[_Task] = field(default_factory=set)
     _retries: set[_Task] = field(default_factory=set)
@@ -225,7 +229,7 @@ class Lifecycle:
             await self._bring_up([Instance(slot, slot.instance.section) for slot in again])
 
     async def _load(self, instance: Instance) -> None:
-        construction = Construction(self.make_host, self.tell, self._process_ended)
+        construction = Construction(self.make_host, self.tell, self._process_ended, self.give)
         await construction.of(instance, self.runner)
 
     async def _load_beside(self, instance: Instance) -> None:
@@ -348,6 +352,7 @@ class Lifecycle:
         """Call `start`; return its error."""
         instance.slot.state, instance.beginning = "starting", asyncio.get_running_loop().create_future()
         try:
+            await self._give_folders(instance)
             await self._call(instance, "start")
         except PluginError as error:
             return error
@@ -356,6 +361,13 @@ class Lifecycle:
             return None
         finally:
             instance.beginning.set_result(None)
+
+    async def _give_folders(self, instance: Instance) -> None:
+        """Give the folders to the user of an instance that follows one of another user, which has stopped."""
+        slot, section = instance.slot, instance.section
+        if slot.owner != (section.user, section.group):
+            await aside(partial(self.give, slot.name, section), f"folders of {slot.name}"[:100])
+            slot.owner = section.user, section.group
 
     def _started(self, instance: Instance, error: PluginError | None) -> None:
         if not self._stands(instance):

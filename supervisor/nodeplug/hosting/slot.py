@@ -186,6 +186,7 @@ class Slot:
         overdue: those whose callers were answered before the hook ended.
         visits: other plugins' calls inside it, by delegation; each is done when that call has left.
         restarts: of its process, that nobody asked for.
+        owner: user and group, as a section names them, to whom its folders were given.
     """
 
     name: str
@@ -202,6 +203,7 @@ class Slot:
     overdue: set[HookCall] = field(default_factory=set)
     visits: "set[asyncio.Future[None]]" = field(default_factory=set)
     restarts: Restarts = field(default_factory=Restarts)
+    owner: tuple[str, str] = ("", "")
     _held: "asyncio.Future[None] | None" = None
 
     def __post_init__(self) -> None:

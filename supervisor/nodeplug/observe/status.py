@@ -10,6 +10,7 @@ from dataclasses import asdict
 from typing import Any
 
 from nodeplug.cni.attachments import Attachment, Key
+from nodeplug.config.privileges import own_user
 from nodeplug.contract.errors import clip
 from nodeplug.contract.values import Device, DeviceId, ResourceName
 from nodeplug.device.holders import Holder
@@ -50,12 +51,18 @@ def plugins(slots: Iterable[Slot], reasons: Mapping[str, str], used: Mapping[int
             "hooks": sorted(slot.loaded.hooks) if slot.loaded else [],
             "quarantined": slot.quarantined,
             "isolation": slot.instance.isolation,
+            "user": _user(slot.instance),
             "process": _process(slot.instance, used),
             "restarts": slot.restarts.count,
             "restarted": clip(slot.restarts.why),
         }
         for slot in slots
     ]
+
+
+def _user(instance: Instance) -> str:
+    """Name the user as whom a plugin runs or is to run: without a `user` the daemon's."""
+    return instance.worker.privileges.name if instance.worker is not None else instance.section.user or own_user()
 
 
 def _process(instance: Instance, used: Mapping[int, Usage]) -> dict[str, Any] | None:

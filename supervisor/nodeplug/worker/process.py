@@ -20,6 +20,7 @@ from dataclasses import fields, is_dataclass
 from functools import partial
 from typing import Any, Final
 
+from nodeplug.config.privileges import Privileges
 from nodeplug.contract.errors import TryAgain
 from nodeplug.contract.host import Host
 from nodeplug.worker.answering import answer, write_record
@@ -47,10 +48,17 @@ class Worker:
     Args:
         name: of the plugin's section.
         ended: is told why, unless the daemon itself ended it.
+        privileges: what it runs with; by default those of the daemon.
     """
 
-    def __init__(self, name: str, ended: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        name: str,
+        ended: Callable[[str], None],
+        privileges: Privileges = Privileges(),  # noqa: B008 - frozen
+    ) -> None:
         self.name = name
+        self.privileges = privileges
         self.pid = 0
         self.started = time.monotonic()
         self.why = ""
@@ -63,7 +71,7 @@ class Worker:
         self._idle: list[Channel] = []
         mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            self.pid = spawn(theirs.fileno())
+            self.pid = spawn(theirs.fileno(), privileges)
         except BaseException:
             mine.close()
             raise

@@ -13,9 +13,11 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Final
 
+from nodeplug.config.privileges import Privileges
 from nodeplug.contract.errors import TryAgain
 from nodeplug.worker.wire import VERSION
 
@@ -25,20 +27,22 @@ _NOT_INHERITED: Final = frozenset({"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_P
 _STARTING: Final = threading.Lock()
 _LINE: Final[SimpleQueue[Callable[[], None]]] = SimpleQueue()
 _thread: threading.Thread | None = None
+_HERE: Final = Path(__file__).parent
 
 
-def spawn(control: int) -> int:
+def spawn(control: int, privileges: Privileges) -> int:
     """Start a worker with this Python and its packages; return its process id. May block.
 
     Raises:
         TryAgain: the node has no process left, or this Python cannot be executed.
     """
-    arguments = [sys.executable, "-P", "-m", "nodeplug.worker", str(CONTROL), str(VERSION), str(os.getpid())]
+    worker = [sys.executable, "-P", "-m", "nodeplug.worker", str(CONTROL), str(VERSION), str(os.getpid())]
+    arguments = [*_launcher(privileges), *worker]
     outcome: Future[int] = Future()
 
     def work() -> None:
         try:
-            outcome.set_result(_spawn(arguments, control))
+            outcome.set_result(_spawn(arguments, control, privileges))
         except OSError as error:
             text = f"the daemon cannot start a process for a plugin: {error.strerror}: {arguments[0]}; "
             outcome.set_exception(TryAgain(f"{text}see TasksMax and MemoryMax of its unit"))
@@ -50,8 +54,26 @@ def spawn(control: int) -> int:
     return outcome.result()
 
 
-def _spawn(arguments: list[str], control: int) -> int:
+def _launcher(privileges: Privileges) -> list[str]:
+    """Return what comes before the command: nothing if nothing has to be given up, since a Python takes 10 ms."""
+    if not privileges.own:
+        return []
+    kept = privileges.capabilities
+    given = (
+        privileges.user,
+        privileges.group,
+        ",".join(map(str, kept)) if kept is not None else None,
+        privileges.nice,
+    )
+    words = ["-" if one is None else str(one) for one in given]
+    program = [sys.executable, "-IS", str(_HERE / "launching.py"), str(CONTROL), str(os.getpid())]
+    return [*program, *words, str(_HERE)]
+
+
+def _spawn(arguments: list[str], control: int, privileges: Privileges) -> int:
     environment = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
+    if privileges.user is not None:
+        environment |= {"HOME": privileges.home, "USER": privileges.name, "LOGNAME": privileges.name}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     # Everything else is closed on exec. Dup2 onto itself would leave that mark in place, so it goes by another number.
     spare = os.dup(control) if control == CONTROL else control

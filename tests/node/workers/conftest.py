@@ -70,7 +70,7 @@ class Guests:
     _keys: Iterator[int] = field(default_factory=lambda: iter(range(1 << 30)))
 
     def section(self, uses: str = GUEST, deadline: float = 60.0, **more: Any) -> PluginSection:
-        known = {key: more.pop(key) for key in ("isolation", "restart_after_overdue") if key in more}
+        known = {key: more.pop(key) for key in PluginSection.model_fields if key in more}
         deadlines = {"device_list": deadline}
         return PluginSection(uses=uses, config=more, deadline=deadlines, **{"isolation": "process", **known})
 

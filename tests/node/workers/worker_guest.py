@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import struct
+import subprocess
 import sys
 import threading
 import time
@@ -17,6 +18,8 @@ from pydantic import BaseModel
 
 import nodeplug as n
 from nodeplug import hookimpl
+
+CHILDREN: "list[subprocess.Popen[bytes]]" = []
 
 
 class Guest:
@@ -249,6 +252,11 @@ def _twice(_: n.Host) -> None:
     wire.Channel.send = send  # type: ignore[assignment, method-assign]
 
 
+def _write(host: n.Host) -> None:
+    for folder in (host.state_dir, host.run_dir):
+        (folder / "written").touch()
+
+
 def _segfault(_: n.Host) -> None:
     ctypes.string_at(0)
 
@@ -273,6 +281,8 @@ WAYS: dict[str, Callable[[n.Host], None]] = {
     "speaks": lambda _: _control().sendall(b'{"op": "surprise"}'),
     "babbles": lambda _: _control().sendall(b"\x00" * 200),
     "changes folder": lambda _: os.chdir("/proc"),
+    "writes": _write,
+    "starts a child": lambda _: CHILDREN.append(subprocess.Popen(["sleep", "3600"])),
     "closes descriptors": lambda _: os.closerange(0, 256),
     "thread": lambda host: threading.Thread(target=lambda: host.journal.write("from", phase="a thread")).start(),
 }

@@ -1,0 +1,120 @@
+"""What is executed before a plugin's process, if that may do less than the daemon; with `python -IS`.
+
+    launching.py CONTROL DAEMON USER GROUP CAPABILITIES NICE PACKAGE PROGRAM ARGUMENT...
+
+Owns: what the process must not have any more, given up before anything of the plugin's environment runs: its
+interpreter runs `sitecustomize` and `.pth` files before this package. Each of USER to NICE may be `-`, for what stays.
+Refuses: packages, this one too: only the standard library, without `site`. What cannot be given up is told on the
+control socket, and nothing is executed.
+
+In this order, since each step needs what a later one takes: priority, bounding set, groups and user, capabilities, the
+promise not to get more (no_new_privs), and the signal at the daemon's end, which a change of user forgets. execve(2)
+keeps that signal here: the program gets no privilege by its file.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_KEEPCAPS = 8
+_PR_CAPBSET_READ, _PR_CAPBSET_DROP = 23, 24
+_PR_SET_NO_NEW_PRIVS = 38
+_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE = 47, 2
+_CAPABILITY_VERSION_3 = 0x20080522
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def _check(result: int) -> int:
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return result
+
+
+def _prctl(option: int, *arguments: int) -> int:
+    values = [ctypes.c_ulong(value) for value in (*arguments, 0, 0, 0, 0)[:4]]
+    return int(_LIBC.prctl(option, *values))
+
+
+def _bound(kept: "set[int]") -> None:
+    """Take everything else out of the bounding set, so that no program gives it back."""
+    number = 0
+    while (has := _prctl(_PR_CAPBSET_READ, number)) >= 0:
+        if has and number not in kept:
+            _check(_prctl(_PR_CAPBSET_DROP, number))
+        number += 1
+
+
+def _keep(kept: "set[int]") -> None:
+    """Have these capabilities and no other, in this process and, as ambient ones, in its children."""
+    bits = sum(1 << number for number in kept)
+    halves = (bits & 0xFFFFFFFF, bits >> 32)
+    header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
+    data = (ctypes.c_uint32 * 6)(*(half for half in halves for _ in range(3)))
+    _check(_LIBC.capset(ctypes.byref(header), ctypes.byref(data)))
+    for number in kept:
+        _check(_prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE, number))
+
+
+def _become(user: int, group: int) -> None:
+    _check(_prctl(_PR_SET_KEEPCAPS, 1))
+    os.setgroups([])
+    os.setresgid(group, group, group)
+    os.setresuid(user, user, user)
+
+
+def _give_up(user: str, group: str, capabilities: str, nice: str) -> None:
+    step = "be given its priority"
+    try:
+        if nice != "-":
+            os.setpriority(os.PRIO_PROCESS, 0, int(nice))
+        kept = {int(number) for number in capabilities.split(",") if number} if capabilities != "-" else None
+        step = "give up capabilities"
+        if kept is not None:
+            _bound(kept)
+        step = f"become user {user} and group {group}"
+        if user != "-":
+            _become(int(user), int(group))
+        step = "keep the capabilities of its section"
+        if kept is not None:
+            _keep(kept)
+            _check(_prctl(_PR_SET_NO_NEW_PRIVS, 1))
+    except OSError as error:
+        raise SystemExit(f"it cannot {step}: {error.strerror}; run the daemon as root with that right") from None
+
+
+def _end_with(daemon: int) -> None:
+    _check(_prctl(_PR_SET_PDEATHSIG, signal.SIGKILL))
+    if os.getppid() != daemon:
+        os._exit(0)  # noqa: TID251 - the daemon has gone
+
+
+def _execute(package: str, program: str, arguments: "list[str]") -> None:
+    if not os.access(package, os.R_OK | os.X_OK):
+        raise SystemExit(f"its user may not read nodeplug at {package}; install it where other users may read")
+    try:
+        os.execv(program, arguments)  # noqa: S606 - this is what the module is for
+    except OSError as error:
+        text = f"its user may not execute {program}: {error.strerror}; install it where other users may read"
+        raise SystemExit(text) from None
+
+
+def main(control: str, daemon: str, *rest: str) -> None:
+    """Give up what has to be, and become the worker; tell the daemon why not."""
+    user, group, capabilities, nice, package, program, *arguments = rest
+    try:
+        os.chdir("/")
+        _give_up(user, group, capabilities, nice)
+        _end_with(int(daemon))
+        _execute(package, program, [program, *arguments])
+    except SystemExit as refusal:
+        import json  # noqa: PLC0415 - a third of the time that this program takes
+
+        os.write(int(control), json.dumps({"op": "refusal", "message": str(refusal)}).encode())
+        raise SystemExit(1) from None
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
