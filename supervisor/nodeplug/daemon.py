@@ -43,6 +43,7 @@ from nodeplug.hosting.own_folders import OwnFolders
 from nodeplug.hosting.registry import Registry
 from nodeplug.hosting.reload import Reloader
 from nodeplug.hosting.runner import Runner, close_all
+from nodeplug.hosting.supervision import Supervision
 from nodeplug.install import keeper
 from nodeplug.install.drivers import reprobe
 from nodeplug.observe import logs, status
@@ -125,6 +126,7 @@ class Daemon:
             reading.places.tell,
             lambda name, section: self._folders.give(name, section.privileges.owner),
         )
+        self._supervision = Supervision(self._lifecycle)
         self._attachments = Attachments(self._paths.attachments)
         self._spool = Spool(self._paths.spool, boot_id=self._boot_id)
         self._delegation = Delegation(self._registry, visiting=self._runner.visiting)
@@ -218,12 +220,12 @@ class Daemon:
             "spool": self._cni.run_spool(),
             "orphans": self._cni.orphans.run(),
             "podresources": self._podresources.run(),
-            "start failed plugins": _every(RETRY_INTERVAL, self._lifecycle.retry_failed),
-            "end hanging processes": _every(RETRY_INTERVAL, self._lifecycle.end_hanging),
+            "start failed plugins": _every(RETRY_INTERVAL, self._supervision.retry_failed),
+            "end hanging processes": _every(RETRY_INTERVAL, self._supervision.end_hanging),
             "measure processes": _every(METRICS_INTERVAL, self._measure),
             "sample": _every(SAMPLE_INTERVAL, self._sample),
             "keep the entrypoints": _every(keeper.INTERVAL, self._keeper.look),
-            "health": _every(HEALTH_INTERVAL, self._lifecycle.check_health),
+            "health": _every(HEALTH_INTERVAL, self._supervision.check_health),
             "metrics": _every(METRICS_INTERVAL, self._reports.measure),
             "configuration": self._reload(first),
             "watch the configuration": watch(self._config_path, self._reloader.reading.folder, self._reloader.notice),
@@ -307,7 +309,7 @@ class Daemon:
                 case ("inspect", name):
                     answer = await self._reports.inspect(name)
                 case ("reload", name):
-                    await self._lifecycle.renew(name)
+                    await self._supervision.renew(name)
                     answer = await self.status()
                 case _:
                     count = len(frame.argv)

@@ -12,6 +12,7 @@ from nodeplug.hosting.lifecycle import Lifecycle
 from nodeplug.hosting.registry import Registry
 from nodeplug.hosting.runner import Runner
 from nodeplug.hosting.served_devices import ServedDevices
+from nodeplug.hosting.supervision import Supervision
 from nodeplug.testing import host
 
 
@@ -89,7 +90,7 @@ def run(scenario: Callable[[], Awaitable[None]]) -> None:
 async def retry(lifecycle: Lifecycle, name: str) -> None:
     """Let the time of the next start come, and wait for what comes of it."""
     lifecycle.registry.slots[name].retry_at = 0
-    await lifecycle.retry_failed()
+    await Supervision(lifecycle).retry_failed()
     while lifecycle.registry.slots[name].state == "starting":
         await asyncio.sleep(0.001)
 
@@ -189,7 +190,7 @@ def test_a_constructor_that_raises_refuses_that_plugin_alone(lifecycle: Lifecycl
 def test_health_names_each_plugin_that_is_not_well(lifecycle: Lifecycle) -> None:
     async def scenario() -> None:
         await lifecycle.apply({"sick": section(claim="s", unhealthy=True), "well": section(claim="w")})
-        assert await lifecycle.check_health() == {"sick": "the card is gone"}
+        assert await Supervision(lifecycle).check_health() == {"sick": "the card is gone"}
 
     run(scenario)
 

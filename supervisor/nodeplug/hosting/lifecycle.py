@@ -1,6 +1,6 @@
 """How instances of plugins are loaded, started, replaced and stopped, without a call that fails because of it.
 
-Owns: what a configuration changes, retries, health, the end of the daemon, and the exchange with its steps:
+Owns: what a configuration changes, what a process that ended changes, the end of the daemon, and the exchange:
 1. A new instance is loaded next to the serving one and prepared there (`prepare`), however long that takes. If this
    fails, the old one keeps serving and nothing else happens.
 2. In one step on the loop every claim moves to its new owner, and calls for it wait at the gate of its slot.
@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from nodeplug.config import PluginSection
 from nodeplug.config.mistakes import Location, one_line, told
-from nodeplug.contract.errors import NotFound, PluginError, TryAgain
+from nodeplug.contract.errors import PluginError, TryAgain
 from nodeplug.contract.host import Host
 from nodeplug.hosting.call import Call
 from nodeplug.hosting.construction import Construction
@@ -102,7 +102,7 @@ class Lifecycle:
             slot.rejected = ""  # this section is in force again
             if slot.state == "refused":
                 renewed.add(name)  # the owner of a doubly claimed name may be gone now
-        await self._bring_up([one for one in self._instances(wanted) if one.name in renewed], changes.removed)
+        await self.bring_up([one for one in self._instances(wanted) if one.name in renewed], changes.removed)
         return changes
 
     def _instances(self, sections: Mapping[str, PluginSection]) -> list[Instance]:
@@ -113,41 +113,16 @@ class Lifecycle:
             instance.slot.deadlines = instance.section.deadline
         return instances
 
-    async def retry_failed(self) -> None:
-        """Restart every failed plugin whose pause is over; one that hangs does not delay others."""
-        for slot in list(self.registry.slots.values()):
-            if slot.state == "failed" and slot.retry_at <= time.monotonic():
-                slot.state = "starting"
-                if slot.loaded is None:
-                    again = self._bring_up([slot.instance])
-                elif slot.instance.dead:
-                    again = self._bring_up([Instance(slot, slot.instance.section)])
-                else:
-                    again = self._take_over(slot.instance)
-                _keep(self._retries, asyncio.create_task(again, name=f"retry {slot.name}"))
-
-    async def renew(self, name: str) -> None:
-        """Start a plugin anew beside the instance that serves, and exchange them as if its section had changed.
-
-        Raises:
-            NotFound: no such section is enabled.
-            PluginError: the new instance cannot be loaded or started; what serves then is in the message.
-        """
-        slot = self.registry.slots.get(name)
-        if slot is None or self._ending.is_set():
-            known = ", ".join(sorted(self.registry.slots)) or "none"
-            raise NotFound(f"no plugin {name!r} is enabled; there is a [plugins.…] section for: {known}")
-        slot.rejected = ""
-        await self._bring_up([Instance(slot, slot.instance.section)])
-        if slot.state != "running" or slot.rejected:
-            raise PluginError(f"plugin {name!r} is {slot.state}: {slot.reason}")
-
-    async def end_hanging(self) -> None:
-        """Kill every process whose plugin does not come back; it is started again like one that ended by itself."""
-        for slot in self.registry.slots.values():
-            worker, count = slot.instance.worker, slot.unanswered
-            if worker is not None and worker.alive and count >= slot.instance.section.restart_after_overdue:
-                worker.kill(f"{count} of its calls did not come back in time")
+    def start_again(self, slot: Slot) -> None:
+        """Start a plugin that is not running, in a task of its own: one that hangs does not delay others."""
+        slot.state = "starting"
+        if slot.loaded is None:
+            again = self.bring_up([slot.instance])
+        elif slot.instance.dead:
+            again = self.bring_up([Instance(slot, slot.instance.section)])
+        else:
+            again = self._take_over(slot.instance)
+        _keep(self._retries, asyncio.create_task(again, name=f"start {slot.name} again"))
 
     def _process_ended(self, instance: Instance, why: str) -> None:
         """Start a plugin again whose process has ended, if it is one that serves."""
@@ -162,10 +137,8 @@ class Lifecycle:
             slot.enter("failed", f"its process ended: {why}")
             slot.retry_at = time.monotonic() + pause
         else:
-            slot.state = "starting"
             slot.hold()
-            again = self._bring_up([Instance(slot, instance.section)])
-            _keep(self._retries, asyncio.create_task(again, name=f"restart {slot.name}"))
+            self.start_again(slot)
         if pause > ABSENCE:
             self.devices.withdraw(slot.name)
 
@@ -173,24 +146,6 @@ class Lifecycle:
     def refused(self) -> list[str]:
         """The sections that are not in force: their plugins cannot be loaded or started."""
         return [name for name, slot in self.registry.slots.items() if slot.state == "refused" or slot.rejected]
-
-    async def check_health(self) -> Mapping[str, str]:
-        """Ask every running plugin for its health; return the reason of each unhealthy one, by section name."""
-        slots = list(self.registry.slots.values())
-        await asyncio.gather(*(self._check(slot) for slot in slots if slot.state == "running"))
-        return {slot.name: slot.reason or slot.state for slot in slots if slot.state != "running" or slot.reason}
-
-    async def _check(self, slot: Slot) -> None:
-        if "health" not in slot.instance.hooks:
-            return
-        call, fault = Call("health", f"plugin:{slot.name}", f"health of {slot.name}"), ""
-        try:
-            await self.runner.call(slot.instance, "health", call, {})
-        except PluginError as error:
-            fault = str(error)
-            if slot.fault != fault:
-                LOG.warning("plugin %s is not well: %s", slot.name, error)
-        slot.fault = fault
 
     async def stop_all(self, grace: float = 5.0) -> None:
         """Stop every plugin, once the calls inside have had `grace` seconds; do not wait for one that is starting."""
@@ -203,7 +158,7 @@ class Lifecycle:
 
     # --- the exchange ---------------------------------------------------------------------------------------------
 
-    async def _bring_up(self, instances: Iterable[Instance], leaving: Collection[str] = ()) -> None:
+    async def bring_up(self, instances: Iterable[Instance], leaving: Collection[str] = ()) -> None:
         """Load and start instances, each at its own pace, and let the plugins `leaving` go.
 
         Two plugins may claim one name: the first in the configuration serves, even if it loads last. The other is then
@@ -226,7 +181,7 @@ class Lifecycle:
         gone = set().union(*displaced)
         again = [slot for slot in self.registry.slots.values() if slot.outdone_by in gone]
         if again:
-            await self._bring_up([Instance(slot, slot.instance.section) for slot in again])
+            await self.bring_up([Instance(slot, slot.instance.section) for slot in again])
 
     async def _load(self, instance: Instance) -> None:
         construction = Construction(self.make_host, self.tell, self._process_ended, self.give)

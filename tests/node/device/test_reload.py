@@ -20,6 +20,7 @@ from nodeplug.device.resources import Resources
 from nodeplug.hosting.lifecycle import Lifecycle
 from nodeplug.hosting.registry import Registry
 from nodeplug.hosting.runner import Runner
+from nodeplug.hosting.supervision import Supervision
 from nodeplug.testing import host
 from nodeplug.testing.kubelet import AdmissionError, Kubelet
 
@@ -382,7 +383,7 @@ def test_devices_are_unhealthy_when_neither_configuration_starts_and_heal_with_t
                 await node.mark("early")
             Things.life.clear()
             node.lifecycle.registry.slots["a"].retry_at = 0
-            await node.lifecycle.retry_failed()
+            await Supervision(node.lifecycle).retry_failed()
             await node.kubelet.until_allocatable(THING, 4)
             assert await node.mark("late") == "second"
             assert node.connections() == (1, 0)

@@ -17,6 +17,7 @@ from nodeplug.hosting.call import Call
 from nodeplug.hosting.lifecycle import Lifecycle
 from nodeplug.hosting.registry import Registry
 from nodeplug.hosting.runner import Runner
+from nodeplug.hosting.supervision import Supervision
 from nodeplug.testing import host
 
 GUEST = "worker_guest:Guest"
@@ -99,8 +100,8 @@ class Guests:
     async def until(self, condition: Callable[[], object], seconds: float = 60.0) -> None:
         async with asyncio.timeout(seconds):
             while not condition():
-                await self.lifecycle.retry_failed()
-                await self.lifecycle.end_hanging()
+                await Supervision(self.lifecycle).retry_failed()
+                await Supervision(self.lifecycle).end_hanging()
                 await asyncio.sleep(0.02)
 
 

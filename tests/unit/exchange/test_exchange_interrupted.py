@@ -7,6 +7,7 @@ import pytest
 
 from nodeplug.contract.errors import Ending
 from nodeplug.hosting import lifecycle
+from nodeplug.hosting.supervision import Supervision
 
 if TYPE_CHECKING:
     from tests.unit.exchange.conftest import Nets
@@ -18,7 +19,7 @@ def plugin(net: "Nets", name: str) -> Any:
 
 async def retry(net: "Nets", name: str) -> None:
     net.lifecycle.registry.slots[name].retry_at = 0
-    await net.lifecycle.retry_failed()
+    await Supervision(net.lifecycle).retry_failed()
 
 
 def test_an_instance_that_is_being_started_again_is_stopped_when_its_section_is_removed(net: "Nets") -> None:

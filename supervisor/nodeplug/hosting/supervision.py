@@ -1,0 +1,76 @@
+"""What is looked at again and again while plugins run, and what an administrator may ask for one of them.
+
+Owns: when a failed plugin is started again, which process hangs, whether plugins are healthy, and a plugin's renewal.
+Refuses: the steps of a start or an exchange (`lifecycle`), and timers (the daemon's).
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from nodeplug.contract.errors import NotFound, PluginError
+from nodeplug.hosting.call import Call
+from nodeplug.hosting.lifecycle import Lifecycle
+from nodeplug.hosting.slot import Instance, Slot
+
+LOG: Final = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Supervision:
+    """Looks after the plugins of a life cycle. Used only from the event loop."""
+
+    lifecycle: Lifecycle
+
+    async def retry_failed(self) -> None:
+        """Start every failed plugin again whose pause is over."""
+        for slot in self._slots():
+            if slot.state == "failed" and slot.retry_at <= time.monotonic():
+                self.lifecycle.start_again(slot)
+
+    async def end_hanging(self) -> None:
+        """Kill every process whose plugin does not come back; it is started again like one that ended by itself."""
+        for slot in self._slots():
+            worker, count = slot.instance.worker, slot.unanswered
+            if worker is not None and worker.alive and count >= slot.instance.section.restart_after_overdue:
+                worker.kill(f"{count} of its calls did not come back in time")
+
+    async def check_health(self) -> Mapping[str, str]:
+        """Ask every running plugin for its health; return the reason of each unhealthy one, by section name."""
+        slots = self._slots()
+        await asyncio.gather(*(self._check(slot) for slot in slots if slot.state == "running"))
+        return {slot.name: slot.reason or slot.state for slot in slots if slot.state != "running" or slot.reason}
+
+    async def renew(self, name: str) -> None:
+        """Start a plugin anew beside the instance that serves, and exchange them as if its section had changed.
+
+        Raises:
+            NotFound: no such section is enabled.
+            PluginError: the new instance cannot be loaded or started; the message says what serves now.
+        """
+        slot = self.lifecycle.registry.slots.get(name)
+        if slot is None:
+            known = ", ".join(sorted(self.lifecycle.registry.slots)) or "none"
+            raise NotFound(f"no plugin {name!r} is enabled; there is a [plugins.…] section for: {known}")
+        slot.rejected = ""
+        await self.lifecycle.bring_up([Instance(slot, slot.instance.section)])
+        if slot.state != "running" or slot.rejected:
+            raise PluginError(f"plugin {name!r} is {slot.state}: {slot.reason}")
+
+    async def _check(self, slot: Slot) -> None:
+        if "health" not in slot.instance.hooks:
+            return
+        call, fault = Call("health", f"plugin:{slot.name}", f"health of {slot.name}"), ""
+        try:
+            await self.lifecycle.runner.call(slot.instance, "health", call, {})
+        except PluginError as error:
+            fault = str(error)
+            if slot.fault != fault:
+                LOG.warning("plugin %s is not well: %s", slot.name, error)
+        slot.fault = fault
+
+    def _slots(self) -> list[Slot]:
+        return list(self.lifecycle.registry.slots.values())
