@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.measure import Summary
+from nodeplug.exec.client import ask
 from nodeplug.exec.frame import Frame, Reply
 from nodeplug.pb import deviceplugin_v1beta1_pb2 as pb
 from nodeplug.testing import Kubelet, ScratchNode
@@ -62,8 +63,9 @@ async def measure(root: Path, environment: Mapping[str, str], *, quick: bool) ->
             for way in WAYS:
                 await kubelet.until_allocatable(f"bench.nodeplug.io/{way}", 16)
                 await kubelet.until_allocatable(f"bench.nodeplug.io/long-{way}", _LONG)
-            figures |= await _prices(node, kubelet, 400 if quick else 1500)
+            figures |= await _prices(node, kubelet, 20 if quick else 1000)
             figures |= await _neighbours(kubelet, burning, 0.1 if quick else 20.0)
+            figures["process_start_ms"] = await asyncio.to_thread(_start, node, 3 if quick else 20)
             figures["process_pss_mib"] = await asyncio.to_thread(_memory, node)
         finally:
             await asyncio.to_thread(node.stop)
@@ -220,6 +222,16 @@ def _burning(who: str, folder: Path) -> Iterator[None]:
             yield
         finally:
             (folder / who).unlink()
+
+
+def _start(node: ScratchNode, count: int) -> float:
+    """Reload the plugin of a process; return the median of the milliseconds, which the answer to the command ends."""
+    seconds = []
+    for _ in range(count):
+        started = time.perf_counter()
+        ask(node.paths.exec_socket, "reload", "process", timeout=60)
+        seconds.append(time.perf_counter() - started)
+    return statistics.median(seconds) * 1e3
 
 
 def _memory(node: ScratchNode) -> float:

@@ -39,6 +39,18 @@ GPU: Final = {
     "gpu_loop_longest_step_ms": ("the longest step of the daemon's event loop meanwhile", 20),
 }
 
+PROCESSES: Final = {
+    "allocate_process_price_ms": ("Allocate of eight ids, more than in a thread, ms", 0.3),
+    "add_process_price_ms": ("ADD, more than in a thread, ms", 0.3),
+    "mount_process_price_ms": ("mount, more than in a thread, ms", 0.3),
+    "allocate_long_process_price_ms": ("Allocate of eight ids out of a list of 4000, more than in a thread, ms", 0.0),
+    "process_start_ms": ("start of a process until its plugin is loaded, ms", 0.0),
+    "process_pss_mib": ("memory of a process (Pss), MiB", 25.0),
+    "neighbour_process_p99_ratio": ("a neighbour's p99 while a plugin in a process burns a core", 1.15),
+    "neighbour_thread_p99_ratio": ("the same while a plugin in a thread does", 0.0),
+}
+"""Figures of plugins in processes, with their limits; 0 means none. Ratios are to an unrelated busy program."""
+
 
 def everything(figures: Mapping[str, Any]) -> Table:
     """Return every figure, for a terminal."""
@@ -80,6 +92,8 @@ def markdown(figures: Mapping[str, Any]) -> str:
         _table(("measure", "value"), _daemon_rows(figures)),
         "The GPU plugin with simulated cards, in milliseconds:",
         _table(("measure", "limit", "measured", ""), _gpu_rows(figures)),
+        "A plugin in a process of its own; a ratio is to a neighbour's p99 beside an unrelated busy program:",
+        _table(("measure", "limit", "measured", ""), _process_rows(figures)),
         "Where the time of an ADD goes, medians in milliseconds:",
         _table(("part", "ADD", "with ipMasq"), _part_rows(figures)),
     ]
@@ -153,6 +167,12 @@ def _gpu_rows(figures: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     for key, (words, limit) in GPU.items():
         met = figures[key] <= limit if key in figures else None
         yield words, f"at most {limit}", _number(figures, key, 1), WORDS[met]
+
+
+def _process_rows(figures: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    for key, (words, limit) in PROCESSES.items():
+        met = figures[key] <= limit if key in figures else None
+        yield words, f"at most {limit:g}" if limit else "", _number(figures, key), WORDS[met] if limit else ""
 
 
 def _part_rows(figures: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
