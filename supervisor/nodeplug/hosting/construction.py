@@ -58,6 +58,8 @@ class Construction:
             instance.take(await runner.load(instance, lambda: self._construct(instance, ended, alone=alone)))
         except BaseException:
             instance.end_process()
+            if instance.worker is not None:  # it may hang, and nobody waits any more
+                instance.worker.kill("its plugin cannot be loaded")
             raise
         if alone:
             instance.slot.owner = instance.section.user, instance.section.group

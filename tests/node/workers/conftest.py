@@ -70,9 +70,9 @@ class Guests:
     folder: Path
     _keys: Iterator[int] = field(default_factory=lambda: iter(range(1 << 30)))
 
-    def section(self, uses: str = GUEST, deadline: float = 60.0, **more: Any) -> PluginSection:
+    def section(self, uses: str = GUEST, deadline: float = 60.0, load: float = 60.0, **more: Any) -> PluginSection:
         known = {key: more.pop(key) for key in PluginSection.model_fields if key in more}
-        deadlines = {"device_list": deadline}
+        deadlines = {"device_list": deadline, "claims": load}
         return PluginSection(uses=uses, config=more, deadline=deadlines, **{"isolation": "process", **known})
 
     async def apply(self, **sections: PluginSection) -> None:

@@ -99,6 +99,17 @@ def test_a_process_that_ends_before_its_plugin_runs_is_tried_again(at: str, how:
     play(story)
 
 
+@pytest.mark.parametrize("how", ["hangs", "stopped"])
+def test_a_process_whose_plugin_does_not_load_in_time_is_killed_and_another_one_tried(how: str, play: Play) -> None:
+    async def story(guests: "Guests") -> None:
+        await guests.apply(guest=guests.section(at="construct", how=how, once=mark(guests), load=3.0))
+        await guests.until(lambda: "did not end within 3 s" in guests.lifecycle.registry.slots["guest"].reason)
+        await guests.until(lambda: guests.state() == "running", seconds=30)
+        assert len(children()) == 1
+
+    play(story)
+
+
 def test_a_plugin_that_ends_again_and_again_is_started_ever_later(play: Play) -> None:
     async def story(guests: "Guests") -> None:
         await guests.apply(guest=guests.section(at="device_list", how="exits"))
@@ -169,4 +180,12 @@ def group(leader: int) -> list[int]:
         with suppress(ProcessLookupError):
             if os.getpgid(pid) == leader:
                 found.append(pid)
+    return found
+
+
+def children() -> list[int]:
+    found: list[int] = []
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
+            found += map(int, (task / "children").read_text(encoding="ascii").split())
     return found
