@@ -57,9 +57,7 @@ class Construction:
         try:
             instance.take(await runner.load(instance, lambda: self._construct(instance, ended, alone=alone)))
         except BaseException:
-            instance.end_process()
-            if instance.worker is not None:  # it may hang, and nobody waits any more
-                instance.worker.kill("its plugin cannot be loaded")
+            instance.kill_process("its plugin cannot be loaded")  # it may hang, and nobody waits any more
             raise
         if alone:
             instance.slot.owner = instance.section.user, instance.section.group

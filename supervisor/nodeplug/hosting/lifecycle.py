@@ -119,7 +119,7 @@ class Lifecycle:
         if slot.loaded is None:
             again = self.bring_up([slot.instance])
         elif slot.instance.dead:
-            again = self.bring_up([Instance(slot, slot.instance.section)])
+            again = self.bring_up([slot.instance.anew()])
         else:
             again = self._take_over(slot.instance)
         _keep(self._retries, asyncio.create_task(again, name=f"start {slot.name} again"))
@@ -222,8 +222,10 @@ class Lifecycle:
         return set(verdict.displaced)
 
     def _has_loaded(self, instance: Instance, load: _Task) -> bool:
-        if self.registry.slots.get(instance.name) is not instance.slot:
-            return False  # removed meanwhile
+        removed = self.registry.slots.get(instance.name) is not instance.slot
+        if removed or instance.instead_of not in {None, instance.slot.instance}:
+            load.exception()  # nobody needs it any more, nor why it failed
+            return False
         try:
             load.result()
         except TryAgain as error:  # it hangs, or an earlier attempt still does

@@ -70,6 +70,7 @@ class Instance:
         callers: by hook name; calls the plugin and, once registered, all wrappers, later ones included.
         wrapped: its hooks that other plugins wrap, so that a call of one needs a thread of the daemon.
         worker: the process that it runs in; None for a thread of the daemon, and until there is one.
+        instead_of: the instance whose place it is to take, if only that one's; it is not needed when another has it.
         abandoned: nobody waits for its construction any more.
         begun: its `prepare` was called, or its `start` has succeeded, so its `stop` must be called.
         beginning: done when a `start` in progress has ended.
@@ -81,6 +82,7 @@ class Instance:
     callers: dict[str, Callable[..., Any]] = field(default_factory=dict)
     wrapped: frozenset[str] = frozenset()
     worker: Worker | None = None
+    instead_of: "Instance | None" = None
     abandoned: bool = False
     begun: bool = False
     beginning: asyncio.Future[None] | None = None
@@ -135,6 +137,16 @@ class Instance:
         self.abandoned = True  # first: the thread that makes a process looks at it afterwards
         if self.worker is not None:
             self.worker.end()
+
+    def kill_process(self, why: str) -> None:
+        """End the process that it runs in now, with every call inside it."""
+        self.end_process()
+        if self.worker is not None:
+            self.worker.kill(why)
+
+    def anew(self) -> "Instance":
+        """Return another instance of the same section, to take the place of this one."""
+        return Instance(self.slot, self.section, instead_of=self)
 
     def take(self, examined: Examined) -> None:
         """Become the instance of a plugin that was constructed."""

@@ -14,7 +14,7 @@ from typing import Final
 from nodeplug.contract.errors import NotFound, PluginError
 from nodeplug.hosting.call import Call
 from nodeplug.hosting.lifecycle import Lifecycle
-from nodeplug.hosting.slot import Instance, Slot
+from nodeplug.hosting.slot import Slot
 
 LOG: Final = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class Supervision:
             known = ", ".join(sorted(self.lifecycle.registry.slots)) or "none"
             raise NotFound(f"no plugin {name!r} is enabled; there is a [plugins.…] section for: {known}")
         slot.rejected = ""
-        await self.lifecycle.bring_up([Instance(slot, slot.instance.section)])
+        await self.lifecycle.bring_up([slot.instance.anew()])
         if slot.state != "running" or slot.rejected:
             raise PluginError(f"plugin {name!r} is {slot.state}: {slot.reason}")
 

@@ -1,7 +1,9 @@
 """A plugin that goes wrong in its own process: its callers are told, it comes back, and no neighbour notices."""
 
+import asyncio
 import os
 import re
+import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -122,6 +124,22 @@ def test_a_plugin_that_ends_again_and_again_is_started_ever_later(play: Play) ->
             slot.retry_at = 0.0
             await guests.until(lambda: guests.state() == "running")
         assert pauses == [0, 1, 2]
+
+    play(story)
+
+
+def test_a_process_that_ends_while_its_section_changes_does_not_bring_the_former_section_back(play: Play) -> None:
+    async def story(guests: "Guests") -> None:
+        for turn in range(4):  # the restart of the former begins at different times of the change
+            await guests.apply(guest=guests.section(name="former"))
+            first = guests.pid()
+            changing = asyncio.create_task(guests.apply(guest=guests.section(name="later")))
+            await asyncio.sleep(0.1 * turn)
+            os.kill(first, signal.SIGKILL)
+            await changing
+            await asyncio.sleep(1)  # longer than a restart takes: nothing may happen any more
+            await guests.until(lambda: guests.state() == "running")
+            assert guests.lifecycle.registry.slots["guest"].instance.section.config["name"] == "later"
 
     play(story)
 
