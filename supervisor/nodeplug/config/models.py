@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from nodeplug.config.privileges import Capability, Group, Privileges, User
-from nodeplug.fields import Seconds
+from nodeplug.fields import Quantity, Seconds
 
 
 def parse_address(address: str) -> tuple[str, int]:
@@ -149,6 +149,12 @@ class PluginSection(_Model):
         "nothing with a `user`, everything without.",
     )
     nice: int | None = Field(None, ge=-20, le=19, description="Priority of the process; default: the daemon's.")
+    memory: Quantity | None = Field(
+        None, description="What the process may have in memory, such as '128Mi'; one that has more is started again."
+    )
+    tasks: int | None = Field(
+        None, ge=1, description="Processes and threads that its `user` may have, in all sections; needs a `user`."
+    )
     restart_after_overdue: int = Field(
         4,
         ge=1,
@@ -166,7 +172,7 @@ class PluginSection(_Model):
     @property
     def privileges(self) -> Privileges:
         """Look up what its process runs with; raise ValueError if its user or group is gone meanwhile."""
-        return Privileges.of(self.user, self.group, self.capabilities, self.nice)
+        return Privileges.of(self.user, self.group, self.capabilities, self.nice, self.tasks)
 
 
 class Configuration(_Model):

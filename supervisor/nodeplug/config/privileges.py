@@ -26,6 +26,8 @@ CAPABILITIES: Final[Mapping[str, int]] = {f"CAP_{name}": number for number, name
 """Numbers by name (linux/capability.h)."""
 _IDS: Final = (1 << 32) - 1
 """The number that means "unchanged"; ids are below it."""
+_EXEMPT: Final = frozenset({"CAP_SYS_ADMIN", "CAP_SYS_RESOURCE"})
+"""Who has one of them has as many tasks as it likes (setrlimit(2), RLIMIT_NPROC)."""
 
 
 def _number(text: str) -> int | None:
@@ -87,6 +89,7 @@ class Privileges:
         home: its folder, for programs that ask the environment.
         capabilities: the only ones that it and its children have; None: those of the daemon.
         nice: its priority (setpriority(2)); None: that of the daemon.
+        tasks: processes and threads that its user may have; None: as many as the daemon's may.
     """
 
     user: int | None = None
@@ -95,26 +98,35 @@ class Privileges:
     home: str = "/"
     capabilities: tuple[int, ...] | None = None
     nice: int | None = None
+    tasks: int | None = None
 
     @classmethod
-    def of(cls, user: str, group: str, capabilities: tuple[str, ...] | None, nice: int | None) -> "Privileges":
+    def of(
+        cls, user: str, group: str, capabilities: tuple[str, ...] | None, nice: int | None, tasks: int | None
+    ) -> "Privileges":
         """Look up what a section says.
 
         Raises:
-            ValueError: nothing says in which group it runs, or its user or group is gone.
+            ValueError: nothing says in which group it runs, its user or group is gone, or its tasks cannot be counted.
         """
         numbers = tuple(CAPABILITIES[one] for one in capabilities) if capabilities is not None else None
         if not user:
             if group:
                 raise ValueError("names a group without a user; add `user`")
+            if tasks is not None:
+                raise ValueError("limits tasks, which the kernel counts by user; add a `user` of its own")
             return cls(name=own_user(), capabilities=numbers, nice=nice)
         entry = _entry(user)
         if entry is None and not group:
             raise ValueError(f"user {user} is not in passwd(5), so its group is not known; add `group`")
         user_id = entry.pw_uid if entry is not None else int(user)
+        exempt = [name for name in capabilities or () if name in _EXEMPT]
+        if tasks is not None and (user_id == 0 or exempt):
+            whom = exempt[0] if exempt else "root"
+            raise ValueError(f"limits tasks, which the kernel does not with {whom}; name another `user`, or no `tasks`")
         group_id = _group_id(group) if group else entry.pw_gid if entry is not None else 0
         home = entry.pw_dir if entry is not None else "/"
-        return cls(user_id, group_id, _name(user_id), home, numbers or (), nice)
+        return cls(user_id, group_id, _name(user_id), home, numbers or (), nice, tasks)
 
     @property
     def own(self) -> bool:

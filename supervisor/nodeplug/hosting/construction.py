@@ -23,6 +23,7 @@ from nodeplug.hosting.slot import Instance
 from nodeplug.loading.classes import Place, PluginRefused
 from nodeplug.loading.discovery import place_of
 from nodeplug.loading.examination import Examined, construct
+from nodeplug.worker.memory import Memory
 from nodeplug.worker.process import Worker
 
 LOG: Final = logging.getLogger(__name__)
@@ -82,7 +83,7 @@ class Construction:
 
     def _in_process(self, instance: Instance, place: Place, ended: Callable[[str], None]) -> Examined:
         host = self.make_host(instance.name)
-        instance.worker = worker = Worker(instance.name, ended, _privileges(instance))
+        instance.worker = worker = Worker(instance.name, ended, _privileges(instance), Memory(instance.section.memory))
         if instance.abandoned:
             instance.end_process()
             raise TryAgain(f"plugin {instance.name!r} took too long to load")
@@ -99,7 +100,11 @@ def _privileges(instance: Instance) -> Privileges:
 def _check_thread(instance: Instance, why: str) -> None:
     """Refuse to run a plugin in a thread of the daemon whose section asks for less than the daemon may."""
     section = instance.section
-    keys = [key for key in ("user", "group", "capabilities", "nice") if getattr(section, key) not in ("", None)]
+    keys = [
+        key
+        for key in ("user", "group", "capabilities", "nice", "memory", "tasks")
+        if getattr(section, key) not in ("", None)
+    ]
     if keys:
         raise PluginRefused(
             f"plugin {instance.name!r} runs as a thread of the daemon ({why}), for which `{keys[0]}` cannot be kept"

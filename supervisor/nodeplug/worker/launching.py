@@ -1,15 +1,15 @@
 """What is executed before a plugin's process, if that may do less than the daemon; with `python -IS`.
 
-    launching.py CONTROL DAEMON USER GROUP CAPABILITIES NICE PACKAGE PROGRAM ARGUMENT...
+    launching.py CONTROL DAEMON USER GROUP CAPABILITIES NICE TASKS PACKAGE PROGRAM ARGUMENT...
 
 Owns: what the process must not have any more, given up before anything of the plugin's environment runs: its
-interpreter runs `sitecustomize` and `.pth` files before this package. Each of USER to NICE may be `-`, for what stays.
+interpreter runs `sitecustomize` and `.pth` files before this package. Each of USER to TASKS may be `-`, for what stays.
 Refuses: packages, this one too: only the standard library, without `site`. What cannot be given up is told on the
 control socket, and nothing is executed.
 
-In this order, since each step needs what a later one takes: priority, bounding set, groups and user, capabilities, the
-promise not to get more (no_new_privs), and the signal at the daemon's end, which a change of user forgets. execve(2)
-keeps that signal here: the program gets no privilege by its file.
+In this order, since each step needs what a later one takes: priority and limit, bounding set, groups and user,
+capabilities, the promise not to get more (no_new_privs), and the signal at the daemon's end, which a change of user
+forgets. execve(2) keeps that signal here: the program gets no privilege by its file.
 """
 
 import ctypes
@@ -65,11 +65,16 @@ def _become(user: int, group: int) -> None:
     os.setresuid(user, user, user)
 
 
-def _give_up(user: str, group: str, capabilities: str, nice: str) -> None:
+def _give_up(user: str, group: str, capabilities: str, nice: str, tasks: str) -> None:
     step = "be given its priority"
     try:
         if nice != "-":
             os.setpriority(os.PRIO_PROCESS, 0, int(nice))
+        step = "be given its limit of tasks"
+        if tasks != "-":
+            import resource  # noqa: PLC0415 - few need it
+
+            resource.setrlimit(resource.RLIMIT_NPROC, (int(tasks), int(tasks)))
         kept = {int(number) for number in capabilities.split(",") if number} if capabilities != "-" else None
         step = "give up capabilities"
         if kept is not None:
@@ -103,10 +108,10 @@ def _execute(package: str, program: str, arguments: "list[str]") -> None:
 
 def main(control: str, daemon: str, *rest: str) -> None:
     """Give up what has to be, and become the worker; tell the daemon why not."""
-    user, group, capabilities, nice, package, program, *arguments = rest
+    user, group, capabilities, nice, tasks, package, program, *arguments = rest
     try:
         os.chdir("/")
-        _give_up(user, group, capabilities, nice)
+        _give_up(user, group, capabilities, nice, tasks)
         _end_with(int(daemon))
         _execute(package, program, [program, *arguments])
     except SystemExit as refusal:

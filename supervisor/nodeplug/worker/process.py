@@ -25,6 +25,7 @@ from nodeplug.contract.errors import TryAgain
 from nodeplug.contract.host import Host
 from nodeplug.worker.answering import answer, write_record
 from nodeplug.worker.encoding import has_request, read_answer, read_error, write_error, write_request
+from nodeplug.worker.memory import Memory
 from nodeplug.worker.spawning import spawn
 from nodeplug.worker.wire import VERSION, Broken, Channel, Closed, Control, Message
 
@@ -33,7 +34,6 @@ _EXIT: Final = 2.0
 """Seconds that a process has to end after the daemon has closed its socket, and again after SIGKILL."""
 LAST_CALLS: Final = 60.0
 """Seconds that calls in a process that is not needed any more have to end."""
-_LOOK: Final = 5.0
 _REPLIES: Final = frozenset({"answer", "error", "stray"})
 """What ends a request; anything else is a request of the plugin's own."""
 _FEW: Final = 64
@@ -49,6 +49,7 @@ class Worker:
         name: of the plugin's section.
         ended: is told why, unless the daemon itself ended it.
         privileges: what it runs with; by default those of the daemon.
+        memory: what it may have; one with more is killed.
     """
 
     def __init__(
@@ -56,9 +57,9 @@ class Worker:
         name: str,
         ended: Callable[[str], None],
         privileges: Privileges = Privileges(),  # noqa: B008 - frozen
+        memory: Memory = Memory(),  # noqa: B008 - frozen
     ) -> None:
-        self.name = name
-        self.privileges = privileges
+        self.name, self.privileges, self._memory = name, privileges, memory
         self.pid = 0
         self.started = time.monotonic()
         self.why = ""
@@ -226,7 +227,9 @@ class Worker:
         look.register(self._exit, select.POLLIN)
         try:
             while True:
-                ready = {descriptor for descriptor, _ in look.poll(_LOOK * 1000)}
+                ready = {descriptor for descriptor, _ in look.poll(self._memory.pause * 1000)}
+                if excess := self._memory.excess(self.pid):
+                    self.kill(excess)
                 if self._wanted and time.monotonic() - self._wanted > LAST_CALLS:
                     self.kill(f"its calls did not end within {LAST_CALLS:g} s")
                 if self._control.fileno() in ready:

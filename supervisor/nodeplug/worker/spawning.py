@@ -64,6 +64,7 @@ def _launcher(privileges: Privileges) -> list[str]:
         privileges.group,
         ",".join(map(str, kept)) if kept is not None else None,
         privileges.nice,
+        privileges.tasks,
     )
     words = ["-" if one is None else str(one) for one in given]
     program = [sys.executable, "-IS", str(_HERE / "launching.py"), str(CONTROL), str(os.getpid())]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import nodeplug as n
 from nodeplug.config.privileges import CAPABILITIES
 from nodeplug.testing import ScratchNode
 from nodeplug.testing.waiting import until
@@ -141,6 +142,17 @@ def test_nothing_of_the_environment_of_a_plugin_runs_with_the_rights_of_the_daem
     async def story(guests: "Guests") -> None:
         await guests.apply(guest=guests.section(user="nobody"))
         assert [json.loads(line) for line in note.read_text(encoding="ascii").splitlines()] == [[NOBODY, []]]
+
+    play(story)
+
+
+def test_a_user_has_no_more_tasks_than_a_section_says(play: Play) -> None:
+    async def story(guests: "Guests") -> None:
+        limited = guests.section(user=4321, group=1234, tasks=30, at="health", how="starts threads")
+        await guests.apply(guest=limited, other=guests.section(name="b"))
+        with pytest.raises(n.Exhausted, match=r"can't start new thread after [12][0-9]"):
+            await guests.call("health")
+        await guests.call("health", name="other")
 
     play(story)
 
@@ -277,6 +289,12 @@ def test_status_and_check_config_say_who_runs_as_root(node: ScratchNode) -> None
         ("user = 54321", "user 54321 is not in passwd(5), so its group is not known; add `group`"),
         ('group = "nogroup"', "names a group without a user; add `user`"),
         ('user = "nobody"\ngroup = "nogrup"', "'nogrup' is no group of this node"),
+        ("tasks = 30", "limits tasks, which the kernel counts by user; add a `user` of its own"),
+        ('user = "root"\ntasks = 30', "limits tasks, which the kernel does not with root"),
+        (
+            'user = "nobody"\ntasks = 30\ncapabilities = ["CAP_SYS_ADMIN"]',
+            "limits tasks, which the kernel does not with CAP_SYS_ADMIN",
+        ),
         ('capabilities = ["CAP_NET_ADMN"]', "'CAP_NET_ADMN' is no capability; did you mean \"CAP_NET_ADMIN\"?"),
     ],
 )

@@ -2,6 +2,7 @@
 
 import ctypes
 import json
+import mmap
 import os
 import signal
 import socket
@@ -20,6 +21,7 @@ import nodeplug as n
 from nodeplug import hookimpl
 
 CHILDREN: "list[subprocess.Popen[bytes]]" = []
+KEPT: list[object] = []
 
 
 class Guest:
@@ -257,6 +259,28 @@ def _write(host: n.Host) -> None:
         (folder / "written").touch()
 
 
+def _reserve(_: n.Host) -> None:
+    """Map a gibibyte of address space, as libraries of vendors do, and touch nothing of it."""
+    KEPT.append(mmap.mmap(-1, 1 << 30))
+
+
+def _leak(_: n.Host) -> None:
+    for _number in range(256):
+        KEPT.append(b"x" * (1 << 20))
+        time.sleep(0.01)
+
+
+def _start_threads(_: n.Host) -> None:
+    """Start many, and end them before telling how many there were."""
+    end = threading.Event()
+    for count in range(200):
+        try:
+            threading.Thread(target=end.wait, daemon=True).start()
+        except RuntimeError as error:
+            end.set()
+            raise n.Exhausted(f"{error} after {count}") from error
+
+
 def _segfault(_: n.Host) -> None:
     ctypes.string_at(0)
 
@@ -282,6 +306,9 @@ WAYS: dict[str, Callable[[n.Host], None]] = {
     "babbles": lambda _: _control().sendall(b"\x00" * 200),
     "changes folder": lambda _: os.chdir("/proc"),
     "writes": _write,
+    "reserves": _reserve,
+    "leaks": _leak,
+    "starts threads": _start_threads,
     "starts a child": lambda _: CHILDREN.append(subprocess.Popen(["sleep", "3600"])),
     "closes descriptors": lambda _: os.closerange(0, 256),
     "thread": lambda host: threading.Thread(target=lambda: host.journal.write("from", phase="a thread")).start(),
