@@ -214,7 +214,10 @@ class Control:
     def receive(self) -> Message:
         """Wait for a datagram; raise Closed when the other end is gone, Broken for what is no message."""
         try:
-            data, descriptors, flags, _ = socket.recv_fds(self._end, DATAGRAM, _DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
+            try:
+                data, descriptors, flags, _ = self._datagram()
+            except ConnectionResetError:  # it went without reading everything; what it had sent is still there
+                data, descriptors, flags, _ = self._datagram()
         except OSError as error:
             raise Closed(str(error)) from error
         if not data:
@@ -228,6 +231,9 @@ class Control:
             message.close()
             raise
         return message
+
+    def _datagram(self) -> tuple[bytes, list[int], int, Any]:
+        return socket.recv_fds(self._end, DATAGRAM, _DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
 
     def open(self, head: Mapping[str, Any]) -> Channel:
         """Open a channel to the other end; raise Closed if that is gone."""

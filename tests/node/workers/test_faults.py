@@ -4,6 +4,7 @@ import asyncio
 import os
 import re
 import signal
+import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,6 +15,7 @@ import pytest
 
 import nodeplug as n
 from nodeplug.contract.hookspecs import ANSWERS, RESERVED
+from nodeplug.worker import wire
 
 if TYPE_CHECKING:
     from tests.node.workers.conftest import Guests
@@ -207,3 +209,14 @@ def children() -> list[int]:
         with suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
             found += map(int, (task / "children").read_text(encoding="ascii").split())
     return found
+
+
+def test_what_a_process_sent_before_it_ended_is_heard_even_if_it_left_something_unread() -> None:
+    mine, theirs = (wire.Control(end) for end in socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+    mine.send({"op": "call"})
+    theirs.send({"op": "refusal", "message": "no"})
+    theirs.close()
+    assert mine.receive().text("message") == "no"
+    with pytest.raises(wire.Closed):
+        mine.receive()
+    mine.close()
