@@ -87,7 +87,7 @@ def _give_up(user: str, group: str, capabilities: str, nice: str, tasks: str) ->
             _keep(kept)
             _check(_prctl(_PR_SET_NO_NEW_PRIVS, 1))
     except OSError as error:
-        raise SystemExit(f"it cannot {step}: {error.strerror}; run the daemon as root with that right") from None
+        raise SystemExit(f"it cannot {step}: {error.strerror}; only root with that right can start it") from None
 
 
 def _end_with(daemon: int) -> None:

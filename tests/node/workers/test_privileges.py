@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -305,3 +306,13 @@ def test_what_this_node_does_not_know_is_a_mistake_of_the_configuration(
     done = node.run("check-config")
     assert done.returncode == 1
     assert said in done.stderr
+
+
+def test_who_is_not_root_is_told_that_nothing_can_be_given_up(node: ScratchNode, other_user: "OtherUser") -> None:
+    node.configure(f'{SECTION}user = "nobody"\n')
+    command = [*other_user.prefix, other_user.python, *node.command("check-config")[1:]]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd="/")
+    assert done.returncode == 1
+    assert (
+        "it cannot give up capabilities: Operation not permitted; only root with that right can start it" in done.stderr
+    )
