@@ -121,8 +121,8 @@ def _let_through(folder: Path) -> None:
 def _hand_over(folder: Path, user: int, group: int) -> None:
     """Change the owner of a folder, last, and of what in it was the former owner's, wherever links lead."""
     former = folder.stat()
-    if (former.st_uid, former.st_gid) == (user, group):
-        return
+    if former.st_uid == user and (former.st_gid == group or user == os.geteuid()):
+        return  # what the daemon's own has of other groups is so for a reason, such as fsGroup
     for _, folders, files, descriptor in os.fwalk(folder, follow_symlinks=False):
         for name in list(folders) + files:
             found = os.stat(name, dir_fd=descriptor, follow_symlinks=False)

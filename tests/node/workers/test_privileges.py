@@ -260,6 +260,15 @@ def test_folders_belong_to_the_user_of_a_section_and_to_root_again_without_one(n
     assert Path("/etc/passwd").stat().st_uid == 0
 
 
+def test_groups_that_folders_of_root_were_given_stay(node: ScratchNode) -> None:
+    for folder in folders(node):
+        (folder / "volume").mkdir(parents=True)
+        for one in (folder, folder / "volume"):
+            os.chown(one, 0, 1234)
+    node.start()
+    assert {one.stat().st_gid for folder in folders(node) for one in (folder, folder / "volume")} == {1234}
+
+
 def test_a_plugin_of_another_user_writes_into_its_own_folders_and_into_no_other(node: ScratchNode) -> None:
     node.configure(f'{SECTION}user = "nobody"\n[plugins.guest.config]\nat = "start"\nhow = "writes"\n')
     node.start()
