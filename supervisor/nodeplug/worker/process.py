@@ -240,6 +240,9 @@ class Worker:
             pass
         except Broken as error:
             self.kill(f"it broke the wire: {error}")
+        except Exception as error:  # such as no thread for a request of the plugin's own: nobody would listen any more
+            LOG.exception("the daemon cannot listen to the process of plugin %s", self.name)
+            self.kill(f"the daemon cannot listen to it: {error}")
         self._bury()
 
     def _hear(self, message: Message) -> None:

@@ -281,6 +281,11 @@ def _start_threads(_: n.Host) -> None:
             raise n.Exhausted(f"{error} after {count}") from error
 
 
+def _stop(_: n.Host) -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+    time.sleep(3600)  # the signal may reach another thread first
+
+
 def _segfault(_: n.Host) -> None:
     ctypes.string_at(0)
 
@@ -289,7 +294,7 @@ WAYS: dict[str, Callable[[n.Host], None]] = {
     "killed": lambda _: os.kill(os.getpid(), signal.SIGKILL),
     "exits": lambda _: os._exit(7),
     "segfault": _segfault,
-    "stopped": lambda _: os.kill(os.getpid(), signal.SIGSTOP),
+    "stopped": _stop,
     "hangs": lambda _: time.sleep(3600),
     "burns": _burn,
     "raises": _raise(ValueError("a stray")),
