@@ -167,7 +167,7 @@ class Guest:
     @hookimpl
     def volume_publish(self, request: n.VolumePublish) -> None:
         self._begin("volume_publish")
-        if request.secrets != {"key": b"\xff\x00"} or "255" in repr(request):
+        if request.secrets != {"key": b"\xff\x00"} or "Secrets(key=***)" not in repr(request):
             raise n.InvalidRequest(f"not as sent: {request!r}")
 
     @hookimpl
