@@ -24,7 +24,7 @@ def test_a_process_answers_as_a_thread_does(hook: str, play: Play) -> None:
         if hook in {"inspect", "device_allocate"}:
             return  # they tell who they are
         if hook.startswith("cni") and os.geteuid() != 0:
-            pytest.skip("a thread enters a namespace: needs root")
+            pytest.skip("a call of CNI enters a namespace: needs root")
         assert await guests.call(hook) == await guests.call(hook, name="local")
 
     play(story)

@@ -172,14 +172,14 @@ def test_what_a_hook_raises_is_what_its_caller_gets(play: Play, caplog: pytest.L
     async def story(guests: "Guests") -> None:
         await guests.apply(
             guest=guests.section(at="device_list", how="refuses"),
-            other=guests.section(name="b", at="cni_gc", how="raises"),
+            other=guests.section(name="b", at="volume_detach", how="raises"),
         )
         with pytest.raises(n.Exhausted, match="nothing is left; 0 of 3"):
             await guests.call("device_list")
-        with pytest.raises(n.PluginError, match="cni_gc of plugin 'other' raised ValueError: a stray"):
-            await guests.call("cni_gc", name="other")
+        with pytest.raises(n.PluginError, match="volume_detach of plugin 'other' raised ValueError: a stray"):
+            await guests.call("volume_detach", name="other")
         (record,) = [one for one in caplog.records if "raised ValueError" in one.getMessage()]
-        assert "in cni_gc" in record.trace  # type: ignore[attr-defined]
+        assert "in volume_detach" in record.trace  # type: ignore[attr-defined]
 
     play(story)
 
