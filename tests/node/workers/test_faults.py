@@ -31,6 +31,9 @@ def mark(guests: "Guests") -> str:
 
 @pytest.mark.parametrize("hook", CALLED)
 def test_a_process_that_is_killed_inside_a_hook_is_started_again(hook: str, play: Play) -> None:
+    if hook.startswith("cni_") and os.geteuid() != 0:
+        pytest.skip("a call of CNI enters a namespace: needs root")
+
     async def story(guests: "Guests") -> None:
         await guests.apply(
             guest=guests.section(at=hook, how="killed", once=mark(guests)), other=guests.section(name="b")
