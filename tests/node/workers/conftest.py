@@ -105,13 +105,13 @@ class Guests:
                 await asyncio.sleep(0.02)
 
 
-def children() -> list[int]:
-    """Return the processes of this one that are not reaped."""
-    found: list[int] = []
+def children() -> set[int]:
+    """Return the processes of this one that run: what other tests have left to be reaped is theirs."""
+    found: set[int] = set()
     for task in Path("/proc/self/task").iterdir():
         with suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
-            found += map(int, (task / "children").read_text(encoding="ascii").split())
-    return found
+            found.update(map(int, (task / "children").read_text(encoding="ascii").split()))
+    return {pid for pid in found if alive(pid)}
 
 
 def open_files() -> int:
@@ -139,12 +139,12 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Story], N
             lifecycle = Lifecycle(registry, runner, lambda name: host(tmp_path, plugin=name, delegate=delegation))
             own = n.Netns.current()
             guests = Guests(lifecycle, own, tmp_path)
-            before = open_files()
+            before, others = open_files(), children()
             try:
                 await story(guests)
             finally:
                 await lifecycle.stop_all(0.1)
-            await guests.until(lambda: not children())
+            await guests.until(lambda: children() <= others)
             await guests.until(lambda: open_files() <= before)
             own.close()
 
