@@ -3,8 +3,7 @@
 Owns: memory in use per container and card, for how long it has been too much, the warning, and, where the administrator
 wants it, the termination of the processes.
 Refuses: to guess: the memory of a process whose container is not known is unattributed, and the process is never
-terminated; nor is one whose container has, as far as kubelet reports, no allocation of the card (init containers are
-left out there).
+terminated; nor is one whose container has, as far as kubelet reports, no allocation of the card.
 """
 
 import os

@@ -19,9 +19,11 @@ from nodeplug import (
     hookimpl,
 )
 from nodeplug.hosting.call import CURRENT, Call
+from nodeplug.hosting.hook_call import HookCall
 from nodeplug.hosting.registry import Registry
 from nodeplug.hosting.runner import Runner
-from nodeplug.hosting.slot import OVERDUE_LIMIT, Route
+from nodeplug.hosting.slot import OVERDUE_LIMIT, Route, Slot
+from nodeplug.hosting.strays import Strays
 
 
 class Probe:
@@ -208,6 +210,16 @@ def test_a_plugin_with_too_many_overdue_calls_is_quarantined_until_one_returns()
         while route.slot.overdue:
             await asyncio.sleep(0.01)
         assert await add(runner, route, key="fresh") == CniResult()
+
+    run(scenario)
+
+
+def test_what_a_request_waited_before_its_hook_began_is_no_lateness_of_the_hook() -> None:
+    async def scenario() -> None:
+        slot, call = Slot("probe"), Call("mount", "volume:a/b")
+        call.started -= 600
+        slot.overdue.add(HookCall("probe", "volume_stage", call, 5, lambda: None, lambda: None, Strays()))
+        assert slot.unanswered == 1
 
     run(scenario)
 

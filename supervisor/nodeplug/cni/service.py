@@ -196,7 +196,7 @@ class CniService:
         """Call the hook; return its answer, and by what the kernel knows the container's namespace."""
         if "cni_add" not in route.hooks:
             return None, None
-        if route.runs_elsewhere("cni_add"):
+        if route.elsewhere("cni_add") is not None:
             return await self._added_elsewhere(route, request, owned, call)
         seen: list[Sighting | None] = [None]
 

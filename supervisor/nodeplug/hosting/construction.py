@@ -100,6 +100,7 @@ def _privileges(instance: Instance) -> Privileges:
 def _check_thread(instance: Instance, why: str) -> None:
     """Refuse to run a plugin in a thread of the daemon whose section asks for less than the daemon may."""
     section = instance.section
+    advice = "remove the key" if section.isolation == "process" else 'set `isolation = "process"`, or remove the key'
     keys = [
         key
         for key in ("user", "group", "capabilities", "nice", "memory", "tasks")
@@ -107,5 +108,6 @@ def _check_thread(instance: Instance, why: str) -> None:
     ]
     if keys:
         raise PluginRefused(
-            f"plugin {instance.name!r} runs as a thread of the daemon ({why}), for which `{keys[0]}` cannot be kept"
+            f"plugin {instance.name!r} runs as a thread of the daemon ({why}), for which `{keys[0]}` cannot be kept; "
+            f"{advice}"
         )

@@ -7,6 +7,7 @@ Refuses: decisions: who may be called, and for how long, is the runner's.
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from contextvars import ContextVar, copy_context
@@ -65,6 +66,12 @@ class HookCall:
         self._done = done
         self._context = copy_context()
         self.elsewhere = False
+        self._begun = time.monotonic()
+
+    @property
+    def age(self) -> float:
+        """Seconds since it began; the request may have waited before, or have had other hooks called."""
+        return time.monotonic() - self._begun
 
     def begin(self, start: "Callable[[HookCall], None] | None") -> None:
         """Have `run` called by `start`, or in a new daemonic thread: a hanging hook must not keep the process alive.

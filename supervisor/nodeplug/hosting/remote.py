@@ -61,7 +61,7 @@ def load(
 def begin(worker: Worker, hook: str, request: object, call: HookCall) -> bool:
     """Begin a call from the event loop, without a thread of the daemon; return whether it has begun.
 
-    A thread goes on with a call whose plugin asks something of its host, and with a long answer.
+    A thread goes on with a call whose plugin asks something of its host, with a long request, and with a long answer.
     """
     try:
         conversation = worker.begin(hook, request, call.call.id, call.name)
@@ -77,7 +77,10 @@ def begin(worker: Worker, hook: str, request: object, call: HookCall) -> bool:
         call.finish(conversation.answer, at_once=conversation.has_reply())
 
     call.elsewhere = True
-    call.loop.add_reader(conversation, heard)
+    if conversation.said:
+        call.loop.add_reader(conversation, heard)
+    else:
+        call.finish(conversation.answer, at_once=False)
     return True
 
 

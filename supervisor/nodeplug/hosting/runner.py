@@ -121,11 +121,11 @@ class Runner:
             return check_answer(route.slot.name, hook, called(**asked))
 
         def elsewhere(route: Way, begun: HookCall) -> bool:
-            instance = route.slot.loaded if isinstance(route, Route) else route
-            if around is not None or instance is None or instance.worker is None or hook in instance.wrapped:
+            worker = route.elsewhere(hook)
+            if around is not None or worker is None:
                 return False
             asked = addressed(arguments, call, begun.seconds)
-            return remote.begin(instance.worker, hook, asked.get("request"), begun)
+            return remote.begin(worker, hook, asked.get("request"), begun)
 
         try:
             answer = await self._call(route, hook, call, work, elsewhere, done, start)
@@ -163,7 +163,7 @@ class Runner:
                 route.slot.check_quarantine()
             admitted = await self._admitted(route, call.key, route.slot.deadline(hook))
             if hook not in admitted.hooks:
-                raise TryAgain(f"plugin {admitted.slot.name!r} has no {hook} since it was reloaded; ask again")
+                raise TryAgain(f"plugin {admitted.slot.name!r} has no {hook} any more: it was reloaded; ask again")
         except BaseException:
             done()
             raise

@@ -123,9 +123,9 @@ class Instance:
         """Where it runs, or is to run."""
         return "process" if self.section.isolation == "process" and not self.examined.wrappers else "thread"
 
-    def runs_elsewhere(self, hook: str) -> bool:
-        """Whether a hook runs in another process, with nothing around it in this one."""
-        return self.worker is not None and hook not in self.wrapped
+    def elsewhere(self, hook: str) -> Worker | None:
+        """Return the process that a hook runs in, if nothing is around it in this one."""
+        return self.worker if hook not in self.wrapped else None
 
     @property
     def dead(self) -> bool:
@@ -289,15 +289,15 @@ class Slot:
     @property
     def unanswered(self) -> int:
         """How many calls are overdue; each counts once more whenever it has taken another deadline."""
-        return sum(max(1, int(call.call.age // call.seconds)) for call in self.overdue if call.hook not in ASIDES)
+        return sum(max(1, int(call.age // call.seconds)) for call in self.overdue if call.hook not in ASIDES)
 
     def check_quarantine(self) -> None:
         """Raise TryAgain when too many calls hang."""
         if self.quarantined:
-            raise TryAgain(
-                f"plugin {self.name!r} is quarantined: {OVERDUE_LIMIT} of its calls have not come back; "
-                "see `nodeplug status` for the calls, and restart the daemon if they never end"
-            )
+            alone = self.instance.worker is not None
+            end = "its process is ended if they never do" if alone else "restart the daemon if they never do"
+            text = f"plugin {self.name!r} is quarantined: {OVERDUE_LIMIT} of its calls have not come back"
+            raise TryAgain(f"{text}; see `nodeplug status` for the calls; {end}")
 
     def let_in(self, call: HookCall) -> None:
         """Keep a call inside until its hook has really ended."""
@@ -314,7 +314,7 @@ class Slot:
         del self.calls[call.key]
         if call in self.overdue:
             self.overdue.remove(call)
-            LOG.warning("the overdue %s of plugin %s ended after %.1f s", call.hook, call.plugin, call.call.age)
+            LOG.warning("the overdue %s of plugin %s ended after %.1f s", call.hook, call.plugin, call.age)
         if not call.outcome.cancelled():
             call.outcome.exception()  # marked as retrieved: only the log is left to tell of an overdue call's error
 
@@ -344,6 +344,6 @@ class Route:
         """The owner's section name."""
         return self.slot.name
 
-    def runs_elsewhere(self, hook: str) -> bool:
-        """Whether a hook runs in another process, with nothing around it in this one."""
-        return self.slot.loaded is not None and self.slot.loaded.runs_elsewhere(hook)
+    def elsewhere(self, hook: str) -> Worker | None:
+        """Return the process that a hook runs in, if nothing is around it in this one."""
+        return self.slot.loaded.elsewhere(hook) if self.slot.loaded is not None else None

@@ -43,10 +43,6 @@ _MISTAKES: Final = 3
 """Mistakes of a value that are told."""
 
 
-class Uncrossable(PluginError):
-    """A value cannot be written for the other process; the message says what of it."""
-
-
 def has_request(hook: str) -> bool:
     """Whether a hook takes a request."""
     return hook in _WITH_REQUEST
@@ -87,8 +83,8 @@ def read_request(hook: str, message: Message) -> Any:
 
 
 def write_answer(hook: str, answer: object) -> bytes:
-    """Write what a hook has returned, after its class was checked; raise Uncrossable for wrong types inside it."""
-    return _write(_of_hook(hook, "return"), answer, f"what {hook} returned", Uncrossable)
+    """Write what a hook has returned, after its class was checked; raise PluginError for wrong types inside it."""
+    return _write(_of_hook(hook, "return"), answer, f"what {hook} returned", PluginError)
 
 
 def read_answer(hook: str, message: Message) -> Any:

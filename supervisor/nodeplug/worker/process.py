@@ -16,15 +16,14 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import fields, is_dataclass
-from functools import partial
 from typing import Any, Final
 
 from nodeplug.config.privileges import Privileges
 from nodeplug.contract.errors import TryAgain
 from nodeplug.contract.host import Host
 from nodeplug.worker.answering import answer, write_record
-from nodeplug.worker.encoding import has_request, read_answer, read_error, write_error, write_request
+from nodeplug.worker.conversation import Conversation, hook_call, is_long
+from nodeplug.worker.encoding import write_error
 from nodeplug.worker.memory import Memory
 from nodeplug.worker.spawning import spawn
 from nodeplug.worker.wire import VERSION, Broken, Channel, Closed, Control, Message
@@ -34,10 +33,6 @@ _EXIT: Final = 2.0
 """Seconds that a process has to end after the daemon has closed its socket, and again after SIGKILL."""
 LAST_CALLS: Final = 60.0
 """Seconds that calls in a process that is not needed any more have to end."""
-_REPLIES: Final = frozenset({"answer", "error", "stray"})
-"""What ends a request; anything else is a request of the plugin's own."""
-_FEW: Final = 64
-"""Items of one field of a request that is written on the event loop."""
 _IDLE: Final = 16
 """Channels, each with a thread in the process, that wait for calls."""
 
@@ -96,7 +91,7 @@ class Worker:
             TryAgain: the process ended.
         """
         self._host = host
-        return self._request(Message({"op": "load", **head}), "its loading")
+        return self._begun(Message({"op": "load", **head}), "its loading").reply()
 
     def call(self, hook: str, request: object, request_id: str, name: str) -> Any:
         """Call a hook in the process.
@@ -112,41 +107,34 @@ class Worker:
             PluginError: the hook raised it.
             Stray: the hook raised something else.
         """
-        message = _call_of(hook, request, request_id, name)
-        try:
-            conversation = Conversation(self, self._taken(), hook)
-        except Closed:
-            raise self.left(hook) from None
-        conversation.say(message)
-        return conversation.answer()
+        return self._begun(hook_call(hook, request, request_id, name), hook).answer()
 
-    def begin(self, hook: str, request: object, request_id: str, name: str) -> "Conversation | None":
+    def begin(self, hook: str, request: object, request_id: str, name: str) -> Conversation | None:
         """Send a call without waiting, as the event loop must; None if a thread has to do it.
 
         Raises:
             InvalidRequest: the request cannot cross.
         """
         with self._changing:
-            if not self._idle or _is_long(request):
+            if not self._idle or is_long(request):
                 return None
             channel = self._idle.pop()
             self._channels.add(channel)
+        conversation = Conversation(self, channel, hook)
         try:
-            message = _call_of(hook, request, request_id, name)
+            conversation.say_at_once(hook_call(hook, request, request_id, name))
         except BaseException:
             self.leave(channel, usable=True)
             raise
-        conversation = Conversation(self, channel, hook)
-        conversation.say(message)
         return conversation
 
-    def _request(self, message: Message, what: str) -> Message:
+    def _begun(self, message: Message, what: str) -> Conversation:
         try:
             conversation = Conversation(self, self._taken(), what)
         except Closed:
             raise self.left(what) from None
         conversation.say(message)
-        return conversation.reply()
+        return conversation
 
     def _taken(self) -> Channel:
         """Take a channel on which a thread of the process waits, or have one opened."""
@@ -233,7 +221,11 @@ class Worker:
                 if self._wanted and time.monotonic() - self._wanted > LAST_CALLS:
                     self.kill(f"its calls did not end within {LAST_CALLS:g} s")
                 if self._control.fileno() in ready:
-                    self._hear(self._control.receive())
+                    message = self._control.receive()
+                    try:
+                        self._hear(message)
+                    finally:
+                        message.close()
                 elif self._exit in ready:
                     break  # what it had sent is read; a child that it left may hold the socket
         except Closed:
@@ -260,7 +252,6 @@ class Worker:
             case "refusal":
                 self.kill(message.text("message"))
             case unknown:
-                message.close()
                 raise Broken(f"nobody asked for its {unknown!r}")
 
     def _ask(self, channel: Channel) -> None:
@@ -308,87 +299,6 @@ class Worker:
             channel.close()
         for channel in channels:
             channel.shut()
-
-
-class Conversation:
-    """One call, from the request to the reply, on a channel that nobody else uses meanwhile."""
-
-    def __init__(self, worker: Worker, channel: Channel, what: str) -> None:
-        self._worker = worker
-        self._channel = channel
-        self._what = what
-        self._heard: Message | None = None
-        self._failure: Exception | None = None
-
-    def fileno(self) -> int:
-        """Return what is readable when there is something to hear."""
-        return self._channel.fileno()
-
-    def say(self, message: Message) -> None:
-        """Send the request; that the process has gone is told by `reply`."""
-        try:
-            self._channel.send(message, first=True)
-        except Closed as error:
-            self._failure = error
-
-    def has_reply(self) -> bool:
-        """Hear what has arrived, without waiting; return whether `answer` need not wait either."""
-        if self._failure is None:
-            try:
-                self._heard = self._channel.look()
-            except (Closed, Broken) as error:
-                self._failure = error
-        return self._heard is not None and self._heard.op in _REPLIES
-
-    def answer(self) -> Any:
-        """Return what the hook returned; see `Worker.call`."""
-        reply = self.reply()
-        try:
-            if reply.op != "answer":
-                raise read_error(reply)
-            return read_answer(self._what, reply)
-        except Broken as error:
-            raise self._worker.broken(error, self._what) from None
-        finally:
-            reply.close()
-
-    def reply(self) -> Message:
-        """Answer what the plugin asks meanwhile, in this thread, and return the reply.
-
-        Raises:
-            TryAgain: the process ended.
-        """
-        usable = False
-        try:
-            if self._failure is not None:
-                raise self._failure
-            while (message := self._heard or self._channel.receive()).op not in _REPLIES:
-                self._heard = None
-                self._channel.send(self._worker.answered(message))
-            usable = True
-        except Closed:
-            failure = partial(self._worker.left, self._what)
-        except Broken as error:
-            failure = partial(self._worker.broken, error, self._what)
-        finally:
-            self._worker.leave(self._channel, usable=usable)
-        if not usable:
-            raise failure() from None
-        return message
-
-
-def _call_of(hook: str, request: object, request_id: str, name: str) -> Message:
-    descriptors: list[int] = []
-    body = write_request(hook, request, descriptors) if has_request(hook) else b""
-    return Message({"op": "hook", "hook": hook, "id": request_id, "name": name}, body, descriptors)
-
-
-def _is_long(request: object) -> bool:
-    """Whether a request may take long to write, or may not fit into the buffer of an empty socket."""
-    if not is_dataclass(request):
-        return False
-    values = (getattr(request, one.name) for one in fields(request))
-    return any(isinstance(value, list | tuple | Mapping) and len(value) > _FEW for value in values)
 
 
 def _told(status: "os.waitid_result | None") -> str:

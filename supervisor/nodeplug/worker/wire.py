@@ -28,6 +28,7 @@ DATAGRAM: Final = 64 << 10
 _SIZES: Final = struct.Struct("<III")
 _CALLS: Final = 0xFFFF_FFFF
 _DESCRIPTORS: Final = 64
+"""Descriptors that one message may bring."""
 _CHUNK: Final = 1 << 16
 """Bytes that are read at once; a message that has no more is small."""
 
@@ -81,6 +82,7 @@ class Channel:
         self._call = 0
         self._data = bytearray()
         self._descriptors: list[int] = []
+        self._unsent = memoryview(b"")
 
     def fileno(self) -> int:
         """Return the descriptor, to wait for messages."""
@@ -100,25 +102,47 @@ class Channel:
 
         The `first` of a call makes every earlier one unanswerable.
         """
-        self._call += first
+        self._send(message, first, 0)
+        self.flush()
+
+    def send_at_once(self, message: Message) -> bool:
+        """Send the first message of a call as far as the other end has room; return whether that was all of it.
+
+        Never waits: `flush` sends the rest. Raise Closed if the other end is gone, Broken if it has not even read what
+        came before.
+        """
+        self._send(message, True, socket.MSG_DONTWAIT)
+        return not self._unsent
+
+    def flush(self) -> None:
+        """Send what is left of the last message, however long that takes; raise Closed if the other end is gone."""
+        rest, self._unsent = self._unsent, memoryview(b"")
+        try:
+            self._end.sendall(rest)
+        except OSError as error:
+            raise Closed(str(error)) from error
+
+    def _send(self, message: Message, first: bool, flags: int) -> None:
         head = _written(message.head)
+        self._call += first
         data = _SIZES.pack(self._call & _CALLS, len(head), len(message.body)) + head + message.body
         try:
             if message.descriptors:
-                sent = socket.send_fds(self._end, [data], message.descriptors)
+                sent = socket.send_fds(self._end, [data], message.descriptors, flags)
             else:
-                sent = self._end.send(data)
-            if sent < len(data):
-                self._end.sendall(memoryview(data)[sent:])
+                sent = self._end.send(data, flags)
+        except BlockingIOError:
+            raise Broken("it answers requests that it has not read") from None
         except OSError as error:
             raise Closed(str(error)) from error
+        self._unsent = memoryview(data)[sent:]
 
     def receive(self, *, first: bool = False) -> Message:
         """Wait for the next message; the `first` of a call, or one of the present call.
 
         Raises:
             Closed: the other end is gone.
-            Broken: it is not a message, too large, of another call, or more than one.
+            Broken: it is not a message, too large, of another call, more than one, or with too many descriptors.
         """
         self._call += first
         while (message := self._whole()) is None:
@@ -138,8 +162,9 @@ class Channel:
         _shut(self._end)
 
     def close(self) -> None:
-        """Close this end."""
+        """Close this end, and the descriptors of a message that is not complete."""
         self._end.close()
+        self._forget()
 
     def _whole(self) -> Message | None:
         data = self._data
@@ -174,6 +199,9 @@ class Channel:
             raise Closed(str(error)) from error
         self._data += data
         self._descriptors += received
+        if len(self._descriptors) > _DESCRIPTORS:
+            self._forget()
+            raise Broken(f"more than {_DESCRIPTORS} descriptors come with its message")
         if told & socket.MSG_CTRUNC:
             data = b""  # no descriptor was left for those of the message; raise LimitNOFILE
         if not data:

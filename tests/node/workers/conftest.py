@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,7 @@ class Guests:
     lifecycle: Lifecycle
     own: n.Netns
     folder: Path
+    refreshed: list[str] = field(default_factory=list)
     _keys: Iterator[int] = field(default_factory=lambda: iter(range(1 << 30)))
 
     def section(self, uses: str = GUEST, deadline: float = 60.0, load: float = 60.0, **more: Any) -> PluginSection:
@@ -124,6 +126,12 @@ def alive(pid: int) -> bool:
     return False
 
 
+def holders(resource: n.ResourceName) -> list[n.Holding]:
+    if resource != DEVICE["resource"]:
+        raise n.NotReady("kubelet does not say")
+    return [n.Holding(resource=resource, ids=IDS, namespace="ns", pod="pod", container="container")]
+
+
 Story = Callable[[Guests], Coroutine[Any, Any, None]]
 
 
@@ -136,9 +144,16 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Story], N
         async def whole() -> None:
             registry, runner = Registry(), Runner()
             delegation = Delegation(registry, visiting=runner.visiting)
-            lifecycle = Lifecycle(registry, runner, lambda name: host(tmp_path, plugin=name, delegate=delegation))
+            refreshed: list[str] = []
+            (tmp_path / "former").mkdir(exist_ok=True)
+            former = host(tmp_path / "former")
+            former.journal.write("left", phase="done", data={"by": "a former plugin"})
+            make_host = partial(
+                host, tmp_path, delegate=delegation, refresh=refreshed.append, holders=holders, former=[former]
+            )
+            lifecycle = Lifecycle(registry, runner, lambda name: make_host(plugin=name))
             own = n.Netns.current()
-            guests = Guests(lifecycle, own, tmp_path)
+            guests = Guests(lifecycle, own, tmp_path, refreshed)
             before, others = open_files(), children()
             try:
                 await story(guests)

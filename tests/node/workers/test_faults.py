@@ -61,6 +61,7 @@ def test_a_process_that_is_killed_inside_a_hook_is_started_again(hook: str, play
         ("hangs up", "it exited with status 0"),
         ("speaks", "it broke the wire: nobody asked for its 'surprise'"),
         ("babbles", "it broke the wire: its message is no JSON"),
+        ("hoards", "it broke the wire: more than 64 descriptors come with its message"),
     ],
 )
 def test_a_process_that_ends_or_breaks_the_wire_is_started_again(how: str, why: str, play: Play) -> None:
@@ -171,6 +172,35 @@ def test_a_process_that_changes_its_folder_or_closes_descriptors_harms_nobody_el
     play(story)
 
 
+def test_descriptors_that_nobody_asked_for_are_closed(play: Play) -> None:
+    async def story(guests: "Guests") -> None:
+        await guests.apply(guest=guests.section(at="device_list", how="attaches descriptors"))
+        before = open_files()
+        for _ in range(3):
+            await guests.call("device_list")
+        await guests.until(lambda: open_files() < before + 60)
+
+    play(story)
+
+
+def test_a_long_request_to_a_process_that_reads_nothing_keeps_nobody_else_waiting(play: Play) -> None:
+    async def story(guests: "Guests") -> None:
+        await guests.apply(guest=guests.section(restart_after_overdue=100), other=guests.section(name="b"))
+        await guests.call("volume_stage")  # its channel waits for the next call
+        os.kill(guests.pid(), signal.SIGSTOP)
+        options = {"text": "x" * (4 << 20)}
+        driver, volume = "example/disk", n.VolumeId("v")
+        asked = n.VolumeStage(driver=driver, volume_id=volume, staging_path="/s", options=options)
+        stage = asyncio.create_task(guests.call("volume_stage", asked))
+        await asyncio.sleep(0)
+        await guests.call("device_list", name="other")
+        assert not stage.done()
+        os.kill(guests.pid(), signal.SIGCONT)
+        await stage
+
+    play(story)
+
+
 def test_what_a_hook_raises_is_what_its_caller_gets(play: Play, caplog: pytest.LogCaptureFixture) -> None:
     async def story(guests: "Guests") -> None:
         await guests.apply(
@@ -196,6 +226,10 @@ def test_a_child_that_a_plugin_left_in_its_group_ends_with_its_process(play: Pla
         await guests.until(lambda: not group(first))
 
     play(story)
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def group(leader: int) -> list[int]:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -194,11 +194,54 @@ class Policy(Guest):
 
     @hookimpl
     def claims(self) -> list[n.Claim]:
-        return [n.CniClaim(f"pid-{os.getpid()}")]
+        return [n.ExclusiveClaim("policy")]
 
     @hookimpl(wrapper=True)
-    def cni_check(self, request: n.CniCheck) -> Iterator[None]:  # type: ignore[override] # a wrapper is a generator
-        return (yield)
+    def volume_expand(self, request: n.VolumeExpand) -> Generator[None, int, int]:  # type: ignore[override]
+        (self._host.state_dir / "wrapped").write_text(f"{os.getpid()} {request.new_size}")
+        return 2 * (yield)
+
+
+class Asker(Guest):
+    """Asks its host for all that there is, in the thread of the call and in one of its own."""
+
+    @hookimpl
+    def inspect(self) -> Mapping[str, Any]:
+        told: dict[str, Any] = {"here": self._ask("here"), "plugin": self._host.plugin, "node": self._host.node_name}
+        beside = threading.Thread(target=lambda: told.update(beside=self._ask("beside")))
+        beside.start()
+        beside.join()
+        return told
+
+    def _ask(self, where: str) -> Mapping[str, Any]:
+        host = self._host
+        host.log.warning("asking %s", where)
+        host.refresh("example.com/thing")
+        written = host.journal.write(where, phase="asked", data={"a": [1, None]}, request={"b": "\udcff"})
+        host.journal.write("other", phase="asked")
+        told: dict[str, Any] = {
+            "written": written.key,
+            "read": host.journal.read(where) == written,
+            "stale": host.journal.is_stale(written),
+            "entries": [entry.key for entry in host.journal.entries()],
+            "holders": [(one.namespace, one.pod, list(one.ids)) for one in host.holders("example.com/thing")],
+        }
+        (former,) = host.former_sections()
+        told["former"] = [(entry.key, dict(entry.data)) for entry in former.journal.entries()]
+        former.journal.write("taken", phase="by a successor")
+        told["folder"] = str(former.state_dir)
+        host.journal.remove(where)
+        host.journal.count_as_removed("other", "its disk hangs")
+        told["left"] = [entry.key for entry in host.journal.entries()]
+        try:
+            host.holders("example.com/unknown")
+        except n.NotReady as error:
+            told["not ready"] = str(error)
+        try:
+            former.journal.write("x" * 10, phase="y", data={"z": "z" * (17 << 20)})
+        except n.PluginError as error:
+            told["too large"] = str(error)
+        return told
 
 
 # --- how it goes wrong ------------------------------------------------------------------------------------------
@@ -250,6 +293,29 @@ def _twice(_: n.Host) -> None:
     def send(self: Any, message: wire.Message) -> None:
         head = json.dumps(message.head).encode()
         self._end.sendall(2 * (struct.pack("<III", self._call, len(head), len(message.body)) + head + message.body))
+
+    wire.Channel.send = send  # type: ignore[assignment, method-assign]
+
+
+def _attach_descriptors(_: n.Host) -> None:
+    """Send descriptors with messages that need none."""
+    with _control() as control, Path("/dev/null").open() as file:
+        for op in ("log", "refresh", "hello"):
+            head = {"op": op, "logger": "x", "level": 20, "resource": "example.com/thing", "wire": 1}
+            text = dict.fromkeys(("text", "trace", "request", "thread"), "")
+            socket.send_fds(control, [json.dumps(head | text).encode()], [file.fileno()] * 60)
+
+
+def _hoard(_: n.Host) -> None:
+    """Send an answer byte by byte, each with descriptors."""
+    from nodeplug.worker import wire  # noqa: PLC0415 - hostile code imports what it likes
+
+    def send(self: Any, message: object) -> None:
+        with Path("/dev/null").open() as file:
+            for byte in struct.pack("<III", self._call, 1 << 20, 1 << 20):
+                socket.send_fds(self._end, [bytes([byte])], [file.fileno()] * 60)
+                time.sleep(0.01)
+        time.sleep(3600)
 
     wire.Channel.send = send  # type: ignore[assignment, method-assign]
 
@@ -309,6 +375,8 @@ WAYS: dict[str, Callable[[n.Host], None]] = {
     "twice": _twice,
     "speaks": lambda _: _control().sendall(b'{"op": "surprise"}'),
     "babbles": lambda _: _control().sendall(b"\x00" * 200),
+    "attaches descriptors": _attach_descriptors,
+    "hoards": _hoard,
     "changes folder": lambda _: os.chdir("/proc"),
     "writes": _write,
     "reserves": _reserve,
@@ -316,5 +384,4 @@ WAYS: dict[str, Callable[[n.Host], None]] = {
     "starts threads": _start_threads,
     "starts a child": lambda _: CHILDREN.append(subprocess.Popen(["sleep", "3600"])),
     "closes descriptors": lambda _: os.closerange(0, 256),
-    "thread": lambda host: threading.Thread(target=lambda: host.journal.write("from", phase="a thread")).start(),
 }

@@ -147,7 +147,7 @@ def test_a_hook_that_went_away_with_the_reload_asks_the_caller_to_repeat(net: "N
         await net.lifecycle.apply({"a": net.section("Checking")})
         before = net.lifecycle.registry.route("cni", "net")
         await net.lifecycle.apply({"a": net.section("Net")})
-        with pytest.raises(TryAgain, match="plugin 'a' has no cni_check since it was reloaded"):
+        with pytest.raises(TryAgain, match="plugin 'a' has no cni_check any more: it was reloaded"):
             await net.lifecycle.runner.call(before, "cni_check", Call("CHECK", "cni:net"), {})
 
     net.run(scenario)
