@@ -18,7 +18,7 @@ from nodeplug.contract import errors
 from nodeplug.contract.errors import WIRES
 from nodeplug.contract.hookspecs import ANSWERS, Contract
 from nodeplug.device.codec import ID_LIMIT, LIST_LIMIT
-from nodeplug.hosting import lifecycle
+from nodeplug.hosting import lives
 from nodeplug.hosting.slot import DEFAULT_DEADLINES, FIRST_RETRY, LAST_RETRY, OVERDUE_LIMIT
 from nodeplug.loading.discovery import find, installed
 from nodeplug.observe.metrics import Metrics
@@ -148,8 +148,8 @@ NUMBERS = [
     ("hooks.md", f"Called every {daemon.HEALTH_INTERVAL:g} s"),
     ("hooks.md", f"after {FIRST_RETRY:g} s, "),
     ("hooks.md", f"up to {LAST_RETRY:g} s"),
-    ("hooks.md", f"for up to {lifecycle.CALL_PATIENCE:g} s"),
-    ("architecture.md", f"end, in {lifecycle.CALL_PATIENCE:g} s at most"),
+    ("hooks.md", f"for up to {lives.CALL_PATIENCE:g} s"),
+    ("architecture.md", f"end, in {lives.CALL_PATIENCE:g} s at most"),
     ("hooks.md", f"at most {ID_LIMIT} characters"),
     ("hooks.md", f"more than {LIST_LIMIT >> 20} MiB"),
     ("operating.md", f"own state for {daemon.LIVELINESS:g} s"),

@@ -200,9 +200,9 @@ class Devices(ServedDevices):
         Recorded.life.append(f"no devices {plugin}")
 
 
-def test_the_devices_of_a_plugin_are_gone_before_it_stops_also_at_the_end_of_the_daemon(lifecycle: Lifecycle) -> None:
+def test_the_devices_of_a_plugin_are_gone_before_it_stops_also_at_the_end_of_the_daemon(tmp_path: Path) -> None:
     async def scenario() -> None:
-        lifecycle.devices = Devices()
+        lifecycle = Lifecycle(Registry(), Runner(), lambda name: host(tmp_path, plugin=name), Devices())
         await lifecycle.apply({"a": section(claim="a"), "b": section(claim="b")})
         Recorded.life.clear()
         await lifecycle.apply({"b": section(claim="b")})

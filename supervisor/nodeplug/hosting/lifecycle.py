@@ -7,8 +7,8 @@ Owns: what a configuration changes, what a process that ended changes, the end o
 3. Calls inside the old instance, delegated ones included, get a bounded time to end. Then it is stopped.
 4. The new instance starts and the gate opens. If it fails to start, a new instance of the old section starts instead;
    if that fails too, calls are refused and the start is retried with backoff.
-Refuses: to touch a plugin whose section did not change, to let one plugin's failure affect another, to stop an
-unhealthy plugin, and to choose who gets a claim (`registry`).
+Refuses: to call an instance's own hooks (`lives`), to touch a plugin whose section did not change, to let one plugin's
+failure affect another, to stop an unhealthy plugin, and to choose who gets a claim (`registry`).
 """
 
 import asyncio
@@ -17,31 +17,24 @@ import time
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Final
 
 from nodeplug.config import PluginSection
 from nodeplug.config.mistakes import Location, one_line, told
 from nodeplug.contract.errors import PluginError, TryAgain
 from nodeplug.contract.host import Host
-from nodeplug.hosting.call import Call
 from nodeplug.hosting.construction import Construction
+from nodeplug.hosting.lives import Lives, Tasks
 from nodeplug.hosting.registry import Difference, Registry
 from nodeplug.hosting.runner import Runner
 from nodeplug.hosting.served_devices import ServedDevices
 from nodeplug.hosting.slot import FIRST_RETRY, LAST_RETRY, Instance, Slot
 from nodeplug.loading.classes import PluginRefused
 from nodeplug.loading.examination import Examined
-from nodeplug.process.aside import aside
-from nodeplug.process.waiting import until
 
 LOG: Final = logging.getLogger(__name__)
 LOAD_PATIENCE: Final = 3.0
 """Seconds after which plugins start without waiting for one that is still loading."""
-CALL_PATIENCE: Final = 30.0
-"""Seconds that a reload gives calls inside a plugin to end before it is stopped; its successor's calls wait."""
-LAST_PATIENCE: Final = 10.0
-"""Seconds that the end of the daemon waits for plugins that a reload is stopping."""
 ABSENCE: Final = 10.0
 """Seconds that the devices of a plugin stay as last listed while its process is not there."""
 _Task = asyncio.Task[None]
@@ -63,9 +56,11 @@ class Lifecycle:
     devices: ServedDevices = field(default_factory=ServedDevices)
     tell: Callable[[Location, str], str] = told
     give: Callable[[str, PluginSection], None] = lambda _name, _section: None
-    _ending: asyncio.Event = field(default_factory=asyncio.Event)
-    _stopping: set[_Task] = field(default_factory=set)
-    _retries: set[_Task] = field(default_factory=set)
+    _lives: Lives = field(init=False)
+    _retries: Tasks = field(default_factory=Tasks)
+
+    def __post_init__(self) -> None:
+        self._lives = Lives(self.runner, self.devices, self.give)
 
     # --- what is to be done, and when -----------------------------------------------------------------------------
 
@@ -91,7 +86,7 @@ class Lifecycle:
 
         `tell` writes a mistake in a section with its file and line; None keeps the present one.
         """
-        if self._ending.is_set():
+        if self._lives.ending.is_set():
             return Difference()
         self.tell = tell or self.tell
         wanted = {name: section for name, section in sections.items() if section.enabled}
@@ -122,12 +117,12 @@ class Lifecycle:
             again = self.bring_up([slot.instance.anew()])
         else:
             again = self._take_over(slot.instance)
-        _keep(self._retries, asyncio.create_task(again, name=f"start {slot.name} again"))
+        self._retries.start(again, f"start {slot.name} again")
 
     def _process_ended(self, instance: Instance, why: str) -> None:
         """Start a plugin again whose process has ended, if it is one that serves."""
         slot = instance.slot
-        if self._ending.is_set() or slot.loaded is not instance or slot.state != "running":
+        if self._lives.ending.is_set() or slot.loaded is not instance or slot.state != "running":
             return  # whoever loads, starts or stops it sees to it
         instance.begun, pause = False, slot.restarts.pause(why)
         when = f"in {pause:g} s" if pause else "now"
@@ -149,12 +144,11 @@ class Lifecycle:
 
     async def stop_all(self, grace: float = 5.0) -> None:
         """Stop every plugin, once the calls inside have had `grace` seconds; do not wait for one that is starting."""
-        self._ending.set()
+        self._lives.ending.set()
         slots = list(self.registry.slots.values())
         self.registry.end()
-        await asyncio.gather(*(self._retire(slot.instance, slot.inside(), grace) for slot in slots))
-        if self._stopping:
-            await asyncio.wait(self._stopping, timeout=LAST_PATIENCE)
+        await asyncio.gather(*(self._lives.retire(slot.instance, slot.inside(), grace) for slot in slots))
+        await self._lives.settle()
 
     # --- the exchange ---------------------------------------------------------------------------------------------
 
@@ -189,9 +183,8 @@ class Lifecycle:
 
     async def _load_beside(self, instance: Instance) -> None:
         await self._load(instance)
-        if "prepare" in instance.hooks and self._donors(instance):
-            instance.begun = True
-            await self._call(instance, "prepare")
+        if self._donors(instance):
+            await self._lives.prepare(instance)
 
     def _donors(self, instance: Instance) -> set[str]:
         """Return the plugins that must stop before this one starts: its predecessor, and the owners of its claims."""
@@ -208,7 +201,7 @@ class Lifecycle:
             if one.name in verdict.refused:
                 self._refuse(one, PluginRefused(verdict.refused[one.name]), verdict.owners[one.name])
             if one not in verdict.accepted:
-                self._discard(one)
+                self._lives.discard(one)
         newest = {slot.name: slot.instance for slot in self.registry.slots.values()} | {one.name: one for one in loaded}
         work = self._swap(verdict.accepted, {*leaving, *verdict.displaced})
         # Their sections stand as refused, unless they are removed anyway.
@@ -250,7 +243,7 @@ class Lifecycle:
         ran = {name for name, former in old.items() if former.slot.state == "running"}
         stops = {}
         for name, former in old.items():
-            stops[name] = _keep(self._stopping, asyncio.create_task(self._retire(former, former.slot.inside())))
+            stops[name] = self._lives.begin_to_retire(former)
             self.devices.hold(name)
         self.registry.exchange(leaving, entering)
         starts = []
@@ -271,7 +264,7 @@ class Lifecycle:
             await asyncio.wait(stops)
         if not self._stands(instance):
             return
-        error = await self._begin(instance)
+        error = await self._lives.start(instance)
         if error is not None and former is not None:
             instance, error = await self._fall_back(instance, former, error)
         self._started(instance, error)
@@ -294,37 +287,16 @@ class Lifecycle:
             LOG.error("plugin %s cannot go back to its former configuration: %s", slot.name, failure)
             return instance, error
         slot.rejected = f"its new configuration does not start, the former one serves: {error}"
-        failed = await self._begin(again)
+        failed = await self._lives.start(again)
         if failed is None or not self._stands(again):
-            self._discard(instance)
+            self._lives.discard(instance)
             return again, failed
         with suppress(PluginRefused):  # what only the new configuration claims may have found another owner
             self.registry.adopt(instance)
             return instance, error
         return again, failed
 
-    # --- one instance ---------------------------------------------------------------------------------------------
-
-    async def _begin(self, instance: Instance) -> PluginError | None:
-        """Call `start`; return its error."""
-        instance.slot.state, instance.beginning = "starting", asyncio.get_running_loop().create_future()
-        try:
-            await self._give_folders(instance)
-            await self._call(instance, "start")
-        except PluginError as error:
-            return error
-        else:
-            instance.begun = True
-            return None
-        finally:
-            instance.beginning.set_result(None)
-
-    async def _give_folders(self, instance: Instance) -> None:
-        """Give the folders to the user of an instance that follows one of another user, which has stopped."""
-        slot, section = instance.slot, instance.section
-        if slot.owner != (section.user, section.group):
-            await aside(partial(self.give, slot.name, section), f"folders of {slot.name}"[:100])
-            slot.owner = section.user, section.group
+    # --- what becomes of one ---------------------------------------------------------------------------------------
 
     def _started(self, instance: Instance, error: PluginError | None) -> None:
         if not self._stands(instance):
@@ -368,54 +340,7 @@ class Lifecycle:
             slot.rejected = f"its new configuration cannot be loaded, the former one serves: {error}"
         return slot.instance is not instance
 
-    async def _retire(
-        self, instance: Instance, inside: "set[asyncio.Future[Any]]", patience: float | None = None
-    ) -> None:
-        """Stop an instance once the calls inside it have ended, or had `patience` seconds."""
-        if instance.slot.loaded is None:  # it has no successor
-            await self.devices.end(instance.name)
-        if instance.begun and inside:
-            _, late = await asyncio.wait(inside, timeout=CALL_PATIENCE if patience is None else patience)
-            if late:
-                LOG.warning("plugin %s is stopped with %d calls inside it", instance.name, len(late))
-        await self._stop(instance)
-        LOG.info("plugin %s is unloaded", instance.name)
-
-    def _discard(self, instance: Instance) -> None:
-        """Stop an instance that was prepared, at least in part, and is not needed."""
-        if instance.begun:
-            _keep(self._stopping, asyncio.create_task(self._stop(instance), name=f"stop {instance.name}"))
-        else:
-            instance.end_process()
-
-    async def _stop(self, instance: Instance) -> None:
-        """Stop an instance that was started; wait for a start in progress, unless the daemon is ending."""
-        if instance.beginning is not None:
-            await until(instance.beginning, self._ending)
-        begun, instance.begun = instance.begun, False
-        try:
-            if begun:
-                await self._call(instance, "stop")
-        except PluginError as error:
-            LOG.error("plugin %s did not stop: %s", instance.name, error)
-        finally:
-            instance.end_process()
-
-    async def _call(self, instance: Instance, hook: str) -> None:
-        """Call a life-cycle hook, if the plugin has it."""
-        if hook in instance.hooks:
-            # A key per instance: one that hangs must not keep later instances from starting.
-            call = Call(hook, f"plugin:{instance.name}", key=f"instance {instance.number} of {instance.name}")
-            await self.runner.call(instance, hook, call, {})
-
 
 def _follows_a_dead_one(instance: Instance) -> bool:
     """Whether an instance is to stand for a section whose process has ended."""
     return instance.slot.instance is not instance and instance.slot.loaded is not None and instance.slot.instance.dead
-
-
-def _keep(tasks: set[_Task], task: _Task) -> _Task:
-    """Hold a reference to a task until it has ended; the loop does not."""
-    tasks.add(task)
-    task.add_done_callback(tasks.discard)
-    return task

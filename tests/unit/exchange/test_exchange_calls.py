@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nodeplug import NotFound, TryAgain
-from nodeplug.hosting import lifecycle
+from nodeplug.hosting import lifecycle, lives
 from nodeplug.hosting.call import Call
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def test_a_call_that_waits_for_its_key_goes_to_the_new_instance(net: "Nets") -> 
 
 
 def test_a_call_that_hangs_holds_up_a_reload_for_a_while_only(net: "Nets", monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lifecycle, "CALL_PATIENCE", 0.05)
+    monkeypatch.setattr(lives, "CALL_PATIENCE", 0.05)
 
     async def scenario() -> None:
         await net.lifecycle.apply({"a": net.section()})
