@@ -1,0 +1,79 @@
+"""What a plugin in a process of its own asks of its host, and what others wrap around it."""
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import nodeplug as n
+
+if TYPE_CHECKING:
+    from tests.node.workers.conftest import Guests
+
+CNI: Any = {"claim": "net", "network": "n", "version": "1.0.0", "config": {"type": "net"}}
+ATTACHMENT: Any = {"container_id": "c1", "ifname": "eth0", "args": {"K": "v"}}
+Play = Callable[[Any], None]
+
+
+@pytest.mark.unprivileged
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+def test_a_host_does_in_a_process_what_it_does_in_a_thread(
+    isolation: str, play: Play, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story(guests: "Guests") -> None:
+        await guests.apply(guest=guests.section(uses="worker_guest:Asker", isolation=isolation))
+        told = await guests.call("inspect")
+        assert (told["plugin"], told["node"]) == ("guest", "node-1")
+        taken: list[Any] = []
+        for where in ("here", "beside"):
+            asked = told[where]
+            assert asked["written"] == where
+            assert asked["read"]
+            assert not asked["stale"]
+            assert sorted(asked["entries"]) == sorted([where, "other"])
+            assert [[*one] for one in asked["holders"]] == [["ns", "pod", ["d0"]]]
+            assert [(key, data) for key, data in asked["former"]] == [("left", {"by": "a former plugin"}), *taken]
+            taken = [("taken", {})]
+            assert asked["folder"] == str(guests.folder / "former" / "state")
+            assert asked["left"] == []
+            assert asked["not ready"] == "kubelet does not say"
+            assert "is too large for the journal" in asked["too large"]
+            (record,) = [one for one in caplog.records if one.getMessage() == f"asking {where}"]
+            assert record.plugin == "guest"  # type: ignore[attr-defined]
+        assert guests.refreshed == ["example.com/thing", "example.com/thing"]
+
+    play(story)
+
+
+@pytest.mark.unprivileged
+def test_a_plugin_with_wrappers_is_a_thread_and_wraps_the_calls_of_processes(
+    play: Play, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story(guests: "Guests") -> None:
+        policy = guests.section(uses="worker_guest:Policy")
+        await guests.apply(policy=policy, guest=guests.section())
+        assert "plugin policy wraps hooks of other plugins, so it runs as a thread of the daemon" in caplog.text
+        assert guests.lifecycle.registry.slots["policy"].instance.isolation == "thread"
+        assert await guests.call("volume_expand") == 2 * 4096
+        assert (guests.folder / "state" / "wrapped").read_text() == f"{os.getpid()} 4096"
+        assert guests.pid() != os.getpid()
+        await guests.apply(guest=guests.section())
+        assert await guests.call("volume_expand") == 4096
+
+    play(story)
+
+
+@pytest.mark.parametrize("called", ["thread", "process"])
+def test_a_plugin_in_a_process_delegates_to_another_plugin(called: Any, play: Play) -> None:
+    async def story(guests: "Guests") -> None:
+        await guests.apply(guest=guests.section(), other=guests.section(name="b", isolation=called))
+        request: Any = {**CNI, **ATTACHMENT, "host_netns": guests.own, "netns": guests.own}
+        asked = n.CniAdd(**request | {"config": {"type": "net", "delegate": "b"}})
+        result = await guests.call("cni_add", asked)
+        assert result.dns.domain == guests.own.path
+        assert result == await guests.call("cni_add", n.CniAdd(**request), name="other")
+        with pytest.raises(n.NotFound, match="nowhere"):
+            await guests.call("cni_add", n.CniAdd(**request | {"config": {"delegate": "nowhere"}}))
+
+    play(story)
