@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 from pyroute2 import IPRoute
+from tests import environments
 
 from nodeplug import NotFound, NotReady, PluginError
 from nodeplug.install.native import compiler
@@ -158,6 +159,14 @@ def has_fuse() -> None:
     """Skip where no filesystem can be served from user space."""
     if not Path("/dev/fuse").exists():
         pytest.skip("needs FUSE: modprobe fuse, and /dev/fuse in a container or chroot")
+
+
+@pytest.fixture(scope="session")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder of wheels: nodeplug, and what it needs without extras."""
+    folder = tmp_path_factory.mktemp("wheels")
+    environments.pack(["nodeplug", *environments.of_plugins()], folder)
+    return folder
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,32 @@
-"""`python -m nodeplug`: the command line."""
+"""`nodeplug`, also as `python -m nodeplug`: the command line.
 
-from nodeplug.cli import main
+Owns: the sentence for an environment that can hold plugins but has not what the daemon and the commands need.
+Refuses: the commands themselves (`nodeplug.cli`).
+"""
 
-main()
+import sys
+from typing import Final
+
+OF_THE_DAEMON: Final = frozenset(
+    {"asyncinotify", "google", "grpc", "h11", "prometheus_client", "pynvml", "pyroute2", "rich", "tomli_w", "typer"}
+)
+"""What the extra `daemon` of the distribution brings, by the names that are imported."""
+
+
+def main() -> None:
+    """Run the command line."""
+    try:
+        from nodeplug.cli import main as run
+
+        run()
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in OF_THE_DAEMON:
+            raise
+        advice = f"{sys.executable} -m pip install 'nodeplug[daemon]'"
+        print(f"error: this Python has nodeplug for plugins alone ({missing} is missing): {advice}", file=sys.stderr)
+        raise SystemExit(1) from None
+
+
+if __name__ == "__main__":
+    main()

@@ -19,7 +19,7 @@ import pytest
 ROOT = Path(__file__).parents[3]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 WRITE = re.compile(r"(Replace|Add to)\s`([^`]+)`:\s*$")
-ON_ITS_OWN = ("python3 -m venv .venv", ". .venv/bin/activate", "pip install ~/nodeplug")
+ON_ITS_OWN = ("python3 -m venv .venv", ". .venv/bin/activate", "pip install ~/'nodeplug[daemon]'")
 COMMANDS = ("mypy", "nodeplug", "pip", "pytest")
 
 

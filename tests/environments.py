@@ -1,0 +1,77 @@
+"""Virtual environments of plugins, made without a network.
+
+Owns: wheels of nodeplug and of what is installed beside it, packed anew from their files, and environments from them.
+Refuses: anything of the environment in which the tests run: nothing is linked, and nothing of it is on a path there.
+"""
+
+import json
+import re
+import subprocess
+import sys
+import venv
+import zipfile
+from collections.abc import Iterable, Iterator
+from importlib.metadata import Distribution, distribution, requires
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+NAME = re.compile(r"[\w.-]+")
+
+
+def of_plugins() -> list[str]:
+    """Return what nodeplug needs without extras, and what that needs."""
+    found: list[str] = []
+    waiting = [NAME.match(one) for one in requires("nodeplug") or () if "extra ==" not in one]
+    while waiting:
+        name = waiting.pop()
+        if name is None or name[0] in found:
+            continue
+        found.append(name[0])
+        waiting += [NAME.match(one) for one in requires(name[0]) or () if "extra ==" not in one]
+    return found
+
+
+def pack(names: Iterable[str], folder: Path) -> None:
+    """Make wheels of installed distributions; one that is installed as a checkout is built."""
+    for name in names:
+        one = distribution(name)
+        if json.loads(one.read_text("direct_url.json") or "{}").get("dir_info", {}).get("editable"):
+            build(ROOT, folder)
+            continue
+        with zipfile.ZipFile(folder / _file_name(one), "w") as wheel:
+            for place, inside in _files(one):
+                wheel.write(place, inside)
+
+
+def _file_name(one: Distribution) -> str:
+    (tag, *_) = re.findall(r"^Tag: (\S+)$", one.read_text("WHEEL") or "", re.MULTILINE)
+    return f"{one.name.replace('-', '_')}-{one.version}-{tag}.whl"
+
+
+def _files(one: Distribution) -> Iterator[tuple[Path, str]]:
+    for file in one.files or ():
+        if not (".." in file.parts or "__pycache__" in file.parts or file.name in {"INSTALLER", "direct_url.json"}):
+            yield Path(str(file.locate())), str(file)
+
+
+def build(source: Path, folder: Path) -> Path:
+    """Build the wheel of a project."""
+    before = set(folder.glob("*.whl"))
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+    subprocess.run(command, cwd=source, check=True, capture_output=True)
+    (built,) = set(folder.glob("*.whl")) - before
+    return built
+
+
+def make(folder: Path, wheels: Path, *names: str) -> Path:
+    """Make an environment with distributions from a folder of wheels; return its Python."""
+    venv.create(folder, symlinks=True)
+    install(folder / "bin" / "python", wheels, *names)
+    return folder / "bin" / "python"
+
+
+def install(python: Path, wheels: Path, *names: str) -> None:
+    if names:
+        pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "-q", "--disable-pip-version-check"]
+        offline = ["--no-compile", "--no-index", "--find-links", str(wheels)]
+        subprocess.run([*pip, *offline, *names], check=True, capture_output=True, text=True)
