@@ -32,6 +32,7 @@ from nodeplug.contract.netns import Netns
 from nodeplug.contract.values import ResourceName
 from nodeplug.device.checkpoint import CHECKPOINT
 from nodeplug.device.kubelet import KubeletFolders
+from nodeplug.device.last_known import LastKnown
 from nodeplug.device.podresources import PodResources
 from nodeplug.device.resources import Resources
 from nodeplug.exec.frame import Frame, Reply
@@ -117,6 +118,7 @@ class Daemon:
             device_routes,
             supervisor.device_registration,
             supervisor.device_poll,
+            LastKnown(self._paths.run / "devices", self._boot_id),
         )
         self._lifecycle = Lifecycle(
             self._registry,
@@ -179,6 +181,7 @@ class Daemon:
         server = ExecServer(self._paths.exec_socket, handlers)
         # Listening comes first: it refuses to run next to another daemon, and early callers wait in the backlog.
         await server.start()
+        await self._resources.recall({name for name, one in self._configuration.plugins.items() if one.enabled})
         async with self._endpoints(), asyncio.TaskGroup() as group:
             await self._serve(group, server)
         LOG.info("stopped")

@@ -45,8 +45,7 @@ def test_a_request_is_refused_at_its_deadline_once_the_start_has_failed() -> Non
         waiting = asyncio.create_task(binding.settled("device_allocate"))
         await asyncio.sleep(0.1)
         failed = route()
-        failed.slot.enter("failed", "no driver")
-        binding.give_up(failed)
+        binding.give_up("no driver", failed)
         with pytest.raises(TryAgain, match=r"does not serve example.com/card after .* no driver"):
             await waiting
 

@@ -196,7 +196,7 @@ def test_health_names_each_plugin_that_is_not_well(lifecycle: Lifecycle) -> None
 
 
 class Devices(ServedDevices):
-    async def end(self, plugin: str) -> None:
+    async def end(self, plugin: str, *, keep: bool = False) -> None:
         Recorded.life.append(f"no devices {plugin}")
 
 

@@ -14,9 +14,9 @@ import grpc
 import grpc.aio
 
 from nodeplug.contract.errors import TryAgain
+from nodeplug.device.binding import Binding
 from nodeplug.device.codec import encode_options
 from nodeplug.device.server import API_VERSION, ResourceServer
-from nodeplug.hosting.slot import Route
 from nodeplug.pb import deviceplugin_v1beta1_pb2 as pb
 from nodeplug.pb import deviceplugin_v1beta1_pb2_grpc as pb_grpc
 from nodeplug.process.lane import Lane
@@ -65,7 +65,7 @@ class Target(Protocol):
     def identity(self) -> Identity | None:
         """What must not change while a registration holds; None while there is nothing to register with."""
 
-    async def announce(self, server: ResourceServer, route: Route) -> None:
+    async def announce(self, server: ResourceServer, binding: Binding) -> None:
         """Make kubelet come to the server; raises PluginError when it refuses."""
 
 
@@ -84,13 +84,13 @@ class KubeletSocket:
             return None
         return (found.st_dev, found.st_ino, found.st_ctime_ns) if stat.S_ISSOCK(found.st_mode) else None
 
-    async def announce(self, server: ResourceServer, route: Route) -> None:
+    async def announce(self, server: ResourceServer, binding: Binding) -> None:
         """Call Register and wait: kubelet dials back before it answers. TryAgain has the reason of a failure."""
         request = pb.RegisterRequest(
             version=API_VERSION,
             endpoint=server.path.name,
-            resource_name=route.claim.name,
-            options=encode_options(route.hooks),
+            resource_name=binding.resource,
+            options=encode_options(binding.route.hooks),
         )
         try:
             async with grpc.aio.insecure_channel(f"unix:{self.folder / 'kubelet.sock'}", _CHANNEL_OPTIONS) as channel:
@@ -114,5 +114,5 @@ class PluginWatcherFolder:
             return None
         return (found.st_dev, found.st_ino) if stat.S_ISDIR(found.st_mode) else None
 
-    async def announce(self, server: ResourceServer, route: Route) -> None:
+    async def announce(self, server: ResourceServer, binding: Binding) -> None:
         """Do nothing: the bound socket is the announcement."""

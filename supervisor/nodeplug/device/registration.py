@@ -104,7 +104,7 @@ class Registration:
     def __post_init__(self) -> None:
         folder = self.folders.folder(self.mode)
         self._target = KubeletSocket(folder) if self.mode == "register" else PluginWatcherFolder(folder)
-        check_socket_path(socket_path(folder, self.binding.route.claim.name))
+        check_socket_path(socket_path(folder, self.binding.resource))
 
     @property
     def away(self) -> str:
@@ -160,7 +160,7 @@ class Registration:
 
     async def _register_once(self, identity: Identity) -> bool:
         """Serve on a fresh socket until the registration is lost; return whether to go on at once."""
-        path = socket_path(self._target.folder, self.binding.route.claim.name)
+        path = socket_path(self._target.folder, self.binding.resource)
         watched = self.mode == "watcher"
         self._options = encode_options(self.binding.route.hooks)
         self.server = server = ResourceServer(
@@ -191,7 +191,7 @@ class Registration:
         """
         call = self._call(server)
         announcing = asyncio.create_task(
-            self._target.announce(server, self.binding.route), name=f"announce {server.path.name}"
+            self._target.announce(server, self.binding), name=f"announce {server.path.name}"
         )
         announcing.add_done_callback(lambda _: self._look.set())
         try:
@@ -212,7 +212,7 @@ class Registration:
             self.runner.finished(call, None)
 
     def _call(self, server: ResourceServer) -> Call:
-        return Call("Register", str(self.binding.route.claim), server.path.name)
+        return Call("Register", self.binding.claim, server.path.name)
 
     async def _hold(self, server: ResourceServer, identity: Identity) -> bool:
         """Wait until the registration is lost; return whether the next attempt needs no pause."""
@@ -285,14 +285,14 @@ class Registration:
         self.registered = True
         self.registrations += 1
         self.error = self._said = ""
-        LOG.info("%s is registered with kubelet on %s", self.binding.route.claim.name, server.path.name)
+        LOG.info("%s is registered with kubelet on %s", self.binding.resource, server.path.name)
 
     def _say(self, what: str, state: str = "") -> None:
         """Log a state once, however many attempts it lasts, and even if its text contains a changing duration."""
         self.error = what
         if self._said != (state or what):
             self._said = state or what
-            LOG.warning("%s: %s", self.binding.route.claim.name, what)
+            LOG.warning("%s: %s", self.binding.resource, what)
 
     def _hangs(self, error: Unanswered) -> None:
         self._say(f"{error.message}; check the filesystem of {self._target.folder}", _HANGS)

@@ -6,6 +6,7 @@ Refuses: gRPC and kubelet's folders (registration and server know those).
 
 import asyncio
 import logging
+import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,8 +16,9 @@ from nodeplug.contract.errors import NotFound, PluginError
 from nodeplug.contract.values import Device, DeviceList, ResourceName
 from nodeplug.device.binding import Binding
 from nodeplug.device.kubelet import KubeletFolders, Mode
+from nodeplug.device.last_known import LastKnown, Remembered
 from nodeplug.device.registration import Registration
-from nodeplug.device.snapshots import Snapshots
+from nodeplug.device.snapshots import Snapshot, Snapshots
 from nodeplug.hosting.call import Call
 from nodeplug.hosting.runner import Runner
 from nodeplug.hosting.slot import Route
@@ -25,6 +27,9 @@ LOG: Final = logging.getLogger(__name__)
 _FIRST_RETRY: Final = 0.5
 _SETTLE: Final = 0.05
 """Seconds between two listings at least: kubelet rewrites its checkpoint for each new list."""
+
+UNCONFIRMED: Final = 10.0
+"""Seconds that devices of an earlier daemon stay as they were while their plugin runs and cannot list them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +68,8 @@ class ResourceTask:
     """One resource of one plugin.
 
     Args:
+        route: the plugin that owns the resource, or what is remembered of it: then that is offered until it is loaded.
+        last_known: remembers what kubelet is told.
         poll_interval: seconds between two listings when nobody asks for one.
         watch_interval: seconds between two looks at kubelet's socket when no event comes.
         watchdog: seconds without a stream after which a registered resource registers again.
@@ -73,20 +80,24 @@ class ResourceTask:
 
     def __init__(
         self,
-        route: Route,
+        route: Route | Remembered,
         runner: Runner,
         folders: KubeletFolders,
+        last_known: LastKnown | None = None,
         *,
         mode: Mode = "register",
         poll_interval: float = 10.0,
         watch_interval: float = 1.0,
         watchdog: float = 10.0,
     ) -> None:
-        self.resource = ResourceName(route.claim.name)
         self._binding = Binding(route)
+        self.resource = self._binding.resource
+        self._last_known = last_known
         self._runner = runner
         self._poll_interval = poll_interval
         self._snapshots = Snapshots(self.resource)
+        if isinstance(route, Remembered):
+            self._snapshots.current = Snapshot(1, route.devices(), route.message)
         self._registration = Registration(
             self._binding, runner, self._snapshots, folders, mode=mode, poll=watch_interval, watchdog=watchdog
         )
@@ -95,6 +106,7 @@ class ResourceTask:
         self._list_error = ""
         self._absent = ""
         self._failures = 0
+        self._serving_since = 0.0
 
     async def run(self) -> None:
         """List and stay registered until cancelled; then streams, server and socket are gone. Never fails by itself."""
@@ -111,6 +123,11 @@ class ResourceTask:
         """The section name of the plugin that answers for the resource."""
         return self._binding.route.plugin
 
+    @property
+    def awaited(self) -> bool:
+        """Whether only the last known list is there: its plugin has not been loaded since the daemon's start."""
+        return self._binding.awaited
+
     def hold(self) -> None:
         """Begin an exchange of the plugin: the streams and the last list stay, requests wait for `take_over`."""
         self._binding.hold()
@@ -118,14 +135,14 @@ class ResourceTask:
     def take_over(self, route: Route) -> None:
         """Go on with another instance, or another plugin: list at once, and register anew only if it must be."""
         self._binding.take_over(route)
-        self._failures = 0
+        self._failures, self._serving_since = 0, self._serving_since or time.monotonic()
         self._asked.set()
         self._exchanged.set()
         self._registration.look()
 
-    def withdraw(self, route: Route) -> None:
+    def withdraw(self, why: str, route: Route | None = None) -> None:
         """List every device as unhealthy until `take_over`: no instance of the plugin that owns it could be started."""
-        self._binding.give_up(route)
+        self._binding.give_up(why, route)
         self._asked.set()
 
     def status(self) -> ResourceStatus:
@@ -149,8 +166,9 @@ class ResourceTask:
         while True:
             self._asked.clear()
             self._exchanged.clear()
-            if not self._binding.held:
-                await self._list_once()
+            route = self._binding.route
+            if not self._binding.held and not isinstance(route, Remembered):
+                await self._list_once(route)
             elif self._binding.why:
                 await self._list_unhealthy(self._binding.why)
             with suppress(TimeoutError):  # requests may wait for the first list of a new instance
@@ -166,15 +184,15 @@ class ResourceTask:
             await self._snapshots.publish(
                 [replace(device, healthy=False, reason=reason) for device in current.devices.values()]
             )
+            self._remember()
 
     def _next_listing(self) -> float:
         if not self._failures:
             return self._poll_interval
         return min(_FIRST_RETRY * 2.0 ** (self._failures - 1), self._poll_interval)
 
-    async def _list_once(self) -> None:
-        route = self._binding.route
-        call = Call("ListDevices", str(route.claim), key=self.resource)
+    async def _list_once(self, route: Route) -> None:
+        call = Call("ListDevices", self._binding.claim, key=self.resource)
         try:
             devices = await self._runner.call(
                 route, "device_list", call, {"request": DeviceList(resource=self.resource)}
@@ -183,15 +201,24 @@ class ResourceTask:
         except NotFound as error:
             await self._nothing_to_offer(error.message)
         except PluginError as error:
-            self._list_failed(str(error), call)
+            await self._list_failed(str(error), call)
         except Exception as error:
             LOG.exception("publishing the list of %s failed (request %s)", self.resource, call.id)
-            self._list_failed(f"{type(error).__name__}: {error}", call)
+            await self._list_failed(f"{type(error).__name__}: {error}", call)
         else:
             if self._list_error or self._absent:
                 LOG.info("%s: its devices are listed", self.resource)
             self._list_error, self._absent, self._failures = "", "", 0
-        self._binding.listed(route)
+            self._remember()
+        self._binding.listed(route, self._list_error)
+
+    def _remember(self) -> None:
+        """Keep what is offered for the start after a crash."""
+        current, binding = self._snapshots.current, self._binding
+        if self._last_known is not None and current is not None:
+            self._last_known.note(
+                Remembered.of(self.resource, binding.route.plugin, binding.route.hooks, current.message)
+            )
 
     async def _nothing_to_offer(self, reason: str) -> None:
         """Offer nothing: a resource that was never listed is not registered, one that was gets an empty list."""
@@ -200,14 +227,18 @@ class ResourceTask:
         self._list_error, self._absent, self._failures = "", reason, 0
         if self._snapshots.current is not None:
             await self._snapshots.publish(())
+        if self._last_known is not None:
+            self._last_known.forget(self.resource)
 
-    def _list_failed(self, reason: str, call: Call) -> None:
+    async def _list_failed(self, reason: str, call: Call) -> None:
         """Keep the last list: devices do not become unhealthy because a question failed."""
         self._failures += 1
         if self._failures == 1:
             state = "the last list stays" if self._snapshots.current is not None else "not offered yet"
             LOG.warning("%s: %s: %s (request %s)", self.resource, state, reason, call.id)
         self._list_error = reason
+        if self._binding.unconfirmed and time.monotonic() - self._serving_since >= UNCONFIRMED:
+            await self._list_unhealthy(f"its plugin could not list it since the daemon started: {reason}")
 
     async def _keep_registered(self) -> None:
         """Restart the registration if it ever fails: one resource must not end the daemon."""

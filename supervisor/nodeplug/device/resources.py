@@ -1,18 +1,19 @@
-"""Every resource of every running plugin, one task each.
+"""Every resource of every running plugin, one task each; at the daemon's start, of those that an earlier one served.
 
-Owns: which `ResourceTask` runs for which plugin, and refresh requests by name.
+Owns: which `ResourceTask` runs for which plugin, what becomes of last known resources, and refresh requests by name.
 Refuses: lists, sockets, registration (the task's), and plugins' lives.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from nodeplug.contract.errors import PluginError
 from nodeplug.contract.values import ResourceName
 from nodeplug.device.kubelet import KubeletFolders, Mode
+from nodeplug.device.last_known import LastKnown, Remembered
 from nodeplug.device.resource import ResourceStatus, ResourceTask
 from nodeplug.hosting.runner import Runner
 from nodeplug.hosting.served_devices import ServedDevices
@@ -28,6 +29,7 @@ class Resources(ServedDevices):
     Attributes:
         routes: the way to every resource that a loaded plugin claims.
         poll_interval: seconds between two listings.
+        last_known: what kubelet was told of each resource; None remembers nothing.
     """
 
     runner: Runner
@@ -35,6 +37,7 @@ class Resources(ServedDevices):
     routes: Callable[[], Sequence[Route]]
     mode: Mode
     poll_interval: float
+    last_known: LastKnown | None = None
     _tasks: dict[ResourceName, tuple[ResourceTask, asyncio.Task[None]]] = field(default_factory=dict)
     _refused: dict[ResourceName, tuple[str, str]] = field(default_factory=dict)
 
@@ -51,35 +54,63 @@ class Resources(ServedDevices):
                 self._begin(name, route)
         # Of any plugin: a claim may have been moved to one that did not start, and went back to what it was without it.
         for name in self._tasks.keys() - claimed.keys():
-            self._tasks.pop(name)[1].cancel()
+            task = self._tasks[name][0]
+            if task.plugin == plugin or not task.awaited:
+                self._end(name)
 
-    def _begin(self, name: ResourceName, route: Route) -> None:
+    async def recall(self, sections: Collection[str]) -> None:
+        """Serve what an earlier daemon of this boot served, from its last lists, until the plugins are there.
+
+        Args:
+            sections: those that are enabled.
+        """
+        if self.last_known is None:
+            return
+        for known in await self.last_known.recall():
+            if known.plugin in sections:
+                self._begin(known.resource, known)
+            else:
+                LOG.info("%s is not offered any more: there is no section %s", known.resource, known.plugin)
+                self.last_known.forget(known.resource)
+
+    def _begin(self, name: ResourceName, route: Route | Remembered) -> None:
         try:
-            task = ResourceTask(route, self.runner, self.folders, mode=self.mode, poll_interval=self.poll_interval)
+            task = ResourceTask(
+                route, self.runner, self.folders, self.last_known, mode=self.mode, poll_interval=self.poll_interval
+            )
         except PluginError as error:
             LOG.error("%s of plugin %s cannot be served: %s", name, route.plugin, error)
             self._refused[name] = (route.plugin, str(error))
             return
         self._tasks[name] = task, asyncio.create_task(task.run(), name=f"resource {name}")
 
+    def _end(self, name: ResourceName, *, keep: bool = False) -> asyncio.Task[None]:
+        """Take a resource off kubelet; its last list is forgotten, unless it is to be kept."""
+        _, running = self._tasks.pop(name)
+        running.cancel()
+        if self.last_known is not None and not keep:
+            self.last_known.forget(name)
+        return running
+
     def hold(self, plugin: str) -> None:
         """Keep what is served of a plugin and ask nothing of it: it is about to be exchanged."""
         for name in self._of(plugin):
             self._tasks[name][0].hold()
 
-    def withdraw(self, plugin: str) -> None:
-        """List every device of a plugin as unhealthy: it could not be started."""
+    def withdraw(self, plugin: str, why: str) -> None:
+        """List every device of a plugin as unhealthy: it could not be started, or not even be loaded."""
         for route in self.routes():
             if route.plugin == plugin and route.claim.name in self._tasks:
-                self._tasks[ResourceName(route.claim.name)][0].withdraw(route)
+                self._tasks[ResourceName(route.claim.name)][0].withdraw(why, route)
+        for name in self._of(plugin):
+            if self._tasks[name][0].awaited:
+                self._tasks[name][0].withdraw(why)
 
-    async def end(self, plugin: str) -> None:
+    async def end(self, plugin: str, *, keep: bool = False) -> None:
         """Take a plugin's resources off kubelet, except those that another plugin took over, and wait for the end."""
         taken = {route.claim.name for route in self.routes() if route.plugin != plugin}
         self._forget_refused(plugin)
-        ending = [self._tasks.pop(name)[1] for name in self._of(plugin) if name not in taken]
-        for running in ending:
-            running.cancel()
+        ending = [self._end(name, keep=keep) for name in self._of(plugin) if name not in taken]
         await asyncio.gather(*ending, return_exceptions=True)
 
     def _of(self, plugin: str) -> list[ResourceName]:

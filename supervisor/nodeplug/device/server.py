@@ -105,7 +105,7 @@ class ResourceServer:
         self.path = path
         self.streams = Streams(changed)
         self.verdict: watcher_pb.RegistrationStatus | None = None
-        self._resource = ResourceName(binding.route.claim.name)
+        self._resource = binding.resource
         self._changed = changed
         self._lane = lane
         self._snapshots = snapshots
@@ -168,8 +168,7 @@ class _DevicePlugin(pb_grpc.DevicePluginServicer):
         self._runner = runner
         self._front = Front(runner)
         self._snapshots = snapshots
-        self._claim = binding.route.claim
-        self._resource = ResourceName(self._claim.name)
+        self._resource = binding.resource
 
     async def GetDevicePluginOptions(self, request: pb.Empty, context: Any) -> pb.DevicePluginOptions:  # noqa: N802 - the RPC's name
         del request, context
@@ -246,7 +245,7 @@ class _DevicePlugin(pb_grpc.DevicePluginServicer):
     async def _answer(
         self, verb: str, context: Any, work: Callable[[Call, _Request], Awaitable[_Answer]], request: _Request
     ) -> _Answer:
-        call = Call(verb, str(self._claim))
+        call = Call(verb, self._binding.claim)
         call.key = f"{self._resource}:{call.id}"
         try:
             return await self._front.serve(call, work(call, request))

@@ -135,7 +135,7 @@ class Lifecycle:
             slot.hold()
             self.start_again(slot)
         if pause > ABSENCE:
-            self.devices.withdraw(slot.name)
+            self.devices.withdraw(slot.name, slot.fault)
 
     @property
     def refused(self) -> list[str]:
@@ -254,7 +254,8 @@ class Lifecycle:
                 one.slot.enter("starting")
             former_section = old[one.name].section if one.name in ran else None
             starts.append(self._take_over(one, [stops[name] for name in before & stops.keys()], former_section))
-        return [*stops.values(), *starts]
+        ends = [self.devices.end(name) for name in leaving - old.keys()]  # of what an earlier daemon served
+        return [*stops.values(), *ends, *starts]
 
     async def _take_over(
         self, instance: Instance, stops: Collection[_Task] = (), former: PluginSection | None = None
@@ -320,6 +321,7 @@ class Lifecycle:
         if not self._kept(instance, error):
             instance.slot.enter("refused", str(error))
             instance.slot.outdone_by = outdone_by
+            self.devices.withdraw(instance.name, str(error))
 
     def _postpone(self, instance: Instance, error: PluginError) -> None:
         slot = instance.slot
@@ -329,7 +331,7 @@ class Lifecycle:
             slot.enter("failed", str(error))
             slot.retry_at = time.monotonic() + slot.retry_after
             slot.retry_after = min(slot.retry_after * 2, LAST_RETRY)
-            self.devices.withdraw(slot.name)
+            self.devices.withdraw(slot.name, slot.fault)
 
     def _kept(self, instance: Instance, error: PluginError) -> bool:
         """When a new section cannot be loaded, stay with the former one if it has a plugin."""

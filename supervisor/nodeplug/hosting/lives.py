@@ -84,7 +84,7 @@ class Lives:
     ) -> None:
         """Stop an instance once the calls inside it have ended, or had `patience` seconds."""
         if instance.slot.loaded is None:  # it has no successor
-            await self.devices.end(instance.name)
+            await self.devices.end(instance.name, keep=self.ending.is_set())
         if instance.begun and inside:
             _, late = await asyncio.wait(inside, timeout=CALL_PATIENCE if patience is None else patience)
             if late:

@@ -14,8 +14,13 @@ class ServedDevices:
     def hold(self, plugin: str) -> None:
         """Keep what is served, and ask nothing of the plugin until the next `serve`."""
 
-    def withdraw(self, plugin: str) -> None:
-        """Note that no instance of the plugin could be started; its slot has the reason."""
+    def withdraw(self, plugin: str, why: str) -> None:
+        """Note that no instance of the plugin could be started, or loaded."""
 
-    async def end(self, plugin: str) -> None:
-        """End what is served and claimed by no other plugin; awaited before the plugin is stopped."""
+    async def end(self, plugin: str, *, keep: bool = False) -> None:
+        """End what is served and claimed by no other plugin; awaited before the plugin is stopped.
+
+        Args:
+            plugin: its section's name.
+            keep: the daemon ends, and the next one may begin with what this one served last.
+        """
