@@ -94,3 +94,17 @@ def test_a_resource_that_refuses_some_of_its_devices_breaks_a_rule() -> None:
 def test_a_mistake_in_hooks_or_claims_is_told_once(plugin: str, outcomes: tuple[str, str]) -> None:
     report = conformance(plugin, rules=["hooks-are-known", "claims-are-valid"])
     assert tuple(report[rule].outcome for rule in ("hooks-are-known", "claims-are-valid")) == outcomes
+
+
+@pytest.mark.usefixtures("_path")
+def test_rules_about_a_whole_life_are_not_judged_by_the_part_before_a_hanging_call() -> None:
+    rules = ["nothing-is-printed", "no-thread-outlives-stop", "answers-have-their-types", "errors-are-sentences"]
+    report = conformance("zoo_contract:HangsInStart", rules=rules, patience=2.0)
+    assert {(one.outcome, one.seen) for one in report} == {("not-applicable", "start hung")}
+
+
+@pytest.mark.usefixtures("_path")
+def test_what_was_printed_before_a_hanging_call_is_told() -> None:
+    report = conformance("zoo_contract:PrintsAndHangs", rules=["nothing-is-printed"], patience=2.0)
+    assert "hello" in report["nothing-is-printed"].seen
+    assert not report.passed

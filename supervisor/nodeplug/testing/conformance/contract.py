@@ -44,6 +44,13 @@ def _examined(exam: Examination) -> Rehearsal:
     return seen
 
 
+def _to_its_end(seen: Rehearsal) -> str:
+    """Return what a rule says that found nothing wrong in a whole life; a part of one proves nothing."""
+    if seen.hung is not None:
+        raise NotApplicable(seen.why_short)
+    return ""
+
+
 @rule("contract", "the configuration", 'Set `model_config = ConfigDict(extra="forbid")` in the class `Config`.')
 def unknown_keys_are_refused(exam: Examination) -> str:
     """The configuration refuses a key that it does not know, so that a misspelt one is found."""
@@ -162,7 +169,7 @@ def no_thread_outlives_stop(exam: Examination) -> str:
     seen = _examined(exam)
     if left := seen.document.get("left_threads"):
         raise Broken(f"left running: {few(left)}")
-    return ""
+    return _to_its_end(seen)
 
 
 @rule("contract", _LIFE, "Close in `stop` what `start` opened.")
@@ -204,7 +211,7 @@ def answers_have_their_types(exam: Examination) -> str:
     seen = _examined(exam)
     if wrong := seen.document.get("mistyped"):
         raise Broken("; ".join(wrong))
-    return ""
+    return _to_its_end(seen)
 
 
 @rule("contract", "the errors of nodeplug", "Raise a class of `nodeplug.contract.errors` with a message.")
@@ -214,7 +221,7 @@ def errors_are_sentences(exam: Examination) -> str:
     stray = [act for act in seen.acts.values() if act.stray and act.name != "unknown key"]
     if stray:
         raise Broken("; ".join(f"{act.name} raised {act.error}" for act in stray))
-    return ""
+    return _to_its_end(seen)
 
 
 @rule("contract", "the daemon: both belong to its log", "Use `host.log`.")
@@ -225,7 +232,7 @@ def nothing_is_printed(exam: Examination) -> str:
     for name, text in (("stdout", seen.stdout), ("stderr", seen.stderr)):
         if text:
             raise Broken(f"on {name}: {text[:200]!r}")
-    return ""
+    return _to_its_end(seen)
 
 
 @rule("contract", "the daemon", "See what the daemon says; the rules before this one often say more.")

@@ -190,6 +190,21 @@ class Prints(Tame):
         sys.stderr.write("hello")
 
 
+class HangsInStart(Tame):
+    """Breaks rules that a run of one rule alone does not judge."""
+
+    @hookimpl
+    def start(self) -> None:
+        threading.Event().wait()
+
+
+class PrintsAndHangs(HangsInStart):
+    @hookimpl
+    def start(self) -> None:
+        sys.stderr.write("hello")
+        super().start()
+
+
 class EndsTheDaemon(Tame):
     breaks = "daemon-runs-it", "the daemon ended with 3"
 
