@@ -4,6 +4,7 @@ import importlib.util
 import json
 import sys
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -11,7 +12,7 @@ import pytest
 
 from nodeplug.contract.errors import PluginError
 from nodeplug.testing.conformance.examination import Examination
-from nodeplug.testing.conformance.report import Finding, Outcome, Report, few
+from nodeplug.testing.conformance.report import Finding, Outcome, Report, few, merged
 from nodeplug.testing.conformance.rules import RULES, choose, require, rule
 from nodeplug.testing.conformance.subject import Subject, describe
 from nodeplug.testing.conformance.verdict import NotApplicable
@@ -83,7 +84,46 @@ def test_a_report_as_json_has_every_field_of_every_finding() -> None:
         "source": "SPEC",
         "seen": "saw two",
         "advice": "do better",
+        "isolation": [],
     }
+
+
+AS_THREAD = Finding("a", "cni", "passed", "it works.", "SPEC", "saw 1", isolation=("thread",))
+IN_PROCESS = replace(AS_THREAD, seen="saw 2", isolation=("process",))
+NOWHERE = Finding("a", "cni", "not-applicable", "it works.", "SPEC", "it has none")
+
+
+def failed(one: Finding, seen: str) -> Finding:
+    return replace(one, outcome="failed", seen=seen, advice="do better")
+
+
+def test_a_rule_that_is_kept_in_both_ways_is_one_finding_that_names_them() -> None:
+    assert str(merged([AS_THREAD, IN_PROCESS])) == "ok     a (thread, process): saw 1"
+
+
+def test_a_rule_that_is_broken_in_one_way_is_broken_and_says_in_which() -> None:
+    found = merged([AS_THREAD, failed(IN_PROCESS, "it broke")])
+    assert (found.outcome, found.seen, found.advice) == ("failed", "in a process: it broke", "do better")
+    assert found.isolation == ("thread", "process")
+
+
+def test_a_rule_that_is_broken_alike_in_both_ways_tells_it_once() -> None:
+    assert merged([failed(AS_THREAD, "it broke"), failed(IN_PROCESS, "it broke")]).seen == "it broke"
+
+
+def test_a_rule_that_is_broken_in_two_ways_tells_both() -> None:
+    found = merged([failed(AS_THREAD, "it broke"), failed(IN_PROCESS, "it left")])
+    assert found.seen == "as a thread: it broke\nin a process: it left"
+
+
+def test_a_rule_that_applies_in_one_way_is_judged_in_that() -> None:
+    assert merged([AS_THREAD, NOWHERE]) == AS_THREAD
+    assert merged([NOWHERE, NOWHERE]) == NOWHERE
+
+
+def test_a_rule_that_was_broken_without_the_daemon_has_no_way() -> None:
+    alone = replace(failed(AS_THREAD, "it broke"), isolation=())
+    assert merged([alone]) == alone
 
 
 @pytest.mark.parametrize(

@@ -94,6 +94,14 @@ def verify(
     beside: Annotated[
         list[str] | None, typer.Option("--beside", metavar="NAME", help="Also run this plugin; repeatable.")
     ] = None,
+    isolation: Annotated[
+        str,
+        typer.Option(
+            "--isolation",
+            metavar="WAY",
+            help="How the daemon runs the plugin: thread, process (one of its own) or both, one after the other.",
+        ),
+    ] = "both",
     rule: Annotated[
         list[str] | None, typer.Option("--rule", metavar="RULE", help="This rule alone; repeatable.")
     ] = None,
@@ -102,8 +110,9 @@ def verify(
     """Hold a plugin to every rule that its callers rely on, and say what was expected and seen.
 
     The plugin runs in a daemon of its own, in a temporary folder. Its class says in the attribute `example` what is
-    asked of it: `config`, `cni`, `volume_options` and more; the options below win over it. A rule that is broken is
-    shown as FAILED, with what was expected, who demands it, what was seen, and what to do; one with `-` did not apply.
+    asked of it: `config`, `cni`, `volume_options` and more; the options below win over it. A rule that takes the
+    daemon is judged twice: with the plugin in a thread, and in a process of its own. A rule that is broken is shown as
+    FAILED, with what was expected, who demands it, what was seen, and what to do; one with `-` did not apply.
 
     The exit status is 0 when every rule that applies was kept, 1 when one is broken, 2 for wrong usage, and 3 when none
     is broken but those for networks and volumes could not be judged without root.
@@ -116,7 +125,7 @@ def verify(
         print(catalogue() if list_rules else "which plugin? `nodeplug verify --help` says how to name one")
         raise typer.Exit(0 if list_rules else MISUSED)
     try:
-        asked = Asked(name, config, root, conflist, options, secrets, beside or (), rule or (), as_json)
+        asked = Asked(name, config, root, conflist, options, secrets, beside or (), isolation, rule or (), as_json)
         raise typer.Exit(verify(asked))
     except Misuse as error:
         say(f"error: {error}")

@@ -43,9 +43,34 @@ def test_a_broken_rule_ends_with_1_and_what_to_do() -> None:
 
 
 @pytest.mark.parametrize(
+    ("arguments", "ways"),
+    [
+        ((), "thread, process"),
+        (("--isolation", "both"), "thread, process"),
+        (("--isolation", "thread"), "thread"),
+        (("--isolation", "process"), "process"),
+    ],
+)
+def test_a_rule_is_judged_in_each_way_and_says_in_which(arguments: tuple[str, ...], ways: str) -> None:
+    done = verify("fuse:Fuse", *arguments, "--rule", "daemon-runs-it", "--rule", "claims-are-valid")
+    assert done.stdout.splitlines()[1:3] == [
+        "  ok     claims-are-valid: device:example.com/fuse",
+        f"  ok     daemon-runs-it ({ways})",
+    ]
+
+
+def test_a_plugin_that_wraps_hooks_of_others_is_judged_as_a_thread_alone() -> None:
+    done = verify("audit:Audit", "--rule", "daemon-runs-it")
+    assert "  ok     daemon-runs-it (thread)" in done.stdout
+    asked = verify("audit:Audit", "--isolation", "process", "--rule", "daemon-runs-it")
+    assert "every rule: it wraps hooks of other plugins, so it runs as a thread of the daemon" in asked.stdout
+
+
+@pytest.mark.parametrize(
     ("arguments", "told"),
     [
         ((), "which plugin?"),
+        (("tmpfs", "--isolation", "fork"), "'fork' is no isolation; take thread, process or both"),
         (("no-such-plugin",), "no plugin 'no-such-plugin' is installed"),
         (("tmpfs", "--rule", "no-such-rule"), "no rule no-such-rule"),
         (("tmpfs", "--options", "{"), "--options is not JSON"),
@@ -53,7 +78,16 @@ def test_a_broken_rule_ends_with_1_and_what_to_do() -> None:
         (("tmpfs", "--secrets", "/no/such/file"), "cannot read /no/such/file"),
         (("/no/such/file.toml",), "/no/such/file.toml: the file does not exist"),
     ],
-    ids=["no name", "unknown plugin", "unknown rule", "broken options", "missing file", "no secrets", "no drop-in"],
+    ids=[
+        "no name",
+        "unknown isolation",
+        "unknown plugin",
+        "unknown rule",
+        "broken options",
+        "missing file",
+        "no secrets",
+        "no drop-in",
+    ],
 )
 def test_wrong_usage_ends_with_2_and_a_sentence(arguments: tuple[str, ...], told: str) -> None:
     done = verify(*arguments)
@@ -125,7 +159,7 @@ def test_a_network_and_a_plugin_beside_come_from_the_command_line(tmp_path: Path
     conflist = tmp_path / "wire.conflist"
     conflist.write_text(json.dumps({"name": "net", "plugins": [{"type": "example-wire", "ipam": ipam}]}))
     done = verify("wire:Wire", "--conflist", str(conflist), "--beside", "host-local", "--rule", "add-succeeds")
-    assert "ok     add-succeeds: 10.9.0.3/24" in done.stdout
+    assert "ok     add-succeeds (thread, process): 10.9.0.3/24" in done.stdout
 
 
 def test_the_addresses_of_the_machine_are_out_of_reach(tmp_path: Path) -> None:

@@ -108,3 +108,19 @@ def test_what_was_printed_before_a_hanging_call_is_told() -> None:
     report = conformance("zoo_contract:PrintsAndHangs", rules=["nothing-is-printed"], patience=2.0)
     assert "hello" in report["nothing-is-printed"].seen
     assert not report.passed
+
+
+@pytest.mark.usefixtures("_path")
+def test_a_plugin_that_breaks_a_rule_only_in_a_process_fails_it_and_says_so() -> None:
+    report = conformance("zoo_device:CountsInAProcess", rules=["grants-are-repeatable"])
+    assert report["grants-are-repeatable"].seen.startswith("in a process: ")
+    assert report["grants-are-repeatable"].isolation == ("thread", "process")
+
+
+@pytest.mark.usefixtures("_path")
+def test_a_rule_that_needs_no_daemon_is_judged_once() -> None:
+    told: list[str] = []
+    conformance(
+        "zoo_device:Tame", rules=["ids-are-short", "daemon-runs-it"], progress=lambda one: told.append(one.rule)
+    )
+    assert told == ["daemon-runs-it", "ids-are-short", "daemon-runs-it"]

@@ -24,10 +24,11 @@ from nodeplug.testing.conformance import device as _device
 from nodeplug.testing.conformance import grants as _grants
 from nodeplug.testing.conformance import volume as _volume
 from nodeplug.testing.conformance.examination import Examination
-from nodeplug.testing.conformance.report import Finding, Outcome, Report
+from nodeplug.testing.conformance.report import Finding, Outcome, Report, merged
 from nodeplug.testing.conformance.rules import RULES, Rule, choose, require
 from nodeplug.testing.conformance.subject import describe
 from nodeplug.testing.conformance.verdict import Broken, NotApplicable
+from nodeplug.testing.isolation import Isolations, isolations
 from nodeplug.volumes.masking import redact
 
 _ROOMS = (_contract, _device, _grants, _cni, _volume)
@@ -45,6 +46,7 @@ def conformance(
     secrets: Mapping[str, bytes] | None = None,
     keeps_data: bool | None = None,
     beside: Mapping[str, Mapping[str, Any]] | None = None,
+    isolation: Isolations = "both",
     rules: Sequence[str] | None = None,
     patience: float = 10.0,
     progress: Callable[[Finding], None] = lambda _: None,
@@ -62,6 +64,8 @@ def conformance(
         secrets: of the FlexVolume's Secret.
         keeps_data: whether data of a volume must be there after its last pod has gone.
         beside: more `[plugins.<name>]` sections by name, such as `{"host-local": {"config": {...}}}`.
+        isolation: how the daemon runs the plugin: in a thread, in a process of its own, or in both ways, one after the
+            other; a rule is kept if it is kept in each.
         rules: the names of the rules to run; all by default.
         patience: seconds for whatever should be quick, such as a constructor; a busy machine gets more.
         progress: called with each finding as it is made.
@@ -70,7 +74,7 @@ def conformance(
         One finding per rule.
 
     Raises:
-        PluginError: the plugin cannot be found, or there is no such rule.
+        PluginError: the plugin cannot be found, or there is no such rule or isolation.
     """
     given = {
         "config": config,
@@ -81,29 +85,41 @@ def conformance(
         "beside": beside,
     }
     subject = describe(plugin, given)
-    chosen = choose(None if rules is None else tuple(rules))
-    findings = []
+    chosen, ways = choose(None if rules is None else tuple(rules)), isolations(isolation)
+    found: dict[str, list[Finding]] = {one.name: [] for one in chosen}
     with (
         tempfile.TemporaryDirectory(prefix="np-", dir="/tmp") as folder,
         Examination(subject, Path(folder), patience) as exam,
     ):
-        for one in chosen:
-            found = _find(one, exam)
-            findings.append(replace(found, seen=redact(found.seen, Secrets(subject.secrets))))
-            progress(findings[-1])
-    return Report(subject.uses, tuple(findings))
+        for way in ways:
+            settled = [one for one in _newest(found) if one.outcome != "not-applicable" and not one.isolation]
+            exam.turn(way, {one.rule for one in settled if one.outcome == "failed"})
+            for one in chosen:
+                if one.name not in {finding.rule for finding in settled}:
+                    seen = _find(one, exam)
+                    found[one.name].append(replace(seen, seen=redact(seen.seen, Secrets(subject.secrets))))
+                    progress(found[one.name][-1])
+    return Report(subject.uses, tuple(merged(found[one.name]) for one in chosen))
+
+
+def _newest(found: Mapping[str, Sequence[Finding]]) -> list[Finding]:
+    return [findings[-1] for findings in found.values() if findings]
 
 
 def _find(one: Rule, exam: Examination) -> Finding:
+    exam.asked = False
+    outcome: Outcome
     try:
         exam.require_loaded(one.style)
         require(one, exam.claims, exam.hooks)
-        return Finding(one.name, one.style, "passed", one.expected, one.source, one.judge(exam))
+        outcome, seen = "passed", one.judge(exam)
     except NotApplicable as reason:
         return Finding(one.name, one.style, "not-applicable", one.expected, one.source, str(reason))
     except Exception as error:
         # What a broken plugin left on the node must not reach the next rule.
         exam.renew()
         exam.failed.add(one.name)
-        seen = str(error) if isinstance(error, Broken) else f"{type(error).__name__}: {error}"
-        return Finding(one.name, one.style, "failed", one.expected, one.source, seen, one.advice)
+        outcome, seen = "failed", str(error) if isinstance(error, Broken) else f"{type(error).__name__}: {error}"
+    advice = one.advice if outcome == "failed" else ""
+    isolation = (exam.isolation,) if exam.asked else ()
+    return Finding(one.name, one.style, outcome, one.expected, one.source, seen, advice, isolation)

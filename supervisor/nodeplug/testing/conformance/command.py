@@ -21,6 +21,7 @@ from nodeplug.testing import namespaces
 from nodeplug.testing.conformance import conformance
 from nodeplug.testing.conformance.report import STYLES, Finding, Report
 from nodeplug.testing.conformance.rules import NEEDS_ROOT, RULES, choose
+from nodeplug.testing.isolation import isolations
 from nodeplug.testing.secrets_file import read_secrets
 
 PASSED: Final = 0
@@ -49,6 +50,7 @@ class Asked:
         options: of a FlexVolume: JSON, or the name of a file with JSON.
         secrets: a file with the FlexVolume's Secret, see `read_secrets`.
         beside: further plugins, which run on the same node; a file may have several sections.
+        isolation: how the daemon runs the plugin: thread, process or both.
         rules: names of rules; all when empty.
         as_json: print the report as JSON.
     """
@@ -60,6 +62,7 @@ class Asked:
     options: str = ""
     secrets: Path | None = None
     beside: Sequence[str] = ()
+    isolation: str = "both"
     rules: Sequence[str] = ()
     as_json: bool = False
 
@@ -97,7 +100,9 @@ def _status(report: Report) -> int:
 
 
 def _progress(finding: Finding) -> None:
-    sys.stderr.write(f"\r\x1b[K{finding.outcome:15} {finding.rule}" + ("\n" if finding.outcome == "failed" else ""))
+    way = f" ({finding.isolation[0]})" if finding.isolation else ""
+    end = "\n" if finding.outcome == "failed" else ""
+    sys.stderr.write(f"\r\x1b[K{finding.outcome:15} {finding.rule}{way}{end}")
     sys.stderr.flush()
 
 
@@ -123,8 +128,10 @@ def _arguments(asked: Asked) -> tuple[str, dict[str, Any]]:
         "volume_options": _options(asked.options) if asked.options else None,
         "secrets": read_secrets(asked.secrets) if asked.secrets else None,
         "beside": {name: {key: value for key, value in one.items() if value} for name, one in beside.items()} or None,
+        "isolation": asked.isolation,
         "rules": tuple(asked.rules) or None,
     }
+    isolations(asked.isolation)
     choose(keywords["rules"])
     return uses, keywords
 

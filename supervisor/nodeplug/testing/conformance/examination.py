@@ -19,6 +19,7 @@ from nodeplug.testing.conformance.report import Style
 from nodeplug.testing.conformance.subject import Subject
 from nodeplug.testing.conformance.verdict import Broken, NotApplicable
 from nodeplug.testing.inventory import Inventory
+from nodeplug.testing.isolation import Isolation
 from nodeplug.testing.kubelet import BlockingKubelet
 from nodeplug.testing.rig import NodeRig
 from nodeplug.testing.scratch_node import ScratchNode
@@ -40,6 +41,8 @@ class Examination:
 
     Attributes:
         failed: the names of the rules that failed so far.
+        isolation: how the daemon runs the plugin.
+        asked: whether the current rule has needed the daemon.
         folder: what belongs to the current node and to its containers.
         rig: the current node, with its network and kubelet.
         closing: what rules want closed with the node.
@@ -54,6 +57,8 @@ class Examination:
         self._turn = 0
         self._rehearsals: dict[str, Rehearsal] = {}
         self.failed: set[str] = set()
+        self.isolation: Isolation = "thread"
+        self.asked = False
         self._begin()
 
     def _begin(self) -> None:
@@ -87,6 +92,16 @@ class Examination:
         self.close()
         self._begin()
 
+    def turn(self, isolation: Isolation, failed: set[str]) -> None:
+        """Have the daemon run the plugin in this way from now on, on an untouched node.
+
+        Args:
+            isolation: the way.
+            failed: the rules that failed whatever the way is.
+        """
+        self.isolation, self.failed = isolation, failed
+        self.renew()
+
     def close(self) -> None:
         """End the containers and the node."""
         self.closing.close()
@@ -112,7 +127,7 @@ class Examination:
             place.mkdir(exist_ok=True)
             scratch.mkdir(exist_ok=True)
             subject = self._told.within(scratch)
-            self._rehearsals[script] = rehearse(subject, place, script, self.patience, self.on_host, self.rig.env)
+            self._rehearsals[script] = rehearse(subject, place, script, self.patience, self.rig.on_host, self.rig.env)
         return self._rehearsals[script]
 
     @property
@@ -150,6 +165,7 @@ class Examination:
 
     def on_host(self, work: Callable[[], T]) -> T:
         """Run a function in the host's namespace; processes that it starts are there too."""
+        self.asked = True
         return self.rig.on_host(work)
 
     @property
@@ -168,9 +184,13 @@ class Examination:
         return node
 
     def _place(self) -> ScratchNode:
+        if self.isolation == "process" and self.rehearsal().document.get("wrappers"):
+            raise NotApplicable("it wraps hooks of other plugins, so it runs as a thread of the daemon")
+        self.asked = True
         if self.rig.node is not None:
             return self.rig.node
-        sections = {SECTION: {"uses": self.subject.uses, "config": self.subject.config}, **self.subject.beside}
+        own = {"uses": self.subject.uses, "isolation": self.isolation, "config": self.subject.config}
+        sections = {SECTION: own, **self.subject.beside}
         return self.rig.place(toml({"plugins": sections}))
 
     def stop(self) -> int:

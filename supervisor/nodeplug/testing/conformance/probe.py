@@ -232,6 +232,7 @@ class Probe:
 
     def _describe(self, loaded: Instance, plugin: object) -> None:
         self.document["hooks"] = sorted(loaded.hooks)
+        self.document["wrappers"] = sorted(loaded.examined.wrappers)
         self.document["claims"] = [[claim.kind, claim.name] for claim in loaded.claims]
         self.document["unmarked"] = sorted(unmarked(type(plugin)))
 

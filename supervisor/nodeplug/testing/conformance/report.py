@@ -6,8 +6,10 @@ Refuses: to judge: rules do that.
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, Literal
+
+from nodeplug.testing.isolation import IN_WORDS, Isolation
 
 Style = Literal["contract", "device", "cni", "volume"]
 Outcome = Literal["passed", "failed", "not-applicable"]
@@ -35,6 +37,8 @@ class Finding:
         source: who demands it, such as a section of the CNI specification.
         seen: what happened; for "not-applicable" why the rule does not apply.
         advice: what to do; empty unless it failed.
+        isolation: the ways in which the daemon ran the plugin for it, "thread" and "process"; empty when the daemon was
+            not needed, or the rule did not apply.
     """
 
     rule: str
@@ -44,14 +48,28 @@ class Finding:
     source: str
     seen: str
     advice: str = ""
+    isolation: tuple[Isolation, ...] = ()
 
     def __str__(self) -> str:
-        line = f"{_MARK[self.outcome]:6} {self.rule}"
+        judged = f" ({', '.join(self.isolation)})" if self.isolation else ""
+        line = f"{_MARK[self.outcome]:6} {self.rule}{judged}"
         if self.outcome != "failed":
             return f"{line}: {self.seen}" if self.seen else line
         seen = self.seen.replace("\n", "\n                 ")
         parts = ("expected", self.expected), ("demanded by", self.source), ("seen", seen), ("to do", self.advice)
         return "\n".join([line, *(f"    {word + ':':12} {text}" for word, text in parts if text)])
+
+
+def merged(findings: Sequence[Finding]) -> Finding:
+    """Make one finding of those about one rule in several ways to run the plugin: it failed if it failed in one."""
+    ranked = ([one for one in findings if one.outcome == outcome] for outcome in ("failed", "passed", "not-applicable"))
+    telling = next(found for found in ranked if found)
+    judged = tuple(way for one in findings for way in one.isolation)
+    texts = list(dict.fromkeys(one.seen for one in telling))
+    seen = texts[0]
+    if telling[0].outcome == "failed" and (len(texts) > 1 or len(telling) < len(judged)):
+        seen = "\n".join(f"{''.join(f'{IN_WORDS[way]}: ' for way in one.isolation)}{one.seen}" for one in telling)
+    return replace(telling[0], seen=seen, isolation=judged)
 
 
 @dataclass(frozen=True, slots=True)

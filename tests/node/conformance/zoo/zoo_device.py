@@ -1,6 +1,7 @@
 """Device plugins that break kubelet's rules, one each."""
 
 import os
+import sys
 from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
@@ -206,6 +207,14 @@ class CountsGrants(Tame):
     @hookimpl
     def device_allocate(self, request: DeviceAllocate) -> Grant | None:
         return Grant(env={"NUMBER": str(next(_NUMBERS))})
+
+
+class CountsInAProcess(Tame):
+    """Grants alike in the daemon, and never twice the same in a process of its own."""
+
+    @hookimpl
+    def device_allocate(self, request: DeviceAllocate) -> Grant | None:
+        return Grant(env={"NUMBER": "0" if "serve" in sys.argv else str(next(_NUMBERS))})
 
 
 class GrantsMissingNode(Tame):
