@@ -75,3 +75,20 @@ def install(python: Path, wheels: Path, *names: str) -> None:
         pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "-q", "--disable-pip-version-check"]
         offline = ["--no-compile", "--no-index", "--find-links", str(wheels)]
         subprocess.run([*pip, *offline, *names], check=True, capture_output=True, text=True)
+
+
+def pack_modules(
+    name: str, version: str, folder: Path, *, points: str, needs: Iterable[str] = (), **modules: str
+) -> None:
+    """Make a wheel of modules, given by name and text, with entry points as in entry_points.txt."""
+    about = f"{name}-{version}.dist-info"
+    metadata = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}"]
+    files = {f"{module}.py": text for module, text in modules.items()} | {
+        f"{about}/METADATA": "\n".join([*metadata, *(f"Requires-Dist: {one}" for one in needs), ""]),
+        f"{about}/WHEEL": "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{about}/entry_points.txt": points,
+    }
+    files[f"{about}/RECORD"] = "".join(f"{path},,\n" for path in [*files, f"{about}/RECORD"])
+    with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
+        for path, text in files.items():
+            wheel.writestr(path, text)

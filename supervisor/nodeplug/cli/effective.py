@@ -35,7 +35,13 @@ class Examined:
         names = Counter(claim.kind for loaded in self.registry.plugins.values() for claim in loaded.claims)
         parts = [_number(len(self.registry.plugins), "plugin")]
         parts += [_number(names[kind], word) for kind, word in _COUNTED.items() if names[kind]]
-        return f"{', '.join(parts)}{self._users}"
+        return f"{', '.join(parts)}{self._users}{self._pythons}"
+
+    @property
+    def _pythons(self) -> str:
+        """Say which plugins have a Python of their own."""
+        sections = {name: loaded.section for name, loaded in self.registry.plugins.items()}
+        return "".join(f"; {one.python} runs: {name}" for name, one in sections.items() if one.python)
 
     @property
     def _users(self) -> str:
@@ -60,6 +66,9 @@ def examine(reading: Reading) -> Examined:
     good: dict[str, PluginSection] = {}
     known = installed()
     for name, section in configuration.plugins.items():
+        if section.python:  # only that Python can import the class, in the process in which `inspect` loads it
+            good[name] = section
+            continue
         try:
             own = validate_config(name, find(section.uses or name, known), section.config)
             document["plugins"][name]["config"] = own.model_dump(mode="json")

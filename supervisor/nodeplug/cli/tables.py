@@ -80,6 +80,7 @@ def _where(row: Mapping[str, Any]) -> str:
     process, restarts = row.get("process"), row.get("restarts", 0)
     where = f"process {process['pid']}, {process['memory_bytes'] >> 20} MiB" if process else row.get("isolation", "")
     where = ", ".join(filter(None, (row.get("user", ""), where)))
+    where = "\n".join(filter(None, (where, row.get("python", ""))))
     return where + (f"\nrestarts: {restarts}, last because {row['restarted']}" if restarts else "")
 
 

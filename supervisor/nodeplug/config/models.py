@@ -35,6 +35,12 @@ def _check_address(address: str) -> str:
     return address
 
 
+def _check_program(path: str) -> str:
+    if path and not path.startswith("/"):
+        raise ValueError(f"{path!r} is no absolute path; the daemon looks for it nowhere")
+    return path
+
+
 class _Model(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -138,6 +144,11 @@ class PluginSection(_Model):
     enabled: bool = Field(True, description="False keeps the section without the plugin.")
     isolation: Literal["thread", "process"] | None = Field(
         None, description="'process': in a process of its own; 'thread': in the daemon; default: as the plugin asks."
+    )
+    python: Annotated[str, AfterValidator(_check_program)] = Field(
+        "",
+        description="Python of the plugin's process, such as '/opt/venvs/acme/bin/python': it has the packages of that "
+        "environment alone; empty: the daemon's.",
     )
     user: User = Field(
         "", description="User of the plugin's process, by name or number; its own folders belong to it; empty: root."

@@ -64,12 +64,13 @@ class Construction:
             instance.slot.owner = instance.section.user, instance.section.group
 
     def _construct(self, instance: Instance, ended: Callable[[str], None], *, alone: bool) -> Examined:
-        place = place_of(instance.uses)
-        instance.examined = Examined(distribution=place.distribution)  # known even if it is refused
+        python = instance.section.python
+        place = None if python else place_of(instance.uses)  # what a Python of its own has, only that one knows
+        instance.examined = Examined(distribution=place.distribution if place else python)  # even if it is refused
         if alone:
             self.give(instance.name, instance.section)
         if instance.section.isolation == "process":
-            examined = self._in_process(instance, place, ended)
+            examined = self._in_process(instance, place or instance.uses, ended)
             if not examined.wrappers:
                 return examined
             _check_thread(instance, "it wraps hooks of other plugins")
@@ -77,17 +78,19 @@ class Construction:
             instance.end_process()
             instance.worker = None
         _check_thread(instance, 'its section does not say `isolation = "process"`')
-        found = place.load()
+        found = (place or place_of(instance.uses)).load()
         make_host = partial(self.make_host, instance.name)
         return construct(instance.name, found, instance.section.config, make_host, self.tell)
 
-    def _in_process(self, instance: Instance, place: Place, ended: Callable[[str], None]) -> Examined:
+    def _in_process(self, instance: Instance, place: Place | str, ended: Callable[[str], None]) -> Examined:
         host = self.make_host(instance.name)
-        instance.worker = worker = Worker(instance.name, ended, _privileges(instance), Memory(instance.section.memory))
+        section = instance.section
+        memory = Memory(section.memory)
+        instance.worker = worker = Worker(instance.name, ended, _privileges(instance), memory, section.python)
         if instance.abandoned:
             instance.end_process()
             raise TryAgain(f"plugin {instance.name!r} took too long to load")
-        return remote.load(worker, place, instance.section, host, self.tell)
+        return remote.load(worker, place, section, host, self.tell)
 
 
 def _privileges(instance: Instance) -> Privileges:
@@ -103,7 +106,7 @@ def _check_thread(instance: Instance, why: str) -> None:
     advice = "remove the key" if section.isolation == "process" else 'set `isolation = "process"`, or remove the key'
     keys = [
         key
-        for key in ("user", "group", "capabilities", "nice", "memory", "tasks")
+        for key in ("python", "user", "group", "capabilities", "nice", "memory", "tasks")
         if getattr(section, key) not in ("", None)
     ]
     if keys:

@@ -32,16 +32,17 @@ LOG: Final = logging.getLogger(__name__)
 
 
 def load(
-    worker: Worker, place: Place, section: PluginSection, host: Host, tell: Callable[[Location, str], str]
+    worker: Worker, place: Place | str, section: PluginSection, host: Host, tell: Callable[[Location, str], str]
 ) -> Examined:
-    """Load the plugin of a section in a process. May block.
+    """Load the plugin of a section in a process, which finds its class itself if it gets a name. May block.
 
     Raises:
         PluginRefused: it cannot be loaded.
         TryAgain: the process ended.
     """
     head = {
-        "place": asdict(place),
+        "place": asdict(place) if isinstance(place, Place) else None,
+        "uses": place.uses if isinstance(place, Place) else place,
         "config": tomli_w.dumps(section.config),
         "host": about(host),
         "level": logging.getLogger("nodeplug").getEffectiveLevel(),

@@ -145,8 +145,8 @@ class Instance:
             self.worker.kill(why)
 
     def anew(self) -> "Instance":
-        """Return another instance of the same section, to take the place of this one."""
-        return Instance(self.slot, self.section, instead_of=self)
+        """Return another instance of the same section, to take the place of this one, if it has one."""
+        return Instance(self.slot, self.section, instead_of=self if self.slot.loaded is not None else None)
 
     def take(self, examined: Examined) -> None:
         """Become the instance of a plugin that was constructed."""

@@ -75,8 +75,10 @@ class Place:
     attribute: str
     distribution: str
 
-    def load(self) -> "Found":
+    def load(self, advice: str = "into this environment, or name its folder in PYTHONPATH") -> "Found":
         """Import the class. In the thread of its loading: the module is plugin code.
+
+        `advice` says where its package is to be installed.
 
         Raises:
             PluginRefused: it cannot be imported, or is no class.
@@ -88,8 +90,8 @@ class Place:
             cls = attrgetter(self.attribute)(importlib.import_module(self.module))
         except (Exception, SystemExit) as error:
             absent = isinstance(error, ModuleNotFoundError) and error.name == self.module
-            advice = "; install its package into this environment, or name its folder in PYTHONPATH" if absent else ""
-            why = f"{type(error).__name__}: {text_of(error)}{advice}"
+            how = f"; install its package {advice}" if absent else ""
+            why = f"{type(error).__name__}: {text_of(error)}{how}"
             raise PluginRefused(f"plugin {uses!r} of {distribution} cannot be imported: {why}") from error
         if not inspect.isclass(cls):
             raise PluginRefused(f"plugin {uses!r} of {distribution} is a {type(cls).__name__}, not a class")

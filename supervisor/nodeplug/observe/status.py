@@ -52,6 +52,7 @@ def plugins(slots: Iterable[Slot], reasons: Mapping[str, str], used: Mapping[int
             "quarantined": slot.quarantined,
             "isolation": slot.instance.isolation,
             "user": _user(slot.instance),
+            "python": slot.instance.section.python,
             "process": _process(slot.instance, used),
             "restarts": slot.restarts.count,
             "restarted": clip(slot.restarts.why),

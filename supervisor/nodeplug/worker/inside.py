@@ -8,6 +8,7 @@ import ctypes
 import logging
 import os
 import signal
+import sys
 import threading
 import time
 import tomllib
@@ -19,11 +20,11 @@ from typing import Any, Final
 from nodeplug.contract.errors import PluginError, TryAgain
 from nodeplug.contract.values import CniRequest
 from nodeplug.loading.answers import check_answer
-from nodeplug.loading.classes import Misconfigured, Place
+from nodeplug.loading.classes import Found, Misconfigured, Place, PluginRefused
 from nodeplug.loading.examination import Examined, construct
 from nodeplug.worker.encoding import has_request, prepare, read_request, write_answer, write_claims, write_error
 from nodeplug.worker.host import REQUEST, Door, ToDaemon, make_host
-from nodeplug.worker.wire import VERSION, Broken, Channel, Closed, Control, Message
+from nodeplug.worker.wire import VERSION, Broken, Channel, Closed, Control, Message, of_another_release
 
 LOG: Final = logging.getLogger(__name__)
 _PR_SET_PDEATHSIG: Final = 1
@@ -101,9 +102,13 @@ class Inside:
         log.setLevel(max(head["level"], logging.WARNING) if head["level"] > logging.DEBUG else head["level"])
         for ours in ("nodeplug", "plugin"):
             logging.getLogger(ours).setLevel(head["level"])
-        found, config = Place(**head["place"]).load(), tomllib.loads(head["config"])
+        found = Place(**head["place"]).load() if head["place"] else _find(head["uses"])
         examined = self._examined = construct(
-            self._name, found, config, lambda: make_host(self._door, head["host"]), lambda _place, text: text
+            self._name,
+            found,
+            tomllib.loads(head["config"]),
+            lambda: make_host(self._door, head["host"]),
+            lambda _place, text: text,
         )
         prepare([*examined.hooks])
         return Message(
@@ -125,6 +130,16 @@ class Inside:
             request.host_netns.enter()  # the thread ends with its call
         answer = check_answer(self._name, hook, self._examined.callers[hook](**arguments))
         return Message({"op": "answer"}, write_answer(hook, answer))
+
+
+def _find(uses: str) -> Found:
+    """Find a class where only this Python can: among the distributions that are installed for it."""
+    from nodeplug.loading.discovery import place_of  # noqa: PLC0415 - most need no metadata of distributions
+
+    try:
+        return place_of(uses).load(f"for {sys.executable}")
+    except PluginRefused as error:
+        raise PluginRefused(f"{error} (asked of {sys.executable})") from error
 
 
 def _mistakes(error: PluginError) -> Mapping[str, Any]:
@@ -150,10 +165,7 @@ def main(arguments: list[str]) -> int:
     control = Control.adopt(int(arguments[0]))
     _end_with(int(arguments[2]))
     if int(arguments[1]) != VERSION:
-        text = (
-            f"its nodeplug speaks version {VERSION} of the wire and the daemon {arguments[1]}; install the same release"
-        )
-        control.send({"op": "refusal", "message": text})
+        control.send({"op": "refusal", "message": of_another_release(VERSION, arguments[1])})
         return 1
     try:
         Inside(control).run()

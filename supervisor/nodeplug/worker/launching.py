@@ -3,7 +3,8 @@
     launching.py CONTROL DAEMON USER GROUP CAPABILITIES NICE TASKS PACKAGE PROGRAM ARGUMENT...
 
 Owns: what the process must not have any more, given up before anything of the plugin's environment runs: its
-interpreter runs `sitecustomize` and `.pth` files before this package. Each of USER to TASKS may be `-`, for what stays.
+interpreter runs `sitecustomize` and `.pth` files before this package. Each of USER to PACKAGE may be `-`: it stays, or
+need not be read.
 Refuses: packages, this one too: only the standard library, without `site`. What cannot be given up is told on the
 control socket, and nothing is executed.
 
@@ -97,7 +98,7 @@ def _end_with(daemon: int) -> None:
 
 
 def _execute(package: str, program: str, arguments: "list[str]") -> None:
-    if not os.access(package, os.R_OK | os.X_OK):
+    if package != "-" and not os.access(package, os.R_OK | os.X_OK):
         raise SystemExit(f"its user may not read nodeplug at {package}; install it where other users may read")
     try:
         os.execv(program, arguments)  # noqa: S606 - this is what the module is for

@@ -26,7 +26,7 @@ from nodeplug.worker.conversation import Conversation, hook_call, is_long
 from nodeplug.worker.encoding import write_error
 from nodeplug.worker.memory import Memory
 from nodeplug.worker.spawning import spawn
-from nodeplug.worker.wire import VERSION, Broken, Channel, Closed, Control, Message
+from nodeplug.worker.wire import VERSION, Broken, Channel, Closed, Control, Message, of_another_release
 
 LOG: Final = logging.getLogger(__name__)
 _EXIT: Final = 2.0
@@ -45,6 +45,7 @@ class Worker:
         ended: is told why, unless the daemon itself ended it.
         privileges: what it runs with; by default those of the daemon.
         memory: what it may have; one with more is killed.
+        python: the path of its own Python; by default it has this one, and its packages.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Worker:
         ended: Callable[[str], None],
         privileges: Privileges = Privileges(),  # noqa: B008 - frozen
         memory: Memory = Memory(),  # noqa: B008 - frozen
+        python: str = "",
     ) -> None:
         self.name, self.privileges, self._memory = name, privileges, memory
         self.pid = 0
@@ -67,7 +69,7 @@ class Worker:
         self._idle: list[Channel] = []
         mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            self.pid = spawn(theirs.fileno(), privileges)
+            self.pid = spawn(theirs.fileno(), privileges, python)
         except BaseException:
             mine.close()
             raise
@@ -248,7 +250,7 @@ class Worker:
                 threading.Thread(target=self._ask, args=(channel,), name=f"asked by {self.name}", daemon=True).start()
             case "hello":
                 if message.head.get("wire") != VERSION:
-                    raise Broken(f"it speaks version {message.head.get('wire')!r} of the wire and the daemon {VERSION}")
+                    self.kill(of_another_release(message.head.get("wire"), VERSION))
             case "refusal":
                 self.kill(message.text("message"))
             case unknown:

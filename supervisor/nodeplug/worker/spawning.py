@@ -1,14 +1,16 @@
 """Starting the process of a worker.
 
-Owns: the one thread that starts them, their arguments, environment and descriptors.
+Owns: the one thread that starts them, their arguments, environment and descriptors, and which Python they have.
 Refuses: fork: posix_spawn(3) shares the daemon's memory until the new program runs, and runs none of its code.
 
 A worker asks the kernel to end it together with the thread that started it (prctl(2), PR_SET_PDEATHSIG), so that
 thread stays for as long as the daemon.
 """
 
+import errno
 import os
 import signal
+import stat
 import sys
 import threading
 from collections.abc import Callable
@@ -19,10 +21,15 @@ from typing import Final
 
 from nodeplug.config.privileges import Privileges
 from nodeplug.contract.errors import TryAgain
+from nodeplug.loading.classes import PluginRefused
 from nodeplug.worker.wire import VERSION
 
 CONTROL: Final = 3
 """The descriptor of the control socket in a worker."""
+OLDEST: Final = "3.11"
+"""The first version of Python that nodeplug runs with."""
+_UNUSABLE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ENOEXEC, errno.ELOOP})
+_OF_THIS_PYTHON: Final = frozenset({"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"})
 _NOT_INHERITED: Final = frozenset({"NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID"})
 _STARTING: Final = threading.Lock()
 _LINE: Final[SimpleQueue[Callable[[], None]]] = SimpleQueue()
@@ -30,20 +37,33 @@ _thread: threading.Thread | None = None
 _HERE: Final = Path(__file__).parent
 
 
-def spawn(control: int, privileges: Privileges) -> int:
-    """Start a worker with this Python and its packages; return its process id. May block.
+def spawn(control: int, privileges: Privileges, python: str = "") -> int:
+    """Start a worker; return its process id. May block.
+
+    Args:
+        control: the worker's end of the control socket.
+        privileges: what it runs with.
+        python: a path; the worker has the packages of that Python alone. By default it has this one's.
 
     Raises:
+        PluginRefused: there is no such Python, or it is no program.
         TryAgain: the node has no process left, or this Python cannot be executed.
     """
-    worker = [sys.executable, "-P", "-m", "nodeplug.worker", str(CONTROL), str(VERSION), str(os.getpid())]
-    arguments = [*_launcher(privileges), *worker]
+    about = [str(CONTROL), str(VERSION), str(os.getpid())]
+    worker = [sys.executable, "-P", "-m", "nodeplug.worker", *about]
+    if python:
+        _check(python)
+        worker = [python, "-", *about, OLDEST]
+    arguments = [*_launcher(privileges, apart=bool(python)), *worker]
     outcome: Future[int] = Future()
 
     def work() -> None:
         try:
-            outcome.set_result(_spawn(arguments, control, privileges))
+            outcome.set_result(_spawn(arguments, control, privileges, apart=bool(python)))
         except OSError as error:
+            if arguments[0] == python and error.errno in _UNUSABLE:
+                outcome.set_exception(_unusable(python, error.strerror or ""))
+                return
             text = f"the daemon cannot start a process for a plugin: {error.strerror}: {arguments[0]}; "
             outcome.set_exception(TryAgain(f"{text}see TasksMax and MemoryMax of its unit"))
         except BaseException as error:
@@ -54,7 +74,23 @@ def spawn(control: int, privileges: Privileges) -> int:
     return outcome.result()
 
 
-def _launcher(privileges: Privileges) -> list[str]:
+def _check(python: str) -> None:
+    """Refuse a Python that nobody can execute; whether the plugin's user can is seen by the launcher."""
+    try:
+        executable = stat.S_ISREG(Path(python).stat().st_mode) and os.access(python, os.X_OK)
+    except OSError as error:
+        raise _unusable(python, error.strerror or "") from None
+    if not executable:
+        raise _unusable(python, "it is not an executable file")
+
+
+def _unusable(python: str, why: str) -> PluginRefused:
+    return PluginRefused(
+        f"its Python, {python}, cannot be executed: {why}; mend that, then reload the plugin by its name"
+    )
+
+
+def _launcher(privileges: Privileges, *, apart: bool) -> list[str]:
     """Return what comes before the command: nothing if nothing has to be given up, since a Python takes 10 ms."""
     if not privileges.own:
         return []
@@ -68,14 +104,18 @@ def _launcher(privileges: Privileges) -> list[str]:
     )
     words = ["-" if one is None else str(one) for one in given]
     program = [sys.executable, "-IS", str(_HERE / "launching.py"), str(CONTROL), str(os.getpid())]
-    return [*program, *words, str(_HERE)]
+    return [*program, *words, "-" if apart else str(_HERE)]
 
 
-def _spawn(arguments: list[str], control: int, privileges: Privileges) -> int:
-    environment = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
+def _spawn(arguments: list[str], control: int, privileges: Privileges, *, apart: bool) -> int:
+    left = _NOT_INHERITED | _OF_THIS_PYTHON
+    environment = {name: value for name, value in os.environ.items() if name not in left}
     if privileges.user is not None:
         environment |= {"HOME": privileges.home, "USER": privileges.name, "LOGNAME": privileges.name}
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    if not apart:
+        environment |= {name: os.environ[name] for name in _OF_THIS_PYTHON & os.environ.keys()}
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    program = str(_HERE / "entering.py") if apart else os.devnull
     # Everything else is closed on exec. Dup2 onto itself would leave that mark in place, so it goes by another number.
     spare = os.dup(control) if control == CONTROL else control
     try:
@@ -84,7 +124,7 @@ def _spawn(arguments: list[str], control: int, privileges: Privileges) -> int:
             arguments,
             environment,
             file_actions=[
-                (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_OPEN, 0, program, os.O_RDONLY, 0),
                 (os.POSIX_SPAWN_DUP2, spare, CONTROL),
             ],
             setsid=True,

@@ -33,6 +33,14 @@ _CHUNK: Final = 1 << 16
 """Bytes that are read at once; a message that has no more is small."""
 
 
+def of_another_release(worker: object, daemon: object) -> str:
+    """Say that the two ends speak different versions."""
+    return (
+        f"its nodeplug speaks version {worker} of the wire and the daemon version {daemon}; install the release of the "
+        "daemon there"
+    )
+
+
 class Broken(Exception):
     """The other end has sent what no end sends; the message says what."""
 

@@ -1,0 +1,433 @@
+"""A plugin whose section names a Python of its own: it has the packages of that one, and its faults are told."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from tests import environments
+
+from nodeplug.hosting.supervision import Supervision
+from nodeplug.testing import ScratchNode
+from nodeplug.worker import spawning
+
+if TYPE_CHECKING:
+    from tests.conftest import OtherUser
+    from tests.node.workers.conftest import Guests
+
+Play = Callable[[Any], None]
+HERE = Path(__file__).parent
+POINTS = "[nodeplug.v1]\nacme = acme:Acme\nguest = acme_guest:Guest\nlost = acme_lost:Lost\nbroken = acme_broken:No\n"
+pytestmark = pytest.mark.unprivileged
+
+
+def pack(folder: Path, version: str) -> None:
+    """Make the wheels of a plugin, and of the library that only it has."""
+    environments.pack_modules("acme_library", version, folder, points="", acme_library=f"VERSION = {version!r}\n")
+    environments.pack_modules(
+        "acme",
+        version,
+        folder,
+        points=POINTS,
+        needs=["nodeplug", f"acme_library=={version}"],
+        acme=(HERE / "acme.py").read_text(),
+        acme_guest=(HERE / "worker_guest.py").read_text(),
+        acme_broken="raise LookupError('there is no card')\n",
+    )
+
+
+@pytest.fixture(scope="session")
+def acme_wheels(wheels: Path) -> Path:
+    for version in ("1.0", "2.0"):
+        pack(wheels, version)
+    return wheels
+
+
+@pytest.fixture(scope="session")
+def ready(acme_wheels: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return an environment with the plugin, to be copied."""
+    folder = tmp_path_factory.mktemp("acme") / "env"
+    environments.make(folder, acme_wheels, "acme==1.0")
+    return folder
+
+
+@pytest.fixture
+def env(ready: Path, short_path: Path) -> Path:
+    """Return an environment with the plugin that the test may spoil, and that other users may read."""
+    short_path.chmod(0o755)
+    return Path(shutil.copytree(ready, short_path / "env", symlinks=True))
+
+
+@pytest.fixture
+def of_others(env: Path, other_user: "OtherUser", monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the environment have a Python that other users may execute."""
+    monkeypatch.setattr(sys, "executable", other_user.python)
+    ask = "import sys; print(sys._base_executable)"
+    base = Path(
+        subprocess.run([other_user.python, "-c", ask], capture_output=True, text=True, check=True).stdout.strip()
+    )
+    (env / "bin" / "python").unlink()
+    (env / "bin" / "python").symlink_to(base.resolve())
+    (env / "pyvenv.cfg").write_text(f"home = {base.resolve().parent}\ninclude-system-site-packages = false\n")
+
+
+@pytest.fixture
+def python(env: Path) -> str:
+    return str(env / "bin" / "python")
+
+
+def site(env: Path) -> Path:
+    (found,) = env.glob("lib/python*/site-packages")
+    return found
+
+
+def reason(guests: "Guests") -> str:
+    return guests.lifecycle.registry.slots["guest"].reason
+
+
+def spoil(env: Path, module: str, old: str, new: str) -> None:
+    path = site(env) / "nodeplug" / module
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+def program(path: Path, text: str) -> str:
+    path.write_text(text)
+    path.chmod(0o755)
+    return str(path)
+
+
+def put_back(kept: Path, place: "Path | str") -> None:
+    if Path(place).is_dir():
+        shutil.rmtree(place)
+    kept.rename(place)
+
+
+# --- what it has ------------------------------------------------------------------------------------------------
+
+
+def test_a_plugin_is_found_among_the_packages_of_its_own_python_and_has_no_other(python: str, play: Play) -> None:
+    async def story(guests: "Guests") -> None:
+        await guests.apply(guest=guests.section("acme", python=python), other=guests.section(name="b"))
+        assert (guests.state(), reason(guests)) == ("running", "")
+        assert guests.lifecycle.registry.slots["guest"].instance.distribution == "acme 1.0"
+        assert (await guests.call("device_allocate")).env == {"LIBRARY": "1.0"}
+        found = await guests.call("inspect")
+        assert found["executable"] == python
+        assert found["input"] == ""
+        assert {"asyncio", "grpc", "google", "pyroute2", "typer", "tomli_w"}.isdisjoint(found["modules"])
+        own = {str(Path(python).parents[1]), sys.base_prefix}
+        assert [one for one in found["path"] if not any(one.startswith(prefix) for prefix in own)] == []
+        assert {"PYTHONPATH", "PYTHONHOME"}.isdisjoint(found["environment"])
+
+    play(story)
+
+
+def test_every_hook_works_in_a_python_of_its_own(python: str, play: Play) -> None:
+    async def story(guests: "Guests") -> None:
+        await guests.apply(
+            guest=guests.section("guest", python=python, name="a"), twin=guests.section(name="b", isolation="process")
+        )
+        for hook in ("device_list", "device_prefer", "volume_stage", "volume_stats", "metrics", "health"):
+            assert await guests.call(hook) == await guests.call(hook, name="twin")
+
+    play(story)
+
+
+def test_two_plugins_have_two_versions_of_one_library(
+    python: str, acme_wheels: Path, tmp_path: Path, play: Play
+) -> None:
+    second = environments.make(tmp_path / "second", acme_wheels, "acme==2.0")
+
+    async def story(guests: "Guests") -> None:
+        await guests.apply(
+            guest=guests.section("acme", python=python), other=guests.section("acme", python=str(second), name="other")
+        )
+        assert (await guests.call("device_allocate")).env == {"LIBRARY": "1.0"}
+        assert (await guests.call("device_allocate", name="other")).env == {"LIBRARY": "2.0"}
+
+    play(story)
+
+
+def test_a_reload_takes_what_has_been_installed_for_its_python(python: str, acme_wheels: Path, play: Play) -> None:
+    async def story(guests: "Guests") -> None:
+        await guests.apply(guest=guests.section("acme", python=python))
+        environments.install(Path(python), acme_wheels, "acme==2.0")
+        await Supervision(guests.lifecycle).renew("guest")
+        assert guests.lifecycle.registry.slots["guest"].instance.distribution == "acme 2.0"
+        assert (await guests.call("device_allocate")).env == {"LIBRARY": "2.0"}
+
+    play(story)
+
+
+def test_a_plugin_in_a_thread_is_refused_if_its_section_names_a_python(python: str, play: Play) -> None:
+    async def story(guests: "Guests") -> None:
+        await guests.apply(guest=guests.section(python=python, isolation="thread"))
+        assert guests.state() == "refused"
+        assert "for which `python` cannot be kept" in reason(guests)
+
+    play(story)
+
+
+def test_the_oldest_python_is_the_one_that_the_distribution_names() -> None:
+    text = (environments.ROOT / "pyproject.toml").read_text()
+    assert f'requires-python = ">={spawning.OLDEST}"' in text
+
+
+# --- what is told ------------------------------------------------------------------------------------------------
+
+
+def is_missing(python: Path) -> str:
+    python.unlink()
+    return "No such file or directory"
+
+
+def leads_nowhere(python: Path) -> str:
+    python.unlink()
+    python.symlink_to("nobody")
+    return "No such file or directory"
+
+
+def may_not_be_executed(python: Path) -> str:
+    python.unlink()
+    python.write_text("#!/bin/sh\n")
+    return "it is not an executable file"
+
+
+def is_a_folder(python: Path) -> str:
+    python.unlink()
+    python.mkdir()
+    return "it is not an executable file"
+
+
+def is_no_program(python: Path) -> str:
+    python.unlink()
+    program(python, "What is this?")
+    return "Exec format error"
+
+
+@pytest.mark.parametrize("how", [is_missing, leads_nowhere, may_not_be_executed, is_a_folder, is_no_program])
+def test_a_python_that_nobody_can_execute_is_refused_until_it_is_mended_and_reloaded(
+    how: Callable[[Path], str], python: str, short_path: Path, play: Play
+) -> None:
+    good = Path(shutil.copy2(python, short_path / "good", follow_symlinks=False))
+    why = how(Path(python))
+
+    async def story(guests: "Guests") -> None:
+        await guests.apply(guest=guests.section("acme", python=python), other=guests.section(name="b"))
+        assert guests.state() == "refused"
+        assert reason(guests) == (
+            f"its Python, {python}, cannot be executed: {why}; mend that, then reload the plugin by its name"
+        )
+        await guests.call("device_allocate", name="other")
+        put_back(good, python)
+        await Supervision(guests.lifecycle).renew("guest")
+        assert guests.state() == "running"
+
+    play(story)
+
+
+def has_no_nodeplug(env: Path) -> str:
+    shutil.rmtree(site(env) / "nodeplug")
+    return f"its Python, {env}/bin/python, has no nodeplug; install the release of the daemon there"
+
+
+def has_an_older_nodeplug(env: Path) -> str:
+    shutil.rmtree(site(env) / "nodeplug" / "worker")
+    return f"its Python, {env}/bin/python, has an older nodeplug, without nodeplug.worker;"
+
+
+def lacks_what_nodeplug_needs(env: Path) -> str:
+    shutil.rmtree(site(env) / "pluggy")
+    return "cannot import nodeplug: ModuleNotFoundError: No module named 'pluggy'"
+
+
+def is_too_old(env: Path) -> str:
+    (env / "bin" / "python").rename(env / "bin" / "real")
+    pretend = 'import sys; sys.version_info = (3, 8, 2, "final", 0); exec(sys.stdin.read())'
+    program(env / "bin" / "python", f"#!/bin/sh\nshift\nexec {env}/bin/real -c '{pretend}' \"$@\"\n")
+    return "has version 3.8; nodeplug needs 3.11"
+
+
+def speaks_another_wire(env: Path) -> str:
+    spoil(env, "worker/wire.py", "VERSION: Final = 1", "VERSION: Final = 7")
+    return "its nodeplug speaks version 7 of the wire and the daemon version 1; install the release of the daemon there"
+
+
+def does_not_look_which_wire_the_daemon_speaks(env: Path) -> str:
+    spoil(env, "worker/inside.py", "!= VERSION", "== 1234567")
+    return speaks_another_wire(env)
+
+
+def ends_without_a_word(env: Path) -> str:
+    (env / "bin" / "python").unlink()
+    program(env / "bin" / "python", "#!/bin/sh\nexit 3\n")
+    return "the process of plugin 'guest' ended during its loading: it exited with status 3"
+
+
+def writes_junk(env: Path) -> str:
+    (env / "bin" / "python").unlink()
+    program(env / "bin" / "python", "#!/bin/sh\necho hello >&3\nsleep 600\n")
+    return "it broke the wire: its message is no JSON"
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        has_no_nodeplug,
+        has_an_older_nodeplug,
+        lacks_what_nodeplug_needs,
+        is_too_old,
+        speaks_another_wire,
+        does_not_look_which_wire_the_daemon_speaks,
+        ends_without_a_word,
+        writes_junk,
+    ],
+)
+def test_a_python_that_cannot_run_plugins_is_tried_again_and_told(
+    how: Callable[[Path], str], env: Path, python: str, short_path: Path, play: Play
+) -> None:
+    good = Path(shutil.copytree(env, short_path / "good", symlinks=True))
+    why = how(env)
+
+    async def story(guests: "Guests") -> None:
+        await guests.apply(guest=guests.section("acme", python=python), other=guests.section(name="b"))
+        assert guests.state() == "failed"
+        assert why in reason(guests)
+        await guests.call("device_allocate", name="other")
+        put_back(good, env)
+        await guests.until(lambda: guests.state() == "running")
+
+    play(story)
+
+
+def test_a_python_that_says_nothing_is_ended_when_its_time_is_over(env: Path, python: str, play: Play) -> None:
+    (env / "bin" / "python").unlink()
+    program(env / "bin" / "python", "#!/bin/sh\nexec sleep 600\n")
+
+    async def story(guests: "Guests") -> None:
+        await guests.apply(guest=guests.section("acme", python=python, load=0.5), other=guests.section(name="b"))
+        assert guests.state() == "failed"
+        await guests.call("device_allocate", name="other")
+
+    play(story)
+
+
+@pytest.mark.parametrize(
+    ("uses", "why"),
+    [
+        ("broken", "plugin 'broken' of acme 1.0 cannot be imported: LookupError: there is no card"),
+        ("lost", "No module named 'acme_lost'; install its package for {python}"),
+        ("acem", "no plugin 'acem' is installed; did you mean \"acme\"?"),
+        ("acme_nowhere:No", "No module named 'acme_nowhere'; install its package for {python}"),
+    ],
+)
+def test_a_plugin_that_its_python_cannot_import_is_refused(uses: str, why: str, python: str, play: Play) -> None:
+    async def story(guests: "Guests") -> None:
+        await guests.apply(guest=guests.section(uses, python=python), other=guests.section(name="b"))
+        assert guests.state() == "refused"
+        assert why.format(python=python) in reason(guests)
+        assert reason(guests).endswith(f" (asked of {python})")
+        await guests.call("device_allocate", name="other")
+
+    play(story)
+
+
+def test_a_python_that_goes_while_its_plugin_serves_is_no_matter_until_the_process_ends(
+    env: Path, python: str, play: Play
+) -> None:
+    away = env.with_name("away")
+
+    async def story(guests: "Guests") -> None:
+        await guests.apply(guest=guests.section("acme", python=python))
+        put_back(env, away)
+        assert (await guests.call("device_allocate")).env == {"LIBRARY": "1.0"}
+        os.kill(guests.pid(), signal.SIGKILL)
+        await guests.until(lambda: guests.state() == "failed")
+        assert "cannot be executed: No such file or directory" in reason(guests)
+        put_back(away, env)
+        await guests.until(lambda: guests.state() == "running")
+
+    play(story)
+
+
+# --- as another user ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.node
+@pytest.mark.usefixtures("of_others")
+@pytest.mark.parametrize("closed", ["", "bin", "lib", "site", "nodeplug"])
+def test_what_the_user_of_a_plugin_may_not_read_of_its_python_is_told(
+    closed: str, env: Path, python: str, play: Play
+) -> None:
+    place = {"site": site(env), "nodeplug": site(env) / "nodeplug" / "__init__.py"}.get(closed, env / closed)
+    mode = place.stat().st_mode
+
+    async def story(guests: "Guests") -> None:
+        section = guests.section("acme", python=python, user="nobody")
+        place.chmod(0o700 if place.is_dir() else 0o600)
+        await guests.apply(guest=section, other=guests.section(name="b"))
+        assert guests.state() == "failed"
+        verb = "execute" if closed in {"", "bin"} else "read"
+        told = python if closed in {"", "bin"} else str(place)
+        if closed == "nodeplug":
+            assert f"cannot import nodeplug: PermissionError: [Errno 13] Permission denied: '{place}'" in reason(guests)
+        else:
+            assert f"its user may not {verb} {told}" in reason(guests)
+        assert "where other users may read" in reason(guests) or closed == "nodeplug"
+        await guests.call("device_allocate", name="other")
+        place.chmod(mode)
+        await guests.until(lambda: guests.state() == "running")
+
+    play(story)
+
+
+# --- on a node ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def node(python: str, short_path: Path) -> Iterator[ScratchNode]:
+    section = f'[plugins.acme]\nisolation = "process"\npython = "{python}"\n'
+    (short_path / "node").mkdir()
+    one = ScratchNode(short_path / "node", section, env={"PYTHONPATH": str(HERE)})
+    try:
+        yield one
+    finally:
+        one.kill()
+
+
+def test_plugins_status_and_check_config_show_the_python(node: ScratchNode, python: str) -> None:
+    checked = node.run("check-config")
+    assert checked.returncode == 0, checked.stderr
+    assert f"; {python} runs: acme" in checked.stdout
+    (row,) = json.loads(node.run("plugins", "--json").stdout)["plugins"]
+    assert (row["python"], row["claims"], row["distribution"]) == (python, ["device:example.com/acme"], "acme 1.0")
+    node.start()
+    for command in ("plugins", "status"):
+        assert python in "".join(node.run(command).stdout.split())
+    (row,) = node.status()["plugins"]
+    assert (row["python"], row["state"], row["distribution"]) == (python, "running", "acme 1.0")
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('python = "python3"', "'python3' is no absolute path; the daemon looks for it nowhere"),
+        ("[plugins.acme.config]\nnaem = 'x'", "naem"),
+    ],
+)
+def test_check_config_tells_mistakes_of_a_section_with_a_python(line: str, said: str, node: ScratchNode) -> None:
+    text = node.config_path.read_text()
+    if line.startswith("python"):
+        text = "\n".join(one for one in text.splitlines() if not one.startswith("python"))
+    node.config_path.write_text(f"{text}\n{line}\n")
+    done = node.run("check-config")
+    assert done.returncode == 1
+    assert said in done.stderr
