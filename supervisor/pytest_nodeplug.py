@@ -8,7 +8,7 @@ are. Each fixture imports what it needs.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -16,8 +16,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from nodeplug.testing import BlockingKubelet, CniRuntimeFactory, FlexCallerFactory, ScratchNode
+    from nodeplug.testing.isolation import Isolation
 
 _KEY = "nodeplug_config"
+_WAY = "nodeplug_isolation"
+_EACH_WAY = "_nodeplug_each_way"
+_WAYS = ("thread", "process")
 _NO_CONFIG = (
     "scratch_node does not know which plugins its node has; set in pyproject.toml, below [tool.pytest.ini_options], "
     'nodeplug_config = ["FILE"] (it has [plugins.*] tables), or write a fixture nodeplug_config that returns such text'
@@ -26,10 +30,33 @@ _NEEDS_ROOT = "needs root; an ordinary user can run: unshare --map-root-user --n
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the ini key with which a project names the configuration of its node."""
+    """Add the ini keys with which a project says what its node runs, and how."""
     parser.addini(
         _KEY, "files with the [plugins.*] tables of scratch_node's node, relative to the ini-file", type="paths"
     )
+    parser.addini(
+        _WAY,
+        "how the node runs plugins whose sections do not say: thread, process, or both: each test twice",
+        default="",
+    )
+    parser.getgroup("nodeplug").addoption(
+        "--nodeplug-isolation",
+        choices=(*_WAYS, "both"),
+        help="how plugins run whose sections do not say, in place of the ini key nodeplug_isolation",
+    )
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run a test twice whose node is to run its plugins in both ways."""
+    if _EACH_WAY in metafunc.fixturenames and _asked(metafunc.config) == "both":
+        metafunc.parametrize(_EACH_WAY, _WAYS, indirect=True)
+
+
+def _asked(config: pytest.Config) -> str:
+    asked = str(config.getoption("--nodeplug-isolation") or config.getini(_WAY))
+    if asked not in ("", *_WAYS, "both"):
+        raise pytest.UsageError(f"{_WAY} = {asked!r} is no isolation; take thread, process or both")
+    return asked
 
 
 @pytest.fixture
@@ -51,11 +78,25 @@ def nodeplug_may_stay() -> Sequence[str]:
 
 
 @pytest.fixture
-def scratch_node(nodeplug_config: str, nodeplug_may_stay: Sequence[str]) -> Iterator[ScratchNode]:
+def _nodeplug_each_way(request: pytest.FixtureRequest) -> Isolation | None:
+    way: Any = getattr(request, "param", "") or _asked(request.config)
+    return way or None
+
+
+@pytest.fixture
+def nodeplug_isolation(_nodeplug_each_way: Isolation | None) -> Isolation | None:
+    """How plugins run whose sections do not say: `"thread"` or `"process"`, by the ini key `nodeplug_isolation`."""
+    return _nodeplug_each_way
+
+
+@pytest.fixture
+def scratch_node(
+    nodeplug_config: str, nodeplug_may_stay: Sequence[str], nodeplug_isolation: Isolation | None
+) -> Iterator[ScratchNode]:
     """A running daemon with the plugins of `nodeplug_config`, its entrypoints installed, all paths in one folder."""
     from nodeplug.testing import rig  # noqa: PLC0415 - see the module's first lines
 
-    with rig.scratch_node(nodeplug_config, may_stay=nodeplug_may_stay) as node:
+    with rig.scratch_node(nodeplug_config, may_stay=nodeplug_may_stay, isolation=nodeplug_isolation) as node:
         yield node
 
 

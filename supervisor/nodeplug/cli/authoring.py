@@ -62,6 +62,16 @@ def try_(
         list[str] | None, typer.Option("--option", metavar="KEY=VALUE", help="An option of a volume; repeatable.")
     ] = None,
     secrets: SecretsFile = None,
+    isolation: Annotated[
+        str,
+        typer.Option(
+            "--isolation",
+            metavar="WAY",
+            help="How the daemon runs the plugin: thread, process (one of its own) or both; by default as its section "
+            "says.",
+            show_default=False,
+        ),
+    ] = "",
 ) -> None:
     """Serve a plugin to kubelet and container runtime, acted out in a temporary folder, and show what they get.
 
@@ -71,7 +81,7 @@ def try_(
     """
     from nodeplug.cli.trial import Trial, options_of
 
-    raise typer.Exit(Trial(files, network, options_of(option or ()), secrets).run())
+    raise typer.Exit(Trial(files, network, options_of(option or ()), secrets, isolation).run())
 
 
 def verify(

@@ -24,6 +24,7 @@ from nodeplug.contract.values import Pod, Secrets
 from nodeplug.loading.discovery import find
 from nodeplug.loading.examination import unmarked
 from nodeplug.testing import AdmissionError, BlockingKubelet, CniError, FlexFailure, FlexVolume, ScratchNode, namespaces
+from nodeplug.testing.isolation import IN_WORDS, Isolation, isolated, isolations
 from nodeplug.testing.place_holder import filled
 from nodeplug.testing.pods import CniRuntimeFactory, FlexCallers
 from nodeplug.testing.rig import LeftBehind, scratch_node, scratch_of
@@ -50,12 +51,15 @@ class Trial:
         network: a conflist.
         options: of the volume.
         secrets: a file with the volume's Secret, see `read_secrets`.
+        isolation: how the daemon runs the plugins: thread, process, or both, one after the other; empty: as their
+            sections say, and the daemon does by default.
     """
 
     files: Sequence[Path]
     network: Path | None = None
     options: Mapping[str, str] = field(default_factory=dict)
     secrets: Path | None = None
+    isolation: str = ""
 
     def run(self) -> int:
         """Serve, call, show and clean up; return the exit status, 1 when a call was refused or something is left.
@@ -71,6 +75,7 @@ class Trial:
                     env={**os.environ, _INSIDE: "1"},
                     check=False,
                 ).returncode
+        ways = isolations(self.isolation) if self.isolation else (None,)
         tables = [load_drop_in(path) for path in self.files]
         texts = [read_file(path).decode() for path in self.files]
         asked = {name: self._asked(name, section) for name, section in tables[0].items()}
@@ -81,14 +86,20 @@ class Trial:
         if beside:
             texts.append(toml({"plugins": beside}))
         try:
-            with scratch_node("\n".join(texts)) as node:
-                for name, example in asked.items():
-                    _serve(screen, node, name, filled(example, scratch_of(node.root)))
+            for way in ways:
+                self._try(screen, "\n".join(texts), asked, way)
         except _FAILURES as error:
             screen.line("red", "✗", str(error))
             return 1
-        screen.line("green", "✓", "nothing is left: no link, no mount, no nftables object")
         return 0
+
+    def _try(
+        self, screen: "_Screen", plugins: str, asked: Mapping[str, Mapping[str, Any]], way: Isolation | None
+    ) -> None:
+        with scratch_node(isolated(plugins, way, set(asked)) if way is not None else plugins) as node:
+            for name, example in asked.items():
+                _serve(screen, node, name, filled(example, scratch_of(node.root)), named=way is not None)
+        screen.line("green", "✓", "nothing is left: no link, no mount, no nftables object")
 
     def _asked(self, name: str, section: PluginSection) -> Mapping[str, Any]:
         """Return the plugin's example, with the command line's options in place of its own."""
@@ -120,13 +131,14 @@ class _Screen:
         self._console.print(told, markup=False, soft_wrap=True)
 
 
-def _serve(screen: _Screen, node: ScratchNode, name: str, example: Mapping[str, Any]) -> None:
+def _serve(screen: _Screen, node: ScratchNode, name: str, example: Mapping[str, Any], *, named: bool) -> None:
     row = next(row for row in node.status()["plugins"] if row["name"] == name)
     if row["state"] != "running":
         raise NotReady(f"plugin {name} is {row['state']}: {row['reason']}")
     styles: Mapping[str, Callable[[ScratchNode, str, Mapping[str, Any]], Iterator[tuple[str, str]]]]
     styles = {"device": _device, "cni": _cni, "volume": _volume}
-    screen.line("green", "serve", f"plugin {name} claims {', '.join(row['claims'])}")
+    where = f" {IN_WORDS[row['isolation']]}" if named else ""
+    screen.line("green", "serve", f"plugin {name}{where} claims {', '.join(row['claims'])}")
     for hook in unmarked(find(row["uses"]).cls):
         screen.line("yellow", "unused", f"{hook} has no @hookimpl: nobody calls it")
     for claim in row["claims"]:

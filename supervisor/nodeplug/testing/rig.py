@@ -23,6 +23,7 @@ from nodeplug.contract.netns import Netns
 from nodeplug.testing import forked
 from nodeplug.testing.folders import remove, unmount_below
 from nodeplug.testing.inventory import Inventory
+from nodeplug.testing.isolation import Isolation
 from nodeplug.testing.kubelet import BlockingKubelet
 from nodeplug.testing.place_holder import filled
 from nodeplug.testing.scratch_cni import new_netns, run_in
@@ -97,14 +98,17 @@ class NodeRig:
         """The node once it is placed."""
         return self._node
 
-    def place(self, plugins: str) -> ScratchNode:
+    def place(self, plugins: str, isolation: Isolation | None = None) -> ScratchNode:
         """Configure the node, which does not run yet.
 
         Args:
             plugins: the `[plugins.*]` tables, in TOML.
+            isolation: how plugins run whose sections do not say; by default as the daemon decides.
         """
         env = {"PYTHONPATH": self.env["PYTHONPATH"]}
-        self._node = ScratchNode(self.folder, plugins, supervisor=self._supervisor, env=env, fork=True)
+        self._node = ScratchNode(
+            self.folder, plugins, supervisor=self._supervisor, env=env, fork=True, isolation=isolation
+        )
         self.untouched = self.inventory()
         return self._node
 
@@ -166,7 +170,9 @@ class NodeRig:
 
 
 @contextmanager
-def scratch_node(plugins: str, *, may_stay: Sequence[str] = ()) -> Iterator[ScratchNode]:
+def scratch_node(
+    plugins: str, *, may_stay: Sequence[str] = (), isolation: Isolation | None = None
+) -> Iterator[ScratchNode]:
     """Run a node whose entrypoints are installed, in a folder and a network of its own.
 
     The calling thread, and all threads and processes that it starts, are in that network too. What this process can
@@ -175,6 +181,7 @@ def scratch_node(plugins: str, *, may_stay: Sequence[str] = ()) -> Iterator[Scra
     Args:
         plugins: the `[plugins.*]` tables, in TOML; `{scratch}` stands for an empty folder of the node.
         may_stay: regular expressions; what one of them matches as a whole may be left at the end.
+        isolation: how plugins run whose sections do not say; by default as the daemon decides.
 
     Raises:
         NotReady: the daemon does not start; the message carries the end of its log.
@@ -186,7 +193,7 @@ def scratch_node(plugins: str, *, may_stay: Sequence[str] = ()) -> Iterator[Scra
         rig = stack.enter_context(NodeRig(folder))
         if rig.netns is not None:
             stack.enter_context(rig.netns.entered())
-        node = rig.place(filled(plugins, rig.scratch))
+        node = rig.place(filled(plugins, rig.scratch), isolation)
         # As on a node where kubelet ran before: the daemon notices kubelet by inotify, not once a second.
         node.paths.device_plugins.mkdir(parents=True)
         node.start()

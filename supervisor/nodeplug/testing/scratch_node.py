@@ -17,6 +17,7 @@ from nodeplug.config import Configuration, Paths, load
 from nodeplug.contract.errors import NotReady, PluginError
 from nodeplug.exec.client import ask
 from nodeplug.testing import forked
+from nodeplug.testing.isolation import Isolation, isolated
 
 _PATIENCE: Final = 20.0
 _LOG_TAIL: Final = 4000
@@ -35,6 +36,7 @@ class ScratchNode:
             `PrivateNode.command()`; it must not fork.
         fork: fork the daemon from a process that has imported it, instead of starting Python: it starts within
             milliseconds, with another command line in /proc. With `within` it is executed all the same.
+        isolation: how plugins run whose sections do not say; by default as the daemon decides.
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class ScratchNode:
         env: Mapping[str, str] | None = None,
         within: Sequence[str] = (),
         fork: bool = False,
+        isolation: Isolation | None = None,
     ) -> None:
         self.root = root
         self.config_path = root / "etc" / "nodeplug" / "nodeplug.toml"
@@ -56,6 +59,7 @@ class ScratchNode:
         self._fork = fork and not within
         self._process: subprocess.Popen[bytes] | forked.Forked | None = None
         self._paths: Paths | None = None
+        self._isolation = isolation
         self._head = "" if whole else f"version = 1\n[supervisor]\n{supervisor}\n"
         self.configure(plugins)
 
@@ -63,7 +67,8 @@ class ScratchNode:
         """Write the `[plugins.*]` tables; a running daemon reloads them."""
         self.config_path.parent.mkdir(parents=True, exist_ok=True)
         temporary = self.config_path.with_suffix(".new")
-        temporary.write_text(self._head + plugins, encoding="utf-8")
+        text = plugins if self._isolation is None else isolated(plugins, self._isolation)
+        temporary.write_text(self._head + text, encoding="utf-8")
         temporary.rename(self.config_path)
 
     @property

@@ -28,7 +28,7 @@ def test_a_new_package_has_no_finding_of_ruff_or_mypy(style: str, name: str, new
 def test_the_tests_of_a_new_package_pass_before_it_is_installed(new_author: Any) -> None:
     new_author.types("nodeplug new device mine")
     new_author.types("cd nodeplug-mine")
-    assert "5 passed" in new_author.types("pytest -q")
+    assert "8 passed" in new_author.types("pytest -q")
 
 
 def test_an_installed_package_is_found_by_its_entry_point(new_author: Any) -> None:

@@ -143,3 +143,85 @@ def test_it():
 def test_a_condition_that_would_wait_for_itself_is_refused(run: Run) -> None:
     done = run("def test_it(kubelet):\n    kubelet.until(lambda: kubelet.admit('pod', {}))")
     assert "a condition of until() only looks" in done.stdout, done.stdout
+
+
+WHERE = """
+import sys
+from nodeplug import Device, DeviceClaim, DeviceId, Grant, hookimpl
+
+class Where:
+    def __init__(self, config, host): pass
+    @hookimpl
+    def claims(self): return [DeviceClaim("example.com/where")]
+    @hookimpl
+    def device_list(self):
+        return [Device(DeviceId("one"), grant=Grant(env={"WHERE": "thread" if "serve" in sys.argv else "process"}))]
+"""
+WHERE_TEST = """
+def where(kubelet):
+    kubelet.until_allocatable("example.com/where", 1)
+    return kubelet.admit("pod", {"example.com/where": 1})["example.com/where"].envs["WHERE"]
+def test_it(kubelet, nodeplug_isolation):
+    assert where(kubelet) == nodeplug_isolation
+"""
+
+
+@pytest.fixture
+def where(run: Run, tmp_path: Path) -> Run:
+    """Run tests of a plugin that tells where it runs."""
+    (tmp_path / "where.py").write_text(WHERE)
+    (tmp_path / "node.toml").write_text('[plugins.where]\nuses = "where:Where"\n')
+    return run
+
+
+def ini(tmp_path: Path, line: str) -> None:
+    with (tmp_path / "pyproject.toml").open("a") as file:
+        file.write(line + "\n")
+
+
+@pytest.mark.parametrize(("said", "tests"), [("both", 2), ("process", 1), ("thread", 1)])
+def test_tests_with_a_node_run_in_the_ways_of_the_ini_file(said: str, tests: int, where: Run, tmp_path: Path) -> None:
+    ini(tmp_path, f'nodeplug_isolation = "{said}"')
+    done = where(WHERE_TEST)
+    assert f"{tests} passed" in done.stdout, done.stdout
+
+
+def test_the_command_line_wins_over_the_ini_file(where: Run, tmp_path: Path) -> None:
+    ini(tmp_path, 'nodeplug_isolation = "both"\naddopts = "--nodeplug-isolation process"')
+    done = where(WHERE_TEST + "\ndef test_that(kubelet):\n    assert where(kubelet) == 'process'")
+    assert "2 passed" in done.stdout, done.stdout
+
+
+def test_a_module_chooses_one_way_by_a_fixture_of_its_own(where: Run, tmp_path: Path) -> None:
+    ini(tmp_path, 'nodeplug_isolation = "both"')
+    fixture = "import pytest\n@pytest.fixture\ndef nodeplug_isolation():\n    return 'process'\n"
+    done = where(fixture + WHERE_TEST)
+    assert "1 passed" in done.stdout, done.stdout
+
+
+def test_a_section_that_says_how_it_runs_is_left_alone(where: Run, tmp_path: Path) -> None:
+    ini(tmp_path, 'nodeplug_isolation = "both"')
+    (tmp_path / "node.toml").write_text('[plugins.where]\nuses = "where:Where"\nisolation = "process"\n')
+    done = where(WHERE_TEST.replace("== nodeplug_isolation", "== 'process'"))
+    assert "2 passed" in done.stdout, done.stdout
+
+
+def test_a_node_that_is_configured_anew_keeps_its_way(where: Run, tmp_path: Path) -> None:
+    ini(tmp_path, 'nodeplug_isolation = "process"')
+    test = """
+def test_it(kubelet, scratch_node):
+    kubelet.until_allocatable("example.com/where", 1)
+    scratch_node.configure('[plugins.other]\\nuses = "where:Where"\\n')
+    def others():
+        return [(row["name"], row["isolation"]) for row in scratch_node.status()["plugins"]]
+    kubelet.until(lambda: others() == [("other", "process")])
+"""
+    done = where(test)
+    assert "1 passed" in done.stdout, done.stdout
+
+
+def test_a_word_that_is_no_way_ends_the_run_with_a_sentence(where: Run, tmp_path: Path) -> None:
+    ini(tmp_path, 'nodeplug_isolation = "fork"')
+    done = where(WHERE_TEST)
+    assert "nodeplug_isolation = 'fork' is no isolation; take thread, process or both" in done.stdout + done.stderr
+    assert done.returncode != 0

@@ -113,6 +113,11 @@ def test_a_refused_call_shows_what_the_caller_reads_and_the_log(tried: Try, tmp_
         ('[plugins.fuse]\nuses = "fuse:Fuse"', ["absent.toml"], "absent.toml: the file does not exist"),
         ('[plugins.fuse]\nuses = "fuse:Fuse"', ["--network", "mine.toml"], "mine.toml is not a network list"),
         ('[plugins.fuse]\nuses = "fuse:Fuse"', ["--option", "x"], "use KEY=VALUE"),
+        (
+            '[plugins.fuse]\nuses = "fuse:Fuse"',
+            ["--isolation", "fork"],
+            "'fork' is no isolation; take thread, process or",
+        ),
         ('[plugins.fuse]\nuses = "fuse:Fuse"', ["--secrets", "absent"], "cannot read absent"),
         ('[plugins.fuse]\nuses = "fuse:Fuse"\nenabled = false', [], "remove `enabled = false` from mine.toml"),
         (
@@ -170,3 +175,49 @@ def test_secrets_reach_the_driver_and_are_never_shown(tried: Try, tmp_path: Path
     assert "['password'] of 11 bytes do not suffice" in done.stdout, done.stdout + done.stderr
     assert "the password is ***" in done.stdout
     assert "tell-nobody" not in done.stdout + done.stderr
+
+
+WHERE = """
+import os, sys
+from nodeplug import CniClaim, Device, DeviceClaim, DeviceId, Grant, VolumeClaim, hookimpl
+class Mine:
+    def __init__(self, config, host): pass
+    @hookimpl
+    def claims(self): return [DeviceClaim("example.com/mine")]
+    @hookimpl
+    def device_list(self):
+        return [Device(DeviceId("one"), grant=Grant(env={"WHERE": "daemon" if "serve" in sys.argv else "worker"}))]
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "seen"),
+    [
+        (["--isolation", "thread"], [("plugin mine as a thread claims", "daemon")]),
+        (["--isolation", "process"], [("plugin mine in a process claims", "worker")]),
+        (
+            ["--isolation", "both"],
+            [("plugin mine as a thread claims", "daemon"), ("plugin mine in a process claims", "worker")],
+        ),
+    ],
+)
+@pytest.mark.parametrize("said", ['isolation = "thread"', 'isolation = "process"', ""])
+def test_a_plugin_is_tried_in_the_asked_way_whatever_its_section_says(
+    said: str, arguments: list[str], seen: list[tuple[str, str]], tried: Try, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text(WHERE)
+    done = tried(f'[plugins.mine]\nuses = "mine:Mine"\n{said}\n', *arguments)
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = iter(done.stdout.splitlines())
+    for start, where in seen:
+        assert any(start in line for line in told), done.stdout
+        assert any(f"WHERE={where}" in line for line in told), done.stdout
+
+
+@pytest.mark.parametrize(("said", "where"), [("thread", "daemon"), ("process", "worker")])
+def test_without_a_word_a_plugin_is_tried_as_its_section_says(
+    said: str, where: str, tried: Try, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text(WHERE)
+    done = tried(f'[plugins.mine]\nuses = "mine:Mine"\nisolation = "{said}"\n')
+    assert f"WHERE={where}" in done.stdout, done.stdout + done.stderr
