@@ -59,6 +59,7 @@ from nodeplug.process import notify, tuning
 from nodeplug.process.lane import Lane
 from nodeplug.process.waiting import until
 from nodeplug.volumes.service import Volumes
+from nodeplug.worker.cgroups import Cgroups
 
 LOG: Final = logging.getLogger(__name__)
 VOLUMES: Final = "flexvolume"
@@ -127,6 +128,7 @@ class Daemon:
             self._resources,
             reading.places.tell,
             lambda name, section: self._folders.give(name, section.privileges.owner),
+            cgroups=Cgroups(supervisor.cgroups),
         )
         self._supervision = Supervision(self._lifecycle)
         self._attachments = Attachments(self._paths.attachments)
@@ -223,6 +225,8 @@ class Daemon:
             "spool": self._cni.run_spool(),
             "orphans": self._cni.orphans.run(),
             "podresources": self._podresources.run(),
+            "sweep cgroups": self._supervision.sweep(),
+            "bound the memory": self._supervision.bound(self._configuration.supervisor.memory, self._stop.set),
             "start failed plugins": _every(RETRY_INTERVAL, self._supervision.retry_failed),
             "end hanging processes": _every(RETRY_INTERVAL, self._supervision.end_hanging),
             "measure processes": _every(METRICS_INTERVAL, self._measure),

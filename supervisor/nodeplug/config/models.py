@@ -80,6 +80,16 @@ class Supervisor(_Model):
     native_entrypoints: bool | Literal["auto"] = Field(
         "auto", description="Compiled entrypoints: 'auto': if the node has a C compiler; true: or fail; false: scripts."
     )
+    memory: Quantity = Field(
+        1 << 30,
+        description="What the daemon itself may have resident, plugins in threads included. One that has more ends in "
+        "order, for systemd to start it again.",
+    )
+    cgroups: bool | Literal["auto"] = Field(
+        "auto",
+        description="Limit `memory` and `tasks` of sections in the daemon's cgroup, if that is its own: 'auto': if "
+        "systemd has delegated it; true: it is, as in a container of its own; false: it is not.",
+    )
     listen: Annotated[str, AfterValidator(_check_address)] = Field(
         "127.0.0.1:9808", description="Address of /healthz, /readyz and /metrics; empty switches them off."
     )
@@ -161,10 +171,15 @@ class PluginSection(_Model):
     )
     nice: int | None = Field(None, ge=-20, le=19, description="Priority of the process; default: the daemon's.")
     memory: Quantity | None = Field(
-        None, description="What the process may have in memory, such as '128Mi'; one that has more is started again."
+        None,
+        description="What the process and its children may have in memory, such as '128Mi'; what has more is started "
+        "again. Without a cgroup children do not count. Default: 1Gi without its children.",
     )
     tasks: int | None = Field(
-        None, ge=1, description="Processes and threads that its `user` may have, in all sections; needs a `user`."
+        None,
+        ge=1,
+        description="Processes and threads that it may have. Without a cgroup its `user` has them in all sections, and "
+        "needs to be named.",
     )
     restart_after_overdue: int = Field(
         4,

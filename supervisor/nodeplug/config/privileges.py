@@ -89,7 +89,8 @@ class Privileges:
         home: its folder, for programs that ask the environment.
         capabilities: the only ones that it and its children have; None: those of the daemon.
         nice: its priority (setpriority(2)); None: that of the daemon.
-        tasks: processes and threads that its user may have; None: as many as the daemon's may.
+        tasks: processes and threads that it may have, or where no cgroup counts them its user; None: as many as the
+            daemon's may.
     """
 
     user: int | None = None
@@ -107,26 +108,31 @@ class Privileges:
         """Look up what a section says.
 
         Raises:
-            ValueError: nothing says in which group it runs, its user or group is gone, or its tasks cannot be counted.
+            ValueError: nothing says in which group it runs, or its user or group is gone.
         """
         numbers = tuple(CAPABILITIES[one] for one in capabilities) if capabilities is not None else None
         if not user:
             if group:
                 raise ValueError("names a group without a user; add `user`")
-            if tasks is not None:
-                raise ValueError("limits tasks, which the kernel counts by user; add a `user` of its own")
-            return cls(name=own_user(), capabilities=numbers, nice=nice)
+            return cls(name=own_user(), capabilities=numbers, nice=nice, tasks=tasks)
         entry = _entry(user)
         if entry is None and not group:
             raise ValueError(f"user {user} is not in passwd(5), so its group is not known; add `group`")
         user_id = entry.pw_uid if entry is not None else int(user)
-        exempt = [name for name in capabilities or () if name in _EXEMPT]
-        if tasks is not None and (user_id == 0 or exempt):
-            whom = exempt[0] if exempt else "root"
-            raise ValueError(f"limits tasks, which the kernel does not with {whom}; name another `user`, or no `tasks`")
         group_id = _group_id(group) if group else entry.pw_gid if entry is not None else 0
         home = entry.pw_dir if entry is not None else "/"
         return cls(user_id, group_id, _name(user_id), home, numbers or (), nice, tasks)
+
+    @property
+    def uncounted(self) -> str:
+        """Say why the kernel cannot count its tasks by user; nothing if it can."""
+        if self.user is None:
+            return "add a `user` of its own, by which the kernel counts them"
+        exempt = [name for name in sorted(_EXEMPT) if CAPABILITIES[name] in (self.capabilities or ())]
+        if self.user == 0 or exempt:
+            whom = exempt[0] if exempt else "root"
+            return f"the kernel counts none of a user with {whom}; name another `user`, or no `tasks`"
+        return ""
 
     @property
     def own(self) -> bool:

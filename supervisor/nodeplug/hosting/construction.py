@@ -8,7 +8,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
@@ -23,7 +23,8 @@ from nodeplug.hosting.slot import Instance
 from nodeplug.loading.classes import Place, PluginRefused
 from nodeplug.loading.discovery import place_of
 from nodeplug.loading.examination import Examined, construct
-from nodeplug.worker.memory import Memory
+from nodeplug.worker.cgroups import Cgroups
+from nodeplug.worker.limits import Limits
 from nodeplug.worker.process import Worker
 
 LOG: Final = logging.getLogger(__name__)
@@ -38,12 +39,14 @@ class Construction:
         tell: writes a mistake in a section with its file and line.
         ended: is told, on the loop, that the process of an instance has ended, and why.
         give: makes a section's folders and gives them to its user.
+        cgroups: of processes with limits; None: plugins are only looked at, and what limits them here does not matter.
     """
 
     make_host: Callable[[str], Host]
     tell: Callable[[Location, str], str]
     ended: Callable[[Instance, str], None]
     give: Callable[[str, PluginSection], None]
+    cgroups: Cgroups | None
 
     async def of(self, instance: Instance, runner: Runner) -> None:
         """Construct the plugin of an instance; raise what `Runner.load` raises, PluginRefused among it."""
@@ -85,19 +88,31 @@ class Construction:
     def _in_process(self, instance: Instance, place: Place | str, ended: Callable[[str], None]) -> Examined:
         host = self.make_host(instance.name)
         section = instance.section
-        memory = Memory(section.memory)
-        instance.worker = worker = Worker(instance.name, ended, _privileges(instance), memory, section.python)
+        privileges, limits = self._allowance(instance)
+        instance.worker = worker = Worker(instance.name, ended, privileges, limits, section.python)
         if instance.abandoned:
             instance.end_process()
             raise TryAgain(f"plugin {instance.name!r} took too long to load")
         return remote.load(worker, place, section, host, self.tell)
 
-
-def _privileges(instance: Instance) -> Privileges:
-    try:
-        return instance.section.privileges
-    except ValueError as error:
-        raise PluginRefused(f"plugin {instance.name!r} has no process: {error}") from None
+    def _allowance(self, instance: Instance) -> tuple[Privileges, Limits]:
+        """Return what a process of a plugin may do and have."""
+        section, name = instance.section, instance.name
+        try:
+            privileges = section.privileges
+        except ValueError as error:
+            raise PluginRefused(f"plugin {name!r} has no process: {error}") from None
+        cgroups = self.cgroups or Cgroups(False)
+        limits = Limits.of(cgroups, name, section.memory, section.tasks)
+        if limits.cgroup.limits_tasks or (self.cgroups is None and privileges.uncounted):
+            return replace(privileges, tasks=None), limits
+        if section.tasks is not None and privileges.uncounted:
+            limits.end()
+            raise PluginRefused(
+                f"plugin {name!r} has no process: nothing limits its `tasks`: no cgroup does, since "
+                f"{cgroups.lacks('pids')}; without one, {privileges.uncounted}"
+            )
+        return privileges, limits
 
 
 def _check_thread(instance: Instance, why: str) -> None:

@@ -31,6 +31,7 @@ from nodeplug.hosting.served_devices import ServedDevices
 from nodeplug.hosting.slot import FIRST_RETRY, LAST_RETRY, Instance, Slot
 from nodeplug.loading.classes import PluginRefused
 from nodeplug.loading.examination import Examined
+from nodeplug.worker.cgroups import Cgroups
 
 LOG: Final = logging.getLogger(__name__)
 LOAD_PATIENCE: Final = 3.0
@@ -48,6 +49,7 @@ class Lifecycle:
         make_host: makes a plugin's host, by section name; called in the thread that loads it.
         tell: writes a mistake in a section with its file and line.
         give: makes a section's folders and gives them to its user; may block.
+        cgroups: of processes with limits; None: plugins are only looked at, and what limits them here does not matter.
     """
 
     registry: Registry
@@ -56,6 +58,7 @@ class Lifecycle:
     devices: ServedDevices = field(default_factory=ServedDevices)
     tell: Callable[[Location, str], str] = told
     give: Callable[[str, PluginSection], None] = lambda _name, _section: None
+    cgroups: Cgroups | None = field(default_factory=Cgroups)
     _lives: Lives = field(init=False)
     _retries: Tasks = field(default_factory=Tasks)
 
@@ -178,7 +181,7 @@ class Lifecycle:
             await self.bring_up([Instance(slot, slot.instance.section) for slot in again])
 
     async def _load(self, instance: Instance) -> None:
-        construction = Construction(self.make_host, self.tell, self._process_ended, self.give)
+        construction = Construction(self.make_host, self.tell, self._process_ended, self.give, self.cgroups)
         await construction.of(instance, self.runner)
 
     async def _load_beside(self, instance: Instance) -> None:

@@ -1,22 +1,28 @@
 """What is looked at again and again while plugins run, and what an administrator may ask for one of them.
 
-Owns: when a failed plugin is started again, which process hangs, whether plugins are healthy, and a plugin's renewal.
+Owns: when a failed plugin is started again, which process hangs, whether plugins are healthy, a plugin's renewal,
+what the processes of a killed daemon left, and how much the daemon has itself.
 Refuses: the steps of a start or an exchange (`lifecycle`), and timers (the daemon's).
 """
 
 import asyncio
 import logging
+import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from nodeplug.contract.errors import NotFound, PluginError
+from nodeplug.contract.errors import NotFound, PluginError, TryAgain
 from nodeplug.hosting.call import Call
 from nodeplug.hosting.lifecycle import Lifecycle
 from nodeplug.hosting.slot import Slot
+from nodeplug.process.aside import aside
+from nodeplug.worker.memory import Memory
 
 LOG: Final = logging.getLogger(__name__)
+MEMORY_INTERVAL: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +30,21 @@ class Supervision:
     """Looks after the plugins of a life cycle. Used only from the event loop."""
 
     lifecycle: Lifecycle
+
+    async def sweep(self) -> None:
+        """Remove the cgroups of processes that a killed daemon left, once, also if no section has limits any more."""
+        if self.lifecycle.cgroups is not None:
+            with suppress(TryAgain):  # no thread is left: the first process with limits sees to it
+                await aside(self.lifecycle.cgroups.prepare, "sweep cgroups")
+
+    async def bound(self, memory: int, end: Callable[[], None]) -> None:
+        """End the daemon in order, once, when it has more resident than so many bytes: plugins in threads leak."""
+        excess = ""
+        while not excess:
+            await asyncio.sleep(MEMORY_INTERVAL)
+            excess = Memory(memory).excess(os.getpid())
+        LOG.error("the daemon ends, to be started again: %s; plugins in processes have a `memory` of their own", excess)
+        end()
 
     async def retry_failed(self) -> None:
         """Start every failed plugin again whose pause is over."""

@@ -83,7 +83,7 @@ def inspect(configuration: Configuration, tell: Callable[[Location, str], str] =
             _delegate=_not_here,
         )
 
-    lifecycle = Lifecycle(Registry(), Runner(), make_host, tell=tell)
+    lifecycle = Lifecycle(Registry(), Runner(), make_host, tell=tell, cgroups=None)
     enabled = {name: section for name, section in configuration.plugins.items() if section.enabled}
     asyncio.run(lifecycle.load_all(enabled))  # in threads with deadlines: a constructor may block
     return lifecycle.registry

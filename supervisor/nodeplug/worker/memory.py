@@ -1,6 +1,6 @@
 """How much memory a process has resident, and whether that is more than it may.
 
-Owns: looking, often for a process with a limit, and the sentence.
+Owns: looking, often for a process with a limit of its section and seldom for any other, and the sentence.
 Refuses: limits of address space (setrlimit(2), RLIMIT_AS): libraries of vendors reserve far more than they touch.
 """
 
@@ -12,21 +12,29 @@ from typing import Final
 
 _OFTEN: Final = 0.2
 _SELDOM: Final = 5.0
+UNSAID: Final = 1 << 30
+"""Bytes that a process may have resident whose section does not say."""
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What one process may have resident, in bytes; None: as much as the node has. Its children do not count."""
+    """What one process may have resident; its children do not count.
+
+    Attributes:
+        limit: bytes; None: somebody else looks.
+        seldom: whether it is enough to look now and then.
+    """
 
     limit: int | None = None
+    seldom: bool = False
 
     @property
     def pause(self) -> float:
         """Seconds from one look to the next."""
-        return _SELDOM if self.limit is None else _OFTEN
+        return _SELDOM if self.seldom or self.limit is None else _OFTEN
 
     def excess(self, pid: int) -> str:
-        """Say how much a process has beyond its limit; nothing if that is none, or it has ended."""
+        """Say how much a process has beyond its limit; nothing if it has not, or has ended."""
         if self.limit is None:
             return ""
         used = 0

@@ -24,7 +24,7 @@ from nodeplug.contract.host import Host
 from nodeplug.worker.answering import answer, write_record
 from nodeplug.worker.conversation import Conversation, hook_call, is_long
 from nodeplug.worker.encoding import write_error
-from nodeplug.worker.memory import Memory
+from nodeplug.worker.limits import Limits
 from nodeplug.worker.spawning import spawn
 from nodeplug.worker.wire import VERSION, Broken, Channel, Closed, Control, Message, of_another_release
 
@@ -44,7 +44,7 @@ class Worker:
         name: of the plugin's section.
         ended: is told why, unless the daemon itself ended it.
         privileges: what it runs with; by default those of the daemon.
-        memory: what it may have; one with more is killed.
+        limits: what it may have; one with more is killed.
         python: the path of its own Python; by default it has this one, and its packages.
     """
 
@@ -53,11 +53,11 @@ class Worker:
         name: str,
         ended: Callable[[str], None],
         privileges: Privileges = Privileges(),  # noqa: B008 - frozen
-        memory: Memory = Memory(),  # noqa: B008 - frozen
+        limits: Limits = Limits(),  # noqa: B008 - frozen
         python: str = "",
     ) -> None:
-        self.name, self.privileges, self._memory = name, privileges, memory
-        self.pid = 0
+        self.name, self.privileges, self._limits = name, privileges, limits
+        self._python, self.pid = python, 0
         self.started = time.monotonic()
         self.why = ""
         self._ended = ended
@@ -67,17 +67,33 @@ class Worker:
         self._changing = threading.Lock()
         self._channels: set[Channel] = set()
         self._idle: list[Channel] = []
+        try:
+            self._start()
+        except BaseException:
+            self._limits.end(self.pid)
+            raise
+
+    def _start(self) -> None:
         mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            self.pid = spawn(theirs.fileno(), privileges, python)
+            self.pid = spawn(theirs.fileno(), self.privileges, self._limits.entrances, self._python)
         except BaseException:
             mine.close()
             raise
         finally:
             theirs.close()
-        self._control = Control(mine)
-        self._exit = os.pidfd_open(self.pid)
-        threading.Thread(target=self._attend, name=f"worker of {name}"[:100], daemon=True).start()
+        self._control, self._exit = Control(mine), -1
+        try:
+            self._exit = os.pidfd_open(self.pid)
+            threading.Thread(target=self._attend, name=f"worker of {self.name}"[:100], daemon=True).start()
+        except (OSError, RuntimeError) as error:  # a process that nobody attends to would stay
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+            mine.close()
+            if self._exit >= 0:
+                os.close(self._exit)
+            text = f"the daemon cannot attend to the process of plugin {self.name!r} ({error})"
+            raise TryAgain(f"{text}; see TasksMax and LimitNOFILE of its unit") from error
 
     @property
     def alive(self) -> bool:
@@ -217,8 +233,8 @@ class Worker:
         look.register(self._exit, select.POLLIN)
         try:
             while True:
-                ready = {descriptor for descriptor, _ in look.poll(self._memory.pause * 1000)}
-                if excess := self._memory.excess(self.pid):
+                ready = {descriptor for descriptor, _ in look.poll(self._limits.pause * 1000)}
+                if excess := self._limits.excess(self.pid):
                     self.kill(excess)
                 if self._wanted and time.monotonic() - self._wanted > LAST_CALLS:
                     self.kill(f"its calls did not end within {LAST_CALLS:g} s")
@@ -290,6 +306,7 @@ class Worker:
             os.waitid(os.P_PIDFD, self._exit, os.WEXITED)
         os.close(self._exit)
         self._control.close()
+        self._limits.end(self.pid)
 
     def _shut(self) -> None:
         """Wake every call in the process with Closed."""

@@ -13,7 +13,7 @@ import signal
 import stat
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from queue import SimpleQueue
@@ -37,12 +37,13 @@ _thread: threading.Thread | None = None
 _HERE: Final = Path(__file__).parent
 
 
-def spawn(control: int, privileges: Privileges, python: str = "") -> int:
+def spawn(control: int, privileges: Privileges, entrances: Sequence[Path] = (), python: str = "") -> int:
     """Start a worker; return its process id. May block.
 
     Args:
         control: the worker's end of the control socket.
         privileges: what it runs with.
+        entrances: of its cgroups.
         python: a path; the worker has the packages of that Python alone. By default it has this one's.
 
     Raises:
@@ -54,7 +55,7 @@ def spawn(control: int, privileges: Privileges, python: str = "") -> int:
     if python:
         _check(python)
         worker = [python, "-", *about, OLDEST]
-    arguments = [*_launcher(privileges, apart=bool(python)), *worker]
+    arguments = [*_launcher(privileges, entrances, apart=bool(python)), *worker]
     outcome: Future[int] = Future()
 
     def work() -> None:
@@ -90,12 +91,13 @@ def _unusable(python: str, why: str) -> PluginRefused:
     )
 
 
-def _launcher(privileges: Privileges, *, apart: bool) -> list[str]:
+def _launcher(privileges: Privileges, entrances: Sequence[Path], *, apart: bool) -> list[str]:
     """Return what comes before the command: nothing if nothing has to be given up, since a Python takes 10 ms."""
-    if not privileges.own:
+    if not (privileges.own or entrances):
         return []
     kept = privileges.capabilities
     given = (
+        "\n".join(map(str, entrances)) or None,
         privileges.user,
         privileges.group,
         ",".join(map(str, kept)) if kept is not None else None,

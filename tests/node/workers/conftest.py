@@ -20,6 +20,7 @@ from nodeplug.hosting.registry import Registry
 from nodeplug.hosting.runner import Runner
 from nodeplug.hosting.supervision import Supervision
 from nodeplug.testing import host
+from nodeplug.worker.cgroups import Cgroups
 
 GUEST = "worker_guest:Guest"
 CNI: Mapping[str, Any] = {"claim": "net", "network": "n", "version": "1.0.0", "config": {"type": "net"}}
@@ -136,11 +137,11 @@ Story = Callable[[Guests], Coroutine[Any, Any, None]]
 
 
 @pytest.fixture
-def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Story], None]:
+def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Run a story of a test, and see that no process and no descriptor is left."""
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
 
-    def play(story: Story) -> None:
+    def play(story: Story, cgroups: Cgroups | None = None) -> None:
         async def whole() -> None:
             registry, runner = Registry(), Runner()
             delegation = Delegation(registry, visiting=runner.visiting)
@@ -151,7 +152,9 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Story], N
             make_host = partial(
                 host, tmp_path, delegate=delegation, refresh=refreshed.append, holders=holders, former=[former]
             )
-            lifecycle = Lifecycle(registry, runner, lambda name: make_host(plugin=name))
+            lifecycle = Lifecycle(
+                registry, runner, lambda name: make_host(plugin=name), cgroups=cgroups or Cgroups(False)
+            )
             own = n.Netns.current()
             guests = Guests(lifecycle, own, tmp_path, refreshed)
             before, others = open_files(), children()

@@ -3,11 +3,14 @@
 import re
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import nodeplug as n
+from nodeplug.testing import ScratchNode
+from nodeplug.testing.waiting import until
 from nodeplug.worker.memory import Memory
 
 if TYPE_CHECKING:
@@ -70,3 +73,22 @@ def test_a_plugin_that_runs_as_a_thread_is_refused_if_its_section_limits_it(play
         assert '`memory` cannot be kept; set `isolation = "process"`, or remove the key' in reason
 
     play(story)
+
+
+def test_a_daemon_that_has_more_memory_than_it_may_ends_in_order(short_path: Path) -> None:
+    section = '[plugins.guest]\nuses = "worker_guest:Guest"\nisolation = "thread"\n'
+    leak = '[plugins.guest.config]\nat = "inspect"\nhow = "leaks"\n'
+    node = ScratchNode(
+        short_path,
+        section + leak,
+        supervisor='listen = ""\nmemory = "200Mi"\n',
+        env={"PYTHONPATH": str(Path(__file__).parent)},
+    )
+    try:
+        node.start()
+        node.run("inspect", "guest")
+        until(lambda: not node.running)
+        assert "MiB and may use 200 MiB" in node.log
+        assert "plugin guest is unloaded" in node.log
+    finally:
+        node.kill()

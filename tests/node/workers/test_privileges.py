@@ -299,12 +299,6 @@ def test_status_and_check_config_say_who_runs_as_root(node: ScratchNode) -> None
         ("user = 54321", "user 54321 is not in passwd(5), so its group is not known; add `group`"),
         ('group = "nogroup"', "names a group without a user; add `user`"),
         ('user = "nobody"\ngroup = "nogrup"', "'nogrup' is no group of this node"),
-        ("tasks = 30", "limits tasks, which the kernel counts by user; add a `user` of its own"),
-        ('user = "root"\ntasks = 30', "limits tasks, which the kernel does not with root"),
-        (
-            'user = "nobody"\ntasks = 30\ncapabilities = ["CAP_SYS_ADMIN"]',
-            "limits tasks, which the kernel does not with CAP_SYS_ADMIN",
-        ),
         ('capabilities = ["CAP_NET_ADMN"]', "'CAP_NET_ADMN' is no capability; did you mean \"CAP_NET_ADMIN\"?"),
     ],
 )

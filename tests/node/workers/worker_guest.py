@@ -336,6 +336,18 @@ def _leak(_: n.Host) -> None:
         time.sleep(0.01)
 
 
+LEAK = "import time; kept = bytearray(b'x') * (160 << 20); time.sleep(3600)"
+
+
+def _start(*command: str, session: bool = False, group: int | None = None) -> Callable[[n.Host], None]:
+    """Start a child."""
+
+    def way(_: n.Host) -> None:
+        CHILDREN.append(subprocess.Popen(command, start_new_session=session, process_group=group))
+
+    return way
+
+
 def _start_threads(_: n.Host) -> None:
     """Start many, and end them before telling how many there were."""
     end = threading.Event()
@@ -382,6 +394,12 @@ WAYS: dict[str, Callable[[n.Host], None]] = {
     "reserves": _reserve,
     "leaks": _leak,
     "starts threads": _start_threads,
-    "starts a child": lambda _: CHILDREN.append(subprocess.Popen(["sleep", "3600"])),
+    "starts a child": _start("sleep", "3600"),
+    "starts a child in a group": _start("sleep", "3600", group=0),
+    "starts a child that leaks": _start(sys.executable, "-IS", "-c", LEAK),
+    "starts a child that is kept": _start("sleep", "3600", session=True),
+    "starts a child that is kept and grows": _start(
+        sys.executable, "-IS", "-c", f"import time; time.sleep(3); {LEAK}", session=True
+    ),
     "closes descriptors": lambda _: os.closerange(0, 256),
 }

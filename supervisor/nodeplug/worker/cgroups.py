@@ -1,0 +1,190 @@
+"""In which cgroup the daemon may make others, one for each worker with limits.
+
+Owns: which controllers can be used and why not, making cgroups, and sweeping those that a killed daemon left.
+Refuses: a cgroup that is not the daemon's own: one that nobody has delegated to it, or the root of a hierarchy; and
+what is not named as ours.
+
+In version 2 the daemon has to be in a leaf, LEAF, before the cgroup above may give controllers to its children
+(cgroup-v2.rst, "No Internal Process Constraint").
+"""
+
+import itertools
+import logging
+import os
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+from nodeplug.contract.errors import TryAgain
+from nodeplug.contract.journal import file_name
+from nodeplug.worker.cgroup import Cgroup, Part, enter, found, write
+from nodeplug.worker.hierarchies import UNIFIED, Hierarchy, delegated, hierarchies, members
+
+LOG: Final = logging.getLogger(__name__)
+LEAF: Final = "nodeplug-daemon"
+"""Where the daemon itself is in version 2; deploy/nodeplug.service has systemd start it there."""
+PREFIX: Final = "nodeplug-worker-"
+"""Before the process id of the daemon that made it."""
+Wanted = bool | Literal["auto"]
+
+
+class _Unusable(Exception):
+    """Why a controller cannot be used."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Base:
+    """The daemon's own cgroup in one hierarchy.
+
+    Attributes:
+        folder: below which others are made.
+        home: where the daemon is.
+        unified: whether it is of version 2.
+    """
+
+    folder: Path
+    home: Path
+    unified: bool = False
+
+
+class Cgroups:
+    """The cgroups of workers. Any thread may use it.
+
+    Args:
+        wanted: True: the daemon's cgroup is its own; False: it is not; "auto": it is if systemd says so.
+    """
+
+    def __init__(self, wanted: Wanted = False) -> None:
+        self._wanted = wanted
+        self._lock = threading.Lock()
+        self._prepared = False
+        self._bases: dict[str, _Base] = {}
+        self._lacking: dict[str, str] = {}
+        self._left: list[Cgroup] = []
+        self._numbers = itertools.count(1)
+
+    def prepare(self) -> None:
+        """Find out, once, what can be used, and remove what a killed daemon left. Does not raise; may block."""
+        with self._lock:
+            if self._prepared:
+                return
+            self._prepared = True
+            self._find()
+            for base in dict.fromkeys(self._bases.values()):
+                _sweep(base)
+
+    def lacks(self, controller: str) -> str:
+        """Return why a controller (`memory` or `pids`) cannot be used; nothing if it can. May block."""
+        self.prepare()
+        return self._lacking.get(controller, "")
+
+    def make(self, name: str, memory: int | None, tasks: int | None) -> Cgroup:
+        """Make the cgroup of a plugin's worker, with the limits that it can keep. May block.
+
+        Raises:
+            TryAgain: the kernel refuses.
+        """
+        limits = {"memory": memory, "pids": tasks}
+        usable = {one: limit for one, limit in limits.items() if limit is not None and not self.lacks(one)}
+        child = f"{PREFIX}{os.getpid()}-{next(self._numbers)}-{file_name(name)}"
+        parts = []
+        for base in dict.fromkeys(self._bases[one] for one in usable):
+            here = {one: limit for one, limit in usable.items() if self._bases[one] == base}
+            part = Part(base.folder / child, base.home, here.get("memory"), here.get("pids"), base.unified)
+            parts.append(part)
+        made = Cgroup(tuple(parts))
+        try:
+            for part in parts:
+                part.make()
+        except OSError as error:
+            self.remove(made)
+            raise TryAgain(f"the daemon cannot make a cgroup for plugin {name!r}: {_told(error)}") from None
+        return made
+
+    def remove(self, cgroup: Cgroup, session: int = 0) -> None:
+        """Remove the cgroup of a worker that has ended; see `Cgroup.remove`. May block."""
+        with self._lock:
+            left, self._left = self._left, []
+        for one in left:
+            if not one.remove():
+                self._left.append(one)
+        if not cgroup.remove(session):
+            LOG.warning("%s stays until the next plugin ends: a process in it does not die", cgroup.parts[0].folder)
+            self._left.append(cgroup)
+
+    def _find(self) -> None:
+        if self._wanted is False:
+            self._lacking = dict.fromkeys(("memory", "pids"), "`cgroups` is false")
+            return
+        try:
+            places = hierarchies()
+        except (OSError, ValueError) as error:
+            LOG.warning("the daemon's own cgroup is not known: %s", error)
+            places = {}
+        for controller in ("memory", "pids"):
+            try:
+                base = self._bases[controller] = self._base(controller, places)
+                LOG.info("cgroups in %s limit the %s of plugins", base.folder, controller)
+            except _Unusable as error:
+                self._lacking[controller] = str(error)
+                LOG.info("no cgroup limits the %s of plugins: %s", controller, error)
+
+    def _base(self, controller: str, places: Mapping[str, Hierarchy]) -> _Base:
+        unified = controller not in places
+        own = places.get(UNIFIED if unified else controller)
+        if own is None:
+            raise _Unusable("no hierarchy that has it is mounted where the daemon could see itself")
+        if own.is_root:
+            raise _Unusable("the daemon is in the root of the hierarchy")
+        started_there = unified and own.path.name == LEAF
+        if self._wanted == "auto":
+            _check_delegated(own, places, unified=unified, started_there=started_there)
+        folder = own.folder.parent if started_there else own.folder
+        if not os.access(folder, os.W_OK):
+            raise _Unusable(f"{folder} is read-only")
+        if not unified:
+            return _Base(folder, folder)
+        _enable(controller, folder)
+        return _Base(folder, folder / LEAF, unified=True)
+
+
+def _check_delegated(own: Hierarchy, places: Mapping[str, Hierarchy], *, unified: bool, started_there: bool) -> None:
+    given = delegated(places, LEAF)
+    if given is None:
+        raise _Unusable("systemd has delegated none to the daemon (Delegate=)")
+    if given != (own.path.parent if started_there else own.path):
+        raise _Unusable(f"systemd has delegated {given}, and the daemon is in {own.path}")
+    if unified and not started_there:
+        # A daemon that moved there, was killed, and left what containers use, could not be started again: its unit's
+        # cgroup may have no process while it gives controllers to its children.
+        raise _Unusable(f"systemd has not started the daemon in {LEAF} (DelegateSubgroup=, since its version 254)")
+
+
+def _enable(controller: str, folder: Path) -> None:
+    """Give a controller to the children of a cgroup of version 2, and move its processes into a leaf before."""
+    try:
+        if controller not in (folder / "cgroup.controllers").read_text(encoding="ascii").split():
+            raise _Unusable(f"{folder} does not have it")
+        (folder / LEAF).mkdir(exist_ok=True)
+        for _ in range(10):  # they may have children meanwhile
+            for pid in members(folder):
+                enter(folder / LEAF, pid)
+        write(folder / "cgroup.subtree_control", f"+{controller}")
+    except OSError as error:
+        raise _Unusable(_told(error)) from None
+
+
+def _sweep(base: _Base) -> None:
+    """Remove what daemons left that have ended; one that lives, such as one that is being replaced, keeps its own."""
+    living = {*members(base.folder), *members(base.home)} - {os.getpid()}
+    for folder in base.folder.glob(f"{PREFIX}*"):
+        daemon, dash, _ = folder.name.removeprefix(PREFIX).partition("-")
+        if not (dash and daemon.isdecimal() and int(daemon) in living):
+            gone = found(folder, base.home).remove()
+            LOG.log(logging.INFO if gone else logging.WARNING, "%s %s", folder, "is removed" if gone else "stays")
+
+
+def _told(error: OSError) -> str:
+    return f"{error.strerror}: {error.filename}"

@@ -1,0 +1,77 @@
+"""A node without another process or thread: a plugin that needs one waits for it, and no other plugin notices."""
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from tests.node.workers.own_cgroups import OwnCgroups, own_cgroups, skip_without
+
+import nodeplug as n
+from nodeplug.worker.cgroup import write
+
+if TYPE_CHECKING:
+    from tests.node.workers.conftest import Guests
+
+Play = Callable[..., None]
+
+
+@pytest.fixture
+def pids() -> Iterator[Path]:
+    """Limit the tasks of this process and of all that it starts."""
+    with own_cgroups() as own:
+        skip_without(own, "pids")
+        yield _limited(own)
+
+
+def _limited(own: OwnCgroups) -> Path:
+    return own.of("pids")
+
+
+def tasks(pid: int) -> int:
+    return len(list(Path(f"/proc/{pid}/task").iterdir()))
+
+
+@pytest.mark.parametrize("left", range(6))
+def test_a_plugin_waits_for_a_process_and_for_the_threads_that_it_needs(left: int, pids: Path, play: Play) -> None:
+    async def story(guests: "Guests") -> None:
+        await guests.apply(guest=guests.section(), other=guests.section(name="b"))
+        for name in ("guest", "other"):
+            await guests.call("device_allocate", name=name)
+        slot, other, first = guests.lifecycle.registry.slots["guest"], guests.pid("other"), guests.pid()
+        used = int((pids / "pids.current").read_text(encoding="ascii")) - tasks(first)
+        write(pids / "pids.max", used + left)
+        os.kill(first, signal.SIGKILL)
+        await guests.until(lambda: slot.state == "failed" or (slot.state == "running" and guests.pid() != first))
+        if left < 2:
+            assert slot.state == "failed"
+            assert "TasksMax" in slot.reason
+        for _ in range(3):
+            await guests.call("device_allocate", name="other")
+        write(pids / "pids.max", "max")
+        await guests.until(lambda: slot.state == "running" and guests.pid() != first)
+        assert (await guests.call("device_allocate")).env == {"PID": str(guests.pid())}
+        assert guests.pid("other") == other
+        assert guests.lifecycle.registry.slots["other"].restarts.count == 0
+
+    play(story)
+
+
+def test_who_asks_a_plugin_that_has_no_process_is_told_which_limit_to_raise(pids: Path, play: Play) -> None:
+    async def story(guests: "Guests") -> None:
+        await guests.apply(guest=guests.section())
+        slot, first = guests.lifecycle.registry.slots["guest"], guests.pid()
+        used = int((pids / "pids.current").read_text(encoding="ascii")) - tasks(first)
+        write(pids / "pids.max", used + 1)  # the thread that loads it
+        os.kill(first, signal.SIGKILL)
+        await guests.until(lambda: slot.state == "failed")
+        with pytest.raises(n.TryAgain, match=r"cannot .*TasksMax"):
+            await guests.call("device_allocate")
+        retry = slot.retry_after
+        await guests.until(lambda: slot.retry_after > retry)
+        write(pids / "pids.max", "max")
+        await guests.until(lambda: slot.state == "running")
+
+    play(story)
