@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from nodeplug.testing import ScratchNode
+from nodeplug.worker.cgroups import LEAF
 
 SIGN = b"WATCHDOG=1"
 UNIT = Path(__file__).parents[2] / "deploy" / "nodeplug.service"
@@ -97,3 +98,14 @@ def test_the_unit_replaces_a_frozen_daemon_and_never_gives_up() -> None:
     assert unit["Unit"]["StartLimitIntervalSec"] == "0"
     assert (unit["Service"]["Type"], unit["Service"]["Restart"]) == ("notify", "always")
     assert int(unit["Service"]["WatchdogSec"]) > 0
+
+
+def test_no_limit_of_the_unit_ends_what_plugins_have_started_for_containers() -> None:
+    unit = configparser.RawConfigParser(strict=False)
+    unit.optionxform = str  # type: ignore[assignment, method-assign]  # keys of units have capitals
+    unit.read(UNIT)
+    service = unit["Service"]
+    assert service["KillMode"] == "process"
+    assert {"MemoryMax", "MemoryHigh", "RuntimeMaxSec"}.isdisjoint(service)
+    assert service["Delegate"].split() == ["memory", "pids"]
+    assert service["DelegateSubgroup"] == LEAF

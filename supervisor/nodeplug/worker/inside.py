@@ -61,7 +61,8 @@ class Inside:
         threading.Thread(target=self._serve, args=(channel,), name="waits for a call", daemon=True).start()
 
     def _refuse(self, channel: Channel, error: RuntimeError) -> None:
-        text = f"the process of plugin {self._name!r} cannot start another thread ({error}); raise its task limit"
+        whose = f"the process of plugin {self._name!r}" if self._name else "a plugin's process"
+        text = f"{whose} cannot start another thread ({error}); raise its `tasks`, or TasksMax of the daemon's unit"
         with suppress(Closed):
             channel.receive(first=True).close()
             channel.send(write_error(TryAgain(text)))
