@@ -23,30 +23,7 @@ if TYPE_CHECKING:
 
 Play = Callable[[Any], None]
 HERE = Path(__file__).parent
-POINTS = "[nodeplug.v1]\nacme = acme:Acme\nguest = acme_guest:Guest\nlost = acme_lost:Lost\nbroken = acme_broken:No\n"
 pytestmark = pytest.mark.unprivileged
-
-
-def pack(folder: Path, version: str) -> None:
-    """Make the wheels of a plugin, and of the library that only it has."""
-    environments.pack_modules("acme_library", version, folder, points="", acme_library=f"VERSION = {version!r}\n")
-    environments.pack_modules(
-        "acme",
-        version,
-        folder,
-        points=POINTS,
-        needs=["nodeplug", f"acme_library=={version}"],
-        acme=(HERE / "acme.py").read_text(),
-        acme_guest=(HERE / "worker_guest.py").read_text(),
-        acme_broken="raise LookupError('there is no card')\n",
-    )
-
-
-@pytest.fixture(scope="session")
-def acme_wheels(wheels: Path) -> Path:
-    for version in ("1.0", "2.0"):
-        pack(wheels, version)
-    return wheels
 
 
 @pytest.fixture(scope="session")
