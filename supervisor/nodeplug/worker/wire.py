@@ -125,6 +125,8 @@ class Channel:
     def flush(self) -> None:
         """Send what is left of the last message, however long that takes; raise Closed if the other end is gone."""
         rest, self._unsent = self._unsent, memoryview(b"")
+        if not rest:  # to send nothing fails, too, when the other end has answered and gone
+            return
         try:
             self._end.sendall(rest)
         except OSError as error:

@@ -1,0 +1,50 @@
+"""The wire between the daemon and a worker, on real sockets."""
+
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from nodeplug.worker.wire import Broken, Channel, Closed, Message
+
+LONG = Message({"op": "hook"}, b'"' + b"x" * (4 << 20) + b'"')
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[Channel, Channel]]:
+    one, other = (Channel(end) for end in socket.socketpair())
+    yield one, other
+    one.close()
+    other.close()
+
+
+def test_a_message_that_has_left_needs_nobody_at_the_other_end(ends: tuple[Channel, Channel]) -> None:
+    one, other = ends
+    one.send_at_once(Message({"op": "hook"}))
+    other.close()  # it has what it needs
+    one.flush()
+
+
+def test_what_does_not_fit_is_sent_when_somebody_waits(ends: tuple[Channel, Channel]) -> None:
+    one, other = ends
+    assert not one.send_at_once(LONG)
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(other.receive, first=True)
+        one.flush()
+        assert reading.result().body == LONG.body
+
+
+def test_who_reads_nothing_is_told_apart_without_waiting(ends: tuple[Channel, Channel]) -> None:
+    one, _ = ends
+    one.send_at_once(LONG)
+    with pytest.raises(Broken, match="it answers requests that it has not read"):
+        one.send_at_once(LONG)
+
+
+def test_the_rest_of_a_message_is_not_sent_to_nobody(ends: tuple[Channel, Channel]) -> None:
+    one, other = ends
+    one.send_at_once(LONG)
+    other.close()
+    with pytest.raises(Closed):
+        one.flush()
