@@ -11,24 +11,18 @@ plugin's code, and may be large, slow, or hang.
 import json
 import logging
 import sys
-import traceback
-from collections import deque
 from contextlib import nullcontext
 from datetime import UTC, datetime
 from typing import Any, Final, Literal, TextIO
 
 from nodeplug.contract.errors import SHOWN, clip
+from nodeplug.contract.tracebacks import traced
 from nodeplug.hosting.call import CURRENT
 
 Format = Literal["text", "json"]
 _OURS: Final = "nodeplug"
 MESSAGE: Final = 2 * SHOWN
 """Characters of a message: an error's text, and what the daemon adds."""
-TRACE: Final = 4 * SHOWN
-"""Characters of a traceback."""
-_FIRST: Final = 20
-_LAST: Final = 60
-"""Parts of a traceback that are kept: frames and exception texts."""
 
 
 def configure(level: str, form: Format, stream: TextIO | None = None) -> logging.Handler:
@@ -66,20 +60,13 @@ class _Handler(logging.StreamHandler[TextIO]):
 
 
 def _trace(record: logging.LogRecord) -> str:
-    """Format a record's traceback; of a long one the beginning and, mainly, the end."""
+    """Format a record's traceback."""
     if not record.exc_info:
         return str(getattr(record, "trace", ""))  # of another process
     kind, error, place = record.exc_info
     if kind is None or error is None:
         return ""
-    head: list[str] = []
-    tail: deque[str] = deque(maxlen=_LAST)
-    for piece in traceback.TracebackException(kind, error, place, compact=True).format():
-        (head if len(head) < _FIRST else tail).append(clip(piece))
-    text = "".join([*head, *tail])
-    if len(text) <= TRACE:
-        return text
-    return f"{text[: TRACE // 4]}\n  ...[{len(text) - TRACE} more characters]\n{text[-TRACE * 3 // 4 :]}"
+    return traced(error, kind, place)
 
 
 def _message(record: logging.LogRecord) -> str:

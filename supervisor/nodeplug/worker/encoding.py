@@ -16,6 +16,7 @@ from pydantic_core import PydanticSerializationError
 
 from nodeplug.contract.errors import WIRES, DelegateFailed, InvalidRequest, PluginError, bounded, clip, text_of
 from nodeplug.contract.hookspecs import HOOKS
+from nodeplug.contract.tracebacks import TRACE, traced
 from nodeplug.contract.values import (
     Claim,
     CniClaim,
@@ -182,7 +183,6 @@ class Stray(Exception):
 
 
 _FRAMES: Final = 20
-_TRACE: Final = 16 << 10
 
 
 def write_error(error: BaseException, more: Callable[[PluginError], Mapping[str, Any]] = lambda _: {}) -> Message:
@@ -195,7 +195,7 @@ def write_error(error: BaseException, more: Callable[[PluginError], Mapping[str,
         return Message(head | code | dict(more(error)))
     frames = "".join(traceback.format_tb(error.__traceback__, limit=-_FRAMES))
     try:
-        whole = "".join(traceback.format_exception(error))
+        whole = traced(error)
     except BaseException:
         whole = f"{frames}(its text cannot be read)"
     return Message(
@@ -203,8 +203,8 @@ def write_error(error: BaseException, more: Callable[[PluginError], Mapping[str,
             "op": "stray",
             "kind": clip(type(error).__name__, 100),
             "text": text_of(error),
-            "frames": clip(frames, _TRACE),
-            "whole": whole if len(whole) <= _TRACE else f"{whole[: _TRACE // 4]}\n...\n{whole[-_TRACE * 3 // 4 :]}",
+            "frames": clip(frames, TRACE),
+            "whole": whole,
         }
     )
 

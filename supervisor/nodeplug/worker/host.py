@@ -6,7 +6,6 @@ Refuses: state: the journal's files, who holds what and other plugins are the da
 
 import builtins
 import logging
-import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
@@ -18,6 +17,7 @@ from typing import Any, Final
 from nodeplug.contract.errors import PluginError, TryAgain, clip
 from nodeplug.contract.host import FormerSection, Host
 from nodeplug.contract.journal import Entry, Journal
+from nodeplug.contract.tracebacks import traced
 from nodeplug.contract.values import CniRequest, CniResult, Holding, ResourceName
 from nodeplug.worker.encoding import Stray, read_error, read_holdings, read_result, write_delegated
 from nodeplug.worker.wire import Broken, Channel, Closed, Control, Message
@@ -171,7 +171,8 @@ class ToDaemon(logging.Handler):
     def handle(self, record: logging.LogRecord) -> bool:
         """Format without a lock, and send."""
         try:
-            trace = "".join(traceback.format_exception(*record.exc_info)) if record.exc_info else ""
+            error = record.exc_info[1] if record.exc_info else None
+            trace = traced(error) if error is not None else ""
             head = {
                 "op": "log",
                 "level": record.levelno,
