@@ -69,6 +69,7 @@ class Gpu:
     """GPUs for pods."""
 
     Config = GpuConfig
+    isolation = "thread"
     example: ClassVar = {
         "config": {
             "driver": "simulated",

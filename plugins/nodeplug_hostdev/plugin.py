@@ -51,6 +51,7 @@ class HostDev:
     """Device nodes of the host as extended resources."""
 
     Config = HostDevConfig
+    isolation = "thread"
     example: ClassVar[Example] = {
         "config": {
             "resources": [{"resource": "example.com/zero", "groups": [{"nodes": [{"path": "/dev/zero"}], "count": 4}]}]

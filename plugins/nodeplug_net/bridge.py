@@ -41,6 +41,7 @@ class Bridge:
     """The plugin."""
 
     Config = BridgeConfig
+    isolation = "thread"
     example: ClassVar[Example] = {
         "config": {"data_dir": "{scratch}/addresses"},
         "cni": {

@@ -34,6 +34,7 @@ class HostLocal:
     """The plugin."""
 
     Config = HostLocalConfig
+    isolation = "thread"
     example: ClassVar[Example] = {
         "config": {"data_dir": "{scratch}/addresses"},
         "cni": {"type": "nodeplug-host-local", "ipam": {"subnet": "10.88.0.0/24"}},

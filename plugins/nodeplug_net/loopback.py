@@ -49,6 +49,7 @@ class Loopback:
     """The plugin."""
 
     Config = LoopbackConfig
+    isolation = "thread"
 
     def __init__(self, config: LoopbackConfig, host: Host) -> None:
         self._names = config.names

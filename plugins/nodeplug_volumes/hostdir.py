@@ -86,6 +86,7 @@ class HostDir:
     """The plugin."""
 
     Config = HostDirConfig
+    isolation = "thread"
     example: ClassVar[Example] = {
         "config": {"roots": {"data": {"path": "{scratch}", "create": True}}},
         "volume_options": {"root": "data", "path": "one/volume", "create": "true"},

@@ -86,6 +86,7 @@ class LoopFile:
     """The plugin."""
 
     Config = LoopFileConfig
+    isolation = "thread"
     example: ClassVar[Example] = {"volume_options": {"name": "data", "size": "16Mi"}, "keeps_data": True}
 
     def __init__(self, config: LoopFileConfig, host: Host) -> None:

@@ -37,6 +37,7 @@ class Tmpfs:
     """The plugin."""
 
     Config = TmpfsConfig
+    isolation = "thread"
     example: ClassVar[Example] = {"volume_options": {"size": "4Mi"}}
 
     def __init__(self, config: TmpfsConfig, host: Host) -> None:

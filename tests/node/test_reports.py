@@ -47,8 +47,8 @@ class Plugin:
 """
 
 
-def section(name: str, tells: str = "well") -> str:
-    return f'[plugins.{name}]\nuses = "telling:Plugin"\nconfig.tells = "{tells}"\n'
+def section(name: str, tells: str = "well", isolation: str = "process") -> str:
+    return f'[plugins.{name}]\nuses = "telling:Plugin"\nisolation = "{isolation}"\nconfig.tells = "{tells}"\n'
 
 
 @pytest.fixture
@@ -84,12 +84,18 @@ def test_a_name_that_nobody_has_is_told_with_those_that_exist(node: Callable[...
 
 
 @pytest.mark.parametrize(
-    ("tells", "said"), [("nothing that is JSON", "is not JSON"), ("an error", "the card is being reset")]
+    ("isolation", "tells", "said"),
+    [
+        ("thread", "nothing that is JSON", "is not JSON"),
+        ("process", "nothing that is JSON", "what inspect returned cannot cross to another process"),
+        ("thread", "an error", "the card is being reset"),
+        ("process", "an error", "the card is being reset"),
+    ],
 )
 def test_an_inspection_that_fails_is_told_in_a_sentence(
-    node: Callable[..., ScratchNode], tells: str, said: str
+    node: Callable[..., ScratchNode], isolation: str, tells: str, said: str
 ) -> None:
-    ended = node(section("one", tells)).run("inspect", "one")
+    ended = node(section("one", tells, isolation)).run("inspect", "one")
     assert ended.returncode == 1
     assert said in ended.stderr
 

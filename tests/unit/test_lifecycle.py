@@ -69,7 +69,7 @@ def fresh_record() -> None:
 
 
 def section(**config: Any) -> PluginSection:
-    return PluginSection(uses=f"{__name__}:Recorded", config=config)
+    return PluginSection(uses=f"{__name__}:Recorded", isolation="thread", config=config)
 
 
 @pytest.fixture

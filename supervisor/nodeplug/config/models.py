@@ -153,7 +153,9 @@ class PluginSection(_Model):
     uses: str = Field("", description="Entry-point name or `module:Class`; empty: the section's own name.")
     enabled: bool = Field(True, description="False keeps the section without the plugin.")
     isolation: Literal["thread", "process"] | None = Field(
-        None, description="'process': in a process of its own; 'thread': in the daemon; default: as the plugin asks."
+        None,
+        description="'process': in a process of its own; 'thread': in the daemon; default: as the plugin's class asks, "
+        "and a process if it does not.",
     )
     python: Annotated[str, AfterValidator(_check_program)] = Field(
         "",

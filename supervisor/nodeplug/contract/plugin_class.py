@@ -42,8 +42,9 @@ class Example(TypedDict, total=False):
 class PluginClass(Protocol):
     """A class with `@hookimpl` methods, constructed once for each section that uses it.
 
-    Two optional attributes: `Config`, a pydantic model with which the host validates the section's `config` before it
-    constructs (without it every key is an error), and `example`, an `Example`.
+    Three optional attributes: `Config`, a pydantic model with which the host validates the section's `config` before it
+    constructs (without it every key is an error), `example`, an `Example`, and `isolation`: "thread" asks to run in the
+    daemon itself, where the section does not say otherwise; without it a plugin has a process of its own.
     """
 
     def __call__(self, config: Any, host: Host) -> object:

@@ -1,6 +1,7 @@
 """Where an instance of a plugin comes to be: in a thread of the daemon, or in a process of its own.
 
-Owns: which of the two, and that no process stays when its plugin cannot be loaded.
+Owns: which of the two (the section decides, then the class; then it is a process), and that no process stays when its
+plugin cannot be loaded.
 Refuses: what the contract demands of a plugin (`nodeplug.loading`), and what becomes of it afterwards (`lifecycle`).
 """
 
@@ -72,20 +73,29 @@ class Construction:
         instance.examined = Examined(distribution=place.distribution if place else python)  # even if it is refused
         if alone:
             self.give(instance.name, instance.section)
-        if instance.section.isolation == "process":
-            examined = self._in_process(instance, place or instance.uses, ended)
-            if not examined.wrappers:
-                return examined
-            _check_thread(instance, "it wraps hooks of other plugins")
-            LOG.warning("plugin %s wraps hooks of other plugins, so it runs as a thread of the daemon", instance.name)
+        asked = instance.section.isolation
+        if asked == "thread":
+            return self._in_thread(instance, place, "its section says so")
+        if asked is None and place is not None and place.bundled and place.load().asks_for_thread:
+            return self._in_thread(instance, place, "its class asks for that")
+        try:
+            return self._in_process(instance, place or instance.uses, ended)
+        except remote.NeedsThread as need:
+            level = logging.WARNING if asked == "process" else logging.INFO
+            LOG.log(level, "plugin %s runs as a thread of the daemon: %s", instance.name, need)
             instance.end_process()
             instance.worker = None
-        _check_thread(instance, 'its section does not say `isolation = "process"`')
-        found = (place or place_of(instance.uses)).load()
+            return self._in_thread(instance, place, str(need))
+
+    def _in_thread(self, instance: Instance, place: Place | None, why: str) -> Examined:
+        _check_thread(instance, why)
+        instance.isolation = "thread"
         make_host = partial(self.make_host, instance.name)
+        found = (place or place_of(instance.uses)).load()
         return construct(instance.name, found, instance.section.config, make_host, self.tell)
 
     def _in_process(self, instance: Instance, place: Place | str, ended: Callable[[str], None]) -> Examined:
+        instance.isolation = "process"
         host = self.make_host(instance.name)
         section = instance.section
         privileges, limits = self._allowance(instance)

@@ -31,12 +31,17 @@ from nodeplug.worker.wire import Broken, Message
 LOG: Final = logging.getLogger(__name__)
 
 
+class NeedsThread(Exception):
+    """A plugin is to run in the daemon instead; the message says why."""
+
+
 def load(
     worker: Worker, place: Place | str, section: PluginSection, host: Host, tell: Callable[[Location, str], str]
 ) -> Examined:
     """Load the plugin of a section in a process, which finds its class itself if it gets a name. May block.
 
     Raises:
+        NeedsThread: its class asks for a thread, where the section leaves it the choice, or it has wrappers.
         PluginRefused: it cannot be loaded.
         TryAgain: the process ended.
     """
@@ -45,12 +50,15 @@ def load(
         "uses": place.uses if isinstance(place, Place) else place,
         "config": tomli_w.dumps(section.config),
         "host": about(host),
+        "chooses": section.isolation is None and not section.python,
         "level": logging.getLogger("nodeplug").getEffectiveLevel(),
     }
     reply = worker.load(host, head)
     try:
         if reply.op != "answer":
             raise _refusal(reply, tell)
+        if "thread" in reply.head:
+            raise NeedsThread(reply.text("thread"))
         return _examined(worker, reply)
     except Broken as error:
         worker.kill(f"it broke the wire: {error}")
@@ -90,17 +98,17 @@ def _raise(error: PluginError) -> None:
 
 
 def _examined(worker: Worker, reply: Message) -> Examined:
-    hooks, wrappers = _names(reply, "hooks"), _names(reply, "wrappers")
+    hooks = _hooks(reply)
     claims = read_claims(reply.head.get("claims"))
     prepare([*hooks])
     plugin = type("PluginInProcess", (), {hook: hookimpl(_method(worker, hook)) for hook in hooks})()
-    return Examined(plugin, reply.text("distribution"), claims, hooks, wrappers, callers(plugin, hooks, ()))
+    return Examined(plugin, reply.text("distribution"), claims, hooks, frozenset(), callers(plugin, hooks, ()))
 
 
-def _names(reply: Message, which: str) -> frozenset[str]:
-    names = reply.head.get(which)
+def _hooks(reply: Message) -> frozenset[str]:
+    names = reply.head.get("hooks")
     if not isinstance(names, list) or not set(ANSWERS).issuperset(names):
-        raise Broken(f"its {which} are none of the contract")
+        raise Broken("its hooks are none of the contract")
     return frozenset(names)
 
 

@@ -69,6 +69,7 @@ class Instance:
         examined: what was found when it was constructed; empty before.
         callers: by hook name; calls the plugin and, once registered, all wrappers, later ones included.
         wrapped: its hooks that other plugins wrap, so that a call of one needs a thread of the daemon.
+        isolation: where it runs, or is to run.
         worker: the process that it runs in; None for a thread of the daemon, and until there is one.
         instead_of: the instance whose place it is to take, if only that one's; it is not needed when another has it.
         abandoned: nobody waits for its construction any more.
@@ -81,6 +82,7 @@ class Instance:
     examined: Examined = field(default_factory=Examined)
     callers: dict[str, Callable[..., Any]] = field(default_factory=dict)
     wrapped: frozenset[str] = frozenset()
+    isolation: Literal["thread", "process"] = "thread"
     worker: Worker | None = None
     instead_of: "Instance | None" = None
     abandoned: bool = False
@@ -117,11 +119,6 @@ class Instance:
     def who(self) -> str:
         """The plugin by section and distribution, for messages."""
         return f"plugin {self.name!r} of {self.distribution}"
-
-    @property
-    def isolation(self) -> Literal["thread", "process"]:
-        """Where it runs, or is to run."""
-        return "process" if self.section.isolation == "process" and not self.examined.wrappers else "thread"
 
     def elsewhere(self, hook: str) -> Worker | None:
         """Return the process that a hook runs in, if nothing is around it in this one."""

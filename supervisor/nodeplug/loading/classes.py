@@ -54,6 +54,15 @@ class Found:
         model: type[BaseModel] = getattr(self.cls, "Config", NoConfig)
         return model
 
+    @property
+    def asks_for_thread(self) -> bool:
+        """Whether it wants to run in the daemon, where the administrator does not say otherwise."""
+        asked = getattr(self.cls, "isolation", "process")
+        if asked not in {"thread", "process"}:
+            who = f"plugin class {self.cls.__name__} of {self.distribution}"
+            raise PluginRefused(f'{who} asks for isolation {asked!r}; there are "thread" and "process"')
+        return bool(asked == "thread")
+
 
 _FORGETTING: Final = threading.Lock()
 """Plugins are found in several threads, and importlib fails when another thread clears the same cache."""
@@ -68,12 +77,14 @@ class Place:
         module: to import.
         attribute: of the module; may have dots.
         distribution: that brings it, or its module.
+        bundled: it comes with the daemon.
     """
 
     uses: str
     module: str
     attribute: str
     distribution: str
+    bundled: bool = False
 
     def load(self, advice: str = "into this environment, or name its folder in PYTHONPATH") -> "Found":
         """Import the class. In the thread of its loading: the module is plugin code.

@@ -16,6 +16,8 @@ from nodeplug.loading.classes import Found, Place, PluginRefused
 
 _VERSIONED: Final = re.compile(r"nodeplug(?:\.v([0-9]+))?")
 """Entry-point groups of plugins; the one without a version belongs to the contract before version 1."""
+_OWN: Final = "nodeplug"
+"""The distribution of the daemon and the bundled plugins."""
 
 
 def installed() -> Mapping[str, EntryPoint]:
@@ -58,7 +60,8 @@ def place_of(uses: str, known: Mapping[str, EntryPoint] | None = None) -> Place:
     point = known[uses]
     distribution = f"{point.dist.name} {point.dist.version}" if point.dist is not None else point.value
     _refuse_other_version(point, distribution)
-    return Place(uses, point.module, point.attr, distribution)
+    bundled = point.dist is not None and point.dist.name == _OWN
+    return Place(uses, point.module, point.attr, distribution, bundled)
 
 
 def _refuse_other_version(point: EntryPoint, origin: str) -> None:

@@ -104,6 +104,8 @@ class Inside:
         for ours in ("nodeplug", "plugin"):
             logging.getLogger(ours).setLevel(head["level"])
         found = Place(**head["place"]).load() if head["place"] else _find(head["uses"])
+        if head["chooses"] and found.asks_for_thread:
+            return Message({"op": "answer", "thread": "its class asks for that"})
         examined = self._examined = construct(
             self._name,
             found,
@@ -111,6 +113,8 @@ class Inside:
             lambda: make_host(self._door, head["host"]),
             lambda _place, text: text,
         )
+        if examined.wrappers:
+            return Message({"op": "answer", "thread": "it wraps hooks of other plugins"})
         prepare([*examined.hooks])
         return Message(
             {
@@ -118,7 +122,6 @@ class Inside:
                 "distribution": examined.distribution,
                 "claims": write_claims(examined.claims),
                 "hooks": sorted(examined.hooks),
-                "wrappers": sorted(examined.wrappers),
             }
         )
 

@@ -96,7 +96,7 @@ class Preparing(Things):
 
 
 def section(plugin: type = Things, **config: Any) -> PluginSection:
-    return PluginSection(uses=f"{plugin.__module__}:{plugin.__name__}", config=config)
+    return PluginSection(uses=f"{plugin.__module__}:{plugin.__name__}", isolation="thread", config=config)
 
 
 def hostdev(path: Path, mark: int) -> PluginSection:

@@ -129,11 +129,15 @@ class Node:
 
 
 def toml(sections: Mapping[str, Mapping[str, Any]]) -> str:
-    """Write one `[plugins.*]` table per section: its configuration, beside `cls` and `deadline`."""
+    """Write one `[plugins.*]` table per section: its configuration, beside `cls`, `deadline` and `isolation`.
+
+    In a thread of the daemon, where a fault could reach it; what only a process survives is in `tests/node/workers`.
+    """
     lines = []
     for name, keys in sections.items():
         config = dict(keys)
         lines += [f"[plugins.{name}]", f'uses = "misbehaving:{config.pop("cls", "Plugin")}"']
+        lines += [f'isolation = "{config.pop("isolation", "thread")}"']
         lines += [f'deadline.{hook} = "{value}"' for hook, value in config.pop("deadline", {}).items()]
         lines += [f"[plugins.{name}.config]", *(f"{key} = {json.dumps(value)}" for key, value in config.items())]
     return "\n".join(lines) + "\n"

@@ -11,9 +11,11 @@ FEW_KIB = 20_000
 PATIENT = {"cni_add": "60s"}
 
 
-@pytest.fixture(scope="module")
-def daemon(make_shared_node: Callable[..., Any]) -> Any:
-    return make_shared_node(faulty={"deadline": PATIENT}, other={})
+@pytest.fixture(scope="module", params=["thread", "process"])
+def daemon(make_shared_node: Callable[..., Any], request: pytest.FixtureRequest) -> Iterator[Any]:
+    node = make_shared_node(faulty={"deadline": PATIENT, "isolation": request.param}, other={})
+    yield node
+    node.scratch.stop()
 
 
 @pytest.fixture

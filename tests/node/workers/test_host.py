@@ -53,7 +53,7 @@ def test_a_plugin_with_wrappers_is_a_thread_and_wraps_the_calls_of_processes(
     async def story(guests: "Guests") -> None:
         policy = guests.section(uses="worker_guest:Policy")
         await guests.apply(policy=policy, guest=guests.section())
-        assert "plugin policy wraps hooks of other plugins, so it runs as a thread of the daemon" in caplog.text
+        assert "plugin policy runs as a thread of the daemon: it wraps hooks of other plugins" in caplog.text
         assert guests.lifecycle.registry.slots["policy"].instance.isolation == "thread"
         assert await guests.call("volume_expand") == 2 * 4096
         assert (guests.folder / "state" / "wrapped").read_text() == f"{os.getpid()} 4096"

@@ -189,6 +189,18 @@ class Guest:
         return n.VolumeStats(total=3, used=2, available=1)
 
 
+class Confident(Guest):
+    """Asks to run in the daemon."""
+
+    isolation = "thread"
+
+
+class Odd(Guest):
+    """Asks for what there is not."""
+
+    isolation = "container"
+
+
 class Policy(Guest):
     """Wraps what it does not own."""
 

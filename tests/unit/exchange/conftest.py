@@ -131,7 +131,7 @@ class Nets:
     request: Request = field(default_factory=Request)
 
     def section(self, kind: str = "Net", **config: Any) -> PluginSection:
-        return PluginSection(uses=f"{__name__}:{kind}", config=config)
+        return PluginSection(uses=f"{__name__}:{kind}", isolation="thread", config=config)
 
     def gate(self, what: str) -> threading.Event:
         """Let whoever writes `what` into `life` wait there until the event is set."""

@@ -207,6 +207,7 @@ class PrintsAndHangs(HangsInStart):
 
 class EndsTheDaemon(Tame):
     breaks = "daemon-runs-it", "the daemon ended with 3"
+    isolation = "thread"
 
     @hookimpl
     def start(self) -> None:

@@ -150,6 +150,7 @@ class EndsWithKubelet(Tame):
     """As many plugins do: their DaemonSet starts them again."""
 
     breaks = "registers-again-after-kubelet-restarts", ""
+    isolation = "thread"
     _seen: int = 0
 
     @hookimpl
