@@ -37,6 +37,7 @@ from nodeplug.hosting.slot import Slot
 from nodeplug.loading.discovery import find
 from nodeplug.observe.metrics import OK, Metrics
 from nodeplug.testing.conformance import RULES
+from nodeplug.testing.isolation import ISOLATIONS
 
 HERE: Final = Path(__file__).resolve().parent
 _BLOCK: Final = re.compile(r"(<!-- generated: (\w+)(?: ([\w.-]+))? -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -262,7 +263,8 @@ def _rules_of(style: str) -> str:
     for rule in RULES.values():
         if rule.style == style:
             hooks = ", ".join(f"`{hook}`" for hook in rule.hooks)
-            rows.append(f"| `{rule.name}` | {rule.expected} | {rule.source} | {hooks} |")
+            where = hooks if rule.isolation == ISOLATIONS else "a process of their own"
+            rows.append(f"| `{rule.name}` | {rule.expected} | {rule.source} | {where} |")
     return "\n".join(rows)
 
 

@@ -26,18 +26,18 @@ from nodeplug.testing.inventory import Inventory
 from nodeplug.testing.isolation import Isolation
 from nodeplug.testing.kubelet import BlockingKubelet
 from nodeplug.testing.place_holder import filled
+from nodeplug.testing.processes import MARK, kill_marked
 from nodeplug.testing.scratch_cni import new_netns, run_in
 from nodeplug.testing.scratch_node import ScratchNode
 
 DEVICE_POLL: Final = 0.2
-"""Seconds between two lists in the daemon of a rig."""
+"""Seconds between two lists in the daemon of a rig, unless it is told otherwise."""
 # A test changes something and waits for it: the daemon polls often, and installs what a changed configuration claims.
 # Compiling the entrypoints would cost each test more than their slower start.
 _SUPERVISOR: Final = f"""
 listen = ""
 install = true
 native_entrypoints = false
-device_poll = {DEVICE_POLL}
 podresources_poll = {DEVICE_POLL}
 """
 _NETWORK: Final = ("link ", "address ", "nft ")
@@ -56,6 +56,7 @@ class NodeRig:
         folder: is created; keep its path short: a socket's has at most 107 bytes.
         python_path: folders from which the daemon imports; by default what this process can import.
         supervisor: more keys of `[supervisor]`, in TOML.
+        device_poll: seconds between two lists in the daemon.
 
     Attributes:
         folder: the root of the node.
@@ -64,7 +65,9 @@ class NodeRig:
         untouched: the inventory before the first start of the daemon.
     """
 
-    def __init__(self, folder: Path, *, python_path: Sequence[str] = (), supervisor: str = "") -> None:
+    def __init__(
+        self, folder: Path, *, python_path: Sequence[str] = (), supervisor: str = "", device_poll: float = DEVICE_POLL
+    ) -> None:
         self.folder = folder
         self.scratch = scratch_of(folder)
         self.scratch.mkdir(parents=True)
@@ -73,7 +76,7 @@ class NodeRig:
             "PYTHONPATH": os.pathsep.join(python_path or forked.search_path()),
         }
         self.untouched = Inventory(frozenset())
-        self._supervisor = _SUPERVISOR + supervisor
+        self._supervisor = f"{_SUPERVISOR}device_poll = {device_poll}\n{supervisor}"
         self._netns: Netns | None = None
         self._network_asked = False
         self._node: ScratchNode | None = None
@@ -105,7 +108,7 @@ class NodeRig:
             plugins: the `[plugins.*]` tables, in TOML.
             isolation: how plugins run whose sections do not say; by default as the daemon decides.
         """
-        env = {"PYTHONPATH": self.env["PYTHONPATH"]}
+        env = {"PYTHONPATH": self.env["PYTHONPATH"], MARK: str(self.folder)}
         self._node = ScratchNode(
             self.folder, plugins, supervisor=self._supervisor, env=env, fork=True, isolation=isolation
         )
@@ -156,6 +159,7 @@ class NodeRig:
             self._kubelet.close()
         if self._node is not None:
             self._node.stop()
+        kill_marked(self.folder)
         with suppress(PluginError):  # the removal of the folder reports what is still mounted
             unmount_below(self.folder)
         _detach_loops(self.folder)

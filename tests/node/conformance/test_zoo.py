@@ -3,6 +3,7 @@
 import importlib
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from nodeplug.testing import Report
 from nodeplug.testing.conformance import RULES, conformance
+from nodeplug.testing.processes import MARK
 
 ZOO = Path(__file__).parent / "zoo"
 HOUSES = sorted(path.stem for path in ZOO.glob("zoo_*.py"))
@@ -59,7 +61,15 @@ def test_every_rule_has_a_plugin_that_breaks_it() -> None:
 
 
 @pytest.mark.parametrize(
-    "plugin", ["zoo_device:Tame", "zoo_device:Picky", "zoo_cni:Tame", "zoo_volume:Tame", "zoo_volume:Attached"]
+    "plugin",
+    [
+        "zoo_process:Tame",
+        "zoo_device:Tame",
+        "zoo_device:Picky",
+        "zoo_cni:Tame",
+        "zoo_volume:Tame",
+        "zoo_volume:Attached",
+    ],
 )
 def test_a_plugin_that_breaks_no_rule_passes_all(plugin: str, report: Report) -> None:
     assert report.plugin == plugin
@@ -124,3 +134,38 @@ def test_a_rule_that_needs_no_daemon_is_judged_once() -> None:
         "zoo_device:Tame", rules=["ids-are-short", "daemon-runs-it"], progress=lambda one: told.append(one.rule)
     )
     assert told == ["daemon-runs-it", "ids-are-short", "daemon-runs-it"]
+
+
+@pytest.mark.usefixtures("_path")
+def test_a_plugin_that_loses_its_process_breaks_one_rule_alone() -> None:
+    rules = [rule for rule, one in RULES.items() if one.style == "process"]
+    report = conformance("zoo_process:EndsItsProcess", rules=rules)
+    assert [finding.rule for finding in report.failed] == ["process-stays-alive"], str(report)
+
+
+@pytest.mark.usefixtures("_path")
+def test_a_plugin_that_runs_as_a_thread_is_not_judged_by_rules_for_a_process_of_its_own() -> None:
+    report = conformance("zoo_process:NeverRests", isolation="thread", rules=["idle-plugin-rests"])
+    assert report["idle-plugin-rests"].seen == "it is judged in a process alone"
+
+
+@pytest.mark.usefixtures("_path")
+def test_a_plugin_that_works_for_a_while_after_its_start_is_not_taken_for_one_that_never_rests() -> None:
+    report = conformance("zoo_process:WorksForAWhile", isolation="process", rules=["idle-plugin-rests"])
+    report.check()
+
+
+@pytest.mark.usefixtures("_path")
+def test_a_plugin_that_fills_a_cache_is_not_taken_for_one_that_grows() -> None:
+    rules = ["memory-stays-bounded", "descriptors-stay-bounded"]
+    report = conformance("zoo_process:FillsCache", isolation="process", rules=rules)
+    report.check()
+
+
+@pytest.mark.usefixtures("_path")
+def test_a_process_that_a_broken_plugin_leaves_is_ended_with_the_run() -> None:
+    conformance("zoo_process:LeavesChild", rules=["nothing-is-left-after-stop"])
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if (entry / "cmdline").read_bytes() == b"sleep\x0060\x00":
+                assert MARK.encode() not in (entry / "environ").read_bytes()

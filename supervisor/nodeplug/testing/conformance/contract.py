@@ -247,13 +247,18 @@ def daemon_runs_it(exam: Examination) -> str:
     return ""
 
 
-@rule("contract", "the daemon's hosts share one network and one mount table", "Undo in `stop` what `start` made.")
+@rule(
+    "contract",
+    "the daemon's host: its network, mounts and processes are everybody's",
+    "Undo in `stop` what `start` made.",
+)
 def nothing_is_left_after_stop(exam: Examination) -> str:
-    """Starting and stopping the daemon leaves no link, mount, loop device or nftables object behind."""
+    """Starting and stopping the daemon leaves no link, mount, loop device, nftables object or process behind."""
     if "claims" not in exam.rehearsal().document:
         raise NotApplicable(f"the plugin cannot be loaded: {exam.rehearsal().why_short}")
     exam.require_passed("daemon-runs-it")
     exam.stop()
-    if left := exam.left_since(exam.rig.untouched, files=False):
+    left = exam.left_since(exam.rig.untouched, files=False)
+    if left := [*left, *(f"+ process {command}" for command in exam.left_processes())]:
         raise Broken(few(left))
     return ""

@@ -7,7 +7,7 @@ Refuses: to judge. The node itself is `nodeplug.testing.rig`'s.
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
@@ -19,9 +19,10 @@ from nodeplug.testing.conformance.report import Style
 from nodeplug.testing.conformance.subject import Subject
 from nodeplug.testing.conformance.verdict import Broken, NotApplicable
 from nodeplug.testing.inventory import Inventory
-from nodeplug.testing.isolation import Isolation
+from nodeplug.testing.isolation import IN_WORDS, Isolation
 from nodeplug.testing.kubelet import BlockingKubelet
-from nodeplug.testing.rig import NodeRig
+from nodeplug.testing.processes import marked
+from nodeplug.testing.rig import DEVICE_POLL, NodeRig
 from nodeplug.testing.scratch_node import ScratchNode
 
 SECTION: Final = "subject"
@@ -48,6 +49,8 @@ class Examination:
         closing: what rules want closed with the node.
         network: the `Network` of the rules for CNI, once there is one.
         granted: what the plugin granted on this node, once a rule has asked.
+        rounds: the `Rounds` of the rules for processes, once there are some.
+        poll: seconds between two lists in the daemon of the next node.
     """
 
     def __init__(self, subject: Subject, folder: Path, patience: float) -> None:
@@ -59,17 +62,21 @@ class Examination:
         self.failed: set[str] = set()
         self.isolation: Isolation = "thread"
         self.asked = False
+        self.poll = DEVICE_POLL
         self._begin()
 
     def _begin(self) -> None:
         self._turn += 1
         self.folder = self._folder / str(self._turn)
-        self.rig = NodeRig(self.folder / "n", python_path=self._told.python_path, supervisor=_SUPERVISOR)
+        self.rig = NodeRig(
+            self.folder / "n", python_path=self._told.python_path, supervisor=_SUPERVISOR, device_poll=self.poll
+        )
         self.subject = self._told.within(self.rig.scratch)
         self._stopped = True
         self.closing = ExitStack()
         self.network: Any = None
         self.granted: Any = None
+        self.rounds: Any = None
 
     @property
     def patience(self) -> float:
@@ -99,7 +106,7 @@ class Examination:
             isolation: the way.
             failed: the rules that failed whatever the way is.
         """
-        self.isolation, self.failed = isolation, failed
+        self.isolation, self.failed, self.poll = isolation, failed, DEVICE_POLL
         self.renew()
 
     def close(self) -> None:
@@ -151,6 +158,15 @@ class Examination:
         """
         if style != "contract" and "claims" not in self.rehearsal().document:
             raise NotApplicable(f"the plugin cannot be loaded: {self.rehearsal().why_short}")
+
+    def require_isolation(self, isolation: Collection[Isolation]) -> None:
+        """Refuse what is not judged in the way in which the plugin runs.
+
+        Raises:
+            NotApplicable: it is not.
+        """
+        if self.isolation not in isolation:
+            raise NotApplicable(f"it is judged {IN_WORDS[next(iter(isolation))]} alone")
 
     def require_passed(self, name: str) -> None:
         """Refuse what builds on a rule that failed: one mistake is reported once.
@@ -219,16 +235,37 @@ class Examination:
         except PluginError as error:
             raise Broken(_end_of(str(error))) from None
         end = time.monotonic() + self.patience
-        while (state := self._state(node)) != ("running", ""):
+        while (state := self._state()) != ("running", ""):
             if time.monotonic() > end or state[0] == "refused" or not node.running:
                 raise Broken(f"in the daemon the plugin is {state[0]}: {state[1]}")
             time.sleep(0.05)
 
-    @staticmethod
-    def _state(node: ScratchNode) -> tuple[str, str]:
+    def row(self) -> dict[str, Any]:
+        """Return what `nodeplug status --json` says of the plugin.
+
+        Raises:
+            PluginError: the daemon does not answer.
+        """
+        return next(dict(row) for row in self._place().status()["plugins"] if row["name"] == SECTION)
+
+    @property
+    def pid(self) -> int:
+        """The process in which the plugin runs now: the daemon's, or its own.
+
+        Raises:
+            NotApplicable: it has none at the moment.
+        """
+        if self.isolation == "thread":
+            return self.node.pid
+        process = self.row()["process"]
+        if process is None:
+            raise NotApplicable("its process ended meanwhile")
+        return int(process["pid"])
+
+    def _state(self) -> tuple[str, str]:
         """Return the state of the plugin with the reason, which a busy daemon may report late."""
         try:
-            found = next(row for row in node.status()["plugins"] if row["name"] == SECTION)
+            found = self.row()
         except PluginError as error:
             return "unknown", str(error)
         return found["state"], "" if found["state"] == "running" else found["reason"]
@@ -248,6 +285,13 @@ class Examination:
         """Look at what the host's namespace and the node's folders hold."""
         self._place()
         return self.rig.inventory()
+
+    def left_processes(self) -> list[str]:
+        """Return the command lines of processes that are left of the stopped node, after some time."""
+        end = time.monotonic() + min(self.patience, 5.0)
+        while (left := sorted(command for _, command in marked(self.rig.folder))) and time.monotonic() < end:
+            time.sleep(0.05)
+        return left
 
     def left_since(self, before: Inventory, *, files: bool = True) -> list[str]:
         """Return what differs from before; see `NodeRig.left_since`."""

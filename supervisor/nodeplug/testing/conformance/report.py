@@ -11,10 +11,10 @@ from typing import Any, Final, Literal
 
 from nodeplug.testing.isolation import IN_WORDS, Isolation
 
-Style = Literal["contract", "device", "cni", "volume"]
+Style = Literal["contract", "device", "cni", "volume", "process"]
 Outcome = Literal["passed", "failed", "not-applicable"]
 _MARK: Final[Mapping[str, str]] = {"passed": "ok", "failed": "FAILED", "not-applicable": "-"}
-STYLES: Final[tuple[Style, ...]] = ("contract", "device", "cni", "volume")
+STYLES: Final[tuple[Style, ...]] = ("contract", "device", "cni", "volume", "process")
 _FEW: Final = 3
 
 
@@ -31,7 +31,7 @@ class Finding:
 
     Attributes:
         rule: its name, such as `second-del-succeeds`.
-        style: "contract", "device", "cni" or "volume".
+        style: "contract", "device", "cni", "volume" or "process".
         outcome: "passed", "failed" or "not-applicable".
         expected: the rule as a sentence.
         source: who demands it, such as a section of the CNI specification.
@@ -66,7 +66,7 @@ def merged(findings: Sequence[Finding]) -> Finding:
     telling = next(found for found in ranked if found)
     judged = tuple(way for one in findings for way in one.isolation)
     texts = list(dict.fromkeys(one.seen for one in telling))
-    seen = texts[0]
+    seen = texts[-1] if telling[0].outcome == "not-applicable" else texts[0]
     if telling[0].outcome == "failed" and (len(texts) > 1 or len(telling) < len(judged)):
         seen = "\n".join(f"{''.join(f'{IN_WORDS[way]}: ' for way in one.isolation)}{one.seen}" for one in telling)
     return replace(telling[0], seen=seen, isolation=judged)

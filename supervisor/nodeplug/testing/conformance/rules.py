@@ -17,6 +17,7 @@ from nodeplug.contract.errors import PluginError
 from nodeplug.testing.conformance.examination import Examination
 from nodeplug.testing.conformance.report import STYLES, Style
 from nodeplug.testing.conformance.verdict import NotApplicable
+from nodeplug.testing.isolation import ISOLATIONS, Isolation
 
 Judge = Callable[[Examination], str]
 
@@ -27,13 +28,14 @@ class Rule:
 
     Attributes:
         name: in kebab case; stable.
-        style: "contract" holds for every plugin, the others for plugins with a claim of that kind.
+        style: "contract" and "process" hold for every plugin, the others for plugins with a claim of that kind.
         expected: the rule as a sentence.
         source: who demands it.
         advice: what to do when it is broken.
         judge: looks, and answers what it saw.
         hooks: the rule applies to plugins that have all of these.
         root: whether judging takes root.
+        isolation: the ways to run the plugin in which it is judged.
     """
 
     name: str
@@ -44,6 +46,7 @@ class Rule:
     judge: Judge
     hooks: tuple[str, ...] = ()
     root: bool = False
+    isolation: tuple[Isolation, ...] = ISOLATIONS
 
 
 RULES: Final[dict[str, Rule]] = {}
@@ -52,7 +55,14 @@ NEEDS_ROOT: Final = "it needs root: run it as root to know"
 _ROOTED: Final = frozenset({"cni", "volume"})
 
 
-def rule(style: Style, source: str, advice: str, *hooks: str, root: bool | None = None) -> Callable[[Judge], Judge]:
+def rule(
+    style: Style,
+    source: str,
+    advice: str,
+    *hooks: str,
+    root: bool | None = None,
+    isolation: tuple[Isolation, ...] = ISOLATIONS,
+) -> Callable[[Judge], Judge]:
     """Make a function a rule.
 
     Args:
@@ -61,6 +71,7 @@ def rule(style: Style, source: str, advice: str, *hooks: str, root: bool | None 
         advice: see `Rule`.
         hooks: see `Rule`.
         root: by default rules for networks and volumes take root, as namespaces and mounts do.
+        isolation: see `Rule`.
     """
 
     def register(judge: Judge) -> Judge:
@@ -69,7 +80,7 @@ def rule(style: Style, source: str, advice: str, *hooks: str, root: bool | None 
         if not expected or name in RULES:
             raise ValueError(f"the rule {name!r} has no docstring, or there are two of this name")
         rooted = style in _ROOTED if root is None else root
-        RULES[name] = Rule(name, style, expected, source, advice, judge, hooks, rooted)
+        RULES[name] = Rule(name, style, expected, source, advice, judge, hooks, rooted, isolation)
         return judge
 
     return register
@@ -99,7 +110,7 @@ def require(one: Rule, claimed: Mapping[str, tuple[str, ...]], hooks: frozenset[
     Raises:
         NotApplicable: the message says why.
     """
-    if one.style != "contract" and not claimed.get(one.style):
+    if one.style not in ("contract", "process") and not claimed.get(one.style):
         raise NotApplicable(f"the plugin has no {one.style} claim")
     missing = [hook for hook in one.hooks if hook not in hooks]
     if missing:
