@@ -109,6 +109,8 @@ async def _measure(folder: Path, attempts: Attempts, *, quick: bool) -> str:
             with attempts.measuring("daemon: start to registration") as figures:
                 times = 1 if quick else 7
                 figures["registered_after_start_s"] = await daemon.registered_after_start(node, kubelet, times)
+            with attempts.measuring("daemon: a crash to the list") as figures:
+                figures["listed_after_crash_s"] = await daemon.listed_after_crash(node, kubelet, 1 if quick else 7)
             await _measure_devices(kubelet, folder / "dev", attempts, quick=quick)
             with attempts.measuring("CNI"):
                 kind = (await asyncio.to_thread(node.status))["entrypoints"]["kind"]

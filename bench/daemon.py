@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from nodeplug.testing import Kubelet, ScratchNode
+from nodeplug.testing.waiting import until
 
 RESOURCE: Final = "bench.nodeplug.io/null"
 RACK: Final = "bench.nodeplug.io/rack"
@@ -46,19 +47,44 @@ nodes = [{{ path = "{devices}/n*", probe = "exists" }}]
 
 
 async def registered_after_start(node: ScratchNode, kubelet: Kubelet, times: int) -> float:
-    """Start the daemon several times; return the median of the seconds until kubelet has its list of 100 devices."""
+    """Start the daemon several times as after a boot; return the median seconds until kubelet has 100 devices."""
     seconds = []
     for turn in range(times + 1):  # the first start compiles the entrypoints and reads Python's files
         if turn:
             node.stop()
             await kubelet.until(lambda: not kubelet.streams(RESOURCE))
-        started = time.perf_counter()
-        starting = asyncio.create_task(asyncio.to_thread(node.start))
-        await kubelet.until(lambda: kubelet.streams(RESOURCE) > 0)
-        await kubelet.until_allocatable(RESOURCE, 100)
-        seconds.append(time.perf_counter() - started)
-        await starting
+            await asyncio.to_thread(_forget, node.paths.run)
+        seconds.append(await _listed(node, kubelet))
     return statistics.median(seconds[1:])
+
+
+async def listed_after_crash(node: ScratchNode, kubelet: Kubelet, times: int) -> float:
+    """Kill the daemon, which serves, several times; return the median of the seconds from its start to the list."""
+    seconds = []
+    for _ in range(times):
+        await asyncio.to_thread(until, (node.paths.run / "next-start.json").exists)
+        node.kill()
+        await kubelet.until(lambda: not kubelet.streams(RESOURCE))
+        seconds.append(await _listed(node, kubelet))
+    return statistics.median(seconds)
+
+
+async def _listed(node: ScratchNode, kubelet: Kubelet) -> float:
+    """Start the daemon, and return the seconds until kubelet has the list of 100 devices."""
+    started = time.monotonic()
+    starting = asyncio.create_task(asyncio.to_thread(node.start))
+    await kubelet.until(lambda: kubelet.streams(RESOURCE) > 0)
+    await kubelet.until_allocatable(RESOURCE, 100)
+    endpoint = kubelet.resources[RESOURCE].endpoint
+    listed = endpoint.first_list_at if endpoint is not None else None
+    await starting
+    return (listed or time.monotonic()) - started
+
+
+def _forget(run: Path) -> None:
+    """Remove what a daemon knows of the one before it."""
+    for path in (run / "next-start.json", *run.glob("devices/*.json")):
+        path.unlink(missing_ok=True)
 
 
 def rss_mib(pid: int) -> float:

@@ -27,6 +27,7 @@ VALUES: Final = {
 }
 DAEMON: Final = {
     "registered_after_start_s": ("start of the daemon until kubelet has the first list", "s", 2),
+    "listed_after_crash_s": ("the same after kill -9: until kubelet has the last list", "s", 2),
     "daemon_rss_mib": ("resident memory with the bundled plugins", "MiB", 0),
     "daemon_idle_cpu_percent": ("CPU while nobody calls", "%", 1),
 }

@@ -11,13 +11,14 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
+from nodeplug import first_lists
 from nodeplug.cni.admission import Admission
 from nodeplug.cni.attachments import Attachments
 from nodeplug.cni.delegate import Delegation
@@ -56,8 +57,9 @@ from nodeplug.observe.recorder import Recorder
 from nodeplug.observe.reports import Reports
 from nodeplug.observe.state_disk import StateDisk
 from nodeplug.process import notify, tuning
+from nodeplug.process.aside import aside
 from nodeplug.process.lane import Lane
-from nodeplug.process.waiting import until
+from nodeplug.process.waiting import every, until
 from nodeplug.volumes.service import Volumes
 from nodeplug.worker.cgroups import Cgroups
 
@@ -77,8 +79,13 @@ LIVELINESS: Final = 30.0
 """Seconds without a look at the daemon's own state after which /healthz says so."""
 
 
-def serve(config_path: Path, root: Path | None = None) -> int:
+async def run(config_path: Path, root: Path | None = None, first: Resources | None = None) -> int:
     """Run the daemon until SIGTERM or SIGINT.
+
+    Args:
+        config_path: the main configuration file.
+        root: the value of `--root`.
+        first: already serves what kubelet was told last.
 
     Returns:
         The exit status: 0 after a requested stop.
@@ -87,17 +94,17 @@ def serve(config_path: Path, root: Path | None = None) -> int:
         ConfigError: the configuration cannot be used.
         PluginError: another daemon is already running, or a folder cannot be made.
     """
-    reading = read(config_path, root)
+    reading = await aside(lambda: read(config_path, root), "read the configuration")
     configuration = reading.whole()
     logs.configure(configuration.supervisor.log_level, configuration.supervisor.log_format)
     tuning.allow_descriptors()
-    return asyncio.run(Daemon(config_path, root, reading).run())
+    return await Daemon(config_path, root, reading, first).run()
 
 
 class Daemon:
     """Everything, composed."""
 
-    def __init__(self, config_path: Path, root: Path | None, reading: Reading) -> None:
+    def __init__(self, config_path: Path, root: Path | None, reading: Reading, first: Resources | None = None) -> None:
         self._config_path = config_path
         self._registry = Registry()
         self._configuration = reading.configuration
@@ -113,14 +120,15 @@ class Daemon:
             "volumes": Lane(f"the state folder {self._paths.state}"),
         }
         self._runner = Runner(self._finished)
-        self._resources = Resources(
+        self._resources = first or Resources(
             self._runner,
             KubeletFolders(self._paths.device_plugins, self._paths.plugins_registry),
             device_routes,
             supervisor.device_registration,
             supervisor.device_poll,
-            LastKnown(self._paths.run / "devices", self._boot_id),
+            LastKnown(first_lists.folder(self._paths.run), self._boot_id),
         )
+        self._notes = first_lists.Notes(reading, root, self._boot_id)
         self._lifecycle = Lifecycle(
             self._registry,
             self._runner,
@@ -183,6 +191,7 @@ class Daemon:
         server = ExecServer(self._paths.exec_socket, handlers)
         # Listening comes first: it refuses to run next to another daemon, and early callers wait in the backlog.
         await server.start()
+        self._resources.take_over(self._runner, partial(self._registry.routes, "device"))
         await self._resources.recall({name for name, one in self._configuration.plugins.items() if one.enabled})
         async with self._endpoints(), asyncio.TaskGroup() as group:
             await self._serve(group, server)
@@ -221,19 +230,19 @@ class Daemon:
             "watchdog": notify.keep_alive(),
             "exec socket": server.serve(),
             "keep the exec socket": server.keep_listening(),
-            "keep the folders": _every(SAMPLE_INTERVAL, lambda: self._folders.keep(self._registry.slots)),
+            "keep the folders": every(SAMPLE_INTERVAL, lambda: self._folders.keep(self._registry.slots)),
             "spool": self._cni.run_spool(),
             "orphans": self._cni.orphans.run(),
             "podresources": self._podresources.run(),
             "sweep cgroups": self._supervision.sweep(),
             "bound the memory": self._supervision.bound(self._configuration.supervisor.memory, self._stop.set),
-            "start failed plugins": _every(RETRY_INTERVAL, self._supervision.retry_failed),
-            "end hanging processes": _every(RETRY_INTERVAL, self._supervision.end_hanging),
-            "measure processes": _every(METRICS_INTERVAL, self._measure),
-            "sample": _every(SAMPLE_INTERVAL, self._sample),
-            "keep the entrypoints": _every(keeper.INTERVAL, self._keeper.look),
-            "health": _every(HEALTH_INTERVAL, self._supervision.check_health),
-            "metrics": _every(METRICS_INTERVAL, self._reports.measure),
+            "start failed plugins": every(RETRY_INTERVAL, self._supervision.retry_failed),
+            "end hanging processes": every(RETRY_INTERVAL, self._supervision.end_hanging),
+            "measure processes": every(METRICS_INTERVAL, self._measure),
+            "sample": every(SAMPLE_INTERVAL, self._sample),
+            "keep the entrypoints": every(keeper.INTERVAL, self._keeper.look),
+            "health": every(HEALTH_INTERVAL, self._supervision.check_health),
+            "metrics": every(METRICS_INTERVAL, self._reports.measure),
             "configuration": self._reload(first),
             "watch the configuration": watch(self._config_path, self._reloader.reading.folder, self._reloader.notice),
         }
@@ -384,17 +393,8 @@ class Daemon:
         self._metrics.sample(vital)
         self._readiness = (vital["ready"], vital["reasons"])
         self._beat = time.monotonic()
+        await self._notes.keep(self._reloader.reading, in_force=not self._reloader.error)
 
     def _liveness(self) -> str:
         silent = time.monotonic() - self._beat
         return f"the daemon has not looked at its own state for {silent:.0f} s" if silent > LIVELINESS else ""
-
-
-async def _every(seconds: float, step: Callable[[], Awaitable[object]]) -> None:
-    """Repeat a step until cancelled; one that fails is no reason to end every other task of the node."""
-    while True:
-        await asyncio.sleep(seconds)
-        try:
-            await step()
-        except Exception:
-            LOG.exception("a step of the daemon failed; it is tried again")

@@ -43,6 +43,29 @@ def test_the_daemon_loads_nothing_that_acts_its_callers_out() -> None:
     )
 
 
+def test_the_first_lists_after_a_start_wait_for_no_import_that_they_can_do_without() -> None:
+    heavy = ("pydantic", "pluggy", "prometheus_client", "pyroute2", "importlib.metadata", "h11")
+    ours = (
+        "nodeplug.config",
+        "nodeplug.loading",
+        "nodeplug.worker",
+        "nodeplug.hosting.slot",
+        "nodeplug.contract.netns",
+    )
+    assert loaded("import nodeplug.first_lists", *heavy, *ours) == []
+
+
+def test_every_name_of_the_contract_is_there_when_it_is_asked_for() -> None:
+    ask = """
+import nodeplug
+assert "pydantic" not in sys.modules and "Device" not in vars(nodeplug)
+from nodeplug import *
+import nodeplug.contract.values as values
+print(Device is nodeplug.Device is values.Device, "Device" in dir(nodeplug), {*values.__all__} < {*nodeplug.__all__})
+"""
+    assert interpreter(ask) == "True True True"
+
+
 def test_the_collector_rests_while_the_daemon_is_imported_and_works_afterwards() -> None:
     serve = """
 import gc

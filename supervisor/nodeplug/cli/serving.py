@@ -9,11 +9,18 @@ import logging
 import os
 import sys
 import threading
-from typing import Annotated, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from nodeplug.commands import DEFAULT, Config, Json, Root, print_json, show
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from nodeplug.device.resources import Resources
+    from nodeplug.first_lists import NextStart
 
 RELOAD_PATIENCE: Final = 300.0
 """Seconds: to load, prepare and start a plugin, and for the calls inside the one before to end."""
@@ -29,12 +36,31 @@ def serve(config: Config = DEFAULT, root: Root = None) -> None:
     # gRPC's C core bypasses our log and writes to stderr, in its own format, what our log already says.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     gc.disable()  # imports leave little garbage, and collecting it would take an eighth of the startup time
-    from nodeplug.daemon import serve as run
+    import asyncio
 
-    gc.enable()
-    status = run(config, root)
+    from nodeplug import first_lists
+
+    note = first_lists.find(config, root)
+    status = asyncio.run(_serve(config, root, note))
     _leave_threads_behind(status)
     raise typer.Exit(status)
+
+
+async def _serve(config: Path, root: Path | None, note: "NextStart | None") -> int:
+    """Serve what kubelet was told last, import the daemon meanwhile, and run it."""
+    from nodeplug import first_lists
+    from nodeplug.process.aside import aside
+
+    first = await first_lists.begin(note) if note is not None else None
+    run = await aside(_import_daemon, "import the daemon")
+    gc.enable()
+    return await run(config, root, first)
+
+
+def _import_daemon() -> "Callable[[Path, Path | None, Resources | None], Awaitable[int]]":
+    from nodeplug.daemon import run
+
+    return run
 
 
 def _leave_threads_behind(status: int) -> None:

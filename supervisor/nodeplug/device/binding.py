@@ -9,12 +9,14 @@ import asyncio
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from nodeplug.contract.errors import TryAgain
-from nodeplug.contract.values import ResourceName
+from nodeplug.contract.values.devices import ResourceName
 from nodeplug.device.last_known import Remembered
-from nodeplug.hosting.slot import Route
+
+if TYPE_CHECKING:
+    from nodeplug.hosting.slot import Route
 
 EXCHANGE_PATIENCE: Final = 100.0
 """Seconds that an exchange may take: the last calls (30), the stop of the former instance (10), the start (60)."""
@@ -35,7 +37,7 @@ class Binding:
         trouble: why the plugin could not list lately; empty when it could.
     """
 
-    route: Route | Remembered
+    route: "Route | Remembered"
     held: bool = False
     why: str = ""
     unconfirmed: bool = False
@@ -68,17 +70,17 @@ class Binding:
         self.held = True
         self._listed.clear()
 
-    def take_over(self, route: Route) -> None:
+    def take_over(self, route: "Route") -> None:
         """End the exchange: another instance serves, which has not listed yet."""
         self.route, self.held, self.why = route, False, ""
         self._listed.clear()
 
-    def give_up(self, why: str, route: Route | None = None) -> None:
+    def give_up(self, why: str, route: "Route | None" = None) -> None:
         """Go on without an instance: none can be had, at least for now."""
         self.hold()
         self.route, self.why = route or self.route, why
 
-    def listed(self, route: Route, trouble: str = "") -> None:
+    def listed(self, route: "Route", trouble: str = "") -> None:
         """Note that a listing over a route has ended, well or with trouble.
 
         A list that failed confirms nothing: only what the present daemon has got of a plugin may be granted.
@@ -89,7 +91,7 @@ class Binding:
             if not self.unconfirmed:
                 self._listed.set()
 
-    async def settled(self, hook: str) -> Route:
+    async def settled(self, hook: str) -> "Route":
         """Wait for the first list after an exchange: what is granted before it would be the former instance's.
 
         An exchange may outlast a plugin's deadline: kubelet sets none, and a refusal fails the pod permanently.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from nodeplug.contract.errors import Exhausted, InvalidRequest, NotFound, NotReady, PluginError
-from nodeplug.contract.values import (
+from nodeplug.contract.values.devices import (
     Device,
     DeviceAllocate,
     DeviceId,

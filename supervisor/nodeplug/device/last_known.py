@@ -24,7 +24,7 @@ from google.protobuf.message import DecodeError
 from nodeplug.contract.bounded import read_bounded
 from nodeplug.contract.errors import clip
 from nodeplug.contract.journal import file_name
-from nodeplug.contract.values import Device, DeviceId, ResourceName
+from nodeplug.contract.values.devices import Device, DeviceId, ResourceName
 from nodeplug.device.codec import HEALTHY, LIST_LIMIT
 from nodeplug.pb import deviceplugin_v1beta1_pb2 as pb
 from nodeplug.process.lane import Lane, Unanswered

@@ -21,6 +21,7 @@ import grpc
 
 from nodeplug.contract.errors import PluginError, TryAgain
 from nodeplug.device.binding import Binding
+from nodeplug.device.caller import Caller
 from nodeplug.device.codec import encode_options
 from nodeplug.device.folder_watch import FolderWatch
 from nodeplug.device.kubelet import Identity, KubeletFolders, KubeletSocket, Mode, PluginWatcherFolder, Target
@@ -28,7 +29,6 @@ from nodeplug.device.server import ResourceServer
 from nodeplug.device.snapshots import Snapshots
 from nodeplug.device.sockets import check_socket_path, remove_dead_sockets, socket_path
 from nodeplug.hosting.call import Call
-from nodeplug.hosting.runner import Runner
 from nodeplug.pb import deviceplugin_v1beta1_pb2 as pb
 from nodeplug.process.lane import Unanswered
 
@@ -83,7 +83,7 @@ class Registration:
     """
 
     binding: Binding
-    runner: Runner
+    runner: Caller
     snapshots: Snapshots
     folders: KubeletFolders
     mode: Mode = "register"

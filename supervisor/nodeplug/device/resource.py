@@ -10,18 +10,20 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from nodeplug.contract.errors import NotFound, PluginError
-from nodeplug.contract.values import Device, DeviceList, ResourceName
+from nodeplug.contract.values.devices import Device, DeviceList, ResourceName
 from nodeplug.device.binding import Binding
+from nodeplug.device.caller import Caller
 from nodeplug.device.kubelet import KubeletFolders, Mode
 from nodeplug.device.last_known import LastKnown, Remembered
 from nodeplug.device.registration import Registration
 from nodeplug.device.snapshots import Snapshot, Snapshots
 from nodeplug.hosting.call import Call
-from nodeplug.hosting.runner import Runner
-from nodeplug.hosting.slot import Route
+
+if TYPE_CHECKING:
+    from nodeplug.hosting.slot import Route
 
 LOG: Final = logging.getLogger(__name__)
 _FIRST_RETRY: Final = 0.5
@@ -80,8 +82,8 @@ class ResourceTask:
 
     def __init__(
         self,
-        route: Route | Remembered,
-        runner: Runner,
+        route: "Route | Remembered",
+        runner: Caller,
         folders: KubeletFolders,
         last_known: LastKnown | None = None,
         *,
@@ -132,7 +134,7 @@ class ResourceTask:
         """Begin an exchange of the plugin: the streams and the last list stay, requests wait for `take_over`."""
         self._binding.hold()
 
-    def take_over(self, route: Route) -> None:
+    def take_over(self, route: "Route") -> None:
         """Go on with another instance, or another plugin: list at once, and register anew only if it must be."""
         self._binding.take_over(route)
         self._failures, self._serving_since = 0, self._serving_since or time.monotonic()
@@ -140,7 +142,7 @@ class ResourceTask:
         self._exchanged.set()
         self._registration.look()
 
-    def withdraw(self, why: str, route: Route | None = None) -> None:
+    def withdraw(self, why: str, route: "Route | None" = None) -> None:
         """List every device as unhealthy until `take_over`: no instance of the plugin that owns it could be started."""
         self._binding.give_up(why, route)
         self._asked.set()
@@ -191,7 +193,7 @@ class ResourceTask:
             return self._poll_interval
         return min(_FIRST_RETRY * 2.0 ** (self._failures - 1), self._poll_interval)
 
-    async def _list_once(self, route: Route) -> None:
+    async def _list_once(self, route: "Route") -> None:
         call = Call("ListDevices", self._binding.claim, key=self.resource)
         try:
             devices = await self._runner.call(

@@ -8,16 +8,18 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from nodeplug.contract.errors import PluginError
-from nodeplug.contract.values import ResourceName
+from nodeplug.contract.values.devices import ResourceName
+from nodeplug.device.caller import Caller, LateCaller
 from nodeplug.device.kubelet import KubeletFolders, Mode
 from nodeplug.device.last_known import LastKnown, Remembered
 from nodeplug.device.resource import ResourceStatus, ResourceTask
-from nodeplug.hosting.runner import Runner
 from nodeplug.hosting.served_devices import ServedDevices
-from nodeplug.hosting.slot import Route
+
+if TYPE_CHECKING:
+    from nodeplug.hosting.slot import Route
 
 LOG: Final = logging.getLogger(__name__)
 
@@ -32,12 +34,13 @@ class Resources(ServedDevices):
         last_known: what kubelet was told of each resource; None remembers nothing.
     """
 
-    runner: Runner
+    runner: Caller
     folders: KubeletFolders
-    routes: Callable[[], Sequence[Route]]
+    routes: "Callable[[], Sequence[Route]]"
     mode: Mode
     poll_interval: float
     last_known: LastKnown | None = None
+    _recalled: bool = False
     _tasks: dict[ResourceName, tuple[ResourceTask, asyncio.Task[None]]] = field(default_factory=dict)
     _refused: dict[ResourceName, tuple[str, str]] = field(default_factory=dict)
 
@@ -62,18 +65,29 @@ class Resources(ServedDevices):
         """Serve what an earlier daemon of this boot served, from its last lists, until the plugins are there.
 
         Args:
-            sections: those that are enabled.
+            sections: those that are enabled; once more when the configuration has been read, which may have changed.
         """
-        if self.last_known is None:
-            return
-        for known in await self.last_known.recall():
-            if known.plugin in sections:
-                self._begin(known.resource, known)
-            else:
-                LOG.info("%s is not offered any more: there is no section %s", known.resource, known.plugin)
-                self.last_known.forget(known.resource)
+        known = await self.last_known.recall() if self.last_known is not None and not self._recalled else []
+        self._recalled = True
+        for one in known:
+            self._begin(one.resource, one)
+        for name, (task, _) in list(self._tasks.items()):
+            if task.awaited and task.plugin not in sections:
+                LOG.info("%s is not offered any more: there is no section %s", name, task.plugin)
+                self._end(name)
 
-    def _begin(self, name: ResourceName, route: Route | Remembered) -> None:
+    def take_over(self, runner: Caller, routes: "Callable[[], Sequence[Route]]") -> None:
+        """Go on with the daemon that has been imported meanwhile."""
+        if isinstance(self.runner, LateCaller):
+            self.runner.begin(runner)
+        self.routes = routes
+
+    @property
+    def told(self) -> bool:
+        """Whether kubelet listens for every resource, or cannot be told for now."""
+        return all(status.streams or status.error for status in self.status())
+
+    def _begin(self, name: ResourceName, route: "Route | Remembered") -> None:
         try:
             task = ResourceTask(
                 route, self.runner, self.folders, self.last_known, mode=self.mode, poll_interval=self.poll_interval

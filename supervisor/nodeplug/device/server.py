@@ -20,14 +20,14 @@ import grpc
 import grpc.aio
 
 from nodeplug.contract.errors import PluginError, wire, with_request
-from nodeplug.contract.values import Grant, ResourceName
+from nodeplug.contract.values.devices import Grant, ResourceName
 from nodeplug.device import codec
 from nodeplug.device.binding import Binding
+from nodeplug.device.caller import Caller
 from nodeplug.device.snapshots import Snapshots
 from nodeplug.device.sockets import bind_private, check_socket_path
 from nodeplug.hosting.call import Call
 from nodeplug.hosting.front import Front
-from nodeplug.hosting.runner import Runner
 from nodeplug.pb import deviceplugin_v1beta1_pb2 as pb
 from nodeplug.pb import deviceplugin_v1beta1_pb2_grpc as pb_grpc
 from nodeplug.pb import pluginregistration_v1_pb2 as watcher_pb
@@ -93,7 +93,7 @@ class ResourceServer:
     def __init__(
         self,
         binding: Binding,
-        runner: Runner,
+        runner: Caller,
         snapshots: Snapshots,
         path: Path,
         lane: Lane,
@@ -162,7 +162,7 @@ class ResourceServer:
 class _DevicePlugin(pb_grpc.DevicePluginServicer):
     """The RPCs: decode, call the hook, encode."""
 
-    def __init__(self, server: ResourceServer, binding: Binding, runner: Runner, snapshots: Snapshots) -> None:
+    def __init__(self, server: ResourceServer, binding: Binding, runner: Caller, snapshots: Snapshots) -> None:
         self._server = server
         self._binding = binding
         self._runner = runner

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
 
-from nodeplug.contract.values import Device, DeviceId, ResourceName
+from nodeplug.contract.values.devices import Device, DeviceId, ResourceName
 from nodeplug.device.codec import encode_list
 from nodeplug.pb import deviceplugin_v1beta1_pb2 as pb
 from nodeplug.process.aside import aside

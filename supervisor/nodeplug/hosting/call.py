@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from nodeplug.contract.values import Request
+from nodeplug.contract.values.requests import Request
 
 
 def new_request_id() -> str:

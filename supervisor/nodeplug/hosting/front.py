@@ -6,16 +6,23 @@ Refuses: wire formats (a front decodes before and encodes after), plugin code (t
 
 import logging
 import traceback
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Final, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from nodeplug.contract.errors import PluginError, clip
 from nodeplug.hosting.call import Call
-from nodeplug.hosting.runner import Runner
 
 LOG: Final = logging.getLogger(__name__)
 _Answer = TypeVar("_Answer")
+
+
+class Reporting(Protocol):
+    """What a front needs of the runner: no plugin is called here."""
+
+    @property
+    def finished(self) -> Callable[[Call, PluginError | None], None]:
+        """Is called once per request, with its error if any."""
 
 
 @dataclass(slots=True)
@@ -28,7 +35,7 @@ class Front:
         repeated: verbs that callers retry every few seconds: the same reason is logged once, under its first request.
     """
 
-    runner: Runner
+    runner: Reporting
     quiet: tuple[type[PluginError], ...] = ()
     repeated: frozenset[str] = frozenset()
     _reasons: dict[tuple[str, str], tuple[str, str]] = field(default_factory=dict)

@@ -71,7 +71,7 @@ class Names:
 
 def _class_name(name: str) -> str:
     made = "".join(part.capitalize() for part in name.split("-"))
-    taken = keyword.iskeyword(made) or made in _IMPORTED or made in vars(nodeplug)
+    taken = keyword.iskeyword(made) or made in _IMPORTED or made in dir(nodeplug)
     return f"{made}Plugin" if taken else made
 
 

@@ -5,18 +5,31 @@ Refuses: wire formats (the codecs know those), I/O, defaults that hide a missing
 optional field that "is always set for ADD" makes every author's code unsound.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
-from nodeplug.contract.values import claims, cni, devices, extenders, provisioning, reports, requests, volumes
-from nodeplug.contract.values.claims import *
-from nodeplug.contract.values.cni import *
-from nodeplug.contract.values.devices import *
-from nodeplug.contract.values.extenders import *
-from nodeplug.contract.values.provisioning import *
-from nodeplug.contract.values.reports import *
-from nodeplug.contract.values.requests import *
-from nodeplug.contract.values.volumes import *
+if TYPE_CHECKING:
+    from nodeplug.contract.values.claims import *
+    from nodeplug.contract.values.cni import *
+    from nodeplug.contract.values.devices import *
+    from nodeplug.contract.values.extenders import *
+    from nodeplug.contract.values.provisioning import *
+    from nodeplug.contract.values.reports import *
+    from nodeplug.contract.values.requests import *
+    from nodeplug.contract.values.volumes import *
+else:  # imported when the first name is asked for: the road to the first list of devices needs few of them
+    _MODULES = ("claims", "cni", "devices", "extenders", "provisioning", "reports", "requests", "volumes")
 
-if not TYPE_CHECKING:  # a type checker takes what the stars bring, and reads no computed list
-    _MODULES = (claims, cni, devices, extenders, provisioning, reports, requests, volumes)
-    __all__ = [name for module in _MODULES for name in module.__all__]
+    def __getattr__(name: str) -> object:
+        """Import everything, once."""
+        if name != "__all__" and name.startswith("_"):
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        modules = [import_module(f"{__name__}.{one}") for one in _MODULES]
+        found = {public: getattr(module, public) for module in modules for public in module.__all__}
+        globals().update(found, __all__=list(found))
+        if name in globals():
+            return globals()[name]
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__getattr__("__all__")})
