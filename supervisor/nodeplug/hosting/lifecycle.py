@@ -31,6 +31,7 @@ from nodeplug.hosting.served_devices import ServedDevices
 from nodeplug.hosting.slot import FIRST_RETRY, LAST_RETRY, Instance, Slot
 from nodeplug.loading.classes import PluginRefused
 from nodeplug.loading.examination import Examined
+from nodeplug.process.aside import aside
 from nodeplug.worker.cgroups import Cgroups
 
 LOG: Final = logging.getLogger(__name__)
@@ -152,6 +153,9 @@ class Lifecycle:
         self.registry.end()
         await asyncio.gather(*(self._lives.retire(slot.instance, slot.inside(), grace) for slot in slots))
         await self._lives.settle()
+        if self.cgroups is not None:
+            with suppress(TryAgain):  # no thread is left: the next daemon sees to it
+                await aside(self.cgroups.close, "remove cgroups")
 
     # --- the exchange ---------------------------------------------------------------------------------------------
 

@@ -75,6 +75,12 @@ class Cgroups:
             for base in dict.fromkeys(self._bases.values()):
                 _sweep(base)
 
+    def close(self) -> None:
+        """Remove what is left of this daemon's own, whose workers have to end now. May block."""
+        for base in dict.fromkeys(self._bases.values()):
+            for folder in base.folder.glob(f"{PREFIX}{os.getpid()}-*"):
+                found(folder, base.home).remove()
+
     def lacks(self, controller: str) -> str:
         """Return why a controller (`memory` or `pids`) cannot be used; nothing if it can. May block."""
         self.prepare()
@@ -140,7 +146,9 @@ class Cgroups:
             raise _Unusable("the daemon is in the root of the hierarchy")
         started_there = unified and own.path.name == LEAF
         if self._wanted == "auto":
-            _check_delegated(own, places, unified=unified, started_there=started_there)
+            _check_delegated(own, places, started_there=started_there)
+        if unified and not started_there:
+            _check_leaf(own, places)
         folder = own.folder.parent if started_there else own.folder
         if not os.access(folder, os.W_OK):
             raise _Unusable(f"{folder} is read-only")
@@ -150,15 +158,21 @@ class Cgroups:
         return _Base(folder, folder / LEAF, unified=True)
 
 
-def _check_delegated(own: Hierarchy, places: Mapping[str, Hierarchy], *, unified: bool, started_there: bool) -> None:
+def _check_delegated(own: Hierarchy, places: Mapping[str, Hierarchy], *, started_there: bool) -> None:
     given = delegated(places, LEAF)
     if given is None:
         raise _Unusable("systemd has delegated none to the daemon (Delegate=)")
     if given != (own.path.parent if started_there else own.path):
         raise _Unusable(f"systemd has delegated {given}, and the daemon is in {own.path}")
-    if unified and not started_there:
-        # A daemon that moved there, was killed, and left what containers use, could not be started again: its unit's
-        # cgroup may have no process while it gives controllers to its children.
+
+
+def _check_leaf(own: Hierarchy, places: Mapping[str, Hierarchy]) -> None:
+    """Refuse to move the daemon of a unit into a leaf.
+
+    One that was killed then, and left what containers use, is not started again (status=219/CGROUP): the unit's cgroup
+    may have no process while it gives controllers to its children.
+    """
+    if delegated(places, LEAF) is not None or own.path.suffix == ".service":
         raise _Unusable(f"systemd has not started the daemon in {LEAF} (DelegateSubgroup=, since its version 254)")
 
 

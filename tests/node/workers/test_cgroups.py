@@ -257,7 +257,8 @@ def test_version_2_is_used_only_where_systemd_starts_the_daemon_in_a_leaf(own: O
     skip_without(own, "memory")
     folder = own.of("memory")
     own.delegate()
-    assert "DelegateSubgroup=" in Cgroups("auto").lacks("memory")
+    for wanted in ("auto", True):
+        assert "DelegateSubgroup=" in Cgroups(wanted).lacks("memory")
     (folder / LEAF).mkdir()
     enter(folder / LEAF, os.getpid())
     assert Cgroups("auto").lacks("memory") == ""
