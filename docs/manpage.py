@@ -27,7 +27,7 @@ def page() -> str:
     context = typer.Context(root, info_name="nodeplug")
     foreign = {point.name for point in entry_points(group=GROUP) if point.dist is None or point.dist.name != "nodeplug"}
     names = [name for name in root.list_commands(context) if name not in foreign]
-    commands = [line for name in names for line in _command(root.get_command(context, name), context)]
+    commands = [line for name in names for line in _commands(root.get_command(context, name), context)]
     about = tomllib.loads(_PROJECT.read_text(encoding="utf-8"))["project"]
     lines = [
         f'.TH NODEPLUG 1 "" "nodeplug {about["version"]}" "nodeplug"',
@@ -61,9 +61,17 @@ def page() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _command(command: Any, root: Any) -> Iterator[str]:
+def _commands(command: Any, root: Any) -> Iterator[str]:
+    """Describe a command, and those below it."""
+    yield from _command(command, root, command.name)
     context = typer.Context(command, info_name=command.name, parent=root)
-    yield f'.SS "nodeplug {command.name} {_roff(" ".join(command.collect_usage_pieces(context)))}"'
+    for name in getattr(command, "commands", {}):
+        yield from _command(command.get_command(context, name), context, f"{command.name} {name}")
+
+
+def _command(command: Any, root: Any, path: str) -> Iterator[str]:
+    context = typer.Context(command, info_name=command.name, parent=root)
+    yield f'.SS "nodeplug {path} {_roff(" ".join(command.collect_usage_pieces(context)))}"'
     for number, paragraph in enumerate(str(command.help or "").split("\n\n")):
         if number:
             yield ".PP"

@@ -169,6 +169,13 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def acme_wheels(wheels: Path) -> Path:
+    for version in ("1.0", "2.0"):
+        environments.pack_acme(wheels, version)
+    return wheels
+
+
 @dataclass(frozen=True)
 class OtherUser:
     """An ordinary user, and a Python with nodeplug that this user may run."""

@@ -15,6 +15,8 @@ from importlib.metadata import Distribution, distribution, requires
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+ACME = ROOT / "tests" / "node" / "workers"
+POINTS = "[nodeplug.v1]\nacme = acme:Acme\nguest = acme_guest:Guest\nlost = acme_lost:Lost\nbroken = acme_broken:No\n"
 NAME = re.compile(r"[\w.-]+")
 
 
@@ -92,3 +94,18 @@ def pack_modules(
     with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as wheel:
         for path, text in files.items():
             wheel.writestr(path, text)
+
+
+def pack_acme(folder: Path, version: str) -> None:
+    """Make the wheels of a plugin, and of the library that only it has."""
+    pack_modules("acme_library", version, folder, points="", acme_library=f"VERSION = {version!r}\n")
+    pack_modules(
+        "acme",
+        version,
+        folder,
+        points=POINTS,
+        needs=["nodeplug", f"acme_library=={version}"],
+        acme=(ACME / "acme.py").read_text(),
+        acme_guest=(ACME / "worker_guest.py").read_text(),
+        acme_broken="raise LookupError('there is no card')\n",
+    )

@@ -11,7 +11,16 @@ from nodeplug.cli import app
 
 ROOT: Any = typer.main.get_command(app)
 CONTEXT = typer.Context(ROOT, info_name="nodeplug")
-NAMES = ROOT.list_commands(CONTEXT)
+NAMES = [*ROOT.list_commands(CONTEXT), "plugins add", "plugins remove"]
+
+
+def named(name: str) -> Any:
+    """Return a command, or one below a command."""
+    found, context = ROOT, CONTEXT
+    for part in name.split():
+        found = found.get_command(context, part)
+        context = typer.Context(found, info_name=part, parent=context)
+    return found
 
 
 def shown(*arguments: str) -> str:
@@ -25,13 +34,13 @@ def words(text: str) -> list[str]:
 
 
 def missing(texts: list[str], command: str) -> list[str]:
-    seen = set(words(shown(command)))
+    seen = set(words(shown(*command.split())))
     return [word for text in texts for word in words(text) if word not in seen]
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_no_word_of_a_help_is_broken(name: str) -> None:
-    command = ROOT.get_command(CONTEXT, name)
+    command = named(name)
     params = command.get_params(CONTEXT)
     texts = [command.help, *(param.help or "" for param in params), *(param.metavar or "" for param in params)]
     assert missing(texts, name) == []
@@ -39,7 +48,7 @@ def test_no_word_of_a_help_is_broken(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_nothing_is_cut_off_and_no_line_is_wider_than_the_terminal(name: str) -> None:
-    lines = shown(name).splitlines()
+    lines = shown(*name.split()).splitlines()
     assert [line for line in lines if "…" in line or len(line) > 80] == []
 
 
@@ -50,7 +59,7 @@ def test_a_flag_does_not_look_as_if_it_took_a_value(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_usage_doubles_no_dots(name: str) -> None:
-    assert "...}..." not in shown(name)
+    assert "...}..." not in shown(*name.split())
 
 
 def test_commands_are_listed_by_what_they_are_for() -> None:
@@ -64,7 +73,7 @@ def test_the_help_says_where_to_begin() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_each_example_can_be_copied_as_one_line_or_from_a_paragraph_of_its_own(name: str) -> None:
-    paragraphs = ROOT.get_command(CONTEXT, name).help.split("\n\n")
+    paragraphs = named(name).help.split("\n\n")
     assert [one for one in paragraphs if one.startswith("Example")] != []
     assert [one for one in paragraphs if "Examples:" in one or one.count("`nodeplug ") > 1] == []
 

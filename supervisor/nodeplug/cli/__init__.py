@@ -11,7 +11,7 @@ from typing import Annotated, Final
 
 import typer
 
-from nodeplug.cli import asking, authoring, installing, serving
+from nodeplug.cli import asking, authoring, environments, installing, serving
 from nodeplug.cli.group import Commands
 from nodeplug.commands import show_names_as_they_are
 
@@ -59,11 +59,11 @@ def version() -> None:
     print(f"nodeplug {version_of('nodeplug')}")
 
 
-_COMMANDS: Final[dict[str, dict[str, Callable[..., None]]]] = {
+_COMMANDS: Final[dict[str, dict[str, Callable[..., None] | typer.Typer]]] = {
     "To run a node": {
         "serve": serving.serve,
         "check-config": asking.check_config,
-        "plugins": asking.plugins,
+        "plugins": environments.app,
         "status": asking.status,
         "inspect": asking.inspect,
         "reload": serving.reload,
@@ -78,6 +78,10 @@ _COMMANDS: Final[dict[str, dict[str, Callable[..., None]]]] = {
         "verify": authoring.verify,
     },
 }
+Commands.order = [name for commands in _COMMANDS.values() for name in commands]
 for _panel, _commands in _COMMANDS.items():
     for _name, _command in _commands.items():
-        app.command(name=_name, rich_help_panel=_panel)(_command)
+        if isinstance(_command, typer.Typer):
+            app.add_typer(_command, name=_name, rich_help_panel=_panel)
+        else:
+            app.command(name=_name, rich_help_panel=_panel)(_command)

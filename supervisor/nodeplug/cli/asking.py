@@ -5,6 +5,7 @@ Refuses: to change anything.
 """
 
 from functools import partial
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -34,13 +35,8 @@ def check_config(config: Config = DEFAULT, root: Root = None, as_json: Json = Fa
     raise typer.Exit(1 if examined.problems else 0)
 
 
-def plugins(config: Config = DEFAULT, root: Root = None, as_json: Json = False) -> None:
-    """List the plugins: what they claim, how they are, and why one is refused.
-
-    Asks the running daemon; without one, says what the configuration would load.
-
-    Example: `nodeplug plugins --json | jq -r '.plugins[].claims[]'`
-    """
+def plugins(config: Path, root: Path | None, as_json: bool) -> None:
+    """List the plugins, from the running daemon or, without one, from the configuration."""
     from nodeplug.cli import tables
     from nodeplug.cli.effective import rows_of
     from nodeplug.commands import ask_daemon

@@ -5,9 +5,10 @@ Refuses: the commands themselves.
 """
 
 import sys
+from collections.abc import Sequence
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import typer
 from typer.core import TyperGroup
@@ -17,11 +18,17 @@ from nodeplug.contract.errors import PluginError
 
 
 class Commands(TyperGroup):
-    """Adds the commands of plugins, and handles errors."""
+    """Adds the commands of plugins, and handles errors.
+
+    Attributes:
+        order: of our own commands.
+    """
+
+    order: ClassVar[Sequence[str]] = ()
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return all command names, ours first."""
-        own = super().list_commands(ctx)
+        own = sorted(super().list_commands(ctx), key=self.order.index)
         return [*own, *sorted({point.name for point in entry_points(group=GROUP)} - set(own))]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
@@ -48,6 +55,15 @@ class Commands(TyperGroup):
             for line in getattr(error, "problems", None) or [str(error)]:
                 say(f"error: {line}")
             raise typer.Exit(1) from error
+
+
+class Subcommands(TyperGroup):
+    """Commands below a command."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a command, or None."""
+        found = super().get_command(ctx, cmd_name)
+        return None if found is None else _without_types_of_flags(found, ctx)
 
 
 def _without_types_of_flags(command: Any, ctx: Any) -> Any:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests import environments
 
 import nodeplug as n
 from nodeplug.cni.delegate import Delegation
@@ -24,8 +23,6 @@ from nodeplug.testing import host
 from nodeplug.worker.cgroups import Cgroups
 
 GUEST = "worker_guest:Guest"
-HERE = Path(__file__).parent
-POINTS = "[nodeplug.v1]\nacme = acme:Acme\nguest = acme_guest:Guest\nlost = acme_lost:Lost\nbroken = acme_broken:No\n"
 CNI: Mapping[str, Any] = {"claim": "net", "network": "n", "version": "1.0.0", "config": {"type": "net"}}
 ATTACHMENT: Mapping[str, Any] = {"container_id": "c1", "ifname": "eth0", "args": {"K": "v"}}
 DEVICE: Mapping[str, Any] = {"resource": n.ResourceName("example.com/thing")}
@@ -172,25 +169,3 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]
         asyncio.run(whole())
 
     return play
-
-
-def pack(folder: Path, version: str) -> None:
-    """Make the wheels of a plugin, and of the library that only it has."""
-    environments.pack_modules("acme_library", version, folder, points="", acme_library=f"VERSION = {version!r}\n")
-    environments.pack_modules(
-        "acme",
-        version,
-        folder,
-        points=POINTS,
-        needs=["nodeplug", f"acme_library=={version}"],
-        acme=(HERE / "acme.py").read_text(),
-        acme_guest=(HERE / "worker_guest.py").read_text(),
-        acme_broken="raise LookupError('there is no card')\n",
-    )
-
-
-@pytest.fixture(scope="session")
-def acme_wheels(wheels: Path) -> Path:
-    for version in ("1.0", "2.0"):
-        pack(wheels, version)
-    return wheels
