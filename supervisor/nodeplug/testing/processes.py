@@ -81,11 +81,19 @@ def demands(pid: int) -> dict[int, int]:
     found = {}
     for task in (_PROC / str(pid) / "task").iterdir():
         with suppress(FileNotFoundError, ProcessLookupError):  # it ended meanwhile
-            found[int(task.name)] = _demand(task)
+            found[int(task.name)] = demand(task)
     return found
 
 
-def _demand(task: Path) -> int:
+def demand(task: Path) -> int:
+    """Return the nanoseconds in which one thread ran or waited, or only ran where the kernel does not count the rest.
+
+    Args:
+        task: its folder in /proc.
+
+    Raises:
+        OSError: the thread has ended.
+    """
     schedstat = task / "schedstat"
     if schedstat.exists():  # not in every kernel
         ran, waited, _ = schedstat.read_text(encoding="ascii").split()
