@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
@@ -39,6 +40,7 @@ from nodeplug.device.resources import Resources
 from nodeplug.exec.frame import Frame, Reply
 from nodeplug.exec.server import ExecServer
 from nodeplug.flex.service import FlexService
+from nodeplug.handover import Handover
 from nodeplug.hosting.call import Call
 from nodeplug.hosting.lifecycle import Lifecycle
 from nodeplug.hosting.own_folders import OwnFolders
@@ -59,6 +61,7 @@ from nodeplug.observe.state_disk import StateDisk
 from nodeplug.process import notify, tuning
 from nodeplug.process.aside import aside
 from nodeplug.process.lane import Lane
+from nodeplug.process.succession import Predecessor
 from nodeplug.process.waiting import every, until
 from nodeplug.volumes.service import Volumes
 from nodeplug.worker.cgroups import Cgroups
@@ -71,6 +74,8 @@ START_PATIENCE: Final = 5.0
 served without them."""
 LAST_ANSWERS: Final = 1.0
 """Seconds for answers that are on their way when every plugin has stopped."""
+REGISTRATION_PATIENCE: Final = 5.0
+"""Seconds that a daemon gives kubelet to register it before it takes the place of another."""
 HEALTH_INTERVAL: Final = 10.0
 METRICS_INTERVAL: Final = 5.0
 RETRY_INTERVAL: Final = 0.5
@@ -79,33 +84,44 @@ LIVELINESS: Final = 30.0
 """Seconds without a look at the daemon's own state after which /healthz says so."""
 
 
-async def run(config_path: Path, root: Path | None = None, first: Resources | None = None) -> int:
-    """Run the daemon until SIGTERM or SIGINT.
+async def run(
+    config_path: Path, root: Path | None = None, first: Resources | None = None, succeed: int | None = None
+) -> int:
+    """Run the daemon until SIGTERM or SIGINT, or until another one has taken its place.
 
     Args:
         config_path: the main configuration file.
         root: the value of `--root`.
         first: already serves what kubelet was told last.
+        succeed: the descriptor of the socket to a daemon whose place is to be taken.
 
     Returns:
         The exit status: 0 after a requested stop.
 
     Raises:
         ConfigError: the configuration cannot be used.
-        PluginError: another daemon is already running, or a folder cannot be made.
+        PluginError: another daemon is already running, a folder cannot be made, or the predecessor keeps the node.
     """
+    predecessor = Predecessor(succeed) if succeed is not None else None
     reading = await aside(lambda: read(config_path, root), "read the configuration")
     configuration = reading.whole()
     logs.configure(configuration.supervisor.log_level, configuration.supervisor.log_format)
     tuning.allow_descriptors()
-    return await Daemon(config_path, root, reading, first).run()
+    return await Daemon(config_path, root, reading, first, predecessor).run()
 
 
 class Daemon:
     """Everything, composed."""
 
-    def __init__(self, config_path: Path, root: Path | None, reading: Reading, first: Resources | None = None) -> None:
-        self._config_path = config_path
+    def __init__(
+        self,
+        config_path: Path,
+        root: Path | None,
+        reading: Reading,
+        first: Resources | None = None,
+        predecessor: Predecessor | None = None,
+    ) -> None:
+        self._config_path, self._predecessor = config_path, predecessor
         self._registry = Registry()
         self._configuration = reading.configuration
         supervisor, device_routes = self._configuration.supervisor, partial(self._registry.routes, "device")
@@ -175,6 +191,9 @@ class Daemon:
         self._readiness: tuple[bool, Mapping[str, str]] = (False, {"daemon": "it is starting"})
         self._beat = self._started
         self._stop = asyncio.Event()
+        handlers = {"cni": self._cni.handle, "flex": self._flex.handle, "control": self._control}
+        self._server = ExecServer(self._paths.exec_socket, handlers)
+        self._handover = Handover(self._server, self._registry, self._resources, self._stop)
         self._loop: asyncio.AbstractEventLoop
 
     # --- start and stop -----------------------------------------------------------------------------------------
@@ -185,18 +204,41 @@ class Daemon:
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._stop.set)
         self._loop.add_signal_handler(signal.SIGHUP, self._reloader.ask)
+        inherited = await self._take_over(self._predecessor) if self._predecessor is not None else None
         await self._folders.make(self._spool.prepare)
         self._disk.watch()
-        handlers = {"cni": self._cni.handle, "flex": self._flex.handle, "control": self._control}
-        server = ExecServer(self._paths.exec_socket, handlers)
         # Listening comes first: it refuses to run next to another daemon, and early callers wait in the backlog.
-        await server.start()
+        if inherited is None:
+            await self._server.start()
+            await self._recall()
+        else:
+            self._server.adopt(inherited)
+        async with self._endpoints(), asyncio.TaskGroup() as group:
+            listener = await self._serve(group)
+        LOG.info("stopped")
+        return await self._handover.leave(listener) if listener is not None else 0
+
+    async def _take_over(self, predecessor: Predecessor) -> socket.socket:
+        """Get ready beside the daemon that serves, and wait until the node is this one's own."""
+        trial = Lifecycle(Registry(), Runner(), self._make_host, cgroups=None)
+        await trial.load_all({name: one for name, one in self._configuration.plugins.items() if one.enabled})
+        refused = {name: slot.reason for name, slot in trial.registry.slots.items() if slot.state == "refused"}
+        await self._recall()
+        await self._resources.registered(REGISTRATION_PATIENCE)
+        return await predecessor.succeed(refused)
+
+    async def _recall(self) -> None:
+        """Offer kubelet at once what an earlier daemon offered; its requests wait for the plugins."""
         self._resources.take_over(self._runner, partial(self._registry.routes, "device"))
         await self._resources.recall({name for name, one in self._configuration.plugins.items() if one.enabled})
-        async with self._endpoints(), asyncio.TaskGroup() as group:
-            await self._serve(group, server)
-        LOG.info("stopped")
-        return 0
+
+    async def _come_after(self, predecessor: Predecessor) -> None:
+        """Tell the daemon before this one that it may go, and do what depends on its end."""
+        await self._resources.registered(REGISTRATION_PATIENCE)
+        predecessor.say_serving()
+        await predecessor.end()
+        notify.ready()  # the predecessor has told systemd who is the main process now
+        self._resources.expect_disconnection()
 
     def _endpoints(self) -> AbstractAsyncContextManager[object]:
         address = self._configuration.supervisor.listen
@@ -204,23 +246,31 @@ class Daemon:
             return nullcontext()
         return Endpoints(address, self._metrics.registry, lambda: self._readiness, self._liveness)
 
-    async def _serve(self, group: asyncio.TaskGroup, server: ExecServer) -> None:
+    async def _serve(self, group: asyncio.TaskGroup) -> socket.socket | None:
+        """Serve until the end; return the listening socket if a successor is to have it."""
         started = group.create_task(self._lifecycle.apply(self._configuration.plugins), name="start plugins")
         await until(started, self._stop, START_PATIENCE)
         replay, installation = await self._recover(group)
-        tasks = self._background(server, [started, installation]).items()
+        tasks = self._background(self._server, [started, installation]).items()
         background = [started, replay, installation, *(group.create_task(task, name=name) for name, task in tasks)]
         await self._sample()
         tuning.settle()
-        notify.ready()
+        if self._predecessor is not None:
+            background.append(group.create_task(self._come_after(self._predecessor), name="come after"))
+        else:
+            notify.ready()
         LOG.info("serving %d plugins at %s", len(self._registry.plugins), self._paths.exec_socket)
         await self._stop.wait()
-        notify.stopping()
+        decided = self._handover.decided
+        if not decided:
+            notify.stopping()
         # The socket answers until the end: callers are told to try again.
         await self._lifecycle.stop_all()
-        await server.stop(LAST_ANSWERS)
+        listener = await self._server.release(LAST_ANSWERS) if decided else None
+        await self._server.stop(LAST_ANSWERS)  # nothing is left to stop of a socket that was given up
         for task in background:
             task.cancel()
+        return listener
 
     def _background(
         self, server: ExecServer, first: "list[asyncio.Task[Any]]"
@@ -327,9 +377,11 @@ class Daemon:
                 case ("reload", name):
                     await self._supervision.renew(name)
                     answer = await self.status()
+                case ("replace",):
+                    answer = await self._handover.replace()
                 case _:
                     count = len(frame.argv)
-                    known = "status, inspect PLUGIN, reload PLUGIN"
+                    known = "status, inspect PLUGIN, reload PLUGIN, replace"
                     raise InvalidRequest(f"no known request in {count} arguments; known: {known}")
         except PluginError as error:
             return Reply(1, json.dumps({"error": clip(str(error))}).encode())

@@ -67,6 +67,7 @@ _COMMANDS: Final[dict[str, dict[str, Callable[..., None] | typer.Typer]]] = {
         "status": asking.status,
         "inspect": asking.inspect,
         "reload": serving.reload,
+        "replace": serving.replace,
         "install": installing.install,
         "uninstall": installing.uninstall,
         "version": version,

@@ -96,6 +96,8 @@ class Registration:
     _look: asyncio.Event = field(default_factory=asyncio.Event)
     _retry: Retry = field(default_factory=Retry)
     _said: str = ""
+    _untrue: str = ""
+    _hurried_until: float = 0.0
     _silent_since: float | None = None
     _target: Target = field(init=False)
     _watch: FolderWatch | None = None
@@ -118,6 +120,19 @@ class Registration:
 
     def look(self) -> None:
         """Look again at once whether the registration still holds."""
+        self._look.set()
+
+    def doubt(self, reason: str) -> None:
+        """Register again at once, for a reason that cannot be seen from here."""
+        self._untrue = reason
+        self._look.set()
+
+    def hurry(self, seconds: float) -> None:
+        """For so long, take the end of a stream for the end of the registration, as it is for some kubelets.
+
+        Those know a plugin by its resource, and disconnect its successor when the stream of the one before ends.
+        """
+        self._hurried_until = time.monotonic() + seconds
         self._look.set()
 
     async def run(self) -> None:
@@ -162,7 +177,7 @@ class Registration:
         """Serve on a fresh socket until the registration is lost; return whether to go on at once."""
         path = socket_path(self._target.folder, self.binding.resource)
         watched = self.mode == "watcher"
-        self._options = encode_options(self.binding.route.hooks)
+        self._options, self._untrue = encode_options(self.binding.route.hooks), ""
         self.server = server = ResourceServer(
             self.binding, self.runner, self.snapshots, path, self.folders.lane, changed=self._look.set, watched=watched
         )
@@ -219,18 +234,21 @@ class Registration:
         if self.mode == "register":
             self._accepted(server)
         idle_since = streaming_since = time.monotonic()
+        streamed = False
         while True:
             seen = await self._see(server)  # before the streams: one may open meanwhile
             now = time.monotonic()
             if server.verdict is not None:
                 self._take_verdict(server)
             if server.streams.open:
-                idle_since, self._silent_since = now, None
+                idle_since, self._silent_since, streamed = now, None, True
                 if now - streaming_since >= self.watchdog:
                     self._retry.succeeded()
             else:
                 streaming_since, self._silent_since = now, self._silent_since or time.time()
             loss = self._loss(identity, seen, now - idle_since)
+            if loss is None and streamed and not server.streams.open and now < self._hurried_until:
+                loss = _Loss("kubelet ended the stream together with the one of an earlier daemon", at_once=True)
             if loss is not None:
                 if loss.kubelets:  # a killed one's stream can seem open for longer than its socket exists
                     self._silent_since = self._silent_since or time.time()
@@ -253,6 +271,8 @@ class Registration:
 
     def _loss(self, identity: Identity, seen: tuple[Identity | None, bool] | None, idle: float) -> _Loss | None:
         """Return why the registration no longer holds; None while it may hold."""
+        if self._untrue:
+            return _Loss(self._untrue, at_once=True)
         if seen is None:
             return None
         present, ours = seen

@@ -147,6 +147,14 @@ class ResourceTask:
         self._binding.give_up(why, route)
         self._asked.set()
 
+    def register_again(self, reason: str) -> None:
+        """Register although nothing seems to be lost: another daemon has registered the resource meanwhile."""
+        self._registration.doubt(reason)
+
+    def expect_disconnection(self, seconds: float) -> None:
+        """For so long, register as soon as kubelet ends the stream: the daemon before is ending its own."""
+        self._registration.hurry(seconds)
+
     def status(self) -> ResourceStatus:
         """Return the status of the resource."""
         current = self._snapshots.current

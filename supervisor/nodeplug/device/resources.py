@@ -6,6 +6,7 @@ Refuses: lists, sockets, registration (the task's), and plugins' lives.
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from nodeplug.hosting.slot import Route
 
 LOG: Final = logging.getLogger(__name__)
+_DISCONNECTION: Final = 30.0
+"""Seconds within which kubelet may still notice that the daemon before this one has ended."""
+_TURN: Final = 0.02
 
 
 @dataclass(slots=True)
@@ -43,6 +47,7 @@ class Resources(ServedDevices):
     _recalled: bool = False
     _tasks: dict[ResourceName, tuple[ResourceTask, asyncio.Task[None]]] = field(default_factory=dict)
     _refused: dict[ResourceName, tuple[str, str]] = field(default_factory=dict)
+    _outliving: bool = False
 
     def serve(self, plugin: str) -> None:
         """Begin to list and register the resources of a plugin that runs; those that are served already stay so."""
@@ -122,6 +127,8 @@ class Resources(ServedDevices):
 
     async def end(self, plugin: str, *, keep: bool = False) -> None:
         """Take a plugin's resources off kubelet, except those that another plugin took over, and wait for the end."""
+        if self._outliving:
+            return
         taken = {route.claim.name for route in self.routes() if route.plugin != plugin}
         self._forget_refused(plugin)
         ending = [self._end(name, keep=keep) for name in self._of(plugin) if name not in taken]
@@ -139,9 +146,39 @@ class Resources(ServedDevices):
         if resource in self._tasks:
             self._tasks[resource][0].refresh()
 
+    # --- two daemons at once --------------------------------------------------------------------------------------
+
+    def outlive_plugins(self) -> None:
+        """From now on keep every stream open until this process ends: another daemon is taking over."""
+        self._outliving = True
+
+    def register_again(self, reason: str) -> None:
+        """Register every resource once more: a daemon that was to take over had registered them, and has failed."""
+        for task, _ in self._tasks.values():
+            task.register_again(reason)
+
+    def expect_disconnection(self) -> None:
+        """Be ready to register again at once: the daemon before this one has ended."""
+        for task, _ in self._tasks.values():
+            task.expect_disconnection(_DISCONNECTION)
+
+    async def registered(self, seconds: float) -> None:
+        """Wait until kubelet has opened a stream for every resource that has a list, if it is there; not for ever."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            states = [task.status() for task, _ in self._tasks.values()]
+            if all(state.streams or not state.listed or _kubelet_is_away(state) for state in states):
+                return
+            await asyncio.sleep(_TURN)
+
     def status(self) -> list[ResourceStatus]:
         """Return the status of each resource, by name; one that cannot be served has the reason."""
         refused = [ResourceStatus(name, plugin, error) for name, (plugin, error) in self._refused.items()]
         return sorted(
             [*refused, *(task.status() for task, _ in self._tasks.values())], key=lambda status: status.resource
         )
+
+
+def _kubelet_is_away(state: ResourceStatus) -> bool:
+    """Whether nobody is there to register with, or kubelet has refused."""
+    return state.socket is None and bool(state.error)

@@ -82,6 +82,8 @@ class ExecServer:
         self._identity: Identity = (0, 0)
         self._folder = Lane("the folder of the exec socket")
         self._idle: asyncio.Future[None] | None = None
+        self._open = asyncio.Event()
+        self._open.set()
         self._connections: set[asyncio.Task[None]] = set()
         self._reading: dict[Arrival, asyncio.Task[None]] = {}
         self._calls = 0
@@ -96,6 +98,48 @@ class ExecServer:
         """
         # However long this takes: no call can be served before.
         self._listener, self._identity = await aside(self._listen, "exec: listen")
+
+    def adopt(self, listener: socket.socket) -> None:
+        """Go on with the socket of a predecessor, which has stopped to accept; callers have waited in its backlog.
+
+        Raises:
+            PluginError: the socket is not at its path.
+        """
+        try:
+            status = self.path.stat()
+        except OSError as error:
+            listener.close()
+            raise PluginError(f"the predecessor's socket is not at {self.path}: {error.strerror}") from error
+        self._listener, self._identity = listener, (status.st_dev, status.st_ino)
+
+    async def pause(self, seconds: float) -> bool:
+        """Accept nobody until `resume`: callers wait in the backlog. Return whether all others have their answers.
+
+        The caller of the request in whose task this is called does not count; it gets its answer later.
+        """
+        self._open.clear()
+        self._wake()
+        others = self._connections - {asyncio.current_task()}
+        if others:
+            await asyncio.wait(others, timeout=seconds)
+        silent = {self._reading[arrival] for arrival in self._reading if arrival.silent}
+        busy = self._connections - silent - {asyncio.current_task()}
+        return not busy
+
+    def resume(self) -> None:
+        """Accept again."""
+        self._open.set()
+
+    async def release(self, grace: float) -> socket.socket | None:
+        """Give up the socket to a successor without closing it, after `grace` seconds for answers on their way."""
+        listener, self._listener = self._listener, None
+        self._open.set()
+        self._wake()
+        while self._evict():
+            pass
+        if self._connections:
+            await asyncio.wait(self._connections, timeout=grace)
+        return listener
 
     def _listen(self) -> tuple[socket.socket, Identity]:
         try:
@@ -158,6 +202,10 @@ class ExecServer:
     def _close(self, listener: socket.socket) -> None:
         asyncio.get_running_loop().remove_reader(listener)
         listener.close()
+        self._wake()
+
+    def _wake(self) -> None:
+        """Have `serve` look again whether there is a socket, and whether it is to accept."""
         if self._idle is not None and not self._idle.done():
             self._idle.set_result(None)
 
@@ -184,7 +232,7 @@ class ExecServer:
         return True
 
     async def _accept(self) -> socket.socket | None:
-        while (listener := self._listener) is not None:
+        while await self._open.wait() and (listener := self._listener) is not None:
             try:
                 return listener.accept()[0]
             except BlockingIOError:

@@ -1,0 +1,135 @@
+"""Handing the node over from a running daemon to one with the code that is installed now.
+
+Owns: the order of the steps on both sides, and what is done when the other side fails:
+
+    predecessor                              successor
+    starts the successor, goes on serving    loads every plugin to see whether it can; registers the last lists
+    lets callers wait, calls end             waits; kubelet asks it for devices, and waits too
+    stops its plugins, hands over            starts its plugins, recovers, serves
+    ends, and its streams to kubelet with it registers again where kubelet takes that for its own end
+
+So the journal has one owner at each instant, callers wait in the backlog of one socket, and kubelet always has a list.
+Until the hand-over the predecessor can go on as if nothing had happened, and does so when anything goes wrong.
+Refuses: the words and the socket between the two (`process/succession`), and to end calls: it waits, or gives up.
+"""
+
+import asyncio
+import logging
+import os
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from nodeplug.contract.errors import TryAgain
+from nodeplug.device.resources import Resources
+from nodeplug.exec.server import ExecServer
+from nodeplug.hosting.registry import Registry
+from nodeplug.process import notify
+from nodeplug.process.succession import Successor
+
+LOG: Final = logging.getLogger(__name__)
+READY: Final = 120.0
+"""Seconds that a successor has to load its code and every plugin."""
+SERVING: Final = 90.0
+"""Seconds that it has to start its plugins and recover."""
+QUIET: Final = 3.0
+"""Seconds for which callers wait for the calls of others to end: less than their own patience with a silent daemon."""
+PAUSE: Final = 1.0
+TRIES: Final = 10
+_POLLS: Final = frozenset({"ListDevices", "health", "metrics", "inspect"})
+"""Calls that nobody waits for, and that leave nothing behind."""
+
+
+@dataclass(slots=True)
+class Handover:
+    """The predecessor's side. Used only from the event loop.
+
+    Attributes:
+        server: where callers come in.
+        registry: knows the calls inside plugins.
+        resources: what kubelet is served.
+        stop: set when this daemon is to end.
+        decided: it ends because a successor takes over.
+    """
+
+    server: ExecServer
+    registry: Registry
+    resources: Resources
+    stop: asyncio.Event
+    decided: bool = False
+    _successor: Successor | None = field(default=None)
+
+    async def replace(self) -> dict[str, Any]:
+        """Have this daemon replaced, and return the process ids once that is decided.
+
+        Raises:
+            TryAgain: it is not, and this daemon goes on; the message says why.
+        """
+        if self._successor is not None:
+            raise TryAgain(f"process {self._successor.pid} is about to take over already")
+        self._successor = successor = Successor.start()
+        LOG.info("process %d is started to take over", successor.pid)
+        try:
+            ready = await successor.word("ready", READY)
+            self._compare(ready["refused"])
+            await self._wait_for_quiet()
+        except BaseException as error:
+            LOG.error("this daemon goes on, process %d does not take over: %s", successor.pid, error)
+            self._go_on()
+            raise
+        self.decided = True
+        self.resources.outlive_plugins()
+        self.stop.set()
+        return {"pid": os.getpid(), "successor": successor.pid}
+
+    def _go_on(self) -> None:
+        if self._successor is not None:
+            self._successor.kill()
+        self._successor = None
+        self.server.resume()
+        self.resources.register_again("a daemon that was to take over has failed")
+
+    def _compare(self, refused: Mapping[str, str]) -> None:
+        """Refuse a successor that cannot load what runs here."""
+        worse = [name for name in refused if name in self.registry.plugins]
+        if worse:
+            raise TryAgain(f"the code that is installed now cannot load what runs: {refused[worse[0]]}")
+
+    async def _wait_for_quiet(self) -> None:
+        """Let new callers wait until no call is inside; let them in again from time to time if that takes long."""
+        for _ in range(TRIES):
+            until = time.monotonic() + QUIET
+            quiet = await self.server.pause(QUIET)
+            while quiet and self._busy() and time.monotonic() < until:  # noqa: ASYNC110 - kubelet's calls, once in a while
+                await asyncio.sleep(0.02)
+            if quiet and not self._busy():
+                return
+            self.server.resume()
+            await asyncio.sleep(PAUSE)
+        what = ", ".join(self._busy()[:3]) or "callers that do not finish their requests"
+        raise TryAgain(f"calls did not end within {TRIES * QUIET:g} s: {what}; ask again later")
+
+    def _busy(self) -> list[str]:
+        return [f"{call.verb} of {call.claim}" for call, _ in self.registry.calls if call.verb not in _POLLS]
+
+    async def leave(self, listener: socket.socket) -> int:
+        """Give the node to the successor, and return the exit status of this daemon once that serves.
+
+        One that fails now leaves a node without a daemon: systemd starts the next one, and callers wait for that.
+        """
+        assert self._successor is not None  # noqa: S101 - it was decided
+        successor = self._successor
+        try:
+            successor.hand_over(listener)
+            await successor.word("serving", SERVING)
+        except TryAgain as error:
+            LOG.error("no daemon serves this node now: %s", error)
+            successor.kill()
+            return 1
+        finally:
+            listener.close()
+        notify.send(f"MAINPID={successor.pid}")
+        LOG.info("process %d has taken over", successor.pid)
+        return 0

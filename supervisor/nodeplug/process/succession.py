@@ -1,0 +1,178 @@
+"""One daemon takes the place of another on a running node, and nobody finds it empty.
+
+Owns: both ends of the socket between the two, and the start of the successor. Each says one word to the other:
+
+    successor      ready     it can load what the configuration enables, and kubelet knows its sockets
+    predecessor    yours     with the listening socket, when nothing of it writes any more
+    successor      serving   it answers callers, and the predecessor may go
+
+The end of a process is the end of its socket, so that each learns of the other's without a wait.
+Refuses: what has to be done before a word is said, and what becomes of a succession that fails (the daemon).
+"""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Final, Self
+
+from nodeplug.contract.errors import PluginError, TryAgain
+
+DESCRIPTOR: Final = 3
+"""Of the socket in the successor."""
+OPTION: Final = "--succeed"
+_LIMIT: Final = 64 << 10
+_ITS_OWN: Final = frozenset({"WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID"})
+"""Variables that hold for one process (sd_notify(3), sd_watchdog_enabled(3))."""
+
+
+@dataclass(slots=True)
+class Successor:
+    """The process that is to take over, as the one before sees it. Used only from the event loop."""
+
+    pid: int
+    _end: socket.socket
+    _exit: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._exit = os.pidfd_open(self.pid)
+
+    @classmethod
+    def start(cls) -> Self:
+        """Start what this process was started with, from the code that is installed now.
+
+        Raises:
+            TryAgain: no process can be started.
+        """
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        try:
+            return cls(_spawn(theirs.fileno()), ours)
+        except OSError as error:
+            ours.close()
+            raise TryAgain(f"no successor can be started: {error.strerror}; see TasksMax and MemoryMax") from error
+        finally:
+            theirs.close()
+
+    async def word(self, expected: str, seconds: float) -> Mapping[str, Any]:
+        """Wait for a word of the successor, and return what comes with it.
+
+        Raises:
+            TryAgain: it has ended, says something else, or says nothing for so long.
+        """
+        try:
+            async with asyncio.timeout(seconds):
+                data = await asyncio.get_running_loop().sock_recv(self._end, _LIMIT)
+        except TimeoutError:
+            raise TryAgain(f"its successor, process {self.pid}, is not {expected} after {seconds:g} s") from None
+        except OSError:
+            data = b""
+        if not data:
+            raise TryAgain(f"its successor, process {self.pid}, ended before it was {expected}; the log says why")
+        said = json.loads(data)
+        if said.get("word") != expected:
+            raise TryAgain(f"its successor, process {self.pid}, is not {expected}: {said.get('why', said)}")
+        return dict(said)
+
+    def hand_over(self, listener: socket.socket) -> None:
+        """Say that the node is its own now, and give it the socket on which callers wait.
+
+        Raises:
+            TryAgain: it has ended.
+        """
+        try:
+            socket.send_fds(self._end, [_said("yours")], [listener.fileno()])
+        except OSError as error:
+            raise TryAgain(f"its successor, process {self.pid}, has ended: {error.strerror}") from error
+
+    def kill(self) -> None:
+        """End it, if it still runs, and forget it."""
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._exit, signal.SIGKILL)
+        os.waitid(os.P_PIDFD, self._exit, os.WEXITED)
+        self.close()
+
+    def close(self) -> None:
+        """Let it go its own way."""
+        os.close(self._exit)
+        self._end.close()
+
+
+class Predecessor:
+    """The process whose place is to be taken, as its successor sees it. Used only from the event loop."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._end = socket.socket(fileno=descriptor)
+        self._end.setblocking(False)
+        os.set_inheritable(descriptor, False)
+
+    async def succeed(self, refused: Mapping[str, str]) -> socket.socket:
+        """Say that this process is ready, and wait until the node is its own; return the listening socket.
+
+        Args:
+            refused: by section name, why a plugin cannot be loaded.
+
+        Raises:
+            PluginError: the predecessor has ended, or keeps the node.
+        """
+        loop = asyncio.get_running_loop()
+        with suppress(OSError):
+            await loop.sock_sendall(self._end, _said("ready", refused=refused))
+        readable = loop.create_future()
+        loop.add_reader(self._end, readable.set_result, None)
+        try:
+            await readable
+        finally:
+            loop.remove_reader(self._end)
+        try:
+            data, descriptors, _, _ = socket.recv_fds(self._end, _LIMIT, 1, socket.MSG_CMSG_CLOEXEC)
+        except OSError:
+            data, descriptors = b"", []
+        if not data or len(descriptors) != 1:
+            raise PluginError("the daemon whose place was to be taken has ended, or goes on by itself")
+        listener = socket.socket(fileno=descriptors[0])
+        listener.setblocking(False)
+        return listener
+
+    def say_serving(self) -> None:
+        """Say that callers are answered here."""
+        with suppress(OSError):
+            self._end.send(_said("serving"))
+
+    async def end(self) -> None:
+        """Wait until the predecessor has ended."""
+        with suppress(OSError):
+            while await asyncio.get_running_loop().sock_recv(self._end, _LIMIT):
+                pass
+        self._end.close()
+
+
+def _said(word: str, **more: Any) -> bytes:
+    text = json.dumps({"word": word, **more}).encode()
+    return text if len(text) <= _LIMIT else json.dumps({"word": word, **{key: {} for key in more}}).encode()
+
+
+def _spawn(descriptor: int) -> int:
+    """Execute the command of this process again (not fork: this one has threads)."""
+    own = sys.orig_argv[1:]
+    if OPTION in own:  # this process has a predecessor itself
+        del own[own.index(OPTION) : own.index(OPTION) + 2]
+    # Dup2 onto itself would leave the mark for closing in place.
+    spare = os.dup(descriptor) if descriptor == DESCRIPTOR else descriptor
+    try:
+        return os.posix_spawn(
+            sys.executable,
+            [sys.executable, *own, OPTION, str(DESCRIPTOR)],
+            {name: value for name, value in os.environ.items() if name not in _ITS_OWN},
+            file_actions=[(os.POSIX_SPAWN_DUP2, spare, DESCRIPTOR)],
+            setsigmask=[],
+            setsigdef=[signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE, signal.SIGCHLD],
+        )
+    finally:
+        if spare != descriptor:
+            os.close(spare)

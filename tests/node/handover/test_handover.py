@@ -1,0 +1,253 @@
+"""A daemon is replaced by another one while pods come and go: nobody is refused, and kubelet sees no gap."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from nodeplug.testing import BlockingKubelet, ScratchNode
+from nodeplug.testing.waiting import until
+
+RESOURCE = "example.com/thing"
+SECTION = '[plugins.guest]\nuses = "handover_guest:Guest"\nisolation = "{}"\nconfig = {{ folder = "{}" }}\n'
+ENTRYPOINT = Path(__file__).parents[3] / "bin" / "nodeplug-flex"
+T = TypeVar("T")
+pytestmark = pytest.mark.unprivileged
+
+
+@pytest.fixture(params=["thread", "process"])
+def node(short_path: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[ScratchNode]:
+    section = SECTION.format(request.param, tmp_path)
+    one = ScratchNode(short_path, section, env={"PYTHONPATH": str(Path(__file__).parent)})
+    one.start()
+    yield one
+    with suppress(Exception):
+        os.kill(serving(one), signal.SIGKILL)
+    one.kill()
+
+
+def serving(node: ScratchNode) -> int:
+    return int(node.status()["pid"])
+
+
+def replace(node: ScratchNode) -> int:
+    before = serving(node)
+    done = node.run("replace", "--json")
+    assert done.returncode == 0, done.stderr + node.log
+    told = json.loads(done.stdout)
+    assert told["pid"] == before
+    assert told["successor"] == serving(node) != before
+    until(lambda: not Path(f"/proc/{before}/exe").exists() or zombie(before))
+    return int(told["successor"])
+
+
+def zombie(pid: int) -> bool:
+    with suppress(OSError):
+        return "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text()
+    return True
+
+
+@contextmanager
+def beside(work: Callable[[], T]) -> Iterator[Callable[[], T]]:
+    """Begin work in a thread; what is yielded waits for its answer."""
+    with ThreadPoolExecutor(1) as pool:
+        yield pool.submit(work).result
+
+
+class Volumes:
+    """What kubelet does with the driver: it executes the entrypoint."""
+
+    def __init__(self, node: ScratchNode, folder: Path) -> None:
+        driver = folder / "example~noted"
+        driver.mkdir(exist_ok=True)
+        text = ENTRYPOINT.read_text().replace("/run/nodeplug/exec.sock", str(node.paths.exec_socket))
+        self._executable = driver / "noted"
+        self._executable.write_text(text)
+        self._executable.chmod(0o755)
+
+    def call(self, verb: str, name: str) -> dict[str, object]:
+        words = {"attach": [json.dumps({"name": name}), "a-node"], "detach": [name, "a-node"]}[verb]
+        done = subprocess.run([sys.executable, self._executable, verb, *words], capture_output=True, check=True)
+        document = json.loads(done.stdout)
+        assert isinstance(document, dict)
+        return document
+
+
+@pytest.fixture
+def volumes(node: ScratchNode, tmp_path: Path) -> Volumes:
+    return Volumes(node, tmp_path)
+
+
+def test_one_daemon_follows_another_again_and_again(node: ScratchNode) -> None:
+    pids = [replace(node) for _ in range(3)]
+    assert len(set(pids)) == 3
+    until(lambda: not node.running)
+
+
+def test_a_plugin_of_the_next_daemon_starts_after_that_of_the_one_before_has_stopped(
+    node: ScratchNode, tmp_path: Path
+) -> None:
+    replace(node)
+    verbs = [line.split()[0] for line in (tmp_path / "owners").read_text().splitlines()]
+    assert verbs == ["start", "stop", "start"]
+
+
+def test_no_call_fails_while_the_daemon_is_replaced(node: ScratchNode, volumes: Volumes) -> None:
+    over = threading.Event()
+
+    def live(pod: int) -> list[dict[str, object]]:
+        answers = []
+        while not over.is_set():
+            answers += [volumes.call("attach", f"p{pod}"), volumes.call("detach", f"p{pod}")]
+            time.sleep(0.05)
+        return answers
+
+    with ThreadPoolExecutor(4) as pods:
+        lives = [pods.submit(live, number) for number in range(3)]
+        try:
+            for _ in range(3):
+                replace(node)
+        finally:
+            over.set()
+        answers = [answer for one in lives for answer in one.result()]
+    assert [answer for answer in answers if answer["status"] != "Success"] == []
+    assert len(answers) > 12
+    assert list((node.paths.journal / "guest").glob("*.json")) == []
+
+
+def test_kubelet_never_sees_less_while_the_daemon_is_replaced(node: ScratchNode) -> None:
+    over, least = threading.Event(), []
+
+    def watch(kubelet: BlockingKubelet) -> None:
+        while not over.is_set():
+            least.append(kubelet.allocatable(RESOURCE))
+
+    with BlockingKubelet(node.root / "var" / "lib" / "kubelet") as kubelet:
+        kubelet.until_allocatable(RESOURCE, 2)
+        with ThreadPoolExecutor(1) as beside:
+            watching = beside.submit(watch, kubelet)
+            try:
+                replace(node)
+                time.sleep(1)
+            finally:
+                over.set()
+            watching.result()
+        assert set(least) == {2}
+        grant = kubelet.admit("pod", {RESOURCE: 2})[RESOURCE]
+        assert grant.envs["PID"] in owner(node)
+
+
+def owner(node: ScratchNode) -> set[str]:
+    (row,) = node.status()["plugins"]
+    return {str(row["process"]["pid"] if row["process"] else serving(node))}
+
+
+def test_a_successor_that_cannot_load_what_runs_leaves_the_one_before_in_its_place(
+    node: ScratchNode, tmp_path: Path
+) -> None:
+    before = serving(node)
+    (tmp_path / "broken").touch()
+    done = node.run("replace")
+    assert done.returncode == 1
+    assert "cannot load what runs" in done.stderr
+    assert "the code that is installed now is broken" in done.stderr
+    assert serving(node) == before
+    (tmp_path / "broken").unlink()
+    replace(node)
+
+
+def test_a_successor_that_is_killed_leaves_the_one_before_in_its_place(node: ScratchNode, tmp_path: Path) -> None:
+    before = serving(node)
+    (tmp_path / "hold load").touch()
+    with beside(lambda: node.run("replace")) as asked:
+        until(lambda: "is started to take over" in node.log)
+        successor = int(node.log.split("process ")[-1].split()[0])
+        until((tmp_path / "in load").exists)
+        os.kill(successor, signal.SIGKILL)
+        done = asked()
+    assert done.returncode == 1
+    assert "ended before it was ready" in done.stderr
+    assert serving(node) == before
+
+
+def test_a_call_that_takes_its_time_ends_where_it_began(node: ScratchNode, volumes: Volumes, tmp_path: Path) -> None:
+    (tmp_path / "hold attach").touch()
+    with beside(lambda: volumes.call("attach", "slow")) as attached:
+        until((tmp_path / "in attach").exists)
+        with beside(lambda: node.run("replace")) as asked:
+            until(lambda: "is started to take over" in node.log)
+            (tmp_path / "hold attach").unlink()
+            assert attached()["status"] == "Success"
+            assert asked().returncode == 0
+    until(lambda: not node.running)
+
+
+def test_a_call_that_does_not_end_keeps_the_daemon_and_others_are_served(
+    node: ScratchNode, volumes: Volumes, tmp_path: Path
+) -> None:
+    before = serving(node)
+    (tmp_path / "hold attach").touch()
+    with beside(lambda: volumes.call("attach", "slow")) as attached:
+        until((tmp_path / "in attach").exists)
+        with beside(lambda: node.run("replace")) as asked:
+            assert volumes.call("detach", "other")["status"] == "Success"
+            done = asked()
+        assert done.returncode == 1
+        assert "calls did not end within" in done.stderr
+        assert "attach of volume:example/noted" in done.stderr
+        assert serving(node) == before
+        (tmp_path / "hold attach").unlink()
+        assert attached()["status"] == "Success"
+
+
+def test_systemd_is_told_which_process_is_the_main_one(short_path: Path, tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(tmp_path / "notify"))
+        systemd.settimeout(30)
+        environment = {"PYTHONPATH": str(Path(__file__).parent), "NOTIFY_SOCKET": str(tmp_path / "notify")}
+        node = ScratchNode(short_path, SECTION.format("thread", tmp_path), env=environment)
+        node.start()
+        try:
+            assert systemd.recv(4096) == b"READY=1"
+            successor = replace(node)
+            assert systemd.recv(4096) == f"MAINPID={successor}".encode()
+            assert systemd.recv(4096) == b"READY=1"
+        finally:
+            with suppress(Exception):
+                os.kill(serving(node), signal.SIGKILL)
+            node.kill()
+
+
+def test_kubelet_that_knows_plugins_by_resource_gets_the_next_daemon_at_once(node: ScratchNode) -> None:
+    with BlockingKubelet(node.root / "var" / "lib" / "kubelet", keyed_by="resource") as kubelet:
+        kubelet.until_allocatable(RESOURCE, 2)
+        for pod in ("one", "two"):
+            replace(node)
+            kubelet.until_allocatable(RESOURCE, 2)
+            assert kubelet.admit(pod, {RESOURCE: 1})[RESOURCE].envs["PID"] in owner(node)
+
+
+def test_a_container_that_asks_for_devices_meanwhile_waits_for_the_next_daemon(
+    node: ScratchNode, tmp_path: Path
+) -> None:
+    with BlockingKubelet(node.root / "var" / "lib" / "kubelet") as kubelet:
+        kubelet.until_allocatable(RESOURCE, 2)
+        (tmp_path / "hold start").touch()
+        with beside(lambda: replace(node)) as replaced:
+            until((tmp_path / "in start").exists)
+            with beside(lambda: kubelet.admit("pod", {RESOURCE: 2})) as admitted:
+                time.sleep(0.3)
+                (tmp_path / "hold start").unlink()
+                replaced()
+                assert admitted()[RESOURCE].envs["PID"] in owner(node)
