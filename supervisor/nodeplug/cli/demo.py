@@ -11,16 +11,17 @@ import asyncio
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from ipaddress import ip_interface
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from rich.console import Console
 from rich.text import Text
@@ -47,6 +48,7 @@ from nodeplug.testing.inventory import Inventory
 _INSIDE: Final = "NODEPLUG_DEMO_INSIDE"
 DRIVER: Final = "nodeplug/tmpfs"
 _TOLD_PATIENCE: Final = 10.0
+_KILLED: Final = "hostdev"
 RESOURCE: Final = "demo.nodeplug.io/fuse" if Path("/dev/fuse").exists() else "demo.nodeplug.io/null"
 UNITS: Final = 4
 MEMORY: Final = "demo.nodeplug.io/gpu-mem"
@@ -119,6 +121,7 @@ class _Story:
             runtime, sandboxes = self._network(node)
             flex = self._volume(node)
             await asyncio.to_thread(self._status, node)
+            await self._kill_plugin(node, kubelet)
             await asyncio.to_thread(self._crash, node, runtime)
             await self._end(kubelet, runtime, flex)
         for sandbox in sandboxes.values():
@@ -224,6 +227,18 @@ class _Story:
         self.console.print()
         self.console.print(tables.status(node.status()))
 
+    async def _kill_plugin(self, node: ScratchNode, kubelet: Kubelet) -> None:
+        before = _process(await asyncio.to_thread(node.status))
+        with self._step("crash", f"kill -9 of plugin {_KILLED}, process {before}; the pod web has its device") as told:
+            os.kill(before, signal.SIGKILL)
+            least = kubelet.allocatable(RESOURCE)
+            while (after := _process(await asyncio.to_thread(node.status))) in {0, before}:
+                least = min(least, kubelet.allocatable(RESOURCE))
+            told.append(f"it is started again as process {after}; kubelet never saw fewer than {least} devices")
+        with self._step("crash", f"another pod asks for one {RESOURCE}") as told:
+            granted = await kubelet.admit("late", {RESOURCE: 1})
+            told.append(f"Allocate grants {granted[RESOURCE].devices[0].host_path}")
+
     def _crash(self, node: ScratchNode, runtime: CniRuntime) -> None:
         with self._step("crash", "kill -9 of the daemon; CNI DEL client arrives meanwhile") as told:
             node.kill()
@@ -238,7 +253,7 @@ class _Story:
             flex.unmount(POD, CACHE.name)
             for _ in range(2):  # containerd always sends two
                 runtime.delete("sandbox-web", self.folder / "web")
-            for name in ("web", *SHARERS):
+            for name in ("web", "late", *SHARERS):
                 kubelet.remove_pod(name)
             await kubelet.until_allocatable(RESOURCE, UNITS)
             told.append(f"kubelet has {kubelet.allocatable(RESOURCE)} devices to give again")
@@ -254,6 +269,12 @@ class _Story:
         self.console.print(f"[green]✓[/green] [bold]{act:8}[/bold] {what} [dim]{spent:.0f} ms[/dim]")
         for line in told:
             self.console.print(f"           {line}", style="cyan", soft_wrap=True)
+
+
+def _process(status: Mapping[str, Any]) -> int:
+    """Return the process of the plugin that is killed; 0 while it has none."""
+    (row,) = [one for one in status["plugins"] if one["name"] == _KILLED]
+    return int(row["process"]["pid"]) if row["process"] and row["state"] == "running" else 0
 
 
 def _until_told(node: ScratchNode) -> None:
