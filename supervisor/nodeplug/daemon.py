@@ -193,7 +193,8 @@ class Daemon:
         self._stop = asyncio.Event()
         handlers = {"cni": self._cni.handle, "flex": self._flex.handle, "control": self._control}
         self._server = ExecServer(self._paths.exec_socket, handlers)
-        self._handover = Handover(self._server, self._registry, self._resources, self._stop)
+        command = ["serve", "--config", str(config_path), *(["--root", str(root)] if root is not None else [])]
+        self._handover = Handover(command, self._server, self._registry, self._resources, self._stop)
         self._loop: asyncio.AbstractEventLoop
 
     # --- start and stop -----------------------------------------------------------------------------------------

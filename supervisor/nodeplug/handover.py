@@ -18,7 +18,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -47,6 +47,7 @@ class Handover:
     """The predecessor's side. Used only from the event loop.
 
     Attributes:
+        command: the words after `nodeplug` that start a daemon like this one.
         server: where callers come in.
         registry: knows the calls inside plugins.
         resources: what kubelet is served.
@@ -54,6 +55,7 @@ class Handover:
         decided: it ends because a successor takes over.
     """
 
+    command: Sequence[str]
     server: ExecServer
     registry: Registry
     resources: Resources
@@ -69,7 +71,7 @@ class Handover:
         """
         if self._successor is not None:
             raise TryAgain(f"process {self._successor.pid} is about to take over already")
-        self._successor = successor = Successor.start()
+        self._successor = successor = Successor.start(self.command)
         LOG.info("process %d is started to take over", successor.pid)
         try:
             ready = await successor.word("ready", READY)

@@ -149,8 +149,10 @@ class Resources(ServedDevices):
     # --- two daemons at once --------------------------------------------------------------------------------------
 
     def outlive_plugins(self) -> None:
-        """From now on keep every stream open until this process ends: another daemon is taking over."""
+        """From now on keep every stream open until this process ends, and ask no plugin: another daemon takes over."""
         self._outliving = True
+        for task, _ in self._tasks.values():
+            task.hold()
 
     def register_again(self, reason: str) -> None:
         """Register every resource once more: a daemon that was to take over had registered them, and has failed."""

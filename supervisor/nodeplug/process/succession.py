@@ -16,7 +16,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
@@ -43,8 +43,8 @@ class Successor:
         self._exit = os.pidfd_open(self.pid)
 
     @classmethod
-    def start(cls) -> Self:
-        """Start what this process was started with, from the code that is installed now.
+    def start(cls, arguments: Sequence[str]) -> Self:
+        """Execute `nodeplug` with these arguments and the option of a successor, from the code that is installed now.
 
         Raises:
             TryAgain: no process can be started.
@@ -52,7 +52,7 @@ class Successor:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         try:
-            return cls(_spawn(theirs.fileno()), ours)
+            return cls(_spawn(arguments, theirs.fileno()), ours)
         except OSError as error:
             ours.close()
             raise TryAgain(f"no successor can be started: {error.strerror}; see TasksMax and MemoryMax") from error
@@ -157,17 +157,13 @@ def _said(word: str, **more: Any) -> bytes:
     return text if len(text) <= _LIMIT else json.dumps({"word": word, **{key: {} for key in more}}).encode()
 
 
-def _spawn(descriptor: int) -> int:
-    """Execute the command of this process again (not fork: this one has threads)."""
-    own = sys.orig_argv[1:]
-    if OPTION in own:  # this process has a predecessor itself
-        del own[own.index(OPTION) : own.index(OPTION) + 2]
+def _spawn(arguments: Sequence[str], descriptor: int) -> int:
     # Dup2 onto itself would leave the mark for closing in place.
     spare = os.dup(descriptor) if descriptor == DESCRIPTOR else descriptor
     try:
         return os.posix_spawn(
             sys.executable,
-            [sys.executable, *own, OPTION, str(DESCRIPTOR)],
+            [sys.executable, "-P", "-m", "nodeplug", *arguments, OPTION, str(DESCRIPTOR)],
             {name: value for name, value in os.environ.items() if name not in _ITS_OWN},
             file_actions=[(os.POSIX_SPAWN_DUP2, spare, DESCRIPTOR)],
             setsigmask=[],

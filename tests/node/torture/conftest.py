@@ -58,6 +58,8 @@ class Torture:
         failures: what broke.
         lives: how many pods lived to their end.
         kills: how often the daemon was killed.
+        refusals: calls that failed, whether they were repeated or not.
+        rate: lives per second that are begun at most; None: one after the other.
     """
 
     node: ScratchNode
@@ -68,6 +70,8 @@ class Torture:
     failures: list[BaseException] = field(default_factory=list)
     lives: int = 0
     kills: int = 0
+    refusals: list[str] = field(default_factory=list)
+    rate: float | None = None
     _held: dict[str, str] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _over: threading.Event = field(default_factory=threading.Event)
@@ -79,7 +83,9 @@ class Torture:
             BaseException: the first thing that broke.
         """
         self._over.clear()
-        threads = [threading.Thread(target=self._work, args=(number,), name=f"w{number}") for number in range(workers)]
+        threads = [
+            threading.Thread(target=self._work, args=(number, workers), name=f"w{number}") for number in range(workers)
+        ]
         killer = threading.Thread(target=self._kill, name="killer")
         for thread in threads:
             thread.start()
@@ -94,15 +100,35 @@ class Torture:
         if self.failures:
             raise self.failures[0]
 
-    def _work(self, worker: int) -> None:
-        number = 0
+    def _work(self, worker: int, workers: int) -> None:
+        number, begun = 0, time.monotonic()
         while not self._over.is_set():
+            if self.rate is not None and self._over.wait(begun + number * workers / self.rate - time.monotonic()):
+                return
             try:
                 self.live(f"p{worker}-{number}")
             except BaseException as error:
                 self.failures.append(error)
                 self._over.set()
             number += 1
+
+    def replace(self, times: int, workers: int) -> None:
+        """Let pods live while the daemon is replaced, and return when the last of them has ended.
+
+        Raises:
+            BaseException: the first thing that broke.
+        """
+        beside = threading.Thread(target=self.play, args=(workers, 3600.0), kwargs={"killing": False}, name="lives")
+        beside.start()
+        try:
+            for _ in range(times):
+                done = self.node.run("replace")
+                sys.stdout.write(done.stdout)
+                if done.returncode:
+                    raise Lost(f"the daemon is not replaced: {done.stderr}")
+        finally:
+            self._over.set()
+            beside.join()
 
     def _kill(self) -> None:
         random = Random(f"{self.seed} killer")
@@ -127,14 +153,14 @@ class Torture:
             has_volume, has_device = random.random() < 0.5, random.random() < 0.3
             if has_volume:
                 volume = FlexVolume("data", {"size": "1Mi"})
-                _until(f"mount of {name}", lambda: self.caller.mount(pod, volume))
+                self._until(f"mount of {name}", lambda: self.caller.mount(pod, volume))
             if has_device:
-                _until(f"device of {name}", lambda: self.kubelet.admit(name, {RESOURCE: 1}))
+                self._until(f"device of {name}", lambda: self.kubelet.admit(name, {RESOURCE: 1}))
             time.sleep(random.uniform(0.0, 0.05))
             if has_device:
                 self.kubelet.remove_pod(name)
             if has_volume:
-                _until(f"unmount of {name}", lambda: self.caller.unmount(pod, "data"))
+                self._until(f"unmount of {name}", lambda: self.caller.unmount(pod, "data"))
             self._detach(name, sandbox.path, random)
         self.lives += 1
 
@@ -143,12 +169,12 @@ class Torture:
             try:
                 return self.runtime.add(name, sandbox.path)
             except CniError:
-                _until(f"DEL after a failed ADD of {name}", lambda: self.runtime.delete(name, sandbox.path))
+                self._until(f"DEL after a failed ADD of {name}", lambda: self.runtime.delete(name, sandbox.path))
                 raise
 
-        result = _until(f"ADD of {name}", add)
+        result = self._until(f"ADD of {name}", add)
         if random.random() < 0.2:
-            again = _until(f"second ADD of {name}", lambda: self.runtime.add(name, sandbox.path))
+            again = self._until(f"second ADD of {name}", lambda: self.runtime.add(name, sandbox.path))
             if again["ips"] != result["ips"]:
                 raise Lost(f"a repeated ADD of {name} answered {again['ips']} after {result['ips']}")
         with self._lock:
@@ -163,7 +189,19 @@ class Torture:
         with self._lock:  # given back from here on
             self._held = {address: holder for address, holder in self._held.items() if holder != name}
         for place in random.choice(_ENDS):
-            _until(f"DEL of {name}", partial(self.runtime.delete, name, netns if place else None))
+            self._until(f"DEL of {name}", partial(self.runtime.delete, name, netns if place else None))
+
+    def _until(self, what: str, step: Callable[[], Any]) -> Any:
+        """Repeat a call until it succeeds, as runtimes and kubelet do."""
+        end = time.monotonic() + _PATIENCE
+        while True:
+            try:
+                return step()
+            except (CniError, FlexFailure, AdmissionError) as error:
+                self.refusals.append(f"{what}: {error}")
+                if time.monotonic() > end:
+                    raise Lost(f"{what} does not succeed: {error}") from error
+                time.sleep(_PAUSE)
 
     # --- afterwards
 
@@ -181,18 +219,6 @@ class Torture:
                 return
             if time.monotonic() > end:
                 raise Lost(f"left after {self.lives} lives and {self.kills} kills: {left}")
-            time.sleep(_PAUSE)
-
-
-def _until(what: str, step: Callable[[], Any]) -> Any:
-    """Repeat a call until it succeeds, as runtimes and kubelet do."""
-    end = time.monotonic() + _PATIENCE
-    while True:
-        try:
-            return step()
-        except (CniError, FlexFailure, AdmissionError) as error:
-            if time.monotonic() > end:
-                raise Lost(f"{what} does not succeed: {error}") from error
             time.sleep(_PAUSE)
 
 

@@ -2,11 +2,15 @@
 
 import os
 import re
+import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from nodeplug.testing.waiting import until
 
 
 def left_on_disk(torture: Any) -> list[str]:
@@ -36,6 +40,34 @@ def test_pods_live_and_end_while_the_daemon_is_killed(torture: Any) -> None:
 @pytest.mark.soak
 def test_pods_live_and_end_for_long_while_the_daemon_is_killed(torture: Any) -> None:
     torture_for(torture, float(os.environ.get("NODEPLUG_TORTURE_SECONDS", "1800")))
+
+
+def replace_often(torture: Any, times: int) -> None:
+    """Half of the load that the same node takes without a pause, while its daemon is replaced."""
+    torture.play(6, 5.0, killing=False)
+    steady = torture.lives / 5.0
+    torture.rate, torture.refusals = steady / 2, []
+    began, before = time.monotonic(), torture.lives
+    torture.replace(times, 6)
+    seconds, lives = time.monotonic() - began, torture.lives - before
+    sys.stdout.write(f"{steady:.1f} lives/s alone; {lives} lives in {seconds:.0f} s while {times} daemons followed\n")
+    torture.settle()
+    last = torture.node.status()["pid"]
+    os.kill(last, signal.SIGTERM)  # it is no child of this process
+    until(lambda: not Path(f"/proc/{last}/exe").exists())
+    assert torture.failures == []
+    assert torture.refusals == []
+    assert lives > 0
+    assert left_on_disk(torture) == []
+
+
+def test_no_call_of_a_pod_fails_while_the_daemon_is_replaced(torture: Any) -> None:
+    replace_often(torture, 3)
+
+
+@pytest.mark.soak
+def test_no_call_of_a_pod_fails_while_the_daemon_is_replaced_ten_times(torture: Any) -> None:
+    replace_often(torture, 10)
 
 
 def held(torture: Any) -> dict[str, int]:
