@@ -237,7 +237,7 @@ class Daemon:
         """Tell the daemon before this one that it may go, and do what depends on its end."""
         await self._resources.registered(REGISTRATION_PATIENCE)
         predecessor.say_serving()
-        await predecessor.end()
+        await predecessor.end(self._handover.kept)
         notify.ready()  # the predecessor has told systemd who is the main process now
         self._resources.expect_disconnection()
 

@@ -6,9 +6,10 @@ Owns: the order of the steps on both sides, and what is done when the other side
     starts the successor, goes on serving    loads every plugin to see whether it can; registers the last lists
     lets callers wait, calls end             waits; kubelet asks it for devices, and waits too
     stops its plugins, hands over            starts its plugins, recovers, serves
-    ends, and its streams to kubelet with it registers again where kubelet takes that for its own end
+    ends, but not its streams to kubelet     keeps those open until kubelet closes them
 
 So the journal has one owner at each instant, callers wait in the backlog of one socket, and kubelet always has a list.
+Kubelet knows plugins by resource (1.36 too): the end of the predecessor's stream would disconnect the successor.
 Until the hand-over the predecessor can go on as if nothing had happened, and does so when anything goes wrong.
 Refuses: the words and the socket between the two (`process/succession`), and to end calls: it waits, or gives up.
 """
@@ -20,6 +21,8 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 from nodeplug.contract.errors import TryAgain
@@ -27,7 +30,8 @@ from nodeplug.device.resources import Resources
 from nodeplug.exec.server import ExecServer
 from nodeplug.hosting.registry import Registry
 from nodeplug.process import notify
-from nodeplug.process.succession import Successor
+from nodeplug.process.aside import aside
+from nodeplug.process.succession import Kept, Successor, accepted
 
 LOG: Final = logging.getLogger(__name__)
 READY: Final = 120.0
@@ -53,6 +57,7 @@ class Handover:
         resources: what kubelet is served.
         stop: set when this daemon is to end.
         decided: it ends because a successor takes over.
+        kept: connections that predecessors left.
     """
 
     command: Sequence[str]
@@ -61,6 +66,7 @@ class Handover:
     resources: Resources
     stop: asyncio.Event
     decided: bool = False
+    kept: Kept = field(default_factory=Kept)
     _successor: Successor | None = field(default=None)
 
     async def replace(self) -> dict[str, Any]:
@@ -117,7 +123,7 @@ class Handover:
         return [f"{call.verb} of {call.claim}" for call, _ in self.registry.calls if call.verb not in _POLLS]
 
     async def leave(self, listener: socket.socket) -> int:
-        """Give the node to the successor, and return the exit status of this daemon once that serves.
+        """Give the node to the successor, and end this process once that serves; return the exit status if it does not.
 
         One that fails now leaves a node without a daemon: systemd starts the next one, and callers wait for that.
         """
@@ -134,4 +140,13 @@ class Handover:
             listener.close()
         notify.send(f"MAINPID={successor.pid}")
         LOG.info("process %d has taken over", successor.pid)
-        return 0
+        sockets = [state.socket for state in self.resources.status() if state.socket is not None]
+        successor.bequeath([*await aside(partial(accepted, sockets), "connections"), *self.kept.descriptors])
+        await asyncio.wait([aside(partial(_remove, sockets), "sockets")], timeout=QUIET)  # their folder may hang
+        # An orderly end would tell kubelet that its streams end.
+        os._exit(0)  # noqa: TID251 - nothing is left to be done here: the node belongs to another process
+
+
+def _remove(sockets: Sequence[Path]) -> None:
+    for path in sockets:
+        path.unlink(missing_ok=True)

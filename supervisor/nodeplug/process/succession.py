@@ -5,6 +5,7 @@ Owns: both ends of the socket between the two, and the start of the successor. E
     successor      ready     it can load what the configuration enables, and kubelet knows its sockets
     predecessor    yours     with the listening socket, when nothing of it writes any more
     successor      serving   it answers callers, and the predecessor may go
+    predecessor    gone      with the connections on which kubelet still listens to it, which must not end
 
 The end of a process is the end of its socket, so that each learns of the other's without a wait.
 Refuses: what has to be done before a word is said, and what becomes of a succession that fails (the daemon).
@@ -16,9 +17,10 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final, Self
 
 from nodeplug.contract.errors import PluginError, TryAgain
@@ -27,6 +29,7 @@ DESCRIPTOR: Final = 3
 """Of the socket in the successor."""
 OPTION: Final = "--succeed"
 _LIMIT: Final = 64 << 10
+_AT_ONCE: Final = 64
 _ITS_OWN: Final = frozenset({"WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID"})
 """Variables that hold for one process (sd_notify(3), sd_watchdog_enabled(3))."""
 
@@ -90,6 +93,12 @@ class Successor:
         except OSError as error:
             raise TryAgain(f"its successor, process {self.pid}, has ended: {error.strerror}") from error
 
+    def bequeath(self, connections: Sequence[int]) -> None:
+        """Give it connections to keep open, which this process closes by ending."""
+        with suppress(OSError):
+            for first in range(0, len(connections), _AT_ONCE):
+                socket.send_fds(self._end, [_said("gone")], connections[first : first + _AT_ONCE])
+
     def kill(self) -> None:
         """End it, if it still runs, and forget it."""
         with suppress(ProcessLookupError):
@@ -144,12 +153,66 @@ class Predecessor:
         with suppress(OSError):
             self._end.send(_said("serving"))
 
-    async def end(self) -> None:
-        """Wait until the predecessor has ended."""
-        with suppress(OSError):
-            while await asyncio.get_running_loop().sock_recv(self._end, _LIMIT):
-                pass
-        self._end.close()
+    async def end(self, kept: "Kept") -> None:
+        """Wait until the predecessor has ended, and keep the connections that it leaves."""
+        loop, more = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(self._end, more.set)
+        try:
+            while await more.wait():
+                more.clear()
+                data, descriptors, _, _ = socket.recv_fds(self._end, _LIMIT, _AT_ONCE, socket.MSG_CMSG_CLOEXEC)
+                for descriptor in descriptors:
+                    kept.keep(descriptor)
+                if not data:
+                    break
+        except OSError:
+            pass  # it was killed
+        finally:
+            loop.remove_reader(self._end)
+            self._end.close()
+
+
+class Kept:
+    """Connections that earlier daemons have left, open until the other end closes them. Used from the event loop."""
+
+    def __init__(self) -> None:
+        self._connections: set[socket.socket] = set()
+
+    @property
+    def descriptors(self) -> list[int]:
+        """Return their descriptors."""
+        return [one.fileno() for one in self._connections]
+
+    def keep(self, descriptor: int) -> None:
+        """Keep one, and read what nobody answers."""
+        one = socket.socket(fileno=descriptor)
+        one.setblocking(False)
+        self._connections.add(one)
+        asyncio.get_running_loop().add_reader(one, self._drain, one)
+
+    def _drain(self, one: socket.socket) -> None:
+        try:
+            if one.recv(_LIMIT):
+                return
+        except BlockingIOError:
+            return
+        except OSError:
+            pass
+        asyncio.get_running_loop().remove_reader(one)
+        self._connections.discard(one)
+        one.close()
+
+
+def accepted(paths: Iterable[Path]) -> list[int]:
+    """Return the descriptors of this process that are connections to its own sockets at these paths."""
+    names, found = {str(path) for path in paths}, []
+    for entry in Path("/proc/self/fd").iterdir():
+        with suppress(OSError, ValueError):
+            other = socket.socket(fileno=os.dup(int(entry.name)))
+            with other:
+                if other.family == socket.AF_UNIX and other.getsockname() in names and other.getpeername() is not None:
+                    found.append(int(entry.name))
+    return found
 
 
 def _said(word: str, **more: Any) -> bytes:

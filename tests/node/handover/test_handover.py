@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
@@ -126,20 +126,22 @@ def test_no_call_fails_while_the_daemon_is_replaced(node: ScratchNode, volumes: 
     assert list((node.paths.journal / "guest").glob("*.json")) == []
 
 
-def test_kubelet_never_sees_less_while_the_daemon_is_replaced(node: ScratchNode) -> None:
+@pytest.mark.parametrize("keyed_by", ["resource", "socket"])
+def test_kubelet_never_sees_less_while_daemons_follow_each_other(node: ScratchNode, keyed_by: Any) -> None:
     over, least = threading.Event(), []
 
     def watch(kubelet: BlockingKubelet) -> None:
         while not over.is_set():
             least.append(kubelet.allocatable(RESOURCE))
 
-    with BlockingKubelet(node.root / "var" / "lib" / "kubelet") as kubelet:
+    with BlockingKubelet(node.root / "var" / "lib" / "kubelet", keyed_by=keyed_by) as kubelet:
         kubelet.until_allocatable(RESOURCE, 2)
         with ThreadPoolExecutor(1) as beside:
             watching = beside.submit(watch, kubelet)
             try:
                 replace(node)
-                time.sleep(1)
+                replace(node)
+                time.sleep(0.5)
             finally:
                 over.set()
             watching.result()
@@ -227,15 +229,6 @@ def test_systemd_is_told_which_process_is_the_main_one(short_path: Path, tmp_pat
             with suppress(Exception):
                 os.kill(serving(node), signal.SIGKILL)
             node.kill()
-
-
-def test_kubelet_that_knows_plugins_by_resource_gets_the_next_daemon_at_once(node: ScratchNode) -> None:
-    with BlockingKubelet(node.root / "var" / "lib" / "kubelet", keyed_by="resource") as kubelet:
-        kubelet.until_allocatable(RESOURCE, 2)
-        for pod in ("one", "two"):
-            replace(node)
-            kubelet.until_allocatable(RESOURCE, 2)
-            assert kubelet.admit(pod, {RESOURCE: 1})[RESOURCE].envs["PID"] in owner(node)
 
 
 def test_a_container_that_asks_for_devices_meanwhile_waits_for_the_next_daemon(
