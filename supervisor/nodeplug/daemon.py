@@ -238,6 +238,7 @@ class Daemon:
         await self._resources.registered(REGISTRATION_PATIENCE)
         predecessor.say_serving()
         await predecessor.end(self._handover.kept)
+        await self._resources.sweep()
         notify.ready()  # the predecessor has told systemd who is the main process now
         self._resources.expect_disconnection()
 

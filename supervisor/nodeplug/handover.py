@@ -22,7 +22,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any, Final
 
 from nodeplug.contract.errors import TryAgain
@@ -142,11 +141,5 @@ class Handover:
         LOG.info("process %d has taken over", successor.pid)
         sockets = [state.socket for state in self.resources.status() if state.socket is not None]
         successor.bequeath([*await aside(partial(accepted, sockets), "connections"), *self.kept.descriptors])
-        await asyncio.wait([aside(partial(_remove, sockets), "sockets")], timeout=QUIET)  # their folder may hang
-        # An orderly end would tell kubelet that its streams end.
+        # An orderly end would tell kubelet that its streams end. The successor removes the sockets.
         os._exit(0)  # noqa: TID251 - nothing is left to be done here: the node belongs to another process
-
-
-def _remove(sockets: Sequence[Path]) -> None:
-    for path in sockets:
-        path.unlink(missing_ok=True)

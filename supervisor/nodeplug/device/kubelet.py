@@ -17,6 +17,7 @@ from nodeplug.contract.errors import TryAgain
 from nodeplug.device.binding import Binding
 from nodeplug.device.codec import encode_options
 from nodeplug.device.server import API_VERSION, ResourceServer
+from nodeplug.device.sockets import remove_dead_sockets
 from nodeplug.pb import deviceplugin_v1beta1_pb2 as pb
 from nodeplug.pb import deviceplugin_v1beta1_pb2_grpc as pb_grpc
 from nodeplug.process.lane import Lane
@@ -51,6 +52,11 @@ class KubeletFolders:
     def folder(self, mode: Mode) -> Path:
         """Return the folder in which sockets of that mode lie."""
         return self.device_plugins if mode == "register" else self.plugins_registry
+
+    def sweep(self) -> None:
+        """Remove our sockets behind which nobody listens, of both modes: the mode may have changed. May block."""
+        for folder in (self.device_plugins, self.plugins_registry):
+            remove_dead_sockets(folder)
 
 
 Identity = tuple[int, ...]

@@ -27,7 +27,7 @@ from nodeplug.device.folder_watch import FolderWatch
 from nodeplug.device.kubelet import Identity, KubeletFolders, KubeletSocket, Mode, PluginWatcherFolder, Target
 from nodeplug.device.server import ResourceServer
 from nodeplug.device.snapshots import Snapshots
-from nodeplug.device.sockets import check_socket_path, remove_dead_sockets, socket_path
+from nodeplug.device.sockets import check_socket_path, socket_path
 from nodeplug.hosting.call import Call
 from nodeplug.pb import deviceplugin_v1beta1_pb2 as pb
 from nodeplug.process.lane import Unanswered
@@ -142,16 +142,12 @@ class Registration:
         async with self._watch.waking(self._look):
             while True:
                 try:
-                    await self.folders.lane.run(self._sweep)
+                    await self.folders.lane.run(self.folders.sweep)
                     while True:
                         await self._register_when_there()
                 except Unanswered as error:
                     self._hangs(error)
                     await self._wait(self.poll)
-
-    def _sweep(self) -> None:
-        for folder in (self.folders.device_plugins, self.folders.plugins_registry):  # the mode may have changed, too
-            remove_dead_sockets(folder)
 
     async def _register_when_there(self) -> None:
         """Register if kubelet is there, and wait until there is a reason to look again."""

@@ -8,6 +8,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
@@ -18,6 +19,7 @@ from nodeplug.device.kubelet import KubeletFolders, Mode
 from nodeplug.device.last_known import LastKnown, Remembered
 from nodeplug.device.resource import ResourceStatus, ResourceTask
 from nodeplug.hosting.served_devices import ServedDevices
+from nodeplug.process.lane import Unanswered
 
 if TYPE_CHECKING:
     from nodeplug.hosting.slot import Route
@@ -163,6 +165,11 @@ class Resources(ServedDevices):
         """Be ready to register again at once: the daemon before this one has ended."""
         for task, _ in self._tasks.values():
             task.expect_disconnection(_DISCONNECTION)
+
+    async def sweep(self) -> None:
+        """Remove the sockets of daemons that have ended; the next registration does that too."""
+        with suppress(Unanswered):
+            await self.folders.lane.run(self.folders.sweep)
 
     async def registered(self, seconds: float) -> None:
         """Wait until kubelet has opened a stream for every resource that has a list, if it is there; not for ever."""

@@ -146,6 +146,7 @@ def test_kubelet_never_sees_less_while_daemons_follow_each_other(node: ScratchNo
                 over.set()
             watching.result()
         assert set(least) == {2}
+        until(lambda: len(list(node.paths.device_plugins.glob("nodeplug-*.sock"))) == 1)
         grant = kubelet.admit("pod", {RESOURCE: 2})[RESOURCE]
         assert grant.envs["PID"] in owner(node)
 
