@@ -238,9 +238,10 @@ class Daemon:
         await self._resources.registered(REGISTRATION_PATIENCE)
         predecessor.say_serving()
         await predecessor.end(self._handover.kept)
-        await self._resources.sweep()
         notify.ready()  # the predecessor has told systemd who is the main process now
         self._resources.expect_disconnection()
+        await asyncio.sleep(SAMPLE_INTERVAL)  # the kernel closes what a process had one by one
+        await self._resources.sweep()
 
     def _endpoints(self) -> AbstractAsyncContextManager[object]:
         address = self._configuration.supervisor.listen
