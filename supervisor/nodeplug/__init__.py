@@ -16,21 +16,20 @@ if TYPE_CHECKING:
     from nodeplug.contract.netns import *
     from nodeplug.contract.plugin_class import *
     from nodeplug.contract.values import *
-else:  # imported when the first name is asked for: the road to the first list of devices needs few of them
+else:
+    from nodeplug.contract.late import late
+
     _MODULES = ("errors", "hookspecs", "host", "journal", "mounts", "netns", "plugin_class", "values")
+    _late = late(globals(), [f"nodeplug.contract.{one}" for one in _MODULES])
 
     def __getattr__(name: str) -> object:
         """Import the contract, once; say what to write instead of a name that it had before version 1."""
-        if name != "__all__" and name.startswith("_"):
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        modules = [import_module(f"{__name__}.contract.{one}") for one in _MODULES]
-        found = {public: getattr(module, public) for module in modules for public in module.__all__}
-        globals().update(found, __all__=list(found))
-        if name in globals():
-            return globals()[name]
-        if gone := import_module(f"{__name__}.contract.before").told(name):
-            raise ImportError(gone)
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        try:
+            return _late(name)
+        except AttributeError:
+            if not name.startswith("_") and (gone := import_module("nodeplug.contract.before").told(name)):
+                raise ImportError(gone) from None
+            raise
 
     def __dir__() -> list[str]:
-        return sorted({*globals(), *__getattr__("__all__")})
+        return sorted({*globals(), *_late("__all__")})

@@ -237,7 +237,12 @@ class Daemon:
         """Tell the daemon before this one that it may go, and do what depends on its end."""
         await self._resources.registered(REGISTRATION_PATIENCE)
         predecessor.say_serving()
-        await predecessor.end(self._handover.kept)
+        if not await predecessor.end(self._handover.kept) and notify.supervised():
+            LOG.error(
+                "the daemon before was killed while it handed over: systemd starts another one, which needs the node"
+            )
+            self._stop.set()
+            return
         notify.ready()  # the predecessor has told systemd who is the main process now
         self._resources.expect_disconnection()
         await asyncio.sleep(SAMPLE_INTERVAL)  # the kernel closes what a process had one by one

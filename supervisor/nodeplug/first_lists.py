@@ -11,7 +11,6 @@ Nothing may be imported here that the first list can do without: half of a start
 import asyncio
 import json
 import logging
-import os
 import socket
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from nodeplug.contract.bounded import read_bounded
-from nodeplug.contract.journal import read_boot_id
+from nodeplug.contract.journal import read_boot_id, write_whole
 from nodeplug.device.caller import LateCaller
 from nodeplug.device.kubelet import KubeletFolders, Mode
 from nodeplug.device.last_known import LastKnown
@@ -203,9 +202,4 @@ def _write(path: Path, note: NextStart | None) -> None:
     if note is None:
         path.unlink(missing_ok=True)
         return
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.unlink(missing_ok=True)
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-        json.dump(asdict(note), stream)
-    temporary.rename(path)
+    write_whole(path, json.dumps(asdict(note)).encode())

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 RELOAD_PATIENCE: Final = 300.0
 """Seconds: to load, prepare and start a plugin, and for the calls inside the one before to end."""
-
-
 REPLACE_PATIENCE: Final = 300.0
 """Seconds: for a successor to get ready, for calls to end, and for its start."""
 

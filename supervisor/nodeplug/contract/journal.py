@@ -73,6 +73,19 @@ def write_durably(path: Path, data: bytes) -> None:
         raise kind(f"cannot write {path}: {error.strerror}; free space there or make the folder writable") from error
 
 
+def write_whole(path: Path, data: bytes) -> None:
+    """Replace a file (mode 0600), so that the end of this process leaves the old bytes or the new ones.
+
+    Not synced: for what counts only in this boot. Raises OSError.
+    """
+    temporary = path.with_name(f".{path.name[:100]}.{os.getpid()}{_TEMPORARY}")
+    temporary.unlink(missing_ok=True)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb") as stream:
+        stream.write(data)
+    temporary.rename(path)
+
+
 def sync_folder(folder: Path) -> None:
     """Make renames and removals in a folder durable."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -11,7 +11,6 @@ import asyncio
 import base64
 import json
 import logging
-import os
 import zlib
 from collections.abc import Mapping
 from contextlib import suppress
@@ -23,7 +22,7 @@ from google.protobuf.message import DecodeError
 
 from nodeplug.contract.bounded import read_bounded
 from nodeplug.contract.errors import clip
-from nodeplug.contract.journal import file_name
+from nodeplug.contract.journal import file_name, write_whole
 from nodeplug.contract.values.devices import Device, DeviceId, ResourceName
 from nodeplug.device.codec import HEALTHY, LIST_LIMIT
 from nodeplug.pb import deviceplugin_v1beta1_pb2 as pb
@@ -164,12 +163,7 @@ class LastKnown:
             return
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            temporary = path.with_name(f".{path.name[:100]}.{os.getpid()}.tmp")
-            temporary.unlink(missing_ok=True)
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            with os.fdopen(descriptor, "wb") as stream:
-                stream.write(self._encode(known))
-            temporary.rename(path)
+            write_whole(path, self._encode(known))
         except OSError:
             with suppress(OSError):  # an old list must not come back
                 path.unlink(missing_ok=True)

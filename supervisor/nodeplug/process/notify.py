@@ -15,11 +15,16 @@ _SIGNS: Final = 4
 """Signs of life within the time of the watchdog: one that comes late on a busy node is no reason to be killed."""
 
 
+def supervised() -> bool:
+    """Whether a supervisor listens, which knows one main process and starts another when that ends."""
+    return os.environ.get("NOTIFY_SOCKET", "").startswith(("/", "@"))
+
+
 def send(*assignments: str) -> bool:
     """Send assignments such as "READY=1"; return whether they were accepted."""
-    address = os.environ.get("NOTIFY_SOCKET", "")
-    if not address.startswith(("/", "@")):
+    if not supervised():
         return False
+    address = os.environ["NOTIFY_SOCKET"]
     target = os.fsencode(address)
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as peer:

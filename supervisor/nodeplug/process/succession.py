@@ -1,6 +1,6 @@
 """One daemon takes the place of another on a running node, and nobody finds it empty.
 
-Owns: both ends of the socket between the two, and the start of the successor. Each says one word to the other:
+Owns: both ends of the socket between the two, and the start of the successor. They say four words:
 
     successor      ready     it can load what the configuration enables, and kubelet knows its sockets
     predecessor    yours     with the listening socket, when nothing of it writes any more
@@ -23,12 +23,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self
 
-from nodeplug.contract.errors import PluginError, TryAgain
+from nodeplug.contract.errors import PluginError, TryAgain, clip
+from nodeplug.process.aside import aside
+from nodeplug.process.execution import DESCRIPTOR, execute
 
-DESCRIPTOR: Final = 3
-"""Of the socket in the successor."""
 OPTION: Final = "--succeed"
 _LIMIT: Final = 64 << 10
+_REASON: Final = 500
 _AT_ONCE: Final = 64
 _ITS_OWN: Final = frozenset({"WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID"})
 """Variables that hold for one process (sd_notify(3), sd_watchdog_enabled(3))."""
@@ -55,7 +56,9 @@ class Successor:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         try:
-            return cls(_spawn(arguments, theirs.fileno()), ours)
+            command = [sys.executable, "-P", "-m", "nodeplug", *arguments, OPTION, str(DESCRIPTOR)]
+            environment = {name: value for name, value in os.environ.items() if name not in _ITS_OWN}
+            return cls(execute(command, environment, theirs.fileno()), ours)
         except OSError as error:
             ours.close()
             raise TryAgain(f"no successor can be started: {error.strerror}; see TasksMax and MemoryMax") from error
@@ -79,7 +82,7 @@ class Successor:
             raise TryAgain(f"its successor, process {self.pid}, ended before it was {expected}; the log says why")
         said = json.loads(data)
         if said.get("word") != expected:
-            raise TryAgain(f"its successor, process {self.pid}, is not {expected}: {said.get('why', said)}")
+            raise TryAgain(f"its successor, process {self.pid}, is not {expected}: it says {said.get('word')!r}")
         return dict(said)
 
     def hand_over(self, listener: socket.socket) -> None:
@@ -94,22 +97,21 @@ class Successor:
             raise TryAgain(f"its successor, process {self.pid}, has ended: {error.strerror}") from error
 
     def bequeath(self, connections: Sequence[int]) -> None:
-        """Give it connections to keep open, which this process closes by ending."""
+        """Say that this process ends, and give it connections to keep open."""
         with suppress(OSError):
-            for first in range(0, len(connections), _AT_ONCE):
+            for first in range(0, max(len(connections), 1), _AT_ONCE):
                 socket.send_fds(self._end, [_said("gone")], connections[first : first + _AT_ONCE])
 
     def kill(self) -> None:
-        """End it, if it still runs, and forget it."""
+        """End it, if it still runs, and forget it. Does not wait: it may hang in the kernel."""
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._exit, signal.SIGKILL)
-        os.waitid(os.P_PIDFD, self._exit, os.WEXITED)
-        self.close()
-
-    def close(self) -> None:
-        """Let it go its own way."""
-        os.close(self._exit)
         self._end.close()
+        aside(self._bury, f"end of process {self.pid}")
+
+    def _bury(self) -> None:
+        os.waitid(os.P_PIDFD, self._exit, os.WEXITED)
+        os.close(self._exit)
 
 
 class Predecessor:
@@ -129,9 +131,9 @@ class Predecessor:
         Raises:
             PluginError: the predecessor has ended, or keeps the node.
         """
-        loop = asyncio.get_running_loop()
+        loop, clipped = asyncio.get_running_loop(), {name: clip(why, _REASON) for name, why in refused.items()}
         with suppress(OSError):
-            await loop.sock_sendall(self._end, _said("ready", refused=refused))
+            await loop.sock_sendall(self._end, _said("ready", refused=clipped))
         readable = loop.create_future()
         loop.add_reader(self._end, readable.set_result, None)
         try:
@@ -153,9 +155,13 @@ class Predecessor:
         with suppress(OSError):
             self._end.send(_said("serving"))
 
-    async def end(self, kept: "Kept") -> None:
-        """Wait until the predecessor has ended, and keep the connections that it leaves."""
-        loop, more = asyncio.get_running_loop(), asyncio.Event()
+    async def end(self, kept: "Kept") -> bool:
+        """Wait until the predecessor has ended, and keep the connections that it leaves.
+
+        Returns:
+            Whether it said that it goes; one that was killed has told nobody who follows.
+        """
+        loop, more, told = asyncio.get_running_loop(), asyncio.Event(), False
         loop.add_reader(self._end, more.set)
         try:
             while await more.wait():
@@ -165,11 +171,13 @@ class Predecessor:
                     kept.keep(descriptor)
                 if not data:
                     break
+                told = True
         except OSError:
             pass  # it was killed
         finally:
             loop.remove_reader(self._end)
             self._end.close()
+        return told
 
 
 class Kept:
@@ -216,22 +224,4 @@ def accepted(paths: Iterable[Path]) -> list[int]:
 
 
 def _said(word: str, **more: Any) -> bytes:
-    text = json.dumps({"word": word, **more}).encode()
-    return text if len(text) <= _LIMIT else json.dumps({"word": word, **{key: {} for key in more}}).encode()
-
-
-def _spawn(arguments: Sequence[str], descriptor: int) -> int:
-    # Dup2 onto itself would leave the mark for closing in place.
-    spare = os.dup(descriptor) if descriptor == DESCRIPTOR else descriptor
-    try:
-        return os.posix_spawn(
-            sys.executable,
-            [sys.executable, "-P", "-m", "nodeplug", *arguments, OPTION, str(DESCRIPTOR)],
-            {name: value for name, value in os.environ.items() if name not in _ITS_OWN},
-            file_actions=[(os.POSIX_SPAWN_DUP2, spare, DESCRIPTOR)],
-            setsigmask=[],
-            setsigdef=[signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE, signal.SIGCHLD],
-        )
-    finally:
-        if spare != descriptor:
-            os.close(spare)
+    return json.dumps({"word": word, **more}).encode()

@@ -9,7 +9,6 @@ thread stays for as long as the daemon.
 
 import errno
 import os
-import signal
 import stat
 import sys
 import threading
@@ -22,10 +21,9 @@ from typing import Final
 from nodeplug.config.privileges import Privileges
 from nodeplug.contract.errors import TryAgain
 from nodeplug.loading.classes import PluginRefused
+from nodeplug.process.execution import DESCRIPTOR, execute
 from nodeplug.worker.wire import VERSION
 
-CONTROL: Final = 3
-"""The descriptor of the control socket in a worker."""
 OLDEST: Final = "3.11"
 """The first version of Python that nodeplug runs with."""
 _UNUSABLE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.ENOEXEC, errno.ELOOP})
@@ -50,7 +48,7 @@ def spawn(control: int, privileges: Privileges, entrances: Sequence[Path] = (), 
         PluginRefused: there is no such Python, or it is no program.
         TryAgain: the node has no process left, or this Python cannot be executed.
     """
-    about = [str(CONTROL), str(VERSION), str(os.getpid())]
+    about = [str(DESCRIPTOR), str(VERSION), str(os.getpid())]
     worker = [sys.executable, "-P", "-m", "nodeplug.worker", *about]
     if python:
         _check(python)
@@ -105,7 +103,7 @@ def _launcher(privileges: Privileges, entrances: Sequence[Path], *, apart: bool)
         privileges.tasks,
     )
     words = ["-" if one is None else str(one) for one in given]
-    program = [sys.executable, "-IS", str(_HERE / "launching.py"), str(CONTROL), str(os.getpid())]
+    program = [sys.executable, "-IS", str(_HERE / "launching.py"), str(DESCRIPTOR), str(os.getpid())]
     return [*program, *words, "-" if apart else str(_HERE)]
 
 
@@ -118,24 +116,7 @@ def _spawn(arguments: list[str], control: int, privileges: Privileges, *, apart:
         environment |= {name: os.environ[name] for name in _OF_THIS_PYTHON & os.environ.keys()}
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     program = str(_HERE / "entering.py") if apart else os.devnull
-    # Everything else is closed on exec. Dup2 onto itself would leave that mark in place, so it goes by another number.
-    spare = os.dup(control) if control == CONTROL else control
-    try:
-        return os.posix_spawn(
-            arguments[0],
-            arguments,
-            environment,
-            file_actions=[
-                (os.POSIX_SPAWN_OPEN, 0, program, os.O_RDONLY, 0),
-                (os.POSIX_SPAWN_DUP2, spare, CONTROL),
-            ],
-            setsid=True,
-            setsigmask=[],
-            setsigdef=[signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE, signal.SIGCHLD],
-        )
-    finally:
-        if spare != control:
-            os.close(spare)
+    return execute(arguments, environment, control, stdin=program, session=True)
 
 
 def _start_thread() -> None:

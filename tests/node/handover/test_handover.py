@@ -245,3 +245,30 @@ def test_a_container_that_asks_for_devices_meanwhile_waits_for_the_next_daemon(
                 (tmp_path / "hold start").unlink()
                 replaced()
                 assert admitted()[RESOURCE].envs["PID"] in owner(node)
+
+
+@pytest.mark.parametrize("supervised", [True, False])
+def test_a_successor_whose_predecessor_is_killed_stays_unless_another_daemon_is_started(
+    short_path: Path, tmp_path: Path, supervised: bool
+) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(tmp_path / "notify"))
+        environment = {"PYTHONPATH": str(Path(__file__).parent)}
+        environment |= {"NOTIFY_SOCKET": str(tmp_path / "notify")} if supervised else {}
+        node = ScratchNode(short_path, SECTION.format("thread", tmp_path), env=environment)
+        node.start()
+        (tmp_path / "hold start").touch()
+        with beside(lambda: node.run("replace")) as asked:
+            until((tmp_path / "in start").exists)
+            successor = int(node.log.split("process ")[-1].split()[0])
+            node.kill()
+            (tmp_path / "hold start").unlink()
+            asked()
+        if supervised:
+            until(lambda: zombie(successor))
+            node.start()  # as systemd does
+            assert serving(node) == node.pid
+            node.kill()
+        else:
+            until(lambda: serving(node) == successor)
+            os.kill(successor, signal.SIGKILL)

@@ -1,0 +1,47 @@
+"""Executing a program of our own beside the daemon.
+
+Owns: the one way in which that is done: posix_spawn(3) with one descriptor and the default signals.
+Refuses: fork: this process has threads; and what is executed, which the caller says.
+"""
+
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+DESCRIPTOR: Final = 3
+"""The number that the descriptor has in the program."""
+_DEFAULT: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE, signal.SIGCHLD)
+
+
+def execute(
+    arguments: Sequence[str], environment: Mapping[str, str], descriptor: int, *, stdin: str = "", session: bool = False
+) -> int:
+    """Execute a program; return its process id.
+
+    Args:
+        arguments: the program's path, and what it is told.
+        environment: all of it.
+        descriptor: what the program finds as DESCRIPTOR; everything else is closed on exec.
+        stdin: a file to read; empty: that of this process.
+        session: whether it begins a session of its own.
+
+    Raises:
+        OSError: it cannot be executed, or there is no process left.
+    """
+    # Dup2 onto itself would leave the mark for closing in place, so it goes by another number.
+    spare = os.dup(descriptor) if descriptor == DESCRIPTOR else descriptor
+    opened = [(os.POSIX_SPAWN_OPEN, 0, stdin, os.O_RDONLY, 0)] if stdin else []
+    try:
+        return os.posix_spawn(
+            arguments[0],
+            [*arguments],
+            environment,
+            file_actions=[*opened, (os.POSIX_SPAWN_DUP2, spare, DESCRIPTOR)],
+            setsid=session,
+            setsigmask=[],
+            setsigdef=_DEFAULT,
+        )
+    finally:
+        if spare != descriptor:
+            os.close(spare)
