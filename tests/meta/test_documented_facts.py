@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from pydantic import BaseModel
+from tests.node.workers.test_hostile_table import ROWS as HOSTILE
 
 from nodeplug import daemon
 from nodeplug.config import Configuration, Supervisor
@@ -59,6 +60,12 @@ def test_every_hook_is_in_a_test(hook: str) -> None:
     use = re.compile(rf"""(def |\.|["']){hook}\b""")
     files = [path for path in (ROOT / "tests").rglob("*.py") if path.parent.name != "meta"]
     assert any(use.search(path.read_text()) for path in files)
+
+
+def test_the_table_of_hostile_plugins_is_the_one_that_is_tested() -> None:
+    tested = [f"| {row.what} | {row.thread[0]} | {row.process[0]} |" for row in HOSTILE]
+    page = (DOCS / "plugin-processes.md").read_text().splitlines()
+    assert [line for line in page if line in tested] == tested
 
 
 def table_of_errors() -> dict[str, tuple[str, ...]]:

@@ -91,20 +91,3 @@ def test_processes_end_with_the_daemon_and_their_plugins_are_stopped(node: Scrat
     node.stop()
     until(lambda: not Path(f"/proc/{first}").exists())
     assert "plugin guest is unloaded" in node.log
-
-
-@pytest.mark.parametrize("how", ["exits", "segfault"])
-@pytest.mark.parametrize("isolation", ["thread", "process"])
-def test_what_ends_the_daemon_from_a_thread_ends_only_a_process(how: str, isolation: str, node: ScratchNode) -> None:
-    node.configure(
-        f'[plugins.guest]\nuses = "worker_guest:Guest"\nisolation = "{isolation}"\n'
-        f'[plugins.guest.config]\nat = "inspect"\nhow = "{how}"\n'
-    )
-    node.start()
-    asked = node.run("inspect", "guest")
-    assert asked.returncode != 0
-    if isolation == "thread":
-        until(lambda: not node.running)
-        return
-    assert "the process of plugin 'guest' ended during inspect" in asked.stderr
-    until(lambda: guest(node)["restarts"] == 1 and guest(node)["state"] == "running")

@@ -376,6 +376,21 @@ def _stop(_: n.Host) -> None:
     time.sleep(3600)  # the signal may reach another thread first
 
 
+def _keep_descriptors(_: n.Host) -> None:
+    """Open what can be opened, for ever, and close none."""
+    while True:
+        try:
+            os.open("/dev/null", os.O_RDONLY)
+        except OSError:
+            time.sleep(0.001)
+
+
+def _ring(_: n.Host) -> None:
+    """Have the kernel send SIGALRM, which nobody handles."""
+    signal.setitimer(signal.ITIMER_REAL, 0.01)
+    time.sleep(3600)
+
+
 def _segfault(_: n.Host) -> None:
     ctypes.string_at(0)
 
@@ -414,4 +429,6 @@ WAYS: dict[str, Callable[[n.Host], None]] = {
         sys.executable, "-IS", "-c", f"import time; time.sleep(3); {LEAK}", session=True
     ),
     "closes descriptors": lambda _: os.closerange(0, 256),
+    "keeps descriptors": _keep_descriptors,
+    "rings": _ring,
 }

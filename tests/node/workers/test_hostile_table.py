@@ -1,0 +1,324 @@
+"""The table of hostile plugins: what each does to the daemon and to a neighbour as a thread, and in a process.
+
+`ROWS` is the table of docs/plugin-processes.md; `tests/meta` compares the two.
+"""
+
+import json
+import os
+import re
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodeplug.exec.frame import Frame, Reply
+from nodeplug.hosting.slot import OVERDUE_LIMIT
+from nodeplug.testing import ScratchNode
+from nodeplug.testing.waiting import until
+
+TICKS = os.sysconf("SC_CLK_TCK")
+LIMIT = 96 << 20
+DESCRIPTORS = 256
+pytestmark = pytest.mark.unprivileged
+
+
+class Node:
+    """A daemon of its own with a hostile plugin, and beside it an innocent one in a thread of the daemon."""
+
+    def __init__(self, root: Path, isolation: str, how: str, section: str = "") -> None:
+        once = f'once = "{root}/once"\n' if isolation == "process" else ""
+        self.scratch = ScratchNode(
+            root,
+            f'[plugins.hostile]\nuses = "worker_guest:Guest"\nisolation = "{isolation}"\n{section}'
+            f'[plugins.hostile.config]\nat = "volume_is_attached"\nhow = "{how}"\n{once}'
+            '[plugins.neighbour]\nuses = "worker_guest:Guest"\nisolation = "thread"\nconfig = { name = "other" }\n',
+            env={"PYTHONPATH": str(Path(__file__).parent)},
+            within=["prlimit", f"--nofile={DESCRIPTORS}"],
+        )
+
+    def ask(self, driver: str = "thing", volume: str = "v") -> socket.socket:
+        """Send a call of a plugin, and leave its answer to be read."""
+        peer = socket.socket(socket.AF_UNIX)
+        peer.connect(str(self.scratch.paths.exec_socket))
+        options = json.dumps({"name": volume})
+        peer.sendall(Frame("flex", f"/x/example~{driver}/{driver}", ("isattached", options, "n")).encode())
+        return peer
+
+    def call(self, driver: str = "thing", volume: str = "v") -> str:
+        """Return the error of a call, or nothing; `no answer` if the daemon ended."""
+        with self.ask(driver, volume) as peer:
+            data = b""
+            with suppress(ConnectionError):
+                data = b"".join(iter(lambda: peer.recv(1 << 20), b""))
+        if not data:
+            return "no answer"
+        answer = json.loads(Reply.decode(data).stdout)
+        return "" if answer["status"] == "Success" else str(answer["message"])
+
+    def plugin(self, name: str = "hostile") -> dict[str, Any]:
+        (row,) = [row for row in self.scratch.status()["plugins"] if row["name"] == name]
+        return dict(row)
+
+    def until_started_again(self) -> str:
+        """Wait until the process has been ended and another one serves; return why."""
+        until(lambda: self.plugin()["restarts"] == 1 and self.plugin()["state"] == "running")
+        return str(self.plugin()["restarted"])
+
+    def memory(self, key: str) -> int:
+        """Return bytes of the daemon, such as VmRSS or its peak, VmHWM."""
+        text = Path(f"/proc/{self.scratch.pid}/status").read_text(encoding="ascii")
+        return int(re.findall(rf"^{key}:\s+(\d+)", text, re.MULTILINE)[0]) << 10
+
+    def descriptors(self) -> dict[str, str]:
+        """Return what the daemon's descriptors lead to."""
+        found = {}
+        for one in Path(f"/proc/{self.scratch.pid}/fd").iterdir():
+            with suppress(FileNotFoundError):
+                found[one.name] = str(one.readlink())
+        return found
+
+    def folder(self) -> str:
+        return str(Path(f"/proc/{self.scratch.pid}/cwd").readlink())
+
+
+def burned(pid: int) -> float:
+    """Return the seconds of processor time that a process has used in its own code."""
+    return int(Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[11]) / TICKS
+
+
+def until_burned(pid: int, seconds: float) -> None:
+    end = burned(pid) + seconds
+    until(lambda: burned(pid) >= end)
+
+
+def is_silent(peer: socket.socket) -> bool:
+    try:
+        peer.recv(1, socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return True
+    return False
+
+
+Check = Callable[[Node], None]
+
+
+# --- as a thread ------------------------------------------------------------------------------------------------
+
+
+def is_quarantined(node: Node) -> None:
+    for number in range(OVERDUE_LIMIT):
+        assert "volume_is_attached" in node.call(volume=f"v{number}")
+    assert node.plugin()["quarantined"]
+    assert "is quarantined" in node.call(volume="another")
+    assert sum(call["overdue"] for call in node.scratch.status()["calls"]) == OVERDUE_LIMIT
+    assert node.call("other") == ""
+
+
+def silences_the_daemon(node: Node) -> None:
+    with closing(node.ask()):
+        until_burned(node.scratch.pid, 1)
+        with closing(node.ask("other")) as late:
+            os.kill(node.scratch.pid, signal.SIGTERM)
+            until_burned(node.scratch.pid, 1)
+            assert is_silent(late)
+            assert node.scratch.running
+
+
+def fills_the_daemon(node: Node) -> None:
+    before = node.memory("VmRSS")
+    assert node.call() == ""
+    assert node.memory("VmRSS") > before + (200 << 20)
+    assert node.plugin()["restarts"] == 0
+
+
+def ends_the_daemon(node: Node) -> None:
+    assert node.call() == "no answer"
+    until(lambda: not node.scratch.running)
+
+
+def shuts_callers_out(node: Node) -> None:
+    with closing(node.ask()):
+        until(lambda: len(node.descriptors()) == DESCRIPTORS)
+        with closing(node.ask("other")) as late:
+            until(lambda: "cannot accept on" in node.scratch.log)
+            assert is_silent(late)
+    assert node.scratch.running
+
+
+def moves_the_daemon(node: Node) -> None:
+    assert node.folder() == "/"
+    assert node.call() == ""
+    assert node.folder() == "/proc"
+
+
+# --- in a process -----------------------------------------------------------------------------------------------
+
+
+def is_ended_at_its_deadlines(node: Node) -> None:
+    assert "volume_is_attached" in node.call()
+    assert node.call("other") == ""
+    assert "did not come back" in node.until_started_again()
+
+
+def leaves_the_lock_alone(node: Node) -> None:
+    with closing(node.ask()):
+        until_burned(node.plugin()["process"]["pid"], 0.1)
+        assert node.call("other") == ""
+        assert "did not come back" in node.until_started_again()
+
+
+def fills_itself(node: Node) -> None:
+    before = node.memory("VmRSS")
+    node.call()
+    assert re.fullmatch("it used [0-9]+ MiB and may use 96 MiB", node.until_started_again())
+    assert node.memory("VmHWM") < before + (64 << 20)
+
+
+def ends_itself(why: str) -> Check:
+    def check(node: Node) -> None:
+        assert f"the process of plugin 'hostile' ended during volume_is_attached: {why}" in node.call()
+        assert node.until_started_again() == why
+
+    return check
+
+
+def has_descriptors_of_its_own(node: Node) -> None:
+    before = node.descriptors()
+    node.call()
+    assert node.call("other") == ""
+    assert len(node.descriptors()) < len(before) + 8
+    assert "did not come back" in node.until_started_again()
+    stay = {number: link for number, link in before.items() if not link.startswith(("socket:", "anon_inode:[pidfd]"))}
+    assert stay.items() <= node.descriptors().items()
+
+
+def moves_itself(node: Node) -> None:
+    assert node.call() == ""
+    assert node.folder() == "/"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A hostile plugin.
+
+    Attributes:
+        what: what it does, in the words of the page.
+        how: the name of that in `worker_guest`.
+        thread: what becomes of it as a thread, in the words of the page, and who checks it.
+        process: the same in a process.
+        section: more keys of its section; those of limits are for a process.
+    """
+
+    what: str
+    how: str
+    thread: tuple[str, Check]
+    process: tuple[str, Check]
+    section: str = ""
+
+
+OVERDUE = 'restart_after_overdue = 2\ndeadline = { volume_is_attached = "300ms" }\n'
+ENDS = "the daemon ends, systemd starts it again"
+AGAIN = "its calls fail with an error that asks for a retry; it is started again"
+
+ROWS = [
+    Row(
+        "hangs in a call",
+        "hangs",
+        (
+            "its callers are answered at the deadline; four such calls quarantine it until the daemon is restarted",
+            is_quarantined,
+        ),
+        (
+            "the same; after `restart_after_overdue` deadlines it is killed and started again",
+            is_ended_at_its_deadlines,
+        ),
+        OVERDUE,
+    ),
+    Row(
+        "never gives up the interpreter's lock",
+        "burns",
+        ("the daemon answers nobody and ignores SIGTERM; the watchdog of its unit ends it", silences_the_daemon),
+        (
+            "the others are answered meanwhile; it is killed and started again like one that hangs",
+            leaves_the_lock_alone,
+        ),
+        OVERDUE,
+    ),
+    Row(
+        "leaks memory",
+        "leaks",
+        ("the daemon ends at `memory` of `[supervisor]`, and systemd starts it again", fills_the_daemon),
+        (
+            "it is ended at its `memory`, 1 GiB if the section does not say, and started again",
+            fills_itself,
+        ),
+        'memory = "96Mi"\n',
+    ),
+    Row("exits", "exits", (ENDS, ends_the_daemon), (AGAIN, ends_itself("it exited with status 7"))),
+    Row("crashes", "segfault", (ENDS, ends_the_daemon), (AGAIN, ends_itself("it was killed by SIGSEGV"))),
+    Row(
+        "sets a timer and not its signal",
+        "rings",
+        (ENDS, ends_the_daemon),
+        (AGAIN, ends_itself("it was killed by SIGALRM")),
+    ),
+    Row(
+        "closes descriptors of others",
+        "closes descriptors",
+        (ENDS, ends_the_daemon),
+        ("it has closed its own; it ends or hangs, and is started again", has_descriptors_of_its_own),
+        OVERDUE,
+    ),
+    Row(
+        "opens descriptors without end",
+        "keeps descriptors",
+        ("no caller reaches the daemon any more", shuts_callers_out),
+        ("the daemon has as many as before", has_descriptors_of_its_own),
+        OVERDUE,
+    ),
+    Row(
+        "changes the working directory",
+        "changes folder",
+        ("that of the daemon and of every plugin is another", moves_the_daemon),
+        ("its own is another", moves_itself),
+    ),
+]
+
+
+@pytest.fixture
+def start(short_path: Path) -> Iterator[Callable[..., Node]]:
+    made: list[Node] = []
+
+    def start(*arguments: str) -> Node:
+        node = Node(short_path, *arguments)
+        made.append(node)
+        node.scratch.start()
+        return node
+
+    yield start
+    for node in made:
+        node.scratch.kill()
+
+
+each_row = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.how)
+
+
+@each_row
+def test_as_a_thread_it_does_that_to_the_daemon_and_its_neighbours(row: Row, start: Callable[..., Node]) -> None:
+    row.thread[1](start("thread", row.how, "" if "memory" in row.section else row.section))
+
+
+@each_row
+def test_in_a_process_it_does_that_to_itself_alone(row: Row, start: Callable[..., Node]) -> None:
+    node = start("process", row.how, row.section)
+    pid = node.scratch.pid
+    row.process[1](node)
+    assert node.call("other") == ""
+    assert node.scratch.running
+    assert node.scratch.pid == pid
+    assert node.plugin("neighbour")["restarts"] == 0
