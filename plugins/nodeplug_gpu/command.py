@@ -7,7 +7,7 @@ since every `nodeplug --help` imports this module.
 
 import socket
 from collections.abc import Mapping
-from enum import Enum
+from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
@@ -18,7 +18,7 @@ from nodeplug.commands import DEFAULT, Config, Json, Root, inspect, print_json, 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
 
 
-class Format(Enum):
+class Format(StrEnum):
     """How to print."""
 
     chart = "chart"

@@ -190,6 +190,7 @@ class _Story:
         env = {**os.environ, "FORCE_COLOR": "1"} if self.console.is_terminal else None
         done = subprocess.run(node.command("gpu"), capture_output=True, text=True, check=False, env=env)
         self.console.print(Text.from_ansi(f"\n$ nodeplug gpu\n{done.stdout}{done.stderr}"))
+        done.check_returncode()
 
     def _network(self, node: ScratchNode) -> tuple[CniRuntime, dict[str, Sandbox]]:
         source = find_scripts().parent / "configs" / "cni" / "10-nodeplug.conflist"
