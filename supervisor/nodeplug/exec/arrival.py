@@ -12,6 +12,7 @@ from typing import Final
 
 from nodeplug.contract.errors import InvalidNetns, TryAgain, Undecodable
 from nodeplug.contract.netns import Netns
+from nodeplug.descriptors import receive
 from nodeplug.exec.frame import HEADER, LIMIT, Frame, body_size
 
 _DESCRIPTORS: Final = 2
@@ -91,7 +92,7 @@ class Arrival:
         while True:
             try:
                 # The kernel drops descriptors that do not fit.
-                data, fds, flags, _ = socket.recv_fds(self.peer, _CHUNK, _DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
+                data, fds, flags = receive(self.peer, _CHUNK, _DESCRIPTORS)
             except (BlockingIOError, InterruptedError):
                 await readable(self.peer)
                 continue

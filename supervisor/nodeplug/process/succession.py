@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from nodeplug.contract.errors import PluginError, TryAgain, clip
+from nodeplug.descriptors import receive
 from nodeplug.process.aside import aside
 from nodeplug.process.execution import DESCRIPTOR, execute
 
@@ -141,7 +142,7 @@ class Predecessor:
         finally:
             loop.remove_reader(self._end)
         try:
-            data, descriptors, _, _ = socket.recv_fds(self._end, _LIMIT, 1, socket.MSG_CMSG_CLOEXEC)
+            data, descriptors, _ = receive(self._end, _LIMIT, 1)
         except OSError:
             data, descriptors = b"", []
         if not data or len(descriptors) != 1:
@@ -166,7 +167,7 @@ class Predecessor:
         try:
             while await more.wait():
                 more.clear()
-                data, descriptors, _, _ = socket.recv_fds(self._end, _LIMIT, _AT_ONCE, socket.MSG_CMSG_CLOEXEC)
+                data, descriptors, _ = receive(self._end, _LIMIT, _AT_ONCE)
                 for descriptor in descriptors:
                     kept.keep(descriptor)
                 if not data:
