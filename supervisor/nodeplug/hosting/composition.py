@@ -100,13 +100,12 @@ class Composition:
         call = self.call
         LOG.warning("%s of %s ended %s, after its answer (request %s)", call.verb, call.claim, how, call.id)
 
-    async def _called(self, hook: str, hand_over: Callable[[Callable[[], None]], None], **values: Any) -> Any:
+    async def _called(self, hook: str, hand_over: Callable[[HookCall], None], **values: Any) -> Any:
         begun: list[HookCall] = []
 
         def start(call: HookCall) -> None:
             begun.append(call)
-            if not call.elsewhere:
-                hand_over(call.run)
+            hand_over(call)
 
         try:
             return await self._runner.call(self.route, hook, self.call, values, start=start)
@@ -139,7 +138,7 @@ class Composition:
 
         It raises what `Runner.call` raises, but DeadlineExceeded only from the plugin itself.
         """
-        turn: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        turn: SimpleQueue[HookCall | None] = SimpleQueue()
         self._now = (name, math.inf)
         called = self._called(name, turn.put, **arguments)
         try:
@@ -148,11 +147,16 @@ class Composition:
             called.close()
             raise DaemonEnds from None
         ended.add_done_callback(lambda _: turn.put(None))  # refused before its turn, or the loop ends
-        run = turn.get()
-        if run is not None:
-            run()
+        begun = turn.get()
         try:
-            return ended.result()
+            if begun is None:
+                return ended.result()
+            answer, error = begun.run()
+            if ended.cancelled() or self._loop.is_closed():
+                raise DaemonEnds
+            if error is not None:
+                raise error
+            return answer
         except concurrent.futures.CancelledError:
             raise DaemonEnds from None
         finally:

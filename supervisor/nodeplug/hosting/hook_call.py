@@ -39,7 +39,7 @@ class HookCall:
         seconds: its deadline.
         inside: the plugins that the thread is inside, by section.
         outcome: done, on the loop, when the hook has really ended.
-        elsewhere: the hook runs in another process, so that no thread need run it.
+        work: what `run` does; a hook in another process may have begun already, and is waited for.
     """
 
     def __init__(
@@ -62,10 +62,9 @@ class HookCall:
         self.loop = asyncio.get_running_loop()
         self.outcome: asyncio.Future[Any] = self.loop.create_future()
         self._strays = strays
-        self._work = work
+        self.work = work
         self._done = done
         self._context = copy_context()
-        self.elsewhere = False
         self._begun = time.monotonic()
 
     @property
@@ -88,18 +87,19 @@ class HookCall:
             text = f"the daemon cannot start another thread ({error}); raise its TasksMax, or call less at once"
             self.loop.call_soon(self._resolve, None, TryAgain(text))
 
-    def run(self) -> None:
-        """Run the hook in this thread, which has the name of the call meanwhile."""
+    def run(self) -> tuple[Any, PluginError | None]:
+        """Run the hook in this thread, which has the name of the call meanwhile; return its answer or its error."""
         thread = threading.current_thread()
         before, thread.name = thread.name, self.name
         answer, error = self._worked()
         thread.name = before
         with suppress(RuntimeError):  # the loop is closed: the daemon is ending and nobody waits
             self.loop.call_soon_threadsafe(self._resolve, answer, error)
+        return answer, error
 
     def finish(self, work: Callable[[], Any], *, at_once: bool) -> None:
         """End a call that runs elsewhere with what `work` returns or raises: on the loop, or in a new thread."""
-        self._work = work
+        self.work = work
         if at_once:
             self._resolve(*self._worked())
         else:
@@ -110,7 +110,7 @@ class HookCall:
         current, outside = CURRENT.set(self.call), INSIDE.set(self)
         try:
             try:
-                return self._work(), None
+                return self.work(), None
             finally:
                 self._done()
         except PluginError as raised:

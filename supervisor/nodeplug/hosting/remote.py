@@ -67,25 +67,27 @@ def load(
         reply.close()
 
 
-def begin(worker: Worker, hook: str, request: object, call: HookCall) -> bool:
-    """Begin a call from the event loop, without a thread of the daemon; return whether it has begun.
+def begin(worker: Worker, hook: str, request: object, call: HookCall, *, waited_for: bool) -> bool:
+    """Begin a call from the event loop; return whether nobody need run it.
 
     A thread goes on with a call whose plugin asks something of its host, with a long request, and with a long answer.
+    With `waited_for`, a thread waits for the call anyway, and hears the answer itself.
     """
     try:
         conversation = worker.begin(hook, request, call.call.id, call.name)
     except PluginError as error:
-        call.elsewhere = True
-        call.finish(partial(_raise, error), at_once=True)
-        return True
+        call.work = partial(_raise, error)
+        return False
     if conversation is None:
+        return False
+    if waited_for:
+        call.work = conversation.answer
         return False
 
     def heard() -> None:
         call.loop.remove_reader(conversation)
         call.finish(conversation.answer, at_once=conversation.has_reply())
 
-    call.elsewhere = True
     if conversation.said:
         call.loop.add_reader(conversation, heard)
     else:

@@ -103,8 +103,7 @@ class Runner:
             done: closes what the call owns: called once, in the thread, when the hook has ended or is not reached.
             around: makes what is called instead of the hook, from the hook of the instance that gets the call; in its
                 thread.
-            start: has `run` called in a thread where nothing else runs meanwhile, unless the hook runs `elsewhere`;
-                None: in a new one.
+            start: has `run` called in a thread where nothing else runs meanwhile; None: in a new one, if one is needed.
 
         Raises:
             DeadlineExceeded: the hook did not end in time; it is still running.
@@ -125,7 +124,7 @@ class Runner:
             if around is not None or worker is None:
                 return False
             asked = addressed(arguments, call, begun.seconds)
-            return remote.begin(worker, hook, asked.get("request"), begun)
+            return remote.begin(worker, hook, asked.get("request"), begun, waited_for=start is not None)
 
         try:
             answer = await self._call(route, hook, call, work, elsewhere, done, start)
@@ -200,8 +199,6 @@ class Runner:
         route.slot.let_in(begun)
         if not elsewhere(route, begun):
             begun.begin(start)
-        elif start is not None:
-            start(begun)
         # shield: neither the deadline nor a cancelled caller may mark the hook as ended while its thread runs.
         # Not wait_for: before Python 3.12 it swallows a cancellation that comes together with the answer.
         try:

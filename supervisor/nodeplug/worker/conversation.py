@@ -4,9 +4,9 @@ Owns: the turns of the two ends on the channel of the call, and what either end'
 Refuses: to answer what the plugin asks meanwhile, and to open channels: its worker's process does (`process`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Sized
 from dataclasses import fields, is_dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any, Final, Protocol
 
 from nodeplug.contract.errors import TryAgain
@@ -122,7 +122,11 @@ def hook_call(hook: str, request: object, request_id: str, name: str) -> Message
 
 def is_long(request: object) -> bool:
     """Whether a request may take long to write as a message."""
-    if not is_dataclass(request):
-        return False
-    values = (getattr(request, one.name) for one in fields(request))
-    return any(isinstance(value, list | tuple | Mapping) and len(value) > _FEW for value in values)
+    kind: Any = type(request)
+    values = (getattr(request, name) for name in _names_of_fields(kind))
+    return any(isinstance(value, Sized) and len(value) > _FEW for value in values if type(value) is not str)
+
+
+@cache
+def _names_of_fields(kind: Any) -> tuple[str, ...]:
+    return tuple(one.name for one in fields(kind)) if is_dataclass(kind) else ()
