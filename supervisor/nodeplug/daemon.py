@@ -1,6 +1,6 @@
 """The composition root: one event loop, one TaskGroup of named tasks.
 
-Owns: which object knows which, the order of start and stop, signals, and what the control socket answers.
+Owns: which object knows which, the order of start and stop, signals, and the requests of the control socket.
 Refuses: protocols (the services know those), plugin code (the runner's), and any cleanup at the end that the next start
 could not do: `stop()` may never run; start is recovery.
 """
@@ -8,12 +8,10 @@ could not do: `stop()` may never run; start is recovery.
 import asyncio
 import json
 import logging
-import os
 import signal
 import socket
-import time
-from collections.abc import Callable, Coroutine, Mapping
-from contextlib import AbstractAsyncContextManager, nullcontext, suppress
+from collections.abc import Coroutine, Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -28,10 +26,8 @@ from nodeplug.cni.spool import Spool
 from nodeplug.config import Reading, node_name, read
 from nodeplug.config.watch import watch
 from nodeplug.contract.errors import InvalidRequest, PluginError, TryAgain, clip
-from nodeplug.contract.host import FormerSection, Host
-from nodeplug.contract.journal import Journal, file_name, read_boot_id
+from nodeplug.contract.journal import read_boot_id
 from nodeplug.contract.netns import Netns
-from nodeplug.contract.values import ResourceName
 from nodeplug.device.checkpoint import CHECKPOINT
 from nodeplug.device.kubelet import KubeletFolders
 from nodeplug.device.last_known import LastKnown
@@ -48,13 +44,14 @@ from nodeplug.hosting.registry import Registry
 from nodeplug.hosting.reload import Reloader
 from nodeplug.hosting.runner import Runner, close_all
 from nodeplug.hosting.supervision import Supervision
+from nodeplug.hosts import VOLUMES, Hosts
 from nodeplug.install import keeper
 from nodeplug.install.drivers import reprobe
-from nodeplug.observe import logs, status
+from nodeplug.observe import logs
 from nodeplug.observe.endpoints import Endpoints
 from nodeplug.observe.metrics import Metrics, outcome_of
+from nodeplug.observe.overview import Overview
 from nodeplug.observe.plugin_metrics import PluginMetrics
-from nodeplug.observe.processes import Usage, usage
 from nodeplug.observe.recorder import Recorder
 from nodeplug.observe.reports import Reports
 from nodeplug.observe.state_disk import StateDisk
@@ -67,8 +64,6 @@ from nodeplug.volumes.service import Volumes
 from nodeplug.worker.cgroups import Cgroups
 
 LOG: Final = logging.getLogger(__name__)
-VOLUMES: Final = "flexvolume"
-"""The name of the journal in which the host itself notes volumes."""
 START_PATIENCE: Final = 5.0
 """Seconds that plugins get to start, spooled DELs to be replayed, and entrypoints to be compiled, before callers are
 served without them."""
@@ -80,8 +75,6 @@ HEALTH_INTERVAL: Final = 10.0
 METRICS_INTERVAL: Final = 5.0
 RETRY_INTERVAL: Final = 0.5
 SAMPLE_INTERVAL: Final = 1.0
-LIVELINESS: Final = 30.0
-"""Seconds without a look at the daemon's own state after which /healthz says so."""
 
 
 async def run(
@@ -125,16 +118,11 @@ class Daemon:
         self._registry = Registry()
         self._configuration = reading.configuration
         supervisor, device_routes = self._configuration.supervisor, partial(self._registry.routes, "device")
-        self._started = time.monotonic()
         self._paths = supervisor.paths
         self._boot_id = read_boot_id()
         self._disk = StateDisk(self._paths.state)
         self._folders = OwnFolders(self._paths)
         self._reprobing = Lane(f"the folder of volume drivers {self._paths.flexvolume}")
-        self._look_lanes = {
-            "attachments": Lane(f"the folder {self._paths.attachments}"),
-            "volumes": Lane(f"the state folder {self._paths.state}"),
-        }
         self._runner = Runner(self._finished)
         self._resources = first or Resources(
             self._runner,
@@ -145,28 +133,6 @@ class Daemon:
             LastKnown(first_lists.folder(self._paths.run), self._boot_id),
         )
         self._notes = first_lists.Notes(reading, root, self._boot_id)
-        self._lifecycle = Lifecycle(
-            self._registry,
-            self._runner,
-            self._make_host,
-            self._resources,
-            reading.places.tell,
-            lambda name, section: self._folders.give(name, section.privileges.owner),
-            cgroups=Cgroups(supervisor.cgroups),
-        )
-        self._supervision = Supervision(self._lifecycle)
-        self._attachments = Attachments(self._paths.attachments)
-        self._spool = Spool(self._paths.spool, boot_id=self._boot_id)
-        self._delegation = Delegation(self._registry, visiting=self._runner.visiting)
-        self._cni = CniService(
-            self._registry,
-            self._runner,
-            self._attachments,
-            self._spool,
-            Admission(supervisor.cni_concurrency, supervisor.cni_waiting),
-        )
-        self._volumes = Volumes(self._runner, self._journal(VOLUMES), self._paths.run / "staging")
-        self._flex = FlexService(self._registry, self._runner, self._volumes)
         self._podresources = PodResources(
             self._paths.podresources_socket,
             self._paths.state / "holders.json",
@@ -175,6 +141,39 @@ class Daemon:
             supervisor.podresources_poll,
             checkpoint=self._paths.device_plugins / CHECKPOINT,
         )
+        node = node_name(supervisor)
+        self._hosts = Hosts(
+            node=node,
+            boot_id=self._boot_id,
+            paths=self._paths,
+            disk=self._disk,
+            folders=self._folders,
+            registry=self._registry,
+            resources=self._resources,
+            podresources=self._podresources,
+            delegation=Delegation(self._registry, visiting=self._runner.visiting),
+        )
+        self._lifecycle = Lifecycle(
+            self._registry,
+            self._runner,
+            self._hosts.make,
+            self._resources,
+            reading.places.tell,
+            lambda name, section: self._folders.give(name, section.privileges.owner),
+            cgroups=Cgroups(supervisor.cgroups),
+        )
+        self._supervision = Supervision(self._lifecycle)
+        self._attachments = Attachments(self._paths.attachments)
+        self._spool = Spool(self._paths.spool, boot_id=self._boot_id)
+        self._cni = CniService(
+            self._registry,
+            self._runner,
+            self._attachments,
+            self._spool,
+            Admission(supervisor.cni_concurrency, supervisor.cni_waiting),
+        )
+        self._volumes = Volumes(self._runner, self._hosts.journal(VOLUMES), self._paths.run / "staging")
+        self._flex = FlexService(self._registry, self._runner, self._volumes)
         self._metrics, self._recorder = Metrics(version("nodeplug")), Recorder()
         exported = PluginMetrics(self._metrics.registry)
         self._reports = Reports(self._registry.slots, self._runner, exported.take)
@@ -186,25 +185,34 @@ class Daemon:
             install=self._keeper.install,
             count=self._metrics.reload,
         )
-        self._used: Mapping[int, Usage] = {}
-        self._measuring = Lane("the kernel, asked for the memory of processes,")
-        self._readiness: tuple[bool, Mapping[str, str]] = (False, {"daemon": "it is starting"})
-        self._beat = self._started
+        self._overview = Overview(
+            node=node,
+            paths=self._paths,
+            registry=self._registry,
+            resources=self._resources,
+            podresources=self._podresources,
+            attachments=self._attachments,
+            ledger=self._volumes.ledger,
+            spool=self._spool,
+            recorder=self._recorder,
+            reloader=self._reloader,
+            keeper=self._keeper,
+            disk=self._disk,
+        )
         self._stop = asyncio.Event()
         handlers = {"cni": self._cni.handle, "flex": self._flex.handle, "control": self._control}
         self._server = ExecServer(self._paths.exec_socket, handlers)
         command = ["serve", "--config", str(config_path), *(["--root", str(root)] if root is not None else [])]
         self._handover = Handover(command, self._server, self._registry, self._resources, self._stop)
-        self._loop: asyncio.AbstractEventLoop
 
     # --- start and stop -----------------------------------------------------------------------------------------
 
     async def run(self) -> int:
         """Start, serve, stop; return the exit status."""
-        self._loop = asyncio.get_running_loop()
+        loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            self._loop.add_signal_handler(number, self._stop.set)
-        self._loop.add_signal_handler(signal.SIGHUP, self._reloader.ask)
+            loop.add_signal_handler(number, self._stop.set)
+        loop.add_signal_handler(signal.SIGHUP, self._reloader.ask)
         inherited = await self._take_over(self._predecessor) if self._predecessor is not None else None
         await self._folders.make(self._spool.prepare)
         self._disk.watch()
@@ -221,7 +229,7 @@ class Daemon:
 
     async def _take_over(self, predecessor: Predecessor) -> socket.socket:
         """Get ready beside the daemon that serves, and wait until the node is this one's own."""
-        trial = Lifecycle(Registry(), Runner(), self._make_host, cgroups=None)
+        trial = Lifecycle(Registry(), Runner(), self._hosts.make, cgroups=None)
         await trial.load_all({name: one for name, one in self._configuration.plugins.items() if one.enabled})
         refused = {name: slot.reason for name, slot in trial.registry.slots.items() if slot.state == "refused"}
         await self._recall()
@@ -252,7 +260,7 @@ class Daemon:
         address = self._configuration.supervisor.listen
         if not address:
             return nullcontext()
-        return Endpoints(address, self._metrics.registry, lambda: self._readiness, self._liveness)
+        return Endpoints(address, self._metrics.registry, lambda: self._overview.readiness, self._overview.liveness)
 
     async def _serve(self, group: asyncio.TaskGroup) -> socket.socket | None:
         """Serve until the end; return the listening socket if a successor is to have it."""
@@ -296,7 +304,7 @@ class Daemon:
             "bound the memory": self._supervision.bound(self._configuration.supervisor.memory, self._stop.set),
             "start failed plugins": every(RETRY_INTERVAL, self._supervision.retry_failed),
             "end hanging processes": every(RETRY_INTERVAL, self._supervision.end_hanging),
-            "measure processes": every(METRICS_INTERVAL, self._measure),
+            "measure processes": every(METRICS_INTERVAL, self._overview.measure),
             "sample": every(SAMPLE_INTERVAL, self._sample),
             "keep the entrypoints": every(keeper.INTERVAL, self._keeper.look),
             "health": every(HEALTH_INTERVAL, self._supervision.check_health),
@@ -328,42 +336,7 @@ class Daemon:
             LOG.warning("kubelet probes the volume drivers later: %s", error)
         return replay, installing
 
-    # --- what plugins are given ---------------------------------------------------------------------------------
-
-    def _journal(self, name: str) -> Journal:
-        return Journal(self._paths.journal / file_name(name), self._boot_id, self._disk.removals)
-
-    def _make_host(self, name: str) -> Host:
-        state, run = self._folders.make_for(name)
-        log = logging.LoggerAdapter(logging.getLogger(f"nodeplug.plugin.{name}"), {"plugin": name})
-        return Host(
-            plugin=name,
-            node_name=node_name(self._configuration.supervisor),
-            boot_id=self._boot_id,
-            log=log,
-            journal=self._journal(name),
-            state_dir=state,
-            run_dir=run,
-            _refresh=self._refresh,
-            _delegate=self._delegation,
-            _holders=self._podresources.holdings,
-            _former=lambda: self._former_sections(name),
-        )
-
-    def _former_sections(self, asking: str) -> list[FormerSection]:
-        """Look, in a plugin's thread, for what is left of sections that have no plugin."""
-        state, run = self._paths.state / "plugins", self._paths.run / "plugins"
-        return [
-            FormerSection(
-                Journal(self._paths.journal / one, self._boot_id, self._disk.removals), state / one, run / one
-            )
-            for one in self._folders.others([asking, VOLUMES, *self._registry.plugins])
-        ]
-
-    def _refresh(self, resource: ResourceName) -> None:
-        """Pass a request for a new listing from a plugin's thread to the loop."""
-        with suppress(RuntimeError):  # the loop is closed: the daemon is ending
-            self._loop.call_soon_threadsafe(self._resources.refresh, resource)
+    # --- what is told ---------------------------------------------------------------------------------------------
 
     def _finished(self, call: Call, error: PluginError | None) -> None:
         outcome = outcome_of(error)
@@ -372,19 +345,17 @@ class Daemon:
         if call.verb == "Allocate" and error is None:
             self._podresources.soon()
 
-    # --- what people are told -----------------------------------------------------------------------------------
-
     async def _control(self, frame: Frame, namespaces: tuple[Netns, ...]) -> Reply:
         close_all(namespaces)
         try:
             match frame.argv:
                 case ("status",):
-                    answer = await self.status()
+                    answer = await self._overview.whole()
                 case ("inspect", name):
                     answer = await self._reports.inspect(name)
                 case ("reload", name):
                     await self._supervision.renew(name)
-                    answer = await self.status()
+                    answer = await self._overview.whole()
                 case ("replace",):
                     answer = await self._handover.replace()
                 case _:
@@ -395,66 +366,6 @@ class Daemon:
             return Reply(1, json.dumps({"error": clip(str(error))}).encode())
         return Reply(0, json.dumps(answer).encode())
 
-    async def status(self) -> dict[str, Any]:
-        """Describe the daemon; see `nodeplug.observe.status` for the shape."""
-        ledger = self._volumes.ledger
-        unknown: dict[str, str] = {}
-        records = await self._known("attachments", self._attachments.list, (), unknown)
-        volumes = await self._known("volumes", lambda: (ledger.all_staged(), ledger.targets()), ((), ()), unknown)
-        entrypoints = await self._keeper.as_dict()
-        return self._vital() | {
-            "version": version("nodeplug"),
-            "node": node_name(self._configuration.supervisor),
-            "pid": os.getpid(),
-            "uptime_seconds": round(time.monotonic() - self._started, 3),
-            "attachments": status.attachments(records),
-            "volumes": status.volumes(*volumes),
-            "unknown": unknown,
-            "recent": self._recorder.latest(),
-            "entrypoints": entrypoints,
-        }
-
-    async def _known(self, what: str, look: Callable[[], Any], otherwise: Any, unknown: dict[str, str]) -> Any:
-        """Look at the disk for a part of the status, or note why that part is not known."""
-        try:
-            return await self._look_lanes[what].run(look)
-        except TryAgain as error:
-            unknown[what] = str(error)
-            return otherwise
-
-    def _vital(self) -> dict[str, Any]:
-        """Return the part of the status that needs no disk."""
-        statuses = self._resources.status()
-        reasons = status.unready(self._registry.slots.values(), statuses)
-        parts = {
-            "configuration": self._reloader.error,
-            "entrypoints": self._keeper.problem,
-            "state folder": self._disk.reason,
-            "deferred DELs": self._spool.trouble,
-        }
-        reasons |= {part: reason for part, reason in parts.items() if reason}
-        return {
-            "ready": not reasons,
-            "reasons": reasons,
-            "plugins": status.plugins(self._registry.slots.values(), reasons, self._used),
-            "resources": status.resources(statuses, self._podresources.holders(), self._podresources.unconfirmed()),
-            "calls": status.calls(self._registry.calls),
-            "spool": self._spool.count(),
-            "stranded": status.stranded(self._spool.stranded()),
-        }
-
-    async def _measure(self) -> None:
-        pids = [slot.instance.worker.pid for slot in self._registry.slots.values() if slot.instance.worker is not None]
-        with suppress(TryAgain):  # what was measured last stands
-            self._used = await self._measuring.run(lambda: usage(pids))
-
     async def _sample(self) -> None:
-        vital = self._vital()
-        self._metrics.sample(vital)
-        self._readiness = (vital["ready"], vital["reasons"])
-        self._beat = time.monotonic()
+        self._metrics.sample(self._overview.sample())
         await self._notes.keep(self._reloader.reading, in_force=not self._reloader.error)
-
-    def _liveness(self) -> str:
-        silent = time.monotonic() - self._beat
-        return f"the daemon has not looked at its own state for {silent:.0f} s" if silent > LIVELINESS else ""

@@ -22,6 +22,7 @@ from nodeplug.device.codec import ID_LIMIT, LIST_LIMIT
 from nodeplug.hosting import lives
 from nodeplug.hosting.slot import DEFAULT_DEADLINES, FIRST_RETRY, LAST_RETRY, OVERDUE_LIMIT
 from nodeplug.loading.discovery import find, installed
+from nodeplug.observe import overview
 from nodeplug.observe.metrics import Metrics
 
 ROOT = Path(__file__).parents[2]
@@ -159,7 +160,7 @@ NUMBERS = [
     ("architecture.md", f"end, in {lives.CALL_PATIENCE:g} s at most"),
     ("hooks.md", f"at most {ID_LIMIT} characters"),
     ("hooks.md", f"more than {LIST_LIMIT >> 20} MiB"),
-    ("operating.md", f"own state for {daemon.LIVELINESS:g} s"),
+    ("operating.md", f"own state for {overview.LIVELINESS:g} s"),
     ("operating.md", f"after {FIRST_RETRY:g} s to {LAST_RETRY:g} s"),
     ("operating.md", f"waits up to {script_constant('nodeplug-cni', 'PATIENCE')} s"),
     ("plugins/bridge.md", f"{Supervisor().cni_concurrency} calls run at once"),

@@ -1,0 +1,79 @@
+"""What each plugin is given: its `Host`, with a journal and folders of its own.
+
+Owns: which room answers what a plugin asks of its host.
+Refuses: to answer it, and to know when plugins come and go (`nodeplug.hosting`).
+"""
+
+import asyncio
+import logging
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Final
+
+from nodeplug.cni.delegate import Delegation
+from nodeplug.config.models import Paths
+from nodeplug.contract.host import FormerSection, Host
+from nodeplug.contract.journal import Journal, file_name
+from nodeplug.contract.values import ResourceName
+from nodeplug.device.podresources import PodResources
+from nodeplug.device.resources import Resources
+from nodeplug.hosting.own_folders import OwnFolders
+from nodeplug.hosting.registry import Registry
+from nodeplug.observe.state_disk import StateDisk
+
+VOLUMES: Final = "flexvolume"
+"""The name of the journal in which the host itself notes volumes."""
+
+
+@dataclass
+class Hosts:
+    """Makes hosts. Created on the event loop; `make` and `journal` belong to any thread."""
+
+    node: str
+    boot_id: str
+    paths: Paths
+    disk: StateDisk
+    folders: OwnFolders
+    registry: Registry
+    resources: Resources
+    podresources: PodResources
+    delegation: Delegation
+
+    def __post_init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+
+    def make(self, plugin: str) -> Host:
+        """Make the host of a section's plugin, in the thread that loads it; raise PluginError if it gets no folders."""
+        state, run = self.folders.make_for(plugin)
+        log = logging.LoggerAdapter(logging.getLogger(f"nodeplug.plugin.{plugin}"), {"plugin": plugin})
+        return Host(
+            plugin=plugin,
+            node_name=self.node,
+            boot_id=self.boot_id,
+            log=log,
+            journal=self.journal(plugin),
+            state_dir=state,
+            run_dir=run,
+            _refresh=self._refresh,
+            _delegate=self.delegation,
+            _holders=self.podresources.holdings,
+            _former=lambda: self._former_sections(plugin),
+        )
+
+    def journal(self, name: str) -> Journal:
+        """Return the journal of a section, or of the daemon's own."""
+        return self._journal(file_name(name))
+
+    def _journal(self, folder: str) -> Journal:
+        return Journal(self.paths.journal / folder, self.boot_id, self.disk.removals)
+
+    def _former_sections(self, asking: str) -> list[FormerSection]:
+        """Look, in a plugin's thread, for what is left of sections that have no plugin."""
+        state, run = self.paths.state / "plugins", self.paths.run / "plugins"
+        others = self.folders.others([asking, VOLUMES, *self.registry.plugins])
+        return [FormerSection(self._journal(one), state / one, run / one) for one in others]
+
+    def _refresh(self, resource: ResourceName) -> None:
+        """Pass a request for a new listing from a plugin's thread to the loop."""
+        with suppress(RuntimeError):  # the loop is closed: the daemon is ending
+            self._loop.call_soon_threadsafe(self.resources.refresh, resource)
