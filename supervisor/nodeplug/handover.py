@@ -128,6 +128,8 @@ class Handover:
         """
         assert self._successor is not None  # noqa: S101 - it was decided
         successor = self._successor
+        # Systemd takes signs of life from the main process alone, which this one is until the successor serves.
+        living = asyncio.create_task(notify.keep_alive(), name="watchdog until the end")
         try:
             successor.hand_over(listener)
             await successor.word("serving", SERVING)
@@ -136,6 +138,7 @@ class Handover:
             successor.kill()
             return 1
         finally:
+            living.cancel()
             listener.close()
         notify.send(f"MAINPID={successor.pid}")
         LOG.info("process %d has taken over", successor.pid)

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -230,6 +231,42 @@ def test_systemd_is_told_which_process_is_the_main_one(short_path: Path, tmp_pat
             with suppress(Exception):
                 os.kill(serving(node), signal.SIGKILL)
             node.kill()
+
+
+def test_the_watchdog_is_fed_until_the_next_daemon_serves(short_path: Path, tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        systemd.bind(str(tmp_path / "notify"))
+        environment = {"PYTHONPATH": str(Path(__file__).parent), "NOTIFY_SOCKET": str(tmp_path / "notify")}
+        section = SECTION.format("thread", tmp_path)
+        node = ScratchNode(short_path, section, env=environment | {"WATCHDOG_USEC": "1000000"})
+        node.start()
+        try:
+            before = serving(node)
+            (tmp_path / "hold start").touch()
+            with beside(lambda: node.run("replace")) as asked:
+                until((tmp_path / "in start").exists)
+                signs_of_life(systemd)
+                until(lambda: before in signs_of_life(systemd))
+                (tmp_path / "hold start").unlink()
+                assert asked().returncode == 0
+            successor = serving(node)
+            until(lambda: successor in signs_of_life(systemd))
+        finally:
+            with suppress(Exception):
+                os.kill(serving(node), signal.SIGKILL)
+            node.kill()
+
+
+def signs_of_life(systemd: socket.socket) -> set[int]:
+    """Read what has come, and return the process ids of those that said that they live."""
+    alive = set[int]()
+    with suppress(BlockingIOError):
+        while True:
+            data, more, _, _ = systemd.recvmsg(4096, 64, socket.MSG_DONTWAIT)
+            if data == b"WATCHDOG=1":
+                alive.add(struct.unpack("3i", more[0][2])[0])
+    return alive
 
 
 def test_a_container_that_asks_for_devices_meanwhile_waits_for_the_next_daemon(
