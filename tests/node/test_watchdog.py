@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from nodeplug import handover
 from nodeplug.testing import ScratchNode
 from nodeplug.worker.cgroups import LEAF
 
@@ -109,3 +110,11 @@ def test_no_limit_of_the_unit_ends_what_plugins_have_started_for_containers() ->
     assert {"MemoryMax", "MemoryHigh", "RuntimeMaxSec"}.isdisjoint(service)
     assert service["Delegate"].split() == ["memory", "pids"]
     assert service["DelegateSubgroup"] == LEAF
+
+
+def test_systemd_waits_for_a_reload_as_long_as_a_replacement_may_take() -> None:
+    unit = configparser.RawConfigParser(strict=False)
+    unit.optionxform = str  # type: ignore[assignment, method-assign]  # keys of units have capitals
+    unit.read(UNIT)
+    longest = handover.READY + handover.TRIES * (handover.QUIET + handover.PAUSE) + handover.SERVING
+    assert int(unit["Service"].get("TimeoutStartSec", "90")) >= longest
