@@ -126,7 +126,9 @@ class Daemon:
         self._runner = Runner(self._finished)
         self._resources = first or Resources(
             self._runner,
-            KubeletFolders(self._paths.device_plugins, self._paths.plugins_registry),
+            KubeletFolders(
+                self._paths.device_plugins, self._paths.plugins_registry, succeeding=predecessor is not None
+            ),
             device_routes,
             supervisor.device_registration,
             supervisor.device_poll,

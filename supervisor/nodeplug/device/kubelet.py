@@ -43,11 +43,14 @@ class KubeletFolders:
         device_plugins: the folder of kubelet.sock; fixed in kubelet, `--root-dir` does not move it.
         plugins_registry: the plugin watcher's folder; moves with `--root-dir`.
         lane: all work in them, one piece at a time: what removes dead sockets meets none that is just being bound.
+        succeeding: another daemon served before, and kubelet keeps its connections. Its sockets in plugins_registry
+            stay: kubelet finds the plugin of a socket that goes by its resource, and would disconnect the successor.
     """
 
     device_plugins: Path = Path("/var/lib/kubelet/device-plugins")
     plugins_registry: Path = Path("/var/lib/kubelet/plugins_registry")
     lane: Lane = field(default_factory=lambda: Lane("kubelet's folder of sockets"), compare=False)
+    succeeding: bool = False
 
     def folder(self, mode: Mode) -> Path:
         """Return the folder in which sockets of that mode lie."""
@@ -55,8 +58,9 @@ class KubeletFolders:
 
     def sweep(self) -> None:
         """Remove our sockets behind which nobody listens, of both modes: the mode may have changed. May block."""
-        for folder in (self.device_plugins, self.plugins_registry):
-            remove_dead_sockets(folder)
+        remove_dead_sockets(self.device_plugins)
+        if not self.succeeding:
+            remove_dead_sockets(self.plugins_registry)
 
 
 Identity = tuple[int, ...]

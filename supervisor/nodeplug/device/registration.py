@@ -27,7 +27,7 @@ from nodeplug.device.folder_watch import FolderWatch
 from nodeplug.device.kubelet import Identity, KubeletFolders, KubeletSocket, Mode, PluginWatcherFolder, Target
 from nodeplug.device.server import ResourceServer
 from nodeplug.device.snapshots import Snapshots
-from nodeplug.device.sockets import check_socket_path, socket_path
+from nodeplug.device.sockets import check_socket_path, remove_dead_sockets, socket_path
 from nodeplug.hosting.call import Call
 from nodeplug.pb import deviceplugin_v1beta1_pb2 as pb
 from nodeplug.process.lane import Unanswered
@@ -241,6 +241,7 @@ class Registration:
                 if now - streaming_since >= self.watchdog:
                     self._retry.succeeded()
             else:
+                await self._sweep_watched(has_ended=streamed and self._silent_since is None)
                 streaming_since, self._silent_since = now, self._silent_since or time.time()
             loss = self._loss(identity, seen, now - idle_since)
             if loss is None and streamed and not server.streams.open and now < self._hurried_until:
@@ -253,6 +254,12 @@ class Registration:
                     self._retry.succeeded()
                 return loss.at_once
             await self._wait(min(self.poll, self.watchdog))
+
+    async def _sweep_watched(self, *, has_ended: bool) -> None:
+        """Remove what earlier daemons left to the plugin watcher when kubelet's stream has ended anyway."""
+        if has_ended and self.mode == "watcher":
+            with suppress(Unanswered):
+                await self.folders.lane.run(lambda: remove_dead_sockets(self._target.folder, self.binding.resource))
 
     async def _see(self, server: ResourceServer) -> tuple[Identity | None, bool] | None:
         """Return which kubelet is there, and whether our socket is; None while the folder does not answer."""

@@ -55,12 +55,15 @@ def _stem(resource: str) -> str:
     return f"nodeplug-{hashlib.sha256(resource.encode()).hexdigest()[:8]}-"
 
 
-def remove_dead_sockets(folder: Path) -> None:
+def remove_dead_sockets(folder: Path, resource: str | None = None) -> None:
     """Remove the sockets that a killed daemon left; one that somebody listens on stays.
 
-    Those of every resource: the killed daemon may have offered others, and nobody else would remove them.
+    Args:
+        folder: where they lie.
+        resource: whose they are. None: those of every resource; the killed daemon may have offered others, and nobody
+            else would remove them.
     """
-    for path in sorted(folder.glob("nodeplug-*.sock")):
+    for path in sorted(folder.glob(f"{'nodeplug-' if resource is None else _stem(resource)}*.sock")):
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
             try:
                 probe.connect(os.fspath(path))

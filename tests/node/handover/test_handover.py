@@ -148,8 +148,40 @@ def test_kubelet_never_sees_less_while_daemons_follow_each_other(node: ScratchNo
             watching.result()
         assert set(least) == {2}
         until(lambda: len(list(node.paths.device_plugins.glob("nodeplug-*.sock"))) == 1)
+        kubelet.until(lambda: kubelet.stand_in.streams(RESOURCE) == 3)  # those of all three daemons
         grant = kubelet.admit("pod", {RESOURCE: 2})[RESOURCE]
         assert grant.envs["PID"] in owner(node)
+
+
+def test_kubelet_sees_no_gap_either_where_its_plugin_watcher_finds_the_daemons(
+    short_path: Path, tmp_path: Path
+) -> None:
+    over, least = threading.Event(), []
+    supervisor = 'listen = ""\ndevice_registration = "watcher"'
+    environment = {"PYTHONPATH": str(Path(__file__).parent)}
+    node = ScratchNode(short_path, SECTION.format("thread", tmp_path), supervisor=supervisor, env=environment)
+    folder = node.root / "var" / "lib" / "kubelet"
+    with node, BlockingKubelet(folder, keyed_by="resource", watch_plugins=True) as kubelet:
+        kubelet.until_allocatable(RESOURCE, 2)
+
+        def watch() -> None:
+            while not over.is_set():
+                least.append(kubelet.allocatable(RESOURCE))
+
+        with beside(watch) as watched:
+            try:
+                for _ in range(3):
+                    replace(node)
+                time.sleep(2)  # a daemon that has taken over looks for what is left after 1 s
+            finally:
+                over.set()
+            watched()
+        assert set(least) == {2}
+        kubelet.stop()
+        until(lambda: len(list(node.paths.plugins_registry.glob("nodeplug-*.sock"))) == 1)
+        kubelet.start()
+        kubelet.until_allocatable(RESOURCE, 2)
+        os.kill(serving(node), signal.SIGKILL)
 
 
 def owner(node: ScratchNode) -> set[str]:

@@ -41,7 +41,7 @@ class Watcher:
     Attributes:
         folder: plugins_registry.
         accept: called with resource and socket once GetInfo is right; raises Refused.
-        forget: called with a socket that is gone.
+        forget: called with resource and socket when that is gone.
         timeouts: of the handshake and of the pauses.
         poll: seconds between two scans.
         known: the registered sockets, and what is registered there.
@@ -50,7 +50,7 @@ class Watcher:
 
     folder: Path
     accept: Callable[[str, Path], Awaitable[None]]
-    forget: Callable[[Path], Awaitable[None]]
+    forget: Callable[[str, Path], Awaitable[None]]
     timeouts: Timeouts = field(default_factory=Timeouts)
     poll: float = 0.02
     known: dict[Path, str] = field(default_factory=dict)
@@ -65,8 +65,8 @@ class Watcher:
             for path in [path for path in self._seen if self._seen[path] != present.get(path)]:
                 del self._seen[path]
                 self._retries.pop(path, None)
-                if self.known.pop(path, None) is not None:
-                    await self.forget(path)
+                if (name := self.known.pop(path, None)) is not None:
+                    await self.forget(name, path)
             self._seen = present
             for path in sorted(path for path in present if path not in self.known and self._due(path)):
                 await self._try(path)

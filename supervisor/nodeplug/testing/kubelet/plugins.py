@@ -168,6 +168,15 @@ class Plugins:
         for endpoint in [known for known in self._endpoints if resource == known.resource or path == known.path]:
             await self._drop(endpoint)
 
+    async def deregister(self, name: str, path: Path) -> None:
+        """Close the connection to the plugin whose socket is gone, which kubelet finds by the resource's name too."""
+        known = self.resources.get(name)
+        current = known.endpoint if known is not None else None
+        if self.by_socket:
+            await self.drop(path=path)
+        elif current is not None:
+            await self._drop(current)
+
     # --- tables -----------------------------------------------------------------------------------------------------
 
     def listed(self, name: str) -> bool:

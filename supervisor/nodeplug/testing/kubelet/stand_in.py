@@ -265,8 +265,8 @@ class Kubelet(Switches):
         """Close every connection to the plugins of a resource, as after an overflow; nothing is redialled."""
         await self._plugins.drop(resource=resource)
 
-    async def _forget_watched(self, path: Path) -> None:
-        await self._plugins.drop(path=path)
+    async def _forget_watched(self, name: str, path: Path) -> None:
+        await self._plugins.deregister(name, path)
 
     async def until(self, condition: Callable[[], bool], seconds: float = 20.0) -> None:
         """Wait until a condition on this object holds.
