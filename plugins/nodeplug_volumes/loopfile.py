@@ -128,7 +128,7 @@ class LoopFile:
         image = self._image(wish.name)
         busy = self._release_idle(image)
         if busy is None:
-            fs_type = self._prepare(image, wish)
+            fs_type = self._prepare(image, wish, must_exist=request.must_exist)
             with loopdev.attached(image) as loop:
                 self._mount(loop, fs_type, request)
         else:  # still mounted elsewhere, as if somebody unmounted only the staging path
@@ -224,9 +224,11 @@ class LoopFile:
 
     # --- the image
 
-    def _prepare(self, image: Path, wish: Wish) -> FsType:
+    def _prepare(self, image: Path, wish: Wish, *, must_exist: bool) -> FsType:
         """Return the filesystem of an image that is complete, checked and as large as requested."""
         held = filesystem.identify(image) if image.exists() else ""
+        if held == "" and must_exist:
+            raise NotFound(f"volume {wish.name!r} has no image {image}; it may be on another node")
         if held == "":
             self._make(image, wish)
             return wish.fs_type or self._config.fs_type

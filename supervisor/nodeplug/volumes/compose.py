@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from nodeplug.contract.errors import InvalidRequest, NotFound, PluginError
+from nodeplug.contract.errors import AlreadyExists, InUse, InvalidRequest, NotFound, PluginError, Uncertain
 from nodeplug.contract.mounts import bind, mounted_at, unmount
 from nodeplug.contract.values import (
     Secrets,
@@ -61,6 +61,7 @@ class Steps:
         leave: keeps what cannot be undone completely now until the driver's plugin runs.
         composition: the request: its route, hooks and deadlines.
         driver: the claim that was called.
+        patience: seconds to wait for an earlier request about the same target or volume.
     """
 
     ledger: Ledger
@@ -69,6 +70,7 @@ class Steps:
     leave: Callable[[Target | Volume], None]
     composition: Composition
     driver: str
+    patience: float
 
     # --- which volume
 
@@ -118,7 +120,7 @@ class Steps:
         """Lock a target or a volume; `about` describes it to people if the key cannot."""
         self.composition.call.key = about or " ".join(key)
         self.composition.step("the wait for an earlier call", math.inf)
-        with self.locks.held(kind, *key):
+        with self.locks.held(kind, *key, patience=self.patience):
             self.composition.step(_LOOK)
             yield
 
@@ -133,12 +135,15 @@ class Steps:
         path, volume_id = wanted.target_path, wanted.volume_id
         with self._alone("target", path), self._alone("volume", self.driver, volume_id):
             volume = self._place(wanted, stage)
-            target = Target(wanted.target_path, volume, wanted.read_only)
+            target = Target(
+                path, volume, wanted.read_only, fs_type=wanted.fs_type, access_mode=wanted.access_mode or ""
+            )
             standing = self._standing(target)
             if standing is not None:
                 if standing.phase != led.PUBLISHED:
                     self.records.note(replace(standing, phase=led.PUBLISHED))
                 return
+            self._refuse_second_writer(target)
             try:
                 self._bring_up(target, wanted, stage)
             except Exception as error:
@@ -157,7 +162,11 @@ class Steps:
     def _standing(self, wanted: Target) -> Target | None:
         """Return the target if it has the volume already: kubelet does not recognise bind mounts, and repeats them.
 
-        If its phase is not PUBLISHED, its record was lost. InvalidRequest if another volume is mounted there.
+        If its phase is not PUBLISHED, its record was lost.
+
+        Raises:
+            InvalidRequest: another volume is mounted there.
+            AlreadyExists: this one is, in another way than is asked for now.
         """
         if mounted_at(wanted.path) is None:
             return None
@@ -172,7 +181,29 @@ class Steps:
                 f"{wanted.path!r} holds volume {record.volume.volume_id!r} of {record.volume.driver}; "
                 f"unmount it before volume {wanted.volume.volume_id!r} of {wanted.volume.driver} is mounted there"
             )
-        return record if record.phase == led.PUBLISHED else None
+        if record.phase != led.PUBLISHED:
+            return None
+        if difference := record.differs(wanted):
+            raise AlreadyExists(
+                f"volume {record.volume.volume_id!r} of {self.driver} is mounted at {wanted.path!r} already, and now "
+                f"{difference} is asked for; unmount it first"
+            )
+        return record
+
+    def _refuse_second_writer(self, wanted: Target) -> None:
+        """Keep a volume that one pod alone may use from a second one (SINGLE_NODE_SINGLE_WRITER, ReadWriteOncePod).
+
+        Raises:
+            InUse: another target has it.
+        """
+        if not wanted.access_mode:  # FlexVolume knows no such rule
+            return
+        alone = wanted.access_mode == led.ALONE
+        if users := self.ledger.users(wanted.volume, besides=wanted.path, alone=not alone):
+            raise InUse(
+                f"volume {wanted.volume.volume_id!r} of {self.driver} is for one pod alone ({led.ALONE}), and "
+                f"{min(users)!r} has it"
+            )
 
     def _unmarked(self, volume: Volume) -> str:
         """Return the id without the mark of secrets: a pod keeps its mount when its Secret is rotated."""
@@ -231,7 +262,7 @@ class Steps:
             self._take_down(target, forced=True)
         except PluginError as second:
             reason = error.message if isinstance(error, PluginError) else str(error)
-            raise PluginError(f"{reason}; and what was half done could not be undone: {second.message}") from error
+            raise Uncertain(f"{reason}; and what was half done could not be undone: {second.message}") from error
 
     # --- taking down
 

@@ -27,6 +27,8 @@ UNPUBLISHING: Final = "unpublishing"
 STAGING: Final = "staging"
 STAGED: Final = "staged"
 UNSTAGING: Final = "unstaging"
+ALONE: Final = "SINGLE_NODE_SINGLE_WRITER"
+"""The access mode of a volume for one pod (ReadWriteOncePod)."""
 _KEY_FILE: Final = "secret-mark.key"
 _KEY_SIZE: Final = 32
 
@@ -46,12 +48,17 @@ class Volume:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One directory of a pod, and the volume that is, or will be, mounted there."""
+    """One directory of a pod, and the volume that is, or will be, mounted there.
+
+    `fs_type` and `access_mode` are what its pod asked for; empty if it did not say, or an earlier version recorded it.
+    """
 
     path: str
     volume: Volume
     read_only: bool = False
     phase: str = PUBLISHING
+    fs_type: str = ""
+    access_mode: str = ""
 
     @property
     def key(self) -> str:
@@ -61,7 +68,20 @@ class Target:
     @property
     def data(self) -> dict[str, Any]:
         """Return the content of its record."""
-        return asdict(self.volume) | {"path": self.path, "read_only": self.read_only}
+        asked = {"fs_type": self.fs_type, "access_mode": self.access_mode}
+        told = {name: value for name, value in asked.items() if value}
+        return asdict(self.volume) | {"path": self.path, "read_only": self.read_only} | told
+
+    def differs(self, other: "Target") -> str:
+        """Say in what another request for the same path and volume differs; empty if it is a repetition."""
+        pairs = {
+            "read-only": (str(self.read_only), str(other.read_only)),
+            "fsType": (self.fs_type, other.fs_type),
+            "access mode": (self.access_mode, other.access_mode),
+        }
+        return ", ".join(
+            f"{what} {asked} instead of {has}" for what, (has, asked) in pairs.items() if has and asked and has != asked
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,15 +213,19 @@ class Ledger:
             )
         return (record is not None and record.phase == STAGED) or bool(self.users(volume))
 
-    def users(self, volume: Volume, *, besides: str = "") -> set[str]:
-        """Return the mount points, besides one, that use a staged volume: recorded, or showing its directory."""
+    def users(self, volume: Volume, *, besides: str = "", alone: bool = False) -> set[str]:
+        """Return the mount points, besides one, that use a volume: recorded, or showing its staging directory.
+
+        With `alone`, only those recorded for a pod that shares it with none.
+        """
         table = mounts()
         mounted = {mount.target for mount in table}
         records = self.targets()
-        mine = {_resolved(record.path) for record in records if _same(record.volume, volume)} & mounted
+        own = [one for one in records if _same(one.volume, volume) and (one.access_mode == ALONE or not alone)]
+        mine = {_resolved(record.path) for record in own} & mounted
         foreign = {_resolved(record.path) for record in records if not _same(record.volume, volume)}
         staged = mounted_at(volume.staging_path) if volume.staging_path else None
-        if staged is not None:
+        if staged is not None and not alone:
             # A copy of the staging mount, visible through a bind mount of a parent folder, is no user.
             mine |= {
                 mount.target
@@ -241,7 +265,8 @@ class Ledger:
             return Staged(volume, entry.phase, str(entry.data.get("fs_type", "")))
         if not entry.key.startswith("target ") or not isinstance(path, str):
             return None
-        return Target(path, volume, bool(entry.data.get("read_only")), entry.phase)
+        asked = (str(entry.data.get(name, "")) for name in ("fs_type", "access_mode"))
+        return Target(path, volume, bool(entry.data.get("read_only")), entry.phase, *asked)
 
     def _folders(self, driver: str) -> list[Volume]:
         folder = self.folder / file_name(driver)

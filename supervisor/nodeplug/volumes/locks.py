@@ -9,28 +9,27 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from nodeplug.contract.errors import TryAgain
+from nodeplug.contract.errors import InProgress
 
 
 @dataclass(frozen=True, slots=True)
 class Locks:
-    """Locks that exist only while held; a wait lasts at most `patience` seconds. Take target before volume."""
+    """Locks that exist only while held. Take target before volume."""
 
-    patience: float
     _held: set[tuple[str, ...]] = field(default_factory=set)
     _changed: threading.Condition = field(default_factory=threading.Condition)
 
     @contextmanager
-    def held(self, *key: str) -> Iterator[None]:
-        """Hold the lock of a key.
+    def held(self, *key: str, patience: float) -> Iterator[None]:
+        """Hold the lock of a key; wait for it for at most `patience` seconds.
 
         Raises:
-            TryAgain: it was not free in time.
+            InProgress: it was not free in time.
         """
         with self._changed:
-            if not self._changed.wait_for(lambda: key not in self._held, self.patience):
-                raise TryAgain(
-                    f"an earlier call for {' '.join(key)} is still running after {self.patience:g} s; "
+            if not self._changed.wait_for(lambda: key not in self._held, patience):
+                raise InProgress(
+                    f"an earlier call for {' '.join(key)} is still running after {patience:g} s; "
                     "see `nodeplug status` for it"
                 )
             self._held.add(key)

@@ -31,7 +31,7 @@ from nodeplug.volumes.records import Records
 
 LOG: Final = logging.getLogger(__name__)
 LOCK_PATIENCE: Final = 300.0
-"""Seconds that a request waits for an earlier one about the same target or volume."""
+"""Seconds that a request waits for an earlier one about the same target or volume, unless its caller waits less."""
 _T = TypeVar("_T")
 
 
@@ -43,19 +43,28 @@ class Volumes:
         self.known = Known()
         self._runner = runner
         self._records = Records(self.ledger)
-        self._locks = Locks(LOCK_PATIENCE)
+        self._locks = Locks()
         self._left: dict[str, set[Target | Volume]] = {}
         self._leaving = threading.Lock()
 
-    async def run(self, route: Route, call: Call, work: Callable[[Steps], _T]) -> _T:
+    async def run(
+        self, route: Route, call: Call, work: Callable[[Steps], _T], *, patience: float = LOCK_PATIENCE
+    ) -> _T:
         """Run the steps of one request in one thread; an overdue step goes on after the reply.
 
+        Args:
+            route: to the driver's plugin.
+            call: the request.
+            work: does the steps.
+            patience: seconds to wait for an earlier request about the same target or volume.
+
         Raises:
+            InProgress: the earlier request took longer.
             DeadlineExceeded: a step is overdue; the work is completed or rolled back when that step ends.
             PluginError: what the steps raised.
         """
         composition = Composition(self._runner, route, call)
-        steps = Steps(self.ledger, self._records, self._locks, self.leave, composition, route.claim.name)
+        steps = Steps(self.ledger, self._records, self._locks, self.leave, composition, route.claim.name, patience)
         return await composition.run(lambda _: work(steps))
 
     async def recover(self, registry: Registry) -> None:

@@ -8,11 +8,18 @@ from typing import Any
 import pytest
 
 from nodeplug import (
+    AlreadyExists,
+    InProgress,
+    InUse,
     PluginError,
     Secrets,
+    Uncertain,
+    VolumeClaim,
     VolumeId,
     VolumePublish,
     VolumeStage,
+    hookimpl,
+    mount,
     mounted_at,
     unmount,
 )
@@ -21,6 +28,7 @@ from nodeplug.volumes.compose import Steps
 
 pytestmark = pytest.mark.node
 DRIVER, ID = "acme/disk", VolumeId("pvc-1")
+ALONE, SHARED = "SINGLE_NODE_SINGLE_WRITER", "SINGLE_NODE_MULTI_WRITER"
 
 
 def ask(node: Any, *requests: Callable[[Steps], None]) -> None:
@@ -141,3 +149,92 @@ def test_a_volume_whose_staging_mount_has_gone_is_not_published(make_node: Any, 
     assert answer["status"] == "Failure"
     assert "is not staged" in answer["message"]
     assert mounted_at(str(target)) is None
+
+
+def published(at: Path, **more: Any) -> Callable[[Steps], None]:
+    wanted = VolumePublish(driver=DRIVER, volume_id=ID, target_path=str(at), **more)
+    return lambda steps: steps.publish(wanted, VolumeStage(driver=DRIVER, volume_id=ID, staging_path=""))
+
+
+@pytest.mark.parametrize(
+    ("first", "again"),
+    [
+        ({}, {"read_only": True}),
+        ({"read_only": True}, {}),
+        ({"fs_type": "ext4"}, {"fs_type": "xfs"}),
+        ({"access_mode": "SINGLE_NODE_WRITER"}, {"access_mode": "MULTI_NODE_MULTI_WRITER"}),
+    ],
+)
+def test_a_repetition_that_asks_for_something_else_is_refused_and_the_mount_stays(
+    node: Any, first: dict[str, Any], again: dict[str, Any]
+) -> None:
+    target = node.target("a")
+    ask(node, published(target, **first))
+    before = mounted_at(str(target))
+    with pytest.raises(AlreadyExists, match=r"is mounted at .*/a' already, and now .* instead of .* is asked for"):
+        ask(node, published(target, **again))
+    assert mounted_at(str(target)) == before
+    ask(node, published(target, **first))
+
+
+def test_what_an_earlier_version_did_not_record_is_not_compared(node: Any) -> None:
+    target = node.target("a")
+    ask(node, published(target))
+    ask(node, published(target, fs_type="ext4", access_mode="SINGLE_NODE_WRITER"))
+
+
+@pytest.mark.parametrize("modes", [(ALONE, ALONE), (ALONE, SHARED), (SHARED, ALONE)])
+def test_a_volume_for_one_pod_alone_is_refused_to_a_second_one(node: Any, modes: tuple[str, str]) -> None:
+    one, two = node.target("a"), node.target("b")
+    ask(node, published(one, access_mode=modes[0]))
+    with pytest.raises(InUse, match=f"is for one pod alone .*, and '{one}' has it"):
+        ask(node, published(two, access_mode=modes[1]))
+    ask(node, published(one, access_mode=modes[0]))
+    ask(node, unpublish(one), published(two, access_mode=modes[1]))
+    assert [Path(path).name for path in node.mounted if "pods" in path] == ["b"]
+
+
+def test_a_volume_that_pods_may_share_is_shared(node: Any) -> None:
+    one, two = node.target("a"), node.target("b")
+    ask(node, published(one, access_mode=SHARED), published(two, access_mode=SHARED))
+    assert (one.is_mount(), two.is_mount()) == (True, True)
+
+
+def test_a_failure_whose_undo_fails_leaves_the_outcome_uncertain(make_node: Any) -> None:
+    """Callers take another error for final, and forget what was half made."""
+
+    class Stuck:
+        @hookimpl
+        def claims(self) -> list[VolumeClaim]:
+            return [VolumeClaim(DRIVER)]
+
+        @hookimpl
+        def volume_publish(self, request: VolumePublish) -> None:
+            mount("tmpfs", request.target_path, "tmpfs", options=("size=1M",))
+            self.held = (Path(request.target_path) / "in-use").open("w")
+            raise PluginError("the disk is on fire")
+
+    plugin = Stuck()
+    node = make_node(disk=plugin)
+    target = node.target("a")
+    with pytest.raises(Uncertain, match=r"on fire; and what was half done could not be undone: .*in use"):
+        ask(node, published(target))
+    plugin.held.close()
+    ask(node, unpublish(target))
+    assert (node.mounted, node.records) == ([], [])
+
+
+def test_a_front_says_how_long_its_caller_waits(node: Any, stager: Any) -> None:
+    stager.pause = 0.5
+
+    async def two() -> None:
+        volumes, route = node.service().volumes, node.registry.route("volume", DRIVER)
+        first = asyncio.create_task(volumes.run(route, Call("Node", "volume:x", whole=True), published(one)))
+        await asyncio.sleep(0.1)
+        with pytest.raises(InProgress, match=r"an earlier call for .* is still running after 0\.05 s"):
+            await volumes.run(route, Call("Node", "volume:x", whole=True), published(one), patience=0.05)
+        await first
+
+    one = node.target("a")
+    asyncio.run(two())
+    assert stager.calls == ["stage"]

@@ -3,6 +3,7 @@
 import os
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,13 @@ import pytest
 
 from nodeplug import (
     InvalidRequest,
+    NotFound,
     NotReady,
     OutOfRange,
     VolumeExpand,
     VolumeId,
     VolumeIdentify,
+    VolumeStage,
     VolumeStatsRequest,
     mount,
     mounted_at,
@@ -488,3 +491,18 @@ def test_without_loop_devices_a_mount_says_what_to_do_and_makes_no_image(
 def test_without_loop_devices_it_is_not_ready(make_plugin: Any) -> None:
     with pytest.raises(NotReady, match="no loop devices here"):
         make_plugin().health()
+
+
+@needs_loop_devices
+def test_a_volume_that_was_provisioned_is_never_made_anew(make_plugin: Any, directory: Path, area: Path) -> None:
+    """On another node an empty volume would take its place, and nobody would notice."""
+    plugin, staging = make_plugin(), area / "staging"
+    staging.mkdir()
+    request = VolumeStage(driver=DRIVER, volume_id=VolumeId("data"), options=OPTIONS, staging_path=str(staging))
+    with pytest.raises(NotFound, match=r"has no image .*; it may be on another node"):
+        plugin.volume_stage(replace(request, must_exist=True))
+    assert list(directory.iterdir()) == []
+    plugin.volume_stage(request)
+    unmount(str(staging))
+    plugin.volume_stage(replace(request, must_exist=True))
+    assert mounted_at(str(staging)) is not None
