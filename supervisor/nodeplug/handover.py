@@ -67,6 +67,7 @@ class Handover:
     decided: bool = False
     kept: Kept = field(default_factory=Kept)
     _successor: Successor | None = field(default=None)
+    _replacing: bool = False
 
     async def replace(self) -> dict[str, Any]:
         """Have this daemon replaced, and return the process ids once that is decided.
@@ -74,9 +75,14 @@ class Handover:
         Raises:
             TryAgain: it is not, and this daemon goes on; the message says why.
         """
-        if self._successor is not None:
-            raise TryAgain(f"process {self._successor.pid} is about to take over already")
-        self._successor = successor = Successor.start(self.command)
+        if self._replacing:
+            raise TryAgain("another process is about to take over already")
+        self._replacing = True
+        try:
+            self._successor = successor = await Successor.start(self.command)
+        except BaseException:
+            self._replacing = False
+            raise
         LOG.info("process %d is started to take over", successor.pid)
         try:
             ready = await successor.word("ready", READY)
@@ -94,7 +100,7 @@ class Handover:
     def _go_on(self) -> None:
         if self._successor is not None:
             self._successor.kill()
-        self._successor = None
+        self._successor, self._replacing = None, False
         self.server.resume()
         self.resources.register_again("a daemon that was to take over has failed")
 

@@ -1,7 +1,8 @@
 """One daemon takes the place of another on a running node, and nobody finds it empty.
 
-Owns: both ends of the socket between the two, and the start of the successor. They say four words:
+Owns: both ends of the socket between the two, and the start of the successor. They say five words:
 
+    starter       started   which process the successor is; it has ended by then
     successor      ready     it can load what the configuration enables, and kubelet knows its sockets
     predecessor    yours     with the listening socket, when nothing of it writes any more
     successor      serving   it answers callers, and the predecessor may go
@@ -12,6 +13,7 @@ Refuses: what has to be done before a word is said, and what becomes of a succes
 """
 
 import asyncio
+import errno
 import json
 import os
 import signal
@@ -19,7 +21,7 @@ import socket
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -42,14 +44,13 @@ class Successor:
 
     pid: int
     _end: socket.socket
-    _exit: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._exit = os.pidfd_open(self.pid)
+    _process: int
 
     @classmethod
-    def start(cls, arguments: Sequence[str]) -> Self:
+    async def start(cls, arguments: Sequence[str]) -> Self:
         """Execute `nodeplug` with these arguments and the option of a successor, from the code that is installed now.
+
+        It is no child of this process (`process/adoption`).
 
         Raises:
             TryAgain: no process can be started.
@@ -57,9 +58,16 @@ class Successor:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         try:
-            command = [sys.executable, "-P", "-m", "nodeplug", *arguments, OPTION, str(DESCRIPTOR)]
+            python = [sys.executable, "-P", "-m"]
+            command = [*python, "nodeplug.process.adoption", *python, "nodeplug", *arguments, OPTION, str(DESCRIPTOR)]
             environment = {name: value for name, value in os.environ.items() if name not in _ITS_OWN}
-            return cls(execute(command, environment, theirs.fileno()), ours)
+            starter = execute(command, environment, theirs.fileno())
+            theirs.close()
+            await aside(lambda: os.waitpid(starter, 0), f"end of process {starter}")
+            data, descriptors, _ = receive(ours, _LIMIT, 1)
+            if not data or len(descriptors) != 1:
+                raise OSError(errno.EAGAIN, "its starter has failed")
+            return cls(json.loads(data)["pid"], ours, descriptors[0])
         except OSError as error:
             ours.close()
             raise TryAgain(f"no successor can be started: {error.strerror}; see TasksMax and MemoryMax") from error
@@ -106,13 +114,9 @@ class Successor:
     def kill(self) -> None:
         """End it, if it still runs, and forget it. Does not wait: it may hang in the kernel."""
         with suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._exit, signal.SIGKILL)
+            signal.pidfd_send_signal(self._process, signal.SIGKILL)
         self._end.close()
-        aside(self._bury, f"end of process {self.pid}")
-
-    def _bury(self) -> None:
-        os.waitid(os.P_PIDFD, self._exit, os.WEXITED)
-        os.close(self._exit)
+        os.close(self._process)
 
 
 class Predecessor:

@@ -217,6 +217,18 @@ def test_a_successor_that_is_killed_leaves_the_one_before_in_its_place(node: Scr
     assert serving(node) == before
 
 
+def test_a_successor_is_no_child_of_the_daemon_before(node: ScratchNode, tmp_path: Path) -> None:
+    (tmp_path / "hold load").touch()
+    with beside(lambda: node.run("replace")) as asked:
+        until((tmp_path / "in load").exists)
+        successor = int(node.log.split("process ")[-1].split()[0])
+        status = Path(f"/proc/{successor}/status").read_text()
+        (tmp_path / "hold load").unlink()
+        assert asked().returncode == 0
+    assert f"\nPPid:\t{node.pid}\n" not in status
+    assert serving(node) == successor
+
+
 def test_a_call_that_takes_its_time_ends_where_it_began(node: ScratchNode, volumes: Volumes, tmp_path: Path) -> None:
     (tmp_path / "hold attach").touch()
     with beside(lambda: volumes.call("attach", "slow")) as attached:
