@@ -43,6 +43,7 @@ class Guest:
 
     @hookimpl
     def stop(self) -> None:
+        self._wait("stop")
         with (self._folder / "owners").open("a") as owners:
             owners.write(f"stop {os.getpid()}\n")
 

@@ -99,7 +99,12 @@ def test_one_daemon_follows_another_again_and_again(node: ScratchNode) -> None:
 def test_a_plugin_of_the_next_daemon_starts_after_that_of_the_one_before_has_stopped(
     node: ScratchNode, tmp_path: Path
 ) -> None:
-    replace(node)
+    (tmp_path / "hold stop").touch()
+    with beside(lambda: replace(node)) as replaced:
+        until((tmp_path / "in stop").exists)
+        time.sleep(1)  # the next one would start now
+        (tmp_path / "hold stop").unlink()
+        replaced()
     verbs = [line.split()[0] for line in (tmp_path / "owners").read_text().splitlines()]
     assert verbs == ["start", "stop", "start"]
 

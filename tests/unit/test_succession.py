@@ -1,0 +1,46 @@
+"""What one daemon leaves to the next, over the socket between the two."""
+
+import asyncio
+import os
+import socket
+
+from nodeplug.process.succession import Kept, Predecessor, Successor
+
+MANY = 150
+
+
+def test_a_daemon_leaves_more_connections_than_fit_into_one_message() -> None:
+    async def scenario() -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        successor, predecessor, kept = (
+            Successor(os.getpid(), ours, os.pidfd_open(os.getpid())),
+            Predecessor(theirs.detach()),
+            Kept(),
+        )
+        pairs = [socket.socketpair() for _ in range(MANY)]
+        successor.bequeath([left.fileno() for left, _ in pairs])
+        ours.close()
+        assert await predecessor.end(kept)
+        for left, _ in pairs:
+            left.close()
+        assert len(kept.descriptors) == MANY
+        assert all(is_open(right) for _, right in pairs)
+        for _, right in pairs:
+            right.close()
+        await until_empty(kept)
+
+    asyncio.run(scenario())
+
+
+def is_open(end: socket.socket) -> bool:
+    end.setblocking(False)
+    try:
+        return bool(end.recv(1))
+    except BlockingIOError:
+        return True
+
+
+async def until_empty(kept: Kept) -> None:
+    async with asyncio.timeout(60):
+        while kept.descriptors:
+            await asyncio.sleep(0.01)
