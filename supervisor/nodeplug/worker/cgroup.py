@@ -21,10 +21,13 @@ from pathlib import Path
 from typing import Final
 
 from nodeplug.worker.hierarchies import members
+from nodeplug.worker.shortage import SHORT, counted
 
 _WORKER: Final = "worker"
 _KEPT: Final = "kept"
 _PAUSE: Final = 0.5
+_BATCH: Final = 1 << 18
+"""Bytes at most that the kernel reserves at once. When that fails, a cgroup has had so much less than its limit."""
 _PATIENCE: Final = 2.0
 """Seconds in which processes that were killed leave their cgroup."""
 
@@ -77,13 +80,22 @@ class Part:
         _write_if_there(self.entrance / "memory.swap.max", 0)
         _write_if_there(self.entrance / "memory.oom.group", 1)
 
-    def ended_for_memory(self) -> bool:
-        """Whether the kernel has ended a process of it because all together have more memory than they may."""
-        events = self.entrance / ("memory.events" if self.unified else "memory.oom_control")
+    def ended_for_memory(self) -> str:
+        """Say why the kernel has ended a process of it for memory; nothing if it has not."""
+        if not counted(self.entrance / ("memory.events" if self.unified else "memory.oom_control")):
+            return ""
+        if not self._reached():
+            return SHORT
+        return f"it exceeded its memory of {(self.memory or 0) / (1 << 20):g} MiB"
+
+    def _reached(self) -> bool:
+        """Whether it has ever wanted more than its limit: a cgroup above, or the node, may have had none left."""
+        if self.unified:
+            return counted(self.entrance / "memory.events", "oom") > 0
         with suppress(OSError, ValueError):
-            counts = (line.split() for line in events.read_text(encoding="ascii").splitlines())
-            return any(name == "oom_kill" and int(count) > 0 for name, count in counts)
-        return False
+            most = int((self.folder / "memory.max_usage_in_bytes").read_text(encoding="ascii"))
+            return most >= (self.memory or 0) - _BATCH
+        return True
 
     def relieve(self, session: int) -> None:
         """Move away what is in another session than the worker's."""
@@ -134,8 +146,8 @@ class Cgroup:
         for part in self.parts:
             if part.memory is not None:
                 part.relieve(session)
-                if part.ended_for_memory():
-                    return f"it exceeded its memory of {part.memory / (1 << 20):g} MiB"
+                if ended := part.ended_for_memory():
+                    return ended
         return ""
 
     def remove(self, session: int = 0) -> bool:

@@ -21,6 +21,7 @@ from nodeplug.contract.errors import TryAgain
 from nodeplug.contract.journal import file_name
 from nodeplug.worker.cgroup import Cgroup, Part, enter, found, write
 from nodeplug.worker.hierarchies import UNIFIED, Hierarchy, delegated, hierarchies, members
+from nodeplug.worker.shortage import Ended
 
 LOG: Final = logging.getLogger(__name__)
 LEAF: Final = "nodeplug-daemon"
@@ -54,6 +55,9 @@ class Cgroups:
 
     Args:
         wanted: True: the daemon's cgroup is its own; False: it is not; "auto": it is if systemd says so.
+
+    Attributes:
+        ended: in the daemon's own, for want of memory.
     """
 
     def __init__(self, wanted: Wanted = False) -> None:
@@ -64,6 +68,7 @@ class Cgroups:
         self._lacking: dict[str, str] = {}
         self._left: list[Cgroup] = []
         self._numbers = itertools.count(1)
+        self.ended = Ended()
 
     def prepare(self) -> None:
         """Find out, once, what can be used, and remove what a killed daemon left. Does not raise; may block."""

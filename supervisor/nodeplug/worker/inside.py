@@ -14,7 +14,6 @@ import time
 import tomllib
 from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, Final
 
 from nodeplug.contract.errors import PluginError, TryAgain
@@ -29,8 +28,6 @@ from nodeplug.worker.wire import VERSION, Broken, Channel, Closed, Control, Mess
 LOG: Final = logging.getLogger(__name__)
 _PR_SET_PDEATHSIG: Final = 1
 _AGAIN: Final = 0.5
-_OOM_SCORE: Final = 100
-"""At least (proc(5), oom_score_adj); the daemon's own is below."""
 
 
 class Inside:
@@ -153,14 +150,11 @@ def _mistakes(error: PluginError) -> Mapping[str, Any]:
 
 
 def _end_with(daemon: int) -> None:
-    """Have the kernel end this process with the daemon, even if it hangs; and before the daemon if memory is short."""
+    """Have the kernel end this process with the daemon, even if it hangs."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != daemon:
         os._exit(0)  # noqa: TID251 - the daemon has gone
-    with suppress(OSError):
-        score = Path("/proc/self/oom_score_adj")
-        score.write_text(str(max(int(score.read_text(encoding="ascii")), _OOM_SCORE)), encoding="ascii")
 
 
 def main(arguments: list[str]) -> int:

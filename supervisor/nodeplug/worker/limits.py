@@ -41,6 +41,7 @@ class Limits:
             TryAgain: the kernel refuses.
         """
         cgroup = cgroups.make(name, memory, tasks)
+        cgroups.ended.prepare()
         watched = Memory(UNSAID, seldom=True) if memory is None else Memory(memory)
         return cls(Memory() if cgroup.limits_memory else watched, cgroup, cgroups)
 
@@ -57,6 +58,10 @@ class Limits:
     def excess(self, pid: int) -> str:
         """Say what a worker had too much of; nothing if nothing."""
         return self.watched.excess(pid) or self.cgroup.look(pid)
+
+    def was_ended_for_memory(self) -> bool:
+        """Whether the kernel has ended, for want of memory, one more of those that have no limit of it by a cgroup."""
+        return not self.cgroup.limits_memory and self._cgroups.ended.another()
 
     def end(self, pid: int = 0) -> None:
         """Remove the cgroup of a worker that has ended, with what is left in its session. May block.

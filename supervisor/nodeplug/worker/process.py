@@ -25,6 +25,7 @@ from nodeplug.worker.answering import answer, write_record
 from nodeplug.worker.conversation import Conversation, hook_call, is_long
 from nodeplug.worker.encoding import write_error
 from nodeplug.worker.limits import Limits
+from nodeplug.worker.shortage import SHORT
 from nodeplug.worker.spawning import spawn
 from nodeplug.worker.wire import VERSION, Broken, Channel, Closed, Control, Message, of_another_release
 
@@ -295,7 +296,7 @@ class Worker:
             os.killpg(self.pid, signal.SIGKILL)
         status = os.waitid(os.P_PIDFD, self._exit, os.WEXITED | os.WNOHANG)
         with self._changing:
-            self.why = self.why or ("" if self._wanted else _told(status))
+            self.why = self.why or ("" if self._wanted else self._told(status))
         if not self._wanted:  # first, so that a caller who asks again at once finds the gate held
             self._ended(self.why)
         with self._changing:
@@ -308,6 +309,16 @@ class Worker:
         self._control.close()
         self._limits.end(self.pid)
 
+    def _told(self, status: "os.waitid_result | None") -> str:
+        if status is None:
+            return "it does not die"
+        if status.si_code == os.CLD_EXITED:
+            return f"it exited with status {status.si_status}"
+        if status.si_status == signal.SIGKILL and self._limits.was_ended_for_memory():
+            return SHORT
+        known = {one.value: one.name for one in signal.Signals}
+        return f"it was killed by {known.get(status.si_status, f'signal {status.si_status}')}"
+
     def _shut(self) -> None:
         """Wake every call in the process with Closed."""
         with self._changing:
@@ -318,12 +329,3 @@ class Worker:
             channel.close()
         for channel in channels:
             channel.shut()
-
-
-def _told(status: "os.waitid_result | None") -> str:
-    if status is None:
-        return "it does not die"
-    if status.si_code == os.CLD_EXITED:
-        return f"it exited with status {status.si_status}"
-    known = {one.value: one.name for one in signal.Signals}
-    return f"it was killed by {known.get(status.si_status, f'signal {status.si_status}')}"

@@ -22,6 +22,7 @@ from nodeplug.config.privileges import Privileges
 from nodeplug.contract.errors import TryAgain
 from nodeplug.loading.classes import PluginRefused
 from nodeplug.process.execution import DESCRIPTOR, execute
+from nodeplug.worker.shortage import end_first
 from nodeplug.worker.wire import VERSION
 
 OLDEST: Final = "3.11"
@@ -116,7 +117,9 @@ def _spawn(arguments: list[str], control: int, privileges: Privileges, *, apart:
         environment |= {name: os.environ[name] for name in _OF_THIS_PYTHON & os.environ.keys()}
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     program = str(_HERE / "entering.py") if apart else os.devnull
-    return execute(arguments, environment, control, stdin=program, session=True)
+    pid = execute(arguments, environment, control, stdin=program, session=True)
+    end_first(pid)
+    return pid
 
 
 def _start_thread() -> None:

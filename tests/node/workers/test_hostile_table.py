@@ -3,87 +3,25 @@
 `ROWS` is the table of docs/plugin-processes.md; `tests/meta` compares the two.
 """
 
-import json
 import os
 import re
 import signal
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
+from tests.node.workers.hostile_node import NEIGHBOUR, Node, hostile
 
-from nodeplug.exec.frame import Frame, Reply
 from nodeplug.hosting.slot import OVERDUE_LIMIT
-from nodeplug.testing import ScratchNode
 from nodeplug.testing.waiting import until
 
 TICKS = os.sysconf("SC_CLK_TCK")
-LIMIT = 96 << 20
 DESCRIPTORS = 256
+WITHIN = ("prlimit", f"--nofile={DESCRIPTORS}")
 pytestmark = pytest.mark.unprivileged
-
-
-class Node:
-    """A daemon of its own with a hostile plugin, and beside it an innocent one in a thread of the daemon."""
-
-    def __init__(self, root: Path, isolation: str, how: str, section: str = "") -> None:
-        once = f'once = "{root}/once"\n' if isolation == "process" else ""
-        self.scratch = ScratchNode(
-            root,
-            f'[plugins.hostile]\nuses = "worker_guest:Guest"\nisolation = "{isolation}"\n{section}'
-            f'[plugins.hostile.config]\nat = "volume_is_attached"\nhow = "{how}"\n{once}'
-            '[plugins.neighbour]\nuses = "worker_guest:Guest"\nisolation = "thread"\nconfig = { name = "other" }\n',
-            env={"PYTHONPATH": str(Path(__file__).parent)},
-            within=["prlimit", f"--nofile={DESCRIPTORS}"],
-        )
-
-    def ask(self, driver: str = "thing", volume: str = "v") -> socket.socket:
-        """Send a call of a plugin, and leave its answer to be read."""
-        peer = socket.socket(socket.AF_UNIX)
-        peer.connect(str(self.scratch.paths.exec_socket))
-        options = json.dumps({"name": volume})
-        peer.sendall(Frame("flex", f"/x/example~{driver}/{driver}", ("isattached", options, "n")).encode())
-        return peer
-
-    def call(self, driver: str = "thing", volume: str = "v") -> str:
-        """Return the error of a call, or nothing; `no answer` if the daemon ended."""
-        with self.ask(driver, volume) as peer:
-            data = b""
-            with suppress(ConnectionError):
-                data = b"".join(iter(lambda: peer.recv(1 << 20), b""))
-        if not data:
-            return "no answer"
-        answer = json.loads(Reply.decode(data).stdout)
-        return "" if answer["status"] == "Success" else str(answer["message"])
-
-    def plugin(self, name: str = "hostile") -> dict[str, Any]:
-        (row,) = [row for row in self.scratch.status()["plugins"] if row["name"] == name]
-        return dict(row)
-
-    def until_started_again(self) -> str:
-        """Wait until the process has been ended and another one serves; return why."""
-        until(lambda: self.plugin()["restarts"] == 1 and self.plugin()["state"] == "running")
-        return str(self.plugin()["restarted"])
-
-    def memory(self, key: str) -> int:
-        """Return bytes of the daemon, such as VmRSS or its peak, VmHWM."""
-        text = Path(f"/proc/{self.scratch.pid}/status").read_text(encoding="ascii")
-        return int(re.findall(rf"^{key}:\s+(\d+)", text, re.MULTILINE)[0]) << 10
-
-    def descriptors(self) -> dict[str, str]:
-        """Return what the daemon's descriptors lead to."""
-        found = {}
-        for one in Path(f"/proc/{self.scratch.pid}/fd").iterdir():
-            with suppress(FileNotFoundError):
-                found[one.name] = str(one.readlink())
-        return found
-
-    def folder(self) -> str:
-        return str(Path(f"/proc/{self.scratch.pid}/cwd").readlink())
 
 
 def burned(pid: int) -> float:
@@ -294,8 +232,9 @@ ROWS = [
 def start(short_path: Path) -> Iterator[Callable[..., Node]]:
     made: list[Node] = []
 
-    def start(*arguments: str) -> Node:
-        node = Node(short_path, *arguments)
+    def start(isolation: str, how: str, more: str) -> Node:
+        once = short_path / "once" if isolation == "process" else None
+        node = Node(short_path, hostile(isolation, how, more, once) + NEIGHBOUR, WITHIN)
         made.append(node)
         node.scratch.start()
         return node
