@@ -4,6 +4,7 @@ Owns: the one way in which that is done: posix_spawn(3) with one descriptor and 
 Refuses: fork: this process has threads; and what is executed, which the caller says.
 """
 
+import errno
 import os
 import signal
 from collections.abc import Mapping, Sequence
@@ -11,7 +12,20 @@ from typing import Final
 
 DESCRIPTOR: Final = 3
 """The number that the descriptor has in the program."""
+_REMEDIES: Final = {
+    errno.EAGAIN: "raise TasksMax of the daemon's unit, or kernel.pid_max and kernel.threads-max of the node",
+    errno.ENOMEM: "the node has no memory left; give the plugins that take it a `memory`, or move pods away",
+    errno.EMFILE: "raise LimitNOFILE of the daemon's unit",
+    errno.ENFILE: "raise fs.file-max of the node",
+}
 _DEFAULT: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE, signal.SIGCHLD)
+
+
+def refusal(error: OSError) -> str:
+    """Say why nothing can be executed, or no end of a socket had for it, and what to do about it."""
+    remedy = _REMEDIES.get(error.errno or 0)
+    text = error.strerror or str(error)
+    return f"{text}; {remedy}" if remedy else text
 
 
 def execute(

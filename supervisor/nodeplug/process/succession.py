@@ -28,7 +28,7 @@ from typing import Any, Final, Self
 from nodeplug.contract.errors import PluginError, TryAgain, clip
 from nodeplug.descriptors import receive
 from nodeplug.process.aside import aside
-from nodeplug.process.execution import DESCRIPTOR, execute
+from nodeplug.process.execution import DESCRIPTOR, execute, refusal
 
 OPTION: Final = "--succeed"
 _LIMIT: Final = 64 << 10
@@ -70,7 +70,7 @@ class Successor:
             return cls(json.loads(data)["pid"], ours, descriptors[0])
         except OSError as error:
             ours.close()
-            raise TryAgain(f"no successor can be started: {error.strerror}; see TasksMax and MemoryMax") from error
+            raise TryAgain(f"no successor can be started: {refusal(error)}") from error
         finally:
             theirs.close()
 

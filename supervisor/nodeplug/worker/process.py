@@ -94,7 +94,7 @@ class Worker:
             if self._exit >= 0:
                 os.close(self._exit)
             text = f"the daemon cannot attend to the process of plugin {self.name!r} ({error})"
-            raise TryAgain(f"{text}; see TasksMax and LimitNOFILE of its unit") from error
+            raise TryAgain(f"{text}; raise TasksMax or LimitNOFILE of its unit") from error
 
     @property
     def alive(self) -> bool:

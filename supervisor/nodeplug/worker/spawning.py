@@ -21,7 +21,7 @@ from typing import Final
 from nodeplug.config.privileges import Privileges
 from nodeplug.contract.errors import TryAgain
 from nodeplug.loading.classes import PluginRefused
-from nodeplug.process.execution import DESCRIPTOR, execute
+from nodeplug.process.execution import DESCRIPTOR, execute, refusal
 from nodeplug.worker.shortage import end_first
 from nodeplug.worker.wire import VERSION
 
@@ -64,8 +64,8 @@ def spawn(control: int, privileges: Privileges, entrances: Sequence[Path] = (), 
             if arguments[0] == python and error.errno in _UNUSABLE:
                 outcome.set_exception(_unusable(python, error.strerror or ""))
                 return
-            text = f"the daemon cannot start a process for a plugin: {error.strerror}: {arguments[0]}; "
-            outcome.set_exception(TryAgain(f"{text}see TasksMax and MemoryMax of its unit"))
+            text = f"the daemon cannot start a process for a plugin, {arguments[0]}: {refusal(error)}"
+            outcome.set_exception(TryAgain(text))
         except BaseException as error:
             outcome.set_exception(error)
 

@@ -47,6 +47,7 @@ def test_a_plugin_waits_for_a_process_and_for_the_threads_that_it_needs(left: in
         await guests.until(lambda: slot.state == "failed" or (slot.state == "running" and guests.pid() != first))
         if left < 2:
             assert slot.state == "failed"
+            assert "raise " in slot.reason
             assert "TasksMax" in slot.reason
         for _ in range(3):
             await guests.call("device_allocate", name="other")
