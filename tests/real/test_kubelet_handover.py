@@ -6,10 +6,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import grpc
+import pytest
 from tests.real.consumers import Lab
 
 from nodeplug.pb import podresources_v1_pb2 as pb
@@ -17,6 +18,7 @@ from nodeplug.pb import podresources_v1_pb2_grpc as pb_grpc
 from nodeplug.testing.waiting import until
 
 ONE = {"example.com/widget": 1}
+PUBLISHED = Path(__file__).parents[2] / "configs" / "cni" / "10-nodeplug.conflist"
 Difference = Callable[[], list[str]]
 
 
@@ -45,6 +47,13 @@ def watched(lab: Lab) -> Iterator[list[int]]:
     finally:
         over.set()
         asking.join()
+
+
+@pytest.fixture(scope="module", params=["register", "watcher"])
+def lab(request: pytest.FixtureRequest, make_kubelet_lab: Callable[..., AbstractContextManager[Lab]]) -> Iterator[Lab]:
+    """A kubelet that is told of the devices, and one whose plugin watcher finds them."""
+    with make_kubelet_lab(PUBLISHED, registration=request.param) as lab:
+        yield lab
 
 
 def test_kubelet_may_allocate_the_same_while_daemons_follow_each_other(lab: Lab, difference: Difference) -> None:

@@ -133,6 +133,7 @@ def open_lab(
     with_api: bool = False,
     runtime: Path | None = None,
     control_plane: Path | None = None,
+    registration: str = "register",
 ) -> Iterator[Lab]:
     """Start everything, and end everything.
 
@@ -147,11 +148,12 @@ def open_lab(
         with_api: give kubelet an API server: pods come from there and not from manifests.
         runtime: the folder of containerd, its shim and ctr; None: those of PATH.
         control_plane: the folder of kube-apiserver and its like: a real API server, whose scheduler places the pods.
+        registration: how devices are registered, `device_registration` of the daemon.
 
     Raises:
         PluginError: something did not start; the message carries the end of its log.
     """
-    supervisor = 'listen = ""\npodresources_poll = "1s"'
+    supervisor = f'listen = ""\npodresources_poll = "1s"\ndevice_registration = "{registration}"'
     with ExitStack() as stack:
         daemon = ScratchNode(private.folder, plugins, supervisor=supervisor, env=env, within=private.command())
         stack.enter_context(daemon)
