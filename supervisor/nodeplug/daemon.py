@@ -28,6 +28,7 @@ from nodeplug.config.watch import watch
 from nodeplug.contract.errors import InvalidRequest, PluginError, TryAgain, clip
 from nodeplug.contract.journal import read_boot_id
 from nodeplug.contract.netns import Netns
+from nodeplug.csi import drivers as csi
 from nodeplug.device.checkpoint import CHECKPOINT
 from nodeplug.device.kubelet import KubeletFolders
 from nodeplug.device.last_known import LastKnown
@@ -176,6 +177,14 @@ class Daemon:
         )
         self._volumes = Volumes(self._runner, self._hosts.journal(VOLUMES), self._paths.run / "staging")
         self._flex = FlexService(self._registry, self._runner, self._volumes)
+        self._csi = csi.CsiDrivers(
+            self._registry,
+            self._runner,
+            self._volumes,
+            self._paths.plugins_registry.parent,
+            self._paths.plugins_registry,
+            node,
+        )
         self._metrics, self._recorder = Metrics(version("nodeplug")), Recorder()
         exported = PluginMetrics(self._metrics.registry)
         self._reports = Reports(self._registry.slots, self._runner, exported.take)
@@ -193,6 +202,7 @@ class Daemon:
             registry=self._registry,
             resources=self._resources,
             podresources=self._podresources,
+            csi=self._csi,
             attachments=self._attachments,
             ledger=self._volumes.ledger,
             spool=self._spool,
@@ -234,11 +244,9 @@ class Daemon:
         trial = Lifecycle(Registry(), Runner(), self._hosts.make, cgroups=None)
         await trial.load_all({name: one for name, one in self._configuration.plugins.items() if one.enabled})
         refused = {name: slot.reason for name, slot in trial.registry.slots.items() if slot.state == "refused"}
-        # One that kubelet knows by then would take the devices of the other with it when it is refused.
-        await predecessor.loaded(refused)
         await self._recall()
         await self._resources.registered(REGISTRATION_PATIENCE)
-        return await predecessor.succeed()
+        return await predecessor.succeed(refused)
 
     async def _recall(self) -> None:
         """Offer kubelet at once what an earlier daemon offered; its requests wait for the plugins."""
@@ -286,6 +294,7 @@ class Daemon:
             notify.stopping()
         # The socket answers until the end: callers are told to try again.
         await self._lifecycle.stop_all()
+        await self._csi.end()
         listener = await self._server.release(LAST_ANSWERS) if decided else None
         await self._server.stop(LAST_ANSWERS)  # nothing is left to stop of a socket that was given up
         for task in background:
@@ -296,7 +305,9 @@ class Daemon:
         self, server: ExecServer, first: "list[asyncio.Task[Any]]"
     ) -> Mapping[str, Coroutine[Any, Any, None]]:
         """Return what runs until the end, by name; configurations are read again once the `first` tasks have ended."""
-        return {
+        enabled = self._configuration.supervisor.csi
+        front = {"csi": every(csi.INTERVAL, self._csi.keep)} if enabled else {}
+        return front | {
             "watchdog": notify.keep_alive(),
             "exec socket": server.serve(),
             "keep the exec socket": server.keep_listening(),

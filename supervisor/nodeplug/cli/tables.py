@@ -104,6 +104,15 @@ def resources(rows: Iterable[Mapping[str, Any]]) -> RenderableType:
     return table
 
 
+def csi_drivers(rows: Iterable[Mapping[str, Any]]) -> RenderableType:
+    """Show CSI drivers, and whether kubelet knows them."""
+    table = Listing("CSI drivers", "DRIVER", "CLAIM", "KUBELET", "PROBLEM", below=_BELOW)
+    for row in rows:
+        known = Text("registered", style="green") if row["registered"] else Text("not registered", style="red")
+        table.add(row["driver"], row["claim"], known, row["problem"])
+    return table
+
+
 def _sick(units: Iterable[Mapping[str, Any]]) -> list[str]:
     """Return a line per reason for unhealthy devices, the most frequent first."""
     reasons: dict[str, list[str]] = {}
@@ -171,12 +180,13 @@ def status(answer: Mapping[str, Any], now: float | None = None) -> RenderableTyp
     parts: list[RenderableType] = [*_summary(answer), Text(""), plugins(answer["plugins"])]
     sections = {
         "resources": resources,
+        "csi": csi_drivers,
         "attachments": lambda rows: attachments(rows, moment),
         "volumes": volumes,
         "calls": calls,
         "recent": recent,
     }
-    parts += [render(answer[name]) for name, render in sections.items() if answer[name]]
+    parts += [render(answer[name]) for name, render in sections.items() if answer.get(name)]
     return Group(*parts)
 
 

@@ -74,6 +74,9 @@ class Supervisor(_Model):
     device_registration: Literal["register", "watcher"] = Field(
         "register", description="'register': dial kubelet.sock; 'watcher': kubelet dials plugins_registry."
     )
+    csi: bool = Field(
+        False, description="Serve every volume driver over CSI, too, and register it with kubelet's plugin watcher."
+    )
     device_poll: Seconds = Field(10.0, description="How often every device list is read again.")
     podresources_poll: Seconds = Field(10.0, description="How often kubelet is asked who holds which device.")
     install: bool = Field(False, description="Install the entrypoint scripts of all claims at start and reload.")

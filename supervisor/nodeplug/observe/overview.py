@@ -16,6 +16,7 @@ from nodeplug.cni.attachments import Attachments
 from nodeplug.cni.spool import Spool
 from nodeplug.config.models import Paths
 from nodeplug.contract.errors import TryAgain
+from nodeplug.csi.drivers import CsiDrivers
 from nodeplug.device.podresources import PodResources
 from nodeplug.device.resources import Resources
 from nodeplug.hosting.registry import Registry
@@ -45,6 +46,7 @@ class Overview:
     registry: Registry
     resources: Resources
     podresources: PodResources
+    csi: CsiDrivers
     attachments: Attachments
     ledger: Ledger
     spool: Spool
@@ -107,6 +109,7 @@ class Overview:
             "reasons": reasons,
             "plugins": status.plugins(slots, reasons, self._used),
             "resources": status.resources(statuses, self.podresources.holders(), self.podresources.unconfirmed()),
+            "csi": self.csi.status(),
             "calls": status.calls(self.registry.calls),
             "spool": self.spool.count(),
             "stranded": status.stranded(self.spool.stranded()),

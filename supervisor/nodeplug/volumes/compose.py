@@ -136,7 +136,12 @@ class Steps:
         with self._alone("target", path), self._alone("volume", self.driver, volume_id):
             volume = self._place(wanted, stage)
             target = Target(
-                path, volume, wanted.read_only, fs_type=wanted.fs_type, access_mode=wanted.access_mode or ""
+                path,
+                volume,
+                wanted.read_only,
+                fs_type=wanted.fs_type,
+                access_mode=wanted.access_mode or "",
+                options=wanted.options if wanted.access_mode else {},
             )
             standing = self._standing(target)
             if standing is not None:

@@ -1,16 +1,18 @@
 """What is mounted for which pod: records of intent, compared with the kernel's mount table.
 
 Owns: the records of targets and of staged volumes, nodeplug's staging folder, and their comparison with mountinfo.
-Refuses: hooks, secrets and options in records, and to believe a record that contradicts mountinfo. A caller that
-unmounts may know only the path, so the record has the volume; without it, a mount that shows the directory of a staged
-volume belongs to that volume.
+Refuses: hooks, secrets in records, and to believe a record that contradicts mountinfo. Options are recorded only for
+callers that keep them in the open themselves (CSI): among those of FlexVolume may be a misplaced password. A caller
+that unmounts may know only the path, so the record has the volume; without it, a mount that shows the directory of a
+staged volume belongs to that volume.
 """
 
 import hashlib
 import hmac
 import os
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import unquote
@@ -51,6 +53,7 @@ class Target:
     """One directory of a pod, and the volume that is, or will be, mounted there.
 
     `fs_type` and `access_mode` are what its pod asked for; empty if it did not say, or an earlier version recorded it.
+    `options` are the volume's, where callers name it by its id alone when it is to grow (CSI).
     """
 
     path: str
@@ -59,6 +62,7 @@ class Target:
     phase: str = PUBLISHING
     fs_type: str = ""
     access_mode: str = ""
+    options: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     @property
     def key(self) -> str:
@@ -68,7 +72,7 @@ class Target:
     @property
     def data(self) -> dict[str, Any]:
         """Return the content of its record."""
-        asked = {"fs_type": self.fs_type, "access_mode": self.access_mode}
+        asked = {"fs_type": self.fs_type, "access_mode": self.access_mode, "options": dict(self.options)}
         told = {name: value for name, value in asked.items() if value}
         return asdict(self.volume) | {"path": self.path, "read_only": self.read_only} | told
 
@@ -265,8 +269,10 @@ class Ledger:
             return Staged(volume, entry.phase, str(entry.data.get("fs_type", "")))
         if not entry.key.startswith("target ") or not isinstance(path, str):
             return None
-        asked = (str(entry.data.get(name, "")) for name in ("fs_type", "access_mode"))
-        return Target(path, volume, bool(entry.data.get("read_only")), entry.phase, *asked)
+        fs_type, access_mode = (str(entry.data.get(name, "")) for name in ("fs_type", "access_mode"))
+        options = entry.data.get("options")
+        known = options if isinstance(options, dict) else {}
+        return Target(path, volume, bool(entry.data.get("read_only")), entry.phase, fs_type, access_mode, known)
 
     def _folders(self, driver: str) -> list[Volume]:
         folder = self.folder / file_name(driver)

@@ -31,6 +31,8 @@ _KINDS: Final = {
     "leases": "Lease",
     "csinodes": "CSINode",
     "csidrivers": "CSIDriver",
+    "persistentvolumes": "PersistentVolume",
+    "persistentvolumeclaims": "PersistentVolumeClaim",
     "runtimeclasses": "RuntimeClass",
 }
 _MERGE_KEYS: Final = {"conditions": "type", "addresses": "type", "podIPs": "ip"}
@@ -223,7 +225,14 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(HTTPStatus.CREATED, self.store.put(new, body))
 
     def do_PUT(self) -> None:
-        self._answer(HTTPStatus.OK, self.store.put(self._asked()[0], self._body()))
+        where, body = self._asked()[0], self._body()
+        with self.store.changed:
+            found = self.store.get(where)
+            known = body["metadata"].get("resourceVersion")
+            if found is not None and known not in {None, found["metadata"]["resourceVersion"]}:
+                self._refuse(HTTPStatus.CONFLICT, "Conflict")  # two writers that read the same would lose one change
+            else:
+                self._answer(HTTPStatus.OK, self.store.put(where, body))
 
     def do_PATCH(self) -> None:
         where, patch = self._asked()[0], self._body()

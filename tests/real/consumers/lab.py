@@ -154,6 +154,7 @@ def open_lab(
         PluginError: something did not start; the message carries the end of its log.
     """
     supervisor = f'listen = ""\npodresources_poll = "1s"\ndevice_registration = "{registration}"'
+    supervisor += "\ncsi = true" * with_api
     with ExitStack() as stack:
         daemon = ScratchNode(private.folder, plugins, supervisor=supervisor, env=env, within=private.command())
         stack.enter_context(daemon)

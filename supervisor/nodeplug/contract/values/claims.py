@@ -66,12 +66,18 @@ class VolumeClaim(Claim):
             filesystems.
         selinux_relabel: the runtime relabels the tree.
         metrics: kubelet reports usage by statfs of the mount.
+        csi_name: the name of the CSI driver; empty means `driver.vendor`.
+        block: pods may ask for the volume as a block device (CSI, `volumeMode: Block`).
+        max_volumes: how many volumes a node can have, which the scheduler heeds (CSI); 0 means no limit.
     """
 
     kind = "volume"
     fs_group: FsGroup = field(default="kubelet", kw_only=True, compare=False)
     selinux_relabel: bool = field(default=True, kw_only=True, compare=False)
     metrics: bool = field(default=True, kw_only=True, compare=False)
+    csi_name: str = field(default="", kw_only=True, compare=False)
+    block: bool = field(default=False, kw_only=True, compare=False)
+    max_volumes: int = field(default=0, kw_only=True, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,225 @@
+"""The CSI drivers of this node: one per volume claim, served and registered with kubelet.
+
+Owns: the two sockets of each driver, at paths that never change, and what kubelet has said about each registration.
+Refuses: the calls on them (`node`), and to give up: every second it compares what is there with what should be.
+
+Registration is kubelet's plugin watcher (pkg/kubelet/pluginmanager): it dials every socket in its folder, asks for the
+driver's name and socket, and tells the verdict. It keys drivers by the path of that socket, and removes them by name;
+so a second path for one driver would remove the first.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import grpc.aio
+
+from nodeplug.contract.errors import PluginError
+from nodeplug.csi import codec, node
+from nodeplug.csi.sockets import Bound
+from nodeplug.hosting.registry import Registry
+from nodeplug.hosting.runner import Runner
+from nodeplug.pb import pluginregistration_v1_pb2 as pb
+from nodeplug.pb import pluginregistration_v1_pb2_grpc as pb_grpc
+from nodeplug.process.lane import Lane
+from nodeplug.volumes.service import Volumes
+
+if TYPE_CHECKING:
+    from nodeplug.contract.values import VolumeClaim
+
+LOG: Final = logging.getLogger(__name__)
+INTERVAL: Final = 1.0
+_VERSIONS: Final = ("1.0.0",)
+_STOP_GRACE: Final = 1.0
+_AFTER_REFUSAL: Final = 2.0
+"""Seconds without a socket after which kubelet has forgotten that it refused one: it looks every second."""
+_LONGEST: Final = 120.0
+
+
+@dataclass(slots=True)
+class Served:
+    """One driver that is served.
+
+    Attributes:
+        registered: kubelet has accepted it.
+        problem: why it is not registered; empty while it is, or nobody has said anything yet.
+    """
+
+    driver: node.Driver
+    lane: Lane
+    sockets: Path
+    registrations: Path
+    registered: bool = False
+    problem: str = ""
+    _server: grpc.aio.Server | None = None
+    _registrar: grpc.aio.Server | None = None
+    _socket: Bound | None = None
+    _registration: Bound | None = None
+    _refusals: int = 0
+    _not_before: float = 0.0
+
+    @property
+    def path(self) -> Path:
+        """Where kubelet calls the driver."""
+        return self.sockets / self.driver.name / "csi.sock"
+
+    async def keep(self) -> None:
+        """Serve, or serve again if a socket has gone; first the driver, then what announces it."""
+        if self._socket is None or not await self.lane.run(self._socket.is_there):
+            self._server, old = grpc.aio.server(options=(("grpc.so_reuseport", 0),)), self._server
+            node.serve(self.driver, self._server)
+            self._socket = await self._serve(self._server, self.path)
+            await _stop(old)
+        if time.monotonic() < self._not_before:
+            await self._withdraw()
+            return
+        if self._registration is None or not await self.lane.run(self._registration.is_there):
+            self.registered = False
+            self._registrar, old = grpc.aio.server(options=(("grpc.so_reuseport", 0),)), self._registrar
+            pb_grpc.add_RegistrationServicer_to_server(_Registration(self), self._registrar)
+            name = f"{self.driver.name}-reg.sock"
+            self._registration = await self._serve(self._registrar, self.registrations / name)
+            await _stop(old)
+
+    async def _serve(self, server: grpc.aio.Server, path: Path) -> Bound:
+        bound = await self.lane.run(lambda: Bound.at(path, server), lambda late: late.remove())
+        await server.start()
+        return bound
+
+    def judged(self, verdict: pb.RegistrationStatus) -> None:
+        """Take kubelet's verdict; after a refusal the registration is withdrawn for a while and made again.
+
+        Kubelets before 1.26 never ask again by themselves (kubernetes#118317).
+        """
+        if verdict.plugin_registered:
+            self.registered, self.problem, self._refusals = True, "", 0
+            LOG.info("CSI driver %s is registered with kubelet", self.driver.name)
+            return
+        self.registered, self.problem = False, f"kubelet refused it: {verdict.error}"
+        pause = min(_AFTER_REFUSAL * 2**self._refusals, _LONGEST)
+        self._refusals += 1
+        self._not_before = time.monotonic() + pause
+        LOG.warning("CSI driver %s: %s; it is announced again in %g s", self.driver.name, self.problem, pause)
+
+    async def _withdraw(self) -> None:
+        """Take the driver from kubelet."""
+        registration, self._registration = self._registration, None
+        registrar, self._registrar = self._registrar, None
+        if registration is not None:
+            await self.lane.run(registration.remove)
+        await _stop(registrar)
+
+    async def end(self, *, withdraw: bool) -> None:
+        """Stop serving; `withdraw` also takes the driver from kubelet, which otherwise waits for the next daemon."""
+        if withdraw:
+            with suppress(PluginError):
+                await self._withdraw()
+                if self._socket is not None:
+                    await self.lane.run(self._socket.remove)
+        await _stop(self._registrar)
+        await _stop(self._server)
+
+
+async def _stop(server: grpc.aio.Server | None) -> None:
+    if server is not None:
+        await server.stop(_STOP_GRACE)
+
+
+@dataclass(slots=True)
+class _Registration(pb_grpc.RegistrationServicer):
+    """What kubelet's plugin watcher asks."""
+
+    served: Served
+
+    async def GetInfo(self, request: pb.InfoRequest, context: Any) -> pb.PluginInfo:  # noqa: N802 - the RPC's name
+        del request, context
+        return pb.PluginInfo(
+            type="CSIPlugin",
+            name=self.served.driver.name,
+            endpoint=str(self.served.path),
+            supported_versions=_VERSIONS,
+        )
+
+    async def NotifyRegistrationStatus(  # noqa: N802 - the RPC's name
+        self, request: pb.RegistrationStatus, context: Any
+    ) -> pb.RegistrationStatusResponse:
+        del context
+        self.served.judged(request)
+        return pb.RegistrationStatusResponse()
+
+
+@dataclass(slots=True)
+class CsiDrivers:
+    """All drivers of this node. Event loop only.
+
+    Attributes:
+        kubelet: kubelet's root; drivers are served at `plugins/<driver>/csi.sock` below it.
+        registrations: the plugin watcher's folder.
+        served: by the name of the driver.
+        refused: why claims have no driver, by claim.
+    """
+
+    registry: Registry
+    runner: Runner
+    volumes: Volumes
+    kubelet: Path
+    registrations: Path
+    node: str
+    served: dict[str, Served] = field(default_factory=dict)
+    refused: Mapping[str, str] = field(default_factory=dict)
+    _lane: Lane = field(default_factory=lambda: Lane("kubelet's folders of CSI sockets"))
+
+    async def keep(self) -> None:
+        """Serve what is claimed now, and no longer what is not."""
+        wanted = self._wanted()
+        for name in sorted(set(self.served) - set(wanted)):
+            await self.served.pop(name).end(withdraw=True)
+            LOG.info("CSI driver %s is withdrawn: no plugin claims it", name)
+        for name, claim in wanted.items():
+            if name not in self.served:
+                folders = self.kubelet / "plugins" / "kubernetes.io" / "csi"
+                driver = node.Driver(name, claim, self.node, folders, self.registry, self.runner, self.volumes)
+                self.served[name] = Served(driver, self._lane, self.kubelet / "plugins", self.registrations)
+            try:
+                await self.served[name].keep()
+            except PluginError as error:
+                self.served[name].problem = error.message
+
+    def _wanted(self) -> dict[str, str]:
+        wanted: dict[str, str] = {}
+        refused: dict[str, str] = {}
+        for route in self.registry.routes("volume"):
+            claim = cast("VolumeClaim", route.claim)
+            try:
+                name = codec.driver_name(claim)
+            except PluginError as error:
+                refused[claim.name] = error.message
+                continue
+            if name in wanted:
+                refused[claim.name] = f"its CSI driver would be {name!r}, as that of {wanted[name]!r}"
+            else:
+                wanted[name] = claim.name
+        for claim_name, why in refused.items():
+            if self.refused.get(claim_name) != why:
+                LOG.warning("volume %s has no CSI driver: %s", claim_name, why)
+        self.refused = refused
+        return wanted
+
+    def status(self) -> list[dict[str, Any]]:
+        """Describe every driver, and every claim that has none."""
+        served = [
+            {"driver": name, "claim": one.driver.claim, "registered": one.registered, "problem": one.problem}
+            for name, one in self.served.items()
+        ]
+        return served + [
+            {"driver": "", "claim": claim, "registered": False, "problem": why} for claim, why in self.refused.items()
+        ]
+
+    async def end(self) -> None:
+        """Stop serving; kubelet keeps the registrations for the next daemon."""
+        await asyncio.gather(*[one.end(withdraw=False) for one in self.served.values()])
