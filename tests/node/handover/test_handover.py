@@ -246,6 +246,26 @@ def test_a_call_that_takes_its_time_ends_where_it_began(node: ScratchNode, volum
     until(lambda: not node.running)
 
 
+def test_kubelet_has_the_devices_again_when_a_successor_that_it_knew_is_killed(
+    node: ScratchNode, volumes: Volumes, tmp_path: Path
+) -> None:
+    before = serving(node)
+    with BlockingKubelet(node.root / "var" / "lib" / "kubelet", keyed_by="resource") as kubelet:
+        kubelet.until_allocatable(RESOURCE, 2)
+        (tmp_path / "hold attach").touch()
+        with beside(lambda: volumes.call("attach", "slow")) as attached:
+            until((tmp_path / "in attach").exists)
+            with beside(lambda: node.run("replace")) as asked:
+                kubelet.until(lambda: len(kubelet.registrations) == 2)
+                os.kill(int(node.log.split("process ")[-1].split()[0]), signal.SIGKILL)
+                assert asked().returncode == 1
+            kubelet.until(lambda: len(kubelet.registrations) == 3)
+            kubelet.until_allocatable(RESOURCE, 2)
+            (tmp_path / "hold attach").unlink()
+            assert attached()["status"] == "Success"
+    assert serving(node) == before
+
+
 def test_a_call_that_does_not_end_keeps_the_daemon_and_others_are_served(
     node: ScratchNode, volumes: Volumes, tmp_path: Path
 ) -> None:
