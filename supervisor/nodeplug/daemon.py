@@ -244,9 +244,11 @@ class Daemon:
         trial = Lifecycle(Registry(), Runner(), self._hosts.make, cgroups=None)
         await trial.load_all({name: one for name, one in self._configuration.plugins.items() if one.enabled})
         refused = {name: slot.reason for name, slot in trial.registry.slots.items() if slot.state == "refused"}
+        # One that kubelet knows by then would take the devices of the other with it when it is refused.
+        await predecessor.loaded(refused)
         await self._recall()
         await self._resources.registered(REGISTRATION_PATIENCE)
-        return await predecessor.succeed(refused)
+        return await predecessor.succeed()
 
     async def _recall(self) -> None:
         """Offer kubelet at once what an earlier daemon offered; its requests wait for the plugins."""

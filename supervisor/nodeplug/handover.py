@@ -35,6 +35,8 @@ from nodeplug.process.succession import Kept, Successor, accepted
 LOG: Final = logging.getLogger(__name__)
 READY: Final = 120.0
 """Seconds that a successor has to load its code and every plugin."""
+REGISTERED: Final = 15.0
+"""Seconds that it has then to let kubelet register the last known lists."""
 SERVING: Final = 90.0
 """Seconds that it has to start its plugins and recover."""
 QUIET: Final = 3.0
@@ -84,25 +86,30 @@ class Handover:
             self._replacing = False
             raise
         LOG.info("process %d is started to take over", successor.pid)
+        known = False
         try:
-            ready = await successor.word("ready", READY)
-            self._compare(ready["refused"])
+            self._compare((await successor.word("loaded", READY))["refused"])
+            successor.let_register()
+            known = True
+            await successor.word("ready", REGISTERED)
             await self._wait_for_quiet()
         except BaseException as error:
             LOG.error("this daemon goes on, process %d does not take over: %s", successor.pid, error)
-            self._go_on()
+            self._go_on(known)
             raise
         self.decided = True
         self.resources.outlive_plugins()
         self.stop.set()
         return {"pid": os.getpid(), "successor": successor.pid}
 
-    def _go_on(self) -> None:
+    def _go_on(self, known: bool) -> None:
+        """Take no notice of a successor that has failed; register again if kubelet may have known it."""
         if self._successor is not None:
             self._successor.kill()
         self._successor, self._replacing = None, False
         self.server.resume()
-        self.resources.register_again("a daemon that was to take over has failed")
+        if known:
+            self.resources.register_again("a daemon that was to take over has failed")
 
     def _compare(self, refused: Mapping[str, str]) -> None:
         """Refuse a successor that cannot load what runs here."""

@@ -1,9 +1,11 @@
 """One daemon takes the place of another on a running node, and nobody finds it empty.
 
-Owns: both ends of the socket between the two, and the start of the successor. They say five words:
+Owns: both ends of the socket between the two, and the start of the successor. They say seven words:
 
-    starter       started   which process the successor is; it has ended by then
-    successor      ready     it can load what the configuration enables, and kubelet knows its sockets
+    starter        started   which process the successor is; it has ended by then
+    successor      loaded    what it can load of the configuration
+    predecessor    register  that is enough
+    successor      ready     kubelet knows its sockets
     predecessor    yours     with the listening socket, when nothing of it writes any more
     successor      serving   it answers callers, and the predecessor may go
     predecessor    gone      with the connections on which kubelet still listens to it, which must not end
@@ -94,6 +96,11 @@ class Successor:
             raise TryAgain(f"its successor, process {self.pid}, is not {expected}: it says {said.get('word')!r}")
         return dict(said)
 
+    def let_register(self) -> None:
+        """Say that it may show itself to kubelet: from then on its end would disturb that."""
+        with suppress(OSError):
+            self._end.send(_said("register"))
+
     def hand_over(self, listener: socket.socket) -> None:
         """Say that the node is its own now, and give it the socket on which callers wait.
 
@@ -127,8 +134,8 @@ class Predecessor:
         self._end.setblocking(False)
         os.set_inheritable(descriptor, False)
 
-    async def succeed(self, refused: Mapping[str, str]) -> socket.socket:
-        """Say that this process is ready, and wait until the node is its own; return the listening socket.
+    async def loaded(self, refused: Mapping[str, str]) -> None:
+        """Say what this process cannot load, and wait until it may register beside the predecessor.
 
         Args:
             refused: by section name, why a plugin cannot be loaded.
@@ -136,9 +143,27 @@ class Predecessor:
         Raises:
             PluginError: the predecessor has ended, or keeps the node.
         """
-        loop, clipped = asyncio.get_running_loop(), {name: clip(why, _REASON) for name, why in refused.items()}
+        await self._say("loaded", refused={name: clip(why, _REASON) for name, why in refused.items()})
+        await self._answer(0)
+
+    async def succeed(self) -> socket.socket:
+        """Say that this process is ready, and wait until the node is its own; return the listening socket.
+
+        Raises:
+            PluginError: the predecessor has ended, or keeps the node.
+        """
+        await self._say("ready")
+        listener = socket.socket(fileno=(await self._answer(1))[0])
+        listener.setblocking(False)
+        return listener
+
+    async def _say(self, word: str, **more: Any) -> None:
         with suppress(OSError):
-            await loop.sock_sendall(self._end, _said("ready", refused=clipped))
+            await asyncio.get_running_loop().sock_sendall(self._end, _said(word, **more))
+
+    async def _answer(self, count: int) -> list[int]:
+        """Wait for a word, and return the descriptors that come with it."""
+        loop = asyncio.get_running_loop()
         readable = loop.create_future()
         loop.add_reader(self._end, readable.set_result, None)
         try:
@@ -146,14 +171,12 @@ class Predecessor:
         finally:
             loop.remove_reader(self._end)
         try:
-            data, descriptors, _ = receive(self._end, _LIMIT, 1)
+            data, descriptors, _ = receive(self._end, _LIMIT, count)
         except OSError:
             data, descriptors = b"", []
-        if not data or len(descriptors) != 1:
+        if not data or len(descriptors) != count:
             raise PluginError("the daemon whose place was to be taken has ended, or goes on by itself")
-        listener = socket.socket(fileno=descriptors[0])
-        listener.setblocking(False)
-        return listener
+        return descriptors
 
     def say_serving(self) -> None:
         """Say that callers are answered here."""

@@ -208,6 +208,26 @@ def test_a_successor_that_cannot_load_what_runs_leaves_the_one_before_in_its_pla
     replace(node)
 
 
+def test_a_successor_that_is_refused_takes_no_device_from_kubelet(node: ScratchNode, tmp_path: Path) -> None:
+    over, counts = threading.Event(), set[int]()
+    with BlockingKubelet(node.root / "var" / "lib" / "kubelet", keyed_by="resource") as kubelet:
+        kubelet.until_allocatable(RESOURCE, 2)
+
+        def watch() -> None:
+            while not over.is_set():
+                counts.add(kubelet.allocatable(RESOURCE))
+
+        (tmp_path / "broken").touch()
+        with beside(watch) as watched:
+            try:
+                assert node.run("replace").returncode == 1
+                time.sleep(1)  # in which kubelet would notice
+            finally:
+                over.set()
+            watched()
+    assert counts == {2}
+
+
 def test_a_successor_that_is_killed_leaves_the_one_before_in_its_place(node: ScratchNode, tmp_path: Path) -> None:
     before = serving(node)
     (tmp_path / "hold load").touch()
@@ -218,7 +238,7 @@ def test_a_successor_that_is_killed_leaves_the_one_before_in_its_place(node: Scr
         os.kill(successor, signal.SIGKILL)
         done = asked()
     assert done.returncode == 1
-    assert "ended before it was ready" in done.stderr
+    assert "ended before it was loaded" in done.stderr
     assert serving(node) == before
 
 
