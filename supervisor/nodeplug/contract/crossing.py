@@ -44,11 +44,15 @@ def in_base64(make: Callable[[dict[str, bytes]], Any]) -> core_schema.CoreSchema
     """
 
     def read(document: Any) -> Any:
+        if document == {}:  # most volumes have none
+            return make({})
         if not isinstance(document, dict) or not all(isinstance(text, str) for text in document.values()):
             raise ValueError("names with texts in base64 are expected")
         return make({name: base64.b64decode(text, validate=True) for name, text in document.items()})
 
     def write(value: Any) -> dict[str, str]:
+        if not value:
+            return {}
         return {name: base64.b64encode(data).decode() for name, data in value.items()}
 
     writer = core_schema.plain_serializer_function_ser_schema(write)

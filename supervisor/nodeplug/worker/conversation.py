@@ -7,7 +7,7 @@ Refuses: to answer what the plugin asks meanwhile, and to open channels: its wor
 from collections.abc import Sized
 from dataclasses import fields, is_dataclass
 from functools import cache, partial
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, get_type_hints
 
 from nodeplug.contract.errors import TryAgain
 from nodeplug.worker.encoding import has_request, read_answer, read_error, write_request
@@ -15,6 +15,7 @@ from nodeplug.worker.wire import Broken, Channel, Closed, Message
 
 _REPLIES: Final = frozenset({"answer", "error", "stray"})
 """What ends a request; anything else is a request of the plugin's own."""
+_SIMPLE: Final = {str, int, float, bool}
 _FEW: Final = 64
 """Items of one field of a request that is written on the event loop."""
 
@@ -123,10 +124,13 @@ def hook_call(hook: str, request: object, request_id: str, name: str) -> Message
 def is_long(request: object) -> bool:
     """Whether a request may take long to write as a message."""
     kind: Any = type(request)
-    values = (getattr(request, name) for name in _names_of_fields(kind))
-    return any(isinstance(value, Sized) and len(value) > _FEW for value in values if type(value) is not str)
+    values = (getattr(request, name) for name in _larger_fields(kind))
+    return any(isinstance(value, Sized) and len(value) > _FEW for value in values)
 
 
 @cache
-def _names_of_fields(kind: Any) -> tuple[str, ...]:
-    return tuple(one.name for one in fields(kind)) if is_dataclass(kind) else ()
+def _larger_fields(kind: Any) -> tuple[str, ...]:
+    """Name the fields of a class that are neither texts nor numbers, so that they may hold many items."""
+    hints = get_type_hints(kind)
+    names = [one.name for one in fields(kind)] if is_dataclass(kind) else []
+    return tuple(name for name in names if getattr(hints[name], "__supertype__", hints[name]) not in _SIMPLE)

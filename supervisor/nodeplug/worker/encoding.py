@@ -9,13 +9,14 @@ import json
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import is_dataclass
+from types import NoneType
 from typing import Any, Final, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError
 
 from nodeplug.contract.errors import WIRES, DelegateFailed, InvalidRequest, PluginError, bounded, clip, text_of
-from nodeplug.contract.hookspecs import HOOKS
+from nodeplug.contract.hookspecs import ANSWERS, HOOKS
 from nodeplug.contract.tracebacks import TRACE, traced
 from nodeplug.contract.values import (
     Claim,
@@ -40,6 +41,8 @@ _REQUESTS: Final[Mapping[str, type[CniRequest]]] = {
 _ADAPTERS: Final[dict[Any, "TypeAdapter[Any]"]] = {}
 _OF_HOOK: Final[dict[tuple[str, str], "TypeAdapter[Any]"]] = {}
 _WITH_REQUEST: Final = frozenset(name for name, hook in HOOKS.items() if "request" in hook.__annotations__)
+_NOTHING: Final = b"null"
+"""What most hooks return."""
 _MISTAKES: Final = 3
 """Mistakes of a value that are told."""
 
@@ -85,11 +88,15 @@ def read_request(hook: str, message: Message) -> Any:
 
 def write_answer(hook: str, answer: object) -> bytes:
     """Write what a hook has returned, after its class was checked; raise PluginError for wrong types inside it."""
+    if answer is None:
+        return _NOTHING
     return _write(_of_hook(hook, "return"), answer, f"what {hook} returned", PluginError)
 
 
 def read_answer(hook: str, message: Message) -> Any:
     """Read what a hook has returned; raise Broken if it is something else."""
+    if message.body == _NOTHING and NoneType in ANSWERS[hook].types:
+        return None
     return _read(_of_hook(hook, "return"), message)
 
 

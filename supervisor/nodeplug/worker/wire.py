@@ -33,8 +33,10 @@ _SIZES: Final = struct.Struct("<III")
 _CALLS: Final = 0xFFFF_FFFF
 _DESCRIPTORS: Final = 64
 """Descriptors that one message may bring."""
-_CHUNK: Final = 1 << 16
-"""Bytes that are read at once; a message that has no more is small."""
+_SMALL: Final = 1 << 13
+"""Bytes that are read at first; a message that has no more is small."""
+_CHUNK: Final = 1 << 18
+"""Bytes that are read at once of one that has more: room that is not used costs time, too."""
 
 
 def of_another_release(worker: object, daemon: object) -> str:
@@ -204,7 +206,7 @@ class Channel:
 
     def _more(self, flags: int) -> None:
         try:
-            data, descriptors, told = receive(self._end, _CHUNK, _DESCRIPTORS, flags)
+            data, descriptors, told = receive(self._end, _CHUNK if self._data else _SMALL, _DESCRIPTORS, flags)
         except BlockingIOError:
             return
         except OSError as error:
