@@ -121,6 +121,8 @@ class HostDir:
     def volume_publish(self, request: VolumePublish) -> None:
         """Open the directory below its root, and bind exactly that one."""
         wish = self._wish(request.options)
+        if request.mount_flags:
+            raise InvalidRequest("hostdir binds directories, and has no mountOptions; take them out of the volume")
         read_only = request.read_only or wish.read_only or wish.root.read_only
         descriptor = self._open(wish, request.fs_group)
         try:

@@ -342,7 +342,7 @@ class LoopFile:
         return busy
 
     def _mount(self, loop: loopdev.Loop, fs_type: FsType, request: VolumeStage) -> None:
-        options = self._config.mount_options
+        options = (*request.mount_flags, *self._config.mount_options)  # the latter win: pods cannot change them
         mount(loop.path, request.staging_path, fs_type, options=options, read_only=request.read_only)
 
 

@@ -47,14 +47,15 @@ class Tmpfs:
     @hookimpl
     def claims(self) -> Sequence[Claim]:
         """One driver; the group is set by the mount, so kubelet need not walk the tree."""
-        return [VolumeClaim(self._config.driver, fs_group="driver")]
+        return [VolumeClaim(self._config.driver, fs_group="driver", inline=True)]
 
     @hookimpl
     def volume_publish(self, request: VolumePublish) -> None:
         """Mount a tmpfs for the pod."""
         options = self._mount_options(request.options, request.fs_group)
         if mounted_at(request.target_path) is None:
-            mount("tmpfs", request.target_path, "tmpfs", options=options, read_only=request.read_only)
+            flags = (*request.mount_flags, *options)  # the latter win: pods cannot change them
+            mount("tmpfs", request.target_path, "tmpfs", options=flags, read_only=request.read_only)
 
     def _mount_options(self, options: Mapping[str, str], group: int | None) -> list[str]:
         unknown = sorted(set(options) - {"size", "mode"})

@@ -183,7 +183,9 @@ class Daemon:
             self._volumes,
             self._paths.plugins_registry.parent,
             self._paths.plugins_registry,
+            self._paths.state / "csi-drivers.json",
             node,
+            supervisor.csi,
         )
         self._metrics, self._recorder = Metrics(version("nodeplug")), Recorder()
         exported = PluginMetrics(self._metrics.registry)
@@ -215,7 +217,7 @@ class Daemon:
         handlers = {"cni": self._cni.handle, "flex": self._flex.handle, "control": self._control}
         self._server = ExecServer(self._paths.exec_socket, handlers)
         command = ["serve", "--config", str(config_path), *(["--root", str(root)] if root is not None else [])]
-        self._handover = Handover(command, self._server, self._registry, self._resources, self._stop)
+        self._handover = Handover(command, self._server, self._registry, self._resources, self._volumes, self._stop)
 
     # --- start and stop -----------------------------------------------------------------------------------------
 
@@ -283,6 +285,7 @@ class Daemon:
         replay, installation = await self._recover(group)
         tasks = self._background(self._server, [started, installation]).items()
         background = [started, replay, installation, *(group.create_task(task, name=name) for name, task in tasks)]
+        await self._csi.keep()
         await self._sample()
         tuning.settle()
         if self._predecessor is not None:
@@ -307,9 +310,8 @@ class Daemon:
         self, server: ExecServer, first: "list[asyncio.Task[Any]]"
     ) -> Mapping[str, Coroutine[Any, Any, None]]:
         """Return what runs until the end, by name; configurations are read again once the `first` tasks have ended."""
-        enabled = self._configuration.supervisor.csi
-        front = {"csi": every(csi.INTERVAL, self._csi.keep)} if enabled else {}
-        return front | {
+        return {
+            "csi": every(csi.INTERVAL, self._csi.keep),
             "watchdog": notify.keep_alive(),
             "exec socket": server.serve(),
             "keep the exec socket": server.keep_listening(),

@@ -31,6 +31,7 @@ from nodeplug.hosting.registry import Registry
 from nodeplug.process import notify
 from nodeplug.process.aside import aside
 from nodeplug.process.succession import Kept, Successor, accepted
+from nodeplug.volumes.service import Volumes
 
 LOG: Final = logging.getLogger(__name__)
 READY: Final = 120.0
@@ -56,6 +57,7 @@ class Handover:
         server: where callers come in.
         registry: knows the calls inside plugins.
         resources: what kubelet is served.
+        volumes: knows the requests about volumes, also between two hooks.
         stop: set when this daemon is to end.
         decided: it ends because a successor takes over.
         kept: connections that predecessors left.
@@ -65,6 +67,7 @@ class Handover:
     server: ExecServer
     registry: Registry
     resources: Resources
+    volumes: Volumes
     stop: asyncio.Event
     decided: bool = False
     kept: Kept = field(default_factory=Kept)
@@ -107,7 +110,7 @@ class Handover:
         if self._successor is not None:
             self._successor.kill()
         self._successor, self._replacing = None, False
-        self.server.resume()
+        self._resume()
         if known:
             self.resources.register_again("a daemon that was to take over has failed")
 
@@ -122,17 +125,24 @@ class Handover:
         for _ in range(TRIES):
             until = time.monotonic() + QUIET
             quiet = await self.server.pause(QUIET)
+            self.volumes.hold()  # CSI calls come on sockets of their own; kubelet repeats what is refused
             while quiet and self._busy() and time.monotonic() < until:  # noqa: ASYNC110 - kubelet's calls, once in a while
                 await asyncio.sleep(0.02)
             if quiet and not self._busy():
                 return
-            self.server.resume()
+            self._resume()
             await asyncio.sleep(PAUSE)
         what = ", ".join(self._busy()[:3]) or "callers that do not finish their requests"
         raise TryAgain(f"calls did not end within {TRIES * QUIET:g} s: {what}; ask again later")
 
     def _busy(self) -> list[str]:
-        return [f"{call.verb} of {call.claim}" for call, _ in self.registry.calls if call.verb not in _POLLS]
+        hooks = [call for call, _ in self.registry.calls if call.verb not in _POLLS]
+        calls = {call.id: call for call in (*hooks, *self.volumes.inside)}
+        return [f"{call.verb} of {call.claim}" for call in calls.values()]
+
+    def _resume(self) -> None:
+        self.server.resume()
+        self.volumes.release()
 
     async def leave(self, listener: socket.socket) -> int:
         """Give the node to the successor, and end this process once that serves; return the exit status if it does not.

@@ -1,12 +1,14 @@
 """CSI on the wire: names, kubelet's own keys, and requests that are wrong."""
 
+import json
 from typing import Any
 
 import pytest
 
-from nodeplug import InvalidRequest, NotFound, VolumeClaim, VolumeStats
+from nodeplug import InvalidRequest, NotFound, Secrets, VolumeClaim, VolumeStats
 from nodeplug.csi import codec
 from nodeplug.pb import csi_v1_pb2 as pb
+from nodeplug.volumes.masking import redact
 
 MODES = pb.VolumeCapability.AccessMode
 CLAIM = VolumeClaim("acme/disk")
@@ -71,7 +73,8 @@ def test_what_kubelet_asks_for_becomes_a_request_of_the_contract() -> None:
 
 
 def test_an_inline_volume_need_not_exist() -> None:
-    wanted = codec.read_publish(request(volume_context={codec.EPHEMERAL: "true"}), CLAIM)
+    own = VolumeClaim("acme/disk", inline=True)
+    wanted = codec.read_publish(request(volume_context={codec.EPHEMERAL: "true"}), own)
     assert (wanted.must_exist, wanted.ephemeral) == (False, True)
 
 
@@ -138,6 +141,7 @@ def test_capabilities_follow_from_claim_and_hooks() -> None:
         return {one.rpc.type for one in codec.node_capabilities(claim, frozenset(hooks)).capabilities}
 
     always = {kinds.GET_VOLUME_STATS, kinds.VOLUME_CONDITION, kinds.SINGLE_NODE_MULTI_WRITER}
+    assert announced(VolumeClaim("a/b", metrics=False)) == {kinds.SINGLE_NODE_MULTI_WRITER}
     assert announced(CLAIM, "volume_stage", "volume_publish") == always
     assert announced(CLAIM, "volume_expand") == always | {kinds.EXPAND_VOLUME}
     assert announced(VolumeClaim("a/b", fs_group="driver")) == always | {kinds.VOLUME_MOUNT_GROUP}
@@ -147,3 +151,25 @@ def test_a_volume_that_is_ill_is_abnormal_and_says_why() -> None:
     answer = codec.write_stats(VolumeStats(total=3, used=1, available=2, condition="the server is gone"))
     assert (answer.volume_condition.abnormal, answer.volume_condition.message) == (True, "the server is gone")
     assert [one.unit for one in answer.usage] == [pb.VolumeUsage.BYTES]
+
+
+def test_each_token_is_a_secret_of_its_own() -> None:
+    """A plugin's error quotes the token, and not the document in which kubelet sends it."""
+    tokens = json.dumps({"vault": {"token": "s3cr3t-t0ken", "expirationTimestamp": "2030-01-01T00:00:00Z"}})
+    wanted = codec.read_publish(request(volume_context={codec.TOKENS: tokens}), CLAIM)
+    told = redact("vault denied s3cr3t-t0ken", codec.hidden(wanted.secrets))
+    assert told == "vault denied ***"
+    assert wanted.secrets[codec.TOKENS] == tokens.encode()
+
+
+@pytest.mark.parametrize("document", ["", "{", "[]", '{"a": 1}', '{"a": {"token": 1}}'])
+def test_tokens_that_are_none_are_hidden_as_they_are(document: str) -> None:
+    assert dict(codec.hidden(Secrets({codec.TOKENS: document.encode()}))) == {codec.TOKENS: document.encode()}
+
+
+@pytest.mark.parametrize("mode", ["SINGLE_NODE_READER_ONLY", "MULTI_NODE_READER_ONLY"])
+def test_a_volume_for_readers_alone_is_read_only(mode: str) -> None:
+    capability = pb.VolumeCapability(
+        mount=pb.VolumeCapability.MountVolume(), access_mode=MODES(mode=MODES.Mode.Value(mode))
+    )
+    assert codec.read_publish(request(volume_capability=capability), CLAIM).read_only

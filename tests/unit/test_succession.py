@@ -44,3 +44,25 @@ async def until_empty(kept: Kept) -> None:
     async with asyncio.timeout(60):
         while kept.descriptors:
             await asyncio.sleep(0.01)
+
+
+def test_what_comes_in_several_messages_is_kept_to_the_last() -> None:
+    """The loop tells of a message until it is read, so it may tell once more of one that is."""
+
+    async def scenario() -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        predecessor, kept = Predecessor(theirs.detach()), Kept()
+        ending = asyncio.create_task(predecessor.end(kept))
+        pairs = [socket.socketpair() for _ in range(3)]
+        for left, _ in pairs:
+            socket.send_fds(ours, [b"{}"], [left.fileno()])
+            await asyncio.sleep(0.05)
+        ours.close()
+        assert await ending
+        assert len(kept.descriptors) == 3
+        for left, right in pairs:
+            left.close()
+            right.close()
+        await until_empty(kept)
+
+    asyncio.run(scenario())

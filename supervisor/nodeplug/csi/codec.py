@@ -5,6 +5,7 @@ Refuses: I/O, hooks, and trust: volume attributes are the pod author's for an in
 is a hint. Error messages name keys, never values.
 """
 
+import json
 import re
 from collections.abc import Mapping
 from typing import Final, cast
@@ -26,7 +27,10 @@ KUBELETS: Final = "csi.storage.k8s.io/"
 TOKENS: Final = "csi.storage.k8s.io/serviceAccount.tokens"
 """Tokens by audience, in JSON; in the context, or among the secrets (CSIDriver, `serviceAccountTokenInSecrets`)."""
 EPHEMERAL: Final = "csi.storage.k8s.io/ephemeral"
+"""Whether the volume is an inline one (CSIDriver, `podInfoOnMount`)."""
 _PROVISIONERS: Final = "storage.kubernetes.io/csiProvisionerIdentity"
+_READERS: Final = frozenset({"SINGLE_NODE_READER_ONLY", "MULTI_NODE_READER_ONLY"})
+"""Access modes in which kubelet does not say readonly, unless the pod does."""
 _NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _NAME_LIMIT: Final = 63
 _GROUP_LIMIT: Final = (1 << 31) - 1
@@ -61,18 +65,22 @@ def read_publish(message: pb.NodePublishVolumeRequest, claim: VolumeClaim) -> Vo
     """
     _require(message.volume_id, "a volume_id")
     capability = _capability(message.volume_capability, claim)
-    mount = capability.mount
+    mount, mode = capability.mount, pb.VolumeCapability.AccessMode.Mode.Name(capability.access_mode.mode)
     ephemeral = message.volume_context.get(EPHEMERAL) == "true"
+    if ephemeral and not claim.inline:
+        raise InvalidRequest(
+            f"{claim.name} has no inline volumes, whose options any author of a pod may choose; use a PersistentVolume"
+        )
     return VolumePublish(
         driver=claim.name,
         volume_id=VolumeId(message.volume_id),
         options=options_in(message.volume_context),
         target_path=read_path(message.target_path, "target_path"),
         fs_type=mount.fs_type,
-        read_only=message.readonly,
+        read_only=message.readonly or mode in _READERS,
         fs_group=_group(mount.volume_mount_group),
         secrets=_secrets(message.secrets, message.volume_context),
-        access_mode=cast("AccessMode", pb.VolumeCapability.AccessMode.Mode.Name(capability.access_mode.mode)),
+        access_mode=cast("AccessMode", mode),
         block=capability.WhichOneof("access_type") == "block",
         mount_flags=tuple(mount.mount_flags),
         publish_context=dict(message.publish_context),
@@ -115,6 +123,19 @@ def read_expand(message: pb.NodeExpandVolumeRequest) -> tuple[str, int, int]:
         raise InvalidRequest(f"the capacity_range from {required} to {limit} bytes is none")
     _require(message.volume_path, "a volume_path")
     return read_path(message.volume_path, "volume_path"), required, limit
+
+
+def hidden(secrets: Secrets) -> Secrets:
+    """Return the secrets as texts may quote them: also each token alone, out of the JSON that has them all."""
+    tokens: dict[str, bytes] = {}
+    try:
+        document = json.loads(secrets.get(TOKENS, b"{}"))
+        found = document.values() if isinstance(document, dict) else ()
+        texts = [one["token"] for one in found if isinstance(one, dict) and isinstance(one.get("token"), str)]
+        tokens = {f"{TOKENS}/{number}": text.encode() for number, text in enumerate(texts)}
+    except (ValueError, RecursionError):
+        pass  # it is hidden as it is
+    return Secrets({**secrets, **tokens})
 
 
 def options_in(context: Mapping[str, str]) -> dict[str, str]:
@@ -178,7 +199,9 @@ def node_capabilities(claim: VolumeClaim, hooks: frozenset[str]) -> pb.NodeGetCa
     STAGE_UNSTAGE_VOLUME is never among it: kubelet does not unstage a volume of which it sees a mount that it did not
     make, such as that of a FlexVolume pod (mount-utils, HasMountRefs), so publishing stages.
     """
-    kinds = [_Kind.GET_VOLUME_STATS, _Kind.VOLUME_CONDITION, _Kind.SINGLE_NODE_MULTI_WRITER]
+    kinds = [_Kind.SINGLE_NODE_MULTI_WRITER]
+    if claim.metrics:
+        kinds += [_Kind.GET_VOLUME_STATS, _Kind.VOLUME_CONDITION]
     if "volume_expand" in hooks:
         kinds.append(_Kind.EXPAND_VOLUME)
     if claim.fs_group == "driver":

@@ -1,6 +1,7 @@
 """The CSI drivers of this node: one per volume claim, served and registered with kubelet.
 
-Owns: the two sockets of each driver, at paths that never change, and what kubelet has said about each registration.
+Owns: the two sockets of each driver, at paths that never change, what kubelet has said about each registration, and a
+note of what is served: a later daemon removes what nobody serves any more.
 Refuses: the calls on them (`node`), and to give up: every second it compares what is there with what should be.
 
 Registration is kubelet's plugin watcher (pkg/kubelet/pluginmanager): it dials every socket in its folder, asks for the
@@ -9,17 +10,21 @@ so a second path for one driver would remove the first.
 """
 
 import asyncio
+import json
 import logging
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import grpc.aio
 
 from nodeplug.contract.errors import PluginError
+from nodeplug.contract.journal import write_durably
 from nodeplug.csi import codec, node
 from nodeplug.csi.sockets import Bound
 from nodeplug.hosting.registry import Registry
@@ -27,6 +32,7 @@ from nodeplug.hosting.runner import Runner
 from nodeplug.pb import pluginregistration_v1_pb2 as pb
 from nodeplug.pb import pluginregistration_v1_pb2_grpc as pb_grpc
 from nodeplug.process.lane import Lane
+from nodeplug.volumes.ledger import UNPUBLISHING
 from nodeplug.volumes.service import Volumes
 
 if TYPE_CHECKING:
@@ -34,11 +40,23 @@ if TYPE_CHECKING:
 
 LOG: Final = logging.getLogger(__name__)
 INTERVAL: Final = 1.0
+"""Seconds between two looks at what should be served."""
 _VERSIONS: Final = ("1.0.0",)
+_OPTIONS: Final = (("grpc.so_reuseport", 0),)
 _STOP_GRACE: Final = 1.0
 _AFTER_REFUSAL: Final = 2.0
 """Seconds without a socket after which kubelet has forgotten that it refused one: it looks every second."""
 _LONGEST: Final = 120.0
+
+
+def registration(folder: Path, driver: str) -> Path:
+    """Return where kubelet finds a driver."""
+    return folder / f"{driver}-reg.sock"
+
+
+def socket_of(folder: Path, driver: str) -> Path:
+    """Return where kubelet calls a driver, below `plugins` in its root."""
+    return folder / driver / "csi.sock"
 
 
 @dataclass(slots=True)
@@ -66,28 +84,36 @@ class Served:
     @property
     def path(self) -> Path:
         """Where kubelet calls the driver."""
-        return self.sockets / self.driver.name / "csi.sock"
+        return socket_of(self.sockets, self.driver.name)
 
     async def keep(self) -> None:
         """Serve, or serve again if a socket has gone; first the driver, then what announces it."""
         if self._socket is None or not await self.lane.run(self._socket.is_there):
-            self._server, old = grpc.aio.server(options=(("grpc.so_reuseport", 0),)), self._server
-            node.serve(self.driver, self._server)
-            self._socket = await self._serve(self._server, self.path)
+            server = grpc.aio.server(options=_OPTIONS)
+            node.serve(self.driver, server)
+            self._socket = await self._serve(server, self.path)
+            self._server, old = server, self._server
             await _stop(old)
         if time.monotonic() < self._not_before:
             await self._withdraw()
             return
         if self._registration is None or not await self.lane.run(self._registration.is_there):
             self.registered = False
-            self._registrar, old = grpc.aio.server(options=(("grpc.so_reuseport", 0),)), self._registrar
-            pb_grpc.add_RegistrationServicer_to_server(_Registration(self), self._registrar)
-            name = f"{self.driver.name}-reg.sock"
-            self._registration = await self._serve(self._registrar, self.registrations / name)
+            registrar = grpc.aio.server(options=_OPTIONS)
+            pb_grpc.add_RegistrationServicer_to_server(_Registration(self), registrar)
+            self._registration = await self._serve(registrar, registration(self.registrations, self.driver.name))
+            self._registrar, old = registrar, self._registrar
             await _stop(old)
+        if self.registered:
+            self.problem = ""
 
     async def _serve(self, server: grpc.aio.Server, path: Path) -> Bound:
-        bound = await self.lane.run(lambda: Bound.at(path, server), lambda late: late.remove())
+        try:
+            bound = await self.lane.run(lambda: Bound.at(path, server), lambda late: late.remove())
+        except BaseException:
+            await server.start()  # only one that was started lets go of what it has bound
+            await server.stop(None)
+            raise
         await server.start()
         return bound
 
@@ -101,7 +127,7 @@ class Served:
             LOG.info("CSI driver %s is registered with kubelet", self.driver.name)
             return
         self.registered, self.problem = False, f"kubelet refused it: {verdict.error}"
-        pause = min(_AFTER_REFUSAL * 2**self._refusals, _LONGEST)
+        pause = min(_AFTER_REFUSAL * 2 ** min(self._refusals, 10), _LONGEST)
         self._refusals += 1
         self._not_before = time.monotonic() + pause
         LOG.warning("CSI driver %s: %s; it is announced again in %g s", self.driver.name, self.problem, pause)
@@ -160,6 +186,9 @@ class CsiDrivers:
     Attributes:
         kubelet: kubelet's root; drivers are served at `plugins/<driver>/csi.sock` below it.
         registrations: the plugin watcher's folder.
+        notes: the file with the drivers that were served last.
+        node: its name.
+        enabled: otherwise only what pods still have of an earlier daemon is served.
         served: by the name of the driver.
         refused: why claims have no driver, by claim.
     """
@@ -169,28 +198,82 @@ class CsiDrivers:
     volumes: Volumes
     kubelet: Path
     registrations: Path
+    notes: Path
     node: str
+    enabled: bool
     served: dict[str, Served] = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=dict)
+    _noted: Mapping[str, str] | None = None
     _lane: Lane = field(default_factory=lambda: Lane("kubelet's folders of CSI sockets"))
+    _version: str = field(default_factory=lambda: version("nodeplug"))
 
     async def keep(self) -> None:
-        """Serve what is claimed now, and no longer what is not."""
-        wanted = self._wanted()
-        for name in sorted(set(self.served) - set(wanted)):
-            await self.served.pop(name).end(withdraw=True)
-            LOG.info("CSI driver %s is withdrawn: no plugin claims it", name)
+        """Serve what is claimed now and what pods still have, and no longer what neither is."""
+        try:
+            if self._noted is None:
+                self._noted = await self._lane.run(self._read_notes)
+            wanted = self._wanted()
+            gone = {name: claim for name, claim in self._noted.items() if name not in wanted}
+            if gone:
+                wanted |= await self._still_needed(gone)
+            for name in sorted(set(gone) - set(wanted)):
+                await self._withdraw(name)
+            if wanted != self._noted:
+                await self._lane.run(lambda: self._write_notes(wanted))
+                self._noted = wanted
+        except (PluginError, OSError) as error:  # the disk or kubelet's folder hangs: what is served stays
+            LOG.debug("CSI drivers stay as they are: %s", error)
+            return
         for name, claim in wanted.items():
-            if name not in self.served:
-                folders = self.kubelet / "plugins" / "kubernetes.io" / "csi"
-                driver = node.Driver(name, claim, self.node, folders, self.registry, self.runner, self.volumes)
-                self.served[name] = Served(driver, self._lane, self.kubelet / "plugins", self.registrations)
-            try:
-                await self.served[name].keep()
-            except PluginError as error:
-                self.served[name].problem = error.message
+            await self._serve(name, claim)
+
+    async def _still_needed(self, gone: Mapping[str, str]) -> dict[str, str]:
+        """Return those that nobody claims at present and that are needed: a plugin still loads, or pods have volumes.
+
+        A pod cannot end without the driver of its volumes; nodeplug unmounts them without the plugin.
+        """
+        if self.enabled and any(slot.loading for slot in self.registry.slots.values()):
+            return dict(gone)
+        ledger = self.volumes.ledger
+        targets = await self._lane.run(ledger.targets)
+        used = {one.volume.driver for one in targets if one.phase != UNPUBLISHING}
+        return {name: claim for name, claim in gone.items() if claim in used}
+
+    async def _serve(self, name: str, claim: str) -> None:
+        if name not in self.served:
+            folders = self.kubelet / "plugins" / "kubernetes.io" / "csi"
+            driver = node.Driver(
+                name, claim, self.node, self._version, folders, self.registry, self.runner, self.volumes
+            )
+            self.served[name] = Served(driver, self._lane, self.kubelet / "plugins", self.registrations)
+        self.served[name].driver.claim = claim
+        try:
+            await self.served[name].keep()
+        except PluginError as error:
+            self.served[name].problem = error.message
+
+    async def _withdraw(self, name: str) -> None:
+        served = self.served.pop(name, None)
+        if served is not None:
+            await served.end(withdraw=True)
+        else:  # of an earlier daemon
+            for path in (registration(self.registrations, name), socket_of(self.kubelet / "plugins", name)):
+                await self._lane.run(partial(path.unlink, missing_ok=True))
+        LOG.info("CSI driver %s is withdrawn: no plugin serves it, and no pod has a volume of it", name)
+
+    def _read_notes(self) -> Mapping[str, str]:
+        try:
+            document = json.loads(self.notes.read_text(encoding="utf-8"))
+        except (FileNotFoundError, ValueError):
+            return {}
+        return {str(name): str(claim) for name, claim in document.items()} if isinstance(document, dict) else {}
+
+    def _write_notes(self, wanted: Mapping[str, str]) -> None:
+        write_durably(self.notes, json.dumps(wanted).encode())
 
     def _wanted(self) -> dict[str, str]:
+        if not self.enabled:
+            return {}
         wanted: dict[str, str] = {}
         refused: dict[str, str] = {}
         for route in self.registry.routes("volume"):

@@ -8,7 +8,6 @@ minutes: kubelet gives a call two, and repeats it.
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
@@ -16,14 +15,14 @@ import grpc
 import grpc.aio
 from google.protobuf.wrappers_pb2 import BoolValue
 
-from nodeplug.contract.errors import NotSupported, PluginError, TryAgain, wire, with_request
+from nodeplug.contract.errors import NotFound, NotSupported, PluginError, TryAgain, wire, with_request
 from nodeplug.contract.values import Secrets, VolumeClaim
 from nodeplug.csi import codec, volume
 from nodeplug.hosting.call import Call
 from nodeplug.hosting.front import Front
 from nodeplug.hosting.registry import Registry
 from nodeplug.hosting.runner import Runner
-from nodeplug.hosting.slot import Route
+from nodeplug.hosting.slot import Route, Slot
 from nodeplug.pb import csi_v1_pb2 as pb
 from nodeplug.pb import csi_v1_pb2_grpc as pb_grpc
 from nodeplug.volumes.compose import Steps
@@ -32,6 +31,9 @@ from nodeplug.volumes.service import Volumes
 LOG: Final = logging.getLogger(__name__)
 PATIENCE: Final = 5.0
 """Seconds that a call waits for an earlier one about the same volume."""
+NOBODY: Final = ""
+"""The plugin in the route of a claim that nobody has."""
+_UNDOING: Final = frozenset({"volume_unpublish", "volume_unstage"})
 _T = TypeVar("_T")
 
 
@@ -43,12 +45,14 @@ class Driver:
         name: of the CSI driver.
         claim: the name of the claim, `vendor/driver`.
         node: the name of this node.
+        version: of nodeplug.
         folders: `plugins/kubernetes.io/csi` below kubelet's root, where kubelet makes folders for staging.
     """
 
     name: str
     claim: str
     node: str
+    version: str
     folders: Path
     registry: Registry
     runner: Runner
@@ -59,19 +63,49 @@ class Driver:
         self._front = Front(self.runner)
 
     def route(self, undoing: str = "") -> Route:
-        """Return the route to the plugin; one without callers, if it is at rest and lacks the hook that undoes.
+        """Return the route to the plugin; one without callers, if nobody has the claim, or its plugin is at rest.
+
+        At rest it must not have the hook that undoes. So the pods of a plugin that was removed can end without it.
 
         Raises:
             TryAgain: the plugin does not run.
-            NotFound: nobody has the claim.
+            NotFound: nobody has the claim, and nothing is to be undone.
         """
         try:
             return self.registry.route("volume", self.claim)
+        except NotFound:
+            if not undoing:
+                raise
+            return self.unclaimed
         except TryAgain:
             at_rest = [one for one in self.registry.routes("volume") if one.claim.name == self.claim]
             if not undoing or not at_rest or undoing in at_rest[0].hooks:
                 raise
             return replace(at_rest[0], callers={})
+
+    @property
+    def serving(self) -> Route:
+        """The route to the plugin, for what needs it.
+
+        Raises:
+            TryAgain: it does not run, or nobody has the claim at present: kubelet takes NOT_FOUND for final.
+        """
+        try:
+            return self.route()
+        except NotFound as error:
+            raise TryAgain(error.message) from error
+
+    @property
+    def claimed(self) -> Route:
+        """The route to the claim, whether its plugin runs or not: kubelet asks before it unpublishes, too."""
+        routes = self.registry.routes("volume")
+        return next((one for one in routes if one.claim.name == self.claim), self.unclaimed)
+
+    @property
+    def unclaimed(self) -> Route:
+        """A route to nobody, whose hooks cannot be called; it counts as having had every hook that undoes."""
+        claim = VolumeClaim(self.claim)
+        return Route(Slot(NOBODY), _UNDOING, {}, claim, lambda: self.registry.route("volume", self.claim))
 
     async def answer(
         self,
@@ -86,7 +120,7 @@ class Driver:
         """Run the steps of a call; end it with the status of the error, if there is one."""
         known = self.volumes.known
         if secrets is not None:
-            known.remember(self.claim, target, secrets)
+            known.remember(self.claim, target, codec.hidden(secrets))
         call = Call(verb, f"volume:{self.claim}", target, mask=known.mask(self.claim))
         try:
             return await self._front.serve(call, self._run(call, work, undoing))
@@ -113,13 +147,13 @@ class _Identity(pb_grpc.IdentityServicer):
 
     async def GetPluginInfo(self, request: pb.GetPluginInfoRequest, context: Any) -> pb.GetPluginInfoResponse:  # noqa: N802 - the RPC's name
         del request, context
-        return pb.GetPluginInfoResponse(name=self.driver.name, vendor_version=version("nodeplug"))
+        return pb.GetPluginInfoResponse(name=self.driver.name, vendor_version=self.driver.version)
 
     async def GetPluginCapabilities(  # noqa: N802 - the RPC's name
         self, request: pb.GetPluginCapabilitiesRequest, context: Any
     ) -> pb.GetPluginCapabilitiesResponse:
         del request
-        return await _now(context, lambda: codec.plugin_capabilities(_claimed(self.driver).hooks))
+        return await _now(context, lambda: codec.plugin_capabilities(self.driver.claimed.hooks))
 
     async def Probe(self, request: pb.ProbeRequest, context: Any) -> pb.ProbeResponse:  # noqa: N802 - the RPC's name
         del request, context
@@ -138,7 +172,7 @@ class _Node(pb_grpc.NodeServicer):
 
     async def NodeGetInfo(self, request: pb.NodeGetInfoRequest, context: Any) -> pb.NodeGetInfoResponse:  # noqa: N802 - the RPC's name
         del request
-        route = await _now(context, lambda: _claimed(self.driver))
+        route = await _now(context, lambda: self.driver.claimed)
         claim = cast("VolumeClaim", route.claim)
         return pb.NodeGetInfoResponse(node_id=self.driver.node, max_volumes_per_node=claim.max_volumes)
 
@@ -146,14 +180,14 @@ class _Node(pb_grpc.NodeServicer):
         self, request: pb.NodeGetCapabilitiesRequest, context: Any
     ) -> pb.NodeGetCapabilitiesResponse:
         del request
-        route = await _now(context, lambda: _claimed(self.driver))
+        route = await _now(context, lambda: self.driver.claimed)
         return codec.node_capabilities(cast("VolumeClaim", route.claim), route.hooks)
 
     async def NodePublishVolume(  # noqa: N802 - the RPC's name
         self, request: pb.NodePublishVolumeRequest, context: Any
     ) -> pb.NodePublishVolumeResponse:
         wanted = await _now(
-            context, lambda: codec.read_publish(request, cast("VolumeClaim", _claimed(self.driver).claim))
+            context, lambda: codec.read_publish(request, cast("VolumeClaim", self.driver.serving.claim))
         )
         await self.driver.answer(
             "NodePublishVolume",
@@ -172,7 +206,7 @@ class _Node(pb_grpc.NodeServicer):
         await self.driver.answer(
             "NodeUnpublishVolume",
             context,
-            lambda steps: volume.unpublish(steps, path, folder),
+            lambda steps: volume.unpublish(steps, path, folder, trusted=steps.composition.route.plugin != NOBODY),
             target=path,
             undoing="volume_unpublish",
         )
@@ -227,11 +261,3 @@ async def _now(context: Any, look: Callable[[], _T]) -> _T:
     except PluginError as error:
         await context.abort(grpc.StatusCode[wire(error).grpc], error.message)
         raise AssertionError from error  # abort raises: this line tells the type checker so
-
-
-def _claimed(driver: Driver) -> Route:
-    """Return the route to the claim whether its plugin runs or not: kubelet asks before it unpublishes, too."""
-    for route in driver.registry.routes("volume"):
-        if route.claim.name == driver.claim:
-            return route
-    raise TryAgain(f"no plugin serves {driver.claim!r} at present; see `nodeplug status`")

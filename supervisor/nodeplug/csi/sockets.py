@@ -10,6 +10,7 @@ that nobody looks at, and the path is a second name for the same socket. Kubelet
 import os
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Self
 
@@ -21,6 +22,7 @@ from nodeplug.process.umask import with_umask
 _PATH_LIMIT = 107
 """Bytes of a unix socket's path (unix(7): sun_path holds 108 with the final NUL)."""
 _UMASK = 0o177
+_NUMBERS = count()
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +39,9 @@ class Bound:
         Raises:
             PluginError: the folder is not writable, or the path is too long.
         """
-        fresh = path.with_name(f".{path.name}.{os.getpid()}")
-        if len(os.fsencode(fresh)) > _PATH_LIMIT:
-            raise InvalidRequest(f"the socket path {fresh} has more than {_PATH_LIMIT} bytes; shorten the folder")
+        fresh = path.with_name(f".{os.getpid()}.{next(_NUMBERS)}")
+        if len(os.fsencode(path)) > _PATH_LIMIT:
+            raise InvalidRequest(f"the socket path {path} has more than {_PATH_LIMIT} bytes; shorten the folder")
         try:
             path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
             fresh.unlink(missing_ok=True)
@@ -47,6 +49,7 @@ class Bound:
             inode = fresh.stat().st_ino
             fresh.rename(path)
         except (RuntimeError, OSError) as error:
+            fresh.unlink(missing_ok=True)
             raise PluginError(f"cannot listen on {path}: {error}; is the folder there and writable?") from error
         return cls(path, inode)
 

@@ -11,7 +11,15 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from nodeplug.contract.errors import InvalidRequest, NotFound, NotSupported, PluginError, TryAgain
+from nodeplug.contract.errors import (
+    AlreadyExists,
+    InUse,
+    InvalidRequest,
+    NotFound,
+    NotSupported,
+    PluginError,
+    TryAgain,
+)
 from nodeplug.contract.mounts import mounted_at
 from nodeplug.contract.values import (
     Secrets,
@@ -24,6 +32,7 @@ from nodeplug.contract.values import (
 )
 from nodeplug.csi import codec
 from nodeplug.volumes.compose import Steps
+from nodeplug.volumes.ledger import PUBLISHED
 
 
 def publish(steps: Steps, wanted: VolumePublish) -> None:
@@ -32,6 +41,23 @@ def publish(steps: Steps, wanted: VolumePublish) -> None:
     Raises:
         InvalidRequest: the options mean another volume than the caller's id, or the target is something else.
     """
+    try:
+        _publish(steps, wanted)
+    except (AlreadyExists, InUse, TryAgain):
+        raise
+    except PluginError as error:
+        if not _is_live(steps, wanted.target_path):
+            raise
+        # Kubelet takes other errors for final, and some remove the mount of a running pod (kubernetes#121271).
+        raise TryAgain(f"the volume stays as it is for its pod, although: {error.message}") from error
+
+
+def _is_live(steps: Steps, path: str) -> bool:
+    found = steps.ledger.target(path)
+    return found is not None and found.phase == PUBLISHED and mounted_at(path) is not None
+
+
+def _publish(steps: Steps, wanted: VolumePublish) -> None:
     wanted = replace(wanted, volume_id=_identify(steps, wanted))
     made = _make_target(wanted)
     stage = VolumeStage(
@@ -52,7 +78,8 @@ def publish(steps: Steps, wanted: VolumePublish) -> None:
         steps.publish(wanted, stage)
     except PluginError:
         if made and mounted_at(wanted.target_path) is None:
-            _remove_target(wanted.target_path)
+            with suppress(TryAgain):
+                _remove_target(wanted.target_path)
         raise
 
 
@@ -60,15 +87,24 @@ def _identify(steps: Steps, wanted: VolumePublish) -> VolumeId:
     """Return the id under which all fronts know the volume."""
     if not wanted.ephemeral and not steps.composition.has("volume_id"):
         return wanted.volume_id
-    # Tokens change with every call, so they cannot be part of what names a volume.
-    secrets = Secrets({name: value for name, value in wanted.secrets.items() if name != codec.TOKENS})
-    named = steps.identify(wanted.options, secrets)
+    named = steps.identify(wanted.options, _marking(wanted))
     if not wanted.ephemeral and named != wanted.volume_id:
         raise InvalidRequest(
             f"the volume attributes mean volume {named!r} of {wanted.driver}, and the volumeHandle is "
             f"{wanted.volume_id!r}: give the PersistentVolume the first as volumeHandle"
         )
     return named
+
+
+def _marking(wanted: VolumePublish) -> Secrets:
+    """Return the secrets that name a volume besides its options: who has other ones gets another volume.
+
+    Tokens change with every call, but not the account that they are of.
+    """
+    secrets = {name: value for name, value in wanted.secrets.items() if name != codec.TOKENS}
+    if codec.TOKENS in wanted.secrets:
+        secrets[codec.TOKENS] = f"{wanted.pod.namespace}/{wanted.pod.service_account}".encode()
+    return Secrets(secrets)
 
 
 def _make_target(wanted: VolumePublish) -> bool:
@@ -88,9 +124,12 @@ def _make_target(wanted: VolumePublish) -> bool:
     return True
 
 
-def unpublish(steps: Steps, path: str, folder: Path) -> None:
-    """Unpublish a volume, remove the target, and the empty folder that kubelet made to stage it in."""
-    steps.unpublish(path)
+def unpublish(steps: Steps, path: str, folder: Path, *, trusted: bool) -> None:
+    """Unpublish a volume, remove the target, and the empty folder that kubelet made to stage it in.
+
+    With `trusted`, a mount without a record is one of the driver's, as it is where kubelet puts those of its pods.
+    """
+    steps.unpublish(path, trusted=trusted or "/volumes/kubernetes.io~csi/" in path)
     _remove_target(path)
     # Kubelet does not know that it made it: it writes no record there for a driver that does not stage.
     for empty in (folder, folder.parent):
@@ -132,8 +171,10 @@ def measure(steps: Steps, path: str) -> VolumeStats:
         )
         answer: VolumeStats = steps.composition.hook("volume_stats", request=request)
         return answer
-    steps.composition.step("the look at its usage")
-    found = os.statvfs(path)
+    # One at a time: kubelet asks every minute, and the look at a server that is gone may never end.
+    with steps.locks.held("usage", path, patience=0):
+        steps.composition.step("the look at its usage")
+        found = os.statvfs(path)
     unit = found.f_frsize
     return VolumeStats(
         total=found.f_blocks * unit,

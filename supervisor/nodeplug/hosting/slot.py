@@ -35,7 +35,7 @@ LONG_LIFE: Final = 120.0
 """Seconds after which the end of a process counts as the first one."""
 OVERDUE_LIMIT: Final = 4
 """How many overdue calls quarantine a plugin; the first that returns lifts the quarantine."""
-ASIDES: Final = frozenset({"inspect", "metrics"})
+ASIDES: Final = frozenset({"inspect", "metrics", "volume_stats"})
 """Hooks whose overdue calls do not count for quarantine: each has one key, and no caller of a plugin needs them."""
 DEFAULT_DEADLINES: Final[Mapping[str, float]] = {
     "claims": 60,  # loading as a whole: the import, the constructor and claims()

@@ -194,7 +194,10 @@ class Predecessor:
         try:
             while await more.wait():
                 more.clear()
-                data, descriptors, _ = receive(self._end, _LIMIT, _AT_ONCE)
+                try:
+                    data, descriptors, _ = receive(self._end, _LIMIT, _AT_ONCE)
+                except BlockingIOError:  # the loop has told twice of what is read
+                    continue
                 for descriptor in descriptors:
                     kept.keep(descriptor)
                 if not data:

@@ -78,10 +78,12 @@ class Target:
 
     def differs(self, other: "Target") -> str:
         """Say in what another request for the same path and volume differs; empty if it is a repetition."""
+        modes = {self.access_mode, other.access_mode}
         pairs = {
             "read-only": (str(self.read_only), str(other.read_only)),
             "fsType": (self.fs_type, other.fs_type),
-            "access mode": (self.access_mode, other.access_mode),
+            # Kubelet names what may be shared otherwise after an upgrade (SINGLE_NODE_MULTI_WRITER).
+            "access mode": (self.access_mode, other.access_mode) if ALONE in modes else ("", ""),
         }
         return ", ".join(
             f"{what} {asked} instead of {has}" for what, (has, asked) in pairs.items() if has and asked and has != asked

@@ -8,12 +8,12 @@ a claim may be served: a route without callers is one whose hooks cannot be call
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, TypeVar
 
-from nodeplug.contract.errors import PluginError
+from nodeplug.contract.errors import PluginError, TryAgain
 from nodeplug.contract.journal import Journal
 from nodeplug.contract.mounts import mounted_at
 from nodeplug.hosting.call import Call
@@ -46,6 +46,21 @@ class Volumes:
         self._locks = Locks()
         self._left: dict[str, set[Target | Volume]] = {}
         self._leaving = threading.Lock()
+        self._inside: dict[int, Call] = {}
+        self._held = False
+
+    @property
+    def inside(self) -> Sequence[Call]:
+        """The requests whose work has not really ended, answered or not."""
+        return tuple(self._inside.values())
+
+    def hold(self) -> None:
+        """Let no request in: another daemon is about to have the records."""
+        self._held = True
+
+    def release(self) -> None:
+        """Let requests in again."""
+        self._held = False
 
     async def run(
         self, route: Route, call: Call, work: Callable[[Steps], _T], *, patience: float = LOCK_PATIENCE
@@ -59,13 +74,30 @@ class Volumes:
             patience: seconds to wait for an earlier request about the same target or volume.
 
         Raises:
+            TryAgain: another daemon is about to take over.
             InProgress: the earlier request took longer.
             DeadlineExceeded: a step is overdue; the work is completed or rolled back when that step ends.
             PluginError: what the steps raised.
         """
+        if self._held:
+            raise TryAgain("another daemon takes over this node just now; ask again")
         composition = Composition(self._runner, route, call)
         steps = Steps(self.ledger, self._records, self._locks, self.leave, composition, route.claim.name, patience)
-        return await composition.run(lambda _: work(steps))
+        self._inside[id(steps)], begun = call, threading.Event()
+
+        def to_the_end(_: Composition) -> _T:
+            begun.set()
+            try:
+                return work(steps)
+            finally:
+                self._inside.pop(id(steps), None)
+
+        try:
+            return await composition.run(to_the_end)
+        except BaseException:
+            if not begun.is_set():  # no thread could be started for it
+                self._inside.pop(id(steps), None)
+            raise
 
     async def recover(self, registry: Registry) -> None:
         """Reconcile records and mounts at the start: the last daemon may have been killed at any step.

@@ -1,7 +1,6 @@
 """A daemon with CSI drivers, and a caller that does what kubelet does."""
 
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,7 +56,7 @@ class Kubelet:
 
     def publish(self, driver: str, volume_id: str, pod: str, context: dict[str, str], **more: Any) -> Path:
         mode = more.pop("mode", MODES.SINGLE_NODE_WRITER)
-        mount = pb.VolumeCapability.MountVolume(fs_type=more.pop("fs_type", ""))
+        mount = pb.VolumeCapability.MountVolume(fs_type=more.pop("fs_type", ""), mount_flags=more.pop("flags", []))
         request = pb.NodePublishVolumeRequest(
             volume_id=volume_id,
             target_path=str(self.target(pod)),
@@ -78,11 +77,11 @@ class Kubelet:
 
 @pytest.fixture
 def start_kubelet() -> Iterator[Callable[..., Kubelet]]:
-    """Start a daemon with these plugins; what it has mounted is unmounted at the end, and must be nothing."""
-    root = Path(tempfile.mkdtemp(prefix="npc")).resolve()
+    """Start a daemon with these plugins; whatever it has mounted is unmounted at the end."""
     started: list[Kubelet] = []
 
     def start(plugins: str, **more: Any) -> Kubelet:
+        root = Path(tempfile.mkdtemp(prefix="npc")).resolve()
         node = ScratchNode(root, plugins, **({"supervisor": 'listen = ""\ncsi = true'} | more))
         folder = node.paths.plugins_registry
         folder.mkdir(parents=True)
@@ -97,5 +96,4 @@ def start_kubelet() -> Iterator[Callable[..., Kubelet]]:
         one.node.stop()
         for left in reversed(one.mounted()):
             unmount(left, lazy=True)
-    time.sleep(0)
-    remove(root)
+        remove(one.node.root)

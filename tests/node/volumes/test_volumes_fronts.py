@@ -162,7 +162,7 @@ def published(at: Path, **more: Any) -> Callable[[Steps], None]:
         ({}, {"read_only": True}),
         ({"read_only": True}, {}),
         ({"fs_type": "ext4"}, {"fs_type": "xfs"}),
-        ({"access_mode": "SINGLE_NODE_WRITER"}, {"access_mode": "MULTI_NODE_MULTI_WRITER"}),
+        ({"access_mode": ALONE}, {"access_mode": SHARED}),
     ],
 )
 def test_a_repetition_that_asks_for_something_else_is_refused_and_the_mount_stays(

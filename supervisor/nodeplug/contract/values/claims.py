@@ -67,6 +67,8 @@ class VolumeClaim(Claim):
         selinux_relabel: the runtime relabels the tree.
         metrics: kubelet reports usage by statfs of the mount.
         csi_name: the name of the CSI driver; empty means `driver.vendor`.
+        inline: a pod may name the volume in its own specification (CSI ephemeral volumes). Its author then chooses the
+            options, where a PersistentVolume has those of an administrator: only for volumes that are the pod's own.
         block: pods may ask for the volume as a block device (CSI, `volumeMode: Block`).
         max_volumes: how many volumes a node can have, which the scheduler heeds (CSI); 0 means no limit.
     """
@@ -76,6 +78,7 @@ class VolumeClaim(Claim):
     selinux_relabel: bool = field(default=True, kw_only=True, compare=False)
     metrics: bool = field(default=True, kw_only=True, compare=False)
     csi_name: str = field(default="", kw_only=True, compare=False)
+    inline: bool = field(default=False, kw_only=True, compare=False)
     block: bool = field(default=False, kw_only=True, compare=False)
     max_volumes: int = field(default=0, kw_only=True, compare=False)
 
