@@ -63,7 +63,7 @@ def read_publish(message: pb.NodePublishVolumeRequest, claim: VolumeClaim) -> Vo
     Raises:
         InvalidRequest: something that the specification demands is missing or wrong, or the driver cannot do it.
     """
-    _require(message.volume_id, "a volume_id")
+    _require(message.volume_id, "volume_id")
     capability = _capability(message.volume_capability, claim)
     mount, mode = capability.mount, pb.VolumeCapability.AccessMode.Mode.Name(capability.access_mode.mode)
     ephemeral = message.volume_context.get(EPHEMERAL) == "true"
@@ -92,7 +92,7 @@ def read_publish(message: pb.NodePublishVolumeRequest, claim: VolumeClaim) -> Vo
 
 def read_unpublish(message: pb.NodeUnpublishVolumeRequest) -> str:
     """Return the target of what is to be unpublished; raise InvalidRequest if the id or the path is missing."""
-    _require(message.volume_id, "a volume_id")
+    _require(message.volume_id, "volume_id")
     return read_path(message.target_path, "target_path")
 
 
@@ -103,8 +103,8 @@ def read_stats(message: pb.NodeGetVolumeStatsRequest) -> str:
         InvalidRequest: the id or the path is missing.
         NotFound: nothing can be published at such a path.
     """
-    _require(message.volume_id, "a volume_id")
-    _require(message.volume_path, "a volume_path")
+    _require(message.volume_id, "volume_id")
+    _require(message.volume_path, "volume_path")
     try:
         return read_path(message.volume_path, "volume_path")
     except InvalidRequest as error:
@@ -117,11 +117,11 @@ def read_expand(message: pb.NodeExpandVolumeRequest) -> tuple[str, int, int]:
     Raises:
         InvalidRequest: the id, the path or a size is missing or wrong.
     """
-    _require(message.volume_id, "a volume_id")
+    _require(message.volume_id, "volume_id")
     required, limit = message.capacity_range.required_bytes, message.capacity_range.limit_bytes
     if required < 0 or limit < 0 or (limit and required > limit):
         raise InvalidRequest(f"the capacity_range from {required} to {limit} bytes is none")
-    _require(message.volume_path, "a volume_path")
+    _require(message.volume_path, "volume_path")
     return read_path(message.volume_path, "volume_path"), required, limit
 
 
@@ -145,7 +145,7 @@ def options_in(context: Mapping[str, str]) -> dict[str, str]:
 
 def read_path(text: str, what: str) -> str:
     """Return an absolute path without '.' and '..', with single slashes; raise InvalidRequest for anything else."""
-    _require(text, f"a {what}")
+    _require(text, what)
     if not text.startswith("/") or {".", ".."} & set(text.split("/")) or not text.strip("/") or "\0" in text:
         raise InvalidRequest(f"{what} must be an absolute path without '.' and '..'; found {len(text)} characters")
     return "/" + "/".join(part for part in text.split("/") if part)
@@ -153,12 +153,12 @@ def read_path(text: str, what: str) -> str:
 
 def _require(value: object, what: str) -> None:
     if not value:
-        raise InvalidRequest(f"the request has no {what.removeprefix('a ')}")
+        raise InvalidRequest(f"the request has no {what}")
 
 
 def _capability(capability: pb.VolumeCapability, claim: VolumeClaim) -> pb.VolumeCapability:
     kind = capability.WhichOneof("access_type")
-    _require(kind, "a volume_capability with an access type")
+    _require(kind, "volume_capability with an access type")
     if capability.access_mode.mode == pb.VolumeCapability.AccessMode.UNKNOWN:
         raise InvalidRequest("the request's volume_capability has no access mode")
     if capability.access_mode.mode not in pb.VolumeCapability.AccessMode.Mode.values():

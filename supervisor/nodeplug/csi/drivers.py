@@ -49,7 +49,7 @@ _AFTER_REFUSAL: Final = 2.0
 _LONGEST: Final = 120.0
 
 
-def registration(folder: Path, driver: str) -> Path:
+def registration_of(folder: Path, driver: str) -> Path:
     """Return where kubelet finds a driver."""
     return folder / f"{driver}-reg.sock"
 
@@ -101,7 +101,7 @@ class Served:
             self.registered = False
             registrar = grpc.aio.server(options=_OPTIONS)
             pb_grpc.add_RegistrationServicer_to_server(_Registration(self), registrar)
-            self._registration = await self._serve(registrar, registration(self.registrations, self.driver.name))
+            self._registration = await self._serve(registrar, registration_of(self.registrations, self.driver.name))
             self._registrar, old = registrar, self._registrar
             await _stop(old)
         if self.registered:
@@ -191,6 +191,7 @@ class CsiDrivers:
         enabled: otherwise only what pods still have of an earlier daemon is served.
         served: by the name of the driver.
         refused: why claims have no driver, by claim.
+        trouble: why drivers neither come nor go at present; empty if they do.
     """
 
     registry: Registry
@@ -203,6 +204,7 @@ class CsiDrivers:
     enabled: bool
     served: dict[str, Served] = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=dict)
+    trouble: str = ""
     _noted: Mapping[str, str] | None = None
     _lane: Lane = field(default_factory=lambda: Lane("kubelet's folders of CSI sockets"))
     _version: str = field(default_factory=lambda: version("nodeplug"))
@@ -221,9 +223,13 @@ class CsiDrivers:
             if wanted != self._noted:
                 await self._lane.run(lambda: self._write_notes(wanted))
                 self._noted = wanted
-        except (PluginError, OSError) as error:  # the disk or kubelet's folder hangs: what is served stays
-            LOG.debug("CSI drivers stay as they are: %s", error)
+        except (PluginError, OSError) as error:  # the disk is full, or kubelet's folder hangs: what is served stays
+            trouble = f"drivers stay as they are: {error}; check the disks of {self.notes.parent} and {self.kubelet}"
+            if trouble != self.trouble:
+                LOG.warning("CSI %s", trouble)
+            self.trouble = trouble
             return
+        self.trouble = ""
         for name, claim in wanted.items():
             await self._serve(name, claim)
 
@@ -257,7 +263,7 @@ class CsiDrivers:
         if served is not None:
             await served.end(withdraw=True)
         else:  # of an earlier daemon
-            for path in (registration(self.registrations, name), socket_of(self.kubelet / "plugins", name)):
+            for path in (registration_of(self.registrations, name), socket_of(self.kubelet / "plugins", name)):
                 await self._lane.run(partial(path.unlink, missing_ok=True))
         LOG.info("CSI driver %s is withdrawn: no plugin serves it, and no pod has a volume of it", name)
 

@@ -5,9 +5,8 @@ Refuses: what they do (`volume`), staging at a path of kubelet's (see `codec.nod
 minutes: kubelet gives a call two, and repeats it.
 """
 
-import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
@@ -22,18 +21,15 @@ from nodeplug.hosting.call import Call
 from nodeplug.hosting.front import Front
 from nodeplug.hosting.registry import Registry
 from nodeplug.hosting.runner import Runner
-from nodeplug.hosting.slot import Route, Slot
+from nodeplug.hosting.slot import Route
 from nodeplug.pb import csi_v1_pb2 as pb
 from nodeplug.pb import csi_v1_pb2_grpc as pb_grpc
 from nodeplug.volumes.compose import Steps
+from nodeplug.volumes.routes import NOBODY, at_rest, unclaimed
 from nodeplug.volumes.service import Volumes
 
-LOG: Final = logging.getLogger(__name__)
 PATIENCE: Final = 5.0
 """Seconds that a call waits for an earlier one about the same volume."""
-NOBODY: Final = ""
-"""The plugin in the route of a claim that nobody has."""
-_UNDOING: Final = frozenset({"volume_unpublish", "volume_unstage"})
 _T = TypeVar("_T")
 
 
@@ -76,12 +72,12 @@ class Driver:
         except NotFound:
             if not undoing:
                 raise
-            return self.unclaimed
+            return unclaimed(self.registry, self.claim)
         except TryAgain:
-            at_rest = [one for one in self.registry.routes("volume") if one.claim.name == self.claim]
-            if not undoing or not at_rest or undoing in at_rest[0].hooks:
+            resting = at_rest(self.registry, self.claim, undoing)
+            if resting is None:
                 raise
-            return replace(at_rest[0], callers={})
+            return resting
 
     @property
     def serving(self) -> Route:
@@ -99,13 +95,8 @@ class Driver:
     def claimed(self) -> Route:
         """The route to the claim, whether its plugin runs or not: kubelet asks before it unpublishes, too."""
         routes = self.registry.routes("volume")
-        return next((one for one in routes if one.claim.name == self.claim), self.unclaimed)
-
-    @property
-    def unclaimed(self) -> Route:
-        """A route to nobody, whose hooks cannot be called; it counts as having had every hook that undoes."""
-        claim = VolumeClaim(self.claim)
-        return Route(Slot(NOBODY), _UNDOING, {}, claim, lambda: self.registry.route("volume", self.claim))
+        mine = next((one for one in routes if one.claim.name == self.claim), None)
+        return mine if mine is not None else unclaimed(self.registry, self.claim)
 
     async def answer(
         self,

@@ -16,12 +16,9 @@ from typing import Self
 
 import grpc.aio
 
-from nodeplug.contract.errors import InvalidRequest, PluginError
-from nodeplug.process.umask import with_umask
+from nodeplug.contract.errors import PluginError
+from nodeplug.process.private_socket import bind_private, check_socket_path
 
-_PATH_LIMIT = 107
-"""Bytes of a unix socket's path (unix(7): sun_path holds 108 with the final NUL)."""
-_UMASK = 0o177
 _NUMBERS = count()
 
 
@@ -40,12 +37,11 @@ class Bound:
             PluginError: the folder is not writable, or the path is too long.
         """
         fresh = path.with_name(f".{os.getpid()}.{next(_NUMBERS)}")
-        if len(os.fsencode(path)) > _PATH_LIMIT:
-            raise InvalidRequest(f"the socket path {path} has more than {_PATH_LIMIT} bytes; shorten the folder")
+        check_socket_path(path)
         try:
             path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
             fresh.unlink(missing_ok=True)
-            with_umask(_UMASK, lambda: server.add_insecure_port(f"unix:{fresh}"), f"bind {path.name}")
+            bind_private(server, fresh)
             inode = fresh.stat().st_ino
             fresh.rename(path)
         except (RuntimeError, OSError) as error:

@@ -117,10 +117,10 @@ def _make_target(wanted: VolumePublish) -> bool:
             path.mkdir(mode=0o750)
     except FileExistsError:
         return False  # not looked at: a dead filesystem may be mounted there
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise InvalidRequest(f"the target {wanted.target_path!r} has no folder: its caller has to make that") from error
     except OSError as error:
-        raise InvalidRequest(
-            f"the target {wanted.target_path!r} cannot be made ({error.strerror}); its folder is the caller's to make"
-        ) from error
+        raise TryAgain(f"the target {wanted.target_path!r} cannot be made: {error.strerror}") from error
     return True
 
 

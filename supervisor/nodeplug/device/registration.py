@@ -27,10 +27,11 @@ from nodeplug.device.folder_watch import FolderWatch
 from nodeplug.device.kubelet import Identity, KubeletFolders, KubeletSocket, Mode, PluginWatcherFolder, Target
 from nodeplug.device.server import ResourceServer
 from nodeplug.device.snapshots import Snapshots
-from nodeplug.device.sockets import check_socket_path, remove_dead_sockets, socket_path
+from nodeplug.device.sockets import remove_dead_sockets, socket_path
 from nodeplug.hosting.call import Call
 from nodeplug.pb import deviceplugin_v1beta1_pb2 as pb
 from nodeplug.process.lane import Unanswered
+from nodeplug.process.private_socket import check_socket_path
 
 LOG: Final = logging.getLogger(__name__)
 

@@ -25,7 +25,6 @@ from nodeplug.device import codec
 from nodeplug.device.binding import Binding
 from nodeplug.device.caller import Caller
 from nodeplug.device.snapshots import Snapshots
-from nodeplug.device.sockets import bind_private, check_socket_path
 from nodeplug.hosting.call import Call
 from nodeplug.hosting.front import Front
 from nodeplug.pb import deviceplugin_v1beta1_pb2 as pb
@@ -33,6 +32,7 @@ from nodeplug.pb import deviceplugin_v1beta1_pb2_grpc as pb_grpc
 from nodeplug.pb import pluginregistration_v1_pb2 as watcher_pb
 from nodeplug.pb import pluginregistration_v1_pb2_grpc as watcher_grpc
 from nodeplug.process.lane import Lane, Unanswered
+from nodeplug.process.private_socket import bind_private, check_socket_path
 
 LOG: Final = logging.getLogger(__name__)
 API_VERSION: Final = "v1beta1"

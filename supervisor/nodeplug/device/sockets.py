@@ -1,7 +1,7 @@
-"""The sockets on which resources are served: their names, their limits, their permissions, their remains.
+"""The sockets on which resources are served: their names and their remains.
 
-Owns: names that never repeat, binding without a moment of open permissions, the removal of what a killed daemon left.
-Refuses: serving.
+Owns: names that never repeat, the removal of what a killed daemon left.
+Refuses: serving, and binding (`process.private_socket`).
 """
 
 import hashlib
@@ -12,31 +12,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-import grpc.aio
-
-from nodeplug.contract.errors import InvalidRequest
-from nodeplug.process.umask import with_umask
-
 LOG: Final = logging.getLogger(__name__)
-PATH_LIMIT: Final = 107
-"""Bytes of a unix socket's path (unix(7): sun_path holds 108 with the final NUL)."""
-_SOCKET_UMASK: Final = 0o177
-
-
-def check_socket_path(path: Path) -> None:
-    """Raise InvalidRequest for a path of more than PATH_LIMIT bytes."""
-    size = len(os.fsencode(path))
-    if size > PATH_LIMIT:
-        raise InvalidRequest(
-            f"the socket path {path} has {size} bytes, the kernel takes {PATH_LIMIT}; shorten the folder"
-        )
-
-
-def bind_private(server: grpc.aio.Server, path: Path) -> None:
-    """Bind so that the socket is only its owner's; raise RuntimeError or OSError if that fails."""
-    with_umask(_SOCKET_UMASK, lambda: server.add_insecure_port(f"unix:{path}"), f"bind {path.name}")
-
-
 _last_number = 0
 
 

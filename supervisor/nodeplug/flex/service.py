@@ -8,7 +8,7 @@ it until it probes the driver again.
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, cast
@@ -36,12 +36,10 @@ from nodeplug.hosting.call import Call
 from nodeplug.hosting.front import Front
 from nodeplug.hosting.registry import Registry
 from nodeplug.hosting.runner import Runner, close_all
-from nodeplug.hosting.slot import Route, Slot
+from nodeplug.hosting.slot import Route
 from nodeplug.volumes.compose import Steps
+from nodeplug.volumes.routes import NOBODY, at_rest, unclaimed
 from nodeplug.volumes.service import Volumes
-
-NOBODY: Final = ""
-"""The plugin in the route of a driver that no plugin claims; it counts as having had every hook that undoes."""
 
 
 def driver_name(path: str) -> str:
@@ -120,16 +118,12 @@ class FlexService:
         except NotFound:
             if not isinstance(command, cmd.Unmount):
                 raise
-            claim = VolumeClaim(driver)
-            return Route(
-                Slot(NOBODY), frozenset(_UNDOES.values()), {}, claim, lambda: self.registry.route("volume", driver)
-            )
+            return unclaimed(self.registry, driver)
         except TryAgain:
-            own = _UNDOES.get(type(command))
-            at_rest = [route for route in self.registry.routes("volume") if route.claim.name == driver]
-            if own is None or not at_rest or own in at_rest[0].hooks:
+            resting = at_rest(self.registry, driver, _UNDOES.get(type(command), ""))
+            if resting is None:
                 raise
-            return replace(at_rest[0], callers={})
+            return resting
 
 
 _UNDOES: Final[Mapping[type[cmd.Command], str]] = MappingProxyType(

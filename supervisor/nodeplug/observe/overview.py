@@ -102,6 +102,7 @@ class Overview:
             "entrypoints": self.keeper.problem,
             "state folder": self.disk.reason,
             "deferred DELs": self.spool.trouble,
+            "CSI": self.csi.trouble,
         }
         reasons |= {part: reason for part, reason in parts.items() if reason}
         return {

@@ -319,3 +319,15 @@ def test_pods_keep_their_volumes_and_drivers_while_the_daemon_is_replaced(kubele
     for handle, pod in (("csi-0123", "a"), ("csi-0124", "b")):
         kubelet.unpublish(TMPFS, handle, pod)
     assert kubelet.mounted() == []
+
+
+def test_a_disk_that_keeps_drivers_from_being_noted_is_told_with_what_to_check(kubelet: Any) -> None:
+    notes = kubelet.node.paths.state / "csi-drivers.json"
+    kubelet.info(TMPFS)
+    kubelet.node.stop()
+    notes.unlink()
+    notes.mkdir()
+    kubelet.node.start()
+    until(lambda: "check the disks of" in kubelet.node.status()["reasons"].get("CSI", ""), 20)
+    notes.rmdir()
+    until(lambda: kubelet.node.status()["ready"], 20)

@@ -13,9 +13,10 @@ import pytest
 from nodeplug import InvalidRequest
 from nodeplug.device.kubelet import KubeletFolders
 from nodeplug.device.resource import ResourceTask
-from nodeplug.device.sockets import PATH_LIMIT, check_socket_path, remove_dead_sockets, socket_path
+from nodeplug.device.sockets import remove_dead_sockets, socket_path
 from nodeplug.hosting.registry import Registry
 from nodeplug.hosting.runner import Runner
+from nodeplug.process.private_socket import PATH_LIMIT, check_socket_path
 from nodeplug.testing.devices import serve_devices
 from nodeplug.testing.kubelet import Kubelet
 

@@ -1,6 +1,7 @@
 """Stage, publish, unpublish and unstage as requests of their own, for a front whose caller has a staging path."""
 
 import asyncio
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -52,8 +53,8 @@ def publish(at: Path, staged_at: Path, **more: Any) -> Callable[[Steps], None]:
     return lambda steps: steps.publish(wanted, None)
 
 
-def publish_staged_by_the_host(at: Path) -> Callable[[Steps], None]:
-    wanted = VolumePublish(driver=DRIVER, volume_id=ID, target_path=str(at))
+def publish_staged_by_the_host(at: Path, **more: Any) -> Callable[[Steps], None]:
+    wanted = VolumePublish(driver=DRIVER, volume_id=ID, target_path=str(at), **more)
     return lambda steps: steps.publish(wanted, VolumeStage(driver=DRIVER, volume_id=ID, staging_path=""))
 
 
@@ -112,8 +113,6 @@ def test_a_front_without_a_staging_path_shares_what_another_front_staged_in_the_
 
 def test_all_of_a_request_happens_in_one_thread(node: Any, stager: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     del stager
-    import threading  # noqa: PLC0415 - only here
-
     started: list[str] = []
     begin = threading.Thread.start
 
@@ -151,11 +150,6 @@ def test_a_volume_whose_staging_mount_has_gone_is_not_published(make_node: Any, 
     assert mounted_at(str(target)) is None
 
 
-def published(at: Path, **more: Any) -> Callable[[Steps], None]:
-    wanted = VolumePublish(driver=DRIVER, volume_id=ID, target_path=str(at), **more)
-    return lambda steps: steps.publish(wanted, VolumeStage(driver=DRIVER, volume_id=ID, staging_path=""))
-
-
 @pytest.mark.parametrize(
     ("first", "again"),
     [
@@ -169,34 +163,34 @@ def test_a_repetition_that_asks_for_something_else_is_refused_and_the_mount_stay
     node: Any, first: dict[str, Any], again: dict[str, Any]
 ) -> None:
     target = node.target("a")
-    ask(node, published(target, **first))
+    ask(node, publish_staged_by_the_host(target, **first))
     before = mounted_at(str(target))
     with pytest.raises(AlreadyExists, match=r"is mounted at .*/a' already, and now .* instead of .* is asked for"):
-        ask(node, published(target, **again))
+        ask(node, publish_staged_by_the_host(target, **again))
     assert mounted_at(str(target)) == before
-    ask(node, published(target, **first))
+    ask(node, publish_staged_by_the_host(target, **first))
 
 
 def test_what_an_earlier_version_did_not_record_is_not_compared(node: Any) -> None:
     target = node.target("a")
-    ask(node, published(target))
-    ask(node, published(target, fs_type="ext4", access_mode="SINGLE_NODE_WRITER"))
+    ask(node, publish_staged_by_the_host(target))
+    ask(node, publish_staged_by_the_host(target, fs_type="ext4", access_mode="SINGLE_NODE_WRITER"))
 
 
 @pytest.mark.parametrize("modes", [(ALONE, ALONE), (ALONE, SHARED), (SHARED, ALONE)])
 def test_a_volume_for_one_pod_alone_is_refused_to_a_second_one(node: Any, modes: tuple[str, str]) -> None:
     one, two = node.target("a"), node.target("b")
-    ask(node, published(one, access_mode=modes[0]))
+    ask(node, publish_staged_by_the_host(one, access_mode=modes[0]))
     with pytest.raises(InUse, match=f"is for one pod alone .*, and '{one}' has it"):
-        ask(node, published(two, access_mode=modes[1]))
-    ask(node, published(one, access_mode=modes[0]))
-    ask(node, unpublish(one), published(two, access_mode=modes[1]))
+        ask(node, publish_staged_by_the_host(two, access_mode=modes[1]))
+    ask(node, publish_staged_by_the_host(one, access_mode=modes[0]))
+    ask(node, unpublish(one), publish_staged_by_the_host(two, access_mode=modes[1]))
     assert [Path(path).name for path in node.mounted if "pods" in path] == ["b"]
 
 
 def test_a_volume_that_pods_may_share_is_shared(node: Any) -> None:
     one, two = node.target("a"), node.target("b")
-    ask(node, published(one, access_mode=SHARED), published(two, access_mode=SHARED))
+    ask(node, publish_staged_by_the_host(one, access_mode=SHARED), publish_staged_by_the_host(two, access_mode=SHARED))
     assert (one.is_mount(), two.is_mount()) == (True, True)
 
 
@@ -218,21 +212,27 @@ def test_a_failure_whose_undo_fails_leaves_the_outcome_uncertain(make_node: Any)
     node = make_node(disk=plugin)
     target = node.target("a")
     with pytest.raises(Uncertain, match=r"on fire; and what was half done could not be undone: .*in use"):
-        ask(node, published(target))
+        ask(node, publish_staged_by_the_host(target))
     plugin.held.close()
     ask(node, unpublish(target))
     assert (node.mounted, node.records) == ([], [])
 
 
 def test_a_front_says_how_long_its_caller_waits(node: Any, stager: Any) -> None:
-    stager.pause = 0.5
+    stager.pause = 2.0
 
     async def two() -> None:
         volumes, route = node.service().volumes, node.registry.route("volume", DRIVER)
-        first = asyncio.create_task(volumes.run(route, Call("Node", "volume:x", whole=True), published(one)))
-        await asyncio.sleep(0.1)
+        first = asyncio.create_task(
+            volumes.run(route, Call("Node", "volume:x", whole=True), publish_staged_by_the_host(one))
+        )
+        async with asyncio.timeout(30):
+            while not stager.calls:
+                await asyncio.sleep(0.01)
         with pytest.raises(InProgress, match=r"an earlier call for .* is still running after 0\.05 s"):
-            await volumes.run(route, Call("Node", "volume:x", whole=True), published(one), patience=0.05)
+            await volumes.run(
+                route, Call("Node", "volume:x", whole=True), publish_staged_by_the_host(one), patience=0.05
+            )
         await first
 
     one = node.target("a")
