@@ -285,3 +285,25 @@ def test_work_that_the_end_of_the_daemon_cuts_short_is_not_rolled_back() -> None
     gate.opened.set()
     assert ended.wait(10)
     assert undone == []
+
+
+def test_nothing_follows_a_hook_that_ends_after_the_daemons_loop() -> None:
+    """What is half done is left for the next start, as after a kill: another daemon may have the records by then."""
+    gate, after, ended = Gate(), list[str](), threading.Event()
+
+    def work(own: Composition) -> None:
+        try:
+            own.hook("volume_stage", request=None)
+            after.append("the work went on")
+        finally:
+            ended.set()
+
+    async def scenario() -> None:
+        running = asyncio.create_task(composition(Runner(), route_to(gate)).run(work))
+        await until(gate.entered.is_set)
+        assert not running.done()
+
+    run(scenario)
+    gate.opened.set()
+    assert ended.wait(10)
+    assert after == []

@@ -14,6 +14,7 @@ from nodeplug import (
     InUse,
     PluginError,
     Secrets,
+    TryAgain,
     Uncertain,
     VolumeClaim,
     VolumeId,
@@ -238,3 +239,29 @@ def test_a_front_says_how_long_its_caller_waits(node: Any, stager: Any) -> None:
     one = node.target("a")
     asyncio.run(two())
     assert stager.calls == ["stage"]
+
+
+def test_a_request_is_inside_until_its_work_has_ended_and_none_is_let_in_before_another_daemon(
+    node: Any, stager: Any
+) -> None:
+    stager.pause = 1.0
+    one = node.target("a")
+
+    async def replaced() -> None:
+        volumes, route = node.service().volumes, node.registry.route("volume", DRIVER)
+        asked = Call("Node", "volume:x", whole=True)
+        first = asyncio.create_task(volumes.run(route, asked, publish_staged_by_the_host(one)))
+        async with asyncio.timeout(30):
+            while not stager.calls:
+                await asyncio.sleep(0.01)
+        assert volumes.inside == (asked,)
+        volumes.hold()
+        with pytest.raises(TryAgain, match="another daemon takes over"):
+            await volumes.run(route, Call("Node", "volume:x", whole=True), unpublish(one))
+        await first
+        assert volumes.inside == ()
+        volumes.release()
+        await volumes.run(route, Call("Node", "volume:x", whole=True), unpublish(one))
+
+    asyncio.run(replaced())
+    assert node.mounted == []
