@@ -1,5 +1,7 @@
 """tmpfs through the FlexVolume front."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -111,3 +113,81 @@ def test_a_read_only_tmpfs_cannot_be_written(node: Any, target: Path) -> None:
     node.mount(DRIVER, target, OPTIONS | {"kubernetes.io/readwrite": "ro"})
     with pytest.raises(OSError, match="Read-only"):
         (target / "x").write_text("")
+
+
+def options_of(target: Path) -> tuple[str, ...]:
+    found = mounted_at(str(target))
+    assert found is not None
+    return found.options
+
+
+def test_a_pod_keeps_its_tmpfs_out_of_swap(node: Any, target: Path) -> None:
+    assert node.mount(DRIVER, target, OPTIONS | {"noswap": "true"}) == {"status": "Success"}
+    assert "noswap" in options_of(target)
+
+
+def test_a_node_that_keeps_all_of_them_out_of_swap_lets_no_pod_change_that(make: Any) -> None:
+    node = make(noswap=True)
+    target = node.target("a")
+    node.mount(DRIVER, target, OPTIONS | {"noswap": "false"})
+    assert "noswap" in options_of(target)
+
+
+def test_what_noswap_needs_is_told_where_the_kernel_refuses_it(tmp_path: Path) -> None:
+    """As in a user namespace, where no kernel allows it."""
+    script = (
+        "import pathlib, sys\n"
+        "from nodeplug import PluginError, VolumePublish\n"
+        "from nodeplug.testing import host\n"
+        "from nodeplug_volumes.tmpfs import Tmpfs, TmpfsConfig\n"
+        "scratch = pathlib.Path(sys.argv[1])\n"
+        "target = scratch / 'target'\n"
+        "target.mkdir()\n"
+        "asked = {'driver': 'nodeplug/tmpfs', 'volume_id': 'x', 'target_path': str(target)}\n"
+        "plugin = Tmpfs(TmpfsConfig(), host(scratch, plugin='tmpfs'))\n"
+        "plugin.volume_publish(VolumePublish(**asked, options={'size': '1Mi'}))\n"
+        "pathlib.Path(scratch / 'other').mkdir()\n"
+        "asked['target_path'] = str(scratch / 'other')\n"
+        "try:\n"
+        "    plugin.volume_publish(VolumePublish(**asked, options={'size': '1Mi', 'noswap': 'true'}))\n"
+        "except PluginError as error:\n"
+        "    print(error.message)\n"
+    )
+    command = ["unshare", "--user", "--map-root-user", "--mount", sys.executable, "-c", script, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    if "unshare failed" in done.stderr:
+        pytest.skip("needs user namespaces for ordinary users")
+    assert "noswap needs Linux 6.4, and root outside of user namespaces: this is Linux" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("huge", ["always", "within_size", "advise"])
+def test_a_pod_has_huge_pages_where_it_asks_for_them(node: Any, target: Path, huge: str) -> None:
+    if not Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled").exists():
+        pytest.skip("needs a kernel with transparent huge pages")
+    assert node.mount(DRIVER, target, OPTIONS | {"huge": huge}) == {"status": "Success"}
+    assert f"huge={huge}" in options_of(target)
+
+
+def test_the_node_says_what_a_pod_has_that_asks_for_no_pages(make: Any) -> None:
+    node = make(huge="advise")
+    plain, own = node.target("a"), node.target("b")
+    node.mount(DRIVER, plain, OPTIONS)
+    node.mount(DRIVER, own, OPTIONS | {"huge": "never"})
+    assert "huge=advise" in options_of(plain)
+    assert not [option for option in options_of(own) if option.startswith("huge=")]
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"noswap": "yes"}, "option noswap is 'yes'; it must be 'true' or 'false'"),
+        (
+            {"huge": "always,uid=0"},
+            "option huge is 'always,uid=0'; it must be one of never, always, within_size, advise",
+        ),
+        ({"swap": "no"}, "tmpfs has no option 'swap'; it has size, mode, noswap, huge"),
+    ],
+)
+def test_an_option_that_means_nothing_is_refused(node: Any, target: Path, option: dict[str, str], message: str) -> None:
+    assert node.mount(DRIVER, target, OPTIONS | option)["message"].startswith(f"{message} (request ")
+    assert node.mounted == []
