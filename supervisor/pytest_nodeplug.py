@@ -15,7 +15,13 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from nodeplug.testing import BlockingKubelet, CniRuntimeFactory, FlexCallerFactory, ScratchNode
+    from nodeplug.testing import (
+        BlockingKubelet,
+        CniRuntimeFactory,
+        CsiCallerFactory,
+        FlexCallerFactory,
+        ScratchNode,
+    )
     from nodeplug.testing.isolation import Isolation
 
 _KEY = "nodeplug_config"
@@ -132,6 +138,17 @@ def flex_caller(_namespaces: None, scratch_node: ScratchNode) -> Iterator[FlexCa
     from nodeplug.testing import pods  # noqa: PLC0415 - see the module's first lines
 
     made = pods.FlexCallers(scratch_node)
+    yield made
+    pods.ensure_running(scratch_node)
+    made.close()
+
+
+@pytest.fixture
+def csi_caller(_namespaces: None, scratch_node: ScratchNode) -> Iterator[CsiCallerFactory]:
+    """Kubelet's CSI side on the node: `csi_caller("driver.vendor")`."""
+    from nodeplug.testing import pods  # noqa: PLC0415 - see the module's first lines
+
+    made = pods.CsiCallers(scratch_node)
     yield made
     pods.ensure_running(scratch_node)
     made.close()

@@ -12,6 +12,7 @@ from nodeplug.testing.cni_runtime import (
     RuntimeStyle,
 )
 from nodeplug.testing.conformance import Finding, Report, conformance
+from nodeplug.testing.csi_caller import CsiCaller, CsiDriverSpec, CsiFailure, CsiTimeouts, CsiVolume
 from nodeplug.testing.devices import DeviceHost, serve_devices
 from nodeplug.testing.exec_road import Ended, ExecRoad
 from nodeplug.testing.flex_caller import (
@@ -25,7 +26,7 @@ from nodeplug.testing.flex_caller import (
 from nodeplug.testing.inventory import Inventory, leaves_nothing
 from nodeplug.testing.kubelet import AdmissionError, BlockingKubelet, Kubelet, Timeouts, UnknownResourceError
 from nodeplug.testing.plugin_host import Delegated, RecordingHost, host
-from nodeplug.testing.pods import CniRuntimeFactory, FlexCallerFactory
+from nodeplug.testing.pods import CniRuntimeFactory, CsiCallerFactory, FlexCallerFactory
 from nodeplug.testing.sandbox import Sandbox
 from nodeplug.testing.scratch_node import ScratchNode
 
@@ -40,6 +41,12 @@ __all__ = [
     "CniError",
     "CniRuntime",
     "CniRuntimeFactory",
+    "CsiCaller",
+    "CsiCallerFactory",
+    "CsiDriverSpec",
+    "CsiFailure",
+    "CsiTimeouts",
+    "CsiVolume",
     "Delegated",
     "DeviceHost",
     "Ended",

@@ -11,12 +11,15 @@ from typing import Any
 
 from nodeplug.contract.values import Pod
 from nodeplug.testing.cni_runtime import CniRuntime
+from nodeplug.testing.csi_caller import CsiCaller, CsiDriverSpec
 from nodeplug.testing.flex_caller import FlexCaller
 from nodeplug.testing.sandbox import Sandbox
 from nodeplug.testing.scratch_node import ScratchNode
 
 FlexCallerFactory = Callable[[str], FlexCaller]
 """Creates a stand-in for kubelet's side of one FlexVolume driver: `flex_caller("example.com/scratch")`."""
+CsiCallerFactory = Callable[..., CsiCaller]
+"""Creates a stand-in for kubelet's side of one CSI driver: `csi_caller("scratch.example.com")`."""
 
 
 def ensure_running(node: ScratchNode) -> None:
@@ -96,3 +99,32 @@ class FlexCallers:
             pods = caller.kubelet_root / "pods"
             for target in pods.glob(f"*/volumes/{caller.driver.replace('/', '~')}/*"):
                 caller.unmount(Pod(uid=target.relative_to(pods).parts[0]), target.name)
+
+
+class CsiCallers:
+    """Creates stand-ins for kubelet's side of CSI drivers on one node, and ends the pods.
+
+    Args:
+        node: it has `csi = true`.
+    """
+
+    def __init__(self, node: ScratchNode) -> None:
+        self._node = node
+        self._callers: list[CsiCaller] = []
+
+    def __call__(self, driver: str, spec: CsiDriverSpec | None = None) -> CsiCaller:
+        """Create the caller of one driver, `driver.vendor`, with what its CSIDriver object says."""
+        root = self._node.paths.plugins_registry.parent
+        caller = CsiCaller(root, driver, CsiDriverSpec() if spec is None else spec)
+        self._callers.append(caller)
+        return caller
+
+    def close(self) -> None:
+        """End the pods: unmount what is still mounted.
+
+        Raises:
+            CsiFailure: of an unmount that fails.
+        """
+        for caller in self._callers:
+            for pod, name in caller.volumes():
+                caller.unmount(pod, name)

@@ -37,6 +37,7 @@ DEVICE_POLL: Final = 0.2
 _SUPERVISOR: Final = f"""
 listen = ""
 install = true
+csi = true
 native_entrypoints = false
 podresources_poll = {DEVICE_POLL}
 """

@@ -109,21 +109,22 @@ class Backoff:
         """Forget the failures of an operation."""
         self._present.pop(operation, None)
 
-    def repeat(self, operation: str, work: Callable[[], _T], tries: int) -> _T:
+    def repeat(self, operation: str, work: Callable[[], _T], tries: int, failure: type[Exception] = FlexFailure) -> _T:
         """Do something until it succeeds, with at most `tries` attempts and kubelet's waits between them.
 
         Args:
             operation: its name: failures of others do not slow it down.
             work: what.
             tries: after so many failures the last one is raised.
+            failure: what is repeated; anything else is raised at once.
 
         Raises:
-            FlexFailure: of the last try.
+            FlexFailure: of the last try; or what `failure` says.
         """
         for left in reversed(range(tries)):
             try:
                 done = work()
-            except FlexFailure:
+            except failure:
                 seconds = self.failed(operation)
                 if not left:
                     raise
