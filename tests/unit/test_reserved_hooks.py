@@ -22,7 +22,7 @@ from nodeplug.hosting.registry import Registry
 
 NAMES = [
     *("cni_repair", "device_place", "device_container"),
-    *("volume_create", "volume_delete", "volume_list", "volume_capacity", "volume_refresh"),
+    *("volume_create", "volume_delete", "volume_list", "volume_capacity"),
     *("volume_snapshot", "volume_snapshot_delete", "volume_snapshot_list"),
     *("extender_filter", "extender_prioritize", "extender_preempt", "extender_bind"),
 ]

@@ -119,6 +119,9 @@ class Contract(Protocol):
     def volume_stats(self, request: v.VolumeStatsRequest) -> v.VolumeStats:
         """Measure the volume. Default: statfs of the mount path."""
 
+    def volume_refresh(self, request: v.VolumePublish) -> None:
+        """Renew what expires in a mounted volume, such as tokens (CSI). A failure undoes nothing. Default: success."""
+
     # --- reserved: no front calls these yet; their requests and results stay ------------------------------------
 
     def cni_repair(self, request: v.CniRepair) -> Sequence[v.CniDifference]:
@@ -151,9 +154,6 @@ class Contract(Protocol):
     def volume_snapshot_list(self, request: v.VolumeSnapshotList) -> Sequence[v.Snapshot]:
         """List every snapshot that this node can reach."""
 
-    def volume_refresh(self, request: v.VolumePublish) -> None:
-        """Renew what expires in a published volume, such as tokens; a failure undoes nothing."""
-
     def extender_filter(self, request: v.ExtenderFilter) -> v.ExtenderVerdict:
         """Return the nodes that can run a pod."""
 
@@ -177,7 +177,7 @@ RESERVED: Final = frozenset(
         "cni_repair",
         "device_place",
         "device_container",
-        *("volume_create", "volume_delete", "volume_list", "volume_capacity", "volume_refresh"),
+        *("volume_create", "volume_delete", "volume_list", "volume_capacity"),
         *("volume_snapshot", "volume_snapshot_delete", "volume_snapshot_list"),
         *("extender_filter", "extender_prioritize", "extender_preempt", "extender_bind"),
     }

@@ -75,7 +75,7 @@ def _publish(steps: Steps, wanted: VolumePublish) -> None:
         must_exist=wanted.must_exist,
     )
     try:
-        steps.publish(wanted, stage)
+        steps.publish(wanted, stage, renew=True)
     except PluginError:
         if made and mounted_at(wanted.target_path) is None:
             with suppress(TryAgain):

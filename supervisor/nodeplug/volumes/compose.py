@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from nodeplug.contract.errors import AlreadyExists, InUse, InvalidRequest, NotFound, PluginError, Uncertain
+from nodeplug.contract.errors import AlreadyExists, InUse, InvalidRequest, NotFound, PluginError, TryAgain, Uncertain
 from nodeplug.contract.mounts import bind, mounted_at, unmount
 from nodeplug.contract.values import (
     Secrets,
@@ -126,11 +126,11 @@ class Steps:
 
     # --- setting up
 
-    def publish(self, wanted: VolumePublish, stage: VolumeStage | None) -> None:
+    def publish(self, wanted: VolumePublish, stage: VolumeStage | None, *, renew: bool = False) -> None:
         """Publish a volume to a pod, and stage it first if needed; a failure leaves nothing mounted at the target.
 
         `stage` says how to stage it in nodeplug's own folder; it is None if the caller stages volumes itself, and then
-        may pass `staging_path`.
+        may pass `staging_path`. With `renew`, a volume that is there already is refreshed.
         """
         path, volume_id = wanted.target_path, wanted.volume_id
         with self._alone("target", path), self._alone("volume", self.driver, volume_id):
@@ -147,6 +147,8 @@ class Steps:
             if standing is not None:
                 if standing.phase != led.PUBLISHED:
                     self.records.note(replace(standing, phase=led.PUBLISHED))
+                if renew and self.composition.has("volume_refresh"):
+                    self._refresh(standing, wanted)
                 return
             self._refuse_second_writer(target)
             try:
@@ -154,6 +156,15 @@ class Steps:
             except Exception as error:
                 self._roll_back(target, error)
                 raise
+
+    def _refresh(self, standing: Target, wanted: VolumePublish) -> None:
+        """Have the plugin renew what expires; a pod has the volume, so whatever happens it stays."""
+        try:
+            self.composition.hook("volume_refresh", request=replace(wanted, staging_path=standing.volume.staging_path))
+        except TryAgain:
+            raise
+        except PluginError as error:
+            raise TryAgain(f"the volume stays as it is for its pod, although: {error.message}") from error
 
     def _place(self, wanted: VolumePublish, stage: VolumeStage | None) -> Volume:
         """Return the volume with its staging path: the caller's, or one in nodeplug's own folder."""

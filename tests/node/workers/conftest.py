@@ -57,6 +57,7 @@ def requests(own: n.Netns) -> Mapping[str, n.Request | None]:
         "volume_unstage": n.VolumeUnstage(**VOLUME, staging_path="/s"),
         "volume_expand": n.VolumeExpand(**VOLUME, new_size=4096),
         "volume_stats": n.VolumeStatsRequest(**VOLUME, mount_path="/t"),
+        "volume_refresh": n.VolumePublish(**VOLUME, target_path="/t", secrets=n.Secrets({"key": b"\xff\x00"})),
     }
 
 

@@ -184,6 +184,10 @@ class Guest:
         return request.new_size
 
     @hookimpl
+    def volume_refresh(self, request: n.VolumePublish) -> None:
+        self._begin("volume_refresh")
+
+    @hookimpl
     def volume_stats(self, request: n.VolumeStatsRequest) -> n.VolumeStats:
         self._begin("volume_stats")
         return n.VolumeStats(total=3, used=2, available=1)

@@ -71,6 +71,11 @@ class VolumeClaim(Claim):
             options, where a PersistentVolume has those of an administrator: only for volumes that are the pod's own.
         block: pods may ask for the volume as a block device (CSI, `volumeMode: Block`).
         max_volumes: how many volumes a node can have, which the scheduler heeds (CSI); 0 means no limit.
+        republish: kubelet publishes a mounted volume again and again, about every minute, so that `volume_refresh` can
+            renew what expires (CSIDriver, `requiresRepublish`).
+        tokens: audiences of the pod's service-account tokens that the driver needs; they come among the secrets, as
+            `csi.storage.k8s.io/serviceAccount.tokens`, JSON by audience (CSIDriver, `tokenRequests`). An empty audience
+            is the API server's.
     """
 
     kind = "volume"
@@ -81,6 +86,8 @@ class VolumeClaim(Claim):
     inline: bool = field(default=False, kw_only=True, compare=False)
     block: bool = field(default=False, kw_only=True, compare=False)
     max_volumes: int = field(default=0, kw_only=True, compare=False)
+    republish: bool = field(default=False, kw_only=True, compare=False)
+    tokens: tuple[str, ...] = field(default=(), kw_only=True, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
