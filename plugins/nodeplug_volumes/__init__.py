@@ -1,1 +1,1 @@
-"""Volume drivers: loopfile, hostdir and tmpfs."""
+"""Volume drivers: loopfile, hostdir, tmpfs and image."""

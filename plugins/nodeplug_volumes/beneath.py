@@ -1,4 +1,4 @@
-"""Directories below a root, reached without following anything out of it.
+"""Directories and files below a root, reached without following anything out of it.
 
 Owns: openat2(2), which Python does not wrap: one kernel call resolves a whole path and refuses `..`, symlinks and
 magic links, so there is no moment between check and use.
@@ -24,8 +24,8 @@ class _OpenHow(ctypes.Structure):
     _fields_ = (("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64))
 
 
-def _openat2(folder: int, path: str) -> int:
-    how = _OpenHow(os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, 0, _RESOLVE)
+def _openat2(folder: int, path: str, kind: int = os.O_DIRECTORY) -> int:
+    how = _OpenHow(os.O_RDONLY | os.O_CLOEXEC | kind, 0, _RESOLVE)
     descriptor: int = _LIBC.syscall(
         ctypes.c_long(_SYS_OPENAT2), folder, os.fsencode(path), ctypes.byref(how), ctypes.c_size_t(ctypes.sizeof(how))
     )
@@ -74,6 +74,26 @@ def open_beneath(root: int, path: str) -> int:
         return _openat2(root, name)
     except OSError as error:
         raise _explain(error, path) from error
+
+
+def open_file_beneath(root: int, path: str) -> int:
+    """Open a regular file below an open root, for reading.
+
+    Returns:
+        A descriptor that the caller closes.
+
+    Raises:
+        NotFound: there is no such file.
+        InvalidRequest: the path leads out of the root, through a symlink, or to something that is not a file.
+    """
+    try:
+        found = _openat2(root, "/".join(parts_of(path)), os.O_NONBLOCK)  # a FIFO would wait for its writer
+    except OSError as error:
+        raise _explain(error, path, "file") from error
+    if not stat.S_ISREG(os.fstat(found).st_mode):
+        os.close(found)
+        raise InvalidRequest(f"option path is {path!r}: it is not a regular file")
+    return found
 
 
 def make_beneath(root: int, path: str, mode: int, group: int | None) -> int:
@@ -125,7 +145,9 @@ def same_directory(descriptor: int, path: str) -> bool:
     return stat.S_ISDIR(other.st_mode) and (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino)
 
 
-def _explain(error: OSError, path: str) -> PluginError:
+def _explain(error: OSError, path: str, kind: str = "directory") -> PluginError:
+    if error.errno == errno.ENOENT and kind == "file":
+        return NotFound(f"option path is {path!r}: there is no such file below its root on this node")
     if error.errno == errno.ENOENT:
         return NotFound(f"option path is {path!r}: there is no such directory below its root; create it, or set create")
     if error.errno in {errno.EXDEV, errno.ELOOP}:

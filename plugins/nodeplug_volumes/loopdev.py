@@ -119,10 +119,14 @@ def find(image: Path) -> list[Loop]:
 
 
 @contextmanager
-def attached(image: Path) -> Iterator[Loop]:
+def attached(image: Path, *, read_only: bool = False) -> Iterator[Loop]:
     """Attach a file to a free loop device while the block runs; a mount made inside keeps it.
 
     Autoclear is set in the same step as the file, so that a kill at any instruction leaves no device behind.
+
+    Args:
+        image: the file.
+        read_only: attach it so that nobody can write to it through the device; it may then be on a read-only disk.
 
     Raises:
         NotReady: there are no loop devices here.
@@ -131,7 +135,7 @@ def attached(image: Path) -> Iterator[Loop]:
     """
     check()
     try:
-        backing = os.open(image, os.O_RDWR | os.O_CLOEXEC)
+        backing = os.open(image, (os.O_RDONLY if read_only else os.O_RDWR) | os.O_CLOEXEC)
     except OSError as error:
         raise PluginError(f"cannot open {image}: {error.strerror}") from error
     try:

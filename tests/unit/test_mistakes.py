@@ -284,6 +284,7 @@ SAMPLES: dict[str, dict[str, Any]] = {
         ]
     },
     "hostdir": {"roots": {"a": {"path": "/srv"}}},
+    "image": {"roots": {"a": {"path": "/srv"}}},
 }
 
 
