@@ -1,7 +1,7 @@
 """A real control plane on a private node's loopback: etcd, kube-apiserver, kube-controller-manager, kube-scheduler.
 
 Owns: their processes, keys and folders, and the few calls of the API that a test makes.
-Refuses: to build them (see `make consumers`), rights (everybody may do everything), and service accounts.
+Refuses: to build them (see `make consumers`), rights unless they are asked for, and service accounts of pods.
 
 etcd is Debian's. Nothing here is reachable from outside the node's network namespace.
 """
@@ -34,17 +34,30 @@ class ControlPlane:
         node: where they run.
         folder: an existing folder of its own.
         programs: the folder of kube-apiserver, kube-controller-manager and kube-scheduler.
+        authorization: `RBAC`, or everybody may do everything.
     """
 
-    def __init__(self, node: PrivateNode, folder: Path, programs: Path) -> None:
+    def __init__(self, node: PrivateNode, folder: Path, programs: Path, authorization: str = "AlwaysAllow") -> None:
         self.node, self.folder, self.programs = node, folder, programs
+        self._authorization = authorization
         self._token = secrets.token_hex(16)
         self._processes = ExitStack()
+        self._api: subprocess.Popen[bytes] | None = None
+
+    @property
+    def server(self) -> str:
+        """Where the API is, inside the node."""
+        return f"https://127.0.0.1:{_PORT}"
+
+    @property
+    def authority(self) -> Path:
+        """Who has signed the server's certificate."""
+        return self.folder / "certificates" / "apiserver.crt"
 
     @property
     def kubeconfig(self) -> str:
         """What a client needs to find it; JSON is YAML too."""
-        cluster = {"server": f"https://127.0.0.1:{_PORT}", "insecure-skip-tls-verify": True}
+        cluster = {"server": self.server, "insecure-skip-tls-verify": True}
         return json.dumps(
             {
                 "apiVersion": "v1",
@@ -72,26 +85,42 @@ class ControlPlane:
         etcd += [f"--listen-peer-urls={peer}", f"--initial-advertise-peer-urls={peer}"]
         etcd += [f"--initial-cluster=default={peer}", "--unsafe-no-fsync"]
         self._spawn("etcd", "etcd", *etcd)
-        self._spawn(
-            *("kube-apiserver", str(self.programs / "kube-apiserver"), f"--etcd-servers={client}"),
-            *(f"--secure-port={_PORT}", "--bind-address=127.0.0.1", f"--cert-dir={folder}/certificates"),
-            *(f"--token-auth-file={folder}/tokens", "--authorization-mode=AlwaysAllow"),
-            *("--service-account-issuer=https://here.invalid", f"--service-account-key-file={key}"),
-            *(f"--service-account-signing-key-file={key}", "--service-cluster-ip-range=10.96.0.0/24"),
-            "--disable-admission-plugins=ServiceAccount",
-        )
-        self._wait("a ready API", lambda: self.call("GET", "/readyz", raw=True) == "ok")
+        self.start_api()
         common = [f"--kubeconfig={folder}/kubeconfig", "--leader-elect=false", "--bind-address=127.0.0.1"]
         manager = [*common, f"--service-account-private-key-file={key}"]
         self._spawn("kube-controller-manager", str(self.programs / "kube-controller-manager"), *manager)
         self._spawn("kube-scheduler", str(self.programs / "kube-scheduler"), *common)
 
-    def _spawn(self, name: str, *command: str) -> None:
+    def start_api(self) -> None:
+        """Start kube-apiserver and wait until it is ready.
+
+        Raises:
+            PluginError: it was not ready in time.
+        """
+        folder, key = self.folder, self.folder / "accounts.key"
+        self._api = self._spawn(
+            *("kube-apiserver", str(self.programs / "kube-apiserver"), "--etcd-servers=http://127.0.0.1:2379"),
+            *(f"--secure-port={_PORT}", "--bind-address=127.0.0.1", f"--cert-dir={folder}/certificates"),
+            *(f"--token-auth-file={folder}/tokens", f"--authorization-mode={self._authorization}"),
+            *("--service-account-issuer=https://here.invalid", f"--service-account-key-file={key}"),
+            *(f"--service-account-signing-key-file={key}", "--service-cluster-ip-range=10.96.0.0/24"),
+            "--disable-admission-plugins=ServiceAccount",
+        )
+        self._wait("a ready API", lambda: self.call("GET", "/readyz", raw=True) == "ok")
+
+    def kill_api(self) -> None:
+        """End kube-apiserver as a power cut would; `start_api` starts it again."""
+        assert self._api is not None
+        self._api.kill()
+        self._api.wait()
+
+    def _spawn(self, name: str, *command: str) -> "subprocess.Popen[bytes]":
         with (self.folder / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
                 self.node.command(*command), stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=ENV, cwd="/"
             )
         self._processes.callback(end, process, 10)
+        return process
 
     def log(self, name: str) -> str:
         """Return what one of them logged so far."""

@@ -1,0 +1,1 @@
+"""The Kubernetes API server, as a client sees it: credentials, objects, changes."""
