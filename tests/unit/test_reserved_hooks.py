@@ -5,6 +5,7 @@ import pytest
 from nodeplug import (
     AlreadyExists,
     Claim,
+    DeviceContainer,
     ExtenderVerdict,
     InProgress,
     InUse,
@@ -13,7 +14,6 @@ from nodeplug import (
     PluginError,
     TryAgain,
     Uncertain,
-    VolumeCreate,
     hookimpl,
 )
 from nodeplug.contract.errors import wire
@@ -22,8 +22,6 @@ from nodeplug.hosting.registry import Registry
 
 NAMES = [
     *("cni_repair", "device_place", "device_container"),
-    *("volume_create", "volume_delete", "volume_list", "volume_capacity"),
-    *("volume_snapshot", "volume_snapshot_delete", "volume_snapshot_list"),
     *("extender_filter", "extender_prioritize", "extender_preempt", "extender_bind"),
 ]
 
@@ -44,11 +42,11 @@ class Ready:
         return ExtenderVerdict(nodes=())
 
     @hookimpl
-    def volume_create(self, request: VolumeCreate) -> None: ...
+    def device_container(self, request: DeviceContainer) -> None: ...
 
 
 def test_a_plugin_may_have_reserved_hooks_already() -> None:
-    assert Registry().load("ready", Ready(), "d").hooks == {"claims", "extender_filter", "volume_create"}
+    assert Registry().load("ready", Ready(), "d").hooks == {"claims", "extender_filter", "device_container"}
 
 
 @pytest.mark.parametrize(

@@ -128,6 +128,10 @@ class InProgress(TryAgain):
     """An earlier request about the same object is still in progress."""
 
 
+class UnknownPlace(TryAgain):
+    """A list was to go on at a place that is none of its; its caller begins at the first page (CSI, `next_token`)."""
+
+
 class Uncertain(TryAgain):
     """A failure whose undo failed too: something may be left, and the caller must undo or retry."""
 
@@ -183,6 +187,7 @@ WIRES: Final[Mapping[type[PluginError], Wire]] = {
     Ending: Wire(11, "UNAVAILABLE"),
     DeadlineExceeded: Wire(11, "DEADLINE_EXCEEDED"),
     InProgress: Wire(11, "ABORTED"),
+    UnknownPlace: Wire(11, "ABORTED"),
     Uncertain: Wire(11, "UNAVAILABLE"),
     NotReady: Wire(50, "UNAVAILABLE"),
     LimitedConnectivity: Wire(51, "UNAVAILABLE"),

@@ -84,7 +84,7 @@ class Contract(Protocol):
     def cni_status(self, request: v.CniStatus) -> None:
         """Raise NotReady when an ADD would fail. Default: what `health` says."""
 
-    # --- volumes (FlexVolume) -----------------------------------------------------------------------------------
+    # --- volumes (FlexVolume, CSI) -----------------------------------------------------------------------------------
 
     def volume_id(self, request: v.VolumeIdentify) -> v.VolumeId:
         """Name the volume that the options mean. Default: a digest of them, and if staged a mark of secrets."""
@@ -122,22 +122,13 @@ class Contract(Protocol):
     def volume_refresh(self, request: v.VolumePublish) -> None:
         """Renew what expires in a mounted volume, such as tokens (CSI). A failure undoes nothing. Default: success."""
 
-    # --- reserved: no front calls these yet; their requests and results stay ------------------------------------
-
-    def cni_repair(self, request: v.CniRepair) -> Sequence[v.CniDifference]:
-        """Compare a network with what its attachments say, and repair it if asked. Default: nothing differs."""
-
-    def device_place(self, request: v.DevicePlace) -> Sequence[v.DeviceId] | None:
-        """Choose devices as `device_prefer` would, on any node; None if no choice fits. A pure function."""
-
-    def device_container(self, request: v.DeviceContainer) -> None:
-        """Prepare a container whose process is about to start. Default: success."""
+    # --- creating volumes (CSI) ----------------------------------------------------------------------------------
 
     def volume_create(self, request: v.VolumeCreate) -> v.ProvisionedVolume:
-        """Create a volume. Default: Not supported, as for all that follow."""
+        """Create a volume. Having it makes the driver a provisioner. Default: Not supported, as for all that follow."""
 
     def volume_delete(self, request: v.VolumeDelete) -> None:
-        """Delete a volume and its data; succeeds if it does not exist."""
+        """Delete a volume and its data; succeeds if it does not exist. Required beside `volume_create`."""
 
     def volume_list(self, request: v.VolumeList) -> Sequence[v.ProvisionedVolume]:
         """List every volume that this node can reach."""
@@ -149,10 +140,21 @@ class Contract(Protocol):
         """Create a snapshot of a volume."""
 
     def volume_snapshot_delete(self, request: v.VolumeSnapshotDelete) -> None:
-        """Delete a snapshot; succeeds if it does not exist."""
+        """Delete a snapshot; succeeds if it does not exist. Required beside `volume_snapshot`."""
 
     def volume_snapshot_list(self, request: v.VolumeSnapshotList) -> Sequence[v.Snapshot]:
         """List every snapshot that this node can reach."""
+
+    # --- reserved: no front calls these yet; their requests and results stay ------------------------------------
+
+    def cni_repair(self, request: v.CniRepair) -> Sequence[v.CniDifference]:
+        """Compare a network with what its attachments say, and repair it if asked. Default: nothing differs."""
+
+    def device_place(self, request: v.DevicePlace) -> Sequence[v.DeviceId] | None:
+        """Choose devices as `device_prefer` would, on any node; None if no choice fits. A pure function."""
+
+    def device_container(self, request: v.DeviceContainer) -> None:
+        """Prepare a container whose process is about to start. Default: success."""
 
     def extender_filter(self, request: v.ExtenderFilter) -> v.ExtenderVerdict:
         """Return the nodes that can run a pod."""
@@ -177,8 +179,6 @@ RESERVED: Final = frozenset(
         "cni_repair",
         "device_place",
         "device_container",
-        *("volume_create", "volume_delete", "volume_list", "volume_capacity"),
-        *("volume_snapshot", "volume_snapshot_delete", "volume_snapshot_list"),
         *("extender_filter", "extender_prioritize", "extender_preempt", "extender_bind"),
     }
 )

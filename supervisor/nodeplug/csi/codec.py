@@ -8,6 +8,7 @@ is a hint. Error messages name keys, never values.
 import json
 import re
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final, cast
 
 from nodeplug.contract.errors import InvalidRequest, NotFound
@@ -63,8 +64,8 @@ def read_publish(message: pb.NodePublishVolumeRequest, claim: VolumeClaim) -> Vo
     Raises:
         InvalidRequest: something that the specification demands is missing or wrong, or the driver cannot do it.
     """
-    _require(message.volume_id, "volume_id")
-    capability = _capability(message.volume_capability, claim)
+    require(message.volume_id, "volume_id")
+    capability = check_capability(message.volume_capability, claim)
     mount, mode = capability.mount, pb.VolumeCapability.AccessMode.Mode.Name(capability.access_mode.mode)
     ephemeral = message.volume_context.get(EPHEMERAL) == "true"
     if ephemeral and not claim.inline:
@@ -79,7 +80,7 @@ def read_publish(message: pb.NodePublishVolumeRequest, claim: VolumeClaim) -> Vo
         fs_type=mount.fs_type,
         read_only=message.readonly or mode in _READERS,
         fs_group=_group(mount.volume_mount_group),
-        secrets=_secrets(message.secrets, message.volume_context),
+        secrets=secrets_in(message.secrets, message.volume_context),
         access_mode=cast("AccessMode", mode),
         block=capability.WhichOneof("access_type") == "block",
         mount_flags=tuple(mount.mount_flags),
@@ -92,7 +93,7 @@ def read_publish(message: pb.NodePublishVolumeRequest, claim: VolumeClaim) -> Vo
 
 def read_unpublish(message: pb.NodeUnpublishVolumeRequest) -> str:
     """Return the target of what is to be unpublished; raise InvalidRequest if the id or the path is missing."""
-    _require(message.volume_id, "volume_id")
+    require(message.volume_id, "volume_id")
     return read_path(message.target_path, "target_path")
 
 
@@ -103,8 +104,8 @@ def read_stats(message: pb.NodeGetVolumeStatsRequest) -> str:
         InvalidRequest: the id or the path is missing.
         NotFound: nothing can be published at such a path.
     """
-    _require(message.volume_id, "volume_id")
-    _require(message.volume_path, "volume_path")
+    require(message.volume_id, "volume_id")
+    require(message.volume_path, "volume_path")
     try:
         return read_path(message.volume_path, "volume_path")
     except InvalidRequest as error:
@@ -117,12 +118,22 @@ def read_expand(message: pb.NodeExpandVolumeRequest) -> tuple[str, int, int]:
     Raises:
         InvalidRequest: the id, the path or a size is missing or wrong.
     """
-    _require(message.volume_id, "volume_id")
-    required, limit = message.capacity_range.required_bytes, message.capacity_range.limit_bytes
+    require(message.volume_id, "volume_id")
+    required, limit = read_range(message.capacity_range)
+    require(message.volume_path, "volume_path")
+    return read_path(message.volume_path, "volume_path"), required, limit
+
+
+def read_range(message: pb.CapacityRange) -> tuple[int, int]:
+    """Return the bytes that a volume should have at least, and at most; 0 means no limit.
+
+    Raises:
+        InvalidRequest: it is no range.
+    """
+    required, limit = message.required_bytes, message.limit_bytes
     if required < 0 or limit < 0 or (limit and required > limit):
         raise InvalidRequest(f"the capacity_range from {required} to {limit} bytes is none")
-    _require(message.volume_path, "volume_path")
-    return read_path(message.volume_path, "volume_path"), required, limit
+    return required, limit
 
 
 def hidden(secrets: Secrets) -> Secrets:
@@ -143,22 +154,34 @@ def options_in(context: Mapping[str, str]) -> dict[str, str]:
     return {key: value for key, value in context.items() if not key.startswith(KUBELETS) and key != _PROVISIONERS}
 
 
+def secrets_in(secrets: Mapping[str, str], context: Mapping[str, str] = MappingProxyType({})) -> Secrets:
+    """Return the secrets of a message, tokens in a volume's context among them."""
+    tokens = {TOKENS: context[TOKENS]} if TOKENS in context else {}
+    return Secrets({name: value.encode() for name, value in (dict(secrets) | tokens).items()})
+
+
 def read_path(text: str, what: str) -> str:
     """Return an absolute path without '.' and '..', with single slashes; raise InvalidRequest for anything else."""
-    _require(text, what)
+    require(text, what)
     if not text.startswith("/") or {".", ".."} & set(text.split("/")) or not text.strip("/") or "\0" in text:
         raise InvalidRequest(f"{what} must be an absolute path without '.' and '..'; found {len(text)} characters")
     return "/" + "/".join(part for part in text.split("/") if part)
 
 
-def _require(value: object, what: str) -> None:
+def require(value: object, what: str) -> None:
+    """Raise InvalidRequest if a field is empty."""
     if not value:
         raise InvalidRequest(f"the request has no {what}")
 
 
-def _capability(capability: pb.VolumeCapability, claim: VolumeClaim) -> pb.VolumeCapability:
+def check_capability(capability: pb.VolumeCapability, claim: VolumeClaim) -> pb.VolumeCapability:
+    """Return what a volume shall be able to do, if a driver's volumes can.
+
+    Raises:
+        InvalidRequest: it is incomplete, or they cannot.
+    """
     kind = capability.WhichOneof("access_type")
-    _require(kind, "volume_capability with an access type")
+    require(kind, "volume_capability with an access type")
     if capability.access_mode.mode == pb.VolumeCapability.AccessMode.UNKNOWN:
         raise InvalidRequest("the request's volume_capability has no access mode")
     if capability.access_mode.mode not in pb.VolumeCapability.AccessMode.Mode.values():
@@ -174,11 +197,6 @@ def _group(text: str) -> int | None:
     if not (text.isascii() and text.isdigit() and len(text) <= 10 and int(text) <= _GROUP_LIMIT):
         raise InvalidRequest(f"volume_mount_group must be a group number between 0 and {_GROUP_LIMIT}")
     return int(text)
-
-
-def _secrets(secrets: Mapping[str, str], context: Mapping[str, str]) -> Secrets:
-    tokens = {TOKENS: context[TOKENS]} if TOKENS in context else {}
-    return Secrets({name: value.encode() for name, value in (dict(secrets) | tokens).items()})
 
 
 def _pod(context: Mapping[str, str]) -> Pod:
@@ -208,15 +226,6 @@ def node_capabilities(claim: VolumeClaim, hooks: frozenset[str]) -> pb.NodeGetCa
         kinds.append(_Kind.VOLUME_MOUNT_GROUP)
     capabilities = [pb.NodeServiceCapability(rpc=_Kind(type=kind)) for kind in kinds]
     return pb.NodeGetCapabilitiesResponse(capabilities=capabilities)
-
-
-def plugin_capabilities(hooks: frozenset[str]) -> pb.GetPluginCapabilitiesResponse:
-    """Return what a driver can do at all."""
-    capabilities = []
-    if "volume_expand" in hooks:
-        online = pb.PluginCapability.VolumeExpansion(type=pb.PluginCapability.VolumeExpansion.ONLINE)
-        capabilities.append(pb.PluginCapability(volume_expansion=online))
-    return pb.GetPluginCapabilitiesResponse(capabilities=capabilities)
 
 
 def write_stats(stats: VolumeStats) -> pb.NodeGetVolumeStatsResponse:

@@ -2,7 +2,8 @@
 
 Owns: the two sockets of each driver, at paths that never change, what kubelet has said about each registration, and a
 note of what is served: a later daemon removes what nobody serves any more.
-Refuses: the calls on them (`node`), and to give up: every second it compares what is there with what should be.
+Refuses: the calls on them (`identity`, `node`, `controller`), and to give up: every second it compares what is there
+with what should be.
 
 Registration is kubelet's plugin watcher (pkg/kubelet/pluginmanager): it dials every socket in its folder, asks for the
 driver's name and socket, and tells the verdict. It keys drivers by the path of that socket, and removes them by name;
@@ -25,7 +26,8 @@ import grpc.aio
 
 from nodeplug.contract.errors import PluginError
 from nodeplug.contract.journal import write_durably
-from nodeplug.csi import codec, node
+from nodeplug.csi import codec, controller, identity, node
+from nodeplug.csi.driver import Driver
 from nodeplug.csi.sockets import Bound
 from nodeplug.hosting.registry import Registry
 from nodeplug.hosting.runner import Runner
@@ -68,7 +70,7 @@ class Served:
         problem: why it is not registered; empty while it is, or nobody has said anything yet.
     """
 
-    driver: node.Driver
+    driver: Driver
     lane: Lane
     sockets: Path
     registrations: Path
@@ -90,7 +92,9 @@ class Served:
         """Serve, or serve again if a socket has gone; first the driver, then what announces it."""
         if self._socket is None or not await self.lane.run(self._socket.is_there):
             server = grpc.aio.server(options=_OPTIONS)
+            identity.serve(self.driver, server)
             node.serve(self.driver, server)
+            controller.serve(self.driver, server)
             self._socket = await self._serve(server, self.path)
             self._server, old = server, self._server
             await _stop(old)
@@ -248,9 +252,7 @@ class CsiDrivers:
     async def _serve(self, name: str, claim: str) -> None:
         if name not in self.served:
             folders = self.kubelet / "plugins" / "kubernetes.io" / "csi"
-            driver = node.Driver(
-                name, claim, self.node, self._version, folders, self.registry, self.runner, self.volumes
-            )
+            driver = Driver(name, claim, self.node, self._version, folders, self.registry, self.runner, self.volumes)
             self.served[name] = Served(driver, self._lane, self.kubelet / "plugins", self.registrations)
         self.served[name].driver.claim = claim
         try:

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 LOG: Final = logging.getLogger(__name__)
 _REQUIRED: Final[Mapping[ClaimKind, tuple[str, ...]]] = {"cni": ("cni_add", "cni_del"), "device": ("device_list",)}
 _VOLUME_ENTRY: Final = ("volume_stage", "volume_publish")
+_PAIRS: Final = {"volume_create": "volume_delete", "volume_snapshot": "volume_snapshot_delete"}
+"""What a volume driver has only together."""
 _NAMES: Final[Mapping[ClaimKind, Callable[[str], str]]] = {
     "cni": cni_executable,
     "device": extended_resource,
@@ -191,6 +193,9 @@ def _check_claimed(who: str, claim: object, hooks: frozenset[str]) -> None:
         raise PluginRefused(f"{who} claims {claim} but has no {' and no '.join(missing)}")
     if claim.kind == "volume" and hooks.isdisjoint(_VOLUME_ENTRY):
         raise PluginRefused(f"{who} claims {claim} but has neither volume_stage nor volume_publish")
+    for made, ended in _PAIRS.items():
+        if claim.kind == "volume" and made in hooks and ended not in hooks:
+            raise PluginRefused(f"{who} claims {claim} and has {made} but no {ended}")
 
 
 def _refuse_generators(who: str, plugin: object, own: Iterable[str]) -> None:

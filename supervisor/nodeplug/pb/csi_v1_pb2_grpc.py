@@ -430,3 +430,397 @@ class Node(object):
             nodeplug_dot_pb_dot_csi__v1__pb2.NodeGetInfoResponse.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+
+class ControllerStub(object):
+    """What sidecars call to create volumes and snapshots.
+    """
+
+    def __init__(self, channel):
+        """Constructor.
+
+        Args:
+            channel: A grpc.Channel.
+        """
+        self.CreateVolume = channel.unary_unary(
+                '/csi.v1.Controller/CreateVolume',
+                request_serializer=nodeplug_dot_pb_dot_csi__v1__pb2.CreateVolumeRequest.SerializeToString,
+                response_deserializer=nodeplug_dot_pb_dot_csi__v1__pb2.CreateVolumeResponse.FromString,
+                )
+        self.DeleteVolume = channel.unary_unary(
+                '/csi.v1.Controller/DeleteVolume',
+                request_serializer=nodeplug_dot_pb_dot_csi__v1__pb2.DeleteVolumeRequest.SerializeToString,
+                response_deserializer=nodeplug_dot_pb_dot_csi__v1__pb2.DeleteVolumeResponse.FromString,
+                )
+        self.ValidateVolumeCapabilities = channel.unary_unary(
+                '/csi.v1.Controller/ValidateVolumeCapabilities',
+                request_serializer=nodeplug_dot_pb_dot_csi__v1__pb2.ValidateVolumeCapabilitiesRequest.SerializeToString,
+                response_deserializer=nodeplug_dot_pb_dot_csi__v1__pb2.ValidateVolumeCapabilitiesResponse.FromString,
+                )
+        self.ListVolumes = channel.unary_unary(
+                '/csi.v1.Controller/ListVolumes',
+                request_serializer=nodeplug_dot_pb_dot_csi__v1__pb2.ListVolumesRequest.SerializeToString,
+                response_deserializer=nodeplug_dot_pb_dot_csi__v1__pb2.ListVolumesResponse.FromString,
+                )
+        self.GetCapacity = channel.unary_unary(
+                '/csi.v1.Controller/GetCapacity',
+                request_serializer=nodeplug_dot_pb_dot_csi__v1__pb2.GetCapacityRequest.SerializeToString,
+                response_deserializer=nodeplug_dot_pb_dot_csi__v1__pb2.GetCapacityResponse.FromString,
+                )
+        self.ControllerGetCapabilities = channel.unary_unary(
+                '/csi.v1.Controller/ControllerGetCapabilities',
+                request_serializer=nodeplug_dot_pb_dot_csi__v1__pb2.ControllerGetCapabilitiesRequest.SerializeToString,
+                response_deserializer=nodeplug_dot_pb_dot_csi__v1__pb2.ControllerGetCapabilitiesResponse.FromString,
+                )
+        self.CreateSnapshot = channel.unary_unary(
+                '/csi.v1.Controller/CreateSnapshot',
+                request_serializer=nodeplug_dot_pb_dot_csi__v1__pb2.CreateSnapshotRequest.SerializeToString,
+                response_deserializer=nodeplug_dot_pb_dot_csi__v1__pb2.CreateSnapshotResponse.FromString,
+                )
+        self.DeleteSnapshot = channel.unary_unary(
+                '/csi.v1.Controller/DeleteSnapshot',
+                request_serializer=nodeplug_dot_pb_dot_csi__v1__pb2.DeleteSnapshotRequest.SerializeToString,
+                response_deserializer=nodeplug_dot_pb_dot_csi__v1__pb2.DeleteSnapshotResponse.FromString,
+                )
+        self.ListSnapshots = channel.unary_unary(
+                '/csi.v1.Controller/ListSnapshots',
+                request_serializer=nodeplug_dot_pb_dot_csi__v1__pb2.ListSnapshotsRequest.SerializeToString,
+                response_deserializer=nodeplug_dot_pb_dot_csi__v1__pb2.ListSnapshotsResponse.FromString,
+                )
+        self.ControllerExpandVolume = channel.unary_unary(
+                '/csi.v1.Controller/ControllerExpandVolume',
+                request_serializer=nodeplug_dot_pb_dot_csi__v1__pb2.ControllerExpandVolumeRequest.SerializeToString,
+                response_deserializer=nodeplug_dot_pb_dot_csi__v1__pb2.ControllerExpandVolumeResponse.FromString,
+                )
+        self.ControllerGetVolume = channel.unary_unary(
+                '/csi.v1.Controller/ControllerGetVolume',
+                request_serializer=nodeplug_dot_pb_dot_csi__v1__pb2.ControllerGetVolumeRequest.SerializeToString,
+                response_deserializer=nodeplug_dot_pb_dot_csi__v1__pb2.ControllerGetVolumeResponse.FromString,
+                )
+
+
+class ControllerServicer(object):
+    """What sidecars call to create volumes and snapshots.
+    """
+
+    def CreateVolume(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteVolume(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ValidateVolumeCapabilities(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListVolumes(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetCapacity(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ControllerGetCapabilities(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CreateSnapshot(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteSnapshot(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListSnapshots(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ControllerExpandVolume(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ControllerGetVolume(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+
+def add_ControllerServicer_to_server(servicer, server):
+    rpc_method_handlers = {
+            'CreateVolume': grpc.unary_unary_rpc_method_handler(
+                    servicer.CreateVolume,
+                    request_deserializer=nodeplug_dot_pb_dot_csi__v1__pb2.CreateVolumeRequest.FromString,
+                    response_serializer=nodeplug_dot_pb_dot_csi__v1__pb2.CreateVolumeResponse.SerializeToString,
+            ),
+            'DeleteVolume': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteVolume,
+                    request_deserializer=nodeplug_dot_pb_dot_csi__v1__pb2.DeleteVolumeRequest.FromString,
+                    response_serializer=nodeplug_dot_pb_dot_csi__v1__pb2.DeleteVolumeResponse.SerializeToString,
+            ),
+            'ValidateVolumeCapabilities': grpc.unary_unary_rpc_method_handler(
+                    servicer.ValidateVolumeCapabilities,
+                    request_deserializer=nodeplug_dot_pb_dot_csi__v1__pb2.ValidateVolumeCapabilitiesRequest.FromString,
+                    response_serializer=nodeplug_dot_pb_dot_csi__v1__pb2.ValidateVolumeCapabilitiesResponse.SerializeToString,
+            ),
+            'ListVolumes': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListVolumes,
+                    request_deserializer=nodeplug_dot_pb_dot_csi__v1__pb2.ListVolumesRequest.FromString,
+                    response_serializer=nodeplug_dot_pb_dot_csi__v1__pb2.ListVolumesResponse.SerializeToString,
+            ),
+            'GetCapacity': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetCapacity,
+                    request_deserializer=nodeplug_dot_pb_dot_csi__v1__pb2.GetCapacityRequest.FromString,
+                    response_serializer=nodeplug_dot_pb_dot_csi__v1__pb2.GetCapacityResponse.SerializeToString,
+            ),
+            'ControllerGetCapabilities': grpc.unary_unary_rpc_method_handler(
+                    servicer.ControllerGetCapabilities,
+                    request_deserializer=nodeplug_dot_pb_dot_csi__v1__pb2.ControllerGetCapabilitiesRequest.FromString,
+                    response_serializer=nodeplug_dot_pb_dot_csi__v1__pb2.ControllerGetCapabilitiesResponse.SerializeToString,
+            ),
+            'CreateSnapshot': grpc.unary_unary_rpc_method_handler(
+                    servicer.CreateSnapshot,
+                    request_deserializer=nodeplug_dot_pb_dot_csi__v1__pb2.CreateSnapshotRequest.FromString,
+                    response_serializer=nodeplug_dot_pb_dot_csi__v1__pb2.CreateSnapshotResponse.SerializeToString,
+            ),
+            'DeleteSnapshot': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteSnapshot,
+                    request_deserializer=nodeplug_dot_pb_dot_csi__v1__pb2.DeleteSnapshotRequest.FromString,
+                    response_serializer=nodeplug_dot_pb_dot_csi__v1__pb2.DeleteSnapshotResponse.SerializeToString,
+            ),
+            'ListSnapshots': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListSnapshots,
+                    request_deserializer=nodeplug_dot_pb_dot_csi__v1__pb2.ListSnapshotsRequest.FromString,
+                    response_serializer=nodeplug_dot_pb_dot_csi__v1__pb2.ListSnapshotsResponse.SerializeToString,
+            ),
+            'ControllerExpandVolume': grpc.unary_unary_rpc_method_handler(
+                    servicer.ControllerExpandVolume,
+                    request_deserializer=nodeplug_dot_pb_dot_csi__v1__pb2.ControllerExpandVolumeRequest.FromString,
+                    response_serializer=nodeplug_dot_pb_dot_csi__v1__pb2.ControllerExpandVolumeResponse.SerializeToString,
+            ),
+            'ControllerGetVolume': grpc.unary_unary_rpc_method_handler(
+                    servicer.ControllerGetVolume,
+                    request_deserializer=nodeplug_dot_pb_dot_csi__v1__pb2.ControllerGetVolumeRequest.FromString,
+                    response_serializer=nodeplug_dot_pb_dot_csi__v1__pb2.ControllerGetVolumeResponse.SerializeToString,
+            ),
+    }
+    generic_handler = grpc.method_handlers_generic_handler(
+            'csi.v1.Controller', rpc_method_handlers)
+    server.add_generic_rpc_handlers((generic_handler,))
+
+
+ # This class is part of an EXPERIMENTAL API.
+class Controller(object):
+    """What sidecars call to create volumes and snapshots.
+    """
+
+    @staticmethod
+    def CreateVolume(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/csi.v1.Controller/CreateVolume',
+            nodeplug_dot_pb_dot_csi__v1__pb2.CreateVolumeRequest.SerializeToString,
+            nodeplug_dot_pb_dot_csi__v1__pb2.CreateVolumeResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def DeleteVolume(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/csi.v1.Controller/DeleteVolume',
+            nodeplug_dot_pb_dot_csi__v1__pb2.DeleteVolumeRequest.SerializeToString,
+            nodeplug_dot_pb_dot_csi__v1__pb2.DeleteVolumeResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def ValidateVolumeCapabilities(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/csi.v1.Controller/ValidateVolumeCapabilities',
+            nodeplug_dot_pb_dot_csi__v1__pb2.ValidateVolumeCapabilitiesRequest.SerializeToString,
+            nodeplug_dot_pb_dot_csi__v1__pb2.ValidateVolumeCapabilitiesResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def ListVolumes(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/csi.v1.Controller/ListVolumes',
+            nodeplug_dot_pb_dot_csi__v1__pb2.ListVolumesRequest.SerializeToString,
+            nodeplug_dot_pb_dot_csi__v1__pb2.ListVolumesResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def GetCapacity(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/csi.v1.Controller/GetCapacity',
+            nodeplug_dot_pb_dot_csi__v1__pb2.GetCapacityRequest.SerializeToString,
+            nodeplug_dot_pb_dot_csi__v1__pb2.GetCapacityResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def ControllerGetCapabilities(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/csi.v1.Controller/ControllerGetCapabilities',
+            nodeplug_dot_pb_dot_csi__v1__pb2.ControllerGetCapabilitiesRequest.SerializeToString,
+            nodeplug_dot_pb_dot_csi__v1__pb2.ControllerGetCapabilitiesResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def CreateSnapshot(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/csi.v1.Controller/CreateSnapshot',
+            nodeplug_dot_pb_dot_csi__v1__pb2.CreateSnapshotRequest.SerializeToString,
+            nodeplug_dot_pb_dot_csi__v1__pb2.CreateSnapshotResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def DeleteSnapshot(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/csi.v1.Controller/DeleteSnapshot',
+            nodeplug_dot_pb_dot_csi__v1__pb2.DeleteSnapshotRequest.SerializeToString,
+            nodeplug_dot_pb_dot_csi__v1__pb2.DeleteSnapshotResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def ListSnapshots(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/csi.v1.Controller/ListSnapshots',
+            nodeplug_dot_pb_dot_csi__v1__pb2.ListSnapshotsRequest.SerializeToString,
+            nodeplug_dot_pb_dot_csi__v1__pb2.ListSnapshotsResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def ControllerExpandVolume(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/csi.v1.Controller/ControllerExpandVolume',
+            nodeplug_dot_pb_dot_csi__v1__pb2.ControllerExpandVolumeRequest.SerializeToString,
+            nodeplug_dot_pb_dot_csi__v1__pb2.ControllerExpandVolumeResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def ControllerGetVolume(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/csi.v1.Controller/ControllerGetVolume',
+            nodeplug_dot_pb_dot_csi__v1__pb2.ControllerGetVolumeRequest.SerializeToString,
+            nodeplug_dot_pb_dot_csi__v1__pb2.ControllerGetVolumeResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)

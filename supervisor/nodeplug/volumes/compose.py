@@ -107,17 +107,17 @@ class Steps:
 
     def on_volume(self, hook: str, request: VolumeRequest) -> Any:
         """Call a hook about one volume while nothing else works on it."""
-        with self._alone("volume", request.driver, request.volume_id):
+        with self.alone("volume", request.driver, request.volume_id):
             return self.composition.hook(hook, request=request)
 
     def detach(self, request: VolumeDetach) -> None:
         """Detach a volume of which the caller knows only the name."""
-        with self._alone("name", request.driver, request.volume_name):
+        with self.alone("name", request.driver, request.volume_name):
             self.composition.hook("volume_detach", request=request)
 
     @contextmanager
-    def _alone(self, kind: str, *key: str, about: str = "") -> Iterator[None]:
-        """Lock a target or a volume; `about` describes it to people if the key cannot."""
+    def alone(self, kind: str, *key: str, about: str = "") -> Iterator[None]:
+        """Lock a target, a volume or a name; `about` describes it to people if the key cannot."""
         self.composition.call.key = about or " ".join(key)
         self.composition.step("the wait for an earlier call", math.inf)
         with self.locks.held(kind, *key, patience=self.patience):
@@ -133,7 +133,7 @@ class Steps:
         may pass `staging_path`. With `renew`, a volume that is there already is refreshed.
         """
         path, volume_id = wanted.target_path, wanted.volume_id
-        with self._alone("target", path), self._alone("volume", self.driver, volume_id):
+        with self.alone("target", path), self.alone("volume", self.driver, volume_id):
             volume = self._place(wanted, stage)
             target = Target(
                 path,
@@ -250,7 +250,7 @@ class Steps:
     def stage(self, request: VolumeStage) -> None:
         """Stage a volume at a path of the caller's; a failure leaves nothing mounted there."""
         path, volume_id = request.staging_path, request.volume_id
-        with self._alone("target", path), self._alone("volume", self.driver, volume_id):
+        with self.alone("target", path), self.alone("volume", self.driver, volume_id):
             volume = Volume(self.driver, volume_id, path)
             try:
                 self._stage(volume, request)
@@ -287,7 +287,7 @@ class Steps:
 
         With `trusted`, a mount that has no record counts as one of the driver's; otherwise it raises NotFound.
         """
-        with self._alone("target", path):
+        with self.alone("target", path):
             target = self.ledger.target(path)
             if target is None and not trusted:
                 raise NotFound(
@@ -299,7 +299,7 @@ class Steps:
                 return
             volume = target.volume
             about = f"{volume.driver} {volume.volume_id or path}"
-            with self._alone("volume", volume.driver, volume.volume_id, about=about):
+            with self.alone("volume", volume.driver, volume.volume_id, about=about):
                 self.records.note(replace(target, phase=led.UNPUBLISHING))
                 self._take_down(target)
 
@@ -337,16 +337,16 @@ class Steps:
 
     def unstage(self, path: str) -> None:
         """Undo the staging at a path of the caller's; succeed if nothing is there."""
-        with self._alone("target", path):
+        with self.alone("target", path):
             record = self.ledger.staged_at(path)
             volume = record.volume if record is not None else Volume(self.driver, VolumeId(""), path)
             about = f"{volume.driver} {volume.volume_id or path}"
-            with self._alone("volume", volume.driver, volume.volume_id, about=about):
+            with self.alone("volume", volume.driver, volume.volume_id, about=about):
                 self._unstage(volume)
 
     def unstage_unused(self, volume: Volume) -> None:
         """Unstage a volume in nodeplug's own folder if no pod uses it."""
-        with self._alone("volume", volume.driver, volume.volume_id):
+        with self.alone("volume", volume.driver, volume.volume_id):
             if self.ledger.owns(volume) and not self.ledger.users(volume):
                 LOG.info("unstaging volume %s of %s: no pod uses it", volume.volume_id, volume.driver)
                 self._unstage(volume)

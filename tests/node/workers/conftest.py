@@ -58,6 +58,13 @@ def requests(own: n.Netns) -> Mapping[str, n.Request | None]:
         "volume_expand": n.VolumeExpand(**VOLUME, new_size=4096),
         "volume_stats": n.VolumeStatsRequest(**VOLUME, mount_path="/t"),
         "volume_refresh": n.VolumePublish(**VOLUME, target_path="/t", secrets=n.Secrets({"key": b"\xff\x00"})),
+        "volume_create": n.VolumeCreate(driver="example/disk", name="v", size=4096, topology=({"a/node": "b"},)),
+        "volume_delete": n.VolumeDelete(**VOLUME),
+        "volume_list": n.VolumeList(driver="example/disk"),
+        "volume_capacity": n.VolumeCapacity(driver="example/disk", topology={"a/node": "b"}),
+        "volume_snapshot": n.VolumeSnapshot(**VOLUME, name="s"),
+        "volume_snapshot_delete": n.VolumeSnapshotDelete(driver="example/disk", snapshot_id="s"),
+        "volume_snapshot_list": n.VolumeSnapshotList(driver="example/disk"),
     }
 
 

@@ -192,6 +192,41 @@ class Guest:
         self._begin("volume_stats")
         return n.VolumeStats(total=3, used=2, available=1)
 
+    @hookimpl
+    def volume_create(self, request: n.VolumeCreate) -> n.ProvisionedVolume:
+        self._begin("volume_create")
+        return n.ProvisionedVolume(
+            volume_id=n.VolumeId(request.name), size=request.size, options={"a": "b"}, topology=request.topology
+        )
+
+    @hookimpl
+    def volume_delete(self, request: n.VolumeDelete) -> None:
+        self._begin("volume_delete")
+
+    @hookimpl
+    def volume_list(self, request: n.VolumeList) -> Sequence[n.ProvisionedVolume]:
+        self._begin("volume_list")
+        return [n.ProvisionedVolume(volume_id=n.VolumeId("v"), size=1, condition="worn")]
+
+    @hookimpl
+    def volume_capacity(self, request: n.VolumeCapacity) -> int:
+        self._begin("volume_capacity")
+        return 1 << 40
+
+    @hookimpl
+    def volume_snapshot(self, request: n.VolumeSnapshot) -> n.Snapshot:
+        self._begin("volume_snapshot")
+        return n.Snapshot(snapshot_id=request.name, volume_id=request.volume_id, size=1, created=1.5)
+
+    @hookimpl
+    def volume_snapshot_delete(self, request: n.VolumeSnapshotDelete) -> None:
+        self._begin("volume_snapshot_delete")
+
+    @hookimpl
+    def volume_snapshot_list(self, request: n.VolumeSnapshotList) -> Sequence[n.Snapshot]:
+        self._begin("volume_snapshot_list")
+        return [n.Snapshot(snapshot_id="s", volume_id=n.VolumeId("v"), size=1, created=1.5, ready=False)]
+
 
 class Confident(Guest):
     """Asks to run in the daemon."""

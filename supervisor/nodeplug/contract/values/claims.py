@@ -76,6 +76,8 @@ class VolumeClaim(Claim):
         tokens: audiences of the pod's service-account tokens that the driver needs; they come among the secrets, as
             `csi.storage.k8s.io/serviceAccount.tokens`, JSON by audience (CSIDriver, `tokenRequests`). An empty audience
             is the API server's.
+        node_local: a volume is on the node that created it, and on no other (CSI topology).
+        clones: `volume_create` can copy another volume.
     """
 
     kind = "volume"
@@ -88,6 +90,8 @@ class VolumeClaim(Claim):
     max_volumes: int = field(default=0, kw_only=True, compare=False)
     republish: bool = field(default=False, kw_only=True, compare=False)
     tokens: tuple[str, ...] = field(default=(), kw_only=True, compare=False)
+    node_local: bool = field(default=False, kw_only=True, compare=False)
+    clones: bool = field(default=False, kw_only=True, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Volumes that a driver creates and deletes, in the terms of CSI's controller service.
 
-Owns: one value per verb. Reserved: no front serves them yet.
+Owns: one value per verb.
 Refuses: protobuf, and PersistentVolume objects.
 """
 
@@ -40,7 +40,8 @@ class VolumeCreate(DriverRequest):
         mount_flags: options for mount(8). May be secret.
         parameters: of the StorageClass, without Kubernetes' own keys.
         secrets: decoded.
-        source: a volume or a snapshot to copy its contents from; empty for an empty volume.
+        source: a volume to copy the contents of; empty for an empty volume, or one from a snapshot.
+        snapshot: a snapshot to copy the contents of; empty if there is none.
         topology: where it must be usable, the preferred place first; empty means anywhere.
     """
 
@@ -55,6 +56,7 @@ class VolumeCreate(DriverRequest):
     secrets: Secrets = field(default_factory=Secrets)
     source: str = ""
     topology: tuple[Topology, ...] = ()
+    snapshot: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +67,7 @@ class ProvisionedVolume:
         volume_id: what `volume_id` returns for its options.
         size: bytes.
         options: the driver's own options for it, without the size: they never change.
-        topology: where it can be used; empty means anywhere.
+        topology: where it can be used; empty means anywhere, or for a claim with `node_local` this node.
         condition: what is wrong with it, for people; empty if it is healthy.
     """
 
