@@ -24,6 +24,7 @@ from nodeplug import (
     FsGroup,
     Host,
     InvalidRequest,
+    NotFound,
     NotReady,
     VolumeClaim,
     VolumeId,
@@ -124,18 +125,25 @@ class HostDir:
         if request.mount_flags:
             raise InvalidRequest("hostdir binds directories, and has no mountOptions; take them out of the volume")
         read_only = request.read_only or wish.read_only or wish.root.read_only
-        descriptor = self._open(wish, request.fs_group)
+        descriptor = self._open(wish, request.fs_group, must_exist=request.must_exist)
         try:
             self._bind(descriptor, request.target_path, read_only=read_only)
         finally:
             os.close(descriptor)
 
-    def _open(self, wish: Wish, group: int | None) -> int:
+    def _open(self, wish: Wish, group: int | None, *, must_exist: bool) -> int:
         root = beneath.open_root(str(wish.root.path))
         try:
-            if wish.create:
+            if wish.create and not must_exist:
                 return beneath.make_beneath(root, wish.path, wish.mode, group)
             return beneath.open_beneath(root, wish.path)
+        except NotFound as error:
+            if not must_exist:
+                raise
+            raise NotFound(
+                f"option path is {wish.path!r}: there is no such directory below its root, and none is created for a "
+                "PersistentVolume, because it may be on another node; give the volume the node that it is on"
+            ) from error
         finally:
             os.close(root)
 

@@ -23,16 +23,27 @@ from nodeplug.contract.mounts import mounted_at
 from nodeplug.contract.values import Pod, Secrets
 from nodeplug.loading.discovery import find
 from nodeplug.loading.examination import unmarked
-from nodeplug.testing import AdmissionError, BlockingKubelet, CniError, FlexFailure, FlexVolume, ScratchNode, namespaces
+from nodeplug.testing import (
+    AdmissionError,
+    BlockingKubelet,
+    CniError,
+    CsiFailure,
+    CsiVolume,
+    FlexFailure,
+    FlexVolume,
+    ScratchNode,
+    namespaces,
+)
 from nodeplug.testing.isolation import IN_WORDS, Isolation, isolated, isolations
 from nodeplug.testing.place_holder import filled
-from nodeplug.testing.pods import CniRuntimeFactory, FlexCallers
+from nodeplug.testing.pods import CniRuntimeFactory, CsiCallers, FlexCallers
 from nodeplug.testing.rig import LeftBehind, scratch_node, scratch_of
 from nodeplug.testing.secrets_file import read_secrets
+from nodeplug.testing.served_volumes import csi_driver, volume_id_at
 from nodeplug.volumes.masking import redact
 
 _INSIDE: Final = "NODEPLUG_TRY_INSIDE"
-_FAILURES: Final = (AdmissionError, CniError, FlexFailure, LeftBehind, NotReady, TimeoutError)
+_FAILURES: Final = (AdmissionError, CniError, CsiFailure, FlexFailure, LeftBehind, NotReady, TimeoutError)
 _POD: Final = Pod(name="pod", namespace="default", uid="0001")
 _PATIENCE: Final = 7.0
 _ENOUGH: Final = 3.0  # seconds; a failing listing is retried many times meanwhile
@@ -174,17 +185,38 @@ def _cni(node: ScratchNode, claim: str, example: Mapping[str, Any]) -> Iterator[
 
 
 def _volume(node: ScratchNode, driver: str, example: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    options = dict(example.get("volume_options", {}))
+    options, secrets = dict(example.get("volume_options", {})), example.get("secrets", {})
     with closing(FlexCallers(node)) as factory:
         kubelet = factory(driver)
-        target = kubelet.mount(_POD, FlexVolume("data", options, example.get("secrets", {})))
-        found = mounted_at(str(target))
+        target = kubelet.mount(_POD, FlexVolume("data", options, secrets))
+        handle = volume_id_at(node, target)
         yield "mount", f"kubelet mounts {driver} for a pod, options: {json.dumps(options)}"
-        yield "target", f"{found.fs_type} ({','.join(found.options)})" if found else "nothing is mounted there"
-        names = sorted(entry.name for entry in target.iterdir())
-        yield "files", f"the pod sees {', '.join(names) or 'an empty folder'}"
+        yield from _seen_at(target)
         kubelet.unmount(_POD, "data")
         yield "unmount", "the pod is gone"
+        attaches = kubelet.capabilities["attach"]
+    row = None if attaches else csi_driver(node, driver, _PATIENCE)
+    if row is not None:
+        volume = CsiVolume("data", options, "" if row["inline"] else handle, secrets)
+        yield from _volume_over_csi(node, row["driver"], volume)
+
+
+def _volume_over_csi(node: ScratchNode, driver: str, volume: CsiVolume) -> Iterator[tuple[str, str]]:
+    with closing(CsiCallers(node)) as factory:
+        kubelet = factory(driver)
+        target = kubelet.mount(_POD, volume)
+        kind = "an inline volume" if volume.inline else f"a PersistentVolume with the handle {volume.handle}"
+        yield "publish", f"kubelet publishes {driver} for a pod over CSI, {kind}"
+        yield from _seen_at(target)
+        kubelet.unmount(_POD, volume.name)
+        yield "unmount", "the pod is gone"
+
+
+def _seen_at(target: Path) -> Iterator[tuple[str, str]]:
+    found = mounted_at(str(target))
+    yield "target", f"{found.fs_type} ({','.join(found.options)})" if found else "nothing is mounted there"
+    names = sorted(entry.name for entry in target.iterdir())
+    yield "files", f"the pod sees {', '.join(names) or 'an empty folder'}"
 
 
 def _device(node: ScratchNode, resource: str, _example: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

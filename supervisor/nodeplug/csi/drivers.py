@@ -304,12 +304,17 @@ class CsiDrivers:
     def status(self) -> list[dict[str, Any]]:
         """Describe every driver, and every claim that has none."""
         served = [
-            {"driver": name, "claim": one.driver.claim, "registered": one.registered, "problem": one.problem}
+            {
+                "driver": name,
+                "claim": one.driver.claim,
+                "inline": cast("VolumeClaim", one.driver.claimed.claim).inline,
+                "registered": one.registered,
+                "problem": one.problem,
+            }
             for name, one in self.served.items()
         ]
-        return served + [
-            {"driver": "", "claim": claim, "registered": False, "problem": why} for claim, why in self.refused.items()
-        ]
+        refused = {"driver": "", "inline": False, "registered": False}
+        return served + [{**refused, "claim": claim, "problem": why} for claim, why in self.refused.items()]
 
     async def end(self) -> None:
         """Stop serving; kubelet keeps the registrations for the next daemon."""

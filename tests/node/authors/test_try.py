@@ -90,6 +90,18 @@ def test_a_volume_gets_the_options_of_the_command_line(tried: Try) -> None:
     assert 'options: {"name": "x"}' in done.stdout
 
 
+def test_a_volume_is_published_over_csi_too(tried: Try) -> None:
+    done = tried('[plugins.scratch]\nuses = "scratch:Scratch"\n', "--option", "name=x")
+    publishes = "publish kubelet publishes scratch.example for a pod over CSI, a PersistentVolume with the handle x"
+    assert publishes in done.stdout, done.stdout + done.stderr
+
+
+def test_an_inline_volume_is_published_over_csi_as_one(tried: Try) -> None:
+    done = tried("[plugins.tmpfs]\n", "--option", "size=8Mi")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "publish kubelet publishes tmpfs.nodeplug for a pod over CSI, an inline volume" in done.stdout
+
+
 def test_scratch_in_the_example_is_the_folder_that_verify_means(tried: Try, tmp_path: Path) -> None:
     (tmp_path / "placed.py").write_text(PLACED)
     done = tried('[plugins.placed]\nuses = "placed:Placed"\nconfig = { folder = "{scratch}" }\n')

@@ -59,3 +59,11 @@ def test_a_refused_volume_leaves_no_folder(hostdir: CsiCaller) -> None:
         hostdir.mount(ONE, absent)
     assert (caught.value.code, caught.value.final) == ("NOT_FOUND", True)
     assert not hostdir.target(ONE, "pv-2").parent.exists()
+
+
+def test_a_directory_is_not_created_for_a_claimed_volume_that_is_gone(hostdir: CsiCaller, tmp_path: Path) -> None:
+    gone = CsiVolume("pv-2", {"root": "data", "path": "gone", "create": "true"}, handle="data/gone")
+    with pytest.raises(CsiFailure) as caught:
+        hostdir.mount(ONE, gone)
+    assert (caught.value.code, "it may be on another node" in caught.value.message) == ("NOT_FOUND", True)
+    assert not (tmp_path / "gone").exists()

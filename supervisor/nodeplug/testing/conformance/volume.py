@@ -1,4 +1,4 @@
-"""Rules for volume drivers: FlexVolume as kubelet uses it, through the driver's executable.
+"""Rules for volume drivers, as kubelet uses them: through the executable of FlexVolume, and the same lives over CSI.
 
 Owns: mount, unmount, read-only, crashes, secrets, attach and expand of one volume.
 Refuses: opinions on filesystems: what a volume can hold is the plugin's own test.
@@ -7,15 +7,12 @@ Refuses: opinions on filesystems: what a volume can hold is the plugin's own tes
 import os
 from base64 import b64encode
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from nodeplug.contract.mounts import mounts
-from nodeplug.contract.values import Secrets
 from nodeplug.flex import commands as cmd
-from nodeplug.testing.conformance.driver import NAME, PODS, Volume
+from nodeplug.testing.conformance.driver import NAME, PODS, Volume, over_both
 from nodeplug.testing.conformance.examination import Examination
 from nodeplug.testing.conformance.report import few
 from nodeplug.testing.conformance.rules import rule
@@ -30,22 +27,16 @@ _STRAY: Final = " raised "
 """In the message that the daemon makes of an error that is not a PluginError."""
 
 
-@contextmanager
-def _mounted(exam: Examination, driver: str | None = None) -> Iterator[tuple[Volume, Path]]:
-    """Mount for the first pod; the rule must unmount."""
-    volume = Volume(exam, driver or exam.claims["volume"][0])
-    yield volume, volume.mount()
-
-
 def _end(volume: Volume, before: Inventory | None = None) -> None:
     """Unmount for the first pod, and see that nothing is left."""
     volume.unmount()
     volume.release()
     if before is not None:
-        _nothing_left(volume.exam, before)
+        nothing_left(volume.exam, before)
 
 
-def _nothing_left(exam: Examination, before: Inventory) -> None:
+def nothing_left(exam: Examination, before: Inventory) -> None:
+    """Raise Broken with what is on the node that was not there before."""
     if left := [line for line in exam.left_since(before) if not line[2:].startswith("file ")]:
         raise Broken(f"left on the node: {few(left)}")
 
@@ -57,47 +48,53 @@ def _mounts_at(target: Path) -> int:
 @rule("volume", _FLEX, "See the message; give the driver what it needs in `example`: volume_options, secrets.")
 def mount_succeeds(exam: Examination) -> str:
     """Mount makes the pod's directory a mount point, for every driver that the plugin claims."""
-    for driver in exam.claims["volume"]:
-        with _mounted(exam, driver) as (volume, target):
-            if not _mounts_at(target):
-                raise Broken(f"nothing is mounted at {target}")
-            _end(volume)
-    return ", ".join(exam.claims["volume"])
+
+    def life(volume: Volume) -> None:
+        target = volume.mount()
+        if not _mounts_at(target):
+            raise Broken(f"nothing is mounted at {target}")
+        _end(volume)
+
+    told = {driver: over_both(exam, life, driver) for driver in exam.claims["volume"]}
+    return ", ".join(f"{driver} ({why})" if why else driver for driver, why in told.items())
 
 
 @rule("volume", _KUBELET, "Succeed if the volume is already there.")
 def repeated_mount_succeeds(exam: Examination) -> str:
     """A repeated mount succeeds without a second mount on top of the first."""
-    with _mounted(exam) as (volume, target):
-        volume.call("a second mount", cmd.Mount(str(target), _for_pod(volume)))
+
+    def life(volume: Volume) -> None:
+        target = volume.mount()
+        volume.mount_again(target)
         if (count := _mounts_at(target)) != 1:
             raise Broken(f"{count} mounts are stacked on {target}")
         _end(volume)
-    return ""
 
-
-def _for_pod(volume: Volume) -> cmd.VolumeOptions:
-    return replace(volume.options, pod=PODS[0], secrets=Secrets(volume.asked.secrets))
+    return over_both(exam, life)
 
 
 @rule("volume", _KUBELET, "Undo everything that stage and publish did, loop devices and helper mounts included.")
 def nothing_is_left_after_unmount(exam: Examination) -> str:
     """After mount and unmount no mount and no loop device is left."""
-    assert exam.node
-    before = exam.inventory()
-    with _mounted(exam) as (volume, _):
+
+    def life(volume: Volume) -> None:
+        before = exam.inventory()
+        volume.mount()
         _end(volume, before)
-    return ""
+
+    return over_both(exam, life)
 
 
 @rule("volume", f"{_KUBELET}: it repeats unmount", "Succeed if nothing is there.")
 def unmount_is_repeatable(exam: Examination) -> str:
     """Unmount succeeds, also when repeated."""
-    with _mounted(exam) as (volume, target):
-        volume.call("unmount", cmd.Unmount(str(target)))
-        volume.call("a second unmount", cmd.Unmount(str(target)))
+
+    def life(volume: Volume) -> None:
+        target = volume.mount()
+        volume.unmount_twice(target)
         _end(volume)
-    return ""
+
+    return over_both(exam, life)
 
 
 @rule("volume", f"{_KUBELET}: it repeats unmount", "Succeed if nothing is there.", "volume_unpublish", root=False)
@@ -135,29 +132,33 @@ def volume_ids_are_stable(exam: Examination) -> str:
 @rule("volume", _KUBELET, "Undo in unpublish only what belongs to that pod.")
 def pods_do_not_disturb_each_other(exam: Examination) -> str:
     """Two pods can use the volume at once, and one keeps it when the other is gone."""
-    assert exam.node
-    before = exam.inventory()
-    with _mounted(exam) as (volume, _):
+
+    def life(volume: Volume) -> None:
+        before = exam.inventory()
+        volume.mount()
         other = volume.mount(PODS[1])
         volume.unmount(PODS[0])
         if not _mounts_at(other):
             raise Broken("the second pod lost its mount when the first had gone")
         volume.unmount(PODS[1])
         _end(volume, before)
-    return ""
+
+    return over_both(exam, life)
 
 
 @rule("volume", "the contract of `volume_stage`", "Publish what was staged, not a copy.", "volume_stage")
 def pods_share_a_staged_volume(exam: Examination) -> str:
     """Two pods with the same options see the same files."""
-    with _mounted(exam) as (volume, target):
-        other = volume.mount(PODS[1])
+
+    def life(volume: Volume) -> None:
+        target, other = volume.mount(), volume.mount(PODS[1])
         _write(target)
         if not (other / NAME).exists():
             raise Broken("a file that one pod wrote is not there for the other")
         volume.unmount(PODS[1])
         _end(volume)
-    return ""
+
+    return over_both(exam, life)
 
 
 def _write(target: Path) -> None:
@@ -170,30 +171,34 @@ def _write(target: Path) -> None:
 @rule("volume", f"{_FLEX}: kubernetes.io/readwrite", "Mount with `read_only=request.read_only`.")
 def read_only_is_read_only(exam: Examination) -> str:
     """A pod that asks for a read-only volume cannot write to it."""
-    volume = Volume(exam, exam.claims["volume"][0])
-    target = volume.mount(volume=replace(volume.asked, read_only=True))
-    try:
-        (target / NAME).write_text(NAME, encoding="utf-8")
-        wrote = True
-    except OSError:
-        wrote = False
-    _end(volume)
-    if wrote:
-        raise Broken("a file could be written")
-    return ""
+
+    def life(volume: Volume) -> None:
+        target = volume.mount(read_only=True)
+        try:
+            (target / NAME).write_text(NAME, encoding="utf-8")
+            wrote = True
+        except OSError:
+            wrote = False
+        _end(volume)
+        if wrote:
+            raise Broken("a file could be written")
+
+    return over_both(exam, life)
 
 
 @rule("volume", "the daemon may be killed at any instruction", "Look up what is mounted in mountinfo, not in memory.")
 def unmount_after_a_crash_succeeds(exam: Examination) -> str:
     """Unmount succeeds and leaves nothing when the daemon was killed after mount."""
-    assert exam.node
-    before = exam.inventory()
-    with _mounted(exam) as (volume, target):
+
+    def life(volume: Volume) -> None:
+        before = exam.inventory()
+        target = volume.mount()
         exam.restart_after_kill()
         if not _mounts_at(target):
             raise Broken("the pod lost its mount when the daemon was killed")
         _end(volume, before)
-    return ""
+
+    return over_both(exam, life)
 
 
 @rule("volume", "the promise of the driver (`keeps_data`)", "Keep the data when the last pod goes.")
@@ -201,16 +206,18 @@ def data_outlives_the_pod(exam: Examination) -> str:
     """A later pod finds what an earlier pod wrote, if the driver promises that."""
     if not exam.subject.keeps_data:
         raise NotApplicable("nobody said keeps_data=True")
-    with _mounted(exam) as (volume, target):
-        _write(target)
+
+    def life(volume: Volume) -> None:
+        _write(volume.mount())
         _end(volume)
         again = volume.mount(PODS[1])
         found = (again / NAME).exists()
         volume.unmount(PODS[1])
         volume.release()
-    if not found:
-        raise Broken("the file of the first pod is gone")
-    return ""
+        if not found:
+            raise Broken("the file of the first pod is gone")
+
+    return over_both(exam, life)
 
 
 # --- failures
@@ -237,9 +244,8 @@ def _wrong(volume: Volume) -> list[tuple[str, dict[str, str]]]:
 
 def _try(volume: Volume, options: dict[str, str], secrets: dict[str, bytes] | None = None) -> str:
     """Mount and unmount; the error, or nothing."""
-    asked = replace(volume.asked, options=options, secrets=secrets or volume.asked.secrets)
     try:
-        volume.mount(volume=asked)
+        volume.mount(options=options, secrets=secrets)
     except Broken as error:
         volume.release()
         return str(error)
@@ -255,23 +261,25 @@ def failed_mount_leaves_nothing(exam: Examination) -> str:
     failed = [what for what, options in _wrong(volume) if _try(volume, options)]
     if not failed:
         raise NotApplicable("no wrong options made a mount fail")
-    _nothing_left(exam, before)
+    nothing_left(exam, before)
     return ", ".join(failed)
 
 
 @rule("volume", "kubelet logs what a driver answers", "Never log, write or return what is in `request.secrets`.")
 def secrets_stay_secret(exam: Examination) -> str:
     """No answer, log or file of the daemon or the plugin contains a secret, whether mount succeeds or fails."""
-    volume = Volume(exam, exam.claims["volume"][0])
-    given = {**volume.asked.secrets, NAME: _SECRET}
-    for _, options in (("", dict(volume.asked.options)), *_wrong(volume)):
-        if _SECRET.decode() in _try(volume, options, given):
-            raise Broken("the answer of the driver contains it")
-    node = exam.node
+
+    def life(volume: Volume) -> None:
+        given = {**volume.asked.secrets, NAME: _SECRET}
+        for _, options in (("", dict(volume.asked.options)), *_wrong(volume)):
+            if _SECRET.decode() in _try(volume, options, given):
+                raise Broken("the answer of the driver contains it")
+
+    told, node = over_both(exam, life), exam.node
     for path in (node.log_path, *_files(node.paths.state), *_files(node.paths.run)):
         if path.is_file() and any(form in path.read_bytes() for form in (_SECRET, b64encode(_SECRET))):
             raise Broken(f"{path.relative_to(exam.folder)} contains it")
-    return ""
+    return told
 
 
 def _files(folder: Path) -> Iterator[Path]:
@@ -342,10 +350,12 @@ def waiting_is_repeatable(exam: Examination) -> str:
 @rule("volume", f"{_FLEX}: expandvolume", "Return the current size of the volume.", "volume_expand")
 def expanding_answers_a_size(exam: Examination) -> str:
     """Expand returns at least the requested size, also when repeated."""
-    with _mounted(exam) as (volume, target):
+
+    def life(volume: Volume) -> None:
+        target = volume.mount()
         for what in ("expandvolume", "a second expandvolume"):
-            answer = volume.call(what, cmd.ExpandVolume(volume.options, str(target), 2 * _GIB, _GIB))
-            if int(answer.get("volumeNewSize", 0)) < 2 * _GIB:
-                raise Broken(f"{what} to {2 * _GIB} bytes answered {answer.get('volumeNewSize')}")
+            if (answer := volume.expand(target, 2 * _GIB, what)) < 2 * _GIB:
+                raise Broken(f"{what} to {2 * _GIB} bytes answered {answer}")
         _end(volume)
-    return ""
+
+    return over_both(exam, life)

@@ -139,6 +139,10 @@ class CsiCaller:
             raise CsiFailure("NodeUnpublishVolume", f"the driver succeeded, and {target} is still mounted")
         self.uncertain.discard(target)
 
+    def unpublish(self, pod: Pod, volume: CsiVolume) -> None:
+        """Call NodeUnpublishVolume alone, as kubelet repeats it when an answer was lost; CsiFailure if it fails."""
+        self._node().unpublish(volume.handle_for(pod), self.target(pod, volume.name))
+
     def mount_until(self, pod: Pod, volume: CsiVolume, tries: int, *, fs_group: int | None = None) -> Path:
         """Mount, with at most `tries` attempts and kubelet's waits between them; CsiFailure of the last."""
         operation = f"mount {pod.uid} {volume.name}"

@@ -1,5 +1,6 @@
-"""Volume drivers that break FlexVolume's rules, one each."""
+"""Volume drivers that break the rules of FlexVolume and CSI, one each."""
 
+import time
 from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
@@ -300,3 +301,84 @@ class NeverGrows(Tame):
     @hookimpl
     def volume_expand(self, request: VolumeExpand) -> int:
         return request.new_size // 2
+
+
+# --- over CSI
+
+
+class Renews(Tame):
+    """Breaks nothing: it renews, and refuses to without a password."""
+
+    example: ClassVar[dict[str, Any]] = {**Tame.example, "secrets": {"password": b"conformance"}}
+
+    @hookimpl
+    def volume_refresh(self, request: VolumePublish) -> None:
+        if "password" not in request.secrets:
+            raise InvalidRequest("there is no password")
+
+
+class Inline(Tame):
+    """Breaks nothing: pods may name its volumes themselves."""
+
+    @hookimpl
+    def claims(self) -> Sequence[Claim]:
+        return [VolumeClaim("example/tame", inline=True)]
+
+
+class MarksTarget(Tame):
+    breaks = "unpublish-removes-the-target", "Directory not empty"
+
+    @hookimpl
+    def volume_publish(self, request: VolumePublish) -> None:
+        (Path(request.target_path) / "mounted").touch()
+        super().volume_publish(request)
+
+
+class TidiesUp(Tame):
+    breaks = "other-read-only-is-refused", "answered with OK"
+
+    @hookimpl
+    def volume_id(self, request: VolumeIdentify) -> VolumeId:
+        for found in mounts():
+            if "/kubernetes.io~csi/" in found.target and str(self.host.state_dir.parents[3]) in found.target:
+                unmount(found.target)
+        return super().volume_id(request)
+
+
+class CreatesAlways(Tame):
+    breaks = "provisioned-volumes-are-not-created", "answered with OK"
+    example: ClassVar[dict[str, Any]] = {**Tame.example, "keeps_data": True}
+
+
+class RefreshesByUnmounting(Tame):
+    breaks = "refresh-keeps-the-mount", "lost its mount"
+
+    @hookimpl
+    def volume_refresh(self, request: VolumePublish) -> None:
+        unmount(request.target_path)
+        raise NotReady("the server is away")
+
+
+class CopiesForCsi(Tame):
+    breaks = "flex-and-csi-pods-share-a-volume", "is not there for the CSI pod"
+
+    @hookimpl
+    def volume_publish(self, request: VolumePublish) -> None:
+        if request.access_mode is None:
+            bind(request.staging_path, request.target_path, read_only=request.read_only)
+        else:
+            mount("tmpfs", request.target_path, "tmpfs")
+
+
+class NeverGoesOn(Tame):
+    breaks = "publish-after-a-kill-succeeds", "is begun already"
+
+    @hookimpl
+    def volume_stage(self, request: VolumeStage) -> None:
+        begun = self.host.state_dir / "begun"
+        if begun.exists():
+            raise NotReady("the volume is begun already")
+        begun.touch()
+        time.sleep(0.5)
+        super().volume_stage(request)
+        begun.unlink()
