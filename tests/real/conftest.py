@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.real.consumers import Lab, PrivateNode, open_lab
+from tests.real.consumers import ControlPlane, Lab, PrivateNode, open_lab
 
 from nodeplug.testing import Sandbox, ScratchNode, folders
 
@@ -84,6 +84,21 @@ def private_node(make_private_node: Callable[..., PrivateNode], short_path: Path
     """One of them, for one test."""
     with make_private_node(short_path / "n") as node:
         yield node
+
+
+@pytest.fixture(scope="module")
+def cluster(make_private_node: Callable[..., PrivateNode], consumer: Callable[[str], Path]) -> Iterator[ControlPlane]:
+    """A control plane with rights and without a kubelet, on a private node of its own, for the tests of one file."""
+    programs = consumer("kubernetes")
+    need(etcd="etcd-server")
+    folder = Path(tempfile.mkdtemp(prefix="np-", dir="/tmp"))
+    try:
+        with make_private_node(folder / "n") as node:
+            (folder / "p").mkdir()
+            with ControlPlane(node, folder / "p", programs, authorization="RBAC") as made:
+                yield made
+    finally:
+        folders.remove(folder)
 
 
 def cached(builder: str, *arguments: str) -> Path:

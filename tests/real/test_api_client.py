@@ -3,15 +3,14 @@
 import asyncio
 import json
 import re
-import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from tests.real.consumers import ControlPlane, PrivateNode
+from tests.real.consumers import ControlPlane
 
 from nodeplug import AlreadyExists, InvalidRequest, NotFound
 from nodeplug.kubeapi.access import Access, Material
@@ -20,25 +19,11 @@ from nodeplug.kubeapi.credentials import Credentials, find
 from nodeplug.kubeapi.refusals import Conflict, Expired, Forbidden, Unauthorized
 from nodeplug.kubeapi.resources import CSI_DRIVERS, PERSISTENT_VOLUMES, Object, Resource
 from nodeplug.kubeapi.watch import Changed, Watch
-from nodeplug.testing import folders
 
 ROLES = Resource("rbac.authorization.k8s.io", "v1", "clusterroles", "ClusterRole")
 BINDINGS = Resource("rbac.authorization.k8s.io", "v1", "clusterrolebindings", "ClusterRoleBinding")
 ACCOUNTS = "/api/v1/namespaces/default/serviceaccounts"
 Work = Callable[[Client], Awaitable[Any]]
-
-
-@pytest.fixture(scope="module")
-def cluster(make_private_node: Callable[..., PrivateNode], consumer: Callable[[str], Path]) -> Iterator[ControlPlane]:
-    programs = consumer("kubernetes")
-    folder = Path(tempfile.mkdtemp(prefix="np-", dir="/tmp"))
-    try:
-        with make_private_node(folder / "n") as node:
-            (folder / "p").mkdir()
-            with ControlPlane(node, folder / "p", programs, authorization="RBAC") as made:
-                yield made
-    finally:
-        folders.remove(folder)
 
 
 @pytest.fixture

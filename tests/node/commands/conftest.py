@@ -53,7 +53,7 @@ class Node:
     def run(self, command: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         place = ["--config", str(self.config), "--root", str(self.root)]
         environment = {**os.environ, "PYTHONPATH": str(self.root / "python"), "PYTHONDONTWRITEBYTECODE": "1"}
-        argv = [sys.executable, "-m", "nodeplug", command, *place, *arguments]
+        argv = [sys.executable, "-m", "nodeplug", *command.split(), *place, *arguments]
         return subprocess.run(argv, capture_output=True, text=True, check=False, env=environment, cwd="/")
 
     def json(self, command: str, *arguments: str) -> Any:

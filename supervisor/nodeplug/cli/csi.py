@@ -1,0 +1,123 @@
+"""`nodeplug csi manifests`: volume drivers and the cluster.
+
+Owns: their options and output.
+Refuses: to change a cluster.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from nodeplug.cli.group import Subcommands, say
+from nodeplug.commands import DEFAULT, Config, Json, Root, print_json
+
+if TYPE_CHECKING:
+    from nodeplug.config import Reading
+    from nodeplug.csi.objects import Driver
+
+app = typer.Typer(cls=Subcommands, add_completion=False, rich_markup_mode="markdown", no_args_is_help=True)
+
+Drivers = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--driver",
+        metavar="NAME",
+        help="Only this driver, such as `loopfile.nodeplug`; repeatable.",
+        show_default="all",
+    ),
+]
+
+
+@app.callback()
+def csi() -> None:
+    """Tell a cluster of the volume drivers, and what it knows of them.
+
+    Example: `nodeplug csi manifests | kubectl apply -f -`
+    """
+
+
+@app.command()
+def manifests(
+    driver: Drivers = None,
+    sidecars: Annotated[
+        bool,
+        typer.Option(
+            "--sidecars", help="Volumes are created by the standard external-provisioner, a DaemonSet per driver."
+        ),
+    ] = False,
+    namespace: Annotated[
+        str, typer.Option("--namespace", metavar="NAME", help="Of what creates volumes.")
+    ] = "kube-system",
+    storage_class: Annotated[
+        str,
+        typer.Option(
+            "--storage-class", metavar="NAME", help="Of the StorageClass.", show_default="the name of its driver"
+        ),
+    ] = "",
+    config: Config = DEFAULT,
+    root: Root = None,
+    as_json: Json = False,
+) -> None:
+    """Print what a cluster needs for the volume drivers of this configuration, to apply once.
+
+    That is a CSIDriver for each; and for those that create volumes a StorageClass, and the rights of who creates them.
+    Some fields can never be changed: the comments say which. Nothing is applied, and no daemon is asked.
+
+    Example: `nodeplug csi manifests --driver loopfile.nodeplug --storage-class fast | kubectl apply -f -`
+    """
+    from nodeplug.config import read
+    from nodeplug.contract.errors import InvalidRequest
+    from nodeplug.csi.manifests import as_list, as_yaml
+    from nodeplug.csi.manifests import manifests as manifests_of
+    from nodeplug.csi.objects import chosen
+
+    reading = read(config, root)
+    drivers = chosen(_drivers(reading), driver or ())
+    provisioning = [one.name for one in drivers if one.provisions]
+    if storage_class and len(provisioning) != 1:
+        there = f"these do: {', '.join(provisioning)}; choose one by --driver" if provisioning else "none does"
+        raise InvalidRequest(f"--storage-class is for one driver that creates volumes, and {there}")
+    supervisor = reading.configuration.supervisor
+    made = manifests_of(
+        drivers,
+        # Objects are the cluster's: `--root` is where this node was put for a trial.
+        _on_the_node(supervisor.paths.plugins_registry.parent, root),
+        namespace,
+        dict.fromkeys(provisioning, storage_class) if storage_class else {},
+        sidecars=sidecars,
+    )
+    if not supervisor.csi:
+        say("warning: the daemon serves no driver over CSI: say `csi = true` under [supervisor]")
+    if as_json:
+        print_json(as_list(made))
+    else:
+        print(as_yaml(made), end="")
+
+
+def _on_the_node(path: Path, root: Path | None) -> Path:
+    return Path("/", path.relative_to(root)) if root is not None and path.is_relative_to(root) else path
+
+
+def _drivers(reading: "Reading") -> "list[Driver]":
+    """Load the plugins and return their drivers; says why a claim has none.
+
+    Raises:
+        ConfigError: a plugin cannot be loaded.
+        PluginError: there is no driver.
+    """
+    from nodeplug.cli.effective import examine
+    from nodeplug.config import ConfigError
+    from nodeplug.contract.errors import NotFound
+    from nodeplug.contract.values import VolumeClaim
+    from nodeplug.csi.objects import drivers_of
+
+    examined = examine(reading)
+    if examined.problems:
+        raise ConfigError(examined.problems)
+    drivers, refused = drivers_of(examined.registry.claimed(VolumeClaim))
+    for reason in refused:
+        say(f"warning: {reason}")
+    if not drivers:
+        raise NotFound(f"{reading.places.main.path} enables no plugin with a volume driver that CSI can name")
+    return drivers
