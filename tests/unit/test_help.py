@@ -11,7 +11,7 @@ from nodeplug.cli import app
 
 ROOT: Any = typer.main.get_command(app)
 CONTEXT = typer.Context(ROOT, info_name="nodeplug")
-NAMES = [*ROOT.list_commands(CONTEXT), "plugins add", "plugins remove", "csi manifests"]
+NAMES = [*ROOT.list_commands(CONTEXT), "plugins add", "plugins remove", "csi manifests", "csi status"]
 
 
 def named(name: str) -> Any:

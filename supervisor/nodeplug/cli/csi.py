@@ -1,4 +1,4 @@
-"""`nodeplug csi manifests`: volume drivers and the cluster.
+"""`nodeplug csi manifests` and `nodeplug csi status`: volume drivers and the cluster.
 
 Owns: their options and output.
 Refuses: to change a cluster.
@@ -11,10 +11,13 @@ import typer
 
 from nodeplug.cli.group import Subcommands, say
 from nodeplug.commands import DEFAULT, Config, Json, Root, print_json
+from nodeplug.contract.errors import NotReady
 
 if TYPE_CHECKING:
     from nodeplug.config import Reading
+    from nodeplug.csi.cluster import Cluster
     from nodeplug.csi.objects import Driver
+    from nodeplug.kubeapi.access import Access
 
 app = typer.Typer(cls=Subcommands, add_completion=False, rich_markup_mode="markdown", no_args_is_help=True)
 
@@ -25,6 +28,16 @@ Drivers = Annotated[
         metavar="NAME",
         help="Only this driver, such as `loopfile.nodeplug`; repeatable.",
         show_default="all",
+    ),
+]
+
+Kubeconfig = Annotated[
+    Path | None,
+    typer.Option(
+        "--kubeconfig",
+        metavar="FILE",
+        help="How to reach the API server.",
+        show_default="$KUBECONFIG, the pod's ServiceAccount, ~/.kube/config",
     ),
 ]
 
@@ -93,6 +106,59 @@ def manifests(
         print_json(as_list(made))
     else:
         print(as_yaml(made), end="")
+
+
+@app.command()
+def status(
+    driver: Drivers = None,
+    kubeconfig: Kubeconfig = None,
+    config: Config = DEFAULT,
+    root: Root = None,
+    as_json: Json = False,
+) -> None:
+    """Show what kubelet and the API server know of this node's volume drivers, and what to do where they are wrong.
+
+    The configuration says what should be, the daemon what kubelet has said, and the API server the rest: CSIDriver,
+    CSINode, StorageClasses, capacity and volumes of this node. Nothing is changed. The exit status is 0 when all is
+    well, 3 when there is a problem, and 1 when the API server cannot be asked.
+
+    Example: `nodeplug csi status --kubeconfig /etc/kubernetes/admin.conf`
+    """
+    import asyncio
+
+    from nodeplug.cli import tables
+    from nodeplug.cli.watching import NOT_READY
+    from nodeplug.commands import ask_daemon, show
+    from nodeplug.config import node_name, read
+    from nodeplug.csi.cluster import report
+    from nodeplug.csi.objects import chosen
+    from nodeplug.kubeapi.credentials import find
+
+    reading = read(config, root)
+    drivers = chosen(_drivers(reading), driver or ())
+    try:
+        daemon = ask_daemon(config, root, "status", warn=False)
+    except NotReady as error:
+        say(f"warning: {error}")
+        daemon = {"node": node_name(reading.configuration.supervisor)}
+    rows = {row["driver"]: row for row in daemon["csi"]} if "csi" in daemon else None
+    seen = asyncio.run(_ask(find(kubeconfig), daemon["node"]))
+    reports = [report(one, seen, None if rows is None else rows.get(one.name, {})) for one in drivers]
+    answer = {"node": daemon["node"], "drivers": reports, "unknown": seen.unknown}
+    if as_json:
+        print_json(answer)
+    else:
+        show(tables.csi_cluster(answer))
+    raise typer.Exit(NOT_READY if any(one["problems"] for one in reports) else 0)
+
+
+async def _ask(access: "Access", node: str) -> "Cluster":
+    from nodeplug.csi.cluster import look
+    from nodeplug.kubeapi.client import Client
+    from nodeplug.kubeapi.credentials import Credentials
+
+    async with Client(Credentials(access)) as client:
+        return await look(client, node)
 
 
 def _on_the_node(path: Path, root: Path | None) -> Path:

@@ -113,6 +113,31 @@ def csi_drivers(rows: Iterable[Mapping[str, Any]]) -> RenderableType:
     return table
 
 
+def csi_cluster(answer: Mapping[str, Any]) -> RenderableType:
+    """Show what a cluster knows of the node's CSI drivers, and below what is wrong."""
+    places = ("DRIVER", "KUBELET", "CSIDRIVER", "CSINODE", "CLASSES", "ROOM", "VOLUMES")
+    table = Listing(f"CSI drivers of {answer['node']}", *places, "PROBLEM", below=_BELOW)
+    unknown = answer["unknown"]
+    for row in answer["drivers"]:
+        held = row["csi_driver"]
+        table.add(
+            row["driver"],
+            _verdict(row["registered"], "registered", "not registered"),
+            _verdict(held is not None and not held["differences"], "ok", "missing" if held is None else "wrong"),
+            _verdict(None if "csinodes" in unknown else row["csi_node"] is not None, "registered", "missing"),
+            ", ".join(one["name"] for one in row["classes"]) or "-",
+            ", ".join(f"{one['class']}: {one['capacity'] or '?'}" for one in row["capacities"]) or "-",
+            len(row["volumes"]),
+            "\n".join(row["problems"]),
+        )
+    told = [Paragraph([(f"{what} are not shown: {why}", "yellow")]) for what, why in unknown.items()]
+    return Group(table, *told)
+
+
+def _verdict(held: bool | None, good: str, bad: str) -> Text:
+    return Text("?") if held is None else Text(good, style="green") if held else Text(bad, style="red")
+
+
 def _sick(units: Iterable[Mapping[str, Any]]) -> list[str]:
     """Return a line per reason for unhealthy devices, the most frequent first."""
     reasons: dict[str, list[str]] = {}

@@ -101,11 +101,11 @@ class ScratchNode:
         return self.log_path.read_text(encoding="utf-8", errors="replace") if self.log_path.exists() else ""
 
     def command(self, *arguments: str) -> list[str]:
-        """Return the argument list of a nodeplug command for this node."""
+        """Return the argument list of a nodeplug command for this node: `status` or `csi status`, then its options."""
         return [*self._within, sys.executable, "-m", "nodeplug", *self._located(*arguments)]
 
     def _located(self, *arguments: str) -> list[str]:
-        return [arguments[0], "--config", str(self.config_path), "--root", str(self.root), *arguments[1:]]
+        return [*arguments[0].split(), "--config", str(self.config_path), "--root", str(self.root), *arguments[1:]]
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run a nodeplug command for this node and return what it printed; never raises for its exit status."""

@@ -134,6 +134,7 @@ def open_lab(
     runtime: Path | None = None,
     control_plane: Path | None = None,
     registration: str = "register",
+    csi: bool = False,
 ) -> Iterator[Lab]:
     """Start everything, and end everything.
 
@@ -148,13 +149,14 @@ def open_lab(
         with_api: give kubelet an API server: pods come from there and not from manifests.
         runtime: the folder of containerd, its shim and ctr; None: those of PATH.
         control_plane: the folder of kube-apiserver and its like: a real API server, whose scheduler places the pods.
+        csi: the daemon serves CSI drivers; with `with_api` it does anyway.
         registration: how devices are registered, `device_registration` of the daemon.
 
     Raises:
         PluginError: something did not start; the message carries the end of its log.
     """
     supervisor = f'listen = ""\npodresources_poll = "1s"\ndevice_registration = "{registration}"'
-    supervisor += "\ncsi = true" * with_api
+    supervisor += "\ncsi = true" * (csi or with_api)
     with ExitStack() as stack:
         daemon = ScratchNode(private.folder, plugins, supervisor=supervisor, env=env, within=private.command())
         stack.enter_context(daemon)
