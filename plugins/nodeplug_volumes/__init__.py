@@ -1,1 +1,1 @@
-"""Volume drivers: loopfile, hostdir, tmpfs and image."""
+"""Volume drivers: loopfile, hostdir, tmpfs, image and fuse."""

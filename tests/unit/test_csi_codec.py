@@ -142,6 +142,7 @@ def test_capabilities_follow_from_claim_and_hooks() -> None:
 
     always = {kinds.GET_VOLUME_STATS, kinds.VOLUME_CONDITION, kinds.SINGLE_NODE_MULTI_WRITER}
     assert announced(VolumeClaim("a/b", metrics=False)) == {kinds.SINGLE_NODE_MULTI_WRITER}
+    assert announced(VolumeClaim("a/b", metrics=False), "volume_stats") == always
     assert announced(CLAIM, "volume_stage", "volume_publish") == always
     assert announced(CLAIM, "volume_expand") == always | {kinds.EXPAND_VOLUME}
     assert announced(VolumeClaim("a/b", fs_group="driver")) == always | {kinds.VOLUME_MOUNT_GROUP}

@@ -284,6 +284,7 @@ SAMPLES: dict[str, dict[str, Any]] = {
         ]
     },
     "hostdir": {"roots": {"a": {"path": "/srv"}}},
+    "fuse": {"programs": {"a": {"command": ["a", "{mountpoint}"]}}},
     "image": {"roots": {"a": {"path": "/srv"}}},
 }
 

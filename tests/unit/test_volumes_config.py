@@ -12,12 +12,20 @@ from pydantic import BaseModel, ValidationError
 
 from nodeplug import InvalidRequest
 from nodeplug.fields import parse_quantity, show_quantity
+from nodeplug_volumes.fuse.config import FuseConfig, Program
 from nodeplug_volumes.hostdir import HostDirConfig, Root
+from nodeplug_volumes.image import ImageConfig, ImageRoot
 from nodeplug_volumes.loopfile import LoopFileConfig
 from nodeplug_volumes.tmpfs import TmpfsConfig
 
 EXAMPLE = Path(__file__).parents[2] / "configs" / "plugins.d" / "volumes.toml"
-MODELS: dict[str, type[BaseModel]] = {"loopfile": LoopFileConfig, "hostdir": HostDirConfig, "tmpfs": TmpfsConfig}
+MODELS: dict[str, type[BaseModel]] = {
+    "loopfile": LoopFileConfig,
+    "hostdir": HostDirConfig,
+    "tmpfs": TmpfsConfig,
+    "image": ImageConfig,
+    "fuse": FuseConfig,
+}
 
 
 def documented() -> dict[str, Any]:
@@ -77,8 +85,13 @@ def test_the_example_documents_every_key_and_validates(name: str) -> None:
 
 
 def test_the_example_documents_every_key_of_a_root() -> None:
-    root = documented()["plugins"]["hostdir"]["config"]["roots"]["models"]
-    assert set(root) == set(Root.model_fields)
+    plugins = documented()["plugins"]
+    assert set(plugins["hostdir"]["config"]["roots"]["models"]) == set(Root.model_fields)
+    assert set(plugins["image"]["config"]["roots"]["data"]) == set(ImageRoot.model_fields)
+
+
+def test_the_example_documents_every_key_of_a_program() -> None:
+    assert set(documented()["plugins"]["fuse"]["config"]["programs"]["s3"]) == set(Program.model_fields)
 
 
 def test_the_example_enables_nothing_as_it_is_shipped() -> None:

@@ -218,7 +218,7 @@ def node_capabilities(claim: VolumeClaim, hooks: frozenset[str]) -> pb.NodeGetCa
     make, such as that of a FlexVolume pod (mount-utils, HasMountRefs), so publishing stages.
     """
     kinds = [_Kind.SINGLE_NODE_MULTI_WRITER]
-    if claim.metrics:
+    if claim.metrics or "volume_stats" in hooks:
         kinds += [_Kind.GET_VOLUME_STATS, _Kind.VOLUME_CONDITION]
     if "volume_expand" in hooks:
         kinds.append(_Kind.EXPAND_VOLUME)

@@ -65,7 +65,8 @@ class VolumeClaim(Claim):
             the mount. "driver": `volume_publish` does, from `fs_group` of the request. "none": nobody, as on network
             filesystems.
         selinux_relabel: the runtime relabels the tree.
-        metrics: kubelet reports usage by statfs of the mount.
+        metrics: the usage is what statfs of the mount says; with FlexVolume kubelet asks itself, and waits for a server
+            that hangs. False: over CSI there is a usage all the same if the driver has `volume_stats`.
         csi_name: the name of the CSI driver; empty means `driver.vendor`.
         inline: a pod may name the volume in its own specification (CSI ephemeral volumes). Its author then chooses the
             options, where a PersistentVolume has those of an administrator: only for volumes that are the pod's own.

@@ -1,0 +1,489 @@
+"""fuse through the FlexVolume front: real programs that serve, die and hang."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from base64 import b64encode
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodeplug import NotReady, VolumeId, VolumeStats, VolumeStatsRequest, VolumeUnstage, mounted_at, mounts
+from nodeplug.testing.waiting import until
+from nodeplug_volumes.fuse.config import FuseConfig
+from nodeplug_volumes.fuse.plugin import Fuse
+from nodeplug_volumes.fuse.room import Room
+from nodeplug_volumes.fuse.server import strays
+
+pytestmark = [pytest.mark.node, pytest.mark.usefixtures("has_fuse")]
+DRIVER = "nodeplug/fuse"
+KILLED = Path(__file__).with_name("killed_fuse.py")
+PATIENCE = 30
+SECRET = "kubernetes.io/secret/"
+
+
+@pytest.fixture
+def source() -> Iterator[Path]:
+    """A folder that every user may read; not below /tmp, since a program has a /tmp of its own."""
+    if shutil.which("bindfs") is None:
+        pytest.skip("needs bindfs of the package bindfs")
+    folder = Path(tempfile.mkdtemp(dir="/var/tmp"))
+    folder.chmod(0o755)
+    (folder / "data").mkdir()
+    (folder / "data").chmod(0o777)
+    (folder / "data" / "hello").write_text("world")
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def bindfs(source: Path) -> dict[str, Any]:
+    return {
+        "command": ["bindfs", "-f", f"{source}/{{folder}}", "{mountpoint}"],
+        "options": {"folder": {"pattern": "[a-z]+", "default": "data"}},
+    }
+
+
+@pytest.fixture
+def make_plugin(make_host: Any, area: Path) -> Iterator[Callable[..., Fuse]]:
+    """Make a plugin; the same programs again act as a restart of the daemon."""
+    started: list[Fuse] = []
+
+    def make(**programs: dict[str, Any]) -> Fuse:
+        config = FuseConfig.model_validate({"programs": programs, "check_interval": "100ms"})
+        plugin = Fuse(config, make_host("fuse"))
+        plugin.start()
+        started.append(plugin)
+        return plugin
+
+    yield make
+    for plugin in started:
+        plugin.stop()
+    for folder in (area / "hosts" / "fuse").glob("*/volumes/*/"):
+        for pid in strays(Room(folder)):
+            with suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+
+
+@pytest.fixture
+def plugin(make_plugin: Any, bindfs: dict[str, Any]) -> Fuse:
+    made: Fuse = make_plugin(files=bindfs)
+    return made
+
+
+@pytest.fixture
+def node(make_node: Any, plugin: Fuse) -> Any:
+    return make_node(fuse=plugin)
+
+
+@pytest.fixture
+def target(node: Any) -> Path:
+    path: Path = node.target("a")
+    return path
+
+
+def volumes(plugin: Fuse) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = list(plugin.inspect()["volumes"])
+    return found
+
+
+def pid_of(plugin: Fuse) -> int:
+    (volume,) = volumes(plugin)
+    pid: int = volume["pid"]
+    return pid
+
+
+def condition_of(plugin: Fuse) -> str:
+    (volume,) = volumes(plugin)
+    text: str = volume["condition"]
+    return text
+
+
+def status_of(pid: int) -> dict[str, str]:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return {key: value.strip() for key, _, value in (line.partition(":") for line in lines)}
+
+
+def test_a_pod_reads_and_writes_what_a_program_serves(node: Any, target: Path, source: Path) -> None:
+    assert node.mount(DRIVER, target, {}) == {"status": "Success"}
+    assert (target / "hello").read_text() == "world"
+    (target / "new").write_text("written")
+    assert (source / "data" / "new").read_text() == "written"
+    found = mounted_at(str(target))
+    assert found is not None
+    assert found.fs_type == "fuse.files"
+    assert {"nosuid", "nodev"} <= set(found.options)
+
+
+def test_an_unmount_of_the_last_pod_ends_the_program_and_leaves_nothing(
+    node: Any, plugin: Fuse, target: Path, area: Path
+) -> None:
+    other = node.target("b")
+    node.mount(DRIVER, target, {})
+    node.mount(DRIVER, other, {})
+    (volume,) = volumes(plugin)
+    assert volume["pods"] == 2
+    assert node.unmount(DRIVER, target) == {"status": "Success"}
+    assert (other / "hello").read_text() == "world"
+    assert node.unmount(DRIVER, other) == {"status": "Success"}
+    assert (node.mounted, node.records, volumes(plugin)) == ([], [], [])
+    assert not Path(f"/proc/{volume['pid']}").exists()
+    assert list((area / "hosts" / "fuse").glob("*/volumes/*")) == []
+
+
+def test_a_program_has_a_user_of_its_own_and_no_rights(node: Any, plugin: Fuse, target: Path) -> None:
+    node.mount(DRIVER, target, {})
+    node.mount(DRIVER, node.target("b"), {"program": "files"})
+    users = {status_of(volume["pid"])["Uid"].split()[0] for volume in volumes(plugin)}
+    assert len(users) == 2
+    assert min(map(int, users)) >= 2_000_000_000
+    status = status_of(volumes(plugin)[0]["pid"])
+    assert (status["CapEff"], status["CapPrm"], status["NoNewPrivs"], status["Groups"]) == ("0" * 16, "0" * 16, "1", "")
+
+
+def test_a_program_has_the_user_and_the_limits_that_its_administrator_gives(
+    make_node: Any, make_plugin: Any, bindfs: dict[str, Any]
+) -> None:
+    plugin = make_plugin(files=bindfs | {"user": "daemon", "memory": "512Mi", "tasks": 64})
+    node = make_node(fuse=plugin)
+    assert node.mount(DRIVER, node.target("a"), {}) == {"status": "Success"}
+    limits = Path(f"/proc/{pid_of(plugin)}/limits").read_text()
+    assert status_of(pid_of(plugin))["Uid"].split()[0] == "1"
+    assert " ".join(limits.partition("Max data size")[2].split()[:2]) == f"{512 << 20} {512 << 20}"
+    assert " ".join(limits.partition("Max processes")[2].split()[:2]) == "64 64"
+
+
+def test_a_pod_that_may_only_read_cannot_write(node: Any, target: Path) -> None:
+    node.mount(DRIVER, target, {"kubernetes.io/readwrite": "ro"})
+    with pytest.raises(OSError, match="Read-only file system"):
+        (target / "new").write_text("")
+
+
+# --- a program that ends
+
+
+def ended(plugin: Fuse) -> int:
+    """Kill the program, and wait until another one serves; return its pid."""
+    former = pid_of(plugin)
+    os.kill(former, signal.SIGKILL)
+    until(lambda: pid_of(plugin) not in {0, former} and not condition_of(plugin), PATIENCE)
+    return pid_of(plugin)
+
+
+def test_a_program_that_dies_is_started_again_and_each_pod_has_its_files_again(
+    node: Any, plugin: Fuse, target: Path
+) -> None:
+    reader = node.target("b")
+    node.mount(DRIVER, target, {})
+    node.mount(DRIVER, reader, {"kubernetes.io/readwrite": "ro"})
+    for _ in range(2):
+        ended(plugin)
+        assert (target / "hello").read_text() == "world"
+        assert (reader / "hello").read_text() == "world"
+        (target / "written").write_text("again")
+        with pytest.raises(OSError, match="Read-only file system"):
+            (reader / "new").write_text("")
+    for path in (target, reader):
+        assert node.unmount(DRIVER, path) == {"status": "Success"}
+    assert (node.mounted, volumes(plugin)) == ([], [])
+
+
+CONTAINER = """
+import ctypes, sys
+libc = ctypes.CDLL(None, use_errno=True)
+target, place, flag = sys.argv[1:]
+def call(result):
+    if result: raise OSError(ctypes.get_errno(), "mount")
+call(libc.unshare(0x20000))
+call(libc.mount(b"", b"/", b"", ctypes.c_ulong(16384 | (1 << 19)), None))
+call(libc.mount(target.encode(), place.encode(), b"", ctypes.c_ulong(4096 | 16384), None))
+call(libc.mount(b"", place.encode(), b"", ctypes.c_ulong(16384 | (1 << int(flag))), None))
+print("ready", flush=True)
+for line in sys.stdin:
+    try:
+        print(open(place + "/hello").read(), flush=True)
+    except OSError as error:
+        print(error.strerror, flush=True)
+"""
+SLAVE, PRIVATE = "19", "18"
+
+
+@pytest.fixture
+def start_container(area: Path) -> Iterator[Callable[[Path, str], Callable[[], str]]]:
+    """Start what a runtime makes of a volume: a mount namespace with a copy of the pod's mount; ask it for a file."""
+    started: list[subprocess.Popen[str]] = []
+    subprocess.run(["mount", "--bind", area, area], check=True)
+    subprocess.run(["mount", "--make-shared", area], check=True)
+
+    def start(target: Path, propagation: str) -> Callable[[], str]:
+        place = area / f"container-{len(started)}"
+        place.mkdir()
+        command = [sys.executable, "-c", CONTAINER, str(target), str(place), propagation]
+        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        started.append(child)
+        to_it, from_it = child.stdin, child.stdout
+        assert to_it is not None
+        assert from_it is not None
+        assert from_it.readline() == "ready\n"
+
+        def ask() -> str:
+            to_it.write("read\n")
+            to_it.flush()
+            return from_it.readline().strip()
+
+        return ask
+
+    yield start
+    for child in started:
+        child.kill()
+        child.communicate()
+
+
+def test_a_container_that_asks_for_propagation_has_its_files_again_and_another_one_is_told_about(
+    start_container: Any, make_node: Any, make_plugin: Any, bindfs: dict[str, Any]
+) -> None:
+    plugin = make_plugin(files=bindfs)
+    node = make_node(fuse=plugin)
+    target, other = node.target("a"), node.target("b")
+    node.mount(DRIVER, target, {})
+    node.mount(DRIVER, other, {})
+    follows = start_container(target, SLAVE)
+    assert follows() == "world"
+    ended(plugin)
+    assert follows() == "world"
+    ended(plugin)
+    assert follows() == "world"
+    stays = start_container(other, PRIVATE)
+    assert stays() == "world"
+    former = pid_of(plugin)
+    os.kill(former, signal.SIGKILL)
+    until(lambda: "one container still see" in condition_of(plugin), PATIENCE)
+    assert "start these containers again" in condition_of(plugin)
+    assert stays() == "Transport endpoint is not connected"
+    assert follows() == "world"
+    assert pid_of(plugin) != former
+
+
+# --- a daemon that ends
+
+
+def test_the_next_daemon_adopts_a_program_and_its_pods_notice_nothing(
+    make_node: Any, make_plugin: Any, bindfs: dict[str, Any]
+) -> None:
+    plugin = make_plugin(files=bindfs)
+    node = make_node(fuse=plugin)
+    target = node.target("a")
+    node.mount(DRIVER, target, {})
+    with (target / "hello").open() as held:
+        pid = pid_of(plugin)
+        plugin.stop()
+        successor = make_plugin(files=bindfs)
+        assert pid_of(successor) == pid
+        assert held.read() == "world"
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: pid_of(successor) not in {0, pid} and not condition_of(successor), PATIENCE)
+    assert (target / "hello").read_text() == "world"
+    assert make_node(fuse=successor).unmount(DRIVER, target) == {"status": "Success"}
+    assert volumes(successor) == []
+
+
+def test_a_program_that_ended_without_a_daemon_is_started_again_by_the_next_one(
+    make_node: Any, make_plugin: Any, bindfs: dict[str, Any]
+) -> None:
+    plugin = make_plugin(files=bindfs)
+    target = make_node(fuse=plugin).target("a")
+    make_node(fuse=plugin).mount(DRIVER, target, {})
+    pid = pid_of(plugin)
+    plugin.stop()
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    successor = make_plugin(files=bindfs)
+    until(lambda: pid_of(successor) not in {0, pid} and not condition_of(successor), PATIENCE)
+    assert (target / "hello").read_text() == "world"
+    assert make_node(fuse=successor).unmount(DRIVER, target) == {"status": "Success"}
+
+
+def test_a_daemon_that_is_killed_at_any_step_of_a_start_leaves_nothing_after_the_next_ones_unstage(
+    area: Path, make_plugin: Any, source: Path, make_host: Any
+) -> None:
+    folder = make_host("fuse").state_dir.parent
+    for change in range(1, 60):
+        staging = area / "staged" / str(change)
+        staging.mkdir(parents=True)
+        command = [sys.executable, str(KILLED), str(folder), str(source / "data"), str(change), str(staging)]
+        done = subprocess.run(command, capture_output=True, check=False, text=True)
+        assert done.returncode in {0, -signal.SIGKILL}, done.stderr
+        plugin = make_plugin(files={"command": ["bindfs", "-f", str(source / "data"), "{mountpoint}"]})
+        plugin.volume_unstage(VolumeUnstage(driver=DRIVER, volume_id=VolumeId("x"), staging_path=str(staging)))
+        assert [one.target for one in mounts() if Path(one.target).is_relative_to(area)] == [], change
+        assert list(folder.glob("*/volumes/*")) == [], change
+        assert [path for path in Path("/proc").glob("[0-9]*/environ") if str(folder).encode() in seen(path)] == []
+        if done.returncode == 0:
+            assert change > 10
+            return
+    raise AssertionError("a start takes more than 60 changes")
+
+
+def seen(environment: Path) -> bytes:
+    with suppress(OSError):
+        return environment.read_bytes()
+    return b""
+
+
+# --- a program that hangs
+
+
+def stats_of(plugin: Fuse) -> VolumeStats:
+    (volume,) = volumes(plugin)
+    return plugin.volume_stats(
+        VolumeStatsRequest(driver=DRIVER, volume_id=VolumeId(volume["volume"]), mount_path="/anywhere")
+    )
+
+
+@pytest.fixture
+def hung(node: Any, plugin: Fuse, target: Path) -> int:
+    """The pid of a program that does not answer any more, and is known not to."""
+    node.mount(DRIVER, target, {})
+    pid = pid_of(plugin)
+    os.kill(pid, signal.SIGSTOP)
+    until(lambda: "does not answer" in condition_of(plugin), PATIENCE)
+    return pid
+
+
+@pytest.mark.usefixtures("hung")
+def test_a_program_that_hangs_holds_no_call_and_its_condition_says_so(node: Any, plugin: Fuse) -> None:
+    assert stats_of(plugin).condition == "program 'files' does not answer"
+    assert stats_of(plugin).total > 0
+    answer = node.mount(DRIVER, node.target("b"), {})
+    assert "program 'files' does not answer" in answer["message"]
+    assert [path for path in node.mounted if path.endswith("/b")] == []
+
+
+def test_a_pod_ends_although_the_program_of_its_volume_hangs(
+    node: Any, plugin: Fuse, target: Path, hung: int, area: Path
+) -> None:
+    waiting = subprocess.Popen(["cat", target / "hello"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    assert node.unmount(DRIVER, target) == {"status": "Success"}
+    assert (node.mounted, node.records, volumes(plugin)) == ([], [], [])
+    assert not Path(f"/proc/{hung}").exists()
+    assert list((area / "hosts" / "fuse").glob("*/volumes/*")) == []
+    assert waiting.communicate(timeout=PATIENCE)
+    assert waiting.returncode != 0
+
+
+def test_a_program_that_answers_again_is_served_on(node: Any, plugin: Fuse, target: Path, hung: int) -> None:
+    os.kill(hung, signal.SIGCONT)
+    until(lambda: condition_of(plugin) == "", PATIENCE)
+    assert pid_of(plugin) == hung
+    assert (target / "hello").read_text() == "world"
+    assert node.mount(DRIVER, node.target("b"), {}) == {"status": "Success"}
+
+
+def test_a_program_that_hangs_is_replaced_where_its_administrator_says_so(
+    make_node: Any, make_plugin: Any, bindfs: dict[str, Any]
+) -> None:
+    plugin = make_plugin(files=bindfs | {"restart_after_hang": "100ms"})
+    target = make_node(fuse=plugin).target("a")
+    make_node(fuse=plugin).mount(DRIVER, target, {})
+    former = pid_of(plugin)
+    os.kill(former, signal.SIGSTOP)
+    until(lambda: pid_of(plugin) not in {0, former} and not condition_of(plugin), PATIENCE)
+    assert (target / "hello").read_text() == "world"
+    assert not Path(f"/proc/{former}").exists()
+
+
+# --- what is refused, and what is said
+
+
+def test_a_program_that_does_not_start_says_why_and_leaves_nothing(
+    make_node: Any, make_plugin: Any, area: Path
+) -> None:
+    plugin = make_plugin(broken={"command": ["sh", "-c", "echo no such bucket >&2; exit 3", "{mountpoint}"]})
+    node = make_node(fuse=plugin)
+    answer = node.mount(DRIVER, node.target("a"), {})
+    assert "program 'broken' ended with status 3: no such bucket" in answer["message"]
+    assert (node.mounted, volumes(plugin)) == ([], [])
+    assert list((area / "hosts" / "fuse").glob("*/volumes/*")) == []
+
+
+def test_a_program_that_never_answers_is_ended(make_node: Any, make_plugin: Any) -> None:
+    plugin = make_plugin(slow={"command": ["sh", "-c", "sleep 1000", "{mountpoint}"], "start_timeout": "500ms"})
+    node = make_node(fuse=plugin)
+    answer = node.mount(DRIVER, node.target("a"), {})
+    assert "program 'slow' has not answered 0.5 s after its start" in answer["message"]
+    assert (node.mounted, volumes(plugin)) == ([], [])
+
+
+def test_a_program_that_is_not_installed_is_told(make_node: Any, make_plugin: Any) -> None:
+    plugin = make_plugin(none={"command": ["no-such-program", "{mountpoint}"]})
+    node = make_node(fuse=plugin)
+    assert "no-such-program cannot be executed" in node.mount(DRIVER, node.target("a"), {})["message"]
+    with pytest.raises(NotReady, match="programs are missing on this node: no-such-program"):
+        plugin.health()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"folder": "../etc"}, "option folder is '../etc'; it has to match '[a-z]+'"),
+        ({"folder": ""}, "it has to match"),
+        ({"o": "allow_root"}, "program 'files' has no option 'o'; it has folder"),
+        ({"program": "sh"}, "option program is 'sh'; this node has: files"),
+    ],
+)
+def test_a_pod_chooses_only_what_its_program_declares(
+    node: Any, target: Path, options: dict[str, str], message: str
+) -> None:
+    assert message in node.mount(DRIVER, target, options)["message"]
+    assert node.mounted == []
+
+
+TELLS = 'cat /tmp/secrets/key; echo "$TOKEN"; ls -ln /tmp/secrets/key; exit 1'
+
+
+def test_a_secret_reaches_the_program_alone(
+    make_node: Any, make_plugin: Any, bindfs: dict[str, Any], area: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    secrets = {"key": {}, "token": {"environment": "TOKEN"}}
+    given = {f"{SECRET}key": b64encode(b"geheim-1").decode(), f"{SECRET}token": b64encode(b"geheim-2").decode()}
+    plugin = make_plugin(
+        files=bindfs | {"secrets": secrets}, tells={"command": ["sh", "-c", TELLS, "{mountpoint}"], "secrets": secrets}
+    )
+    node = make_node(fuse=plugin)
+    target = node.target("a")
+    assert node.mount(DRIVER, target, {"program": "files"} | given) == {"status": "Success"}
+    pid = pid_of(plugin)
+    assert Path(f"/proc/{pid}/root/tmp/secrets/key").read_bytes() == b"geheim-1"
+    assert b"TOKEN=geheim-2" in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    assert Path(f"/proc/{pid}/root/tmp/secrets/key").stat().st_mode & 0o777 == 0o400
+    assert b"geheim" not in Path(f"/proc/{pid}/cmdline").read_bytes()
+    on_disk = [
+        path for path in area.rglob("*") if path.is_file() and "private" not in path.parts and "pods" not in path.parts
+    ]
+    assert on_disk != []
+    assert [path for path in on_disk if b"geheim" in path.read_bytes()] == []
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: pid_of(plugin) not in {0, pid} and not condition_of(plugin), PATIENCE)
+    assert Path(f"/proc/{pid_of(plugin)}/root/tmp/secrets/key").read_bytes() == b"geheim-1"
+    node.unmount(DRIVER, target)
+    answer = node.mount(DRIVER, target, {"program": "tells"} | given)
+    assert "program 'tells' ended with status 1" in answer["message"]
+    assert "geheim" not in json.dumps(answer) + caplog.text
+
+
+@pytest.mark.parametrize("name", ["other", "key"])
+def test_a_secret_that_no_program_takes_and_a_missing_one_are_refused(
+    make_node: Any, make_plugin: Any, bindfs: dict[str, Any], name: str
+) -> None:
+    plugin = make_plugin(files=bindfs | {"secrets": {"key": {}, "more": {}} if name == "key" else {}})
+    node = make_node(fuse=plugin)
+    answer = node.mount(DRIVER, node.target("a"), {f"{SECRET}{name}": b64encode(b"geheim").decode()})
+    assert ("lacks more" if name == "key" else "has other, which the program does not take") in answer["message"]
