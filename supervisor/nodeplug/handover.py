@@ -163,7 +163,8 @@ class Handover:
         finally:
             living.cancel()
             listener.close()
-        notify.send(f"MAINPID={successor.pid}")
+        if not await notify.insist(f"MAINPID={successor.pid}"):
+            LOG.error("systemd does not take that process %d is the daemon now, and may end it", successor.pid)
         LOG.info("process %d has taken over", successor.pid)
         sockets = [state.socket for state in self.resources.status() if state.socket is not None]
         successor.bequeath([*await aside(partial(accepted, sockets), "connections"), *self.kept.descriptors])

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from nodeplug import DeadlineExceeded, PluginError, TryAgain, VolumeClaim, hookimpl
+from nodeplug.contract.errors import Ending
 from nodeplug.hosting.call import Call
 from nodeplug.hosting.composition import Composition
 from nodeplug.hosting.registry import Registry
@@ -307,3 +308,23 @@ def test_nothing_follows_a_hook_that_ends_after_the_daemons_loop() -> None:
     gate.opened.set()
     assert ended.wait(10)
     assert after == []
+
+
+def test_a_hook_that_is_refused_because_the_daemon_ends_undoes_nothing() -> None:
+    """The plugin is stopped, so what was half done could not be undone by it; the next daemon goes on from there."""
+    undone: list[str] = []
+    route = route_to()
+
+    def work(own: Composition) -> str:
+        own.hook("volume_stage", request=None)
+        route.slot.enter("ended")
+        try:
+            own.hook("volume_publish", request=None)
+        except Exception:
+            undone.append("rolled back")
+            raise
+        return "done"
+
+    with pytest.raises(Ending):
+        run(lambda: composition(Runner(), route).run(work))
+    assert undone == []

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import threading
 from collections.abc import Awaitable
 from dataclasses import dataclass, field
 from typing import Any
@@ -126,3 +127,17 @@ def test_what_is_no_failure_on_the_wire_is_logged_for_debugging_alone(
     caplog.set_level(logging.DEBUG, "nodeplug")
     served(raising(NotSupported("no attach")), verb="attach")
     assert [record.levelno for record in caplog.records if record.name.startswith("nodeplug")] == [logging.DEBUG]
+
+
+def test_a_text_is_masked_beside_the_loop_which_many_secrets_would_hold_up(served: Served) -> None:
+    threads: list[bool] = []
+
+    def mask(text: str) -> str:
+        threads.append(threading.current_thread() is threading.main_thread())
+        return text.replace("hunter2", "***")
+
+    async def work() -> None:
+        raise PluginError("no hunter2", details="nor hunter2")
+
+    error = served(work(), mask=mask)
+    assert (error.message, error.details, set(threads)) == ("no ***", "nor ***", {False})

@@ -3,8 +3,14 @@
 import asyncio
 import os
 import socket
+import sys
+from pathlib import Path
 
+import pytest
+
+from nodeplug.contract.errors import TryAgain
 from nodeplug.process.succession import Kept, Predecessor, Successor
+from nodeplug.testing.waiting import until
 
 MANY = 150
 
@@ -66,3 +72,18 @@ def test_what_comes_in_several_messages_is_kept_to_the_last() -> None:
         await until_empty(kept)
 
     asyncio.run(scenario())
+
+
+def test_a_starter_that_hangs_ends_the_succession_and_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hanging = tmp_path / "python"
+    hanging.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid\nexec sleep 3600\n")
+    hanging.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(hanging))
+
+    async def scenario() -> None:
+        with pytest.raises(TryAgain, match=r"has not started within 0\.5 s"):
+            await Successor.start(["serve"], patience=0.5)
+
+    asyncio.run(scenario())
+    pid = int((tmp_path / "pid").read_text())
+    until(lambda: not Path(f"/proc/{pid}").exists())

@@ -82,3 +82,18 @@ def test_secrets_of_a_driver_are_known_until_its_volumes_are_unmounted() -> None
     known.forget("acme/disk", "/a")
     known.forget("acme/disk", "/a")
     assert redact("hunter2 hunter3 hunter4", known.of("acme/disk")) == "hunter2 *** hunter4"
+
+
+def test_secrets_are_kept_within_a_bound_in_bytes_and_the_newest_stay() -> None:
+    known, large = Known(), b"x" * (1 << 20)
+    for number in range(20):
+        known.remember("acme/disk", f"/{number}", Secrets({"key": large, "password": f"hunter{number}".encode()}))
+    kept = [number for number in range(20) if redact(f"hunter{number}", known.of("acme/disk")) == MASK]
+    assert kept == list(range(kept[0], 20))
+    assert 1 <= len(kept) <= 8
+
+
+def test_one_mount_with_more_secrets_than_the_bound_is_masked_all_the_same() -> None:
+    known = Known()
+    known.remember("acme/disk", "/a", Secrets({"key": b"x" * (20 << 20), "password": b"hunter2"}))
+    assert redact("hunter2", known.of("acme/disk")) == MASK

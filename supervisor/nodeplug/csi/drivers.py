@@ -49,6 +49,8 @@ _STOP_GRACE: Final = 1.0
 _AFTER_REFUSAL: Final = 2.0
 """Seconds without a socket after which kubelet has forgotten that it refused one: it looks every second."""
 _LONGEST: Final = 120.0
+UNANSWERED: Final = 150.0
+"""Seconds without a verdict after which a driver is announced anew: kubelet gives NodeGetInfo two minutes."""
 
 
 def registration_of(folder: Path, driver: str) -> Path:
@@ -82,6 +84,8 @@ class Served:
     _registration: Bound | None = None
     _refusals: int = 0
     _not_before: float = 0.0
+    _announced: float = 0.0
+    _asked: bool = False
 
     @property
     def path(self) -> Path:
@@ -108,8 +112,23 @@ class Served:
             self._registration = await self._serve(registrar, registration_of(self.registrations, self.driver.name))
             self._registrar, old = registrar, self._registrar
             await _stop(old)
-        if self.registered:
-            self.problem = ""
+            self._announced, self._asked = time.monotonic(), False
+        self.problem = "" if self.registered else self._unanswered()
+        if not self.registered and time.monotonic() > self._announced + UNANSWERED:
+            LOG.warning("CSI driver %s: %s; it is announced anew", self.driver.name, self.problem)
+            self._not_before = time.monotonic() + _AFTER_REFUSAL
+
+    def _unanswered(self) -> str:
+        """Say what kubelet has done with the registration so far; a refusal is told until it asks again."""
+        if self._asked:
+            return "kubelet has asked for it, and not said whether it takes it; its log may say why"
+        if self._refusals:
+            return self.problem
+        return f"kubelet has not asked for it: does it run, and is {self.registrations} below its --root-dir?"
+
+    def asked(self) -> None:
+        """Note that kubelet wants to know who this is."""
+        self._asked = True
 
     async def _serve(self, server: grpc.aio.Server, path: Path) -> Bound:
         try:
@@ -168,6 +187,7 @@ class _Registration(pb_grpc.RegistrationServicer):
 
     async def GetInfo(self, request: pb.InfoRequest, context: Any) -> pb.PluginInfo:  # noqa: N802 - the RPC's name
         del request, context
+        self.served.asked()
         return pb.PluginInfo(
             type="CSIPlugin",
             name=self.served.driver.name,

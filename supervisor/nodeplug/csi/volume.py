@@ -59,7 +59,6 @@ def _is_live(steps: Steps, path: str) -> bool:
 
 def _publish(steps: Steps, wanted: VolumePublish) -> None:
     wanted = replace(wanted, volume_id=_identify(steps, wanted))
-    made = _make_target(wanted)
     stage = VolumeStage(
         driver=wanted.driver,
         volume_id=wanted.volume_id,
@@ -74,13 +73,15 @@ def _publish(steps: Steps, wanted: VolumePublish) -> None:
         publish_context=wanted.publish_context,
         must_exist=wanted.must_exist,
     )
-    try:
-        steps.publish(wanted, stage, renew=True)
-    except PluginError:
-        if made and mounted_at(wanted.target_path) is None:
-            with suppress(TryAgain):
-                _remove_target(wanted.target_path)
-        raise
+    with steps.at_target(wanted.target_path):
+        made = _make_target(wanted)
+        try:
+            steps.publish(wanted, stage, renew=True)
+        except PluginError:
+            if made and mounted_at(wanted.target_path) is None:
+                with suppress(TryAgain):
+                    _remove_target(wanted.target_path)
+            raise
 
 
 def _identify(steps: Steps, wanted: VolumePublish) -> VolumeId:
@@ -129,8 +130,9 @@ def unpublish(steps: Steps, path: str, folder: Path, *, trusted: bool) -> None:
 
     With `trusted`, a mount without a record is one of the driver's, as it is where kubelet puts those of its pods.
     """
-    steps.unpublish(path, trusted=trusted or "/volumes/kubernetes.io~csi/" in path)
-    _remove_target(path)
+    with steps.at_target(path):
+        steps.unpublish(path, trusted=trusted or "/volumes/kubernetes.io~csi/" in path)
+        _remove_target(path)
     # Kubelet does not know that it made it: it writes no record there for a driver that does not stage.
     for empty in (folder, folder.parent):
         with suppress(OSError):

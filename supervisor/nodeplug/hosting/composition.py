@@ -18,7 +18,7 @@ from contextvars import copy_context
 from queue import SimpleQueue
 from typing import Any, Final, TypeVar
 
-from nodeplug.contract.errors import DeadlineExceeded, PluginError
+from nodeplug.contract.errors import DeadlineExceeded, Ending, PluginError
 from nodeplug.hosting.call import CURRENT, Call
 from nodeplug.hosting.hook_call import HookCall
 from nodeplug.hosting.runner import Runner
@@ -32,9 +32,9 @@ _T = TypeVar("_T")
 
 
 class DaemonEnds(BaseException):
-    """The loop is gone: half-done work is left for the next start, as after a kill.
+    """No hook can be called any more: half-done work is left for the next start, as after a kill.
 
-    Not an Exception, so that nothing is rolled back.
+    Not an Exception, so that nothing is rolled back: without its plugin that would be half a way back.
     """
 
 
@@ -82,6 +82,8 @@ class Composition:
             raise
         try:
             return outcome.result()
+        except DaemonEnds:
+            raise Ending("the daemon is ending; ask again in a moment") from None
         except OSError as error:
             raise PluginError(f"{type(error).__name__}: {error}") from error
 
@@ -150,7 +152,7 @@ class Composition:
         begun = turn.get()
         try:
             if begun is None:
-                return ended.result()
+                return _refused(ended)
             answer, error = begun.run()
             if ended.cancelled() or self._loop.is_closed():
                 raise DaemonEnds
@@ -161,3 +163,11 @@ class Composition:
             raise DaemonEnds from None
         finally:
             self.step(f"what follows {name}")
+
+
+def _refused(ended: "concurrent.futures.Future[Any]") -> Any:
+    """Raise why a hook was not called; DaemonEnds if its plugin is stopped because the daemon ends."""
+    try:
+        return ended.result()
+    except Ending:
+        raise DaemonEnds from None

@@ -12,6 +12,7 @@ from typing import Final, Protocol, TypeVar
 
 from nodeplug.contract.errors import PluginError, clip
 from nodeplug.hosting.call import Call
+from nodeplug.process.aside import aside
 
 LOG: Final = logging.getLogger(__name__)
 _Answer = TypeVar("_Answer")
@@ -51,7 +52,7 @@ class Front:
             answer = await work
         except PluginError as error:
             failure = error
-            failure.message, failure.details = clip(call.mask(error.message)), clip(call.mask(error.details))
+            await _hide(call, failure)
             failure.request = self._log(call, failure)
         except Exception as error:
             failure = _stray(call, error)
@@ -73,6 +74,15 @@ class Front:
         level = logging.DEBUG if isinstance(error, self.quiet) else logging.WARNING
         LOG.log(level, "%s of %s failed (request %s): %s", call.verb, call.claim, call.id, text)
         return call.id
+
+
+async def _hide(call: Call, error: PluginError) -> None:
+    """Mask the texts of an error, in a thread if there is something to mask: a driver may have many secrets."""
+    texts = error.message, error.details
+    if call.mask is not str:
+        mask = call.mask
+        texts = await aside(lambda: (mask(error.message), mask(error.details)), f"mask:{call.id}")
+    error.message, error.details = (clip(text) for text in texts)
 
 
 def _stray(call: Call, error: Exception) -> PluginError:

@@ -6,11 +6,15 @@ Refuses: to fail. Without systemd, or with a socket that does not take the messa
 """
 
 import asyncio
+import logging
 import os
 import socket
 import time
 from typing import Final
 
+LOG: Final = logging.getLogger(__name__)
+_INSISTENCE: Final = 30.0
+_PAUSE: Final = 0.5
 _SIGNS: Final = 4
 """Signs of life within the time of the watchdog: one that comes late on a busy node is no reason to be killed."""
 
@@ -31,6 +35,20 @@ def send(*assignments: str) -> bool:
             peer.sendto("\n".join(assignments).encode(), b"\0" + target[1:] if address.startswith("@") else target)
     except OSError:
         return False
+    return True
+
+
+async def insist(*assignments: str) -> bool:
+    """Send assignments again until they are accepted, for a while; return whether they were, or nobody listens.
+
+    For what must not be lost: a busy supervisor's queue is full for some time (sd_notify(3)).
+    """
+    end = time.monotonic() + _INSISTENCE
+    while supervised() and not send(*assignments):
+        if time.monotonic() > end:
+            return False
+        LOG.warning("systemd takes no message at present: %s", assignments[0])
+        await asyncio.sleep(_PAUSE)
     return True
 
 

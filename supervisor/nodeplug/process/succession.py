@@ -33,6 +33,8 @@ from nodeplug.process.aside import aside
 from nodeplug.process.execution import DESCRIPTOR, execute, refusal
 
 OPTION: Final = "--succeed"
+STARTED: Final = 30.0
+"""Seconds in which Python starts and executes another one, on a node whose disks do not hang."""
 _LIMIT: Final = 64 << 10
 _REASON: Final = 500
 _AT_ONCE: Final = 64
@@ -49,13 +51,13 @@ class Successor:
     _process: int
 
     @classmethod
-    async def start(cls, arguments: Sequence[str]) -> Self:
+    async def start(cls, arguments: Sequence[str], patience: float = STARTED) -> Self:
         """Execute `nodeplug` with these arguments and the option of a successor, from the code that is installed now.
 
         It is no child of this process (`process/adoption`).
 
         Raises:
-            TryAgain: no process can be started.
+            TryAgain: no process can be started, or its starter does not end within `patience` seconds.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
@@ -65,7 +67,7 @@ class Successor:
             environment = {name: value for name, value in os.environ.items() if name not in _ITS_OWN}
             starter = execute(command, environment, theirs.fileno())
             theirs.close()
-            await aside(lambda: os.waitpid(starter, 0), f"end of process {starter}")
+            await _ended(starter, patience)
             data, descriptors, _ = receive(ours, _LIMIT, 1)
             if not data or len(descriptors) != 1:
                 raise OSError(errno.EAGAIN, "its starter has failed")
@@ -73,6 +75,9 @@ class Successor:
         except OSError as error:
             ours.close()
             raise TryAgain(f"no successor can be started: {refusal(error)}") from error
+        except BaseException:
+            ours.close()
+            raise
         finally:
             theirs.close()
 
@@ -124,6 +129,19 @@ class Successor:
             signal.pidfd_send_signal(self._process, signal.SIGKILL)
         self._end.close()
         os.close(self._process)
+
+
+async def _ended(starter: int, patience: float) -> None:
+    """Wait for the end of a starter; one that hangs is killed, and TryAgain says so."""
+    waiting = aside(lambda: os.waitpid(starter, 0), f"end of process {starter}")
+    await asyncio.wait([waiting], timeout=patience)
+    if not waiting.done():
+        os.kill(starter, signal.SIGKILL)  # the thread reaps it, so the number is still its own
+        raise TryAgain(
+            f"a successor has not started within {patience:g} s: process {starter}, which starts it, hangs; "
+            "check the disk with Python and nodeplug"
+        )
+    await waiting
 
 
 class Predecessor:

@@ -71,6 +71,7 @@ class Steps:
     composition: Composition
     driver: str
     patience: float
+    _mine: str = ""
 
     # --- which volume
 
@@ -116,8 +117,21 @@ class Steps:
             self.composition.hook("volume_detach", request=request)
 
     @contextmanager
+    def at_target(self, path: str) -> Iterator[None]:
+        """Keep other requests from a target, for what its front does there before and after a step."""
+        with self.alone("target", path):
+            self._mine = path
+            try:
+                yield
+            finally:
+                self._mine = ""
+
+    @contextmanager
     def alone(self, kind: str, *key: str, about: str = "") -> Iterator[None]:
         """Lock a target, a volume or a name; `about` describes it to people if the key cannot."""
+        if kind == "target" and key == (self._mine,):
+            yield
+            return
         self.composition.call.key = about or " ".join(key)
         self.composition.step("the wait for an earlier call", math.inf)
         with self.locks.held(kind, *key, patience=self.patience):

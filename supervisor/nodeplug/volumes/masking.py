@@ -7,9 +7,8 @@ Refuses: to write a secret anywhere: they are kept in memory, until the volume i
 
 import base64
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Final
 from urllib.parse import quote, quote_plus
 
@@ -19,11 +18,16 @@ MASK: Final = "***"
 _FROM: Final = 4
 _KEPT: Final = 4096
 """Mounts per driver whose secrets are remembered: a mount that fails permanently is never unmounted."""
+_BYTES: Final = 8 << 20
+"""Bytes of them per driver, besides those of the newest mount; a Secret of Kubernetes has 1 MiB at most."""
+_SHORTEST: Final = 4
+"""Bytes of a secret that one character of a text may stand for (UTF-8); every other form is longer than the secret."""
 
 
 def redact(text: str, secrets: Secrets) -> str:
     """Mask every secret value of at least four bytes in a text, in any form."""
-    forms = {form for value in secrets.values() for form in _forms(value)}
+    longest = _SHORTEST * len(text)  # a longer one is not in the text, and its forms would cost much
+    forms = {form for value in secrets.values() if len(value.strip()) <= longest for form in _forms(value)}
     for form in sorted(forms, key=len, reverse=True):
         text = text.replace(form, MASK)
     return text
@@ -62,31 +66,46 @@ def _both_cases(quoted: str) -> Iterator[str]:
 class Known:
     """The secrets of the volumes on this node, by driver and target. Event loop only.
 
-    A plugin may use any of them while it serves any of its volumes, so its errors are masked for all of them.
+    A plugin may use any of them while it serves any of its volumes, so its errors are masked for all of them. The
+    oldest are forgotten when there are too many, or too large ones.
     """
 
     _secrets: dict[str, dict[str, Secrets]] = field(default_factory=dict)
+    _sizes: dict[str, int] = field(default_factory=dict)
 
     def remember(self, driver: str, target: str, secrets: Secrets) -> None:
         """Keep the secrets of one mount as long as errors may mention them."""
         if not secrets:
             return
+        self.forget(driver, target)
         kept = self._secrets.setdefault(driver, {})
-        kept.pop(target, None)
         kept[target] = secrets
-        while len(kept) > _KEPT:
-            del kept[next(iter(kept))]
+        self._sizes[driver] = self._sizes.get(driver, 0) + _size(secrets)
+        while len(kept) > 1 and (len(kept) > _KEPT or self._sizes[driver] - _size(secrets) > _BYTES):
+            self.forget(driver, next(iter(kept)))
 
     def forget(self, driver: str, target: str) -> None:
         """Forget the secrets of a volume that was unmounted, if any."""
-        self._secrets.get(driver, {}).pop(target, None)
+        gone = self._secrets.get(driver, {}).pop(target, None)
+        if gone is not None:
+            self._sizes[driver] -= _size(gone)
 
     def of(self, driver: str) -> Secrets:
         """Return every secret of a driver."""
-        kept = self._secrets.get(driver, {})
-        return Secrets({f"{target} {name}": one for target, each in kept.items() for name, one in each.items()})
+        return _together(tuple(self._secrets.get(driver, {}).values()))
 
     def mask(self, driver: str) -> Callable[[str], str]:
-        """Return a function that masks every secret of a driver in a text; `str` if there is none."""
-        secrets = self.of(driver)
-        return partial(redact, secrets=secrets) if secrets else str
+        """Return a function that masks every secret of a driver in a text; `str` if there is none.
+
+        It may be called in any thread, and takes long when there are many: keep it off the event loop.
+        """
+        kept = tuple(self._secrets.get(driver, {}).values())
+        return (lambda text: redact(text, _together(kept))) if kept else str
+
+
+def _size(secrets: Secrets) -> int:
+    return sum(map(len, secrets.values()))
+
+
+def _together(kept: Iterable[Secrets]) -> Secrets:
+    return Secrets({f"{number} {name}": one for number, each in enumerate(kept) for name, one in each.items()})

@@ -10,6 +10,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -144,7 +145,8 @@ class Volumes:
             call = Call("recover", f"volume:{volume.driver}", volume.staging_path, mask=mask)
             await self.run(route, call, lambda steps: _undo(steps, remainder))
         except PluginError as error:
-            LOG.warning("volume %s of %s stays as it is: %s", volume.volume_id, volume.driver, mask(error.message))
+            text = await aside(partial(mask, error.message), "volumes: mask")
+            LOG.warning("volume %s of %s stays as it is: %s", volume.volume_id, volume.driver, text)
 
     def _settle(self) -> list[Target]:
         """Compare the records with mountinfo; correct those that need no hook, and return the others."""

@@ -322,6 +322,37 @@ def test_systemd_is_told_which_process_is_the_main_one(short_path: Path, tmp_pat
             node.kill()
 
 
+def test_systemd_is_told_of_the_main_process_again_if_its_queue_is_full(short_path: Path, tmp_path: Path) -> None:
+    """It would take the end of the process that it knows for the end of the service, and end the successor."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
+        systemd.bind(str(tmp_path / "notify"))
+        systemd.settimeout(30)
+        environment = {"PYTHONPATH": str(Path(__file__).parent), "NOTIFY_SOCKET": str(tmp_path / "notify")}
+        node = ScratchNode(short_path, SECTION.format("thread", tmp_path), env=environment)
+        node.start()
+        try:
+            assert systemd.recv(4096) == b"READY=1"
+            fill(tmp_path / "notify")
+            with beside(lambda: node.run("replace")) as asked:
+                until(lambda: "has taken over" in node.log or "systemd takes no message" in node.log)
+                said = [systemd.recv(4096)]
+                while not said[-1].startswith(b"MAINPID="):
+                    said.append(systemd.recv(4096))
+                assert asked().returncode == 0
+            assert said[-1] == f"MAINPID={serving(node)}".encode()
+        finally:
+            with suppress(Exception):
+                os.kill(serving(node), signal.SIGKILL)
+            node.kill()
+
+
+def fill(path: Path) -> None:
+    """Send to a socket until its queue is full."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sender, suppress(BlockingIOError):
+        while True:
+            sender.sendto(b"X", str(path))
+
+
 def test_the_watchdog_is_fed_until_the_next_daemon_serves(short_path: Path, tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)

@@ -1,0 +1,106 @@
+"""A registration that kubelet does not answer: it is told, and made again."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import pytest
+
+from nodeplug.contract.journal import Journal
+from nodeplug.csi import drivers
+from nodeplug.csi.driver import Driver
+from nodeplug.hosting.registry import Registry
+from nodeplug.hosting.runner import Runner
+from nodeplug.pb import pluginregistration_v1_pb2 as pb
+from nodeplug.pb import pluginregistration_v1_pb2_grpc as pb_grpc
+from nodeplug.process.lane import Lane
+from nodeplug.testing import CsiCaller
+from nodeplug.volumes.service import Volumes
+
+pytestmark = pytest.mark.node
+NAME = "disk.acme"
+
+
+@pytest.fixture
+def served(short_path: Path) -> drivers.Served:
+    runner = Runner()
+    volumes = Volumes(runner, Journal(short_path / "journal"), short_path / "staging")
+    driver = Driver(NAME, "acme/disk", "node-1", "1", short_path / "csi", Registry(), runner, volumes)
+    return drivers.Served(driver, Lane("sockets"), short_path / "plugins", short_path / "plugins_registry")
+
+
+def play(served: drivers.Served, story: Callable[[], Any]) -> None:
+    async def whole() -> None:
+        try:
+            await story()
+        finally:
+            await served.end(withdraw=True)
+
+    asyncio.run(whole())
+
+
+async def keep_until(served: drivers.Served, condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():
+            await served.keep()
+            await asyncio.sleep(0.02)
+
+
+def registration(served: drivers.Served) -> Path:
+    return drivers.registration_of(served.registrations, NAME)
+
+
+def test_a_registration_without_a_verdict_is_withdrawn_after_a_while_and_made_again(
+    served: drivers.Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kubelet may have missed the socket, or its verdict may be lost."""
+    monkeypatch.setattr(drivers, "UNANSWERED", 0.3)
+    monkeypatch.setattr(drivers, "_AFTER_REFUSAL", 0.2)
+
+    async def story() -> None:
+        await served.keep()
+        first = registration(served).stat().st_ino
+        await keep_until(served, lambda: not registration(served).exists())
+        await keep_until(served, lambda: registration(served).exists() and registration(served).stat().st_ino != first)
+
+    play(served, story)
+
+
+def test_a_registration_that_kubelet_has_accepted_stays(
+    served: drivers.Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drivers, "UNANSWERED", 0.1)
+
+    async def story() -> None:
+        await served.keep()
+        first = registration(served).stat().st_ino
+        served.judged(pb.RegistrationStatus(plugin_registered=True))
+        for _ in range(10):
+            await served.keep()
+            await asyncio.sleep(0.03)
+        assert (registration(served).stat().st_ino, served.problem) == (first, "")
+
+    play(served, story)
+
+
+def test_what_kubelet_has_done_with_a_registration_is_told(served: drivers.Served) -> None:
+    async def story() -> None:
+        await served.keep()
+        assert "kubelet has not asked for it" in served.problem
+        assert str(served.registrations) in served.problem
+        async with grpc.aio.insecure_channel(f"unix:{registration(served)}") as channel:
+            await pb_grpc.RegistrationStub(channel).GetInfo(pb.InfoRequest())
+        await served.keep()
+        assert "kubelet has asked for it, and not said whether it takes it" in served.problem
+
+    play(served, story)
+
+
+def test_a_node_without_a_kubelet_says_so_until_there_is_one(start_kubelet: Callable[..., Any]) -> None:
+    kubelet = start_kubelet("[plugins.tmpfs]\n")
+    kubelet.info("tmpfs.nodeplug")
+    assert kubelet.node.status()["csi"][0]["problem"].startswith("kubelet has")
+    CsiCaller(kubelet.root, "tmpfs.nodeplug").register()
+    assert [(row["registered"], row["problem"]) for row in kubelet.node.status()["csi"]] == [(True, "")]
