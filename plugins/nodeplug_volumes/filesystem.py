@@ -1,6 +1,6 @@
 """Filesystems in image files: what is in one, and the host's tools that create, check and grow them.
 
-Owns: recognition by superblock, mkfs, fsck and resize for ext4 and xfs, and messages for what the tools say.
+Owns: recognition by superblock, mkfs, fsck and resize for ext4, xfs and btrfs, and messages for what the tools say.
 Refuses: to format anything but a new file (the caller creates one), mounting, and shells.
 """
 
@@ -17,8 +17,11 @@ from typing import Final, Literal
 from nodeplug import Exhausted, InvalidRequest, PluginError, TryAgain
 from nodeplug.fields import show_quantity as show
 
-FsType = Literal["ext4", "xfs"]
-FS_TYPES: Final[tuple[FsType, ...]] = ("ext4", "xfs")
+FsType = Literal["ext4", "xfs", "btrfs"]
+FS_TYPES: Final[tuple[FsType, ...]] = ("ext4", "xfs", "btrfs")
+SMALLEST: Final[Mapping[FsType, int]] = {"ext4": 1 << 20, "xfs": 300 << 20, "btrfs": 128 << 20}
+"""Bytes below which the tools refuse to make one (mkfs.xfs(8), mkfs.btrfs(8))."""
+_BTRFS_MAGIC_AT: Final = (64 << 10) + 0x40
 _EXT_MAGIC_AT: Final = 1024 + 0x38
 _TIMEOUT: Final = 100.0
 """Seconds for one tool: less than the deadline of volume_stage, so that the tool ends before it."""
@@ -40,6 +43,9 @@ def identify(image: Path) -> FsType | Literal["", "unknown"]:
                 return "xfs"
             if head[_EXT_MAGIC_AT : _EXT_MAGIC_AT + 2] == b"\x53\xef":
                 return "ext4"
+            stream.seek(_BTRFS_MAGIC_AT)
+            if stream.read(8) == b"_BHRfS_M":
+                return "btrfs"
             return "unknown" if _has_data(stream.fileno()) else ""
     except OSError as error:
         raise PluginError(f"cannot read {image}: {error.strerror}") from error
@@ -66,13 +72,16 @@ def make(image: Path, fs_type: FsType) -> None:
     if fs_type == "ext4":
         # The file is a hole: nothing to discard. Lazy inode tables: no minutes of zeros for a large volume.
         command = ["mkfs.ext4", "-q", "-F", "-m", "0", "-E", "nodiscard,lazy_itable_init=1", str(image)]
-    else:
+    elif fs_type == "xfs":
         command = ["mkfs.xfs", "-q", "-f", "-K", str(image)]
+    else:
+        command = ["mkfs.btrfs", "-q", "-f", "-K", str(image)]
     status, text = run(command)
     if status == 0:
         return
     _refuse_full(image, text)
-    kind = InvalidRequest if "larger than" in text or "too small" in text else PluginError
+    small = "larger than" in text or "too small" in text or "minimum size" in text
+    kind = InvalidRequest if small else PluginError
     raise kind(f"{command[0]} cannot make a filesystem of {show(image.stat().st_size)} in {image.name}: {text}")
 
 
@@ -83,7 +92,7 @@ def locked(image: Path) -> Iterator[int]:
     A tool outlives a daemon that is killed; its lock keeps the next daemon from mounting what it still writes.
 
     Raises:
-        TryAgain: a tool of an earlier daemon still works on the image.
+        TryAgain: it is being mounted or copied, or a tool of an earlier daemon still works on it.
         PluginError: the image cannot be opened.
     """
     try:
@@ -95,7 +104,7 @@ def locked(image: Path) -> Iterator[int]:
         yield descriptor
     except BlockingIOError:
         raise TryAgain(
-            f"{image} is still being checked or grown for an earlier call; it is mounted after that"
+            f"{image} is still being checked, grown or copied for an earlier call; ask again after that"
         ) from None
     finally:
         os.close(descriptor)
@@ -104,7 +113,7 @@ def locked(image: Path) -> Iterator[int]:
 def check(image: Path, fs_type: FsType, lock: int) -> bool:
     """Check an unmounted image, repair what can be repaired automatically, and return whether something was.
 
-    xfs repairs itself at mount (fsck.xfs(8) does nothing).
+    xfs and btrfs repair themselves at mount (fsck.xfs(8) and fsck.btrfs(8) do nothing).
 
     Args:
         image: the file.
@@ -114,7 +123,7 @@ def check(image: Path, fs_type: FsType, lock: int) -> bool:
     Raises:
         PluginError: the damage needs manual repair.
     """
-    if fs_type == "xfs":
+    if fs_type != "ext4":
         return False
     status, text = run(["e2fsck", "-p", str(image)], lock)
     if status & ~_CORRECTED:
@@ -127,7 +136,7 @@ def check(image: Path, fs_type: FsType, lock: int) -> bool:
 
 
 def has_room(image: Path, fs_type: FsType) -> bool:
-    """Whether an unmounted ext4 image is larger than its filesystem; xfs is grown when mounted.
+    """Whether an unmounted ext4 image is larger than its filesystem; the others are grown when mounted.
 
     Read from the superblock (kernel, Documentation/filesystems/ext4/super.rst): resize2fs itself requires a full check
     of the filesystem before it says that there is nothing to do.
@@ -170,7 +179,12 @@ def grow_online(mount_path: str, device: str, fs_type: FsType) -> None:
     Raises:
         PluginError: the tool failed. ext4 needs CAP_SYS_RESOURCE for it; without, it grows at the next stage.
     """
-    command = ["xfs_growfs", mount_path] if fs_type == "xfs" else ["resize2fs", device]
+    commands = {
+        "ext4": ["resize2fs", device],
+        "xfs": ["xfs_growfs", mount_path],
+        "btrfs": ["btrfs", "filesystem", "resize", "max", mount_path],
+    }
+    command = commands[fs_type]
     status, text = run(command)
     if status:
         raise PluginError(f"{command[0]} cannot grow {device} while it is mounted (status {status}): {text}")

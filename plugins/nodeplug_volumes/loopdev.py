@@ -2,7 +2,8 @@
 
 Owns: the ioctls of loop(4): attach with autoclear, find by the backing file's device and inode, resize, release.
 Refuses: to store device numbers. A killed daemon leaves only what the kernel still shows, and autoclear releases a
-device with its last user: nothing leaks.
+device with its last user: nothing leaks. A device that pods get as such has no autoclear, since nobody may have it open
+for a while; `release_idle` ends it.
 """
 
 import errno
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from nodeplug import Exhausted, NotReady, PluginError, TryAgain
+from nodeplug import Exhausted, NotReady, PluginError, TryAgain, mounts
 
 # include/uapi/linux/loop.h
 _SET_FD: Final = 0x4C00
@@ -32,6 +33,8 @@ _CONFIG: Final = struct.Struct(f"=II{_INFO.size}s64x")
 _ATTEMPTS: Final = 64
 _MAJOR: Final = 7
 _CONTROL: Final = Path("/dev/loop-control")
+_DEVICES: Final = frozenset({"devtmpfs", "tmpfs"})
+"""What is mounted on /dev, on a node and in a container."""
 _GOING: Final = frozenset({errno.ENXIO, errno.ENOENT})  # autoclear releases a device shortly after its last user
 
 
@@ -61,6 +64,11 @@ class Loop:
             if error.errno in _GOING:
                 return False
             raise PluginError(f"cannot open {self.path}: {error.strerror}") from error
+
+    def is_bound(self) -> bool:
+        """Whether the device is bound on a file, for pods that get it as such."""
+        root = f"/{Path(self.path).name}"
+        return any(one.root == root and one.fs_type in _DEVICES for one in mounts())
 
     def take_size(self) -> None:
         """Grow the device to the size of its file."""
@@ -118,6 +126,30 @@ def find(image: Path) -> list[Loop]:
     return found
 
 
+def release_idle(image: Path) -> Loop | None:
+    """Release every loop device of an image that nobody uses; return one that somebody does."""
+    busy = None
+    for loop in find(image):
+        if loop.in_use() or loop.is_bound():
+            busy = loop
+        else:
+            loop.release()
+    return busy
+
+
+def attach(image: Path) -> Loop:
+    """Attach a file to a free loop device, until it is released.
+
+    Raises:
+        NotReady: there are no loop devices here.
+        Exhausted: no further loop device is available.
+        PluginError: the kernel refused.
+    """
+    loop, descriptor = _open(image, read_only=False, flags=0)
+    os.close(descriptor)
+    return loop
+
+
 @contextmanager
 def attached(image: Path, *, read_only: bool = False) -> Iterator[Loop]:
     """Attach a file to a free loop device while the block runs; a mount made inside keeps it.
@@ -133,22 +165,27 @@ def attached(image: Path, *, read_only: bool = False) -> Iterator[Loop]:
         Exhausted: no further loop device is available.
         PluginError: the kernel refused.
     """
-    check()
-    try:
-        backing = os.open(image, (os.O_RDONLY if read_only else os.O_RDWR) | os.O_CLOEXEC)
-    except OSError as error:
-        raise PluginError(f"cannot open {image}: {error.strerror}") from error
-    try:
-        loop, descriptor = _attach(backing, image)
-    finally:
-        os.close(backing)
+    loop, descriptor = _open(image, read_only=read_only, flags=_AUTOCLEAR)
     try:
         yield loop
     finally:
         os.close(descriptor)
 
 
-def _attach(backing: int, image: Path) -> tuple[Loop, int]:
+def _open(image: Path, *, read_only: bool, flags: int) -> tuple[Loop, int]:
+    """Attach a file to a loop device; return it, and an open descriptor of it."""
+    check()
+    try:
+        backing = os.open(image, (os.O_RDONLY if read_only else os.O_RDWR) | os.O_CLOEXEC)
+    except OSError as error:
+        raise PluginError(f"cannot open {image}: {error.strerror}") from error
+    try:
+        return _attach(backing, image, flags)
+    finally:
+        os.close(backing)
+
+
+def _attach(backing: int, image: Path, flags: int) -> tuple[Loop, int]:
     for _ in range(_ATTEMPTS):
         loop = Loop(f"/dev/loop{_free_number()}")
         try:
@@ -156,7 +193,7 @@ def _attach(backing: int, image: Path) -> tuple[Loop, int]:
         except OSError as error:
             raise PluginError(f"cannot open {loop.path}: {error.strerror}") from error
         try:
-            _configure(descriptor, backing, image)
+            _configure(descriptor, backing, image, flags)
         except OSError as error:
             os.close(descriptor)
             if error.errno == errno.EBUSY:  # another process took it between the query and this
@@ -166,9 +203,9 @@ def _attach(backing: int, image: Path) -> tuple[Loop, int]:
     raise TryAgain(f"no free loop device stayed free for {_ATTEMPTS} attempts; other processes attach many now")
 
 
-def _configure(descriptor: int, backing: int, image: Path) -> None:
+def _configure(descriptor: int, backing: int, image: Path, flags: int) -> None:
     name = os.fsencode(image)[:63]
-    info = _INFO.pack(0, 0, 0, 0, 0, 0, 0, 0, _AUTOCLEAR, name, b"", b"", 0, 0)
+    info = _INFO.pack(0, 0, 0, 0, 0, 0, 0, 0, flags, name, b"", b"", 0, 0)
     try:
         fcntl.ioctl(descriptor, _CONFIGURE, _CONFIG.pack(backing, 0, info))
     except OSError as error:

@@ -268,7 +268,7 @@ def test_the_process_holds_no_descriptor_per_reload(node: Callable[..., ScratchN
     for number in range(5):
         scratch.configure(section(f"b{number}"))
         until(lambda number=number: states(scratch) == {f"b{number}": "running"})  # type: ignore[misc]
-    assert descriptors() <= before + 1
+    until(lambda: descriptors() <= before + 1)  # what an exchange had open may be closed a little later
 
 
 def test_recent_calls_hold_one_record_per_request_refused_ones_included(node: Callable[..., ScratchNode]) -> None:

@@ -105,11 +105,7 @@ def read_stats(message: pb.NodeGetVolumeStatsRequest) -> str:
         NotFound: nothing can be published at such a path.
     """
     require(message.volume_id, "volume_id")
-    require(message.volume_path, "volume_path")
-    try:
-        return read_path(message.volume_path, "volume_path")
-    except InvalidRequest as error:
-        raise NotFound(error.message) from None
+    return _published_path(message.volume_path)
 
 
 def read_expand(message: pb.NodeExpandVolumeRequest) -> tuple[str, int, int]:
@@ -117,11 +113,19 @@ def read_expand(message: pb.NodeExpandVolumeRequest) -> tuple[str, int, int]:
 
     Raises:
         InvalidRequest: the id, the path or a size is missing or wrong.
+        NotFound: nothing can be published at such a path.
     """
     require(message.volume_id, "volume_id")
     required, limit = read_range(message.capacity_range)
-    require(message.volume_path, "volume_path")
-    return read_path(message.volume_path, "volume_path"), required, limit
+    return _published_path(message.volume_path), required, limit
+
+
+def _published_path(text: str) -> str:
+    require(text, "volume_path")
+    try:
+        return read_path(text, "volume_path")
+    except InvalidRequest as error:
+        raise NotFound(error.message) from None
 
 
 def read_range(message: pb.CapacityRange) -> tuple[int, int]:

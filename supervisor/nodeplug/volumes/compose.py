@@ -276,16 +276,16 @@ class Steps:
         owned = self.ledger.owns(volume)
         # At a path of the caller's, it is one volume for one caller: there is no filesystem to agree on.
         fs_type = request.fs_type if owned else ""
-        if self.ledger.is_staged(volume, fs_type):
+        if self.ledger.is_staged(volume, fs_type, block=request.block):
             return
         if self.ledger.staged(volume.driver, volume.volume_id) is not None or mounted_at(volume.staging_path):
             self._unstage(volume)  # left half done
-        self.records.write(Staged(volume, led.STAGING, fs_type))
+        self.records.write(Staged(volume, led.STAGING, fs_type, request.block))
         if owned:
-            led.make_directory(volume.staging_path)
+            led.make_staging_path(volume.staging_path, block=request.block)
         self.composition.hook("volume_stage", request=replace(request, staging_path=volume.staging_path))
         led.check_staged(volume, self.composition.route.plugin)
-        self.records.write(Staged(volume, led.STAGED, fs_type))
+        self.records.write(Staged(volume, led.STAGED, fs_type, request.block))
 
     def _roll_back(self, target: Target, error: Exception) -> None:
         try:

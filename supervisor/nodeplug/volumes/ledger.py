@@ -92,11 +92,15 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """A volume and its staging phase; `fs_type` is what its first pod asked for, or empty."""
+    """A volume and its staging phase; `fs_type` is what its first pod asked for, or empty.
+
+    A volume that is staged as a `block` device is bound on a file.
+    """
 
     volume: Volume
     phase: str
     fs_type: str = ""
+    block: bool = False
 
     @property
     def key(self) -> str:
@@ -106,7 +110,7 @@ class Staged:
     @property
     def data(self) -> dict[str, Any]:
         """Return the content of its record."""
-        return asdict(self.volume) | {"fs_type": self.fs_type}
+        return asdict(self.volume) | {"fs_type": self.fs_type} | ({"block": True} if self.block else {})
 
 
 Record = Target | Staged
@@ -200,18 +204,28 @@ class Ledger:
         Call it before removing the record: a directory without a record would never be found.
         """
         if self.owns(volume):
+            path = Path(volume.staging_path)
             with suppress(OSError):  # not empty: a driver wrote beside its mount, and that is not ours to delete
-                Path(volume.staging_path).rmdir()
+                if path.is_file() and not path.is_symlink():
+                    path.unlink()  # a block device was bound on it
+                else:
+                    path.rmdir()
 
-    def is_staged(self, volume: Volume, fs_type: str) -> bool:
+    def is_staged(self, volume: Volume, fs_type: str, *, block: bool = False) -> bool:
         """Whether staging is complete: the volume is mounted, and its record or the pods that use it confirm that.
 
         Raises:
-            InvalidRequest: it is staged with another filesystem than this pod asks for.
+            InvalidRequest: it is staged with another filesystem than this pod asks for, or as a block device.
         """
         if mounted_at(volume.staging_path) is None:
             return False
         record = self.staged(volume.driver, volume.volume_id)
+        if record is not None and record.block != block:
+            has, asked = ("a block device", "a filesystem") if record.block else ("a filesystem", "a block device")
+            raise InvalidRequest(
+                f"volume {volume.volume_id!r} of {volume.driver} is staged on this node as {has}; a pod asks for "
+                f"{asked}: give all its pods the same volumeMode"
+            )
         if record is not None and fs_type and record.fs_type not in {"", fs_type}:
             raise InvalidRequest(
                 f"volume {volume.volume_id!r} of {volume.driver} is staged on this node as {record.fs_type!r}; "
@@ -268,7 +282,7 @@ class Ledger:
             return None
         volume = Volume(driver, VolumeId(volume_id), staging_path)
         if entry.key.startswith("volume "):
-            return Staged(volume, entry.phase, str(entry.data.get("fs_type", "")))
+            return Staged(volume, entry.phase, str(entry.data.get("fs_type", "")), entry.data.get("block") is True)
         if not entry.key.startswith("target ") or not isinstance(path, str):
             return None
         fs_type, access_mode = (str(entry.data.get(name, "")) for name in ("fs_type", "access_mode"))
@@ -282,15 +296,22 @@ class Ledger:
         return [Volume(driver, VolumeId(unquote(name)), str(folder / name)) for name in names]
 
 
-def make_directory(path: str) -> None:
-    """Make a directory for mounts, mode 0700, with its parents; PluginError if that fails."""
+def make_staging_path(path: str, *, block: bool = False) -> None:
+    """Make a directory for a mount, mode 0700, with its parents, or a file for a block device.
+
+    Raises:
+        PluginError: that fails.
+    """
     try:
         Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         # Not exist_ok: that would stat a dead filesystem that is still mounted there.
         with suppress(FileExistsError):
-            Path(path).mkdir(mode=0o700)
+            if block:
+                os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+            else:
+                Path(path).mkdir(mode=0o700)
     except OSError as error:
-        raise PluginError(f"cannot make the directory {path}: {error.strerror}") from error
+        raise PluginError(f"cannot make {path}: {error.strerror}") from error
 
 
 def check_target(path: str) -> None:

@@ -1,0 +1,494 @@
+"""Volumes of loopfile that are created, copied, snapshot, grown and deleted: real images, filesystems and devices."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.disks import attached_disk
+from tests.node.volumes.killed_store import call
+
+from nodeplug import (
+    AlreadyExists,
+    Exhausted,
+    InUse,
+    InvalidRequest,
+    NotFound,
+    OutOfRange,
+    TryAgain,
+    VolumeCapacity,
+    VolumeCreate,
+    VolumeDelete,
+    VolumeExpand,
+    VolumeId,
+    VolumeSnapshot,
+    VolumeSnapshotDelete,
+    VolumeStage,
+    VolumeUnstage,
+    unmount,
+)
+from nodeplug.testing.waiting import until
+from nodeplug_volumes import copying, extents, filesystem, loopdev
+from nodeplug_volumes.filesystem import FsType
+from nodeplug_volumes.loopfile import LoopFile, LoopFileConfig
+
+pytestmark = [pytest.mark.node, pytest.mark.usefixtures("has_loop_devices")]
+DRIVER = "nodeplug/loopfile"
+MIB = 1 << 20
+REPOSITORY = Path(__file__).parents[3]
+
+
+class Node:
+    """A loopfile plugin, and folders to stage its volumes in."""
+
+    def __init__(self, plugin: LoopFile, directory: Path, area: Path) -> None:
+        self.plugin, self.directory, self._area = plugin, directory, area
+        self.staged: list[str] = []
+
+    def create(self, name: str, size: int = 16 * MIB, **more: Any) -> str:
+        return self.plugin.volume_create(VolumeCreate(driver=DRIVER, name=name, size=size, **more)).volume_id
+
+    def delete(self, name: str) -> None:
+        self.plugin.volume_delete(VolumeDelete(driver=DRIVER, volume_id=VolumeId(name)))
+
+    def snapshot(self, volume: str, name: str) -> str:
+        request = VolumeSnapshot(driver=DRIVER, volume_id=VolumeId(volume), name=name)
+        return self.plugin.volume_snapshot(request).snapshot_id
+
+    def stage(self, name: str, *, block: bool = False, **more: Any) -> Path:
+        path = self._area / "staged" / name
+        path.parent.mkdir(exist_ok=True)
+        if block:
+            path.touch()
+        else:
+            path.mkdir(exist_ok=True)
+        request = VolumeStage(
+            driver=DRIVER,
+            volume_id=VolumeId(name),
+            options={"name": name},
+            staging_path=str(path),
+            block=block,
+            must_exist=True,
+            **more,
+        )
+        self.plugin.volume_stage(request)
+        self.staged.append(str(path))
+        return path
+
+    def unstage(self, name: str) -> None:
+        path = str(self._area / "staged" / name)
+        self.plugin.volume_unstage(VolumeUnstage(driver=DRIVER, volume_id=VolumeId(name), staging_path=path))
+
+    def write(self, name: str, text: str) -> None:
+        (self.stage(name) / "file").write_text(text)
+        self.unstage(name)
+
+    def read(self, name: str) -> str:
+        text = (self.stage(name) / "file").read_text()
+        self.unstage(name)
+        return text
+
+    @property
+    def room(self) -> int:
+        return self.plugin.volume_capacity(VolumeCapacity(driver=DRIVER))
+
+    @property
+    def files(self) -> list[str]:
+        found = (path for path in self.directory.rglob("*") if path.is_file())
+        return sorted(str(path.relative_to(self.directory)) for path in found)
+
+
+Make = Callable[..., Node]
+
+
+@pytest.fixture
+def make(area: Path, make_host: Any) -> Iterator[Make]:
+    made: list[Node] = []
+
+    def one(directory: Path | None = None, **config: Any) -> Node:
+        folder = directory or area / "images"
+        plugin = LoopFile(LoopFileConfig(directory=folder, **config), make_host("loopfile"))
+        plugin.start()
+        made.append(Node(plugin, folder, area))
+        return made[-1]
+
+    yield one
+    for node in made:
+        node.plugin.stop()
+        for path in node.staged:
+            unmount(path, lazy=True)
+        for image in [*node.directory.glob("*.img")]:
+            loopdev.release_idle(image)
+
+
+@pytest.fixture
+def reflinks(tmp_path: Path) -> Iterator[Path]:
+    """A disk whose files can share blocks."""
+    with attached_disk(tmp_path / "disk", "xfs", "1G") as disk:
+        yield disk / "images"
+
+
+@pytest.fixture
+def node(make: Make) -> Node:
+    return make()
+
+
+# --- creating and deleting
+
+
+def test_a_created_volume_has_a_filesystem_and_keeps_its_data(node: Node) -> None:
+    assert node.create("pvc-1") == "pvc-1"
+    node.write("pvc-1", "kept")
+    assert node.read("pvc-1") == "kept"
+
+
+def test_a_repeated_creation_finds_the_volume_and_its_data(node: Node) -> None:
+    node.create("pvc-1")
+    node.write("pvc-1", "kept")
+    node.create("pvc-1")
+    assert node.read("pvc-1") == "kept"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"size": 32 * MIB}, {"size": MIB, "limit": 8 * MIB}, {"fs_type": "xfs", "size": 16 * MIB}, {"block": True}],
+)
+def test_another_volume_of_that_name_is_refused(node: Node, other: dict[str, Any]) -> None:
+    node.create("pvc-1", fs_type="ext4")
+    with pytest.raises(AlreadyExists):
+        node.create("pvc-1", **other)
+
+
+def test_a_volume_that_a_pod_has_named_is_never_given_to_somebody_else(node: Node) -> None:
+    (node.directory / "data.img").write_bytes(b"somebody's")
+    with pytest.raises(AlreadyExists, match="a pod's options named it"):
+        node.create("data")
+    assert (node.directory / "data.img").read_bytes() == b"somebody's"
+
+
+def test_any_name_makes_a_volume_of_its_own(node: Node) -> None:
+    names = ["../x", "a/b", "ä", "x" * 300]
+    made = {node.create(name, MIB) for name in names}
+    assert len(made) == len(names)
+    assert {node.create(name, MIB) for name in names} == made
+    assert not [name for name in node.files if "/" in name]
+
+
+def test_a_deleted_volume_leaves_nothing(node: Node) -> None:
+    node.create("pvc-1")
+    node.delete("pvc-1")
+    node.delete("pvc-1")
+    node.delete("../etc")
+    assert node.files == []
+
+
+def test_a_volume_in_use_is_not_deleted(node: Node) -> None:
+    node.create("pvc-1")
+    node.stage("pvc-1")
+    with pytest.raises(InUse, match="end its pods first"):
+        node.delete("pvc-1")
+    node.unstage("pvc-1")
+    node.delete("pvc-1")
+
+
+@pytest.mark.parametrize("fs_type", ["ext4", "xfs", "btrfs"])
+def test_a_size_below_the_least_of_a_filesystem_is_rounded_up_or_refused(
+    make: Make, tmp_path: Path, fs_type: FsType
+) -> None:
+    with attached_disk(tmp_path / "disk", fs_type, "1G") as disk:  # skips where its tools are missing
+        node = make(disk / "images")
+        node.create("small", 1, fs_type=fs_type)
+        size = (node.directory / "small.img").stat().st_size
+        assert size == filesystem.SMALLEST[fs_type]
+        with pytest.raises(OutOfRange, match="at most"):
+            node.create("limited", 1, fs_type=fs_type, limit=size - 1)
+        node.write("small", "kept")
+        request = VolumeExpand(driver=DRIVER, volume_id=VolumeId("small"), new_size=size + 64 * MIB)
+        assert node.plugin.volume_expand(request) == size + 64 * MIB
+        found = os.statvfs(node.stage("small"))
+        assert found.f_blocks * found.f_frsize > size * 0.9
+        node.unstage("small")
+
+
+def test_what_was_killed_in_the_middle_is_begun_anew(make: Make) -> None:
+    node = make()
+    node.create("whole")
+    for name in (".pvc-1.img.new", ".pvc-1.json.new", "pvc-2.json"):
+        (node.directory / name).write_text("{}")
+    again = make()
+    assert again.files == ["whole.img", "whole.json"]
+    again.create("pvc-1")
+    again.create("pvc-2")
+
+
+# --- what the disk can hold
+
+
+def test_no_more_is_promised_than_the_disk_can_hold(reflinks: Path, make: Make) -> None:
+    node = make(reflinks)
+    before = node.room
+    node.create("a", 512 * MIB)
+    assert before - 520 * MIB < node.room <= before - 500 * MIB
+    with pytest.raises(Exhausted, match="promised to volumes that have not written them yet"):
+        node.create("b", node.room + 8 * MIB)
+    request = VolumeExpand(driver=DRIVER, volume_id=VolumeId("a"), new_size=2048 * MIB)
+    with pytest.raises(Exhausted):
+        node.plugin.volume_expand(request)
+    node.delete("a")
+    until(lambda: node.room >= before - MIB)  # xfs frees a little later
+
+
+def test_an_administrator_may_promise_more(reflinks: Path, make: Make) -> None:
+    node = make(reflinks, overcommit=4.0)
+    node.create("a", 2048 * MIB)
+    assert "a.img" in node.files
+
+
+def test_all_volumes_together_have_a_limit(make: Make) -> None:
+    node = make(max_total="40Mi")
+    node.create("a")
+    node.create("b")
+    assert node.room == 8 * MIB
+    with pytest.raises(Exhausted, match="of max_total, 40Mi"):
+        node.create("c")
+
+
+def test_what_a_snapshot_shares_has_to_be_kept_for_its_volume(reflinks: Path, make: Make) -> None:
+    node = make(reflinks)
+    node.create("a", 128 * MIB)
+    (node.stage("a") / "big").write_bytes(os.urandom(64 * MIB))
+    node.unstage("a")
+    before = node.room
+    node.snapshot("a", "s")
+    assert node.room <= before - 60 * MIB
+    node.plugin.volume_snapshot_delete(VolumeSnapshotDelete(driver=DRIVER, snapshot_id="s"))
+    until(lambda: node.room >= before - MIB)
+
+
+def test_a_disk_that_others_fill_is_told_as_the_condition_of_its_volumes(reflinks: Path, make: Make) -> None:
+    node = make(reflinks)
+    node.create("a", 512 * MIB)
+    assert node.plugin.volume_list()[0].condition == ""
+    with (reflinks.parent / "filler").open("wb") as filler:
+        os.posix_fallocate(filler.fileno(), 0, 600 * MIB)
+    assert "its volumes may still need" in node.plugin.volume_list()[0].condition
+
+
+# --- copies and snapshots
+
+
+def test_a_snapshot_is_of_its_moment_though_a_pod_goes_on_writing(reflinks: Path, make: Make) -> None:
+    node = make(reflinks)
+    node.create("a", 64 * MIB)
+    place = node.stage("a")
+    (place / "file").write_text("before")
+    assert node.snapshot("a", "s") == "s"
+    (place / "file").write_text("after")
+    node.create("b", 64 * MIB, snapshot="s")
+    assert node.read("b") == "before"
+    assert (place / "file").read_text() == "after"
+    assert node.snapshot("a", "s") == "s"
+
+
+@pytest.mark.parametrize("fs_type", ["ext4", "xfs"])
+def test_a_volume_and_its_larger_copy_are_used_at_once(reflinks: Path, make: Make, fs_type: str) -> None:
+    node = make(reflinks)
+    node.create("a", 320 * MIB, fs_type=fs_type)
+    node.write("a", "shared")
+    node.create("b", 384 * MIB, source="a")
+    first, second = node.stage("a"), node.stage("b")
+    (second / "file").write_text("own")
+    assert ((first / "file").read_text(), (second / "file").read_text()) == ("shared", "own")
+    assert os.statvfs(second).f_blocks > os.statvfs(first).f_blocks
+
+
+def test_a_disk_that_can_share_copies_nothing(reflinks: Path, make: Make) -> None:
+    node = make(reflinks)
+    node.create("a", 128 * MIB)
+    (node.stage("a") / "big").write_bytes(os.urandom(64 * MIB))
+    node.unstage("a")
+    node.create("b", 128 * MIB, source="a")
+    descriptor = os.open(node.directory / "b.img", os.O_RDONLY)
+    assert extents.shared(descriptor) >= 64 * MIB
+    os.close(descriptor)
+
+
+def test_a_disk_that_cannot_share_copies_an_idle_volume_with_its_holes(node: Node) -> None:
+    node.create("a", 128 * MIB)
+    node.write("a", "kept")
+    node.create("b", 128 * MIB, source="a")
+    assert node.read("b") == "kept"
+    assert (node.directory / "b.img").stat().st_blocks * 512 < 64 * MIB
+
+
+def test_a_disk_that_cannot_share_takes_no_snapshot_under_a_pod(node: Node) -> None:
+    node.create("a")
+    node.stage("a")
+    with pytest.raises(InUse, match="keep the images on xfs"):
+        node.snapshot("a", "s")
+    assert not [name for name in node.files if name.endswith(".new")]
+    node.unstage("a")
+    assert node.snapshot("a", "s") == "s"
+
+
+def test_a_copy_that_takes_long_goes_on_and_is_found_by_the_next_call(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.create("a", 256 * MIB)
+    (node.stage("a") / "big").write_bytes(os.urandom(128 * MIB))
+    node.unstage("a")
+    monkeypatch.setattr(copying, "PATIENCE", 0.0)
+    with pytest.raises(TryAgain, match=r"a is being copied to b: \d+ %"):
+        node.create("b", 256 * MIB, source="a")
+    with pytest.raises(TryAgain, match="copied"):
+        node.stage("a")  # it would change under the copy
+    node.create("a2", 256 * MIB)
+    with pytest.raises(AlreadyExists, match="is being made from a"):
+        node.create("b", 256 * MIB, source="a2")
+    monkeypatch.setattr(copying, "PATIENCE", 60.0)
+    assert node.create("b", 256 * MIB, source="a") == "b"
+
+
+def test_a_copy_that_nobody_wants_any_more_ends(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    node.create("a", 256 * MIB)
+    (node.stage("a") / "big").write_bytes(os.urandom(128 * MIB))
+    node.unstage("a")
+    monkeypatch.setattr(copying, "PATIENCE", 0.0)
+    with pytest.raises(TryAgain):
+        node.create("b", 256 * MIB, source="a")
+    node.delete("b")
+    assert node.files == ["a.img", "a.json"]
+    node.stage("a")
+
+
+@pytest.mark.parametrize("source", [{"source": "none"}, {"snapshot": "none"}, {"source": "../etc"}])
+def test_a_source_that_is_not_here_is_not_found(node: Node, source: dict[str, Any]) -> None:
+    with pytest.raises(NotFound, match="may be on another node"):
+        node.create("b", **source)
+    assert node.files == []
+
+
+def test_a_copy_is_as_its_source_or_refused(node: Node) -> None:
+    node.create("a", 32 * MIB)
+    for wrong, error in (
+        ({"size": 16 * MIB}, OutOfRange),
+        ({"size": 32 * MIB, "fs_type": "xfs"}, InvalidRequest),
+        ({"size": 32 * MIB, "block": True}, InvalidRequest),
+    ):
+        with pytest.raises(error):
+            node.create("b", source="a", **wrong)
+    node.create("b", 0, source="a")
+    assert (node.directory / "b.img").stat().st_size == 32 * MIB
+
+
+def test_a_snapshot_outlives_its_volume(reflinks: Path, make: Make) -> None:
+    node = make(reflinks)
+    node.create("a", 64 * MIB)
+    node.write("a", "kept")
+    node.snapshot("a", "s")
+    node.delete("a")
+    assert [one.snapshot_id for one in node.plugin.volume_snapshot_list()] == ["s"]
+    node.create("b", 64 * MIB, snapshot="s")
+    assert node.read("b") == "kept"
+    node.plugin.volume_snapshot_delete(VolumeSnapshotDelete(driver=DRIVER, snapshot_id="s"))
+    assert node.files == ["b.img", "b.json"]
+
+
+# --- block devices
+
+
+def test_a_block_volume_is_a_device_that_keeps_its_data(node: Node) -> None:
+    node.create("raw", block=True)
+    device = node.stage("raw", block=True)
+    with device.open("r+b", buffering=0) as stream:
+        stream.write(b"mine")
+        os.fsync(stream.fileno())
+    node.unstage("raw")
+    with node.stage("raw", block=True).open("rb", buffering=0) as stream:
+        assert stream.read(4) == b"mine"
+
+
+def test_a_block_volume_leaves_no_loop_device(node: Node, loops: Any) -> None:
+    node.create("raw", block=True)
+    node.stage("raw", block=True)
+    assert len(loops()) == 1
+    node.unstage("raw")
+    assert loops() == {}
+
+
+def test_a_loop_device_that_a_kill_left_is_released_when_it_is_staged_again(node: Node, loops: Any) -> None:
+    node.create("raw", block=True)
+    loopdev.attach(node.directory / "raw.img")
+    node.stage("raw", block=True)
+    assert len(loops()) == 1
+
+
+def test_a_block_volume_is_never_formatted(node: Node) -> None:
+    node.create("raw", block=True)
+    with pytest.raises(InvalidRequest, match="volumeMode Block"):
+        node.stage("raw")
+    node.create("fs")
+    with pytest.raises(InvalidRequest, match="volumeMode Filesystem"):
+        node.stage("fs", block=True)
+
+
+def test_a_block_volume_grows_in_use(node: Node) -> None:
+    node.create("raw", block=True)
+    device = node.stage("raw", block=True)
+    request = VolumeExpand(driver=DRIVER, volume_id=VolumeId("raw"), new_size=32 * MIB, mount_path=str(device))
+    assert node.plugin.volume_expand(request) == 32 * MIB
+    with device.open("rb") as stream:
+        assert stream.seek(0, os.SEEK_END) == 32 * MIB
+
+
+# --- killed
+
+MOST = 60
+ENDS = {
+    "create": ["new.img", "new.json", "snapshots/taken.img", "snapshots/taken.json", "source.img", "source.json"],
+    "copy": ["new.img", "new.json", "snapshots/taken.img", "snapshots/taken.json", "source.img", "source.json"],
+    "restore": ["new.img", "new.json", "snapshots/taken.img", "snapshots/taken.json", "source.img", "source.json"],
+    "snapshot": [
+        *("snapshots/new.img", "snapshots/new.json", "snapshots/taken.img", "snapshots/taken.json"),
+        *("source.img", "source.json"),
+    ],
+    "delete": ["snapshots/taken.img", "snapshots/taken.json"],
+    "delete snapshot": ["source.img", "source.json"],
+    "grow": ["snapshots/taken.img", "snapshots/taken.json", "source.img", "source.json"],
+}
+
+
+@pytest.mark.parametrize("can_share", [True, False])
+@pytest.mark.parametrize("verb", ENDS)
+def test_a_call_that_is_killed_at_any_change_is_finished_when_it_is_repeated(
+    tmp_path: Path, area: Path, make: Make, verb: str, *, can_share: bool
+) -> None:
+    disk = attached_disk(tmp_path / "disk", "xfs", "1G") if can_share else nullcontext(tmp_path)
+    with disk as root:
+        for change in range(1, MOST):
+            folder = root / str(change)
+            (folder / "host").mkdir(parents=True)
+            node = make(folder / "images")
+            node.create("source")
+            node.write("source", "kept")
+            node.snapshot("source", "taken")
+            arguments = [sys.executable, "-m", "tests.node.volumes.killed_store", str(folder), str(change), verb]
+            done = subprocess.run(arguments, capture_output=True, check=False, text=True, cwd=REPOSITORY)
+            node.plugin.start()
+            assert not [name for name in node.files if ".new" in name]
+            call(node.plugin, verb)
+            assert node.files == ENDS[verb]
+            for name in [name for name in ("source", "new") if f"{name}.img" in node.files and verb != "create"]:
+                assert node.read(name) == "kept"
+            shutil.rmtree(folder)
+            if done.returncode == 0:
+                assert change > 1, done.stderr
+                return
+            assert done.returncode == -signal.SIGKILL, done.stderr
+        raise AssertionError(f"{verb} takes more than {MOST} changes")
