@@ -1,0 +1,114 @@
+"""The fuse driver over CSI and a real daemon, as kubelet calls it."""
+
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from nodeplug.pb import csi_v1_pb2 as pb
+from nodeplug.testing.waiting import until
+
+pytestmark = [pytest.mark.node, pytest.mark.usefixtures("has_fuse")]
+DRIVER = "fuse.nodeplug"
+PATIENCE = 60
+CONFIG = """
+[plugins.fuse.config]
+check_interval = "100ms"
+[plugins.fuse.config.programs.files]
+command = ["bindfs", "-f", "{source}", "{{mountpoint}}"]
+secrets.key = {{ required = false }}
+"""
+
+
+@pytest.fixture
+def source() -> Iterator[Path]:
+    """A folder that every user may read; not below /tmp, since a program has a /tmp of its own."""
+    if shutil.which("bindfs") is None:
+        pytest.skip("needs bindfs of the package bindfs")
+    folder = Path(tempfile.mkdtemp(dir="/var/tmp"))
+    folder.chmod(0o755)
+    (folder / "hello").write_text("world")
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def kubelet(start_kubelet: Callable[..., Any], source: Path) -> Iterator[Any]:
+    made = start_kubelet(CONFIG.format(source=source))
+    yield made
+    for pid in programs(source):
+        os.kill(pid, signal.SIGKILL)
+
+
+def programs(source: Path) -> list[int]:
+    """The processes that serve a folder."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if words[0] == b"bindfs" and os.fsencode(source) in words:
+            found.append(int(path.parts[2]))
+    return found
+
+
+def stats(kubelet: Any, path: Path) -> pb.NodeGetVolumeStatsResponse:
+    request = pb.NodeGetVolumeStatsRequest(volume_id="files-1", volume_path=str(path))
+    answer: pb.NodeGetVolumeStatsResponse = kubelet.driver(DRIVER).NodeGetVolumeStats(request, timeout=20)
+    return answer
+
+
+def test_pods_share_a_volume_that_a_killed_daemon_and_its_successor_do_not_touch(kubelet: Any, source: Path) -> None:
+    one, two = (kubelet.publish(DRIVER, "files-1", pod, {}) for pod in "ab")
+    (pid,) = programs(source)
+    with (one / "hello").open() as held:
+        kubelet.node.kill()
+        assert (two / "hello").read_text() == "world"
+        kubelet.node.start()
+        assert held.read() == "world"
+    kubelet.publish(DRIVER, "files-1", "c", {})
+    assert programs(source) == [pid]
+    for pod in "abc":
+        kubelet.unpublish(DRIVER, "files-1", pod)
+    assert (kubelet.mounted(), programs(source)) == ([], [])
+
+
+def test_the_condition_of_a_volume_says_that_its_program_hangs_and_its_pod_can_end(kubelet: Any, source: Path) -> None:
+    target = kubelet.publish(DRIVER, "files-1", "a", {})
+    until(lambda: stats(kubelet, target).usage, PATIENCE)
+    assert not stats(kubelet, target).volume_condition.abnormal
+    (pid,) = programs(source)
+    os.kill(pid, signal.SIGSTOP)
+    until(lambda: stats(kubelet, target).volume_condition.abnormal, PATIENCE)
+    assert stats(kubelet, target).volume_condition.message == "program 'files' does not answer"
+    with pytest.raises(grpc.RpcError, match="UNAVAILABLE"):
+        kubelet.publish(DRIVER, "files-1", "b", {})
+    kubelet.unpublish(DRIVER, "files-1", "b")
+    kubelet.unpublish(DRIVER, "files-1", "a")
+    assert (kubelet.mounted(), programs(source)) == ([], [])
+
+
+def test_a_secret_is_nowhere_on_the_node_but_in_the_programs_memory(kubelet: Any, source: Path) -> None:
+    kubelet.publish(DRIVER, "files-1", "a", {}, secrets={"key": "geheim-4711"})
+    (pid,) = programs(source)
+    assert Path(f"/proc/{pid}/root/tmp/secrets/key").read_text() == "geheim-4711"
+    found = [
+        path
+        for path in kubelet.node.root.rglob("*")
+        if "private" not in path.parts and path.is_file() and b"geheim" in path.read_bytes()
+    ]
+    assert found == []
+    kubelet.unpublish(DRIVER, "files-1", "a")
+    assert kubelet.mounted() == []
+
+
+def test_a_program_of_a_pods_own_choice_is_refused_inline(kubelet: Any) -> None:
+    with pytest.raises(grpc.RpcError, match="inline"):
+        kubelet.publish(DRIVER, "csi-1", "a", {"csi.storage.k8s.io/ephemeral": "true"})
