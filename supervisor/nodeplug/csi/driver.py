@@ -10,14 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
-import grpc
-
-from nodeplug.contract.errors import NotFound, PluginError, TryAgain, wire, with_request
+from nodeplug.contract.errors import NotFound, PluginError, TryAgain
 from nodeplug.contract.values import Secrets, VolumeClaim
 from nodeplug.csi import codec
 from nodeplug.hosting.call import Call
 from nodeplug.hosting.front import Front
 from nodeplug.hosting.registry import Registry
+from nodeplug.hosting.rpc import abort
 from nodeplug.hosting.runner import Runner
 from nodeplug.hosting.slot import Route
 from nodeplug.volumes.compose import Steps
@@ -118,8 +117,7 @@ class Driver:
         try:
             return await self._front.serve(call, self._run(call, work, undoing))
         except PluginError as error:
-            await context.abort(grpc.StatusCode[wire(error).grpc], with_request(error.message, error))
-            raise AssertionError from error  # abort raises: this line tells the type checker so
+            await abort(context, error)
 
     async def _run(self, call: Call, work: Callable[[Steps], _T], undoing: str) -> _T:
         route = self.route(undoing)
@@ -137,5 +135,4 @@ async def now(context: Any, look: Callable[[], _T]) -> _T:
     try:
         return look()
     except PluginError as error:
-        await context.abort(grpc.StatusCode[wire(error).grpc], error.message)
-        raise AssertionError from error  # abort raises: this line tells the type checker so
+        await abort(context, error)

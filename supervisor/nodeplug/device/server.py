@@ -16,10 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-import grpc
 import grpc.aio
 
-from nodeplug.contract.errors import PluginError, wire, with_request
+from nodeplug.contract.errors import PluginError
 from nodeplug.contract.values.devices import Grant, ResourceName
 from nodeplug.device import codec
 from nodeplug.device.binding import Binding
@@ -27,6 +26,7 @@ from nodeplug.device.caller import Caller
 from nodeplug.device.snapshots import Snapshots
 from nodeplug.hosting.call import Call
 from nodeplug.hosting.front import Front
+from nodeplug.hosting.rpc import abort
 from nodeplug.pb import deviceplugin_v1beta1_pb2 as pb
 from nodeplug.pb import deviceplugin_v1beta1_pb2_grpc as pb_grpc
 from nodeplug.pb import pluginregistration_v1_pb2 as watcher_pb
@@ -250,8 +250,7 @@ class _DevicePlugin(pb_grpc.DevicePluginServicer):
         try:
             return await self._front.serve(call, work(call, request))
         except PluginError as error:
-            await context.abort(grpc.StatusCode[wire(error).grpc], with_request(error.message, error))
-            raise AssertionError from error  # abort raises: this line tells the type checker so
+            await abort(context, error)
 
 
 def _named(ids: Sequence[str]) -> str:

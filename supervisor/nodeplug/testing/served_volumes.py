@@ -19,7 +19,8 @@ def csi_driver(node: ScratchNode, claim: str, seconds: float) -> Mapping[str, An
     end = time.monotonic() + seconds
     while True:
         rows: list[dict[str, Any]] = node.status()["csi"]
-        found = next((row for row in rows if row["claim"] == claim), None)
+        # Without a word about kubelet its sockets are not there yet.
+        found = next((row for row in rows if row["claim"] == claim and (row["registered"] or row["problem"])), None)
         if found is not None:
             return found if found["driver"] else None
         if time.monotonic() > end:

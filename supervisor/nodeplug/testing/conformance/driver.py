@@ -138,7 +138,8 @@ class VolumeOverCsi(Volume):
         super().__init__(exam, driver)
         if "volume_attach" in exam.hooks:
             raise NotApplicable("it attaches")
-        row = csi_driver(exam.node, driver, exam.patience)
+        self._driver = driver
+        row = self._serving()
         if row is None:
             raise NotApplicable(f"{driver} has no CSI driver")
         self.inline = bool(row["inline"])
@@ -146,6 +147,10 @@ class VolumeOverCsi(Volume):
         root = exam.node.paths.plugins_registry.parent
         seconds = max(exam.patience, 30.0)
         self.over_csi = CsiCaller(root, str(row["driver"]), timeouts=CsiTimeouts(call=seconds, appear=seconds))
+
+    def _serving(self) -> Mapping[str, Any] | None:
+        """Wait for the sockets of the daemon, which may just have been started; kubelet asks again instead."""
+        return csi_driver(self.exam.node, self._driver, self.exam.patience)
 
     def _made(self) -> str:
         """Have a Flex pod make the volume, and return its id."""
@@ -188,6 +193,7 @@ class VolumeOverCsi(Volume):
             attributes=volume.attributes if options is None else options,
             secrets=volume.secrets if secrets is None else secrets,
         )
+        self._serving()
         path: Path = self.ask("publish", lambda: self.over_csi.mount(pod, volume))
         return path
 
@@ -202,6 +208,7 @@ class VolumeOverCsi(Volume):
         Raises:
             Broken: it failed.
         """
+        self._serving()
         self.ask("unpublish", lambda: self.over_csi.unmount(pod, NAME))
 
     def unmount_twice(self, target: Path) -> None:
