@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from rich.console import Console
 
-from bench import cni, daemon, devices, gpu, page, processes, report, trace
+from bench import cni, daemon, devices, gpu, page, processes, report, trace, volumes
 from bench.attempts import Attempts
 from bench.figures import flat, of_cni, traced
 from nodeplug.testing import Kubelet, ScratchNode, folders, namespaces
@@ -123,6 +123,8 @@ async def _measure(folder: Path, attempts: Attempts, *, quick: bool) -> str:
             await asyncio.to_thread(node.stop)
     with attempts.measuring("plugins in processes") as figures:
         figures.update(await processes.measure(folder / "p", {"PYTHONPATH": str(ROOT)}, quick=quick))
+    with attempts.measuring("volumes over both fronts") as figures:
+        figures.update(await asyncio.to_thread(volumes.measure, folder / "v", quick=quick))
     with attempts.measuring("cards"):
         await gpu.measure_gpu(attempts, quick=quick)
     return str(kind)

@@ -9,7 +9,6 @@ Refuses: the entrypoints: calls are frames on the exec socket, so that the way i
 import asyncio
 import json
 import os
-import socket
 import statistics
 import subprocess
 import sys
@@ -19,9 +18,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+from bench.frames import ask as send
 from bench.measure import Summary
 from nodeplug.exec.client import ask
-from nodeplug.exec.frame import Frame, Reply
+from nodeplug.exec.frame import Frame
 from nodeplug.pb import deviceplugin_v1beta1_pb2 as pb
 from nodeplug.testing import Kubelet, ScratchNode
 
@@ -29,6 +29,7 @@ WAYS: Final = ("thread", "process")
 _IDS: Final = [f"unit-{number}" for number in range(8)]
 _LONG: Final = 4000
 _CONTAINER: Final = f"/run/netns/bench-{os.getpid()}"
+_NAMESPACES: Final = ("/proc/self/ns/net", _CONTAINER)
 _BURN: Final = """
 import sys
 while True: pass
@@ -139,8 +140,8 @@ def _adding(node: ScratchNode, way: str) -> Callable[[], float]:
             Frame("cni", f"/opt/cni/bin/bench-{way}", (), {**env, "CNI_COMMAND": verb}, config)
             for verb in ("ADD", "DEL")
         ]
-        seconds = _ask(node, frames[0], namespaces=True)
-        _ask(node, frames[1], namespaces=True)
+        seconds = send(node, frames[0], _NAMESPACES)
+        send(node, frames[1], _NAMESPACES)
         return seconds
 
     return call
@@ -152,31 +153,11 @@ def _mounting(node: ScratchNode, way: str) -> Callable[[], float]:
     path = f"/usr/libexec/bench~{way}/{way}"
 
     def call() -> float:
-        seconds = _ask(node, Frame("flex", path, ("mount", str(target), "{}")))
-        _ask(node, Frame("flex", path, ("unmount", str(target))))
+        seconds = send(node, Frame("flex", path, ("mount", str(target), "{}")))
+        send(node, Frame("flex", path, ("unmount", str(target))))
         return seconds
 
     return call
-
-
-def _ask(node: ScratchNode, frame: Frame, *, namespaces: bool = False) -> float:
-    """Send one frame with the namespaces of this process, and read the reply; return the seconds."""
-    data = frame.encode()
-    descriptors = [os.open(path, os.O_RDONLY) for path in ("/proc/self/ns/net", _CONTAINER)] if namespaces else []
-    try:
-        started = time.perf_counter()
-        with socket.socket(socket.AF_UNIX) as peer:
-            peer.connect(str(node.paths.exec_socket))
-            socket.send_fds(peer, [data], descriptors)
-            answer = b"".join(iter(lambda: peer.recv(1 << 20), b""))
-        seconds = time.perf_counter() - started
-    finally:
-        for descriptor in descriptors:
-            os.close(descriptor)
-    reply = Reply.decode(answer)
-    if reply.exit or b"Failure" in reply.stdout:
-        raise RuntimeError(f"{frame.argv or frame.env} failed: {reply.stdout.decode(errors='replace')}")
-    return seconds
 
 
 async def _neighbours(kubelet: Kubelet, burning: Path, seconds: float) -> dict[str, float]:

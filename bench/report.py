@@ -52,6 +52,19 @@ PROCESSES: Final = {
 }
 """Figures of plugins in processes, with their limits; 0 means none. Ratios are to an unrelated busy program."""
 
+VOLUMES: Final = {
+    "csi_publish_p50_ms": ("publish over CSI, p50", 10.0),
+    "csi_publish_p99_ms": ("publish over CSI, p99", 0.0),
+    "flex_mount_p50_ms": ("the same volume mounted over FlexVolume, p50", 0.0),
+    "flex_mount_p99_ms": ("the same volume mounted over FlexVolume, p99", 0.0),
+    "csi_publish_price_ms": ("publish over CSI, more than the mount over FlexVolume", 0.0),
+    "csi_unpublish_p50_ms": ("unpublish over CSI, p50", 0.0),
+    "csi_unpublish_p99_ms": ("unpublish over CSI, p99", 0.0),
+    "flex_unmount_p50_ms": ("unmount over FlexVolume, p50", 0.0),
+    "flex_unmount_p99_ms": ("unmount over FlexVolume, p99", 0.0),
+}
+"""Figures of a staged volume over both fronts, in the daemon's part of a call, with their limits; 0 means none."""
+
 
 def everything(figures: Mapping[str, Any]) -> Table:
     """Return every figure, for a terminal."""
@@ -94,7 +107,8 @@ def markdown(figures: Mapping[str, Any]) -> str:
         "The GPU plugin with simulated cards, in milliseconds:",
         _table(("measure", "limit", "measured", ""), _gpu_rows(figures)),
         "A plugin in a process of its own; a ratio is to a neighbour's p99 beside an unrelated busy program:",
-        _table(("measure", "limit", "measured", ""), _process_rows(figures)),
+        _table(("measure", "limit", "measured", ""), _limited_rows(figures, PROCESSES)),
+        *_of_volumes(figures),
         "Where the time of an ADD goes, medians in milliseconds:",
         _table(("part", "ADD", "with ipMasq"), _part_rows(figures)),
     ]
@@ -170,8 +184,16 @@ def _gpu_rows(figures: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
         yield words, f"at most {limit}", _number(figures, key, 1), WORDS[met]
 
 
-def _process_rows(figures: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
-    for key, (words, limit) in PROCESSES.items():
+def _of_volumes(figures: Mapping[str, Any]) -> list[str]:
+    """Return the table of volumes with its sentence; nothing for a run that is older than the measure."""
+    if not VOLUMES.keys() & figures.keys():
+        return []
+    told = "A staged volume for one more pod, over both fronts in turn, the daemon's part of the call in milliseconds:"
+    return [told, _table(("measure", "limit", "measured", ""), _limited_rows(figures, VOLUMES))]
+
+
+def _limited_rows(figures: Mapping[str, Any], measures: Mapping[str, tuple[str, float]]) -> Iterator[tuple[str, ...]]:
+    for key, (words, limit) in measures.items():
         met = figures[key] <= limit if key in figures else None
         yield words, f"at most {limit:g}" if limit else "", _number(figures, key), WORDS[met] if limit else ""
 

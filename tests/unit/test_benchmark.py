@@ -90,6 +90,14 @@ def test_the_page_of_a_run_without_a_measure_is_written_and_says_so(family: str,
     ET.parse(tmp_path / "performance.svg")
 
 
+def test_the_page_has_volumes_over_both_fronts_once_a_run_has_measured_them(tmp_path: Path) -> None:
+    shutil.copy(page.DOCS / "performance.md", tmp_path)
+    page.write({**whole_run(), **dict.fromkeys(report.VOLUMES, 4.0), "csi_publish_p50_ms": 11.0}, tmp_path)
+    text = (tmp_path / "performance.md").read_text()
+    assert "| publish over CSI, p50 | at most 10 | 11.00 | NOT met |" in text
+    assert "| the same volume mounted over FlexVolume, p50 |  | 4.00 |  |" in text
+
+
 def test_the_terminal_shows_every_figure_of_a_whole_run() -> None:
     figures = whole_run()
     console = Console(width=200)
