@@ -1,1 +1,1 @@
-"""Volume drivers: loopfile, hostdir, tmpfs, image and fuse."""
+"""Volume drivers: loopfile, hostdir, tmpfs, image, fuse, nfs and smb."""

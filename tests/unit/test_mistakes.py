@@ -285,6 +285,8 @@ SAMPLES: dict[str, dict[str, Any]] = {
     },
     "hostdir": {"roots": {"a": {"path": "/srv"}}},
     "fuse": {"programs": {"a": {"command": ["a", "{mountpoint}"]}}},
+    "nfs": {"servers": ["a"]},
+    "smb": {"servers": ["a"]},
     "image": {"roots": {"a": {"path": "/srv"}}},
 }
 

@@ -16,6 +16,8 @@ from nodeplug_volumes.fuse.config import FuseConfig, Program
 from nodeplug_volumes.hostdir import HostDirConfig, Root
 from nodeplug_volumes.image import ImageConfig, ImageRoot
 from nodeplug_volumes.loopfile import LoopFileConfig
+from nodeplug_volumes.network.nfs import NfsConfig
+from nodeplug_volumes.network.smb import SmbConfig
 from nodeplug_volumes.tmpfs import TmpfsConfig
 
 EXAMPLE = Path(__file__).parents[2] / "configs" / "plugins.d" / "volumes.toml"
@@ -25,6 +27,8 @@ MODELS: dict[str, type[BaseModel]] = {
     "tmpfs": TmpfsConfig,
     "image": ImageConfig,
     "fuse": FuseConfig,
+    "nfs": NfsConfig,
+    "smb": SmbConfig,
 }
 
 
