@@ -213,12 +213,12 @@ class CsiCaller:
             )
 
     def _mount_device(self, node: NodeCalls, volume: CsiVolume) -> None:
-        """Make the folder for staging, which kubelet does before it asks whether the driver stages (MountDevice)."""
-        self.global_mount(volume.handle).mkdir(mode=0o750, parents=True, exist_ok=True)
+        """Make the folder for staging, which kubelet does for a driver that does not stage, too (MountDevice)."""
         if node.supports(_STAGING):
             raise CsiFailure(
                 "NodeStageVolume", f"{self.driver} stages at kubelet's path, which this caller does not act"
             )
+        self.global_mount(volume.handle).mkdir(mode=0o750, parents=True, exist_ok=True)
 
     def _request(
         self, node: NodeCalls, pod: Pod, volume: CsiVolume, fs_group: int | None

@@ -43,8 +43,11 @@ class CsiFailure(Exception):
 
     @property
     def final(self) -> bool:
-        """Whether kubelet forgets the volume; otherwise it unpublishes it before it gives up."""
-        return self.code not in _UNCERTAIN
+        """Whether kubelet forgets the volume; otherwise it unpublishes it before it gives up.
+
+        A refusal of kubelet's own is not: it calls nobody, and tries again.
+        """
+        return bool(self.code) and self.code not in _UNCERTAIN
 
     @property
     def infeasible(self) -> bool:
