@@ -27,7 +27,7 @@ from pydantic_core import PydanticUndefined
 
 import nodeplug.testing
 import pytest_nodeplug
-from nodeplug.config import PluginSection, Supervisor
+from nodeplug.config import PluginSection, ProvisionerSection, Supervisor
 from nodeplug.contract import before
 from nodeplug.contract.errors import WIRES, DelegateFailed
 from nodeplug.contract.hookspecs import ANSWERS
@@ -73,6 +73,7 @@ def _generate(kind: str, argument: str, folder: Path) -> str:
     kinds: Mapping[str, Callable[[], str]] = {
         "example": lambda: f"```python\n{(folder / 'examples' / argument).read_text(encoding='utf-8')}```",
         "supervisor": lambda: _keys(Supervisor),
+        "provisioner": lambda: _keys(ProvisionerSection),
         "section": lambda: _keys(PluginSection),
         "plugin": lambda: _keys(find(argument).config_model),
         "errors": _errors,

@@ -45,7 +45,7 @@ from nodeplug.hosting.registry import Registry
 from nodeplug.hosting.reload import Reloader
 from nodeplug.hosting.runner import Runner, close_all
 from nodeplug.hosting.supervision import Supervision
-from nodeplug.hosts import VOLUMES, Hosts
+from nodeplug.hosts import PROVISIONER, VOLUMES, Hosts
 from nodeplug.install import keeper
 from nodeplug.install.drivers import reprobe
 from nodeplug.observe import logs
@@ -61,6 +61,7 @@ from nodeplug.process.aside import aside
 from nodeplug.process.lane import Lane
 from nodeplug.process.succession import Predecessor
 from nodeplug.process.waiting import every, until
+from nodeplug.provisioner.provisioner import provisioner_of
 from nodeplug.volumes.service import Volumes
 from nodeplug.worker.cgroups import Cgroups
 
@@ -187,6 +188,9 @@ class Daemon:
             node,
             supervisor.csi,
         )
+        self._provisioner = provisioner_of(
+            self._configuration.provisioner, self._csi, node, self._hosts.journal(PROVISIONER)
+        )
         self._metrics, self._recorder = Metrics(version("nodeplug")), Recorder()
         exported = PluginMetrics(self._metrics.registry)
         self._reports = Reports(self._registry.slots, self._runner, exported.take)
@@ -205,6 +209,7 @@ class Daemon:
             resources=self._resources,
             podresources=self._podresources,
             csi=self._csi,
+            provisioner=self._provisioner,
             attachments=self._attachments,
             ledger=self._volumes.ledger,
             spool=self._spool,
@@ -312,6 +317,7 @@ class Daemon:
         """Return what runs until the end, by name; configurations are read again once the `first` tasks have ended."""
         return {
             "csi": every(csi.INTERVAL, self._csi.keep),
+            "provisioner": self._provisioner.run(),
             "watchdog": notify.keep_alive(),
             "exec socket": server.serve(),
             "keep the exec socket": server.keep_listening(),

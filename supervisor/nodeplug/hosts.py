@@ -23,6 +23,8 @@ from nodeplug.observe.state_disk import StateDisk
 
 VOLUMES: Final = "flexvolume"
 """The name of the journal in which the host itself notes volumes."""
+PROVISIONER: Final = "csi-provisioner"
+"""The name of the one in which it notes those that it creates for claims."""
 
 
 @dataclass
@@ -70,7 +72,7 @@ class Hosts:
     def _former_sections(self, asking: str) -> list[FormerSection]:
         """Look, in a plugin's thread, for what is left of sections that have no plugin."""
         state, run = self.paths.state / "plugins", self.paths.run / "plugins"
-        others = self.folders.others([asking, VOLUMES, *self.registry.plugins])
+        others = self.folders.others([asking, VOLUMES, PROVISIONER, *self.registry.plugins])
         return [FormerSection(self._journal(one), state / one, run / one) for one in others]
 
     def _refresh(self, resource: ResourceName) -> None:

@@ -187,6 +187,14 @@ def calls(rows: Iterable[Mapping[str, Any]]) -> RenderableType:
     return table
 
 
+def provisioner(rows: Iterable[Mapping[str, Any]]) -> RenderableType:
+    """Show what the provisioner cannot do at present."""
+    table = Listing("The provisioner tries again", "ABOUT", "WHY", below=_BELOW)
+    for row in rows:
+        table.add(row["about"], row["problem"])
+    return table
+
+
 def recent(rows: Iterable[Mapping[str, Any]]) -> RenderableType:
     """Show the last finished calls, newest first, in UTC as in the log."""
     what = ("ENDED", "REQUEST", "VERB", "CLAIM", "ABOUT", "TOOK", "OUTCOME", "ERROR")
@@ -206,6 +214,7 @@ def status(answer: Mapping[str, Any], now: float | None = None) -> RenderableTyp
     sections = {
         "resources": resources,
         "csi": csi_drivers,
+        "provisioner": provisioner,
         "attachments": lambda rows: attachments(rows, moment),
         "volumes": volumes,
         "calls": calls,

@@ -206,11 +206,25 @@ class PluginSection(_Model):
         return Privileges.of(self.user, self.group, self.capabilities, self.nice, self.tasks)
 
 
+class ProvisionerSection(_Model):
+    """`[provisioner]`: its presence lets this node's CSI drivers create volumes for claims of the cluster."""
+
+    enabled: bool = Field(True, description="False keeps the section without a provisioner.")
+    kubeconfig: Path | None = Field(
+        None, description="How to reach the API server; default: $KUBECONFIG, or the pod's ServiceAccount."
+    )
+    namespace: str = Field(
+        "kube-system", min_length=1, description="Of the CSIStorageCapacity objects that say how much room there is."
+    )
+    capacity_poll: Seconds = Field(60.0, description="How often that is measured, besides after each change.")
+
+
 class Configuration(_Model):
     """The whole file."""
 
     version: Literal[1]
     supervisor: Supervisor = Supervisor()
+    provisioner: ProvisionerSection | None = None
     plugins: Mapping[str, PluginSection] = Field(default_factory=dict)
 
 

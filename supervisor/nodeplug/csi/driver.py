@@ -110,14 +110,37 @@ class Driver:
         undoing: str = "",
     ) -> _T:
         """Run the steps of a call; end it with the status of the error, if there is one."""
+        try:
+            return await self.work(verb, work, target=target, secrets=secrets, undoing=undoing)
+        except PluginError as error:
+            await abort(context, error)
+
+    async def work(
+        self,
+        verb: str,
+        work: Callable[[Steps], _T],
+        *,
+        target: str = "",
+        secrets: Secrets | None = None,
+        undoing: str = "",
+    ) -> _T:
+        """Run the steps of a call.
+
+        Args:
+            verb: what it is called.
+            work: the steps.
+            target: what it is about.
+            secrets: are masked in every text about the driver.
+            undoing: the hook that a plugin at rest need not have.
+
+        Raises:
+            PluginError: what the steps raised.
+        """
         known = self.volumes.known
         if secrets is not None:
             known.remember(self.claim, target, codec.hidden(secrets))
         call = Call(verb, f"volume:{self.claim}", target, mask=known.mask(self.claim))
-        try:
-            return await self._front.serve(call, self._run(call, work, undoing))
-        except PluginError as error:
-            await abort(context, error)
+        return await self._front.serve(call, self._run(call, work, undoing))
 
     async def _run(self, call: Call, work: Callable[[Steps], _T], undoing: str) -> _T:
         route = self.route(undoing)

@@ -107,9 +107,12 @@ class Reloader:
     async def _apply(self, new: Reading) -> None:
         self.error = ""
         wanted = new.configuration
-        if wanted.supervisor != self.reading.configuration.supervisor:
-            LOG.warning("[supervisor] changed: that takes effect when the daemon is restarted")
-        kept = wanted.model_copy(update={"supervisor": self.reading.configuration.supervisor})
+        present = self.reading.configuration
+        fixed = {"supervisor": present.supervisor, "provisioner": present.provisioner}
+        for name, part in fixed.items():
+            if getattr(wanted, name) != part:
+                LOG.warning("[%s] changed: that takes effect when the daemon is restarted", name)
+        kept = wanted.model_copy(update=fixed)
         self.reading = replace(new, configuration=kept)
         changes = await self.lifecycle.apply(wanted.plugins, new.places.tell)
         await self.install()

@@ -27,6 +27,7 @@ from nodeplug.observe.processes import Usage, usage
 from nodeplug.observe.recorder import Recorder
 from nodeplug.observe.state_disk import StateDisk
 from nodeplug.process.lane import Lane
+from nodeplug.provisioner.provisioner import Provisioner
 from nodeplug.volumes.ledger import Ledger
 
 LIVELINESS: Final = 30.0
@@ -47,6 +48,7 @@ class Overview:
     resources: Resources
     podresources: PodResources
     csi: CsiDrivers
+    provisioner: Provisioner
     attachments: Attachments
     ledger: Ledger
     spool: Spool
@@ -111,6 +113,7 @@ class Overview:
             "plugins": status.plugins(slots, reasons, self._used),
             "resources": status.resources(statuses, self.podresources.holders(), self.podresources.unconfirmed()),
             "csi": self.csi.status(),
+            "provisioner": self.provisioner.status(),
             "calls": status.calls(self.registry.calls),
             "spool": self.spool.count(),
             "stranded": status.stranded(self.spool.stranded()),

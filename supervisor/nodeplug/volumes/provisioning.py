@@ -62,7 +62,8 @@ def delete(steps: Steps, request: VolumeDelete) -> None:
     """
     _demand(steps, "volume_delete")
     volume = steps.ledger.plan(steps.driver, request.volume_id)
-    steps.unstage_unused(volume)  # left by a plugin that did not run when its last pod ended
+    if steps.ledger.staged(steps.driver, request.volume_id) is not None:
+        steps.unstage_unused(volume)  # left by a plugin that did not run when its last pod ended
     with steps.alone("volume", steps.driver, request.volume_id):
         if users := sorted(steps.ledger.users(volume)):
             more = f" and {len(users) - _SHOWN} more" if len(users) > _SHOWN else ""

@@ -1,0 +1,60 @@
+"""A collection of the API server as it is now.
+
+Owns: a copy of the objects that somebody here wants, kept by a watch.
+Refuses: decisions, and what it does not need of an object.
+"""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import aclosing
+
+from nodeplug.kubeapi.client import Client, Listed
+from nodeplug.kubeapi.resources import Object, Resource
+from nodeplug.kubeapi.watch import Watch
+from nodeplug.provisioner.objects import key_of, slim
+
+
+class Followed:
+    """One collection; event loop only.
+
+    Args:
+        client: who asks.
+        resource: of which kind.
+        wanted: which objects are kept.
+        changed: is set at every change of what is kept.
+
+    Attributes:
+        objects: by `namespace/name`, or name.
+        known: all of them have been listed once.
+    """
+
+    def __init__(
+        self, client: Client, resource: Resource, wanted: Callable[[Object], bool], changed: asyncio.Event
+    ) -> None:
+        self.objects: dict[str, Object] = {}
+        self.known = False
+        self._kind = {"apiVersion": resource.api_version, "kind": resource.kind}
+        self._watch = Watch(client, resource)
+        self._wanted, self._changed = wanted, changed
+
+    @property
+    def trouble(self) -> str:
+        """Why nothing new is known at present."""
+        return self._watch.trouble
+
+    async def follow(self) -> None:
+        """Keep the copy, for ever."""
+        async with aclosing(self._watch.changes()) as changes:
+            async for change in changes:
+                if isinstance(change, Listed):
+                    self.objects = {key_of(one): self._copy(one) for one in change if self._wanted(one)}
+                    self.known = True
+                elif change.how == "DELETED" or not self._wanted(change.object):
+                    if self.objects.pop(key_of(change.object), None) is None:
+                        continue
+                else:
+                    self.objects[key_of(change.object)] = self._copy(change.object)
+                self._changed.set()
+
+    def _copy(self, found: Object) -> Object:
+        return {**self._kind, **slim(found)}

@@ -1,0 +1,226 @@
+"""What is done for one claim or one volume of the cluster: created, grown, deleted, or given up.
+
+Owns: the order of the calls to the driver and to the API server; each may be repeated after a kill between any two.
+Refuses: to decide what is to be done, and when (`provisioner`).
+"""
+
+import logging
+import secrets
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final, cast
+
+from nodeplug.contract.errors import AlreadyExists, Exhausted, InvalidRequest, NotFound, PluginError
+from nodeplug.contract.journal import Entry, Journal
+from nodeplug.contract.values import VolumeClaim, VolumeCreate, VolumeDelete, VolumeId
+from nodeplug.csi.driver import Driver
+from nodeplug.fields import write_quantity
+from nodeplug.kubeapi.client import Client
+from nodeplug.kubeapi.refusals import Conflict
+from nodeplug.kubeapi.resources import (
+    EVENTS,
+    PERSISTENT_VOLUME_CLAIMS,
+    PERSISTENT_VOLUMES,
+    Object,
+    Resource,
+)
+from nodeplug.process.lane import Lane
+from nodeplug.provisioner import objects
+from nodeplug.volumes import provisioning
+
+LOG: Final = logging.getLogger(__name__)
+_SNAPSHOTS: Final = Resource("snapshot.storage.k8s.io", "v1", "volumesnapshots", "VolumeSnapshot", namespaced=True)
+_CONTENTS: Final = Resource("snapshot.storage.k8s.io", "v1", "volumesnapshotcontents", "VolumeSnapshotContent")
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """The steps, on the event loop.
+
+    Attributes:
+        client: asks the API server.
+        node: this one.
+        journal: what was begun; used through `records`.
+        records: the lane to its disk.
+    """
+
+    client: Client
+    node: str
+    journal: Journal
+    records: Lane
+
+    # --- creating
+
+    async def create(self, claim: Object, storage_class: Object | None, driver: Driver) -> None:
+        """Create a claim's volume, and the object that binds it.
+
+        Raises:
+            PluginError: it cannot be; one for which there is no room is sent to another node instead.
+        """
+        if storage_class is None or storage_class.get("provisioner") != driver.name:
+            raise InvalidRequest(f"there is no StorageClass {claim['spec'].get('storageClassName')!r} of {driver.name}")
+        source, snapshot = await self._source(claim, driver)
+        volume = cast("VolumeClaim", driver.serving.claim)
+        wanted = objects.creation(claim, storage_class, volume, source, snapshot)
+        await self._record(wanted, claim, driver)
+        try:
+            made = await driver.work(
+                "provision", lambda steps: provisioning.create(steps, wanted), target=objects.key_of(claim)
+            )
+        except Exhausted as error:
+            await self._send_away(claim, error)
+            await self.records.run(lambda: self.journal.remove(wanted.name))
+            return
+        topology = made.topology or ((driver.topology,) if driver.topology else ())
+        written = objects.persistent_volume(claim, storage_class, made, driver.name, topology, self.node)
+        try:
+            await self.client.create(PERSISTENT_VOLUMES, written)
+        except AlreadyExists:
+            found = await self.client.get(PERSISTENT_VOLUMES, wanted.name)
+            if (found["spec"].get("csi") or {}).get("volumeHandle") != made.volume_id:
+                raise
+        await self.records.run(lambda: self.journal.remove(wanted.name))
+        LOG.info("claim %s has volume %s of %s", objects.key_of(claim), made.volume_id, driver.name)
+        await self.tell(claim, "ProvisioningSucceeded", f"volume {wanted.name} is made", warning=False)
+
+    async def _source(self, claim: Object, driver: Driver) -> tuple[str, str]:
+        """Return the volume and the snapshot that a claim wants the contents of."""
+        asked = claim["spec"].get("dataSource") or claim["spec"].get("dataSourceRef")
+        if not asked:
+            return "", ""
+        namespace, name = claim["metadata"]["namespace"], asked["name"]
+        if (asked.get("namespace") or namespace) != namespace:
+            raise InvalidRequest(f"the claim wants the contents of {asked['namespace']}/{name}, of another namespace")
+        if asked["kind"] == "PersistentVolumeClaim" and not asked.get("apiGroup"):
+            found = await self.client.get(PERSISTENT_VOLUME_CLAIMS, name, namespace)
+            volume = await self.client.get(PERSISTENT_VOLUMES, str(found["spec"].get("volumeName") or "not-bound-yet"))
+            csi = volume["spec"].get("csi") or {}
+            handle, other = csi.get("volumeHandle"), csi.get("driver")
+        elif asked["kind"] == "VolumeSnapshot":
+            found = await self.client.get(_SNAPSHOTS, name, namespace)
+            content = (found.get("status") or {}).get("boundVolumeSnapshotContentName") or "not-bound-yet"
+            bound = await self.client.get(_CONTENTS, str(content))
+            handle, other = (bound.get("status") or {}).get("snapshotHandle"), bound["spec"].get("driver")
+        else:
+            raise InvalidRequest(
+                f"the claim's dataSource is a {asked['kind']}; known: PersistentVolumeClaim, VolumeSnapshot"
+            )
+        if other != driver.name or not handle:
+            raise InvalidRequest(f"{asked['kind']} {name!r} is of driver {other!r}; {driver.name} cannot copy it")
+        return (handle, "") if asked["kind"] == "PersistentVolumeClaim" else ("", handle)
+
+    async def _send_away(self, claim: Object, error: Exhausted) -> None:
+        """Let the scheduler choose another node: this one is full."""
+        metadata = claim["metadata"]
+        patch = {"resourceVersion": metadata["resourceVersion"], "annotations": {objects.SELECTED: None}}
+        await self.client.patch(PERSISTENT_VOLUME_CLAIMS, metadata["name"], {"metadata": patch}, metadata["namespace"])
+        text = f"{error.message}; another node is chosen"
+        LOG.warning("claim %s: %s", objects.key_of(claim), text)
+        await self.tell(claim, "ProvisioningFailed", text)
+
+    # --- what was begun
+
+    async def _record(self, wanted: VolumeCreate, claim: Object, driver: Driver) -> None:
+        """Note that a volume is about to be there, for whoever finds it without its claim."""
+        metadata = claim["metadata"]
+        data = {
+            "driver": driver.name,
+            "namespace": metadata["namespace"],
+            "claim": metadata["name"],
+            "uid": metadata["uid"],
+        }
+        request = {
+            "name": wanted.name,
+            "size": wanted.size,
+            "limit": wanted.limit,
+            "block": wanted.block,
+            "fs_type": wanted.fs_type,
+            "parameters": dict(wanted.parameters),
+            "source": wanted.source,
+            "snapshot": wanted.snapshot,
+            "access_modes": list(wanted.access_modes),
+        }
+        await self.records.run(lambda: self.journal.write(wanted.name, phase="creating", data=data, request=request))
+
+    async def abandon(self, entry: Entry, driver: Driver) -> None:
+        """Delete a volume that was begun for a claim that is gone, or that has been sent to another node."""
+        name, request, data = entry.key, entry.request, entry.data
+        with suppress(NotFound):
+            claim = await self.client.get(PERSISTENT_VOLUME_CLAIMS, str(data["claim"]), str(data["namespace"]))
+            if claim["metadata"]["uid"] == data["uid"] and objects.is_wanted(claim, self.node):
+                return  # the copy was old
+        try:
+            await self.client.get(PERSISTENT_VOLUMES, name)
+        except NotFound:
+            modes = tuple(request["access_modes"])
+            wanted = VolumeCreate(driver=driver.claim, **{**request, "access_modes": modes})
+            # Its id is what a creation answers: the same volume, by its name.
+            with suppress(InvalidRequest, NotFound, Exhausted):  # it was never made, and never will be
+                made = await driver.work("find again", lambda steps: provisioning.create(steps, wanted), target=name)
+                gone = VolumeDelete(driver=driver.claim, volume_id=made.volume_id)
+                await driver.work("abandon", lambda steps: provisioning.delete(steps, gone), target=name)
+                LOG.info("volume %s of %s is deleted: its claim is gone", made.volume_id, driver.name)
+        await self.records.run(lambda: self.journal.remove(name))
+
+    # --- growing and deleting
+
+    async def grow(self, claim: Object, volume: Object, driver: Driver) -> None:
+        """Grow a claim's volume, and leave its filesystem to kubelet."""
+        handle = VolumeId(volume["spec"]["csi"]["volumeHandle"])
+        size = objects.growth(claim, volume)
+        if size:
+            await self._mark(claim, objects.resizing(claim, size, "ControllerResizeInProgress"))
+            try:
+                grown = await driver.work(
+                    "grow", lambda steps: provisioning.expand(steps, handle, size, 0), target=objects.key_of(claim)
+                )
+            except (InvalidRequest, NotFound):
+                await self._mark(claim, objects.resizing(claim, size, "ControllerResizeInfeasible"))
+                raise
+            amount = str(write_quantity(grown))
+            volume = await self.client.patch(
+                PERSISTENT_VOLUMES, volume["metadata"]["name"], {"spec": {"capacity": {"storage": amount}}}
+            )
+        await self._mark(claim, objects.resizing(claim, objects.size_of(volume), "NodeResizePending"))
+        LOG.info("volume %s of claim %s has %s", handle, objects.key_of(claim), volume["spec"]["capacity"]["storage"])
+
+    async def _mark(self, claim: Object, status: Object) -> None:
+        metadata = claim["metadata"]
+        await self.client.patch(PERSISTENT_VOLUME_CLAIMS, metadata["name"], status, metadata["namespace"], "status")
+
+    async def delete(self, volume: Object, driver: Driver) -> None:
+        """Delete a volume that nobody wants any more, and then its object."""
+        metadata = volume["metadata"]
+        request = VolumeDelete(driver=driver.claim, volume_id=VolumeId(volume["spec"]["csi"]["volumeHandle"]))
+        await driver.work("delete", lambda steps: provisioning.delete(steps, request), target=metadata["name"])
+        with suppress(NotFound):
+            if not metadata.get("deletionTimestamp"):
+                await self.client.delete(PERSISTENT_VOLUMES, metadata["name"], uid=metadata["uid"])
+            while not await self._let_go(metadata["name"], metadata["uid"]):
+                LOG.debug("volume %s was changed by somebody else meanwhile", metadata["name"])
+        LOG.info("volume %s of %s is deleted", request.volume_id, driver.name)
+
+    async def _let_go(self, name: str, uid: str) -> bool:
+        """Remove our finalizer from a volume; return False if it has changed meanwhile, as by its own controller."""
+        found = await self.client.get(PERSISTENT_VOLUMES, name)
+        if found["metadata"]["uid"] != uid:
+            return True
+        kept = [one for one in found["metadata"].get("finalizers") or () if one != objects.FINALIZER]
+        patch = {"resourceVersion": found["metadata"]["resourceVersion"], "finalizers": kept or None}
+        with suppress(Conflict):
+            await self.client.patch(PERSISTENT_VOLUMES, name, {"metadata": patch})
+            return True
+        return False
+
+    # --- telling
+
+    async def tell(self, about: Object | None, reason: str, text: str, *, warning: bool = True) -> None:
+        """Tell whoever looks at an object; nothing depends on it."""
+        if about is None:
+            return
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        number = secrets.token_hex(8)
+        written = objects.event(about, reason, text, self.node, warning=warning, now=now, number=number)
+        with suppress(PluginError):
+            await self.client.create(EVENTS, written, written["metadata"]["namespace"])

@@ -1,0 +1,327 @@
+"""Claims of a real cluster, and the volumes that a daemon makes for them: made, used, grown, copied and deleted.
+
+The API server and the controllers are real; which node a claim's first pod will run on is written by hand, as the
+scheduler would.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.real.consumers import ControlPlane
+
+from nodeplug.contract.errors import PluginError
+from nodeplug.contract.journal import Journal
+from nodeplug.testing import ScratchNode
+
+CORE, STORAGE = "/api/v1", "/apis/storage.k8s.io/v1"
+CLAIMS = f"{CORE}/namespaces/default/persistentvolumeclaims"
+DRIVER = "loopfile.nodeplug"
+MIB = 1 << 20
+Object = dict[str, Any]
+
+
+class Cluster:
+    """What a user and the scheduler do, and what they see."""
+
+    def __init__(self, control: ControlPlane, daemon: ScratchNode) -> None:
+        self.control, self.daemon = control, daemon
+        self.call = control.call
+        self.node = control.node.name
+        self.images = daemon.root / "images"
+
+    def claim(self, name: str, size: str = "32Mi", node: str | None = None, **more: Any) -> None:
+        annotations = {"volume.kubernetes.io/selected-node": node or self.node}
+        spec = {
+            "accessModes": ["ReadWriteOnce"],
+            "storageClassName": DRIVER,
+            "resources": {"requests": {"storage": size}},
+            **more,
+        }
+        self.call("POST", CLAIMS, {"metadata": {"name": name, "annotations": annotations}, "spec": spec})
+
+    def get(self, name: str) -> Object:
+        return dict(self.call("GET", f"{CLAIMS}/{name}"))
+
+    def patch(self, name: str, body: Object) -> None:
+        found = self.get(name)
+        merged = {**found, "spec": {**found["spec"], **body}}
+        self.call("PUT", f"{CLAIMS}/{name}", merged)
+
+    def delete(self, name: str) -> None:
+        self.call("DELETE", f"{CLAIMS}/{name}")
+
+    def volume_of(self, name: str) -> Object:
+        return dict(self.call("GET", f"{CORE}/persistentvolumes/{self.get(name)['spec']['volumeName']}"))
+
+    def until(self, what: str, holds: Callable[[], object], seconds: float = 60.0) -> None:
+        late = time.monotonic() + seconds
+        while not self._try(holds):
+            if time.monotonic() > late:
+                raise AssertionError(f"{what} did not come true; {self.daemon.status()['provisioner']}")
+            time.sleep(0.1)
+
+    def _try(self, holds: Callable[[], object]) -> object:
+        try:
+            return holds()
+        except PluginError:
+            return False
+
+    def bound(self, name: str) -> Object:
+        self.until(f"a volume for {name}", lambda: self.get(name).get("status", {}).get("phase") == "Bound")
+        return self.volume_of(name)
+
+    def events(self, name: str) -> str:
+        found = self.call("GET", f"{CORE}/namespaces/default/events?fieldSelector=involvedObject.name%3D{name}")
+        return "\n".join(f"{one['reason']}: {one['message']}" for one in found["items"])
+
+    def names(self) -> list[str]:
+        return sorted(path.name for path in self.images.glob("*.img"))
+
+
+def plugins(control: ControlPlane, more: str = "") -> str:
+    folder = control.node.folder
+    return (
+        f'[plugins.loopfile.config]\ndirectory = "{folder}/images"\nmax_size = "512Mi"\n{more}'
+        f'[provisioner]\nkubeconfig = "{folder}/provisioner"\ncapacity_poll = "1s"\n'
+    )
+
+
+@pytest.fixture(scope="module")
+def cluster(make_private_node: Any, cluster: ControlPlane) -> Iterator[Cluster]:
+    """A daemon with loopfile and a provisioner that has the rights of the manifests alone."""
+    control, node = cluster, cluster.node
+    daemon = ScratchNode(
+        node.folder,
+        plugins(control),
+        supervisor=f'listen = ""\ncsi = true\nnode_name = "{node.name}"',
+        within=node.command(),
+    )
+    daemon.paths.plugins_registry.mkdir(parents=True)
+    control.call("POST", f"{CORE}/nodes", {"metadata": {"name": node.name, "labels": {f"{DRIVER}/node": node.name}}})
+    (node.folder / "provisioner").write_text(rights(control, daemon))
+    with daemon:
+        made = Cluster(control, daemon)
+        yield made
+    sys.stdout.write(daemon.log)  # shown when a test fails
+
+
+def rights(control: ControlPlane, daemon: ScratchNode) -> str:
+    """Apply what `nodeplug csi manifests` prints; return a kubeconfig with the ServiceAccount's token."""
+    places = {
+        "CSIDriver": f"{STORAGE}/csidrivers",
+        "StorageClass": f"{STORAGE}/storageclasses",
+        "ServiceAccount": f"{CORE}/namespaces/kube-system/serviceaccounts",
+        "Role": "/apis/rbac.authorization.k8s.io/v1/namespaces/kube-system/roles",
+        "RoleBinding": "/apis/rbac.authorization.k8s.io/v1/namespaces/kube-system/rolebindings",
+        "ClusterRole": "/apis/rbac.authorization.k8s.io/v1/clusterroles",
+        "ClusterRoleBinding": "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
+    }
+    printed = daemon.run("csi manifests", "--json")
+    assert printed.returncode == 0, printed.stderr
+    accounts = []
+    for one in json.loads(printed.stdout)["items"]:
+        control.call("POST", places[one["kind"]], one)
+        accounts += [one["metadata"]["name"]] if one["kind"] == "ServiceAccount" else []
+    path = f"{places['ServiceAccount']}/{accounts[0]}/token"
+    token = control.call("POST", path, {"spec": {"expirationSeconds": 3600}})["status"]["token"]
+    config = json.loads(control.kubeconfig)
+    config["users"][0]["user"] = {"token": token}
+    return json.dumps(config)
+
+
+def test_a_claim_gets_a_volume_that_goes_with_it(cluster: Cluster) -> None:
+    cluster.claim("plain")
+    volume = cluster.bound("plain")
+    assert volume["spec"]["capacity"]["storage"] == "32Mi"
+    assert volume["spec"]["csi"]["driver"] == DRIVER
+    (term,) = volume["spec"]["nodeAffinity"]["required"]["nodeSelectorTerms"]
+    assert term["matchExpressions"] == [{"key": f"{DRIVER}/node", "operator": "In", "values": [cluster.node]}]
+    assert cluster.names() == [f"{volume['spec']['csi']['volumeHandle']}.img"]
+    cluster.until("the event", lambda: "ProvisioningSucceeded" in cluster.events("plain"))
+    cluster.delete("plain")
+    cluster.until("the volume's end", lambda: gone(cluster, volume))
+    assert cluster.names() == []
+
+
+def gone(cluster: Cluster, volume: Object) -> bool:
+    found = cluster.call("GET", f"{CORE}/persistentvolumes")["items"]
+    return volume["metadata"]["name"] not in {one["metadata"]["name"] for one in found}
+
+
+def test_a_claim_grows_and_kubelet_is_told_to_do_the_rest(cluster: Cluster) -> None:
+    cluster.claim("growing")
+    cluster.bound("growing")
+    cluster.patch("growing", {"resources": {"requests": {"storage": "64Mi"}}})
+    cluster.until("growth", lambda: cluster.volume_of("growing")["spec"]["capacity"]["storage"] == "64Mi")
+
+    def told() -> bool:
+        status = cluster.get("growing")["status"]
+        pending = [one["type"] for one in status.get("conditions", ())]
+        return status.get("allocatedResourceStatuses") == {"storage": "NodeResizePending"} and pending == [
+            "FileSystemResizePending"
+        ]
+
+    cluster.until("the word for kubelet", told)
+    assert [path.stat().st_size for path in cluster.images.glob("*.img")] == [64 * MIB]
+    cluster.delete("growing")
+    cluster.until("the end", lambda: not cluster.names())
+
+
+def test_a_claim_that_copies_another_has_its_contents(cluster: Cluster) -> None:
+    cluster.claim("source")
+    handle = cluster.bound("source")["spec"]["csi"]["volumeHandle"]
+    mark(cluster.images / f"{handle}.img")
+    cluster.claim("copy", "48Mi", dataSource={"kind": "PersistentVolumeClaim", "name": "source"})
+    copied = cluster.bound("copy")["spec"]["csi"]["volumeHandle"]
+    assert marked(cluster.images / f"{copied}.img")
+    for name in ("source", "copy"):
+        cluster.delete(name)
+    cluster.until("the end", lambda: not cluster.names())
+
+
+def mark(image: Path) -> None:
+    with image.open("r+b") as stream:
+        stream.seek(20 * MIB)
+        stream.write(b"marked")
+
+
+def marked(image: Path) -> bool:
+    with image.open("rb") as stream:
+        stream.seek(20 * MIB)
+        return stream.read(6) == b"marked"
+
+
+def test_a_claim_for_another_node_is_left_to_it(cluster: Cluster) -> None:
+    cluster.claim("elsewhere", node="another")
+    cluster.claim("here")
+    cluster.bound("here")
+    assert cluster.get("elsewhere")["status"]["phase"] == "Pending"
+    for name in ("elsewhere", "here"):
+        cluster.delete(name)
+    cluster.until("the end", lambda: not cluster.names())
+
+
+def test_a_claim_for_which_there_is_no_room_may_go_to_another_node(cluster: Cluster) -> None:
+    with room(cluster, 8 * MIB):
+        cluster.claim("large", "64Mi")
+        selected = "volume.kubernetes.io/selected-node"
+        cluster.until("the way out", lambda: selected not in cluster.get("large")["metadata"]["annotations"])
+    cluster.until("the event", lambda: "another node is chosen" in cluster.events("large"))
+    cluster.delete("large")
+    assert cluster.names() == []
+
+
+@contextmanager
+def room(cluster: Cluster, left: int) -> Iterator[None]:
+    """Configure that so many bytes are left, and no limit afterwards."""
+    cluster.daemon.configure(plugins(cluster.control, f"max_total = {left}\n"))
+    cluster.until("the limit", lambda: capacities(cluster) == [f"{left >> 20}Mi"])
+    yield
+    cluster.daemon.configure(plugins(cluster.control))
+    cluster.until("no limit", lambda: capacities(cluster) != [f"{left >> 20}Mi"])
+
+
+def capacities(cluster: Cluster) -> list[str]:
+    found = cluster.call("GET", f"{STORAGE}/namespaces/kube-system/csistoragecapacities")["items"]
+    return [one["capacity"] for one in found if one["nodeTopology"]["matchLabels"] == {f"{DRIVER}/node": cluster.node}]
+
+
+def test_the_scheduler_is_told_how_much_room_there_is(cluster: Cluster) -> None:
+    cluster.until("a figure", lambda: len(capacities(cluster)) == 1)
+    with room(cluster, 64 * MIB):
+        cluster.claim("part", "32Mi")
+        cluster.bound("part")
+        cluster.until("less room", lambda: capacities(cluster) == ["32Mi"])
+        cluster.delete("part")
+        cluster.until("all room", lambda: capacities(cluster) == ["64Mi"])
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ({"accessModes": ["ReadWriteMany"]}, "use ReadWriteOnce"),
+        ({"resources": {"requests": {"storage": "1Gi"}}}, "at most 512Mi is allowed on this node"),
+        ({"dataSource": {"kind": "PersistentVolumeClaim", "name": "none"}}, "none"),
+    ],
+)
+def test_what_cannot_be_made_is_told_to_its_owner_and_in_the_status(cluster: Cluster, more: Object, why: str) -> None:
+    cluster.claim("wrong", **more)
+    cluster.until("the event", lambda: why in cluster.events("wrong"))
+    cluster.until("the status", lambda: "claim default/wrong" in str(cluster.daemon.status()["provisioner"]))
+    assert "The provisioner tries again" in cluster.daemon.run("status").stdout
+    cluster.delete("wrong")
+    cluster.until("its end", lambda: "wrong" not in str(cluster.daemon.status()["provisioner"]))
+
+
+def test_a_daemon_that_is_killed_again_and_again_leaves_nothing_undone_nor_behind(cluster: Cluster) -> None:
+    names = [f"kill-{number}" for number in range(6)]
+    for name in names:
+        cluster.claim(name)
+    for pause in (0.3, 0.6, 0.9):
+        time.sleep(pause)
+        cluster.daemon.kill()
+        cluster.daemon.start()
+    handles = {cluster.bound(name)["spec"]["csi"]["volumeHandle"] for name in names}
+    assert cluster.names() == sorted(f"{handle}.img" for handle in handles)
+    for name in names:
+        cluster.delete(name)
+    for pause in (0.2, 0.5):
+        time.sleep(pause)
+        cluster.daemon.kill()
+        cluster.daemon.start()
+    cluster.until("the end of all", lambda: not cluster.names())
+    cluster.until("no volume", lambda: not cluster.call("GET", f"{CORE}/persistentvolumes")["items"])
+
+
+def test_a_volume_whose_claim_went_while_the_daemon_was_away_is_deleted(cluster: Cluster) -> None:
+    cluster.daemon.kill()
+    cluster.claim("short")
+    uid = cluster.get("short")["metadata"]["uid"]
+    data = {"driver": DRIVER, "namespace": "default", "claim": "short", "uid": uid}
+    wanted: Object = {"name": f"pvc-{uid}", "size": 32 * MIB, "limit": 0, "block": False, "fs_type": "ext4"}
+    wanted |= {"parameters": {}, "source": "", "snapshot": "", "access_modes": ["SINGLE_NODE_WRITER"]}
+    journal = Journal(cluster.daemon.paths.journal / "csi-provisioner")
+    journal.write(f"pvc-{uid}", phase="creating", data=data, request=wanted)  # as killed between volume and object
+    image = cluster.images / f"pvc-{uid}.img"
+    image.write_bytes(b"")
+    os.truncate(image, 32 * MIB)
+    subprocess.run(["/usr/sbin/mkfs.ext4", "-q", str(image)], check=True)
+    image.with_suffix(".json").write_text("{}")
+    cluster.delete("short")
+    cluster.daemon.start()
+    cluster.until("the end", lambda: not cluster.names())
+    assert journal.entries() == ()
+
+
+def test_an_api_server_that_goes_away_and_comes_back_is_no_end(cluster: Cluster) -> None:
+    cluster.control.kill_api()
+    cluster.until("the word", lambda: "API server" in str(cluster.daemon.status()["provisioner"]))
+    cluster.control.start_api()
+    cluster.claim("after")
+    cluster.bound("after")
+    cluster.delete("after")
+    cluster.until("the end", lambda: not cluster.names())
+
+
+def test_a_volume_that_is_mounted_is_deleted_when_its_pod_has_ended(cluster: Cluster) -> None:
+    cluster.claim("used")
+    volume = cluster.bound("used")
+    handle = volume["spec"]["csi"]["volumeHandle"]
+    loop = cluster.control.node.run("losetup", "--find", "--show", str(cluster.images / f"{handle}.img")).strip()
+    place = cluster.control.node.folder / "used"
+    place.mkdir()
+    cluster.control.node.run("mount", loop, str(place))
+    cluster.control.node.run("losetup", "--detach", loop)  # when it is unmounted
+    cluster.delete("used")
+    cluster.until("the reason", lambda: "end its pods first" in str(cluster.daemon.status()["provisioner"]))
+    assert cluster.names() == [f"{handle}.img"]
+    cluster.control.node.run("umount", str(place))
+    cluster.until("the end", lambda: not cluster.names())
