@@ -14,7 +14,7 @@ from tests.real.consumers import ApiServer, Lab
 from tests.real.consumers.api_server import Where
 
 GROUP = 4242
-LOOPFILE, TMPFS = "loopfile.nodeplug", "tmpfs.nodeplug"
+LOOPFILE, TMPFS, RENEWED = "loopfile.nodeplug", "tmpfs.nodeplug", "renewed.acme"
 INLINE = {"csi": {"driver": TMPFS, "volumeAttributes": {"size": "8Mi"}}}
 NETWORKS = Path(__file__).parent / "networks"
 Difference = Callable[[], list[str]]
@@ -25,24 +25,30 @@ def lab(make_kubelet_lab: Callable[..., AbstractContextManager[Lab]]) -> Iterato
     with make_kubelet_lab(*sorted(NETWORKS.glob("*.conflist"))[:1], with_api=True) as made:
         assert made.api is not None
         for name in (LOOPFILE, TMPFS):
-            spec = {
-                "attachRequired": False,
-                "podInfoOnMount": True,
-                "fsGroupPolicy": "File",
-                "volumeLifecycleModes": ["Persistent", "Ephemeral"],
-                # What an API server fills in, and kubelet reads without looking.
-                "storageCapacity": False,
-                "requiresRepublish": False,
-                "seLinuxMount": False,
-            }
-            where = Where("storage.k8s.io/v1", "csidrivers", "", name)
-            made.api.store.put(where, {"metadata": {"name": name}, "spec": spec})
-            # A kubelet that starts on a node that it has not registered yet loses one of two drivers: it deletes the
-            # CSINode that has no owner, and with it what it wrote for the other (nodeinfomanager.go). A new socket
-            # makes it register the driver again.
-            (made.daemon.paths.plugins_registry / f"{name}-reg.sock").unlink()
-            made.kubelet.wait_for(f"{name} in its CSINode", partial(has_driver, made, name))
+            announce(made, name)
         yield made
+
+
+def announce(lab: Lab, name: str, **more: object) -> None:
+    """Make the CSIDriver object, and wait until kubelet has the driver."""
+    assert lab.api is not None
+    spec = {
+        "attachRequired": False,
+        "podInfoOnMount": True,
+        "fsGroupPolicy": "File",
+        "volumeLifecycleModes": ["Persistent", "Ephemeral"],
+        # What an API server fills in, and kubelet reads without looking.
+        "storageCapacity": False,
+        "requiresRepublish": False,
+        "seLinuxMount": False,
+    }
+    where = Where("storage.k8s.io/v1", "csidrivers", "", name)
+    lab.api.store.put(where, {"metadata": {"name": name}, "spec": {**spec, **more}})
+    # A kubelet that starts on a node that it has not registered yet loses one of two drivers: it deletes the CSINode
+    # that has no owner, and with it what it wrote for the other (nodeinfomanager.go). A new socket makes it register
+    # the driver again.
+    (lab.daemon.paths.plugins_registry / f"{name}-reg.sock").unlink()
+    lab.kubelet.wait_for(f"{name} in its CSINode", partial(has_driver, lab, name))
 
 
 def has_driver(lab: Lab, name: str) -> bool:
@@ -113,3 +119,41 @@ def test_pods_outlive_a_killed_daemon_and_a_kubelet_that_starts_again(lab: Lab, 
     assert lab.kubelet.execute("lasting", "/bin/cat", "/memory/file") == "kept\n"
     lab.run("next", volumes={"/memory": INLINE})
     assert difference() == []
+
+
+@pytest.fixture
+def renewed(lab: Lab, generation: str) -> Path:
+    """Serve a driver that kubelet is to publish again and again; return the file that fails its refresh."""
+    if generation == "old":
+        pytest.skip("kubelet 1.20 does not know requiresRepublish")
+    path = lab.daemon.config_path
+    fresh = path.with_suffix(".new")
+    fresh.write_text(f'{path.read_text()}\n[plugins.renewed]\nuses = "renewed:Renewed"\n')
+    fresh.rename(path)
+    socket = lab.daemon.paths.plugins_registry / f"{RENEWED}-reg.sock"
+    lab.kubelet.wait_for("the driver's socket", socket.exists)
+    announce(lab, RENEWED, requiresRepublish=True)
+    return lab.daemon.paths.state / "plugins" / "renewed" / "gone"
+
+
+def test_a_volume_is_renewed_while_its_pod_runs_and_a_failure_leaves_it(lab: Lab, renewed: Path) -> None:
+    lab.run("renewed", volumes={"/facts": {"csi": {"driver": RENEWED}}})
+
+    def times() -> int:
+        return int(lab.kubelet.execute("renewed", "/bin/cat", "/facts/times"))
+
+    container = lab.kubelet.container("renewed")
+    lab.kubelet.wait_for("two refreshes", lambda: times() >= 2)
+    renewed.touch()
+    lab.kubelet.wait_for("kubelet's words", lambda: "does not know this account any more" in lab.kubelet.log)
+    before = times()
+    renewed.unlink()
+    lab.kubelet.wait_for("a refresh after the failed ones", lambda: times() > before)
+    assert lab.kubelet.container("renewed") == container
+
+    def targets() -> list[str]:
+        return [line for line in lab.inventory().entries if line.startswith("mount ") and "kubernetes.io~csi" in line]
+
+    assert len(targets()) == 1
+    lab.kubelet.drop("renewed")
+    assert targets() == []
