@@ -67,6 +67,7 @@ def pod(
     limits: Mapping[str, int] | None = None,
     volumes: Mapping[str, Mapping[str, Any]] | None = None,
     fs_group: int | None = None,
+    propagation: str = "None",
 ) -> dict[str, Any]:
     """Return a pod of one container that runs `script` and then waits.
 
@@ -76,6 +77,7 @@ def pod(
         limits: extended resources.
         volumes: by mount path, a volume source such as `{"flexVolume": {...}}`.
         fs_group: the pod's fsGroup.
+        propagation: of its mounts, such as "HostToContainer".
     """
     sources = {f"v{number}": (path, source) for number, (path, source) in enumerate((volumes or {}).items())}
     container = {
@@ -84,7 +86,9 @@ def pod(
         "imagePullPolicy": "IfNotPresent",
         "command": ["/bin/sh", "-ec", f'trap "exit 0" TERM\n{script}\nwhile :; do sleep 3600 & wait $!; done'],
         "resources": {"limits": {key: str(value) for key, value in (limits or {}).items()}},
-        "volumeMounts": [{"name": key, "mountPath": path} for key, (path, _) in sources.items()],
+        "volumeMounts": [
+            {"name": key, "mountPath": path, "mountPropagation": propagation} for key, (path, _) in sources.items()
+        ],
     }
     spec: dict[str, Any] = {
         "terminationGracePeriodSeconds": 1,

@@ -1,0 +1,131 @@
+"""A real kubelet and containerd with volumes of programs and images: what containers see, also after a program died."""
+
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.real.consumers import Lab
+
+Difference = Callable[[], list[str]]
+PluginsOf = Callable[[Lab], str]
+FUSE = {"flexVolume": {"driver": "nodeplug/fuse"}}
+IMAGE = {"flexVolume": {"driver": "nodeplug/image", "options": {"path": "model.squashfs", "overlay": "8Mi"}}}
+SECTIONS = """
+[plugins.fuse.config]
+check_interval = "200ms"
+[plugins.fuse.config.programs.files]
+command = ["bindfs", "-f", "{source}", "{{mountpoint}}"]
+restart_after_hang = "1s"
+[plugins.image.config]
+max_overlay = "64Mi"
+roots = {{ main = {{ path = "{source}" }} }}
+"""
+
+
+@pytest.fixture(scope="module")
+def source() -> Iterator[Path]:
+    for program, package in {"bindfs": "bindfs", "mksquashfs": "squashfs-tools"}.items():
+        if shutil.which(program) is None:
+            pytest.skip(f"needs {program} of the package {package}")
+    folder = Path(tempfile.mkdtemp(dir="/var/tmp"))  # a program has a /tmp of its own
+    folder.chmod(0o755)
+    (folder / "hello").write_text("world")
+    subprocess.run(["mksquashfs", folder / "hello", folder / "model.squashfs", "-quiet", "-no-progress"], check=True)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="module")
+def drivers(lab: Lab, source: Path, plugins_of: PluginsOf) -> Iterator[None]:
+    """Two more drivers, for the tests of this file."""
+
+    def loaded() -> bool:
+        return {"fuse", "image"} <= {one["name"] for one in lab.daemon.status()["plugins"] if one["state"] == "running"}
+
+    plugins = plugins_of(lab)
+    lab.daemon.configure(plugins + SECTIONS.format(source=source))
+    lab.kubelet.wait_for("the new plugins", loaded)
+    assert lab.daemon.run("install").returncode == 0
+    yield
+    lab.daemon.configure(plugins)
+    lab.kubelet.wait_for("the old configuration", lambda: not loaded())
+    assert lab.daemon.run("install").returncode == 0
+
+
+def programs(source: Path) -> list[int]:
+    """The processes that serve a folder."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if words[0] == b"bindfs" and os.fsencode(source) in words:
+            found.append(int(path.parts[2]))
+    return found
+
+
+@pytest.mark.usefixtures("has_fuse", "drivers")
+def test_a_program_that_dies_is_there_again_in_containers_with_propagation_and_in_others_when_they_start_again(
+    lab: Lab, difference: Difference, source: Path
+) -> None:
+    lab.run("follows", volumes={"/data": FUSE}, propagation="HostToContainer")
+    lab.run("stays", volumes={"/data": FUSE})
+
+    def read(pod: str) -> str:
+        return lab.kubelet.execute(pod, "/bin/sh", "-c", "cat /data/hello 2>&1 || true").strip()
+
+    assert (read("follows"), read("stays")) == ("world", "world")
+    (former,) = programs(source)
+    os.kill(former, signal.SIGKILL)
+    lab.kubelet.wait_for("the program", lambda: programs(source) not in ([], [former]) and read("follows") == "world")
+    assert "not connected" in read("stays")
+    lab.kubelet.drop("stays")
+    lab.run("started-again", volumes={"/data": FUSE})
+    assert read("started-again") == "world"
+    assert difference() == []
+    assert programs(source) == []
+
+
+@pytest.mark.usefixtures("has_fuse", "drivers")
+def test_a_killed_daemon_and_a_kubelet_that_starts_again_leave_a_program_and_its_pods_alone(
+    lab: Lab, difference: Difference, source: Path
+) -> None:
+    lab.run("lasting", volumes={"/data": FUSE})
+    before = (lab.kubelet.container("lasting"), programs(source))
+    lab.daemon.kill()
+    lab.kubelet.stop()
+    assert programs(source) == before[1]
+    lab.daemon.start()
+    lab.kubelet.start()
+    lab.run("next", volumes={"/data": FUSE})
+    assert lab.kubelet.execute("lasting", "/bin/cat", "/data/hello") == "world"
+    assert (lab.kubelet.container("lasting"), programs(source)) == before
+    assert difference() == []
+
+
+@pytest.mark.usefixtures("has_fuse", "drivers")
+def test_a_pod_of_a_program_that_hangs_ends_once_the_program_is_replaced(
+    lab: Lab, difference: Difference, source: Path
+) -> None:
+    """Kubelet itself looks at a FlexVolume's mount before it asks for the unmount, and would wait with the program."""
+    lab.run("hung", volumes={"/data": FUSE})
+    (pid,) = programs(source)
+    os.kill(pid, signal.SIGSTOP)
+    assert difference() == []
+    assert programs(source) == []
+
+
+@pytest.mark.usefixtures("has_loop_devices", "drivers")
+def test_pods_write_to_layers_of_their_own_over_one_image(lab: Lab, difference: Difference) -> None:
+    lab.run("one", "echo mine > /data/hello", volumes={"/data": IMAGE})
+    lab.run("two", volumes={"/data": IMAGE})
+    assert lab.mount_type("two", "/data") == "overlay"
+    assert lab.kubelet.execute("one", "/bin/cat", "/data/hello") == "mine\n"
+    assert lab.kubelet.execute("two", "/bin/cat", "/data/hello") == "world"
+    assert difference() == []
