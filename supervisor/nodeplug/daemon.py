@@ -381,11 +381,13 @@ class Daemon:
                 case ("reload", name):
                     await self._supervision.renew(name)
                     answer = await self._overview.whole()
+                case ("volume-id", claim, options):
+                    answer = await self._csi.identify(claim, options)
                 case ("replace",):
                     answer = await self._handover.replace()
                 case _:
                     count = len(frame.argv)
-                    known = "status, inspect PLUGIN, reload PLUGIN, replace"
+                    known = "status, inspect PLUGIN, reload PLUGIN, replace, volume-id CLAIM OPTIONS"
                     raise InvalidRequest(f"no known request in {count} arguments; known: {known}")
         except PluginError as error:
             return Reply(1, json.dumps({"error": clip(str(error))}).encode())

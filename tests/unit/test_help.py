@@ -11,7 +11,14 @@ from nodeplug.cli import app
 
 ROOT: Any = typer.main.get_command(app)
 CONTEXT = typer.Context(ROOT, info_name="nodeplug")
-NAMES = [*ROOT.list_commands(CONTEXT), "plugins add", "plugins remove", "csi manifests", "csi status"]
+NAMES = [
+    *ROOT.list_commands(CONTEXT),
+    "plugins add",
+    "plugins remove",
+    "csi manifests",
+    "csi status",
+    "migrate flex-to-csi",
+]
 
 
 def named(name: str) -> Any:

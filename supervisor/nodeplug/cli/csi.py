@@ -86,7 +86,7 @@ def manifests(
     from nodeplug.csi.objects import chosen
 
     reading = read(config, root)
-    drivers = chosen(_drivers(reading), driver or ())
+    drivers = chosen(drivers_in(reading), driver or ())
     provisioning = [one.name for one in drivers if one.provisions]
     if storage_class and len(provisioning) != 1:
         there = f"these do: {', '.join(provisioning)}; choose one by --driver" if provisioning else "none does"
@@ -135,7 +135,7 @@ def status(
     from nodeplug.kubeapi.credentials import find
 
     reading = read(config, root)
-    drivers = chosen(_drivers(reading), driver or ())
+    drivers = chosen(drivers_in(reading), driver or ())
     try:
         daemon = ask_daemon(config, root, "status", warn=False)
     except NotReady as error:
@@ -165,7 +165,7 @@ def _on_the_node(path: Path, root: Path | None) -> Path:
     return Path("/", path.relative_to(root)) if root is not None and path.is_relative_to(root) else path
 
 
-def _drivers(reading: "Reading") -> "list[Driver]":
+def drivers_in(reading: "Reading") -> "list[Driver]":
     """Load the plugins and return their drivers; says why a claim has none.
 
     Raises:

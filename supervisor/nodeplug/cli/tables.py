@@ -134,6 +134,16 @@ def csi_cluster(answer: Mapping[str, Any]) -> RenderableType:
     return Group(table, *told)
 
 
+def migration(rows: Iterable[Mapping[str, Any]]) -> RenderableType:
+    """Show what becomes of each FlexVolume, and why one stays."""
+    table = Listing("FlexVolumes", "VOLUME", "CLAIM", "FROM", "TO", "HANDLE", "OUTCOME", "PROBLEM", below=_BELOW)
+    for row in rows:
+        names = row["volume"], row["claim"] or "-", row["flex_driver"], row["csi_driver"], row["handle"]
+        said = "" if row["on_one_node"] else "it names no node: --node says where it is"
+        table.add(*names, _word(row["outcome"]), "\n".join(filter(None, (row["problem"], said))))
+    return table
+
+
 def _verdict(held: bool | None, good: str, bad: str) -> Text:
     return Text("?") if held is None else Text(good, style="green") if held else Text(bad, style="red")
 

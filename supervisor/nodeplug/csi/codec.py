@@ -55,6 +55,21 @@ def driver_name(claim: VolumeClaim) -> str:
     return name
 
 
+def read_options(text: str) -> dict[str, str]:
+    """Read the options of a volume, as a PersistentVolume has them.
+
+    Raises:
+        InvalidRequest: they are not a JSON object of texts.
+    """
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
+        raise InvalidRequest("the options of a volume are a JSON object whose values are texts")
+    return found
+
+
 def read_publish(message: pb.NodePublishVolumeRequest, claim: VolumeClaim) -> VolumePublish:
     """Read what is to be published for a pod.
 

@@ -26,9 +26,12 @@ import grpc.aio
 
 from nodeplug.contract.errors import PluginError
 from nodeplug.contract.journal import write_durably
+from nodeplug.contract.values import Secrets
 from nodeplug.csi import codec, controller, identity, node
 from nodeplug.csi.driver import Driver
 from nodeplug.csi.sockets import Bound
+from nodeplug.hosting.call import Call
+from nodeplug.hosting.front import Front
 from nodeplug.hosting.registry import Registry
 from nodeplug.hosting.runner import Runner
 from nodeplug.pb import pluginregistration_v1_pb2 as pb
@@ -320,6 +323,25 @@ class CsiDrivers:
                 LOG.warning("volume %s has no CSI driver: %s", claim_name, why)
         self.refused = refused
         return wanted
+
+    async def identify(self, claim: str, options: str) -> dict[str, Any]:
+        """Return the CSI driver of a volume claim, and the volumeHandle of the volume that options mean.
+
+        Args:
+            claim: `vendor/driver`.
+            options: what FlexVolume calls so, in JSON.
+
+        Raises:
+            InvalidRequest: the options are not a JSON object of texts.
+            NotFound: no plugin has the claim.
+            PluginError: the plugin does not run, or refused the options.
+        """
+        wanted = codec.read_options(options)
+        route = self.registry.route("volume", claim)
+        call = Call("volume_id", f"volume:{claim}")
+        work = self.volumes.run(route, call, lambda steps: steps.identify(wanted, Secrets()))
+        handle = await Front(self.runner).serve(call, work)
+        return {"driver": codec.driver_name(cast("VolumeClaim", route.claim)), "volume_handle": handle}
 
     def status(self) -> list[dict[str, Any]]:
         """Describe every driver, and every claim that has none."""

@@ -1,0 +1,1 @@
+"""From FlexVolume to CSI and back: volumes of a cluster, and manifests in files."""
