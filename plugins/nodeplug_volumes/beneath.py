@@ -76,8 +76,13 @@ def open_beneath(root: int, path: str) -> int:
         raise _explain(error, path) from error
 
 
-def open_file_beneath(root: int, path: str) -> int:
+def open_file_beneath(root: int, path: str, *, or_directory: bool = False) -> int:
     """Open a regular file below an open root, for reading.
+
+    Args:
+        root: an open directory.
+        path: relative to it.
+        or_directory: it may be a directory, too.
 
     Returns:
         A descriptor that the caller closes.
@@ -90,7 +95,8 @@ def open_file_beneath(root: int, path: str) -> int:
         found = _openat2(root, "/".join(parts_of(path)), os.O_NONBLOCK)  # a FIFO would wait for its writer
     except OSError as error:
         raise _explain(error, path, "file") from error
-    if not stat.S_ISREG(os.fstat(found).st_mode):
+    mode = os.fstat(found).st_mode
+    if not stat.S_ISREG(mode) and not (or_directory and stat.S_ISDIR(mode)):
         os.close(found)
         raise InvalidRequest(f"option path is {path!r}: it is not a regular file")
     return found

@@ -1,15 +1,17 @@
-"""image: a read-only filesystem in a file, mounted once for all pods of the node.
+"""image: a read-only filesystem in a file, or an OCI image in a folder, mounted once for all pods of the node.
 
 Owns: the check of a request against the administrator's roots, the digest before the mount, the mount of squashfs and
 erofs, and an optional writable layer for each pod.
 Refuses: images outside of the roots, and to write to one. The kernel reads an image as it is, so whoever can write
 below a root is trusted as far as the kernel's filesystem is.
 
-Options: `root` (a name in `[plugins.image.config.roots]`; optional if there is only one), `path` (of the file),
-`digest` ("sha256:..."), `overlay` (the size of a writable layer of the pod's own, such as "1Gi").
+Options: `root` (a name in `[plugins.image.config.roots]`; optional if there is only one), `path` (of the file or
+folder), `digest` ("sha256:..."; of an OCI image that of its manifest), `overlay` (the size of a writable layer of the
+pod's own, such as "1Gi").
 """
 
 import os
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -36,8 +38,9 @@ from nodeplug import (
 )
 from nodeplug.fields import FlexDriver, Quantity, parse_quantity
 from nodeplug.fields import show_quantity as show
-from nodeplug_volumes import beneath, loopdev, overlay
+from nodeplug_volumes import beneath, loopdev, oci, overlay
 from nodeplug_volumes.digests import Digests, checked_form
+from nodeplug_volumes.unpacked import Unpacked
 
 _OPTIONS: Final = ("root", "path", "digest", "overlay")
 _SQUASHFS: Final = b"hsqs"
@@ -74,6 +77,9 @@ class ImageConfig(BaseModel):
     max_overlay: Quantity | None = Field(
         None, ge=overlay.SMALLEST, description="the largest writable layer of a pod; by default pods have none"
     )
+    max_unpacked: Quantity = Field(
+        20 << 30, ge=1 << 20, description="what OCI images may take on the disk of the state folder, as squashfs files"
+    )
     mount_options: tuple[str, ...] = Field(
         ("nosuid", "nodev"), description="options of every mount; pods cannot change them"
     )
@@ -108,6 +114,7 @@ class Image:
         self._config = config
         self._log = host.log
         self._digests = Digests(host.state_dir / "digests", host.log)
+        self._unpacked = Unpacked(host.state_dir / "images", config.max_unpacked, host.log)
         self._layers = overlay.Layers(host.state_dir / "layers", host.run_dir / "layers")
 
     @hookimpl
@@ -120,6 +127,7 @@ class Image:
     def start(self) -> None:
         """Remove what a killed daemon left."""
         self._layers.sweep()
+        self._unpacked.sweep()
 
     @hookimpl
     def health(self) -> None:
@@ -139,6 +147,10 @@ class Image:
         """Check the image, and mount it for the node."""
         wish = self._wish(request.options)
         with self._opened(wish) as descriptor:
+            if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+                with self._unpacked.opened(oci.Layout(descriptor, wish.name), wish.digest) as squashed:
+                    self._mount(squashed, "squashfs", request.staging_path)
+                return
             fs_type = _recognise(descriptor, wish.name)
             if wish.digest:
                 self._digests.check(descriptor, wish.name, wish.digest)
@@ -167,7 +179,7 @@ class Image:
     def _opened(self, wish: Wish) -> Iterator[int]:
         root = beneath.open_root(str(wish.root.path))
         try:
-            descriptor = beneath.open_file_beneath(root, wish.path)
+            descriptor = beneath.open_file_beneath(root, wish.path, or_directory=True)
         finally:
             os.close(root)
         try:
@@ -210,7 +222,7 @@ class Image:
             raise InvalidRequest(f"option root is {name[:80]!r}; this node allows: {known}")
         path = options.get("path", "")
         if not beneath.parts_of(path):
-            raise InvalidRequest("option path is missing; name the file of the image, below its root")
+            raise InvalidRequest("option path is missing; name the file or the folder of the image, below its root")
         digest = checked_form(options.get("digest", ""))
         if root.require_digest and not digest:
             raise InvalidRequest(f"root {name!r} has only images by digest; set the option digest, as sha256:...")

@@ -225,7 +225,7 @@ def test_a_root_may_have_only_images_by_digest(make_node: Any, make_plugin: Any,
         ({"path": "link"}, "leads through a symlink"),
         ({"path": "away/secret.squashfs"}, "leads through a symlink"),
         ({"path": "pipe"}, "is not a regular file"),
-        ({"path": "folder"}, "is not a regular file"),
+        ({"path": "folder"}, "is no OCI image layout, or incomplete: it has no index.json"),
         ({"path": "none.squashfs"}, "there is no such file below its root on this node"),
         ({"path": "text"}, "holds neither squashfs nor erofs"),
         ({"path": "empty"}, "holds neither squashfs nor erofs"),
@@ -291,7 +291,6 @@ def test_an_unmounted_layer_leaves_nothing(node: Any, area: Path, loops: Any) ->
     target = layered(node, "a")
     (target / "x").write_text("x")
     assert left(area) == []
-    assert len(loops()) == 2
     assert node.unmount(DRIVER, target) == {"status": "Success"}
     assert (node.mounted, loops(), left(area)) == ([], {}, [])
     assert not (layered(node, "a") / "x").exists()
