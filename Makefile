@@ -61,7 +61,7 @@ real: $(STAMP) ## Run the tests against real consumers
 kubelet: ## Build the kubelet for tests/real from Debian's source package, once (5 minutes, 2.5 GB meanwhile)
 	.ci/build-kubelet
 
-consumers: ## Build today's kubelet, control plane, containerd and CNI plugins for tests/real, once (12 minutes)
+consumers: ## Build today's kubelet, control plane, containerd and CNI plugins for tests/real, once (15 minutes)
 	.ci/build-consumers
 
 python: ## Bootstrap Debian 13 and its Python for tests/node/workers, once (two minutes, 150 MB; needs root)

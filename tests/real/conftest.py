@@ -113,7 +113,7 @@ def cached(builder: str, *arguments: str) -> Path:
 
 @pytest.fixture(scope="session")
 def consumer() -> Callable[[str], Path]:
-    """The folder of a module's programs, `kubernetes`, `containerd`, `cni` or `tools`, that `make consumers` built."""
+    """The folder of a module's programs, such as `kubernetes` or `tools`, that `make consumers` built."""
     return lambda module: cached("build-consumers", module)
 
 

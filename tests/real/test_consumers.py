@@ -18,6 +18,7 @@ PROGRAMS = {
     "ctr": ("containerd", "github.com/containerd/containerd/v2", ["--version"]),
     "bridge": ("cni", "github.com/containernetworking/plugins", []),
     "host-local": ("cni", "github.com/containernetworking/plugins", []),
+    "csi-provisioner": ("provisioner", "github.com/kubernetes-csi/external-provisioner/v6", ["--version"]),
     "csi-sanity": ("tools", "github.com/kubernetes-csi/csi-test/v5", ["--version"]),
 }
 Consumer = Callable[[str], Path]

@@ -1,21 +1,28 @@
 """csi-sanity, the conformance suite of CSI, against drivers that a real daemon serves."""
 
+import shutil
 import subprocess
+import tempfile
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import grpc
 import pytest
 from tests.disks import attached_disk
 
 from nodeplug.contract.mounts import mounts, unmount
+from nodeplug.pb import csi_v1_pb2 as pb
+from nodeplug.pb import csi_v1_pb2_grpc as pb_grpc
 from nodeplug.testing import ScratchNode
 from nodeplug.testing.folders import remove
 from nodeplug.testing.waiting import until
 
 pytestmark = pytest.mark.real
-UNKNOWN_TO_NODES = ("attach", "modify", "group")
 
 
 @dataclass(frozen=True)
@@ -34,7 +41,7 @@ class Sanity:
     program: Path
     root: Path
 
-    def run(self, plugins: str, driver: str, **flags: str) -> Verdict:
+    def run(self, plugins: str, driver: str, focus: str = "", **flags: str) -> Verdict:
         node = ScratchNode(self.root / "n", plugins, supervisor='listen = ""\ncsi = true')
         folder = node.paths.plugins_registry
         folder.mkdir(parents=True)
@@ -46,6 +53,7 @@ class Sanity:
             done = subprocess.run(
                 [
                     *(str(self.program), f"--csi.endpoint=unix:{socket}", f"--ginkgo.junit-report={report}"),
+                    *([f"--ginkgo.focus={focus}"] if focus else []),
                     *(f"--csi.{name}={value}" for name, value in options.items()),
                 ],
                 stdin=subprocess.DEVNULL,
@@ -100,3 +108,109 @@ def test_loopfile_does_all_that_csi_asks_for(sanity: Sanity, tmp_path: Path, fs_
         )
     assert verdict.failed == {}
     assert len(verdict.passed) >= 60
+
+
+class Named(pb_grpc.IdentityServicer):
+    """Says that there is a controller."""
+
+    def GetPluginInfo(self, request: Any, context: Any) -> pb.GetPluginInfoResponse:  # noqa: N802
+        return pb.GetPluginInfoResponse(name="maker.example", vendor_version="1")
+
+    def GetPluginCapabilities(self, request: Any, context: Any) -> pb.GetPluginCapabilitiesResponse:  # noqa: N802
+        service = pb.PluginCapability.Service(type=pb.PluginCapability.Service.CONTROLLER_SERVICE)
+        return pb.GetPluginCapabilitiesResponse(capabilities=[pb.PluginCapability(service=service)])
+
+    def Probe(self, request: Any, context: Any) -> pb.ProbeResponse:  # noqa: N802
+        return pb.ProbeResponse()
+
+
+class Maker(pb_grpc.ControllerServicer):
+    """Creates volumes for a driver that creates none: what an administrator does by hand."""
+
+    def __init__(self, make: Callable[[str], tuple[str, Mapping[str, str]]]) -> None:
+        self._make = make
+        self._made: dict[str, pb.Volume] = {}
+
+    def ControllerGetCapabilities(self, request: Any, context: Any) -> pb.ControllerGetCapabilitiesResponse:  # noqa: N802
+        kind = pb.ControllerServiceCapability.RPC.CREATE_DELETE_VOLUME
+        one = pb.ControllerServiceCapability(rpc=pb.ControllerServiceCapability.RPC(type=kind))
+        return pb.ControllerGetCapabilitiesResponse(capabilities=[one])
+
+    def CreateVolume(self, request: pb.CreateVolumeRequest, context: Any) -> pb.CreateVolumeResponse:  # noqa: N802
+        if request.name not in self._made:
+            handle, attributes = self._make(f"v{len(self._made)}")
+            self._made[request.name] = pb.Volume(volume_id=handle, volume_context=attributes, capacity_bytes=1 << 20)
+        return pb.CreateVolumeResponse(volume=self._made[request.name])
+
+    def DeleteVolume(self, request: pb.DeleteVolumeRequest, context: Any) -> pb.DeleteVolumeResponse:  # noqa: N802
+        return pb.DeleteVolumeResponse()
+
+
+@contextmanager
+def made_by(folder: Path, make: Callable[[str], tuple[str, Mapping[str, str]]]) -> Iterator[str]:
+    """Serve a controller; yield its address."""
+    server = grpc.server(ThreadPoolExecutor(4))
+    pb_grpc.add_ControllerServicer_to_server(Maker(make), server)  # type: ignore[abstract]
+    pb_grpc.add_IdentityServicer_to_server(Named(), server)
+    address = f"unix:{folder}/controller.sock"
+    server.add_insecure_port(address)
+    server.start()
+    yield address
+    server.stop(None)
+
+
+def hostdir(folder: Path) -> tuple[str, Callable[[str], tuple[str, Mapping[str, str]]]]:
+    def make(name: str) -> tuple[str, Mapping[str, str]]:
+        (folder / name).mkdir()
+        return f"data/{name}", {"root": "data", "path": name}
+
+    return f'[plugins.hostdir.config.roots.data]\npath = "{folder}"\n', make
+
+
+def tmpfs(_: Path) -> tuple[str, Callable[[str], tuple[str, Mapping[str, str]]]]:
+    return "[plugins.tmpfs]\n", lambda name: (name, {"size": "1Mi"})
+
+
+def image(folder: Path) -> tuple[str, Callable[[str], tuple[str, Mapping[str, str]]]]:
+    if shutil.which("mksquashfs") is None:
+        pytest.skip("mksquashfs is missing: apt-get install squashfs-tools")
+    (folder / "tree").mkdir()
+
+    def make(name: str) -> tuple[str, Mapping[str, str]]:
+        command = ["mksquashfs", f"{folder}/tree", f"{folder}/{name}.squashfs", "-quiet", "-no-progress"]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        return f"data/{name}.squashfs", {"root": "data", "path": f"{name}.squashfs", "overlay": "4Mi"}
+
+    return f'[plugins.image.config]\nmax_overlay = "8Mi"\n[plugins.image.config.roots.data]\npath = "{folder}"\n', make
+
+
+def fuse(folder: Path) -> tuple[str, Callable[[str], tuple[str, Mapping[str, str]]]]:
+    if shutil.which("bindfs") is None:
+        pytest.skip("bindfs is missing: apt-get install bindfs")
+    folder.chmod(0o755)
+
+    def make(name: str) -> tuple[str, Mapping[str, str]]:
+        (folder / name).mkdir(mode=0o777)
+        return name, {"program": "bindfs", "folder": name}
+
+    section = (
+        f'[plugins.fuse.config.programs.bindfs]\ncommand = ["bindfs", "-f", "{folder}/{{folder}}", "{{mountpoint}}"]\n'
+        '[plugins.fuse.config.programs.bindfs.options.folder]\npattern = "[a-z0-9]+"\n'
+    )
+    return section, make
+
+
+@pytest.mark.parametrize("driver", [hostdir, tmpfs, image, fuse])
+def test_a_driver_that_creates_no_volumes_serves_those_of_others(
+    sanity: Sanity, driver: Callable[[Path], tuple[str, Callable[[str], tuple[str, Mapping[str, str]]]]]
+) -> None:
+    folder = Path(tempfile.mkdtemp(dir="/var/tmp")).resolve()
+    plugins, make = driver(folder)
+    name = f"{driver.__name__}.nodeplug"
+    try:
+        with made_by(sanity.root, make) as address:
+            verdict = sanity.run(plugins, name, focus="Node Service|Identity", controllerendpoint=address)
+    finally:
+        shutil.rmtree(folder)
+    assert verdict.failed == {}
+    assert len(verdict.passed) >= 15

@@ -1,0 +1,177 @@
+"""Claims, a real scheduler and a real kubelet: from a claim to a running pod, grown under it, copied, and gone.
+
+The provisioner is the daemon's own; at the end the standard external-provisioner takes its place.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.real.consumers import ControlPlane, Lab
+from tests.real.consumers.ending import end
+from tests.real.consumers.private_node import ENV
+
+DRIVER = "loopfile.nodeplug"
+CORE, STORAGE = "/api/v1", "/apis/storage.k8s.io/v1"
+CLAIMS = f"{CORE}/namespaces/default/persistentvolumeclaims"
+pytestmark = pytest.mark.parametrize("generation", ["current"], indirect=True, scope="session")
+PUBLISHED = Path(__file__).parents[2] / "configs" / "cni" / "10-nodeplug.conflist"
+Object = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def lab(make_kubelet_lab: Callable[..., AbstractContextManager[Lab]], consumer: Callable[[str], Path]) -> Iterator[Lab]:
+    with make_kubelet_lab(PUBLISHED, control_plane=consumer("kubernetes"), csi=True) as made:
+        assert made.control_plane is not None
+        with provisioning(made):
+            for one in json.loads(made.daemon.run("csi manifests", "--json").stdout)["items"]:
+                if one["kind"] in {"CSIDriver", "StorageClass"}:
+                    made.control_plane.call(
+                        "POST", f"{STORAGE}/{one['kind'].lower()}{'e' * (one['kind'] == 'StorageClass')}s", one
+                    )
+            fast = {"csi.storage.k8s.io/fstype": "xfs"}
+            made.control_plane.call("POST", f"{STORAGE}/storageclasses", storage_class("xfs", fast))
+            made.kubelet.wait_for("the driver in its CSINode", lambda: DRIVER in csi_node(made))
+            yield made
+
+
+def storage_class(name: str, parameters: Object) -> Object:
+    return {
+        "metadata": {"name": name},
+        "provisioner": DRIVER,
+        "volumeBindingMode": "WaitForFirstConsumer",
+        "allowVolumeExpansion": True,
+        "parameters": parameters,
+    }
+
+
+@contextmanager
+def provisioning(lab: Lab) -> Iterator[None]:
+    """Let the daemon provision; it is started anew, since that is not changed under it."""
+    path = lab.daemon.config_path
+    before = path.read_text()
+    path.write_text(f'{before}\n[provisioner]\nkubeconfig = "{lab.folder}/p/kubeconfig"\ncapacity_poll = "1s"\n')
+    lab.daemon.stop()
+    lab.daemon.start()
+    yield
+    path.write_text(before)
+    lab.daemon.stop()
+    lab.daemon.start()
+
+
+def control(lab: Lab) -> ControlPlane:
+    assert lab.control_plane is not None
+    return lab.control_plane
+
+
+def csi_node(lab: Lab) -> str:
+    return str(control(lab).call("GET", f"{STORAGE}/csinodes/{lab.private.name}")["spec"].get("drivers"))
+
+
+def claim(lab: Lab, name: str, size: str, storage: str = DRIVER, **more: Any) -> Object:
+    """Make a claim, and return the source for a pod."""
+    spec = {"accessModes": ["ReadWriteOnce"], "storageClassName": storage, "resources": {"requests": {"storage": size}}}
+    control(lab).call("POST", CLAIMS, {"metadata": {"name": name}, "spec": {**spec, **more}})
+    return {"persistentVolumeClaim": {"claimName": name}}
+
+
+def found(lab: Lab, name: str) -> Object:
+    return dict(control(lab).call("GET", f"{CLAIMS}/{name}"))
+
+
+def grow(lab: Lab, name: str, size: str) -> None:
+    one = found(lab, name)
+    one["spec"]["resources"]["requests"]["storage"] = size
+    control(lab).call("PUT", f"{CLAIMS}/{name}", one)
+
+
+def kilobytes(lab: Lab, pod: str) -> int:
+    blocks, size = map(int, lab.kubelet.execute(pod, "/bin/stat", "-f", "-c", "%b %S", "/data").split())
+    return blocks * size >> 10
+
+
+def volumes(lab: Lab) -> list[str]:
+    return [one["metadata"]["name"] for one in control(lab).call("GET", f"{CORE}/persistentvolumes")["items"]]
+
+
+def gone(lab: Lab, *names: str) -> None:
+    for name in names:
+        control(lab).call("DELETE", f"{CLAIMS}/{name}")
+    lab.kubelet.wait_for("the end of all volumes", lambda: not volumes(lab))
+
+
+def test_a_pod_gets_a_volume_of_its_claim_which_grows_under_it_and_goes(
+    lab: Lab, difference: Callable[[], list[str]]
+) -> None:
+    lab.run("writer", "echo kept > /data/file", volumes={"/data": claim(lab, "orders", "320Mi", "xfs")})
+    assert lab.mount_type("writer", "/data") == "xfs"
+    before = kilobytes(lab, "writer")
+    grow(lab, "orders", "448Mi")
+    lab.kubelet.wait_for("a larger filesystem", lambda: kilobytes(lab, "writer") > before + (100 << 10))
+    lab.kubelet.wait_for("the claim's word", lambda: found(lab, "orders")["status"]["capacity"]["storage"] == "448Mi")
+    assert lab.kubelet.execute("writer", "/bin/cat", "/data/file") == "kept\n"
+    lab.kubelet.drop("writer")
+    gone(lab, "orders")
+    assert [line for line in difference() if ".img" in line] == []
+
+
+def test_a_copy_of_a_claim_has_its_data_when_its_pod_has_ended(lab: Lab) -> None:
+    lab.run("first", "echo original > /data/file; sync", volumes={"/data": claim(lab, "first", "32Mi")})
+    lab.kubelet.drop("first")
+    source = {"kind": "PersistentVolumeClaim", "name": "first"}
+    lab.run("second", volumes={"/data": claim(lab, "second", "32Mi", dataSource=source)})
+    assert lab.kubelet.execute("second", "/bin/cat", "/data/file") == "original\n"
+    lab.kubelet.drop("second")
+    gone(lab, "first", "second")
+
+
+def test_the_standard_provisioner_takes_its_place_on_the_same_socket(
+    lab: Lab, consumer: Callable[[str], Path], difference: Callable[[], list[str]]
+) -> None:
+    lab.run("ours", "echo ours > /data/file", volumes={"/data": claim(lab, "ours", "32Mi")})
+    with standing_in(lab, consumer("provisioner") / "csi-provisioner"):
+        lab.run("theirs", "echo theirs > /data/file", volumes={"/data": claim(lab, "theirs", "32Mi")})
+        assert lab.kubelet.execute("theirs", "/bin/cat", "/data/file") == "theirs\n"
+        for name in ("theirs", "ours"):
+            lab.kubelet.drop(name)
+        gone(lab, "theirs", "ours")  # it deletes what the daemon has made, too
+    assert [line for line in difference() if ".img" in line] == []
+
+
+@contextmanager
+def standing_in(lab: Lab, program: Path) -> Iterator[None]:
+    """Start the standard provisioner as the manifests say, while the daemon provisions nothing."""
+    path = lab.daemon.config_path
+    before = path.read_text()
+    path.write_text(before.replace("[provisioner]", "[provisioner]\nenabled = false"))
+    lab.daemon.stop()
+    lab.daemon.start()
+    printed = json.loads(lab.daemon.run("csi manifests", "--json", "--sidecars", "--driver", DRIVER).stdout)["items"]
+    (container,) = next(one for one in printed if one["kind"] == "DaemonSet")["spec"]["template"]["spec"]["containers"]
+    socket = lab.daemon.paths.plugins_registry.parent / "plugins" / DRIVER / "csi.sock"
+    # No pod runs it here that could own its objects.
+    changes = {
+        "--csi-address=/csi/csi.sock": f"--csi-address={socket}",
+        "--capacity-ownerref-level=0": "--capacity-ownerref-level=-1",
+    }
+    arguments = [changes.get(one, one) for one in container["args"]]
+    assert set(changes) <= set(container["args"])
+    variables = {"NODE_NAME": lab.private.name, "NAMESPACE": "kube-system", "POD_NAME": "provisioner"}
+    assert {one["name"] for one in container["env"]} == set(variables)
+    command = lab.private.command(str(program), f"--kubeconfig={lab.folder}/p/kubeconfig", *arguments)
+    said = lab.folder / "csi-provisioner.log"
+    with said.open("wb") as log:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={**ENV, **variables})
+    try:
+        yield
+    finally:
+        end(process, 10)
+        sys.stdout.write(said.read_text())  # shown when the test fails
+        path.write_text(before)
+        lab.daemon.stop()
+        lab.daemon.start()
