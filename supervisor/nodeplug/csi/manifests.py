@@ -131,13 +131,13 @@ def _rights(namespace: str, *, sidecars: bool) -> Iterator[Manifest]:
 
 def _cluster_rules(*, sidecars: bool) -> list[Object]:
     own = [
-        _rule("", "persistentvolumeclaims", *_READ, "update", "patch"),
-        _rule("", "persistentvolumeclaims/status", "update", "patch"),
-        _rule("", "persistentvolumes", *_READ, "create", "update", "patch", "delete"),
-        _rule("", "nodes", *_READ),
-        _rule("", "events", "create", "patch"),
-        _rule("storage.k8s.io", "storageclasses", *_READ),
-        _rule("storage.k8s.io", "csinodes", *_READ),
+        _rule("", "persistentvolumeclaims", *_READ, "patch"),
+        _rule("", "persistentvolumeclaims/status", "patch"),
+        _rule("", "persistentvolumes", *_READ, "create", "patch", "delete"),
+        _rule("", "events", "create"),
+        _rule("storage.k8s.io", "storageclasses", "list", "watch"),
+        _rule("snapshot.storage.k8s.io", "volumesnapshots", "get"),
+        _rule("snapshot.storage.k8s.io", "volumesnapshotcontents", "get"),
     ]
     if not sidecars:
         return own
@@ -156,9 +156,9 @@ def _cluster_rules(*, sidecars: bool) -> list[Object]:
 
 
 def _own_rules(*, sidecars: bool) -> list[Object]:
-    capacities = _rule("storage.k8s.io", "csistoragecapacities", *_READ, "create", "update", "patch", "delete")
     if not sidecars:
-        return [capacities]
+        return [_rule("storage.k8s.io", "csistoragecapacities", "list", "create", "patch", "delete")]
+    capacities = _rule("storage.k8s.io", "csistoragecapacities", *_READ, "create", "update", "patch", "delete")
     leases = _rule("coordination.k8s.io", "leases", *_READ, "create", "update", "delete")
     return [capacities, leases, _rule("", "pods", "get"), _rule("apps", "replicasets", "get")]
 
