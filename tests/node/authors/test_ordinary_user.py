@@ -37,10 +37,10 @@ def test_a_new_device_plugin_passes_all_its_tests_without_root(types: Type) -> N
 def test_tests_of_volumes_are_skipped_with_the_command_that_runs_them(types: Type) -> None:
     types("nodeplug", "new", "volume", "mine")
     alone = types("pytest", "-q", "-rs", "-p", "no:cacheprovider", "-k", "not rules", cwd="nodeplug-mine")
-    assert "6 skipped" in alone.stdout, alone.stdout + alone.stderr
+    assert "8 skipped" in alone.stdout, alone.stdout + alone.stderr
     assert " ".join(IN_NAMESPACES) + " pytest" in alone.stdout
     inside = types("pytest", "-q", "-p", "no:cacheprovider", cwd="nodeplug-mine", within=IN_NAMESPACES)
-    assert "7 passed" in inside.stdout, inside.stdout + inside.stderr
+    assert "9 passed" in inside.stdout, inside.stdout + inside.stderr
 
 
 def test_a_network_is_tried_without_root(types: Type) -> None:

@@ -6,7 +6,7 @@ Refuses: opinions on filesystems: what a volume can hold is the plugin's own tes
 
 import os
 from base64 import b64encode
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -152,19 +152,25 @@ def pods_share_a_staged_volume(exam: Examination) -> str:
 
     def life(volume: Volume) -> None:
         target, other = volume.mount(), volume.mount(PODS[1])
-        _write(target)
+        write(target, lambda: _end_both(volume))
         if not (other / NAME).exists():
             raise Broken("a file that one pod wrote is not there for the other")
-        volume.unmount(PODS[1])
-        _end(volume)
+        _end_both(volume)
 
     return over_both(exam, life)
 
 
-def _write(target: Path) -> None:
+def _end_both(volume: Volume) -> None:
+    volume.unmount(PODS[1])
+    _end(volume)
+
+
+def write(target: Path, give_up: Callable[[], object]) -> None:
+    """Write a file into a volume; where that is not possible, unmount by `give_up` and raise NotApplicable."""
     try:
         (target / NAME).write_text(NAME, encoding="utf-8")
     except OSError as error:
+        give_up()
         raise NotApplicable(f"the volume cannot be written to: {error.strerror}") from None
 
 
@@ -208,7 +214,7 @@ def data_outlives_the_pod(exam: Examination) -> str:
         raise NotApplicable("nobody said keeps_data=True")
 
     def life(volume: Volume) -> None:
-        _write(volume.mount())
+        write(volume.mount(), lambda: _end(volume))
         _end(volume)
         again = volume.mount(PODS[1])
         found = (again / NAME).exists()

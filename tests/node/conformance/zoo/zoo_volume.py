@@ -382,3 +382,11 @@ class NeverGoesOn(Tame):
         time.sleep(0.5)
         super().volume_stage(request)
         begun.unlink()
+
+
+class Reads(Tame):
+    """Breaks nothing: nobody can write to it, as to an image."""
+
+    @hookimpl
+    def volume_publish(self, request: VolumePublish) -> None:
+        bind(request.staging_path, request.target_path, read_only=True)
