@@ -10,6 +10,7 @@ Options: `program` (a name in `[plugins.fuse.config.programs]`; optional if ther
 import pwd
 import shutil
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -23,6 +24,7 @@ from nodeplug import (
     NotReady,
     PluginError,
     VolumeClaim,
+    VolumeId,
     VolumePublish,
     VolumeStage,
     VolumeStats,
@@ -38,6 +40,8 @@ from nodeplug_volumes.fuse.room import Record, Room
 from nodeplug_volumes.fuse.volume import Volume
 
 _USERS: Final = 1 << 16
+_STOP: Final = 5.0
+"""Seconds for all watches to end. One that starts a program just now keeps the lock of its volume, and no other."""
 _PATH: Final = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -76,7 +80,10 @@ class Fuse:
         with self._lock:
             volumes = list(self._volumes.values())
         for volume in volumes:
-            volume.leave()
+            volume.ask_to_leave()
+        until = time.monotonic() + _STOP
+        for volume in volumes:
+            volume.leave(max(0.0, until - time.monotonic()))
 
     @hookimpl
     def health(self) -> None:
@@ -136,9 +143,7 @@ class Fuse:
     @hookimpl
     def volume_publish(self, request: VolumePublish) -> None:
         """Bind the filesystem for a pod."""
-        self._volume(Room.of(self._host.run_dir, request.volume_id)).publish(
-            request.target_path, read_only=request.read_only
-        )
+        self._staged(request.volume_id).publish(request.target_path, read_only=request.read_only)
 
     @hookimpl
     def volume_unpublish(self, request: VolumeUnpublish) -> None:
@@ -156,13 +161,15 @@ class Fuse:
         if room.read() is not None:
             self._volume(room).end()
         with self._lock:
-            self._volumes.pop(room.key, None)
+            volume = self._volumes.pop(room.key, None)
+        if volume is not None:
+            volume.close()
         unmount(request.staging_path, lazy=True)
 
     @hookimpl
     def volume_stats(self, request: VolumeStatsRequest) -> VolumeStats:
         """Answer from the last look at the filesystem: a program that hangs holds nobody who asks."""
-        volume = self._volume(Room.of(self._host.run_dir, request.volume_id))
+        volume = self._staged(request.volume_id)
         usage = volume.usage
         if usage is None and not volume.condition:
             raise NotFound(f"nobody has looked at the volume at {request.mount_path!r} yet; ask again in a moment")
@@ -176,6 +183,12 @@ class Fuse:
             inodes_used=usage.inodes_used,
             condition=volume.condition,
         )
+
+    def _staged(self, volume_id: VolumeId) -> Volume:
+        room = Room.of(self._host.run_dir, volume_id)
+        if room.read() is None:
+            raise NotFound(f"volume {volume_id!r} is not staged on this node")
+        return self._volume(room)
 
     def _volume(self, room: Room) -> Volume:
         with self._lock:

@@ -128,14 +128,23 @@ class Volume:
             self._thread = threading.Thread(target=self._run, name=f"fuse:{self.room.key}", daemon=True)
             self._thread.start()
 
-    def leave(self) -> None:
-        """End the watch; the program goes on."""
+    def ask_to_leave(self) -> None:
+        """Ask the watch to end; the program goes on. Returns at once."""
         self._leaving.set()
         os.eventfd_write(self._wake, 1)
+
+    def leave(self, patience: float = PATIENCE) -> None:
+        """End the watch, and wait for that; a start of the program that is under way is waited for, too."""
+        self.ask_to_leave()
         if self._thread is not None:
-            self._thread.join(PATIENCE)
+            self._thread.join(patience)
         with suppress(BlockingIOError):
             os.eventfd_read(self._wake)
+
+    def close(self) -> None:
+        """Close what was open for the watch, which has ended."""
+        if self._thread is None or not self._thread.is_alive():
+            os.close(self._wake)
 
     def _run(self) -> None:
         retry = MIN_BACKOFF
@@ -157,7 +166,7 @@ class Volume:
                     self._start_anew(self._known())
             except NotFound:  # another instance has ended it
                 return
-            except (PluginError, OSError) as error:
+            except Exception as error:  # whatever it is, the next try may succeed, and nobody else would try
                 self._say(f"it is not served: {error}")
                 self._leaving.wait(retry)
                 retry = min(retry * 2, MAX_BACKOFF)

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from base64 import b64encode
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -15,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from nodeplug import NotReady, VolumeId, VolumeStats, VolumeStatsRequest, VolumeUnstage, mounted_at, mounts
+from nodeplug import NotFound, NotReady, VolumeId, VolumeStats, VolumeStatsRequest, VolumeUnstage, mounted_at, mounts
 from nodeplug.testing.waiting import until
 from nodeplug_volumes.fuse.config import FuseConfig
 from nodeplug_volumes.fuse.plugin import Fuse
@@ -487,3 +488,24 @@ def test_a_secret_that_no_program_takes_and_a_missing_one_are_refused(
     node = make_node(fuse=plugin)
     answer = node.mount(DRIVER, node.target("a"), {f"{SECRET}{name}": b64encode(b"geheim").decode()})
     assert ("lacks more" if name == "key" else "has other, which the program does not take") in answer["message"]
+
+
+def test_volumes_that_come_and_go_leave_no_descriptor_and_no_thread_open(node: Any, target: Path) -> None:
+    def held() -> tuple[int, int]:
+        watches = [thread for thread in threading.enumerate() if thread.name.startswith("fuse:")]
+        return len(list(Path("/proc/self/fd").iterdir())), len(watches)
+
+    assert node.mount(DRIVER, target, {}) == {"status": "Success"}
+    node.unmount(DRIVER, target)
+    before = held()
+    for _ in range(3):
+        node.mount(DRIVER, target, {})
+        node.unmount(DRIVER, target)
+        node.mount(DRIVER, target, {"folder": "none"})
+    assert held() == before
+
+
+def test_a_volume_that_is_not_staged_is_not_found(plugin: Fuse) -> None:
+    with pytest.raises(NotFound, match="is not staged on this node"):
+        plugin.volume_stats(VolumeStatsRequest(driver=DRIVER, volume_id=VolumeId("x"), mount_path="/anywhere"))
+    assert volumes(plugin) == []
