@@ -54,6 +54,8 @@ _AFTER_REFUSAL: Final = 2.0
 _LONGEST: Final = 120.0
 UNANSWERED: Final = 150.0
 """Seconds without a verdict after which a driver is announced anew: kubelet gives NodeGetInfo two minutes."""
+_DOUBLED: Final = 3
+"""Times that this is doubled: kubelet may not run at all, or have no API server for hours."""
 
 
 def registration_of(folder: Path, driver: str) -> Path:
@@ -89,6 +91,7 @@ class Served:
     _not_before: float = 0.0
     _announced: float = 0.0
     _asked: bool = False
+    _silences: int = 0
 
     @property
     def path(self) -> Path:
@@ -117,9 +120,15 @@ class Served:
             await _stop(old)
             self._announced, self._asked = time.monotonic(), False
         self.problem = "" if self.registered else self._unanswered()
-        if not self.registered and time.monotonic() > self._announced + UNANSWERED:
+        if not self.registered and time.monotonic() > self._announced + self.patience:
             LOG.warning("CSI driver %s: %s; it is announced anew", self.driver.name, self.problem)
+            self._silences += 1
             self._not_before = time.monotonic() + _AFTER_REFUSAL
+
+    @property
+    def patience(self) -> float:
+        """Seconds without a verdict after which it is announced anew; longer each time, until there is a verdict."""
+        return UNANSWERED * float(2 ** min(self._silences, _DOUBLED))
 
     def _unanswered(self) -> str:
         """Say what kubelet has done with the registration so far; a refusal is told until it asks again."""
@@ -148,6 +157,7 @@ class Served:
 
         Kubelets before 1.26 never ask again by themselves (kubernetes#118317).
         """
+        self._silences = 0
         if verdict.plugin_registered:
             self.registered, self.problem, self._refusals = True, "", 0
             LOG.info("CSI driver %s is registered with kubelet", self.driver.name)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,28 @@ def test_a_registration_without_a_verdict_is_withdrawn_after_a_while_and_made_ag
         await keep_until(served, lambda: registration(served).exists() and registration(served).stat().st_ino != first)
 
     play(served, story)
+
+
+def test_a_driver_that_nobody_asks_for_is_announced_ever_more_rarely_until_there_is_a_verdict(
+    served: drivers.Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drivers, "UNANSWERED", 0.05)
+    monkeypatch.setattr(drivers, "_AFTER_REFUSAL", 0.02)
+    seen: list[float] = []
+
+    async def story() -> None:
+        for _ in range(3):
+            before = served.patience
+            await keep_until(served, partial(differs, before))
+            seen.append(served.patience)
+        served.judged(pb.RegistrationStatus(plugin_registered=True))
+        seen.append(served.patience)
+
+    def differs(before: float) -> bool:
+        return served.patience != before
+
+    play(served, story)
+    assert seen == [0.1, 0.2, 0.4, 0.05]
 
 
 def test_a_registration_that_kubelet_has_accepted_stays(
