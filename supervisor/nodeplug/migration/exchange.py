@@ -10,7 +10,7 @@ there.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
@@ -220,11 +220,15 @@ async def refuse_in_use(client: Client, volume: Mapping[str, Any]) -> None:
 async def users_of(client: Client, volume: Mapping[str, Any]) -> list[str]:
     """Return the pods that use a volume's claim and have not ended."""
     namespace, name, _ = claim_of(volume)
-    if not name:
-        return []
+    return users_among(await client.list(PODS, namespace), volume) if name else []
+
+
+def users_among(pods: Iterable[Object], volume: Mapping[str, Any]) -> list[str]:
+    """Return which of the pods of its namespace use a volume's claim and have not ended."""
+    namespace, name, _ = claim_of(volume)
     return [
         f"pod {namespace}/{pod['metadata']['name']}"
-        for pod in await client.list(PODS, namespace)
+        for pod in pods
         if (pod.get("status") or {}).get("phase") not in _ENDED and _uses(pod, name)
     ]
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nodeplug.contract.errors import InvalidRequest, NotFound, PluginError
-from nodeplug.kubeapi.client import Client
-from nodeplug.kubeapi.resources import CSI_DRIVERS, NODES, PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, Object
-from nodeplug.migration.exchange import users_of
+from nodeplug.kubeapi.client import Client, Listed
+from nodeplug.kubeapi.resources import CSI_DRIVERS, NODES, PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PODS, Object
+from nodeplug.migration.exchange import users_among
 from nodeplug.migration.volumes import PHASES, affinity_to, as_csi, claim_of, flex_driver, options_of
 
 Identify = Callable[[str, Mapping[str, str]], tuple[str, str]]
@@ -88,10 +88,18 @@ async def plan(client: Client, wanted: Wanted, identify: Identify) -> list[Plann
     affinity = affinity_to(await client.get(NODES, wanted.node)) if wanted.node else None
     drivers = {one["metadata"]["name"] for one in await client.list(CSI_DRIVERS)}
     found: list[Planned] = []
+    pods: dict[str, Listed] = {}
     for volume in await client.list(PERSISTENT_VOLUMES):
         if not flex_driver(volume) or not wanted.means(volume):
             continue
-        found.append(await _planned(client, volume, identify, drivers, affinity))
+        namespace, name, _ = claim_of(volume)
+        if name and namespace not in pods:
+            pods[namespace] = await client.list(PODS, namespace)
+        one = await _planned(client, volume, identify, drivers, affinity)
+        users = users_among(pods[namespace], volume) if name else []
+        if users and not one.problem:
+            one = replace(one, problem=f"in use by {', '.join(users)}: scale it down first")
+        found.append(one)
     told = {one.as_dict()["claim"] for one in found}
     missing = [one for one in wanted.claims if one not in told]
     if missing:
@@ -118,9 +126,7 @@ async def _planned(
         claim = await _claim(client, volume)
     except PluginError as error:
         return Planned(volume, after, claim, str(error))
-    users = await users_of(client, volume)
-    problem = f"in use by {', '.join(users)}: scale it down first" if users else ""
-    return Planned(volume, after, claim, problem)
+    return Planned(volume, after, claim)
 
 
 def _refuse_phase(volume: Object) -> None:
