@@ -325,3 +325,37 @@ def test_a_volume_that_is_mounted_is_deleted_when_its_pod_has_ended(cluster: Clu
     assert cluster.names() == [f"{handle}.img"]
     cluster.control.node.run("umount", str(place))
     cluster.until("the end", lambda: not cluster.names())
+
+
+def test_a_lost_node_is_forgotten_but_for_what_claims_still_have(cluster: Cluster) -> None:
+    control, daemon = cluster.control, cluster.daemon
+    program = [sys.executable, "-m", "nodeplug", "csi", "forget-node", cluster.node, "--json"]
+    command = control.node.command(*program, f"--kubeconfig={control.folder}/kubeconfig")
+    cluster.claim("held")
+    cluster.claim("released")
+    names = {name: cluster.bound(name)["metadata"]["name"] for name in ("held", "released")}
+    refused = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (refused.returncode, "only a lost node is forgotten" in refused.stderr) == (1, True)
+    daemon.kill()
+    cluster.delete("released")
+    control.call("DELETE", f"{CORE}/nodes/{cluster.node}")
+    cluster.until("its release", lambda: phase(cluster, names["released"]) == "Released")
+
+    def left(*arguments: str) -> dict[str, str]:
+        done = subprocess.run([*command, *arguments], capture_output=True, text=True, check=True)
+        return {
+            one["name"]: one["fate"] for one in json.loads(done.stdout)["left"] if one["kind"] == "PersistentVolume"
+        }
+
+    assert left() == {names["held"]: "kept", names["released"]: "would be forgotten"}
+    assert left("--apply") == {names["held"]: "kept", names["released"]: "forgotten"}
+    cluster.until("its end", lambda: gone(cluster, {"metadata": {"name": names["released"]}}))
+    cluster.delete("held")
+    cluster.until("the release", lambda: phase(cluster, names["held"]) == "Released")
+    assert left("--apply") == {names["held"]: "forgotten"}
+    assert capacities(cluster) == []
+    assert left() == {}
+
+
+def phase(cluster: Cluster, volume: str) -> str:
+    return str(cluster.call("GET", f"{CORE}/persistentvolumes/{volume}")["status"]["phase"])

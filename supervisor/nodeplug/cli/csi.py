@@ -1,7 +1,7 @@
-"""`nodeplug csi manifests` and `nodeplug csi status`: volume drivers and the cluster.
+"""`nodeplug csi manifests`, `status` and `forget-node`: volume drivers and the cluster.
 
 Owns: their options and output.
-Refuses: to change a cluster.
+Refuses: to change a cluster, but for what a lost node has left.
 """
 
 from pathlib import Path
@@ -150,6 +150,40 @@ def status(
     else:
         show(tables.csi_cluster(answer))
     raise typer.Exit(NOT_READY if any(one["problems"] for one in reports) else 0)
+
+
+@app.command()
+def forget_node(
+    node: Annotated[str, typer.Argument(metavar="NODE", help="The node that is gone.")],
+    apply: Annotated[bool, typer.Option("--apply", help="Do it; otherwise it is told what would be done.")] = False,
+    kubeconfig: Kubeconfig = None,
+    as_json: Json = False,
+) -> None:
+    """Remove what a lost node has left: volumes that nobody can delete any more, and the room that it had.
+
+    Their data is lost with the node. A node that the cluster still has is refused, and a volume is kept while a claim
+    has it. Needs no daemon and no configuration.
+
+    Example: `nodeplug csi forget-node node-7 --apply`
+    """
+    import asyncio
+    from dataclasses import asdict
+
+    from nodeplug.cli import tables
+    from nodeplug.commands import show
+    from nodeplug.kubeapi.client import Client
+    from nodeplug.kubeapi.credentials import Credentials, find
+    from nodeplug.provisioner.lost_node import forget
+
+    async def ask() -> list[dict[str, str]]:
+        async with Client(Credentials(find(kubeconfig))) as client:
+            return [asdict(one) for one in await forget(client, node, apply=apply)]
+
+    left = asyncio.run(ask())
+    if as_json:
+        print_json({"node": node, "left": left})
+    else:
+        show(tables.left_by_node(node, left))
 
 
 async def _ask(access: "Access", node: str) -> "Cluster":

@@ -205,6 +205,14 @@ def provisioner(rows: Iterable[Mapping[str, Any]]) -> RenderableType:
     return table
 
 
+def left_by_node(node: str, rows: Iterable[Mapping[str, Any]]) -> RenderableType:
+    """Show what a lost node has left, and what becomes of it."""
+    table = Listing(f"Left by {node}", "KIND", "NAME", "FATE", "WHY", below=_BELOW)
+    for row in rows:
+        table.add(row["kind"], row["name"], row["fate"], row["why"])
+    return table
+
+
 def recent(rows: Iterable[Mapping[str, Any]]) -> RenderableType:
     """Show the last finished calls, newest first, in UTC as in the log."""
     what = ("ENDED", "REQUEST", "VERB", "CLAIM", "ABOUT", "TOOK", "OUTCOME", "ERROR")

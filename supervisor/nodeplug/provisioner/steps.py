@@ -197,21 +197,8 @@ class Steps:
         with suppress(NotFound):
             if not metadata.get("deletionTimestamp"):
                 await self.client.delete(PERSISTENT_VOLUMES, metadata["name"], uid=metadata["uid"])
-            while not await self._let_go(metadata["name"], metadata["uid"]):
-                LOG.debug("volume %s was changed by somebody else meanwhile", metadata["name"])
+            await let_go(self.client, metadata["name"], metadata["uid"])
         LOG.info("volume %s of %s is deleted", request.volume_id, driver.name)
-
-    async def _let_go(self, name: str, uid: str) -> bool:
-        """Remove our finalizer from a volume; return False if it has changed meanwhile, as by its own controller."""
-        found = await self.client.get(PERSISTENT_VOLUMES, name)
-        if found["metadata"]["uid"] != uid:
-            return True
-        kept = [one for one in found["metadata"].get("finalizers") or () if one != objects.FINALIZER]
-        patch = {"resourceVersion": found["metadata"]["resourceVersion"], "finalizers": kept or None}
-        with suppress(Conflict):
-            await self.client.patch(PERSISTENT_VOLUMES, name, {"metadata": patch})
-            return True
-        return False
 
     # --- telling
 
@@ -224,3 +211,16 @@ class Steps:
         written = objects.event(about, reason, text, self.node, warning=warning, now=now, number=number)
         with suppress(PluginError):
             await self.client.create(EVENTS, written, written["metadata"]["namespace"])
+
+
+async def let_go(client: Client, name: str, uid: str) -> None:
+    """Remove our finalizer from a volume, as often as others change it meanwhile; NotFound if it is gone."""
+    while True:
+        found = await client.get(PERSISTENT_VOLUMES, name)
+        if found["metadata"]["uid"] != uid:
+            return
+        kept = [one for one in found["metadata"].get("finalizers") or () if one != objects.FINALIZER]
+        patch = {"resourceVersion": found["metadata"]["resourceVersion"], "finalizers": kept or None}
+        with suppress(Conflict):
+            await client.patch(PERSISTENT_VOLUMES, name, {"metadata": patch})
+            return
