@@ -213,6 +213,9 @@ class ProvisionerSection(_Model):
     kubeconfig: Path | None = Field(
         None, description="How to reach the API server; default: $KUBECONFIG, or the pod's ServiceAccount."
     )
+    drivers: tuple[str, ...] = Field(
+        (), description="CSI drivers to provision for, such as 'loopfile.nodeplug'; empty: all that create volumes."
+    )
     namespace: str = Field(
         "kube-system", min_length=1, description="Of the CSIStorageCapacity objects that say how much room there is."
     )

@@ -204,4 +204,9 @@ class _Due:
 def provisioner_of(section: ProvisionerSection | None, csi: CsiDrivers, node: str, journal: Journal) -> Provisioner:
     """Return the provisioner of a configuration; one that does nothing, if it has no section for it."""
     wanted = section if section is not None else ProvisionerSection(enabled=False)
-    return Provisioner(lambda: {name: one.driver for name, one in csi.served.items()}, node, journal, wanted)
+
+    def drivers() -> Mapping[str, Driver]:
+        chosen = wanted.drivers
+        return {name: one.driver for name, one in csi.served.items() if name in chosen or not chosen}
+
+    return Provisioner(drivers, node, journal, wanted)

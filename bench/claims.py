@@ -1,0 +1,209 @@
+"""From a claim to its volume, beside the standard provisioner: `python -m bench.claims`.
+
+As root, with what `make consumers` builds and etcd: a real API server with its controllers. One daemon serves two
+drivers of `loopfile`; for one it provisions itself, for the other the standard external-provisioner does, and a claim
+of each is made in turn, on a node that is written into it as the scheduler would. Also: what five drivers and the
+provisioner add to the daemon's memory, and a volume from nothing to its mount over CSI.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+from tests.real.consumers.control_plane import ControlPlane
+from tests.real.consumers.ending import end
+from tests.real.consumers.private_node import ENV, PrivateNode
+
+from nodeplug import Pod
+from nodeplug.contract.errors import PluginError
+from nodeplug.observe.processes import usage
+from nodeplug.pb import csi_v1_pb2 as pb
+from nodeplug.pb import csi_v1_pb2_grpc as pb_grpc
+from nodeplug.testing import CsiCaller, CsiVolume, ScratchNode, folders
+from nodeplug.testing.folders import unmount_below
+from nodeplug.testing.waiting import until
+
+ROOT: Final = Path(__file__).parents[1]
+RESULTS: Final = Path(__file__).parent / "results" / "claims.json"
+OURS, THEIRS = "ours.bench", "theirs.bench"
+_CLAIMS: Final = "/api/v1/namespaces/default/persistentvolumeclaims"
+_GIB: Final = 1 << 30
+
+
+def main() -> int:
+    """Parse, measure, tell."""
+    parser = argparse.ArgumentParser(prog="bench.claims", description=__doc__)
+    parser.add_argument("--pairs", type=int, default=15, help="how many claims of each")
+    arguments = parser.parse_args()
+    programs = {name: _built(name) for name in ("kubernetes", "provisioner")}
+    folder = Path(tempfile.mkdtemp(prefix="np-", dir="/tmp")).resolve()
+    try:
+        with _cluster(folder, programs["kubernetes"]) as control:
+            figures = _measure(control, programs["provisioner"] / "csi-provisioner", arguments.pairs)
+    finally:
+        unmount_below(folder)
+        folders.remove(folder)
+    RESULTS.write_text(json.dumps(figures, indent=1, sort_keys=True) + "\n")
+    for name, value in figures.items():
+        print(f"{name:40} {value:10.2f}")
+    return 0
+
+
+def _built(module: str) -> Path:
+    done = subprocess.run(
+        [str(ROOT / ".ci" / "build-consumers"), "--cached", module], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        sys.exit(done.stderr.strip())
+    return Path(done.stdout.strip())
+
+
+@contextmanager
+def _cluster(folder: Path, programs: Path) -> Iterator[ControlPlane]:
+    (folder / "n").mkdir()
+    (folder / "p").mkdir()
+    with PrivateNode(folder / "n") as node, ControlPlane(node, folder / "p", programs) as control:
+        yield control
+
+
+def _plugins(folder: Path) -> str:
+    drivers = {"ours": f'"bench/ours"\ndirectory = "{folder}/a"', "theirs": f'"bench/theirs"\ndirectory = "{folder}/b"'}
+    sections = [
+        f'[plugins.{name}]\nuses = "loopfile"\n[plugins.{name}.config]\ndriver = {rest}\n'
+        for name, rest in drivers.items()
+    ]
+    return "".join(sections) + f'[plugins.tmpfs]\n[plugins.hostdir.config.roots.data]\npath = "{folder}"\n'
+
+
+def _measure(control: ControlPlane, provisioner: Path, pairs: int) -> dict[str, float]:
+    node = control.node
+    section = f'[provisioner]\nkubeconfig = "{control.folder}/kubeconfig"\ndrivers = ["{OURS}"]\n'
+    five = _plugins(node.folder) + '[plugins.more]\nuses = "tmpfs"\nconfig = { driver = "bench/more" }\n'
+    supervisor = f'listen = ""\ncsi = true\nnode_name = "{node.name}"'
+    figures = {"memory_without_mib": _memory(control, "", supervisor.replace("csi = true", "csi = false"))}
+    figures["memory_with_mib"] = _memory(control, five + section, supervisor)
+    figures["memory_more_mib"] = figures["memory_with_mib"] - figures["memory_without_mib"]
+    daemon = ScratchNode(node.folder, five + section, supervisor=supervisor, within=node.command())
+    daemon.paths.plugins_registry.mkdir(parents=True, exist_ok=True)
+    _announce(control)
+    with daemon, _standard(control, daemon, provisioner):
+        figures |= _bound(control, pairs)
+        figures |= _from_nothing(daemon, pairs)
+    return figures
+
+
+def _memory(control: ControlPlane, plugins: str, supervisor: str) -> float:
+    """Return the Pss of a daemon that has settled, and of all that it has started, in MiB."""
+    daemon = ScratchNode(control.node.folder, plugins, supervisor=supervisor, within=control.node.command())
+    daemon.paths.plugins_registry.mkdir(parents=True, exist_ok=True)
+    with daemon:
+        time.sleep(5.0)
+        return sum(one.memory for one in usage(_family(daemon.pid)).values()) / (1 << 20)
+
+
+def _family(pid: int) -> list[int]:
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [pid, *(one for child in children for one in _family(int(child)))]
+
+
+def _announce(control: ControlPlane) -> None:
+    """Tell the cluster of the node, and make a class for each driver, as an administrator and kubelet would."""
+    name = control.node.name
+    labels = {f"{driver}/node": name for driver in (OURS, THEIRS)}
+    control.call("POST", "/api/v1/nodes", {"metadata": {"name": name, "labels": labels}})
+    drivers = [{"name": one, "nodeID": name, "topologyKeys": [f"{one}/node"]} for one in (OURS, THEIRS)]
+    storage = "/apis/storage.k8s.io/v1"
+    control.call("POST", f"{storage}/csinodes", {"metadata": {"name": name}, "spec": {"drivers": drivers}})
+    for driver in (OURS, THEIRS):
+        more = {"provisioner": driver, "volumeBindingMode": "WaitForFirstConsumer", "reclaimPolicy": "Delete"}
+        control.call("POST", f"{storage}/storageclasses", {"metadata": {"name": driver}, **more})
+
+
+@contextmanager
+def _standard(control: ControlPlane, daemon: ScratchNode, program: Path) -> Iterator[None]:
+    socket = daemon.paths.plugins_registry.parent / "plugins" / THEIRS / "csi.sock"
+    until(socket.exists, 30)
+    arguments = [
+        *(f"--csi-address={socket}", f"--kubeconfig={control.folder}/kubeconfig", "--node-deployment=true"),
+        *("--strict-topology=true", "--immediate-topology=false", "--timeout=110s"),
+    ]
+    variables = {"NODE_NAME": control.node.name, "NAMESPACE": "kube-system", "POD_NAME": "provisioner"}
+    with (control.folder / "provisioner.log").open("wb") as log:
+        command = control.node.command(str(program), *arguments)
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={**ENV, **variables})
+    try:
+        yield
+    finally:
+        end(process, 10)
+
+
+def _bound(control: ControlPlane, pairs: int) -> dict[str, float]:
+    """Return how long it takes from a claim to Bound, in turn."""
+    series: dict[str, list[float]] = {OURS: [], THEIRS: []}
+    for number in range(pairs + 1):
+        for driver in (OURS, THEIRS):
+            seconds = _one(control, driver, f"{driver.partition('.')[0]}-{number}")
+            if number:  # the first of each warms up
+                series[driver].append(seconds)
+    ours, theirs = (statistics.median(series[one]) for one in (OURS, THEIRS))
+    return {"claim_to_bound_s": ours, "standard_claim_to_bound_s": theirs, "claim_to_bound_ratio": ours / theirs}
+
+
+def _one(control: ControlPlane, driver: str, name: str) -> float:
+    annotations = {"volume.kubernetes.io/selected-node": control.node.name}
+    spec = {
+        "accessModes": ["ReadWriteOnce"],
+        "storageClassName": driver,
+        "resources": {"requests": {"storage": "32Mi"}},
+    }
+    started = time.perf_counter()
+    control.call("POST", _CLAIMS, {"metadata": {"name": name, "annotations": annotations}, "spec": spec})
+    while _phase(control, name) != "Bound":
+        if time.perf_counter() - started > 60:
+            raise PluginError(f"claim {name} was not bound in 60 s")
+        time.sleep(0.01)
+    seconds = time.perf_counter() - started
+    control.call("DELETE", f"{_CLAIMS}/{name}")
+    return seconds
+
+
+def _phase(control: ControlPlane, name: str) -> str:
+    found: Mapping[str, Any] = control.call("GET", f"{_CLAIMS}/{name}")
+    return str((found.get("status") or {}).get("phase"))
+
+
+def _from_nothing(daemon: ScratchNode, times: int) -> dict[str, float]:
+    """Return how long CreateVolume and the publish of it take together: xfs, 1 GiB."""
+    caller = CsiCaller(daemon.paths.plugins_registry.parent, OURS)
+    stub = pb_grpc.ControllerStub(grpc.insecure_channel(f"unix:{caller.register().endpoint}"))
+    mode = pb.VolumeCapability.AccessMode(mode=pb.VolumeCapability.AccessMode.SINGLE_NODE_WRITER)
+    capability = pb.VolumeCapability(mount=pb.VolumeCapability.MountVolume(fs_type="xfs"), access_mode=mode)
+    seconds = []
+    for number in range(times):
+        pod, name = Pod(uid=f"p{number}"), f"nothing-{number}"
+        started = time.perf_counter()
+        request = pb.CreateVolumeRequest(
+            name=name, volume_capabilities=[capability], capacity_range=pb.CapacityRange(required_bytes=_GIB)
+        )
+        made = stub.CreateVolume(request, timeout=60).volume
+        caller.mount(pod, CsiVolume(name, dict(made.volume_context), handle=made.volume_id, fs_type="xfs"))
+        seconds.append(time.perf_counter() - started)
+        caller.unmount(pod, name)
+        stub.DeleteVolume(pb.DeleteVolumeRequest(volume_id=made.volume_id), timeout=60)
+    return {"volume_from_nothing_ms": statistics.median(seconds) * 1e3}
+
+
+if __name__ == "__main__":
+    if os.geteuid():
+        sys.exit("the benchmark makes namespaces and mounts, and needs root")
+    sys.exit(main())
