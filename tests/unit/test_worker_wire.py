@@ -1,6 +1,8 @@
 """The wire between the daemon and a worker, on real sockets."""
 
 import socket
+import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -48,3 +50,20 @@ def test_the_rest_of_a_message_is_not_sent_to_nobody(ends: tuple[Channel, Channe
     other.close()
     with pytest.raises(Closed):
         one.flush()
+
+
+def test_who_waits_long_for_a_message_sleeps(ends: tuple[Channel, Channel]) -> None:
+    one, other = ends
+    used: list[float] = []
+
+    def wait() -> None:
+        began = time.thread_time()
+        one.receive()
+        used.append(time.thread_time() - began)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    time.sleep(0.5)
+    other.send(Message({"op": "late"}))
+    waiting.join()
+    assert used[0] < 0.1  # of half a second
