@@ -51,7 +51,7 @@ def _enter(private: str, hidden: str) -> None:
         if error.errno != errno.EINVAL:
             raise
         _chroot_into_copy(private)
-    _hide(hidden)
+    _hide(hidden, private)
     _mount(private, TMP, _BIND)
 
 
@@ -83,7 +83,7 @@ def _replace_programs() -> None:
         _mount(f"{own}/device", _DEVICE, _BIND)
 
 
-def _hide(folder: str) -> None:
+def _hide(folder: str, private: str) -> None:
     """Let go of what nodeplug has mounted for other volumes, and of the filesystem that the program serves itself.
 
     Where `/` is not shared, an unmount on the node would not reach the copies here, and the filesystems would live on.
@@ -91,7 +91,7 @@ def _hide(folder: str) -> None:
     with open("/proc/self/mountinfo", "rb") as stream:  # noqa: PTH123
         targets = [line.split()[4].decode("unicode_escape") for line in stream]
     for target in reversed(targets):
-        if target.startswith(f"{folder}/"):
+        if target.startswith(f"{folder}/") and not f"{private}/".startswith(f"{target}/"):
             _LIBC.umount2(os.fsencode(target), 2)  # MNT_DETACH
 
 

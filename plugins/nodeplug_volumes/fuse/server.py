@@ -108,7 +108,7 @@ class Server:
             "command": list(command),
             "user": record.user,
             "group": record.group,
-            "private": str(private),
+            "private": os.path.realpath(private),
             "hidden": os.path.realpath(Path(record.staging).parent),
             "limits": {name: most for name, most in limits.items() if most is not None},
         }

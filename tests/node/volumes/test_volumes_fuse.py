@@ -16,7 +16,17 @@ from typing import Any
 
 import pytest
 
-from nodeplug import NotFound, NotReady, VolumeId, VolumeStats, VolumeStatsRequest, VolumeUnstage, mounted_at, mounts
+from nodeplug import (
+    NotFound,
+    NotReady,
+    VolumeId,
+    VolumeStage,
+    VolumeStats,
+    VolumeStatsRequest,
+    VolumeUnstage,
+    mounted_at,
+    mounts,
+)
 from nodeplug.testing.waiting import until
 from nodeplug_volumes.fuse.config import FuseConfig
 from nodeplug_volumes.fuse.plugin import Fuse
@@ -509,3 +519,13 @@ def test_a_volume_that_is_not_staged_is_not_found(plugin: Fuse) -> None:
     with pytest.raises(NotFound, match="is not staged on this node"):
         plugin.volume_stats(VolumeStatsRequest(driver=DRIVER, volume_id=VolumeId("x"), mount_path="/anywhere"))
     assert volumes(plugin) == []
+
+
+def test_a_volume_may_be_staged_anywhere_on_the_node(plugin: Fuse, area: Path) -> None:
+    """Also where what the program needs itself lies below the same folder."""
+    staging = area / "staged"
+    staging.mkdir()
+    plugin.volume_stage(VolumeStage(driver=DRIVER, volume_id=VolumeId("x"), staging_path=str(staging)))
+    assert (staging / "hello").read_text() == "world"
+    plugin.volume_unstage(VolumeUnstage(driver=DRIVER, volume_id=VolumeId("x"), staging_path=str(staging)))
+    assert mounted_at(str(staging)) is None
