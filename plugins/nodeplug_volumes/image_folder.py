@@ -58,6 +58,25 @@ def file_name(name: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class Disk:
+    """The disk of the images at one moment, in bytes.
+
+    Attributes:
+        at: when, by the monotonic clock.
+        free: what it has left.
+        total: the sizes of all volumes together.
+        promised: what they may still need.
+        shortage: why volumes may fail to be written soon; empty if they will not.
+    """
+
+    at: float
+    free: int
+    total: int
+    promised: int
+    shortage: str
+
+
+@dataclass(frozen=True, slots=True)
 class ImageFolder:
     """The folder.
 
@@ -261,18 +280,18 @@ class ImageFolder:
                     os.close(descriptor)
         return needed
 
-    def shortage(self) -> str:
-        """Say why volumes may fail to be written soon; empty if they will not."""
+    def look(self) -> Disk:
+        """Look at the disk and at every volume."""
         free, whole = space(self.directory)
-        promised = self.promised()
+        total, promised, shortage = self.total(), self.promised(), ""
         if promised > free * self.overcommit:
-            return (
+            shortage = (
                 f"the disk of {self.directory} has {show(free)} free, and its volumes may still need {show(promised)}: "
                 "free space there"
             )
-        if promised and free < whole * _LOW:
-            return f"the disk of {self.directory} has only {show(free)} free of {show(whole)}: free space there"
-        return ""
+        elif promised and free < whole * _LOW:
+            shortage = f"the disk of {self.directory} has only {show(free)} free of {show(whole)}: free space there"
+        return Disk(time.monotonic(), free, total, promised, shortage)
 
 
 def _described(note: Note) -> str:

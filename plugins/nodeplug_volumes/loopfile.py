@@ -9,6 +9,7 @@ Options: `name` (required), `size` (such as "64Mi"), `fsType`. Volumes that are 
 
 import os
 import stat
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,11 +53,12 @@ from nodeplug.fields import FlexDriver, Quantity, parse_quantity
 from nodeplug.fields import show_quantity as show
 from nodeplug_volumes import filesystem, loopdev
 from nodeplug_volumes.filesystem import FS_TYPES, FsType
-from nodeplug_volumes.image_folder import NAME, ImageFolder
+from nodeplug_volumes.image_folder import NAME, Disk, ImageFolder
 from nodeplug_volumes.store import BLOCK, SMALLEST, Store
 
 _ONLINE: Final = frozenset({"xfs", "btrfs"})
 """Filesystems that grow only where they are mounted."""
+_LOOK_EVERY: Final = 60.0
 _ALWAYS: Final[Mapping[str, tuple[str, ...]]] = {"xfs": ("nouuid",)}
 """Options without which a volume and its copy, which have one UUID, cannot be mounted at the same time."""
 
@@ -107,7 +109,7 @@ class LoopFile:
         directory = config.directory or host.state_dir / "images"
         self._images = ImageFolder(directory, config.preallocate, config.max_total, config.overcommit)
         self._store = Store(self._images, host.log, config.fs_type, config.default_size, config.max_size)
-        self._short = ""
+        self._disk: Disk | None = None
 
     @hookimpl
     def claims(self) -> Sequence[Claim]:
@@ -133,17 +135,21 @@ class LoopFile:
     @hookimpl
     def metrics(self) -> Sequence[Metric]:
         """Tell what the disk has and what is promised; log when that becomes too little."""
-        shortage = self._images.shortage()
-        if shortage and not self._short:
-            self._log.warning("%s", shortage)
-        self._short = shortage
-        free, _ = filesystem.space(self._images.directory)
+        before, disk = self._disk, self._look()
+        if disk.shortage and not (before and before.shortage):
+            self._log.warning("%s", disk.shortage)
         rows = (
-            ("volumes_size_bytes", "Sizes of all volumes together.", self._images.total()),
-            ("volumes_promised_bytes", "What volumes may still need of the disk.", self._images.promised()),
-            ("volumes_disk_free_bytes", "What the disk of the images has free.", free),
+            ("volumes_size_bytes", "Sizes of all volumes together.", disk.total),
+            ("volumes_promised_bytes", "What volumes may still need of the disk.", disk.promised),
+            ("volumes_disk_free_bytes", "What the disk of the images has free.", disk.free),
         )
         return [Metric(name, text, [Sample(float(value))]) for name, text, value in rows]
+
+    def _look(self) -> Disk:
+        """Look at the disk, not more often than once a minute: each volume's extents are counted."""
+        if self._disk is None or time.monotonic() - self._disk.at > _LOOK_EVERY:
+            self._disk = self._images.look()
+        return self._disk
 
     # --- use
 
@@ -219,7 +225,7 @@ class LoopFile:
         """Ask the mounted filesystem, and the disk below it."""
         if mounted_at(request.mount_path) is None:
             raise NotFound(f"nothing is mounted at {request.mount_path!r}")
-        condition = self._images.shortage()
+        condition = self._look().shortage
         if stat.S_ISBLK(Path(request.mount_path).stat().st_mode):
             size = self._images.image(request.volume_id).stat().st_size
             return VolumeStats(total=size, used=size, available=0, condition=condition)

@@ -134,7 +134,7 @@ class Store:
 
     def volumes(self) -> Iterator[ProvisionedVolume]:
         """Yield every volume."""
-        shortage = self.images.shortage()
+        shortage = self.images.look().shortage
         for image in self.images.volumes():
             try:
                 yield self._volume(image, shortage)

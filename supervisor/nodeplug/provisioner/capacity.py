@@ -33,6 +33,7 @@ class Capacity:
         node: this node.
         namespace: of the objects.
         classes: all StorageClasses.
+        soon: is set to look again now.
     """
 
     def __init__(
@@ -42,15 +43,12 @@ class Capacity:
         node: str,
         namespace: str,
         classes: Followed,
+        soon: asyncio.Event,
     ) -> None:
         self._client, self._drivers, self._node, self._namespace = client, drivers, node, namespace
-        self._classes = classes
-        self._soon = asyncio.Event()
+        self._classes, self._soon = classes, soon
+        self._written: dict[str, str] | None = None
         self._problem = ""
-
-    def soon(self) -> None:
-        """Look again now: a volume has come or gone, or a class."""
-        self._soon.set()
 
     async def keep(self, poll: float) -> None:
         """Keep the objects as they should be, for ever."""
@@ -67,7 +65,7 @@ class Capacity:
             except PluginError as error:
                 if error.message != self._problem:
                     LOG.warning("the scheduler does not learn how much room there is: %s", error.message)
-                self._problem = error.message
+                self._problem, self._written = error.message, None
             await asyncio.sleep(_NOT_SOONER)
 
     async def _wanted(self) -> AsyncIterator[Object]:
@@ -92,19 +90,21 @@ class Capacity:
             return 0
 
     async def _write(self, wanted: list[Object]) -> None:
-        labels = ",".join(f"{key}={value}" for key, value in capacity_labels("", self._node).items())
-        listed = await self._client.list(CSI_STORAGE_CAPACITIES, self._namespace, labels=labels)
-        there = {one["metadata"]["name"]: one for one in listed}
+        """Make the objects so, with as few questions as there are differences to what this node has written last."""
+        if self._written is None:
+            labels = ",".join(f"{key}={value}" for key, value in capacity_labels("", self._node).items())
+            listed = await self._client.list(CSI_STORAGE_CAPACITIES, self._namespace, labels=labels)
+            self._written = {one["metadata"]["name"]: str(one.get("capacity")) for one in listed}
+        there, self._written = self._written, None  # whatever fails now is looked up again
         for made in wanted:
-            name = made["metadata"]["name"]
-            found = there.pop(name, None)
-            if found is None:
+            name, capacity = made["metadata"]["name"], made["capacity"]
+            if name not in there:
                 with suppress(AlreadyExists):
                     await self._client.create(CSI_STORAGE_CAPACITIES, made, self._namespace)
-            elif found.get("capacity") != made["capacity"]:
-                patch = {"capacity": made["capacity"]}
-                with suppress(NotFound):
-                    await self._client.patch(CSI_STORAGE_CAPACITIES, name, patch, self._namespace)
-        for name in there:
+            elif there[name] != capacity:
+                await self._client.patch(CSI_STORAGE_CAPACITIES, name, {"capacity": capacity}, self._namespace)
+        names = {made["metadata"]["name"]: str(made["capacity"]) for made in wanted}
+        for name in sorted(set(there) - set(names)):
             with suppress(NotFound):
                 await self._client.delete(CSI_STORAGE_CAPACITIES, name, self._namespace)
+        self._written = names

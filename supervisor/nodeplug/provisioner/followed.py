@@ -21,7 +21,7 @@ class Followed:
         client: who asks.
         resource: of which kind.
         wanted: which objects are kept.
-        changed: is set at every change of what is kept.
+        changed: are set at every change of what is kept.
 
     Attributes:
         objects: by `namespace/name`, or name.
@@ -29,7 +29,7 @@ class Followed:
     """
 
     def __init__(
-        self, client: Client, resource: Resource, wanted: Callable[[Object], bool], changed: asyncio.Event
+        self, client: Client, resource: Resource, wanted: Callable[[Object], bool], *changed: asyncio.Event
     ) -> None:
         self.objects: dict[str, Object] = {}
         self.known = False
@@ -54,7 +54,8 @@ class Followed:
                         continue
                 else:
                     self.objects[key_of(change.object)] = self._copy(change.object)
-                self._changed.set()
+                for event in self._changed:
+                    event.set()
 
     def _copy(self, found: Object) -> Object:
         return {**self._kind, **slim(found)}

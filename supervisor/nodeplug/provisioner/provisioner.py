@@ -89,6 +89,8 @@ class _Session:
     owner: Provisioner
     client: Client
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    _room: asyncio.Event = field(default_factory=asyncio.Event)
+    """Is set when there may be more or less room, or another class to tell it for."""
     _records: Lane = field(default_factory=lambda: Lane("the disk with the records of the provisioner"))
     _work: Work | None = None
     claims: Followed = field(init=False)
@@ -108,7 +110,7 @@ class _Session:
         self.volumes = Followed(
             self.client, PERSISTENT_VOLUMES, lambda volume: objects.made_here(volume, node), self._changed
         )
-        self.classes = Followed(self.client, STORAGE_CLASSES, lambda _: True, self._changed)
+        self.classes = Followed(self.client, STORAGE_CLASSES, lambda _: True, self._changed, self._room)
 
     @property
     def trouble(self) -> str:
@@ -125,8 +127,10 @@ class _Session:
         names = frozenset(self.owner.drivers())
         owner = self.owner
         async with asyncio.TaskGroup() as group:
-            self._work = Work(group, self._changed)
-            capacity = Capacity(self.client, owner.drivers, owner.node, owner.section.namespace, self.classes)
+            self._work = Work(group, self._changed, self._room)
+            capacity = Capacity(
+                self.client, owner.drivers, owner.node, owner.section.namespace, self.classes, self._room
+            )
             tasks = [group.create_task(one.follow()) for one in (self.claims, self.volumes, self.classes)]
             tasks.append(group.create_task(capacity.keep(owner.section.capacity_poll)))
             while frozenset(owner.drivers()) == names:
@@ -136,7 +140,6 @@ class _Session:
                 self._changed.clear()
                 if self.claims.known and self.volumes.known and self.classes.known:
                     await self._decide(self._work)
-                    capacity.soon()
             for task in tasks:
                 task.cancel()
 

@@ -35,10 +35,11 @@ class Work:
     Args:
         group: where they run.
         changed: is set when one may be due again.
+        done: is set when one has succeeded.
     """
 
-    def __init__(self, group: asyncio.TaskGroup, changed: asyncio.Event) -> None:
-        self._group, self._changed = group, changed
+    def __init__(self, group: asyncio.TaskGroup, changed: asyncio.Event, done: asyncio.Event) -> None:
+        self._group, self._changed, self._done = group, changed, done
         self._places = asyncio.Semaphore(AT_ONCE)
         self._pieces: dict[str, _Piece] = {}
 
@@ -75,6 +76,7 @@ class Work:
                 await work()
             piece.problem, pause = "", SETTLING
             piece.pauses.over()
+            self._done.set()
         except PluginError as error:
             pause = piece.pauses.next()
             if error.message != piece.problem:
