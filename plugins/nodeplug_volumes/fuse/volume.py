@@ -68,6 +68,7 @@ class Volume:
             try:
                 self.room.furnish(record, self.programs[record.program].tmp, files, variables)
                 self._start(record)
+                self.condition = ""
             except BaseException:
                 self.room.remove()
                 raise
@@ -237,7 +238,7 @@ class Volume:
         environment = {name: cfg.fill(text, filled) for name, text in program.environment.items()}
         environment |= self.room.variables()
         self.usage = Server(self.room, record.program).start(record, program, command, environment)
-        self.condition, self._silent_since, self._started = "", None, time.monotonic()
+        self._silent_since, self._started = None, time.monotonic()
 
     def _start_anew(self, record: Record) -> None:
         """Start the program again, and mount its filesystem over the dead one at every target."""
@@ -254,6 +255,7 @@ class Volume:
                 failed.append(error.message)
         if failed:
             raise PluginError("; ".join(failed))
+        self.condition = ""  # not before: every pod has the new one by now
 
     def _take_down(self, record: Record | None) -> None:
         if record is not None:
