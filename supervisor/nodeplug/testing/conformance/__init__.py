@@ -4,7 +4,8 @@
     report.check()
 
 Owns: running rules one by one against a plugin and putting the findings together.
-Refuses: the rules themselves: `contract`, `device`, `grants`, `cni`, `volume`, `csi` and `process` have them.
+Refuses: the rules themselves: `contract`, `device`, `grants`, `cni`, `volume`, `csi`, `provisioning` and `process` have
+them.
 
 The plugin runs in the real daemon, a process of its own in a scratch folder, and is called through real sockets and
 executables, in network namespaces of the run. What belongs to the machine is not touched, as long as the plugin's
@@ -24,6 +25,7 @@ from nodeplug.testing.conformance import csi as _csi
 from nodeplug.testing.conformance import device as _device
 from nodeplug.testing.conformance import grants as _grants
 from nodeplug.testing.conformance import process as _process
+from nodeplug.testing.conformance import provisioning as _provisioning
 from nodeplug.testing.conformance import volume as _volume
 from nodeplug.testing.conformance.examination import Examination
 from nodeplug.testing.conformance.report import Finding, Outcome, Report, merged
@@ -33,7 +35,7 @@ from nodeplug.testing.conformance.verdict import Broken, NotApplicable
 from nodeplug.testing.isolation import Isolations, isolations
 from nodeplug.volumes.masking import redact
 
-_ROOMS = (_contract, _device, _grants, _cni, _volume, _csi, _process)
+_ROOMS = (_contract, _device, _grants, _cni, _volume, _csi, _provisioning, _process)
 """Importing a room registers its rules."""
 
 __all__ = ["RULES", "Finding", "Outcome", "Report", "Rule", "conformance"]
