@@ -54,9 +54,10 @@ class Maker:
 
     @hookimpl
     def volume_id(self, request: VolumeIdentify) -> VolumeId:
-        if not request.options.get("name"):
-            raise InvalidRequest("the option name is missing")
-        return VolumeId(request.options["name"])
+        name = request.options.get("name", "")
+        if not name.replace("-", "").isalnum():
+            raise InvalidRequest("the option name must be letters, digits and '-'")
+        return VolumeId(name)
 
     @hookimpl
     def volume_publish(self, request: VolumePublish) -> None:
