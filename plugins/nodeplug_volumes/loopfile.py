@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Final
 
-from pydantic import BaseModel, ConfigDict, Field
-
 from nodeplug import (
     Claim,
     Example,
@@ -49,11 +47,12 @@ from nodeplug import (
     mounted_at,
     unmount,
 )
-from nodeplug.fields import FlexDriver, Quantity, parse_quantity
+from nodeplug.fields import parse_quantity
 from nodeplug.fields import show_quantity as show
 from nodeplug_volumes import filesystem, loopdev
 from nodeplug_volumes.filesystem import FS_TYPES, FsType
 from nodeplug_volumes.image_folder import NAME, Disk, ImageFolder
+from nodeplug_volumes.loopfile_config import LoopFileConfig
 from nodeplug_volumes.store import BLOCK, SMALLEST, Store
 
 _ONLINE: Final = frozenset({"xfs", "btrfs"})
@@ -61,30 +60,6 @@ _ONLINE: Final = frozenset({"xfs", "btrfs"})
 _LOOK_EVERY: Final = 60.0
 _ALWAYS: Final[Mapping[str, tuple[str, ...]]] = {"xfs": ("nouuid",)}
 """Options without which a volume and its copy, which have one UUID, cannot be mounted at the same time."""
-
-
-class LoopFileConfig(BaseModel):
-    """`[plugins.loopfile.config]`."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    driver: FlexDriver = Field("nodeplug/loopfile", description="the FlexVolume driver's name, vendor/driver")
-    directory: Path | None = Field(
-        None, description="where the images are; by default in the plugin's own folder below the state folder"
-    )
-    default_size: Quantity | None = Field(None, ge=SMALLEST, description="the size of a volume that requests none")
-    max_size: Quantity | None = Field(None, ge=SMALLEST, description="the largest volume allowed")
-    max_total: Quantity | None = Field(None, ge=SMALLEST, description="the most that all volumes may have together")
-    overcommit: float = Field(
-        1.0, ge=1.0, le=1000.0, description="how many bytes may be promised for each byte that the disk can hold"
-    )
-    fs_type: FsType = Field("ext4", description="the filesystem of a new volume that requests none")
-    preallocate: bool = Field(
-        default=False, description="reserve the whole size on disk; otherwise images are sparse until they are written"
-    )
-    mount_options: tuple[str, ...] = Field(
-        ("nosuid", "nodev"), description="options of every mount; pods cannot change them"
-    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,8 @@ from nodeplug import (
     unmount,
 )
 from nodeplug.testing import host
-from nodeplug_volumes.loopfile import LoopFile, LoopFileConfig
+from nodeplug_volumes.loopfile import LoopFile
+from nodeplug_volumes.loopfile_config import LoopFileConfig
 
 pytestmark = pytest.mark.real
 DRIVER, VOLUME = "nodeplug/loopfile", VolumeId("data")

@@ -15,7 +15,7 @@ from nodeplug.fields import parse_quantity, show_quantity
 from nodeplug_volumes.fuse.config import FuseConfig, Program
 from nodeplug_volumes.hostdir import HostDirConfig, Root
 from nodeplug_volumes.image import ImageConfig, ImageRoot
-from nodeplug_volumes.loopfile import LoopFileConfig
+from nodeplug_volumes.loopfile_config import LoopFileConfig
 from nodeplug_volumes.network.nfs import NfsConfig
 from nodeplug_volumes.network.smb import SmbConfig
 from nodeplug_volumes.tmpfs import TmpfsConfig

@@ -19,7 +19,8 @@ from nodeplug.hosting.registry import Registry
 from nodeplug.hosting.runner import Runner
 from nodeplug.testing import host
 from nodeplug.volumes.service import Volumes
-from nodeplug_volumes.loopfile import LoopFile, LoopFileConfig
+from nodeplug_volumes.loopfile import LoopFile
+from nodeplug_volumes.loopfile_config import LoopFileConfig
 
 EVENTS = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "fcntl.ioctl", "subprocess.Popen"}
 PATH = "/exec/nodeplug~loopfile/loopfile"

@@ -12,7 +12,8 @@ from tests.node.volumes.killed_daemon import EVENTS, Changes
 
 from nodeplug import VolumeCreate, VolumeDelete, VolumeExpand, VolumeId, VolumeSnapshot, VolumeSnapshotDelete
 from nodeplug.testing import host
-from nodeplug_volumes.loopfile import LoopFile, LoopFileConfig
+from nodeplug_volumes.loopfile import LoopFile
+from nodeplug_volumes.loopfile_config import LoopFileConfig
 
 DRIVER = "nodeplug/loopfile"
 MIB = 1 << 20

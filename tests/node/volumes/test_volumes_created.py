@@ -36,7 +36,8 @@ from nodeplug import (
 from nodeplug.testing.waiting import until
 from nodeplug_volumes import copying, extents, filesystem, loopdev
 from nodeplug_volumes.filesystem import FsType
-from nodeplug_volumes.loopfile import LoopFile, LoopFileConfig
+from nodeplug_volumes.loopfile import LoopFile
+from nodeplug_volumes.loopfile_config import LoopFileConfig
 
 pytestmark = [pytest.mark.node, pytest.mark.usefixtures("has_loop_devices")]
 DRIVER = "nodeplug/loopfile"

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from nodeplug import mounted_at
-from nodeplug_volumes.loopfile import LoopFile, LoopFileConfig
+from nodeplug_volumes.loopfile import LoopFile
+from nodeplug_volumes.loopfile_config import LoopFileConfig
 
 pytestmark = pytest.mark.node
 DRIVER = "nodeplug/loopfile"

@@ -24,7 +24,8 @@ from nodeplug import (
     unmount,
 )
 from nodeplug_volumes import filesystem, loopdev
-from nodeplug_volumes.loopfile import LoopFile, LoopFileConfig
+from nodeplug_volumes.loopfile import LoopFile
+from nodeplug_volumes.loopfile_config import LoopFileConfig
 
 pytestmark = pytest.mark.node
 needs_loop_devices = pytest.mark.usefixtures("has_loop_devices")
