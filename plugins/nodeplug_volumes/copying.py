@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -32,7 +32,7 @@ class _Copy:
     """One that is being made."""
 
     source: Path
-    size: int
+    size: int = 0
     at: int = 0
     stopped: bool = False
     ended: threading.Event = field(default_factory=threading.Event)
@@ -71,14 +71,13 @@ class Copies:
         """
         with self._changing:
             running = self._running.get(target)
+            is_new = running is None
             if running is None:
-                if self._instantly(source, target, complete):
-                    return
-                running = self._running[target] = self._begin(source, target, is_used, complete)
-            if running.source != source:
-                raise AlreadyExists(
-                    f"{target.stem} is being made from {running.source.stem}; {source.stem} is asked for"
-                )
+                running = self._running[target] = _Copy(source)
+        if running.source != source:
+            raise AlreadyExists(f"{target.stem} is being made from {running.source.stem}; {source.stem} is asked for")
+        if is_new:
+            self._start(running, target, is_used, complete)
         if not running.ended.wait(PATIENCE):
             raise TryAgain(f"{source.stem} is being copied to {target.stem}: {running.percent} %; ask again")
         with self._changing:
@@ -86,18 +85,33 @@ class Copies:
         if running.error is not None:
             raise running.error
 
+    def _start(self, copy: _Copy, target: Path, is_used: Callable[[], bool], complete: Callable[[Path], None]) -> None:
+        try:
+            if self._instantly(copy.source, target, complete):
+                copy.ended.set()
+            else:
+                self._begin(copy, target, is_used, complete)
+        except BaseException as error:
+            copy.error = error if isinstance(error, PluginError) else PluginError(f"{type(error).__name__}: {error}")
+            copy.ended.set()
+
     def cancel(self, target: Path) -> None:
-        """End a copy that is no longer wanted, if there is one."""
+        """End a copy that is no longer wanted, if there is one; TryAgain if it does not end soon."""
         with self._changing:
-            running = self._running.pop(target, None)
-        if running is not None:
-            running.stopped = True
-            running.ended.wait(_ENDS_WITHIN)
+            running = self._running.get(target)
+        if running is None:
+            return
+        running.stopped = True
+        if not running.ended.wait(_ENDS_WITHIN):
+            raise TryAgain(f"{target.stem} is still being made from {running.source.stem}; ask again")
+        with self._changing:
+            self._running.pop(target, None)
 
     def end(self) -> None:
         """End all copies; what they have made so far is removed."""
         for target in tuple(self._running):
-            self.cancel(target)
+            with suppress(TryAgain):
+                self.cancel(target)
 
     def _instantly(self, source: Path, target: Path, complete: Callable[[Path], None]) -> bool:
         fresh = _fresh(target)
@@ -114,10 +128,9 @@ class Copies:
                 raise _failed(source, target, error) from error
         return True
 
-    def _begin(
-        self, source: Path, target: Path, is_used: Callable[[], bool], complete: Callable[[Path], None]
-    ) -> _Copy:
+    def _begin(self, copy: _Copy, target: Path, is_used: Callable[[], bool], complete: Callable[[Path], None]) -> None:
         """Begin a copy in a thread, which holds the lock of the source: nobody may mount it meanwhile."""
+        source = copy.source
         with ExitStack() as stack:
             lock = stack.enter_context(filesystem.locked(source))
             if is_used():
@@ -125,7 +138,7 @@ class Copies:
                     f"{source.stem} is in use, and the disk of {source.parent} cannot share blocks between files: "
                     "end its pods first, or keep the images on xfs (reflink=1) or btrfs"
                 )
-            copy = _Copy(source, os.fstat(lock).st_size)
+            copy.size = os.fstat(lock).st_size
             held = stack.pop_all()
         work = lambda: self._work(copy, lock, target, complete, held)  # noqa: E731 - the thread's whole life
         try:
@@ -133,7 +146,6 @@ class Copies:
         except RuntimeError as error:
             held.close()
             raise TryAgain(f"no thread can be started for a copy: {error}") from error
-        return copy
 
     def _work(self, copy: _Copy, lock: int, target: Path, complete: Callable[[Path], None], held: ExitStack) -> None:
         fresh = _fresh(target)

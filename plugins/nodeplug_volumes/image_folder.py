@@ -13,10 +13,11 @@ import errno
 import hashlib
 import os
 import re
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -91,6 +92,7 @@ class ImageFolder:
     preallocate: bool = False
     max_total: int | None = None
     overcommit: float = 1.0
+    _promising: threading.Lock = field(default_factory=threading.Lock, compare=False)
 
     @property
     def snapshots(self) -> Path:
@@ -211,11 +213,11 @@ class ImageFolder:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | flags, 0o600)
         before = os.fstat(descriptor).st_size
         try:
-            self.demand(size - before)
+            with self._promising:  # the next one counts what this one has got
+                self.demand(size - before)
+                os.ftruncate(descriptor, size)
             if self.preallocate:
                 os.posix_fallocate(descriptor, 0, size)
-            else:
-                os.ftruncate(descriptor, size)
         except OSError as error:
             os.ftruncate(descriptor, before)
             if error.errno not in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
@@ -260,8 +262,11 @@ class ImageFolder:
         return max(0, left)
 
     def total(self) -> int:
-        """Return the sizes of all volumes together."""
-        return sum(status.st_size for _, status in _each(self.volumes()))
+        """Return the sizes of all volumes together, those that are being made included."""
+        return sum(status.st_size for _, status in _each(self._counted()))
+
+    def _counted(self) -> list[Path]:
+        return [*self.volumes(), *self.directory.glob(".*.img.new")]
 
     def promised(self) -> int:
         """Return how many bytes of the disk the volumes may still come to need.
@@ -270,7 +275,7 @@ class ImageFolder:
         takes new blocks.
         """
         needed = 0
-        for path, status in _each(self.volumes()):
+        for path, status in _each(self._counted()):
             needed += max(0, status.st_size - status.st_blocks * _UNIT)
             with suppress(OSError):
                 descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

@@ -237,6 +237,8 @@ class LoopFile:
         """What can still be promised."""
         if unknown := sorted(set(request.parameters) - {"fsType"}):
             raise InvalidRequest(f"loopfile has no parameter {', '.join(map(repr, unknown))}; it has fsType")
+        self._images.check()
+        loopdev.check()
         return self._images.room() // BLOCK * BLOCK
 
     @hookimpl
@@ -314,7 +316,10 @@ class LoopFile:
         self._grow_file(image, wish)
         # Also after a kill between the two, when the file is larger than its filesystem.
         if filesystem.has_room(image, fs_type):
-            filesystem.grow_offline(image, lock)
+            try:
+                filesystem.grow_offline(image, lock)
+            except PluginError as error:  # its pod shall have what there is
+                self._log.warning("volume %s keeps the size that it has: %s", wish.name, error.message)
         return fs_type
 
     def _held(self, image: Path, wish: Wish) -> FsType:

@@ -86,6 +86,8 @@ class Store:
         if origin is None:
             self.new(image, size, None if request.block else fs_type or self.fs_type)
         else:
+            for path in _mounted(origin):
+                extents.sync_filesystem(path)
             self.copies.make(
                 origin,
                 image,

@@ -202,6 +202,32 @@ def marked(image: Path) -> bool:
         return stream.read(6) == b"marked"
 
 
+def test_a_claim_that_only_names_somebodys_volume_is_no_source(cluster: Cluster) -> None:
+    cluster.claim("victim")
+    name = cluster.bound("victim")["metadata"]["name"]
+    cluster.claim("pretender", node="another", volumeName=name)
+    cluster.claim("thief", dataSource={"kind": "PersistentVolumeClaim", "name": "pretender"})
+    cluster.until("the refusal", lambda: "is not bound to a volume" in cluster.events("thief"))
+    assert cluster.names() == [f"{name}.img"]
+    for one in ("thief", "pretender", "victim"):
+        cluster.delete(one)
+    cluster.until("the end", lambda: not cluster.names())
+
+
+def test_a_volume_that_is_kept_stays_and_its_object_may_go(cluster: Cluster) -> None:
+    kept = {"provisioner": DRIVER, "volumeBindingMode": "WaitForFirstConsumer", "reclaimPolicy": "Retain"}
+    cluster.call("POST", f"{STORAGE}/storageclasses", {"metadata": {"name": "kept"}, **kept})
+    cluster.claim("precious", storageClassName="kept")
+    volume = cluster.bound("precious")
+    image = f"{volume['spec']['csi']['volumeHandle']}.img"
+    cluster.delete("precious")
+    cluster.call("DELETE", f"{CORE}/persistentvolumes/{volume['metadata']['name']}")
+    cluster.until("the end of the object", lambda: gone(cluster, volume))
+    assert cluster.names() == [image]
+    for path in cluster.images.glob("pvc-*"):
+        path.unlink()
+
+
 def test_a_claim_for_another_node_is_left_to_it(cluster: Cluster) -> None:
     cluster.claim("elsewhere", node="another")
     cluster.claim("here")
@@ -356,13 +382,14 @@ def test_a_claim_is_restored_from_a_snapshot_of_the_snapshotter(cluster: Cluster
         request = pb.CreateSnapshotRequest(source_volume_id=handle, name="snapshot-1")
         taken = pb_grpc.ControllerStub(one).CreateSnapshot(request, timeout=60).snapshot
     api = f"/apis/{SNAPSHOTS}/v1"
-    content = {"spec": {"driver": DRIVER}, "status": {"snapshotHandle": taken.snapshot_id}}
     cluster.until("the new kind", lambda: cluster.call("GET", f"{api}/volumesnapshotcontents"))
-    kind = {"apiVersion": f"{SNAPSHOTS}/v1", "kind": "VolumeSnapshotContent", "metadata": {"name": "content"}}
-    cluster.call("POST", f"{api}/volumesnapshotcontents", {**kind, **content})
     kind = {"apiVersion": f"{SNAPSHOTS}/v1", "kind": "VolumeSnapshot", "metadata": {"name": "friday"}}
     status = {"status": {"boundVolumeSnapshotContentName": "content", "readyToUse": True}}
-    cluster.call("POST", f"{api}/namespaces/default/volumesnapshots", {**kind, **status})
+    made = cluster.call("POST", f"{api}/namespaces/default/volumesnapshots", {**kind, **status})
+    reference = {"volumeSnapshotRef": {"name": "friday", "namespace": "default", "uid": made["metadata"]["uid"]}}
+    content = {"spec": {"driver": DRIVER, **reference}, "status": {"snapshotHandle": taken.snapshot_id}}
+    kind = {"apiVersion": f"{SNAPSHOTS}/v1", "kind": "VolumeSnapshotContent", "metadata": {"name": "content"}}
+    cluster.call("POST", f"{api}/volumesnapshotcontents", {**kind, **content})
     source = {"apiGroup": SNAPSHOTS, "kind": "VolumeSnapshot", "name": "friday"}
     cluster.claim("restored", "48Mi", dataSource=source)
     restored = cluster.bound("restored")["spec"]["csi"]["volumeHandle"]

@@ -69,8 +69,8 @@ class Capacity:
             await asyncio.sleep(_NOT_SOONER)
 
     async def _wanted(self) -> AsyncIterator[Object]:
-        for name, driver in self._serving():
-            for key, storage_class in self._classes.objects.items():
+        for name, driver in tuple(self._serving()):
+            for key, storage_class in tuple(self._classes.objects.items()):
                 if storage_class.get("provisioner") == name:
                     room = await self._room(driver, options_in(storage_class.get("parameters") or {}))
                     yield storage_capacity(name, key, self._node, self._namespace, driver.topology, room)

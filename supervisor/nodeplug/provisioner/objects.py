@@ -166,7 +166,12 @@ def persistent_volume(
     return {
         "apiVersion": PERSISTENT_VOLUMES.api_version,
         "kind": PERSISTENT_VOLUMES.kind,
-        "metadata": {"name": name, "annotations": {MADE_BY: driver, MADE_ON: node}, "finalizers": [FINALIZER]},
+        "metadata": {
+            "name": name,
+            "annotations": {MADE_BY: driver, MADE_ON: node},
+            # What is kept needs nobody to delete it.
+            "finalizers": [FINALIZER] if written["persistentVolumeReclaimPolicy"] == "Delete" else [],
+        },
         "spec": written,
     }
 
@@ -216,6 +221,20 @@ def is_to_be_deleted(volume: Object) -> bool:
     """Whether nobody wants a volume any more, nor its data."""
     phase, policy = (volume.get("status") or {}).get("phase"), volume["spec"].get("persistentVolumeReclaimPolicy")
     return phase == "Released" and policy == "Delete"
+
+
+def is_held_for_nothing(volume: Object) -> bool:
+    """Whether a volume that is to be kept waits for its deletion before its object may go."""
+    policy = volume["spec"].get("persistentVolumeReclaimPolicy")
+    return policy != "Delete" and FINALIZER in (volume["metadata"].get("finalizers") or ())
+
+
+def is_refused(claim: Object, size: int) -> bool:
+    """Whether a claim's growth to a size is marked as impossible."""
+    status = claim.get("status") or {}
+    state = (status.get("allocatedResourceStatuses") or {}).get("storage")
+    amount = (status.get("allocatedResources") or {}).get("storage")
+    return state == "ControllerResizeInfeasible" and amount is not None and parse_quantity(str(amount)) == size
 
 
 def size_of(volume: Object) -> int:

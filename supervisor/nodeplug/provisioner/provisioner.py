@@ -69,6 +69,7 @@ class Provisioner:
                 self.trouble = error.message
             except ExceptionGroup:
                 LOG.exception("the provisioner failed; it begins anew")
+                self.trouble = "it failed, and begins anew; the daemon's log has the traceback"
             await asyncio.sleep(_WITHOUT_CREDENTIALS)
 
     def status(self) -> list[Mapping[str, str]]:
@@ -78,6 +79,7 @@ class Provisioner:
         session = self._session
         trouble = self.trouble or (session.trouble if session is not None else "")
         rows = {"API server": trouble} if trouble else {}
+        rows |= {"records": session.disk} if session is not None and session.disk else {}
         rows |= session.problems if session is not None else {}
         return [{"about": about, "problem": problem} for about, problem in rows.items()]
 
@@ -92,6 +94,7 @@ class _Session:
     _room: asyncio.Event = field(default_factory=asyncio.Event)
     """Is set when there may be more or less room, or another class to tell it for."""
     _records: Lane = field(default_factory=lambda: Lane("the disk with the records of the provisioner"))
+    disk: str = ""
     _work: Work | None = None
     claims: Followed = field(init=False)
     volumes: Followed = field(init=False)
@@ -146,7 +149,7 @@ class _Session:
     # --- what is to be done
 
     async def _decide(self, work: Work) -> None:
-        due = {one.key: one for one in [*self._due(), *await self._begun()]}
+        due = {one.key: one for one in [*self._due(), *await self._left()]}
         work.forget_others(set(due))
         for one in due.values():
             work.begin(one.key, one.step, partial(self._failed, one))
@@ -159,7 +162,8 @@ class _Session:
         drivers, node = self.owner.drivers(), self.owner.node
         for key, claim in self.claims.objects.items():
             driver = drivers.get(objects.driver_of(claim))
-            if driver is not None and objects.is_wanted(claim, node):
+            is_made = objects.volume_name(claim) in self.volumes.objects  # the binder has the next word
+            if driver is not None and objects.is_wanted(claim, node) and not is_made:
                 storage_class = self.classes.objects.get(str(claim["spec"].get("storageClassName")))
                 step = partial(self._steps.create, claim, storage_class, driver)
                 yield _Due(f"claim {key}", step, claim, "ProvisioningFailed")
@@ -167,6 +171,8 @@ class _Session:
             driver = drivers.get(objects.annotation(volume, objects.MADE_BY))
             if driver is None:
                 continue
+            if objects.is_held_for_nothing(volume):
+                yield _Due(f"object of {name}", partial(self._steps.keep, volume))
             if objects.is_to_be_deleted(volume):
                 step = partial(self._steps.delete, volume, driver)
                 yield _Due(f"volume {name}", step, volume, "VolumeFailedDelete")
@@ -180,6 +186,18 @@ class _Session:
         reference = volume["spec"].get("claimRef") or {}
         found = self.claims.objects.get(f"{reference.get('namespace')}/{reference.get('name')}")
         return found if found is not None and found["metadata"]["uid"] == reference.get("uid") else None
+
+    async def _left(self) -> "list[_Due]":
+        """Return what `_begun` finds; a disk that does not answer keeps nobody from growing and deleting."""
+        try:
+            found = await self._begun()
+        except (PluginError, OSError) as error:
+            if not self.disk:
+                LOG.warning("what the provisioner has begun is not known: %s", error)
+            self.disk = f"what it has begun is not known: {error}"
+            return []
+        self.disk = ""
+        return found
 
     async def _begun(self) -> "list[_Due]":
         """Return what to do about volumes that were begun for claims that are gone, or sent to another node."""

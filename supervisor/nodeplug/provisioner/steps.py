@@ -4,12 +4,15 @@ Owns: the order of the calls to the driver and to the API server; each may be re
 Refuses: to decide what is to be done, and when (`provisioner`).
 """
 
+import asyncio
 import logging
 import secrets
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Final, cast
+from typing import Final, TypeVar, cast
+from weakref import WeakValueDictionary
 
 from nodeplug.contract.errors import AlreadyExists, Exhausted, InvalidRequest, NotFound, PluginError
 from nodeplug.contract.journal import Entry, Journal
@@ -28,8 +31,10 @@ from nodeplug.kubeapi.resources import (
 from nodeplug.process.lane import Lane
 from nodeplug.provisioner import objects
 from nodeplug.volumes import provisioning
+from nodeplug.volumes.compose import Steps as VolumeSteps
 
 LOG: Final = logging.getLogger(__name__)
+_T = TypeVar("_T")
 _SNAPSHOTS: Final = Resource("snapshot.storage.k8s.io", "v1", "volumesnapshots", "VolumeSnapshot", namespaced=True)
 _CONTENTS: Final = Resource("snapshot.storage.k8s.io", "v1", "volumesnapshotcontents", "VolumeSnapshotContent")
 
@@ -49,6 +54,7 @@ class Steps:
     node: str
     journal: Journal
     records: Lane
+    _locks: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
 
     # --- creating
 
@@ -63,15 +69,20 @@ class Steps:
         source, snapshot = await self._source(claim, driver)
         volume = cast("VolumeClaim", driver.serving.claim)
         wanted = objects.creation(claim, storage_class, volume, source, snapshot)
+        async with self._alone(wanted.name):
+            await self._create(claim, storage_class, driver, wanted)
+
+    async def _create(self, claim: Object, storage_class: Object, driver: Driver, wanted: VolumeCreate) -> None:
         await self._record(wanted, claim, driver)
         try:
-            made = await driver.work(
-                "provision", lambda steps: provisioning.create(steps, wanted), target=objects.key_of(claim)
+            made = await _work(
+                driver, "provision", objects.key_of(claim), lambda steps: provisioning.create(steps, wanted)
             )
         except Exhausted as error:
-            await self._send_away(claim, error)
+            # First the record: whoever finds one for a claim that is wanted elsewhere deletes its volume.
             await self.records.run(lambda: self.journal.remove(wanted.name))
-            return
+            await self._send_away(claim)
+            raise Exhausted(f"{error.message}; another node is chosen") from error
         topology = made.topology or ((driver.topology,) if driver.topology else ())
         written = objects.persistent_volume(claim, storage_class, made, driver.name, topology, self.node)
         try:
@@ -95,12 +106,17 @@ class Steps:
         if asked["kind"] == "PersistentVolumeClaim" and not asked.get("apiGroup"):
             found = await self.client.get(PERSISTENT_VOLUME_CLAIMS, name, namespace)
             volume = await self.client.get(PERSISTENT_VOLUMES, str(found["spec"].get("volumeName") or "not-bound-yet"))
+            # A claim may name any volume; only the volume's own word says whose it is.
+            if (volume["spec"].get("claimRef") or {}).get("uid") != found["metadata"]["uid"]:
+                raise InvalidRequest(f"claim {name!r}, whose contents are wanted, is not bound to a volume")
             csi = volume["spec"].get("csi") or {}
             handle, other = csi.get("volumeHandle"), csi.get("driver")
         elif asked["kind"] == "VolumeSnapshot":
             found = await self.client.get(_SNAPSHOTS, name, namespace)
             content = (found.get("status") or {}).get("boundVolumeSnapshotContentName") or "not-bound-yet"
             bound = await self.client.get(_CONTENTS, str(content))
+            if (bound["spec"].get("volumeSnapshotRef") or {}).get("uid") != found["metadata"]["uid"]:
+                raise InvalidRequest(f"snapshot {name!r}, whose contents are wanted, is not bound to its content")
             handle, other = (bound.get("status") or {}).get("snapshotHandle"), bound["spec"].get("driver")
         else:
             raise InvalidRequest(
@@ -110,14 +126,11 @@ class Steps:
             raise InvalidRequest(f"{asked['kind']} {name!r} is of driver {other!r}; {driver.name} cannot copy it")
         return (handle, "") if asked["kind"] == "PersistentVolumeClaim" else ("", handle)
 
-    async def _send_away(self, claim: Object, error: Exhausted) -> None:
+    async def _send_away(self, claim: Object) -> None:
         """Let the scheduler choose another node: this one is full."""
         metadata = claim["metadata"]
         patch = {"resourceVersion": metadata["resourceVersion"], "annotations": {objects.SELECTED: None}}
         await self.client.patch(PERSISTENT_VOLUME_CLAIMS, metadata["name"], {"metadata": patch}, metadata["namespace"])
-        text = f"{error.message}; another node is chosen"
-        LOG.warning("claim %s: %s", objects.key_of(claim), text)
-        await self.tell(claim, "ProvisioningFailed", text)
 
     # --- what was begun
 
@@ -145,23 +158,48 @@ class Steps:
 
     async def abandon(self, entry: Entry, driver: Driver) -> None:
         """Delete a volume that was begun for a claim that is gone, or that has been sent to another node."""
-        name, request, data = entry.key, entry.request, entry.data
+        async with self._alone(entry.key):
+            if await self._is_nobodys(entry):
+                await self._end(entry, driver)
+
+    async def _end(self, entry: Entry, driver: Driver) -> None:
+        name, request = entry.key, entry.request
+        wanted = VolumeCreate(driver=driver.claim, **{**request, "access_modes": tuple(request["access_modes"])})
+        try:
+            # Its id is what a creation answers: the same volume, by its name.
+            made = await _work(driver, "find again", name, lambda steps: provisioning.create(steps, wanted))
+        except AlreadyExists:
+            raise
+        except (InvalidRequest, NotFound, Exhausted) as error:
+            LOG.info("volume %s of %s was never made: %s", name, driver.name, error.message)
+        else:
+            if not await self._is_nobodys(entry):
+                return
+            gone = VolumeDelete(driver=driver.claim, volume_id=made.volume_id)
+            await _work(driver, "abandon", name, lambda steps: provisioning.delete(steps, gone))
+            LOG.info("volume %s of %s is deleted: its claim is gone", made.volume_id, driver.name)
+        await self.records.run(lambda: self.journal.remove(name))
+
+    async def _is_nobodys(self, entry: Entry) -> bool:
+        """Ask the API server itself whether a volume that was begun has neither a claim here nor an object."""
+        data = entry.data
         with suppress(NotFound):
             claim = await self.client.get(PERSISTENT_VOLUME_CLAIMS, str(data["claim"]), str(data["namespace"]))
             if claim["metadata"]["uid"] == data["uid"] and objects.is_wanted(claim, self.node):
-                return  # the copy was old
+                return False
         try:
-            await self.client.get(PERSISTENT_VOLUMES, name)
+            await self.client.get(PERSISTENT_VOLUMES, entry.key)
         except NotFound:
-            modes = tuple(request["access_modes"])
-            wanted = VolumeCreate(driver=driver.claim, **{**request, "access_modes": modes})
-            # Its id is what a creation answers: the same volume, by its name.
-            with suppress(InvalidRequest, NotFound, Exhausted):  # it was never made, and never will be
-                made = await driver.work("find again", lambda steps: provisioning.create(steps, wanted), target=name)
-                gone = VolumeDelete(driver=driver.claim, volume_id=made.volume_id)
-                await driver.work("abandon", lambda steps: provisioning.delete(steps, gone), target=name)
-                LOG.info("volume %s of %s is deleted: its claim is gone", made.volume_id, driver.name)
-        await self.records.run(lambda: self.journal.remove(name))
+            return True
+        await self.records.run(lambda: self.journal.remove(entry.key))
+        return False
+
+    @asynccontextmanager
+    async def _alone(self, name: str) -> AsyncIterator[None]:
+        """Let one step at a time work on the volume of a name: a creation, or the end of what was begun."""
+        lock = self._locks.setdefault(name, asyncio.Lock())
+        async with lock:
+            yield
 
     # --- growing and deleting
 
@@ -170,13 +208,15 @@ class Steps:
         handle = VolumeId(volume["spec"]["csi"]["volumeHandle"])
         size = objects.growth(claim, volume)
         if size:
-            await self._mark(claim, objects.resizing(claim, size, "ControllerResizeInProgress"))
+            refused = objects.is_refused(claim, size)
+            if not refused:
+                await self._mark(claim, objects.resizing(claim, size, "ControllerResizeInProgress"))
             try:
-                grown = await driver.work(
-                    "grow", lambda steps: provisioning.expand(steps, handle, size, 0), target=objects.key_of(claim)
-                )
+                about = objects.key_of(claim)
+                grown = await _work(driver, "grow", about, lambda steps: provisioning.expand(steps, handle, size, 0))
             except (InvalidRequest, NotFound):
-                await self._mark(claim, objects.resizing(claim, size, "ControllerResizeInfeasible"))
+                if not refused:
+                    await self._mark(claim, objects.resizing(claim, size, "ControllerResizeInfeasible"))
                 raise
             amount = str(write_quantity(grown))
             volume = await self.client.patch(
@@ -191,14 +231,23 @@ class Steps:
 
     async def delete(self, volume: Object, driver: Driver) -> None:
         """Delete a volume that nobody wants any more, and then its object."""
-        metadata = volume["metadata"]
-        request = VolumeDelete(driver=driver.claim, volume_id=VolumeId(volume["spec"]["csi"]["volumeHandle"]))
-        await driver.work("delete", lambda steps: provisioning.delete(steps, request), target=metadata["name"])
+        name, uid = volume["metadata"]["name"], volume["metadata"]["uid"]
         with suppress(NotFound):
-            if not metadata.get("deletionTimestamp"):
-                await self.client.delete(PERSISTENT_VOLUMES, metadata["name"], uid=metadata["uid"])
-            await let_go(self.client, metadata["name"], metadata["uid"])
-        LOG.info("volume %s of %s is deleted", request.volume_id, driver.name)
+            found = await self.client.get(PERSISTENT_VOLUMES, name)  # it may have waited, and be kept by now
+            if found["metadata"]["uid"] != uid or not objects.is_to_be_deleted(found):
+                return
+            handle = VolumeId(found["spec"]["csi"]["volumeHandle"])
+            request = VolumeDelete(driver=driver.claim, volume_id=handle)
+            await _work(driver, "delete", name, lambda steps: provisioning.delete(steps, request))
+            if not found["metadata"].get("deletionTimestamp"):
+                await self.client.delete(PERSISTENT_VOLUMES, name, uid=uid)
+            LOG.info("volume %s of %s is deleted", handle, driver.name)
+            await let_go(self.client, name, uid)
+
+    async def keep(self, volume: Object) -> None:
+        """Let go of the object of a volume that is not to be deleted with it."""
+        with suppress(NotFound):
+            await let_go(self.client, volume["metadata"]["name"], volume["metadata"]["uid"])
 
     # --- telling
 
@@ -211,6 +260,12 @@ class Steps:
         written = objects.event(about, reason, text, self.node, warning=warning, now=now, number=number)
         with suppress(PluginError):
             await self.client.create(EVENTS, written, written["metadata"]["namespace"])
+
+
+async def _work(driver: Driver, verb: str, target: str, work: Callable[[VolumeSteps], _T]) -> _T:
+    """Have a driver do something; TryAgain where no plugin serves it, since NotFound is its own word of a volume."""
+    _ = driver.serving
+    return await driver.work(verb, work, target=target)
 
 
 async def let_go(client: Client, name: str, uid: str) -> None:

@@ -49,8 +49,14 @@ class Work:
         return {key: one.problem for key, one in self._pieces.items() if one.problem}
 
     def forget_others(self, keys: set[str]) -> None:
-        """Forget what is no longer to be done."""
-        self._pieces = {key: one for key, one in self._pieces.items() if key in keys or one.running}
+        """Forget what is no longer to be done; its pauses are kept for a while, since it may come back."""
+        now = asyncio.get_running_loop().time()
+        for key, one in tuple(self._pieces.items()):
+            if key in keys or one.running:
+                continue
+            one.problem = ""
+            if now > one.not_before + _PAUSES.longest_pause:
+                del self._pieces[key]
 
     def begin(
         self, key: str, work: Callable[[], Awaitable[None]], told: Callable[[PluginError], Awaitable[None]]

@@ -5,7 +5,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -245,6 +247,29 @@ def test_no_more_is_promised_than_the_disk_can_hold(reflinks: Path, make: Make) 
     until(lambda: node.room >= before - MIB)  # xfs frees a little later
 
 
+def test_a_volume_that_is_being_made_is_promised_its_room(
+    reflinks: Path, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = make(reflinks)
+    begun, going = threading.Event(), threading.Event()
+
+    def slowly(image: Path, fs_type: FsType) -> None:
+        begun.set()
+        assert going.wait(30)
+        subprocess.run([f"/usr/sbin/mkfs.{fs_type}", "-q", "-F", str(image)], check=True)
+
+    monkeypatch.setattr(filesystem, "make", slowly)
+    with ThreadPoolExecutor() as others:
+        first = others.submit(node.create, "a", 600 * MIB)
+        assert begun.wait(30)
+        try:
+            with pytest.raises(Exhausted):
+                node.create("b", 600 * MIB)
+        finally:
+            going.set()
+        assert first.result() == "a"
+
+
 def test_an_administrator_may_promise_more(reflinks: Path, make: Make) -> None:
     node = make(reflinks, overcommit=4.0)
     node.create("a", 2048 * MIB)
@@ -307,6 +332,14 @@ def test_a_volume_and_its_larger_copy_are_used_at_once(reflinks: Path, make: Mak
     (second / "file").write_text("own")
     assert ((first / "file").read_text(), (second / "file").read_text()) == ("shared", "own")
     assert os.statvfs(second).f_blocks > os.statvfs(first).f_blocks
+
+
+def test_a_copy_has_what_a_pod_wrote_just_before(reflinks: Path, make: Make) -> None:
+    node = make(reflinks)
+    node.create("a", 64 * MIB)
+    (node.stage("a") / "file").write_text("just now")
+    node.create("b", 64 * MIB, source="a")
+    assert node.read("b") == "just now"
 
 
 def test_a_disk_that_can_share_copies_nothing(reflinks: Path, make: Make) -> None:
