@@ -226,6 +226,8 @@ def test_a_volume_that_is_kept_stays_and_its_object_may_go(cluster: Cluster) -> 
     assert cluster.names() == [image]
     for path in cluster.images.glob("pvc-*"):
         path.unlink()
+    cluster.call("DELETE", f"{STORAGE}/storageclasses/kept")
+    cluster.until("one class", lambda: len(capacities(cluster)) == 1)
 
 
 def test_a_claim_for_another_node_is_left_to_it(cluster: Cluster) -> None:
