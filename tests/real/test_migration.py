@@ -92,6 +92,21 @@ class Place:
         until(lambda: self.is_bound(name), 60)
         return self.claim(name)
 
+    def offer(self, name: str) -> None:
+        """Make a FlexVolume that no claim has."""
+        flex = {"driver": "nodeplug/tmpfs", "options": {"size": "1Mi"}}
+        spec = {"capacity": {"storage": "1Mi"}, "accessModes": ["ReadWriteOnce"], "storageClassName": "none"}
+        spec |= {"flexVolume": flex, "persistentVolumeReclaimPolicy": "Delete"}
+        self.cluster.call("POST", VOLUMES, {"metadata": {"name": name}, "spec": spec})
+        until(lambda: self.volume(name)["status"].get("phase") == "Available", 60)
+
+    def claim_it(self, name: str) -> None:
+        """Make a claim that gets such a volume."""
+        resources = {"requests": {"storage": "1Mi"}}
+        wanted = {"accessModes": ["ReadWriteOnce"], "storageClassName": "none", "resources": resources}
+        self.cluster.call("POST", CLAIMS, {"metadata": {"name": name}, "spec": {**wanted, "volumeName": name}})
+        until(lambda: self.is_bound(name), 60)
+
     def is_bound(self, name: str) -> bool:
         return [one["status"].get("phase") for one in (self.claim(name), self.volume(name))] == ["Bound", "Bound"]
 
@@ -263,6 +278,21 @@ def test_no_volume_is_made_for_a_claim_that_is_gone(place: Place) -> None:
     assert "claim default/orphan is gone" in done.stdout
     with pytest.raises(PluginError, match="404"):
         place.volume("orphan")
+
+
+def test_a_volume_that_was_bound_since_the_plan_is_left_to_its_claim(place: Place, tmp_path: Path) -> None:
+    place.offer("late")
+    mine = ("--driver", "nodeplug/tmpfs", "--state", str(tmp_path / "state"), "--apply")
+    assert place.migrate(*mine, killed_after=1).returncode == -9  # nothing is deleted yet
+    place.claim_it("late")
+    before = place.volume("late")
+    done = place.migrate(*mine)
+    assert done.returncode == 1
+    assert "has another claim than when it was planned" in done.stdout
+    assert place.volume("late") == before
+    (tmp_path / "state" / "late").rename(tmp_path / "away")
+    assert place.migrate(*mine).returncode == 0
+    assert place.is_bound("late")
 
 
 def test_manifests_are_rewritten_in_place_only_when_asked(place: Place, tmp_path: Path) -> None:

@@ -68,10 +68,11 @@ class Exchange:
             await refuse_in_use(self.client, found)
             if not self.saved.did(FIRST):
                 yield self._done(FIRST)
-            await self._retain(found)
+            kept = await self._retain(found)
             yield self._done("retained", found)
-            await refuse_in_use(self.client, found)
-            await self._remove(found)
+            self._check(kept)  # it may have been bound this very moment
+            await refuse_in_use(self.client, kept)
+            await self._remove(kept)
             yield self._done("deleted")
             found = None
         if found is None:
@@ -119,10 +120,15 @@ class Exchange:
         expected = self.saved.after if self.back else self.saved.before
         name, theirs = ("csi", "driver") if self.back else ("flexVolume", "driver")
         source = found["spec"].get(name) or {}
-        same = source.get(theirs) == expected["spec"][name].get(theirs) and claim_of(found) == claim_of(expected)
+        same = source.get(theirs) == expected["spec"][name].get(theirs)
         first = found["metadata"]["uid"] == self.saved.before["metadata"]["uid"]  # or a deletion that was interrupted
         if not (first or (self.back and same)):
             self._refuse()
+        if claim_of(found) != claim_of(expected):  # what is put in its place would not be bound to its claim
+            raise InvalidRequest(
+                f"PersistentVolume {self.saved.name} has another claim than when it was planned: move "
+                f"{self.saved.folder} to another place, and plan again"
+            )
 
     async def _check_claim(self) -> None:
         """Refuse to make a volume for a claim that is gone: nobody would ever have it."""
@@ -139,16 +145,18 @@ class Exchange:
                 f"{self.saved.folder} has both objects"
             )
 
-    async def _retain(self, found: Object) -> None:
-        if found["spec"].get(_POLICY) != "Retain" and not found["metadata"].get("deletionTimestamp"):
-            await self.client.patch(PERSISTENT_VOLUMES, self.saved.name, {"spec": {_POLICY: "Retain"}})
+    async def _retain(self, found: Object) -> Object:
+        """Keep anybody from deleting the data; return the object as it is then."""
+        if found["spec"].get(_POLICY) == "Retain" or found["metadata"].get("deletionTimestamp"):
+            return found
+        return await self.client.patch(PERSISTENT_VOLUMES, self.saved.name, {"spec": {_POLICY: "Retain"}})
 
     async def _remove(self, found: Object) -> None:
-        """Delete the object, and take away what keeps a Bound volume: this very one, and no later one."""
-        uid = found["metadata"]["uid"]
+        """Delete the object, and take away what keeps a Bound volume: this very one as it was checked, no later one."""
+        uid, version = found["metadata"]["uid"], found["metadata"]["resourceVersion"]
         try:
             if not found["metadata"].get("deletionTimestamp"):
-                found = await self.client.delete(PERSISTENT_VOLUMES, self.saved.name, uid=uid)
+                found = await self.client.delete(PERSISTENT_VOLUMES, self.saved.name, uid=uid, resource_version=version)
             if (found.get("metadata") or {}).get("finalizers"):
                 only = {"op": "test", "path": "/metadata/uid", "value": uid}
                 rest = {"op": "remove", "path": "/metadata/finalizers"}
