@@ -118,7 +118,7 @@ class Volumes:
     async def undo_left(self, registry: Registry, driver: str) -> None:
         """Undo what was left while the driver's plugin did not run; after a restart, `recover` finds it instead.
 
-        Problems are logged and left to the next start.
+        Problems are logged and left to the next start; what may be asked again stays for the next call.
         """
         with self._leaving:
             remainders = self._left.pop(driver, set())
@@ -132,7 +132,7 @@ class Volumes:
             self._left.setdefault(volume.driver, set()).add(remainder)
 
     async def _undo(self, registry: Registry, remainder: Target | Volume) -> None:
-        """Unmount a target, or unstage a volume that no pod uses; without the plugin it is kept again."""
+        """Unmount a target, or unstage a volume that no pod uses; without the plugin, or too early, it is kept."""
         volume = remainder.volume if isinstance(remainder, Target) else remainder
         try:
             route = registry.route("volume", volume.driver)
@@ -145,6 +145,8 @@ class Volumes:
             call = Call("recover", f"volume:{volume.driver}", volume.staging_path, mask=mask)
             await self.run(route, call, lambda steps: _undo(steps, remainder))
         except PluginError as error:
+            if isinstance(error, TryAgain):  # another daemon takes over, and may give up; or the plugin is busy
+                self.leave(remainder)
             text = await aside(partial(mask, error.message), "volumes: mask")
             LOG.warning("volume %s of %s stays as it is: %s", volume.volume_id, volume.driver, text)
 

@@ -142,3 +142,23 @@ def test_a_start_calls_the_unpublish_that_a_kill_left_out(make_node: Any, publis
     node.recover()
     assert publisher.calls == ["publish data", "unpublish data"]
     assert node.records == []
+
+
+def test_what_was_left_stays_known_while_another_daemon_is_about_to_take_over(make_node: Any, publisher: Any) -> None:
+    node = make_node(disk=publisher)
+
+    async def story() -> None:
+        service = node.service()
+        await node.handle(service, DRIVER, "mount", str(node.target("a")), json.dumps(OPTIONS))
+        node.registry.exchange(["disk"], ())
+        await node.handle(service, DRIVER, "unmount", str(node.target("a")))
+        node.registry.load("disk", publisher, "tests")
+        service.volumes.hold()
+        await service.volumes.undo_left(node.registry, DRIVER)
+        assert publisher.calls == ["publish data"]
+        service.volumes.release()
+        await service.volumes.undo_left(node.registry, DRIVER)
+
+    asyncio.run(story())
+    assert publisher.calls == ["publish data", "unpublish data"]
+    assert node.records == []
