@@ -295,8 +295,8 @@ class Client:
         shown = await self.credentials.show()
         access = self.credentials.access
         try:
-            async with asyncio.timeout(self.bounds.connect):
-                return await Connection.open(access, shown.tls, self._names)
+            async with asyncio.timeout(self.bounds.connect) as bound:
+                return await Connection.open(access, shown.tls, self._names, bound.when())
         except TimeoutError:
             text = f"no connection to the API server {access.host}:{access.port} within {self.bounds.connect:g} s"
             raise Unreachable(text) from None

@@ -59,13 +59,19 @@ class Connection:
         self._protocol = h11.Connection(h11.CLIENT, max_incomplete_event_size=_HEAD)
 
     @classmethod
-    async def open(cls, access: Access, tls: ssl.SSLContext | None, names: Lane) -> "Connection":
+    async def open(
+        cls, access: Access, tls: ssl.SSLContext | None, names: Lane, late: float | None = None
+    ) -> "Connection":
         """Connect to the first address that answers.
+
+        An address that drops packets does not answer at all, so each gets its share of the time; the last has no limit
+        here but the caller's.
 
         Args:
             access: to whom.
             tls: the context; None without TLS.
             names: where a name is resolved.
+            late: until when there is time, on the clock of the event loop; None shares no time.
 
         Raises:
             Unreachable: nobody answers, or the certificate is not to be trusted.
@@ -73,11 +79,13 @@ class Connection:
         where = f"{access.host}:{access.port}"
         failure: Exception = OSError("it has no address")
         name = (access.server_name or access.host) if tls is not None else None
-        for address in await _addresses(access, names):
+        addresses = await _addresses(access, names)
+        for left, address in zip(range(len(addresses), 0, -1), addresses, strict=True):
             try:
-                streams = await asyncio.open_connection(
-                    address, access.port, ssl=tls, server_hostname=name, limit=_CHUNK
-                )
+                async with asyncio.timeout_at(_share(late, left)):
+                    streams = await asyncio.open_connection(
+                        address, access.port, ssl=tls, server_hostname=name, limit=_CHUNK
+                    )
             except ssl.SSLCertVerificationError as error:
                 raise Unreachable(
                     f"the certificate of the API server {where} is not to be trusted: {error.verify_message}; look at "
@@ -186,6 +194,12 @@ async def _addresses(access: Access, names: Lane) -> list[str]:
     except OSError as error:
         raise Unreachable(f"cannot find the API server {access.host}: {_why(error)}; look at {access.source}") from None
     return list(dict.fromkeys(str(one[4][0]) for one in found))
+
+
+def _share(late: float | None, left: int) -> float | None:
+    """Return until when one of the addresses that are left may take; None if nobody waits behind it."""
+    now = asyncio.get_running_loop().time()
+    return None if late is None or left == 1 else now + (late - now) / left
 
 
 def _keep_alive(writer: asyncio.StreamWriter) -> None:

@@ -1,7 +1,9 @@
 """The verbs of the API, as bytes: what is asked, what an answer means, what is asked again and what never is."""
 
 import asyncio
+import socket
 from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ from tests.unit.kubeapi.scripted import Answer, Scripted, listed, refuse, respon
 
 from nodeplug import AlreadyExists, InvalidRequest, NotFound, PluginError
 from nodeplug.contract.errors import DeadlineExceeded, TryAgain, Uncertain
+from nodeplug.kubeapi.access import Access
 from nodeplug.kubeapi.client import Client
 from nodeplug.kubeapi.refusals import Conflict, Expired, Forbidden, TooManyRequests, Unauthorized, Unreachable
 from nodeplug.kubeapi.resources import (
@@ -271,3 +274,22 @@ def test_who_is_not_known_twice_is_refused() -> None:
     error, server = run(lambda client: client.get(PODS, "a", "b"), *[refuse(401, "Unauthorized")] * 2)
     assert type(error) is Unauthorized
     assert len(server.asked) == 2
+
+
+def test_an_address_that_drops_packets_leaves_time_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    silent, good = "127.0.0.2", "127.0.0.1"
+
+    async def go() -> Object:
+        async with Scripted([respond(200, {"kind": "Pod"})]) as server:
+            with socket.create_server((silent, server.port), backlog=0) as full, ExitStack() as waiting:
+                for _ in range(2):  # more than it queues: the kernel drops every other SYN
+                    one = waiting.enter_context(socket.socket())
+                    one.setblocking(False)
+                    one.connect_ex(full.getsockname())
+                found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (one, server.port)) for one in (silent, good)]
+                monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+                access = Access(f"http://both.invalid:{server.port}", source="a test")
+                async with server.client_of(access, connect=2.0) as client:
+                    return await client.get(PODS, "a", "default")
+
+    assert asyncio.run(go())["kind"] == "Pod"
