@@ -92,9 +92,9 @@ class Place:
         until(lambda: self.is_bound(name), 60)
         return self.claim(name)
 
-    def offer(self, name: str) -> None:
+    def offer(self, name: str, size: str = "1Mi", **more: Any) -> None:
         """Make a FlexVolume that no claim has."""
-        flex = {"driver": "nodeplug/tmpfs", "options": {"size": "1Mi"}}
+        flex = {"driver": "nodeplug/tmpfs", "options": {"size": size}, **more}
         spec = {"capacity": {"storage": "1Mi"}, "accessModes": ["ReadWriteOnce"], "storageClassName": "none"}
         spec |= {"flexVolume": flex, "persistentVolumeReclaimPolicy": "Delete"}
         self.cluster.call("POST", VOLUMES, {"metadata": {"name": name}, "spec": spec})
@@ -293,6 +293,18 @@ def test_a_volume_that_was_bound_since_the_plan_is_left_to_its_claim(place: Plac
     (tmp_path / "state" / "late").rename(tmp_path / "away")
     assert place.migrate(*mine).returncode == 0
     assert place.is_bound("late")
+
+
+def test_a_volume_that_an_admin_has_made_safe_meanwhile_stays_safe(place: Place) -> None:
+    place.bind("safe")
+    assert place.migrate("--claim", "default/safe", "--apply").returncode == 0
+    found = place.volume("safe")
+    found["spec"]["persistentVolumeReclaimPolicy"] = "Retain"
+    place.cluster.call("PUT", f"{VOLUMES}/safe", found)
+    undone = place.migrate("--undo", str(place.daemon.paths.state / "migration" / "safe"))
+    assert undone.returncode == 0, undone.stderr
+    assert "flexVolume" in place.volume("safe")["spec"]
+    assert place.volume("safe")["spec"]["persistentVolumeReclaimPolicy"] == "Retain"
 
 
 def test_manifests_are_rewritten_in_place_only_when_asked(place: Place, tmp_path: Path) -> None:

@@ -68,6 +68,7 @@ class Exchange:
             await refuse_in_use(self.client, found)
             if not self.saved.did(FIRST):
                 yield self._done(FIRST)
+            self._note_policy(found)
             kept = await self._retain(found)
             yield self._done("retained", found)
             self._check(kept)  # it may have been bound this very moment
@@ -85,8 +86,11 @@ class Exchange:
         yield self._done("done")
 
     def _done(self, step: str, found: Mapping[str, Any] | None = None) -> str:
-        self.saved.step(f"undo-{step}" if self.back else step, found)
+        self.saved.step(self._name(step), found)
         return step
+
+    def _name(self, step: str) -> str:
+        return f"undo-{step}" if self.back else step
 
     async def _found(self) -> Object | None:
         try:
@@ -145,6 +149,23 @@ class Exchange:
                 f"{self.saved.folder} has both objects"
             )
 
+    def _note_policy(self, found: Object) -> None:
+        """Write down the reclaim policy as it was before ours, once: found again, it may be ours."""
+        if not self.saved.did(self._name("policy")):
+            self._done("policy", {"spec": {_POLICY: _policy_of(found)}})
+
+    def _policy(self) -> str | None:
+        """Return the reclaim policy that the volume had before ours; None if we never touched it."""
+        forward = self.saved.found("policy") or (self.saved.before if self.saved.did("retained") else {})
+        if self.back:
+            found = self.saved.found("undo-policy") or self.saved.found("undo-retained")
+            whole = self.saved.did(DONE)  # then Retain is somebody's wish; before, it is that of a migration cut short
+            if found and (whole or _policy_of(found) != "Retain"):
+                return _policy_of(found)
+            if whole:
+                return None
+        return _policy_of(forward) if forward else None
+
     async def _retain(self, found: Object) -> Object:
         """Keep anybody from deleting the data; return the object as it is then."""
         if found["spec"].get(_POLICY) == "Retain" or found["metadata"].get("deletionTimestamp"):
@@ -201,9 +222,13 @@ class Exchange:
         await _until(claim, f"claim {namespace}/{name} is not Bound")
 
     async def _restore_policy(self, found: Object) -> None:
-        policy = self.saved.before["spec"].get(_POLICY, "Retain")
-        if found["spec"].get(_POLICY) != policy:
+        policy = self._policy()
+        if policy is not None and found["spec"].get(_POLICY) != policy:
             await self.client.patch(PERSISTENT_VOLUMES, self.saved.name, {"spec": {_POLICY: policy}})
+
+
+def _policy_of(found: Mapping[str, Any]) -> str:
+    return str(found["spec"].get(_POLICY, "Retain"))
 
 
 def _phase(found: Object) -> object:
