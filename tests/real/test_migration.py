@@ -12,6 +12,8 @@ import pytest
 from tests.real.consumers import ControlPlane
 
 from nodeplug import PluginError
+from nodeplug.migration.records import save
+from nodeplug.migration.volumes import as_csi
 from nodeplug.testing import ScratchNode
 from nodeplug.testing.waiting import until
 
@@ -106,6 +108,14 @@ class Place:
         wanted = {"accessModes": ["ReadWriteOnce"], "storageClassName": "none", "resources": resources}
         self.cluster.call("POST", CLAIMS, {"metadata": {"name": name}, "spec": {**wanted, "volumeName": name}})
         until(lambda: self.is_bound(name), 60)
+
+    def volumes(self) -> list[str]:
+        return [one["metadata"]["name"] for one in self.cluster.call("GET", VOLUMES)["items"]]
+
+    def delete(self, name: str) -> None:
+        """Delete a volume that no claim has, and wait until it is gone."""
+        self.cluster.call("DELETE", f"{VOLUMES}/{name}")
+        until(lambda: name not in self.volumes(), 60)
 
     def is_bound(self, name: str) -> bool:
         return [one["status"].get("phase") for one in (self.claim(name), self.volume(name))] == ["Bound", "Bound"]
@@ -305,6 +315,29 @@ def test_a_volume_that_an_admin_has_made_safe_meanwhile_stays_safe(place: Place)
     assert undone.returncode == 0, undone.stderr
     assert "flexVolume" in place.volume("safe")["spec"]
     assert place.volume("safe")["spec"]["persistentVolumeReclaimPolicy"] == "Retain"
+
+
+def test_a_volume_that_was_deleted_on_purpose_is_not_made_again(place: Place, tmp_path: Path) -> None:
+    place.offer("ended")
+    mine = ("--driver", "nodeplug/tmpfs", "--state", str(tmp_path), "--apply")
+    assert place.migrate(*mine).returncode == 0
+    place.delete("ended")
+    undone = place.migrate("--undo", str(tmp_path))
+    assert undone.returncode == 1
+    assert "none of the steps in" in undone.stdout
+    assert "ended" not in place.volumes()
+
+
+def test_what_never_began_is_not_undone(place: Place, tmp_path: Path) -> None:
+    place.offer("planned-only")
+    before = place.volume("planned-only")
+    save(tmp_path, before, as_csi(before, "tmpfs.nodeplug", "planned-only"), {})
+    place.delete("planned-only")
+    undone = place.migrate("--undo", str(tmp_path), "--json")
+    assert undone.returncode == 0, undone.stderr
+    (row,) = json.loads(undone.stdout)["volumes"]
+    assert (row["outcome"], row["problem"]) == ("never begun", "")
+    assert "planned-only" not in place.volumes()
 
 
 def test_manifests_are_rewritten_in_place_only_when_asked(place: Place, tmp_path: Path) -> None:

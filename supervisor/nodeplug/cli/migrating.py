@@ -174,9 +174,14 @@ class _Work:
         )
 
     async def _undo(self, records: "list[Saved]") -> int:
+        from nodeplug.migration.records import FIRST
+
         rows = []
         async with self._client() as client:
             for one in records:
+                if not one.did(FIRST):
+                    rows.append(_row(one, "never begun"))
+                    continue
                 row = await self._exchange(client, one, back=True)
                 if not row["problem"]:
                     row["record"] = str(one.put_away())

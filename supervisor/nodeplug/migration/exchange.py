@@ -17,7 +17,7 @@ from typing import Any, Final, NoReturn
 from nodeplug.contract.errors import DeadlineExceeded, InUse, InvalidRequest, NotFound
 from nodeplug.kubeapi.client import Client
 from nodeplug.kubeapi.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, PODS, Object
-from nodeplug.migration.records import DONE, FIRST, Saved, now
+from nodeplug.migration.records import DONE, FIRST, SAVED, Saved, now
 from nodeplug.migration.volumes import claim_of, portable
 
 PATIENCE: Final = 60.0
@@ -26,6 +26,8 @@ EXCHANGED: Final = "nodeplug/volume-exchanged-at"
 """The annotation of a claim whose volume was exchanged: when it was last."""
 _POLL: Final = 0.2
 _POLICY: Final = "persistentVolumeReclaimPolicy"
+_GONE: Final = ("deleting", "deleted")
+_THERE: Final = ("created", "bound", DONE)
 _ENDED: Final = frozenset({"Succeeded", "Failed"})
 
 
@@ -62,6 +64,11 @@ class Exchange:
             PluginError: the API server refused.
         """
         found = await self._found()
+        if found is None and not self._removed:
+            raise InvalidRequest(
+                f"PersistentVolume {self.saved.name} is gone, and none of the steps in {self.saved.folder} removed it: "
+                f"it was deleted on purpose; move the folder away, or make the volume again from {SAVED} there"
+            )
         if found is not None and not self._is_new(found):
             self._check(found)
             await self._check_claim()
@@ -73,6 +80,7 @@ class Exchange:
             yield self._done("retained", found)
             self._check(kept)  # it may have been bound this very moment
             await refuse_in_use(self.client, kept)
+            self._done("deleting")
             await self._remove(kept)
             yield self._done("deleted")
             found = None
@@ -91,6 +99,16 @@ class Exchange:
 
     def _name(self, step: str) -> str:
         return f"undo-{step}" if self.back else step
+
+    @property
+    def _removed(self) -> bool:
+        """Whether a volume that is missing was removed by a step, and made again by none."""
+        did = self.saved.did
+        if any(did(f"undo-{step}") for step in _THERE):
+            return False
+        if any(did(f"undo-{step}") for step in _GONE):
+            return True
+        return any(map(did, _GONE)) and not any(map(did, _THERE))
 
     async def _found(self) -> Object | None:
         try:
