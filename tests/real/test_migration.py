@@ -305,6 +305,21 @@ def test_a_volume_that_was_bound_since_the_plan_is_left_to_its_claim(place: Plac
     assert place.is_bound("late")
 
 
+def test_two_volumes_that_differ_in_their_secrets_do_not_get_one_handle(place: Place, tmp_path: Path) -> None:
+    mine = ("--driver", "nodeplug/tmpfs", "--state", str(tmp_path))
+    for name in ("hers", "his"):
+        place.offer(name, "3Mi", secretRef={"name": name, "namespace": "default"})
+    told = {row["volume"]: row["problem"] for row in place.planned(*mine)}
+    assert told["hers"] == ""
+    assert "PersistentVolume hers has the same volumeHandle" in told["his"]
+    assert place.migrate(*mine, "--apply").returncode == 1
+    assert "csi" in place.volume("hers")["spec"]
+    assert "flexVolume" in place.volume("his")["spec"]
+    (row,) = place.planned(*mine)  # with one that is there by now
+    assert "PersistentVolume hers has the same volumeHandle" in row["problem"]
+    place.delete("his")
+
+
 def test_a_volume_that_an_admin_has_made_safe_meanwhile_stays_safe(place: Place) -> None:
     place.bind("safe")
     assert place.migrate("--claim", "default/safe", "--apply").returncode == 0

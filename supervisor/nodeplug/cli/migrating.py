@@ -121,10 +121,12 @@ class _Work:
         from nodeplug.migration.plan import plan
 
         async with self._client() as client:
-            begun = [one for one in self._begun() if wanted.means(one.before)]
+            unfinished = self._begun()
+            begun = [one for one in unfinished if wanted.means(one.before)]
             rest = wanted.without(one.before for one in begun)
             names = {one.name for one in begun}
-            found = await plan(client, rest, self._identify) if rest is not None else []
+            half = [one.after for one in unfinished]
+            found = await plan(client, rest, self._identify, half) if rest is not None else []
             planned = [one for one in found if one.before["metadata"]["name"] not in names]
             if apply:
                 rows = [await self._exchange(client, one, back=False) for one in begun]

@@ -6,7 +6,7 @@ Refuses: to change anything, and to know what plugins mean by their options: it 
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from nodeplug.contract.errors import InvalidRequest, NotFound, PluginError
 from nodeplug.kubeapi.client import Client, Listed
@@ -16,6 +16,8 @@ from nodeplug.migration.volumes import PHASES, affinity_to, as_csi, claim_of, fl
 
 Identify = Callable[[str, Mapping[str, str]], tuple[str, str]]
 """From a FlexVolume driver and options to the CSI driver and the volumeHandle; raises PluginError."""
+
+_REFERENCE: Final = "nodePublishSecretRef"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +80,16 @@ class Wanted:
         return replace(self, claims=left) if left else None
 
 
-async def plan(client: Client, wanted: Wanted, identify: Identify) -> list[Planned]:
+async def plan(
+    client: Client, wanted: Wanted, identify: Identify, begun: Iterable[Mapping[str, Any]] = ()
+) -> list[Planned]:
     """Return every FlexVolume that is wanted, in the order of names.
+
+    Args:
+        client: who asks.
+        wanted: which ones.
+        identify: asks what options mean.
+        begun: volumes of CSI that a migration was about to make.
 
     Raises:
         NotFound: a claim that was named has no such volume, or the node does not exist.
@@ -89,7 +99,9 @@ async def plan(client: Client, wanted: Wanted, identify: Identify) -> list[Plann
     drivers = {one["metadata"]["name"] for one in await client.list(CSI_DRIVERS)}
     found: list[Planned] = []
     pods: dict[str, Listed] = {}
-    for volume in await client.list(PERSISTENT_VOLUMES):
+    volumes = await client.list(PERSISTENT_VOLUMES)
+    others = [*begun, *(one for one in volumes if one["spec"].get("csi"))]
+    for volume in volumes:
         if not flex_driver(volume) or not wanted.means(volume):
             continue
         namespace, name, _ = claim_of(volume)
@@ -97,8 +109,10 @@ async def plan(client: Client, wanted: Wanted, identify: Identify) -> list[Plann
             pods[namespace] = await client.list(PODS, namespace)
         one = await _planned(client, volume, identify, drivers, affinity)
         users = users_among(pods[namespace], volume) if name else []
-        if users and not one.problem:
-            one = replace(one, problem=f"in use by {', '.join(users)}: scale it down first")
+        if not one.problem:
+            used = f"in use by {', '.join(users)}: scale it down first" if users else ""
+            one = replace(one, problem=_shared(one.after, others) or used)
+            others.append(one.after)
         found.append(one)
     told = {one.as_dict()["claim"] for one in found}
     missing = [one for one in wanted.claims if one not in told]
@@ -127,6 +141,20 @@ async def _planned(
     except PluginError as error:
         return Planned(volume, after, claim, str(error))
     return Planned(volume, after, claim)
+
+
+def _shared(made: Mapping[str, Any], others: Iterable[Mapping[str, Any]]) -> str:
+    """Return why a volume must not have its handle: staged with one secret, it would serve pods with another."""
+    mine = made["spec"]["csi"]
+    for other in others:
+        csi, name = other["spec"]["csi"], other["metadata"]["name"]
+        same = (csi["driver"], csi["volumeHandle"]) == (mine["driver"], mine["volumeHandle"])
+        if same and name != made["metadata"]["name"] and csi.get(_REFERENCE) != mine.get(_REFERENCE):
+            return (
+                f"PersistentVolume {name} has the same volumeHandle {mine['volumeHandle']!r} and another secret: pods "
+                "could get the volume of the other secret; make it by hand, with a volumeHandle of its own"
+            )
+    return ""
 
 
 def _refuse_phase(volume: Object) -> None:
