@@ -269,7 +269,8 @@ class Steps:
             try:
                 self._stage(volume, request)
             except Exception:
-                self._unstage(volume, forced=True)
+                if not self.ledger.users(volume):
+                    self._unstage(volume, forced=True)
                 raise
 
     def _stage(self, volume: Volume, request: VolumeStage) -> None:
@@ -278,7 +279,9 @@ class Steps:
         fs_type = request.fs_type if owned else ""
         if self.ledger.is_staged(volume, fs_type, block=request.block):
             return
-        if self.ledger.staged(volume.driver, volume.volume_id) is not None or mounted_at(volume.staging_path):
+        begun = self.ledger.staged(volume.driver, volume.volume_id) is not None or mounted_at(volume.staging_path)
+        # What a pod still has lost its staging mount, be it for a while: to undo it would take it from that pod.
+        if begun and not self.ledger.users(volume):
             self._unstage(volume)  # left half done
         self.records.write(Staged(volume, led.STAGING, fs_type, request.block))
         if owned:

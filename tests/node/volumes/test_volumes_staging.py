@@ -15,6 +15,7 @@ from nodeplug import (
     VolumePublish,
     mount,
     mounted_at,
+    unmount,
 )
 
 pytestmark = pytest.mark.node
@@ -89,6 +90,21 @@ def test_the_first_of_two_unmounts_keeps_the_staging(node: Any, stager: Any) -> 
     node.unmount(DRIVER, one)
     assert stager.calls == ["stage"]
     assert mounted_at(str(two)) is not None
+
+
+@pytest.mark.parametrize("fail", ["", "stage"])
+def test_a_volume_that_lost_its_staging_mount_is_staged_again_and_never_undone_while_a_pod_has_it(
+    node: Any, stager: Any, fail: str
+) -> None:
+    one, two = node.target("a"), node.target("b")
+    node.mount(DRIVER, one, OPTIONS)
+    (one / "x").write_text("kept")
+    (staged,) = node.staging_folder.glob("*/*")
+    unmount(str(staged))
+    stager.fail = fail
+    assert succeeded(node.mount(DRIVER, two, OPTIONS)) is not bool(fail)
+    assert stager.calls == ["stage", "stage"]
+    assert (one / "x").read_text() == "kept"
 
 
 def test_a_second_volume_is_staged_on_its_own(node: Any, stager: Any) -> None:
