@@ -9,16 +9,17 @@ it (`mountPropagation: HostToContainer`), and nobody ever sees the bare director
 it reaches no other pod's target, which may be read-only, the mount that all of them are copies of is private.
 """
 
+import errno
 import os
 import select
 import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
-from nodeplug import Host, NotFound, PluginError, TryAgain, bind, unmount
+from nodeplug import Host, NotFound, PluginError, TryAgain, bind, mounted_at, unmount
 from nodeplug_volumes.fuse import config as cfg
 from nodeplug_volumes.fuse import layers
 from nodeplug_volumes.fuse.room import Record, Room
@@ -30,6 +31,10 @@ MAX_BACKOFF: Final = 60.0
 PATIENCE: Final = 60.0
 """Seconds that a call waits for the volume: longer than a start of its program takes, as a rule."""
 LOOK_TIMEOUT: Final = 5.0
+_SECOND_LOOK: Final = 1.0
+"""Seconds for a program that is known not to answer to do so after all."""
+_DEAD: Final = frozenset({errno.ENOTCONN, errno.ECONNABORTED})
+"""What the kernel answers in place of a program that has ended; every other error is the program's own answer."""
 _STALE: Final = "the program was started anew, and {} still see the former one: start these containers again"
 
 
@@ -42,7 +47,8 @@ class Volume:
         host: for the log.
         programs: of the configuration.
         interval: seconds between looks.
-        condition: what is wrong; empty if nothing is.
+        condition: what is wrong, for people; empty if nothing is. Nothing is decided by it.
+        fails: whether its program did not answer the last look, or with an error.
         usage: what the filesystem said last.
     """
 
@@ -51,6 +57,7 @@ class Volume:
     programs: Mapping[str, cfg.Program]
     interval: float
     condition: str = ""
+    fails: bool = False
     usage: Usage | None = None
     _leaving: threading.Event = field(default_factory=threading.Event)
     _wake: int = field(default_factory=lambda: os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
@@ -61,18 +68,43 @@ class Volume:
     # --- what calls do
 
     def stage(self, record: Record, files: Mapping[str, bytes], variables: Mapping[str, str]) -> None:
-        """Start the program, and watch it."""
+        """Start the program, and watch it.
+
+        Pods that have the volume already, and lost it when its program ended, get it back; a failure takes nothing from
+        them: the watch tries again, with these secrets.
+        """
         with self.room.locked(PATIENCE):
-            self._take_down(self.room.read())
-            self.room.write(record)
-            try:
-                self.room.furnish(record, self.programs[record.program].tmp, files, variables)
-                self._start(record)
-                self.condition = ""
-            except BaseException:
-                self.room.remove()
-                raise
+            former = self.room.read()
+            if former is not None and self._users(former):
+                self._stage_again(former, record, files, variables)
+            else:
+                self._stage(former, record, files, variables)
         self.watch()
+
+    def _stage(
+        self, former: Record | None, record: Record, files: Mapping[str, bytes], variables: Mapping[str, str]
+    ) -> None:
+        self._take_down(former)
+        self.room.write(record)
+        try:
+            self.room.furnish(record, self.programs[record.program].tmp, files, variables)
+            self._start(record)
+            self.condition = ""
+        except BaseException:
+            self.room.remove()
+            raise
+
+    def _stage_again(
+        self, former: Record, record: Record, files: Mapping[str, bytes], variables: Mapping[str, str]
+    ) -> None:
+        known = replace(former, program=record.program, options=record.options, staging=record.staging)
+        self._take_down(former)
+        known.pid, known.started = 0, ""
+        try:
+            self.room.furnish(known, self.programs[known.program].tmp, files, variables)
+            self._start_anew(known)
+        finally:
+            self.watch()
 
     def publish(self, target: str, *, read_only: bool) -> None:
         """Bind the filesystem for a pod.
@@ -82,7 +114,7 @@ class Volume:
         """
         with self.room.locked(PATIENCE):
             record = self._known()
-            if self.condition or not record.runs:
+            if self.fails or not record.runs:
                 raise TryAgain(self.condition or f"program {record.program!r} has ended and is started again")
             record.targets[target] = read_only
             self.room.write(record)
@@ -99,7 +131,7 @@ class Volume:
             try:
                 unmount(target)
             except TryAgain:
-                if record is not None and record.runs and not self.condition:
+                if record is not None and record.runs and self._answers(record):
                     raise
                 unmount(target, lazy=True)
             if record is not None and record.targets.pop(target, None) is not None:
@@ -114,7 +146,10 @@ class Volume:
         self.leave()
         try:
             with self.room.locked(PATIENCE):
-                self._take_down(self.room.read())
+                record = self.room.read()
+                if record is not None and (users := self._users(record)):
+                    raise TryAgain(f"the volume is in use: {len(users)} pods still have it, such as {users[0]!r}")
+                self._take_down(record)
                 self.room.remove()
         except PluginError:
             self.watch()
@@ -190,9 +225,10 @@ class Volume:
         try:
             self.usage = look(record.staging, LOOK_TIMEOUT)
         except (Silent, OSError) as error:
+            self.fails = True
             self._hangs(record, f"program {record.program!r} does not answer{f': {error}' if str(error) else ''}")
             return
-        self._silent_since = None
+        self._silent_since, self.fails = None, False
         containers = layers.uncovered(record.former, Server(self.room, record.program).source)
         self._say(_STALE.format(_count(containers)) if containers else "")
         if record.former and not containers:
@@ -238,7 +274,7 @@ class Volume:
         environment = {name: cfg.fill(text, filled) for name, text in program.environment.items()}
         environment |= self.room.variables()
         self.usage = Server(self.room, record.program).start(record, program, command, environment)
-        self._silent_since, self._started = None, time.monotonic()
+        self._silent_since, self._started, self.fails = None, time.monotonic(), False
 
     def _start_anew(self, record: Record) -> None:
         """Start the program again, and mount its filesystem over the dead one at every target."""
@@ -259,8 +295,24 @@ class Volume:
 
     def _take_down(self, record: Record | None) -> None:
         if record is not None:
-            healthy = record.runs and not self.condition
+            healthy = record.runs and self._answers(record)
             Server(self.room, record.program).end(record, at_once=not healthy)
+
+    def _answers(self, record: Record) -> bool:
+        """Look now: what the watch has seen last may be over, and a program that works still has to write."""
+        try:
+            look(record.staging, _SECOND_LOOK if self.fails else LOOK_TIMEOUT)
+        except Silent:
+            return False
+        except OSError as error:
+            return error.errno not in _DEAD
+        return True
+
+    def _users(self, record: Record) -> list[str]:
+        """Return the targets at which pods have the volume, be it dead."""
+        source = Server(self.room, record.program).source
+        found = ((target, mounted_at(target)) for target in record.targets)
+        return [target for target, one in found if one is not None and one.source == source]
 
 
 def _count(containers: int) -> str:

@@ -19,6 +19,7 @@ import pytest
 from nodeplug import (
     NotFound,
     NotReady,
+    TryAgain,
     VolumeId,
     VolumeStage,
     VolumeStats,
@@ -116,6 +117,10 @@ def condition_of(plugin: Fuse) -> str:
     (volume,) = volumes(plugin)
     text: str = volume["condition"]
     return text
+
+
+def run_dir(plugin: Fuse) -> Path:
+    return plugin._host.run_dir
 
 
 def status_of(pid: int) -> dict[str, str]:
@@ -409,6 +414,107 @@ def test_a_program_that_hangs_is_replaced_where_its_administrator_says_so(
     until(lambda: pid_of(plugin) not in {0, former} and not condition_of(plugin), PATIENCE)
     assert (target / "hello").read_text() == "world"
     assert not Path(f"/proc/{former}").exists()
+
+
+# --- a server that is away for a while
+
+
+@pytest.fixture
+def fragile(source: Path) -> dict[str, Any]:
+    """A program that starts only while its server, a file, is there."""
+    (source / "up").write_text("")
+    script = f'test -e {source}/up || exit 9; exec bindfs -f {source}/data "$1"'
+    return {"command": ["sh", "-c", script, "sh", "{mountpoint}"]}
+
+
+@pytest.fixture
+def away(make_node: Any, make_plugin: Any, fragile: dict[str, Any], source: Path) -> tuple[Any, Fuse]:
+    """A node whose pod "a" has a volume that cannot be served just now."""
+    plugin = make_plugin(files=fragile)
+    node = make_node(fuse=plugin)
+    node.mount(DRIVER, node.target("a"), {})
+    (source / "up").unlink()
+    os.kill(pid_of(plugin), signal.SIGKILL)
+    until(lambda: "it is not served" in condition_of(plugin), PATIENCE)
+    return node, plugin
+
+
+def test_a_pod_that_comes_during_an_outage_waits_and_the_one_that_was_there_has_its_files_again(
+    away: tuple[Any, Fuse], source: Path, area: Path
+) -> None:
+    node, plugin = away
+    one, two = area / "pods" / "a", node.target("b")
+    assert "ended with status 9" in node.mount(DRIVER, two, {})["message"]
+    assert mounted_at(str(two)) is None
+    (source / "up").write_text("")
+    until(lambda: condition_of(plugin) == "", PATIENCE)
+    assert (one / "hello").read_text() == "world"
+    assert node.mount(DRIVER, two, {}) == {"status": "Success"}
+    for path in (one, two):
+        assert node.unmount(DRIVER, path) == {"status": "Success"}
+    assert (node.mounted, node.records, volumes(plugin)) == ([], [], [])
+    assert list((area / "hosts" / "fuse").glob("*/volumes/*")) == []
+
+
+def test_a_pod_that_comes_first_after_an_outage_brings_all_others_their_files_back(
+    away: tuple[Any, Fuse], source: Path
+) -> None:
+    node, plugin = away
+    plugin.stop()  # no watch, so that it is this pod that comes first
+    (source / "up").write_text("")
+    assert node.mount(DRIVER, node.target("b"), {}) == {"status": "Success"}
+    assert [(node.target(name) / "hello").read_text() for name in "ab"] == ["world", "world"]
+
+
+def test_the_end_of_the_last_pod_during_an_outage_leaves_nothing(away: tuple[Any, Fuse], area: Path) -> None:
+    node, plugin = away
+    node.mount(DRIVER, node.target("b"), {})
+    assert node.unmount(DRIVER, area / "pods" / "a") == {"status": "Success"}
+    assert (node.mounted, node.records, volumes(plugin)) == ([], [], [])
+    assert list((area / "hosts" / "fuse").glob("*/volumes/*")) == []
+
+
+def test_a_volume_that_a_pod_still_has_is_not_ended(node: Any, plugin: Fuse, target: Path) -> None:
+    node.mount(DRIVER, target, {})
+    (volume,) = volumes(plugin)
+    request = VolumeUnstage(driver=DRIVER, volume_id=VolumeId(volume["volume"]), staging_path=str(node.area / "none"))
+    with pytest.raises(TryAgain, match="still have it"):
+        plugin.volume_unstage(request)
+    assert (target / "hello").read_text() == "world"
+    assert pid_of(plugin) == volume["pid"]
+
+
+def test_containers_that_see_a_former_program_keep_no_pod_out_and_the_present_one_may_save_what_it_holds(
+    start_container: Any, make_node: Any, make_plugin: Any, source: Path
+) -> None:
+    script = f'bindfs -f {source}/data "$1"; sleep 1; echo saved > {source}/data/saved'
+    plugin = make_plugin(files={"command": ["sh", "-c", script, "sh", "{mountpoint}"]})
+    node = make_node(fuse=plugin)
+    one, two = node.target("a"), node.target("b")
+    node.mount(DRIVER, one, {})
+    start_container(one, PRIVATE)
+    os.kill(pid_of(plugin), signal.SIGKILL)
+    until(lambda: "one container still see" in condition_of(plugin), PATIENCE)
+    assert node.mount(DRIVER, two, {}) == {"status": "Success"}
+    for path in (one, two):
+        assert node.unmount(DRIVER, path) == {"status": "Success"}
+    assert (source / "data" / "saved").read_text() == "saved\n"
+
+
+def test_a_program_that_answers_again_may_save_what_it_holds_although_nobody_has_looked_since(
+    make_node: Any, make_plugin: Any, source: Path
+) -> None:
+    script = f'bindfs -f {source}/data "$1"; sleep 1; echo saved > {source}/data/saved'
+    plugin = make_plugin(files={"command": ["sh", "-c", script, "sh", "{mountpoint}"]})
+    node = make_node(fuse=plugin)
+    node.mount(DRIVER, node.target("a"), {})
+    (own,) = [pid for pid in strays(Room.of(run_dir(plugin), volumes(plugin)[0]["volume"])) if pid != pid_of(plugin)]
+    os.kill(own, signal.SIGSTOP)
+    until(lambda: "does not answer" in condition_of(plugin), PATIENCE)
+    plugin.stop()
+    os.kill(own, signal.SIGCONT)
+    assert node.unmount(DRIVER, node.target("a")) == {"status": "Success"}
+    assert (source / "data" / "saved").read_text() == "saved\n"
 
 
 # --- what is refused, and what is said
