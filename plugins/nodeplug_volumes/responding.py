@@ -148,7 +148,7 @@ def abort(device: str, folder: Path) -> None:
     if (Path(_CONNECTIONS) / name).exists():
         _abort(Path(_CONNECTIONS) / name)
         return
-    place = folder / f"connections-{name}-{time.monotonic_ns()}"
+    place = folder / f"{name}-{time.monotonic_ns()}"
     place.mkdir(mode=0o700, parents=True)
     try:
         mount("fusectl", str(place), "fusectl", options=("nosuid", "nodev", "noexec"))
@@ -157,6 +157,14 @@ def abort(device: str, folder: Path) -> None:
         with suppress(PluginError):
             unmount(str(place), lazy=True)
         place.rmdir()
+
+
+def sweep(folder: Path) -> None:
+    """Remove what `abort` left in a folder when it was killed."""
+    for place in folder.glob("*"):
+        with suppress(PluginError, OSError):
+            unmount(str(place), lazy=True)
+            place.rmdir()
 
 
 def _abort(connection: Path) -> None:

@@ -38,6 +38,7 @@ from nodeplug_volumes.fuse import config as cfg
 from nodeplug_volumes.fuse.config import FuseConfig, Program
 from nodeplug_volumes.fuse.room import Record, Room
 from nodeplug_volumes.fuse.volume import Volume
+from nodeplug_volumes.responding import sweep
 
 _USERS: Final = 1 << 16
 _STOP: Final = 5.0
@@ -66,6 +67,7 @@ class Fuse:
     @hookimpl
     def start(self) -> None:
         """Adopt the programs of the former daemon, and end what it left half started."""
+        sweep(self._host.run_dir / "connections")
         for folder in sorted((self._host.run_dir / "volumes").glob("*/")):
             room = Room(folder)
             if room.read() is None:

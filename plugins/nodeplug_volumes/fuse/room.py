@@ -5,10 +5,12 @@ what stands in for fusermount(1), and its output.
 Refuses: the disk, for secrets: where the kernel knows how, the tmpfs is kept out of swap too.
 """
 
+import base64
 import fcntl
 import hashlib
 import json
 import os
+import re
 import stat
 import sys
 import time
@@ -17,6 +19,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import quote, quote_plus
 
 from nodeplug import InProgress, NotReady, PluginError, mount, mounted_at, unmount
 from nodeplug_volumes.fuse import fusermount
@@ -98,6 +101,11 @@ class Room:
     def private(self) -> Path:
         """The tmpfs."""
         return self.root / "private"
+
+    @property
+    def connections(self) -> Path:
+        """Where FUSE's control filesystem is mounted for a moment: beside the rooms of all volumes, and no room."""
+        return self.root.parent.parent / "connections"
 
     @contextmanager
     def locked(self, patience: float) -> Iterator[None]:
@@ -209,9 +217,10 @@ class Room:
     def last_output(self) -> str:
         """Return what the program printed last, without secrets."""
         with suppress(OSError):
-            text = (self.private / "output").read_bytes()[-_TAIL:].decode(errors="replace")
+            whole = (self.private / "output").read_bytes()[-_OUTPUT_LIMIT:].decode(errors="replace")
+            text = self._masked(whole)[-_TAIL:]  # the other way round, part of a secret would not be found
             lines = [line.strip() for line in text.splitlines() if line.strip()]
-            return self._masked("; ".join(lines[-2:]))
+            return "; ".join(lines[-2:])
         return ""
 
     def _masked(self, text: str) -> str:
@@ -221,7 +230,7 @@ class Room:
             known |= {
                 piece for piece in (content, *content.split(), *content.replace(":", " ").split()) if len(piece) > 3
             }
-        for value in sorted(known, key=len, reverse=True):
+        for value in sorted((form for one in known for form in _forms(one)), key=len, reverse=True):
             text = text.replace(value, "***")
         return text
 
@@ -247,6 +256,15 @@ class Room:
         with suppress(OSError):
             self.root.rmdir()
         self.root.with_suffix(".lock").unlink(missing_ok=True)
+
+
+def _forms(secret: str) -> set[str]:
+    """Return how a program may print a secret: as it is, percent-encoded as in a URL, or as base64."""
+    data = secret.encode()
+    quoted = {quote(secret, safe="/"), quote(secret, safe=""), quote_plus(secret)}
+    lower = {re.sub("%..", lambda found: found[0].lower(), one) for one in quoted}
+    encoded = {encode(data).decode() for encode in (base64.standard_b64encode, base64.urlsafe_b64encode)}
+    return {secret, *quoted, *lower, *encoded, *(one.rstrip("=") for one in encoded)}
 
 
 def _write(path: Path, data: bytes, owner: Record | None) -> None:

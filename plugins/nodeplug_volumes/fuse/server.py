@@ -155,7 +155,7 @@ class Server:
         except OSError:
             return True
         try:
-            return bool(select.select([process], [], [], seconds)[0])
+            return bool(readable(seconds, process))
         finally:
             os.close(process)
 
@@ -163,7 +163,8 @@ class Server:
         """Return how the program ended, and what it printed last."""
         how = ""
         with suppress(ChildProcessError):
-            pid, status = os.waitpid(record.pid, os.WNOHANG)
+            # 0 would be any child of the daemon.
+            pid, status = os.waitpid(record.pid, os.WNOHANG) if record.pid else (0, 0)
             if pid and os.WIFSIGNALED(status):
                 how = f" by {signal.Signals(os.WTERMSIG(status)).name}"
             elif pid:
@@ -201,7 +202,7 @@ class Server:
         found = mounted_at(record.staging)
         if record.device and found is not None and found.device == record.device:
             with suppress(PluginError, OSError):
-                abort(record.device, self.room.root.parent)
+                abort(record.device, self.room.connections)
 
     def _await_end(self, record: Record, seconds: float) -> None:
         """Wait for the end of the program, then ask for it, then force it."""
@@ -213,7 +214,7 @@ class Server:
         except OSError:
             return
         try:
-            ended = select.select([process], [], [], seconds)[0]
+            ended = readable(seconds, process)
             for number in (signal.SIGTERM, signal.SIGKILL):
                 if ended:
                     break
@@ -221,7 +222,7 @@ class Server:
                 # A stopped process takes no other signal than these.
                 with suppress(OSError):
                     signal.pidfd_send_signal(process, signal.SIGCONT)
-                ended = select.select([process], [], [], _KILL)[0]
+                ended = readable(_KILL, process)
         finally:
             os.close(process)
         self._reap(record)
@@ -230,6 +231,14 @@ class Server:
         with suppress(ChildProcessError):
             if record.pid:
                 os.waitpid(record.pid, os.WNOHANG)
+
+
+def readable(seconds: float, *descriptors: int) -> set[int]:
+    """Wait until one of some descriptors can be read; return which. They may have any number, unlike for select(2)."""
+    poll = select.poll()
+    for descriptor in descriptors:
+        poll.register(descriptor, select.POLLIN)
+    return {descriptor for descriptor, _ in poll.poll(seconds * 1000)}
 
 
 def strays(room: Room) -> list[int]:

@@ -11,7 +11,6 @@ it reaches no other pod's target, which may be read-only, the mount that all of 
 
 import errno
 import os
-import select
 import threading
 import time
 from collections.abc import Mapping
@@ -23,7 +22,7 @@ from nodeplug import Host, NotFound, PluginError, TryAgain, bind, mounted_at, un
 from nodeplug_volumes.fuse import config as cfg
 from nodeplug_volumes.fuse import layers
 from nodeplug_volumes.fuse.room import Record, Room
-from nodeplug_volumes.fuse.server import Server
+from nodeplug_volumes.fuse.server import Server, readable
 from nodeplug_volumes.responding import Silent, Usage, look
 
 MIN_BACKOFF: Final = 1.0
@@ -213,8 +212,7 @@ class Volume:
             return True
         process = os.pidfd_open(record.pid)
         try:
-            found = select.select([process, self._wake], [], [], self.interval if self.usage is not None else 0)[0]
-            return process in found
+            return process in readable(self.interval if self.usage is not None else 0, process, self._wake)
         finally:
             os.close(process)
 

@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -10,7 +12,7 @@ import tempfile
 import threading
 from base64 import b64encode
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +33,8 @@ from nodeplug import (
 from nodeplug.testing.waiting import until
 from nodeplug_volumes.fuse.config import FuseConfig
 from nodeplug_volumes.fuse.plugin import Fuse
-from nodeplug_volumes.fuse.room import Room
-from nodeplug_volumes.fuse.server import strays
+from nodeplug_volumes.fuse.room import Record, Room
+from nodeplug_volumes.fuse.server import Server, strays
 
 pytestmark = [pytest.mark.node, pytest.mark.usefixtures("has_fuse")]
 DRIVER = "nodeplug/fuse"
@@ -515,6 +517,71 @@ def test_a_program_that_answers_again_may_save_what_it_holds_although_nobody_has
     os.kill(own, signal.SIGCONT)
     assert node.unmount(DRIVER, node.target("a")) == {"status": "Success"}
     assert (source / "data" / "saved").read_text() == "saved\n"
+
+
+def test_a_program_without_a_pid_has_no_last_words_and_the_daemons_other_children_stay_its_own(area: Path) -> None:
+    child = subprocess.Popen(["sh", "-c", "exit 3"])
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    room = Room.of(area, "x")
+    assert Server(room, "files").last_words(Record("x", "files", {}, "/anywhere", 1, 1)) == ""
+    assert child.wait() == 3
+
+
+def test_a_daemon_with_more_descriptors_than_select_knows_serves_volumes(node: Any, plugin: Fuse, target: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, limits[1]), limits[1]))
+    with ExitStack() as held:
+        held.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
+        for _ in range(1100):
+            held.callback(os.close, os.open(os.devnull, os.O_RDONLY))
+        assert node.mount(DRIVER, target, {}) == {"status": "Success"}
+        ended(plugin)
+        assert (target / "hello").read_text() == "world"
+        assert node.unmount(DRIVER, target) == {"status": "Success"}
+        assert node.mounted == []
+
+
+KILLED_WHILE_IT_CUTS = """
+import os, signal, sys
+from pathlib import Path
+from nodeplug_volumes import responding
+from nodeplug_volumes.fuse.room import Record, Room
+from nodeplug_volumes.fuse.server import Server
+responding._CONNECTIONS = "/no/such/folder"
+responding._abort = lambda connection: os.kill(os.getpid(), signal.SIGKILL)
+room = Room.of(Path(sys.argv[1]), sys.argv[2])
+Server(room, "files").end(room.read(), at_once=True)
+"""
+
+
+@pytest.mark.usefixtures("target", "hung")
+def test_a_daemon_that_is_killed_while_it_cuts_a_connection_leaves_no_mount_for_the_next_one(
+    node: Any, plugin: Fuse, make_plugin: Any, bindfs: dict[str, Any]
+) -> None:
+    plugin.stop()
+    command = [sys.executable, "-c", KILLED_WHILE_IT_CUTS, str(run_dir(plugin)), volumes(plugin)[0]["volume"]]
+    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+    assert "fusectl" in [one.fs_type for one in mounts() if Path(one.target).is_relative_to(node.area)]
+    make_plugin(files=bindfs)
+    assert "fusectl" not in [one.fs_type for one in mounts() if Path(one.target).is_relative_to(node.area)]
+    assert list(run_dir(plugin).glob("connections/*")) == []
+
+
+@pytest.mark.parametrize("before", [0, 200, 370, 385, 390, 395])
+def test_a_secret_is_masked_in_any_form_and_also_where_the_output_is_cut(
+    make_node: Any, make_plugin: Any, before: int
+) -> None:
+    script = f"""
+        printf "%s %s %s %s" "$TOKEN" geheim%2F4711%2Bx%3D geheim%2f4711%2bx%3d Z2VoZWltLzQ3MTEreD0=
+        head -c {before} /dev/zero | tr "\\0" .; exit 1"""
+    plugin = make_plugin(
+        tells={"command": ["sh", "-c", script, "{mountpoint}"], "secrets": {"token": {"environment": "TOKEN"}}}
+    )
+    node = make_node(fuse=plugin)
+    given = {f"{SECRET}token": b64encode(b"geheim/4711+x=").decode()}
+    message = node.mount(DRIVER, node.target("a"), given)["message"]
+    assert "program 'tells' ended with status 1" in message
+    assert not re.search("heim|4711|ehei|Z2Vo|MTEre|ZWlt", message), message
 
 
 # --- what is refused, and what is said
