@@ -84,11 +84,27 @@ class Unpacked:
             fresh.unlink(missing_ok=True)
         seconds = time.monotonic() - begun
         self.log.info("image %s is a squashfs of %s after %.1f s", layout.name, show(file.stat().st_size), seconds)
-        self._evict(file)
+        self._evict(0, besides=file)
 
     def _squash(self, fresh: Path, layout: oci.Layout, layers: Sequence[oci.Layer]) -> None:
-        free, whole = filesystem.space(self.folder)
-        room = min(self.limit, free - _RESERVE)
+        """Make a squashfs; where there is not enough room, what no pod uses goes first."""
+        while True:
+            room = self._room()
+            try:
+                self._pipe(fresh, layout, layers, room)
+                return
+            except oci.TooLarge as error:
+                fresh.unlink(missing_ok=True)
+                if self._evict(error.size):
+                    continue
+                free, whole = filesystem.space(self.folder)
+                raise Exhausted(
+                    f"image {layout.name} unpacks to {show(error.size)}, and there is room for {show(max(room, 0))}: "
+                    f"{show(free)} free of {show(whole)} in {self.folder}, of which images may have "
+                    f"{show(self.limit)} and have {show(self._taken())}"
+                ) from error
+
+    def _pipe(self, fresh: Path, layout: oci.Layout, layers: Sequence[oci.Layer], room: int) -> None:
         # Uncompressed: what pods read is not computed again and again, and the disk is the administrator's to size.
         command = [_PROGRAM, "-quiet", "-no-progress", "-noD", "-noF", "-no-xattrs", str(fresh)]
         said = os.memfd_create("output", os.MFD_CLOEXEC)
@@ -103,11 +119,6 @@ class Unpacked:
                     oci.write(layout, layers, room, child.stdin)
         except BrokenPipeError:
             pass  # its status and its words say why
-        except oci.TooLarge as error:
-            raise Exhausted(
-                f"image {layout.name} unpacks to {show(error.size)}, and there is room for {show(max(room, 0))}: "
-                f"{show(free)} free of {show(whole)} in {self.folder}, of which images may have {show(self.limit)}"
-            ) from error
         finally:
             child.kill()
             child.wait()
@@ -116,11 +127,41 @@ class Unpacked:
         if child.returncode:
             raise PluginError(f"{_PROGRAM} failed with status {child.returncode} for image {layout.name}: {text}")
 
-    def _evict(self, fresh: Path) -> None:
-        files = sorted(self.folder.glob("*.squashfs"), key=lambda one: one.stat().st_mtime_ns)
-        total = sum(one.stat().st_size for one in files)
-        for one in files:
-            if total > self.limit and one != fresh and not loopdev.find(one):
-                total -= one.stat().st_size
+    def _taken(self) -> int:
+        """Return the bytes of all files, also of those that are being made."""
+        return sum(_size(one) for one in self.folder.glob("*"))
+
+    def _room(self) -> int:
+        free, _ = filesystem.space(self.folder)
+        return min(self.limit - self._taken(), free - _RESERVE)
+
+    def _evict(self, needed: int, besides: Path | None = None) -> bool:
+        """Remove files that no pod uses, the longest unused first, until there is room; return whether there is.
+
+        If all of them would not be enough, they stay.
+        """
+        lacking = needed - self._room()
+        files = sorted(self.folder.glob("*.squashfs"), key=_used)
+        unused = [one for one in files if one != besides and not loopdev.find(one)] if lacking > 0 else []
+        if sum(map(_size, unused)) < lacking:
+            return False
+        for one in unused:
+            if lacking > 0:
+                lacking -= _size(one)
                 one.unlink(missing_ok=True)
-                self.log.info("%s is removed: no pod uses it, and images may have %s", one, show(self.limit))
+                self.log.info("%s is removed: no pod uses it, and another image needs the room", one)
+        return True
+
+
+def _size(file: Path) -> int:
+    """Return the size of a file; 0 if it is gone."""
+    with suppress(FileNotFoundError):
+        return file.stat().st_size
+    return 0
+
+
+def _used(file: Path) -> int:
+    """Return when a file was used last; 0 if it is gone."""
+    with suppress(FileNotFoundError):
+        return file.stat().st_mtime_ns
+    return 0

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from nodeplug import mount
 from nodeplug_volumes.image import Image, ImageConfig
 
 pytestmark = [pytest.mark.node, pytest.mark.usefixtures("has_loop_devices", "has_sqfstar")]
@@ -275,6 +276,38 @@ def test_images_that_no_pod_uses_make_room_for_others(make: Callable[..., Any], 
     kept = {f"{entries[number]['digest'][7:]}.squashfs" for number in (0, 2)}
     assert set(made(area)) == kept
     assert (held / "random").stat().st_size == MIB
+
+
+def test_images_have_their_limit_together_and_those_in_use_stay(
+    make: Callable[..., Any], layout: Layout, area: Path
+) -> None:
+    entries = [layout.manifest(layer(("random", os.urandom(MIB)))) for _ in range(3)]
+    layout.index(*entries)
+    node = make(max_unpacked="2500Ki")
+    for name, entry in zip("ab", entries, strict=False):
+        node.mount(DRIVER, node.target(name), {"path": "model", "digest": entry["digest"]})
+    before = made(area)
+    answer = node.mount(DRIVER, node.target("c"), {"path": "model", "digest": entries[2]["digest"]})
+    assert "unpacks to 1Mi, and there is room for" in answer["message"]
+    assert made(area) == before
+    node.unmount(DRIVER, node.target("a"))
+    third = node.mount(DRIVER, node.target("c"), {"path": "model", "digest": entries[2]["digest"]})
+    assert third == {"status": "Success"}
+
+
+def test_an_image_that_no_pod_uses_goes_before_another_one_fills_the_disk(
+    make: Callable[..., Any], layout: Layout, area: Path
+) -> None:
+    entries = [layout.manifest(layer(("random", os.urandom(2 * MIB)))) for _ in range(2)]
+    layout.index(*entries)
+    (area / "hosts" / "image").mkdir(parents=True)
+    mount("tmpfs", str(area / "hosts" / "image"), "tmpfs", options=(f"size={67 * MIB}",))
+    node = make()
+    for entry in entries:
+        answer = node.mount(DRIVER, node.target("a"), {"path": "model", "digest": entry["digest"]})
+        assert answer == {"status": "Success"}
+        node.unmount(DRIVER, node.target("a"))
+    assert made(area) == [f"{entries[1]['digest'][7:]}.squashfs"]
 
 
 def test_what_podman_has_saved_is_an_image(node: Any, area: Path, layout: Layout) -> None:
