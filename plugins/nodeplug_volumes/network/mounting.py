@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
-from nodeplug import NotReady, PluginError, TryAgain, mounted_at, unmount
+from nodeplug import NotReady, PluginError, TryAgain, mounted_at, mounts, unmount
 from nodeplug_volumes.responding import Silent, look, within
 
 LOOK_TIMEOUT: Final = 5.0
@@ -140,9 +140,13 @@ def detach(path: str, *, last: bool) -> None:
     Raises:
         TryAgain: it is in use, and its server answers.
     """
-    if mounted_at(path) is None:
+    found = mounted_at(path)
+    if found is None:
         return
-    if last and not answers(path):  # what waits for the server, such as a process of the pod, ends with an error
+    # The kernel gives mounts of one export one superblock: force would end what waits at the others, too.
+    alone = sum(one.device == found.device for one in mounts()) == 1
+    # What waits for the server, such as a process of the pod, ends with an error.
+    if last and alone and not answers(path):
         within(_UNMOUNT, lambda: _LIBC.umount2(os.fsencode(path), _FORCE))
     try:
         if within(_UNMOUNT, lambda: unmount(path)):

@@ -241,6 +241,19 @@ def test_a_pod_ends_although_its_server_does_not_answer_and_others_work_on(
     assert (node.mounted, node.records) == ([], [])
 
 
+@pytest.mark.usefixtures("target")
+def test_an_unmount_during_an_outage_spoils_no_other_mount_of_the_same_export(node: Any, hung: int, area: Path) -> None:
+    """The kernel gives them one superblock, as it does with a bind."""
+    other = area / "other"
+    other.mkdir()
+    (staged,) = [one.target for one in mounts() if one.target.startswith(str(area / "staging"))]
+    mounting.bind(staged, str(other), read_only=False)
+    mounting.detach(staged, last=True)
+    assert mounted_at(staged) is None
+    os.kill(hung, signal.SIGCONT)
+    assert (other / "hello").read_text() == "world"
+
+
 def test_a_server_that_has_died_lets_its_pods_end(node: Any, target: Path, source: Path) -> None:
     node.mount(NFS, target, EXPORT)
     (pid,) = servers(source)
