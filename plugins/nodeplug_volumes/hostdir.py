@@ -13,10 +13,9 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, ClassVar, Final
+from typing import ClassVar, Final
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from nodeplug import (
     Claim,
@@ -36,16 +35,10 @@ from nodeplug import (
     unmount,
 )
 from nodeplug.fields import FlexDriver
-from nodeplug_volumes import beneath
+from nodeplug_volumes import beneath, roots
 
 _OPTIONS: Final = ("root", "path", "create", "mode", "readOnly")
 _MODE: Final = re.compile(r"0?[0-7]{3,4}")
-
-
-def _absolute(path: Path) -> Path:
-    if not path.is_absolute() or path == Path("/"):
-        raise ValueError("a root must be an absolute path, and not the whole filesystem")
-    return path
 
 
 class Root(BaseModel):
@@ -53,7 +46,7 @@ class Root(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    path: Annotated[Path, AfterValidator(_absolute)] = Field(description="an absolute directory of the node")
+    path: roots.RootPath = Field(description="an absolute directory of the node")
     read_only: bool = Field(default=False, description="pods cannot write below this root")
     create: bool = Field(default=False, description="pods may create missing directories below this root")
 
@@ -159,13 +152,7 @@ class HostDir:
         unknown = sorted(set(options) - set(_OPTIONS))
         if unknown:
             raise InvalidRequest(f"hostdir has no option {', '.join(map(repr, unknown))}; it has {', '.join(_OPTIONS)}")
-        name = options.get("root", "")
-        if not name and len(self._config.roots) == 1:
-            name = next(iter(self._config.roots))
-        root = self._config.roots.get(name)
-        if root is None:
-            known = ", ".join(sorted(self._config.roots))
-            raise InvalidRequest(f"option root is {name[:80]!r}; this node allows: {known}")
+        name, root = roots.chosen(options, self._config.roots)
         path = options.get("path", "")
         beneath.parts_of(path)
         create = _flag(options, "create")

@@ -16,9 +16,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Final
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from nodeplug import (
     Claim,
@@ -38,7 +38,7 @@ from nodeplug import (
 )
 from nodeplug.fields import FlexDriver, Quantity, parse_quantity
 from nodeplug.fields import show_quantity as show
-from nodeplug_volumes import beneath, loopdev, oci, overlay
+from nodeplug_volumes import beneath, loopdev, oci, overlay, roots
 from nodeplug_volumes.digests import Digests, checked_form
 from nodeplug_volumes.unpacked import Unpacked
 
@@ -48,18 +48,12 @@ _EROFS: Final = (0xE0F5E1E2).to_bytes(4, "little")
 _EROFS_AT: Final = 1024
 
 
-def _absolute(path: Path) -> Path:
-    if not path.is_absolute() or path == Path("/"):
-        raise ValueError("a root must be an absolute path, and not the whole filesystem")
-    return path
-
-
 class ImageRoot(BaseModel):
     """`[plugins.image.config.roots.<name>]`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    path: Annotated[Path, AfterValidator(_absolute)] = Field(description="an absolute directory of the node")
+    path: roots.RootPath = Field(description="an absolute directory of the node")
     require_digest: bool = Field(
         default=False, description="refuse a volume that does not name the digest of its image"
     )
@@ -213,13 +207,7 @@ class Image:
         unknown = sorted(set(options) - set(_OPTIONS))
         if unknown:
             raise InvalidRequest(f"image has no option {', '.join(map(repr, unknown))}; it has {', '.join(_OPTIONS)}")
-        name = options.get("root", "")
-        if not name and len(self._config.roots) == 1:
-            name = next(iter(self._config.roots))
-        root = self._config.roots.get(name)
-        if root is None:
-            known = ", ".join(sorted(self._config.roots))
-            raise InvalidRequest(f"option root is {name[:80]!r}; this node allows: {known}")
+        name, root = roots.chosen(options, self._config.roots)
         path = options.get("path", "")
         if not beneath.parts_of(path):
             raise InvalidRequest("option path is missing; name the file or the folder of the image, below its root")

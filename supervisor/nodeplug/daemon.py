@@ -61,7 +61,7 @@ from nodeplug.process.aside import aside
 from nodeplug.process.lane import Lane
 from nodeplug.process.succession import Predecessor
 from nodeplug.process.waiting import every, until
-from nodeplug.provisioner.provisioner import provisioner_of
+from nodeplug.provisioner.section import provisioner_of
 from nodeplug.volumes.service import Volumes
 from nodeplug.worker.cgroups import Cgroups
 

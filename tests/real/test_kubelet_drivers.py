@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.fuse_programs import programs
 from tests.real.consumers import Lab
 
 Difference = Callable[[], list[str]]
@@ -55,19 +56,6 @@ def drivers(lab: Lab, source: Path, plugins_of: PluginsOf) -> Iterator[None]:
     lab.daemon.configure(plugins)
     lab.kubelet.wait_for("the old configuration", lambda: not loaded())
     assert lab.daemon.run("install").returncode == 0
-
-
-def programs(source: Path) -> list[int]:
-    """The processes that serve a folder."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            words = path.read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if words[0] == b"bindfs" and os.fsencode(source) in words:
-            found.append(int(path.parts[2]))
-    return found
 
 
 @pytest.mark.usefixtures("has_fuse", "drivers")

@@ -27,7 +27,7 @@ from nodeplug.observe.processes import Usage, usage
 from nodeplug.observe.recorder import Recorder
 from nodeplug.observe.state_disk import StateDisk
 from nodeplug.process.lane import Lane
-from nodeplug.provisioner.provisioner import Provisioner
+from nodeplug.provisioner.section import Provisioning
 from nodeplug.volumes.ledger import Ledger
 
 LIVELINESS: Final = 30.0
@@ -48,7 +48,7 @@ class Overview:
     resources: Resources
     podresources: PodResources
     csi: CsiDrivers
-    provisioner: Provisioner
+    provisioner: Provisioning
     attachments: Attachments
     ledger: Ledger
     spool: Spool

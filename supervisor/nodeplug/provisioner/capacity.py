@@ -8,10 +8,10 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import suppress
-from typing import Final, cast
+from typing import Final
 
 from nodeplug.contract.errors import AlreadyExists, NotFound, PluginError
-from nodeplug.contract.values import VolumeCapacity, VolumeClaim
+from nodeplug.contract.values import VolumeCapacity
 from nodeplug.csi.codec import options_in
 from nodeplug.csi.driver import Driver
 from nodeplug.kubeapi.client import Client
@@ -22,6 +22,8 @@ from nodeplug.volumes import provisioning
 
 LOG: Final = logging.getLogger(__name__)
 _NOT_SOONER: Final = 1.0
+_LISTED_EVERY: Final = 600.0
+"""Seconds after which the objects are read again: somebody else may have changed them."""
 
 
 class Capacity:
@@ -48,6 +50,7 @@ class Capacity:
         self._client, self._drivers, self._node, self._namespace = client, drivers, node, namespace
         self._classes, self._soon = classes, soon
         self._written: dict[str, str] | None = None
+        self._listed = 0.0
         self._problem = ""
 
     async def keep(self, poll: float) -> None:
@@ -82,7 +85,7 @@ class Capacity:
 
     async def _room(self, driver: Driver, parameters: Mapping[str, str]) -> int:
         """Return how much a driver has left; a driver that cannot say has nothing to give."""
-        request = VolumeCapacity(driver=cast("VolumeClaim", driver.claimed.claim).name, parameters=parameters)
+        request = VolumeCapacity(driver=driver.claim, parameters=parameters)
         try:
             return await driver.work("measure room", lambda steps: provisioning.capacity(steps, request))
         except PluginError as error:
@@ -91,10 +94,12 @@ class Capacity:
 
     async def _write(self, wanted: list[Object]) -> None:
         """Make the objects so, with as few questions as there are differences to what this node has written last."""
-        if self._written is None:
+        now = asyncio.get_running_loop().time()
+        if self._written is None or now - self._listed > _LISTED_EVERY:
             labels = ",".join(f"{key}={value}" for key, value in capacity_labels("", self._node).items())
             listed = await self._client.list(CSI_STORAGE_CAPACITIES, self._namespace, labels=labels)
             self._written = {one["metadata"]["name"]: str(one.get("capacity")) for one in listed}
+            self._listed = now
         there, self._written = self._written, None  # whatever fails now is looked up again
         for made in wanted:
             name, capacity = made["metadata"]["name"], made["capacity"]

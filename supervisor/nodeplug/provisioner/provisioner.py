@@ -17,7 +17,6 @@ from nodeplug.config import ProvisionerSection
 from nodeplug.contract.errors import PluginError
 from nodeplug.contract.journal import Journal
 from nodeplug.csi.driver import Driver
-from nodeplug.csi.drivers import CsiDrivers
 from nodeplug.kubeapi.client import Client
 from nodeplug.kubeapi.credentials import Credentials, find
 from nodeplug.kubeapi.resources import PERSISTENT_VOLUME_CLAIMS, PERSISTENT_VOLUMES, STORAGE_CLASSES, Object
@@ -32,7 +31,7 @@ from nodeplug.provisioner.work import Work
 LOG: Final = logging.getLogger(__name__)
 _TICK: Final = 30.0
 """Seconds after which everything is looked at again, whatever was told."""
-_WITHOUT_CREDENTIALS: Final = 10.0
+_AFTER_FAILURE: Final = 10.0
 
 
 @dataclass(slots=True)
@@ -55,14 +54,15 @@ class Provisioner:
     _session: "_Session | None" = None
 
     async def run(self) -> None:
-        """Provision until cancelled, if it is enabled."""
-        while self.section.enabled:
+        """Provision until cancelled."""
+        while True:
             try:
                 access = await aside(lambda: find(self.section.kubeconfig), "provisioner: find the API server")
                 async with Client(Credentials(access)) as client:
                     self.trouble = ""
                     self._session = _Session(self, client)
                     await self._session.run()
+                continue  # other drivers are served now
             except PluginError as error:
                 if error.message != self.trouble:
                     LOG.warning("the provisioner does nothing: %s", error.message)
@@ -70,12 +70,10 @@ class Provisioner:
             except ExceptionGroup:
                 LOG.exception("the provisioner failed; it begins anew")
                 self.trouble = "it failed, and begins anew; the daemon's log has the traceback"
-            await asyncio.sleep(_WITHOUT_CREDENTIALS)
+            await asyncio.sleep(_AFTER_FAILURE)
 
     def status(self) -> list[Mapping[str, str]]:
-        """Say what it cannot do at present, and why; nothing if all is well, or it is not enabled."""
-        if not self.section.enabled:
-            return []
+        """Say what it cannot do at present, and why; nothing if all is well."""
         session = self._session
         trouble = self.trouble or (session.trouble if session is not None else "")
         rows = {"API server": trouble} if trouble else {}
@@ -220,14 +218,3 @@ class _Due:
     step: Callable[[], Awaitable[None]]
     about: Object | None = None
     reason: str = ""
-
-
-def provisioner_of(section: ProvisionerSection | None, csi: CsiDrivers, node: str, journal: Journal) -> Provisioner:
-    """Return the provisioner of a configuration; one that does nothing, if it has no section for it."""
-    wanted = section if section is not None else ProvisionerSection(enabled=False)
-
-    def drivers() -> Mapping[str, Driver]:
-        chosen = wanted.drivers
-        return {name: one.driver for name, one in csi.served.items() if name in chosen or not chosen}
-
-    return Provisioner(drivers, node, journal, wanted)

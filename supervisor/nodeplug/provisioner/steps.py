@@ -232,16 +232,19 @@ class Steps:
     async def delete(self, volume: Object, driver: Driver) -> None:
         """Delete a volume that nobody wants any more, and then its object."""
         name, uid = volume["metadata"]["name"], volume["metadata"]["uid"]
-        with suppress(NotFound):
+        try:
             found = await self.client.get(PERSISTENT_VOLUMES, name)  # it may have waited, and be kept by now
-            if found["metadata"]["uid"] != uid or not objects.is_to_be_deleted(found):
-                return
-            handle = VolumeId(found["spec"]["csi"]["volumeHandle"])
-            request = VolumeDelete(driver=driver.claim, volume_id=handle)
-            await _work(driver, "delete", name, lambda steps: provisioning.delete(steps, request))
+        except NotFound:
+            return
+        if found["metadata"]["uid"] != uid or not objects.is_to_be_deleted(found):
+            return
+        handle = VolumeId(found["spec"]["csi"]["volumeHandle"])
+        request = VolumeDelete(driver=driver.claim, volume_id=handle)
+        await _work(driver, "delete", name, lambda steps: provisioning.delete(steps, request))
+        LOG.info("volume %s of %s is deleted", handle, driver.name)
+        with suppress(NotFound):
             if not found["metadata"].get("deletionTimestamp"):
                 await self.client.delete(PERSISTENT_VOLUMES, name, uid=uid)
-            LOG.info("volume %s of %s is deleted", handle, driver.name)
             await let_go(self.client, name, uid)
 
     async def keep(self, volume: Object) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 import pytest
+from tests.fuse_programs import programs
 
 from nodeplug.pb import csi_v1_pb2 as pb
 from nodeplug.testing.waiting import until
@@ -44,19 +45,6 @@ def kubelet(start_kubelet: Callable[..., Any], source: Path) -> Iterator[Any]:
     yield made
     for pid in programs(source):
         os.kill(pid, signal.SIGKILL)
-
-
-def programs(source: Path) -> list[int]:
-    """The processes that serve a folder."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            words = path.read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if words[0] == b"bindfs" and os.fsencode(source) in words:
-            found.append(int(path.parts[2]))
-    return found
 
 
 def stats(kubelet: Any, path: Path) -> pb.NodeGetVolumeStatsResponse:

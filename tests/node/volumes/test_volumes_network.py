@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fuse_programs import programs
 
 from nodeplug import NotReady, VolumeId, VolumeStats, VolumeStatsRequest, mounted_at, mounts
 from nodeplug.testing.waiting import until
@@ -60,22 +61,9 @@ def source(has_fuse: None) -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(dir="/var/tmp"))
     (folder / "hello").write_text("world")
     yield folder
-    for pid in servers(folder):
+    for pid in programs(folder):
         os.kill(pid, signal.SIGKILL)
     shutil.rmtree(folder)
-
-
-def servers(folder: Path) -> list[int]:
-    """The processes that serve a folder."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            words = path.read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if words[0] == b"bindfs" and os.fsencode(folder) in words:
-            found.append(int(path.parts[2]))
-    return found
 
 
 @pytest.fixture
@@ -128,7 +116,7 @@ def test_pods_share_one_mount_of_an_export_and_the_last_one_ends_it(node: Any, s
     assert (two / "hello").read_text() == "world"
     node.unmount(NFS, two)
     assert (node.mounted, node.records) == ([], [])
-    until(lambda: servers(source) == [], PATIENCE)
+    until(lambda: programs(source) == [], PATIENCE)
 
 
 def test_a_pod_that_may_only_read_cannot_write(node: Any, target: Path) -> None:
@@ -180,7 +168,7 @@ def test_a_mount_that_is_made_by_a_program_that_then_hangs_does_not_stay(make: A
     node = make(program(MOUNTS_AND_HANGS), mount_timeout="1s")
     assert "did not end within 1 s" in node.mount(NFS, node.target("a"), EXPORT)["message"]
     assert (node.mounted, node.records) == ([], [])
-    until(lambda: servers(source) == [], PATIENCE)
+    until(lambda: programs(source) == [], PATIENCE)
 
 
 def test_what_the_mount_program_says_is_the_text_of_the_failure(make: Any, program: Any) -> None:
@@ -202,7 +190,7 @@ def hung(node: Any, target: Path, source: Path, monkeypatch: pytest.MonkeyPatch)
     """The server of a mounted volume, which has stopped."""
     monkeypatch.setattr(mounting, "LOOK_TIMEOUT", 1.0)
     assert node.mount(NFS, target, EXPORT) == {"status": "Success"}
-    (pid,) = servers(source)
+    (pid,) = programs(source)
     os.kill(pid, signal.SIGSTOP)
     return pid
 
@@ -256,7 +244,7 @@ def test_an_unmount_during_an_outage_spoils_no_other_mount_of_the_same_export(no
 
 def test_a_server_that_has_died_lets_its_pods_end(node: Any, target: Path, source: Path) -> None:
     node.mount(NFS, target, EXPORT)
-    (pid,) = servers(source)
+    (pid,) = programs(source)
     os.kill(pid, signal.SIGKILL)
     reasons = ("Transport endpoint is not connected", "Software caused connection abort")  # while it goes
     assert stats(node, target).condition in {f"it cannot be read: {reason}" for reason in reasons}
