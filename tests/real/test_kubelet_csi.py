@@ -122,10 +122,8 @@ def test_pods_outlive_a_killed_daemon_and_a_kubelet_that_starts_again(lab: Lab, 
 
 
 @pytest.fixture
-def renewed(lab: Lab, generation: str) -> Path:
+def renewed(lab: Lab) -> Path:
     """Serve a driver that kubelet is to publish again and again; return the file that fails its refresh."""
-    if generation == "old":
-        pytest.skip("kubelet 1.20 does not know requiresRepublish")
     path = lab.daemon.config_path
     fresh = path.with_suffix(".new")
     fresh.write_text(f'{path.read_text()}\n[plugins.renewed]\nuses = "renewed:Renewed"\n')
@@ -136,6 +134,8 @@ def renewed(lab: Lab, generation: str) -> Path:
     return lab.daemon.paths.state / "plugins" / "renewed" / "gone"
 
 
+# kubelet 1.20 does not know requiresRepublish.
+@pytest.mark.parametrize("generation", ["current"], indirect=True, scope="session")
 def test_a_volume_is_renewed_while_its_pod_runs_and_a_failure_leaves_it(lab: Lab, renewed: Path) -> None:
     lab.run("renewed", volumes={"/facts": {"csi": {"driver": RENEWED}}})
 
