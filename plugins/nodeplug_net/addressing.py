@@ -65,7 +65,9 @@ class Addressing:
         undo.push(f"run DEL of {plugin_type}", lambda: self.host.delegate(_deletion(request), plugin_type))
         result = self.host.delegate(request, plugin_type)
         if not result.ips:
-            raise InvalidRequest(f"IPAM plugin {plugin_type} returned missing IP config; check its configuration")
+            raise InvalidRequest(
+                "IPAM plugin returned missing IP config", details=f"check the configuration of {plugin_type}"
+            )
         self.host.journal.write(_key(request), phase="ipam", data=_encode(result))
         undo.push("forget the result of IPAM", lambda: self.host.journal.remove(_key(request)))
         return result

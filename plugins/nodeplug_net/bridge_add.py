@@ -7,6 +7,7 @@ The host end is created up and as a port of the bridge, the other end in the con
 its host veth by its computed name and goes through the same steps, each of which is already done.
 """
 
+import errno
 import time
 from dataclasses import dataclass, replace
 from ipaddress import ip_address, ip_network
@@ -128,8 +129,13 @@ class Attaching:
         what = f"create interface {request.ifname} in {request.netns.path} with port {name} of bridge {bridge.name}"
         if config.mtu:
             what += f" and MTU {config.mtu}"
-        if self.links.netlink.ask(Request(data, what, EEXIST))[0].error:
-            return False
+        try:
+            if self.links.netlink.ask(Request(data, what, EEXIST))[0].error:
+                return False
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # a full bridge has words of its own
+                raise
+            raise PluginError("failed to make veth pair: invalid argument", details=error.strerror or "") from error
         self.undo.push(f"delete interface {name}", self._remove_veth)
         return True
 
@@ -150,10 +156,7 @@ class Attaching:
         with links_in(request.netns) as links:
             inside = links.get(request.ifname)
         if outside is None:
-            raise InvalidRequest(
-                f"interface {request.ifname!r} already exists in {request.netns.path}; "
-                "delete it or choose another CNI_IFNAME"
-            )
+            raise self._taken()
         if outside.alias not in {"", self.attachment.label}:
             raise TryAgain(f"interface {name} belongs to {outside.alias!r}; a new container id gives another name")
         if inside is not None and (inside.peer, outside.peer) == (outside.index, inside.index):
@@ -164,10 +167,14 @@ class Attaching:
             return
         self.plane.reaper.delete(outside).wait(self.links)
         if not self._create_veth(bridge):
-            raise InvalidRequest(
-                f"interface {request.ifname!r} already exists in {request.netns.path}; "
-                "delete it or choose another CNI_IFNAME"
-            )
+            raise self._taken()
+
+    def _taken(self) -> InvalidRequest:
+        ifname, host_veth = self.request.ifname, self.attachment.host_veth
+        return InvalidRequest(
+            f'container veth name ("{ifname}") peer provided ("{host_veth}") already exists',
+            details=f"found in {self.request.netns.path}; delete it or choose another CNI_IFNAME",
+        )
 
     def _configure_container(self, plan: CniResult) -> Link:
         """Give the container's end its addresses, bring it up, and add routes."""

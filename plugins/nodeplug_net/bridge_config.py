@@ -6,11 +6,10 @@ Refuses: addresses (see `ipam_config`). Keys match without regard to case, as Go
 """
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 from pydantic.alias_generators import to_camel
 
 from nodeplug import CniAttachmentRequest, CniDns, CniRequest, InvalidEnvironment, InvalidRequest
@@ -19,18 +18,18 @@ from nodeplug_net.ipam_config import DnsConf
 DEFAULT_BRIDGE: Final = "cni0"
 _NAME_LIMIT: Final = 15
 _BRIDGE: Final = re.compile(r"(?!\.{1,2}$)[^/:%\s\ud800-\udfff]+")
-_MAC: Final = re.compile(r"[0-9A-Fa-f]{2}([:-][0-9A-Fa-f]{2}){5}")
-_HARMLESS: Final[Mapping[str, tuple[Any, ...]]] = {
-    "vlan": (0,),
-    "vlan_trunk": ([],),
-    "macspoofchk": (False,),
-    "port_isolation": (False,),
-    "preserve_default_vlan": (True,),
-    "disable_container_interface": (False,),
-    "enabledad": (False,),
-    "ip_masq_backend": ("", "nftables"),
+_MAC: Final = re.compile(r"[0-9A-Fa-f]{2}([:-][0-9A-Fa-f]{2}){5}|[0-9A-Fa-f]{4}(\.[0-9A-Fa-f]{4}){2}")
+_NO_MAC: Final = "failed to make veth pair: address {}: invalid MAC address"
+_VLAN_LIMIT: Final = 4094
+_NOT_SUPPORTED: Final = {
+    "vlan",
+    "vlan_trunk",
+    "macspoofchk",
+    "port_isolation",
+    "disable_container_interface",
+    "enabledad",
 }
-"""Keys that are not supported, and the values of each that change nothing."""
+"""Keys that are not supported; zero, false and empty ask for nothing."""
 
 
 class _Conf(BaseModel):
@@ -76,6 +75,12 @@ class PortConf(_Conf):
         return name or DEFAULT_BRIDGE
 
 
+class _TrunkConf(_Conf):
+    min_id: int | None = Field(None, alias="minID")
+    max_id: int | None = Field(None, alias="maxID")
+    id: int | None = None
+
+
 class NetConf(PortConf, DelegationConf):
     """The keys of the reference plugin, under its names."""
 
@@ -89,19 +94,19 @@ class NetConf(PortConf, DelegationConf):
     dns: DnsConf = DnsConf()
     args: _ArgsConf = _ArgsConf()
     runtime_config: _MacConf = _MacConf()
-    vlan: Any = None
-    vlan_trunk: Any = None
-    macspoofchk: Any = None
-    port_isolation: Any = None
-    preserve_default_vlan: Any = None
-    disable_container_interface: Any = None
-    enabledad: Any = None
+    vlan: int = 0
+    vlan_trunk: list[_TrunkConf] = []
+    macspoofchk: bool = False
+    port_isolation: bool = False
+    preserve_default_vlan: bool = False
+    disable_container_interface: bool = False
+    enabledad: bool = False
     ip_masq_backend: Any = None
 
-    @field_validator(*_HARMLESS)
+    @field_validator("ip_masq_backend")
     @classmethod
-    def _asks_for_nothing(cls, value: Any, info: ValidationInfo) -> Any:
-        if any(value == one and type(value) is type(one) for one in _HARMLESS[str(info.field_name)]):
+    def _is_ours(cls, value: Any) -> Any:
+        if value in {"", "nftables"}:
             return value
         raise ValueError("not supported; remove it")
 
@@ -145,8 +150,10 @@ def parse_bridge(request: CniRequest) -> BridgeConfig:
         InvalidEnvironment: CNI_ARGS has no hardware address in MAC.
     """
     conf = request.parse(NetConf)
+    mac = _checked(request, conf)
     if conf.hairpin_mode and conf.promisc_mode:
         raise InvalidRequest("cannot set hairpin mode and promiscuous mode at the same time")
+    _refuse_unsupported(conf)
     dns = conf.dns.value()
     return BridgeConfig(
         bridge=conf.bridge,
@@ -157,10 +164,44 @@ def parse_bridge(request: CniRequest) -> BridgeConfig:
         mtu=conf.mtu,
         hairpin=conf.hairpin_mode,
         promiscuous=conf.promisc_mode,
-        mac=_mac(request, conf),
+        mac=mac,
         dns=dns if dns != CniDns() else None,
         ipam=conf.ipam.type,
     )
+
+
+def _checked(request: CniRequest, conf: NetConf) -> str:
+    """Check the keys in the reference's order and words, also those that are not supported; return the MAC."""
+    if not 0 <= conf.vlan <= _VLAN_LIMIT:
+        raise InvalidRequest(f"invalid VLAN ID {conf.vlan} (must be between 0 and {_VLAN_LIMIT})")
+    for trunk in conf.vlan_trunk:
+        _check_trunk(trunk)
+    mac = _mac(request, conf)
+    if conf.ipam.type and conf.disable_container_interface:
+        raise InvalidRequest("cannot use IPAM when DisableContainerInterface flag is set")
+    return mac
+
+
+def _check_trunk(trunk: _TrunkConf) -> None:
+    for name, other, value, counterpart in (
+        ("minID", "maxID", trunk.min_id, trunk.max_id),
+        ("maxID", "minID", trunk.max_id, trunk.min_id),
+    ):
+        if value is None and counterpart is not None:
+            raise InvalidRequest(f"minID and maxID should be configured simultaneously, {name} is missing")
+        if value is not None and not 0 < value <= _VLAN_LIMIT:
+            raise InvalidRequest(f"incorrect trunk {name} parameter", details=f"with {other} {counterpart}")
+    if trunk.min_id is not None and trunk.max_id is not None and trunk.max_id < trunk.min_id:
+        raise InvalidRequest("minID is greater than maxID in trunk parameter")
+    if trunk.id is not None and not 0 < trunk.id <= _VLAN_LIMIT:
+        raise InvalidRequest("incorrect trunk id parameter")
+
+
+def _refuse_unsupported(conf: NetConf) -> None:
+    asked = conf.model_dump(by_alias=True, exclude_none=True, include=_NOT_SUPPORTED)
+    refused = [f"key {key!r}: not supported; remove it, found {value!r}" for key, value in asked.items() if value]
+    if refused:
+        raise InvalidRequest("; ".join(refused))
 
 
 def _mac(request: CniRequest, conf: NetConf) -> str:
@@ -169,9 +210,10 @@ def _mac(request: CniRequest, conf: NetConf) -> str:
     if isinstance(request, CniAttachmentRequest) and request.args.get("MAC"):
         chosen = request.args["MAC"]
         if not _MAC.fullmatch(chosen):
-            raise InvalidEnvironment(f"CNI_ARGS: MAC={chosen!r} is not a hardware address of six bytes")
+            raise InvalidEnvironment(_NO_MAC.format(chosen), details="in CNI_ARGS; six bytes are wanted")
     for value in (conf.args.cni.mac, conf.runtime_config.mac):
         if value and not _MAC.fullmatch(value):
-            raise InvalidRequest(f"key 'mac' must be a hardware address of six bytes, found {value!r}")
+            raise InvalidRequest(_NO_MAC.format(value), details="in key 'mac'; six bytes are wanted")
         chosen = value or chosen
-    return chosen.lower().replace("-", ":")
+    digits = re.sub(r"[:.-]", "", chosen.lower())
+    return ":".join(digits[place : place + 2] for place in range(0, len(digits), 2))

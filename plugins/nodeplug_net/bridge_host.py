@@ -32,8 +32,8 @@ def ensure_bridge(links: Links, config: BridgeConfig) -> Link:
         set_sysctl(f"ipv6/conf/{config.bridge}/accept_ra", "0")
     if bridge.kind != "bridge":
         raise InvalidRequest(
-            f'"{config.bridge}" already exists but is not a bridge (found: {bridge.kind or "a device"}); '
-            "remove it or choose another name in key 'bridge'"
+            f'failed to create bridge "{config.bridge}": "{config.bridge}" already exists but is not a bridge',
+            details=f"found: {bridge.kind or 'a device'}; remove it or choose another name in key 'bridge'",
         )
     if not bridge.is_up:
         links.set_up(bridge)
@@ -95,7 +95,7 @@ def _conflict(address: Interface, other: Interface) -> bool:
 def _resolve(links: Links, bridge: Link, config: BridgeConfig, address: Interface, other: Interface) -> None:
     if not config.force_address:
         raise InvalidRequest(
-            f'"{bridge.name}" already has an IP address different from {address} (found {other}); '
-            "remove it, choose another bridge, or set 'forceAddress'"
+            f'failed to set bridge addr: "{bridge.name}" already has an IP address different from {address}',
+            details=f"found {other}; remove it, choose another bridge, or set 'forceAddress'",
         )
     links.remove_address(bridge, other)

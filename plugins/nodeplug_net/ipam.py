@@ -11,7 +11,8 @@ those.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from ipaddress import IPv4Interface, IPv6Interface, ip_interface
 from pathlib import Path
@@ -126,8 +127,8 @@ class Ipam:
             held = store.held(owner) if exists else []
         if not held:
             raise PluginError(
-                f"host-local: Failed to find address added by container {request.container_id} for {request.ifname} "
-                f"in {config.folder}; DEL and ADD the attachment"
+                f"host-local: Failed to find address added by container {request.container_id}",
+                details=f"looked for interface {request.ifname} in {config.folder}; DEL and ADD the attachment",
             )
         expected = {ip.address.ip for ip in request.prev_result.ips}
         lost = [str(ip) for ip in expected if any(ip in ranges for ranges in config.ranges) and ip not in held]
@@ -228,17 +229,15 @@ def _allocate(store: Store, config: IpamConfig, owner: Owner, fresh: list[Addres
         had = [address for address in held if address in ranges]
         if request in had or (request is None and had):
             address = request or had[0]
-        elif request is not None:
-            address = _reserve_requested(store, ranges, request, owner)
-            fresh.append(address)
         else:
-            address = _reserve_next(store, ranges, index, owner)
+            with _of_range(index):
+                address = _reserve(store, ranges, index, owner, request)
             fresh.append(address)
         chosen.append((ranges, address))
     if wanted:
         raise InvalidRequest(
-            f"failed to allocate all requested IPs: {', '.join(map(str, wanted))} in none of "
-            f"{'; '.join(map(str, config.ranges))}"
+            f"failed to allocate all requested IPs: {' '.join(map(str, wanted))}",
+            details=f"in none of {'; '.join(map(str, config.ranges))}",
         )
     return tuple(_ip(ranges, address) for ranges, address in chosen)
 
@@ -248,20 +247,33 @@ def _ip(ranges: RangeSet, address: Address) -> CniIp:
     return CniIp(ip_interface((address, member.network.prefixlen)), gateway=member.address(member.gateway))
 
 
-def _reserve_requested(store: Store, ranges: RangeSet, address: Address, owner: Owner) -> Address:
-    member = ranges.range_of(address)
-    if int(address) == member.gateway:
-        raise InvalidRequest(f"requested IP {address} is subnet's gateway")
-    if int(address) in ranges.reserved():
-        raise InvalidRequest(f"requested IP address {address} is the network or broadcast address of {member.network}")
-    if not store.reserve(address, owner):
-        holder = store.owner_of(address)
-        raise Exhausted(
-            f"requested IP address {address} is not available in range set {ranges}: "
-            f"{address} has been allocated to {holder[0] if holder else 'another container'}, "
-            "duplicate allocation is not allowed"
+@contextmanager
+def _of_range(index: int) -> Iterator[None]:
+    """Name the range set in the sentence of an error, as the reference does."""
+    try:
+        yield
+    except (Exhausted, InvalidRequest) as error:
+        raise type(error)(f"failed to allocate for range {index}: {error.message}", details=error.details) from error
+
+
+def _reserve(store: Store, ranges: RangeSet, index: int, owner: Owner, requested: Address | None) -> Address:
+    if requested is None:
+        return _reserve_next(store, ranges, index, owner)
+    member = ranges.range_of(requested)
+    if int(requested) == member.gateway:
+        raise InvalidRequest(f"requested ip {requested} is subnet's gateway")
+    if int(requested) in ranges.reserved():
+        network = f"{requested} is the network or broadcast address of {member.network}"
+        raise InvalidRequest(
+            f"requested IP address {requested} is not available in range set {ranges}", details=network
         )
-    return address
+    if not store.reserve(requested, owner):
+        holder = store.owner_of(requested)
+        raise Exhausted(
+            f"requested IP address {requested} is not available in range set {ranges}",
+            details=f"it has been allocated to {holder[0] if holder else 'another container'}",
+        )
+    return requested
 
 
 def _reserve_next(store: Store, ranges: RangeSet, index: int, owner: Owner) -> Address:
@@ -269,8 +281,8 @@ def _reserve_next(store: Store, ranges: RangeSet, index: int, owner: Owner) -> A
         address = ranges.choose(store.taken[ranges.version], store.last(index))
         if address is None:
             raise Exhausted(
-                f"no IP addresses available in range set: {ranges} "
-                f"({store.in_use(ranges)} of {ranges.size()} in use, folder {store.folder})"
+                f"no IP addresses available in range set: {ranges}",
+                details=f"{store.in_use(ranges)} of {ranges.size()} in use, folder {store.folder}",
             )
         if store.reserve(address, owner):
             store.set_last(index, address)

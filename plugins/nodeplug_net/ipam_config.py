@@ -5,7 +5,9 @@ resolv.conf.
 Refuses: allocation. Keys match without regard to case, as Go matches them.
 """
 
+import errno
 import ipaddress
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -22,7 +24,7 @@ from nodeplug import (
     InvalidEnvironment,
     InvalidRequest,
 )
-from nodeplug_net.ranges import Address, RangeConf, RangeSet, parse_range_sets
+from nodeplug_net.ranges import Address, RangeConf, RangeSet, parse_address, parse_cidr, parse_range_sets
 
 _SINGLE_ADDRESS_VERSIONS: Final = frozenset({"", "0.1.0", "0.2.0"})
 """Their results hold one address of each family (SPEC 0.2.0)."""
@@ -99,7 +101,8 @@ class PoolConf(_Conf):
 class NetConf(_Conf):
     """The keys of the reference plugin, under its names."""
 
-    ipam: _IpamConf = _IpamConf()
+    cni_version: str = ""
+    ipam: _IpamConf | None = None
     runtime_config: _RuntimeConf = _RuntimeConf()
     args: _ArgsConf = _ArgsConf()
     capabilities: _CapabilitiesConf = _CapabilitiesConf()
@@ -149,32 +152,35 @@ def parse_config(request: CniRequest, data_dir: Path) -> IpamConfig:
     """
     conf = request.parse(NetConf)
     ipam = conf.ipam
-    if not ipam.model_fields_set:
+    if ipam is None:
         raise InvalidRequest("IPAM config missing 'ipam' key")
-    old_style = [(ipam,)] if ipam.subnet else []
+    requested = _requested(request, conf)
+    old_style = [(ipam,)] if ipam.subnet is not None else []
     ranges = parse_range_sets([*conf.runtime_config.ip_ranges, *old_style, *ipam.ranges])
-    _check_version(request.version, ranges)
+    _check_version(request.version, conf.cni_version, ranges)
     return IpamConfig(
         _folder(request.network, ipam.data_dir or data_dir),
         ranges,
         tuple(map(_route, ipam.routes)),
         _read_resolv_conf(ipam.resolv_conf) if ipam.resolv_conf else CniDns(),
-        _requested(request, conf),
+        requested,
     )
 
 
 def has_ranges(request: CniRequest) -> bool:
     """Whether the configuration has the ranges, or leaves them to `runtimeConfig.ipRanges`, which STATUS lacks."""
     conf = request.parse(NetConf)
-    return bool(conf.ipam.subnet or conf.ipam.ranges) or not conf.capabilities.ip_ranges
+    own = conf.ipam is not None and bool(conf.ipam.subnet or conf.ipam.ranges)
+    return own or not conf.capabilities.ip_ranges
 
 
-def _check_version(version: str, ranges: tuple[RangeSet, ...]) -> None:
+def _check_version(version: str, said: str, ranges: tuple[RangeSet, ...]) -> None:
+    """Refuse more addresses than a version has room for; the sentence repeats what the configuration said."""
     families = [one.version for one in ranges]
     if version in _SINGLE_ADDRESS_VERSIONS and max(families.count(4), families.count(6)) > 1:
         raise IncompatibleVersion(
-            f"CNI version {version or '0.1.0'} does not support more than 1 address per family; "
-            f"found {len(ranges)} range sets"
+            f"CNI version {said} does not support more than 1 address per family",
+            details=f"found {len(ranges)} range sets",
         )
 
 
@@ -184,35 +190,47 @@ def _requested(request: CniRequest, conf: NetConf) -> tuple[Address, ...]:
     if isinstance(request, CniAttachmentRequest) and request.args.get("IP"):
         value = request.args["IP"]
         try:
-            wanted[ipaddress.ip_interface(value).ip] = None
+            wanted[_address_of(value)] = None
         except ValueError as error:
-            raise InvalidEnvironment(f"CNI_ARGS: IP={value!r} is not an IP address") from error
+            said = json.dumps(f"IP={value}", ensure_ascii=False)
+            raise InvalidEnvironment(
+                f"ARGS: error parsing value of pair {said}: invalid IP address {value}", details="in CNI_ARGS"
+            ) from error
     for value in (*conf.args.cni.ips, *conf.runtime_config.ips):
+        if not value:
+            raise InvalidRequest(
+                "cannot understand ip: IP <nil> not v4 nor v6", details="the key 'ips' has an empty one"
+            )
         try:
-            wanted[ipaddress.ip_interface(value).ip] = None
+            wanted[_address_of(value)] = None
         except ValueError as error:
-            raise InvalidRequest(f"requested address {value!r} in key 'ips' is not an IP address") from error
+            raise InvalidRequest(f"invalid IP address {value}", details="in key 'ips'") from error
     return tuple(wanted)
 
 
+def _address_of(text: str) -> Address:
+    """Read an address with or without a prefix length."""
+    return ipaddress.ip_interface(text if "%" not in text else "").ip
+
+
 def _route(conf: _RouteConf) -> CniRoute:
-    try:
-        return CniRoute(
-            dst=ipaddress.ip_network(conf.dst, strict=False),
-            gw=ipaddress.ip_address(conf.gw) if conf.gw else None,
-            **conf.model_dump(exclude={"dst", "gw"}),
-        )
-    except ValueError as error:
-        raise InvalidRequest(
-            f"invalid route {conf.dst!r}: wanted dst as CIDR and gw as IP address ({error})"
-        ) from error
+    return CniRoute(
+        dst=parse_cidr(conf.dst, "routes.dst").network,
+        gw=parse_address(conf.gw, "routes.gw") if conf.gw else None,
+        **conf.model_dump(exclude={"dst", "gw"}),
+    )
 
 
 def _read_resolv_conf(path: str) -> CniDns:
+    step = "open"
     try:
-        return parse_resolv_conf(Path(path).read_text(encoding="utf-8", errors="replace"))
+        with Path(path).open(encoding="utf-8", errors="replace") as file:
+            step = "read"
+            return parse_resolv_conf(file.read())
     except OSError as error:
-        raise InvalidRequest(f"cannot read key 'ipam.resolvConf' {path!r}: {error.strerror}") from error
+        step = "read" if error.errno == errno.EISDIR else step
+        said = (error.strerror or "").lower()
+        raise InvalidRequest(f"{step} {path}: {said}", details="in key 'ipam.resolvConf'") from error
 
 
 def parse_resolv_conf(text: str) -> CniDns:

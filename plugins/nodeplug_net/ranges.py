@@ -11,7 +11,8 @@ import ipaddress
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
+from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Interface, IPv6Network
+from itertools import combinations
 
 from pydantic import BaseModel, ConfigDict
 from pydantic.alias_generators import to_camel
@@ -20,6 +21,7 @@ from nodeplug import InvalidRequest
 
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
+Interface = IPv4Interface | IPv6Interface
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,14 +115,58 @@ class RangeSet:
 
 
 class RangeConf(BaseModel):
-    """The keys of one range."""
+    """The keys of one range; a subnet that is missing is told from one that is empty, as in the reference."""
 
     model_config = ConfigDict(alias_generator=to_camel, frozen=True)
 
-    subnet: str = ""
+    subnet: str | None = None
     range_start: str = ""
     range_end: str = ""
     gateway: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """One range whose texts are addresses, in whatever relation to each other."""
+
+    subnet: Interface | None
+    start: Address | None
+    end: Address | None
+    gateway: Address | None
+
+
+def parse_address(text: str, key: str) -> Address:
+    """Read an address, as Go does: without a zone.
+
+    Raises:
+        InvalidRequest: in Go's words.
+    """
+    try:
+        return ipaddress.ip_address(text if "%" not in text else "")
+    except ValueError as error:
+        raise InvalidRequest(f"invalid IP address: {text}", details=f"in key {key!r}") from error
+
+
+def parse_cidr(text: str, key: str) -> Interface:
+    """Read an address with a prefix length.
+
+    Raises:
+        InvalidRequest: in Go's words.
+    """
+    prefix = text.partition("/")[2]
+    try:
+        return ipaddress.ip_interface(text if prefix.isdecimal() and "%" not in text else "")
+    except ValueError as error:
+        raise InvalidRequest(f"invalid CIDR address: {text}", details=f"in key {key!r}; wanted: 10.1.0.0/16") from error
+
+
+def _read(conf: RangeConf) -> _Read:
+    return _Read(
+        None if conf.subnet is None else parse_cidr(conf.subnet, "subnet"),
+        parse_address(conf.range_start, "rangeStart") if conf.range_start else None,
+        parse_address(conf.range_end, "rangeEnd") if conf.range_end else None,
+        parse_address(conf.gateway, "gateway") if conf.gateway else None,
+    )
 
 
 def parse_range(conf: RangeConf) -> Range:
@@ -129,45 +175,44 @@ def parse_range(conf: RangeConf) -> Range:
     Raises:
         InvalidRequest: in the words of host-local.
     """
-    network = _parse_subnet(conf.subnet)
-    start, end = int(network.network_address) + 1, int(network.broadcast_address)
+    return _complete(_read(conf))
+
+
+def _complete(read: _Read) -> Range:
+    """Check a range as the reference does, in its order, and fill in what is left out."""
+    if read.subnet is None:
+        raise InvalidRequest("IP <nil> not v4 nor v6", details="a range needs the key 'subnet'")
+    network = _network(read.subnet)
+    first, last = int(network.network_address) + 1, int(network.broadcast_address)
     if network.version == 4:
-        end -= 1
-    gateway = _parse_member(conf.gateway, "gateway", network, start, inside=False)
-    first = _parse_member(conf.range_start, "RangeStart", network, start)
-    last = _parse_member(conf.range_end, "RangeEnd", network, end)
-    if first > last:
-        kind = IPv4Address if network.version == 4 else IPv6Address
-        raise InvalidRequest(f"RangeStart {kind(first)} is behind RangeEnd {kind(last)} in network {network}")
-    return Range(network, first, last, gateway)
+        last -= 1
+    if read.gateway is not None and read.gateway.version != network.version:
+        raise InvalidRequest(f"gateway {read.gateway} not in network {network}")
+    start, end = read.start, read.end
+    behind = start is not None and end is not None and (start.version, int(start)) > (end.version, int(end))
+    if start is not None and (start not in network or behind):
+        details = f"it is behind RangeEnd {end}" if behind else ""
+        raise InvalidRequest(f"RangeStart {start} not in network {network}", details=details)
+    if end is not None and (end not in network or (start is None and int(end) < first)):
+        raise InvalidRequest(f"RangeEnd {end} not in network {network}")
+    return Range(
+        network,
+        first if start is None else int(start),
+        last if end is None else int(end),
+        first if read.gateway is None else int(read.gateway),
+    )
 
 
-def _parse_subnet(value: str) -> Network:
-    try:
-        interface = ipaddress.ip_interface(value if "/" in value else "")
-    except ValueError as error:
-        raise InvalidRequest(f"invalid CIDR address: {value!r} in key 'subnet' (wanted: 10.1.0.0/16)") from error
-    network = interface.network
+def _network(subnet: Interface) -> Network:
+    network = subnet.network
     if network.prefixlen > network.max_prefixlen - 2:
-        raise InvalidRequest(f"Network {network} too small to allocate from")
-    if interface.ip != network.network_address:
+        raise InvalidRequest(f"Network {subnet} too small to allocate from")
+    if subnet.ip != network.network_address:
         raise InvalidRequest(
             f"Network has host bits set. For a subnet mask of length {network.prefixlen} "
             f"the network address is {network.network_address}"
         )
     return network
-
-
-def _parse_member(value: str, label: str, network: Network, default: int, *, inside: bool = True) -> int:
-    if not value:
-        return default
-    try:
-        address = ipaddress.ip_address(value)
-    except ValueError as error:
-        raise InvalidRequest(f"invalid IP address {value!r} in key {label!r}") from error
-    if address.version != network.version or (inside and address not in network):
-        raise InvalidRequest(f"{label} {address} not in network {network}")
-    return int(address)
 
 
 def parse_range_set(confs: Sequence[RangeConf]) -> RangeSet:
@@ -176,9 +221,13 @@ def parse_range_set(confs: Sequence[RangeConf]) -> RangeSet:
     Raises:
         InvalidRequest: empty, of two families, or overlapping.
     """
-    if not confs:
+    return _checked_set([_read(one) for one in confs])
+
+
+def _checked_set(reads: Sequence[_Read]) -> RangeSet:
+    if not reads:
         raise InvalidRequest("empty range set")
-    ranges = [parse_range(one) for one in confs]
+    ranges = [_complete(one) for one in reads]
     if len({member.network.version for member in ranges}) > 1:
         raise InvalidRequest("mixed address families")
     for index, member in enumerate(ranges):
@@ -194,18 +243,18 @@ def parse_range_sets(confs: Sequence[Sequence[RangeConf]]) -> tuple[RangeSet, ..
     Raises:
         InvalidRequest: naming the set.
     """
-    sets: list[RangeSet] = []
-    for index, conf in enumerate(confs):
-        try:
-            sets.append(parse_range_set(conf))
-        except InvalidRequest as error:
-            raise InvalidRequest(f"invalid range set {index}: {error.message}") from error
-    for index, one in enumerate(sets):
-        for other_index, other in enumerate(sets[:index]):
-            if any(_overlap(left, right) for left in one.ranges for right in other.ranges):
-                raise InvalidRequest(f"range set {index} overlaps with {other_index}")
-    if not sets:
+    reads = [[_read(one) for one in conf] for conf in confs]  # a text that is no address has no set in its sentence
+    if not reads:
         raise InvalidRequest("no IP ranges specified")
+    sets: list[RangeSet] = []
+    for index, read in enumerate(reads):
+        try:
+            sets.append(_checked_set(read))
+        except InvalidRequest as error:
+            raise InvalidRequest(f"invalid range set {index}: {error.message}", details=error.details) from error
+    for (index, one), (other_index, other) in combinations(enumerate(sets), 2):
+        if any(_overlap(left, right) for left in one.ranges for right in other.ranges):
+            raise InvalidRequest(f"range set {index} overlaps with {other_index}")
     return tuple(sets)
 
 

@@ -42,7 +42,7 @@ def test_a_taken_interface_name_leaves_the_other_interface_alone(
 ) -> None:
     netns = scratch.container()
     scratch.add(bridge, config(name="other"), "c1", netns)
-    with pytest.raises(InvalidRequest, match="'eth0' already exists"):
+    with pytest.raises(InvalidRequest, match=r'container veth name \("eth0"\) peer provided .* already exists'):
         scratch.add(bridge, config(), "c1", netns)
     clean(netns, {"lo", "eth0"})
     scratch.delete(bridge, config(), "c1", netns)  # as a runtime does after a failed ADD
@@ -54,7 +54,7 @@ def test_an_exhausted_range_leaves_nothing_and_names_the_numbers(
 ) -> None:
     scratch.add(bridge, config("10.88.0.0/30"), "c0", scratch.container())
     netns = scratch.container()
-    with pytest.raises(Exhausted, match=r"no IP addresses available in range set: 10\.88\.0\.1-10\.88\.0\.2 \(1 of 1"):
+    with pytest.raises(Exhausted, match=r"no IP addresses available in range set: 10\.88\.0\.1-10\.88\.0\.2; 1 of 1"):
         scratch.add(bridge, config("10.88.0.0/30"), "c1", netns)
     clean(netns, {"lo"})
 

@@ -226,7 +226,7 @@ def test_a_status_that_fails_again_for_the_same_reason_says_the_same(answer: Any
         ("ADD", config("1.0.0", name="a b"), {}, b'"cniVersion": "1.0.0", "code": 7, "msg": "invalid characters found in network name", "details": "a b"'),  # noqa: E501 - the answer as it is
         ("ADD", b"[]", {}, b'"code": 6, "msg": "error unmarshall network config: it is not an object"'),
         ("CHECK", config("1.0.0"), {}, b'"cniVersion": "1.0.0", "code": 7, "msg": "Required prevResult missing"'),
-        ("ADD", config("2.0.0"), {}, b'"code": 1, "msg": "incompatible CNI versions", "details": "config is \\"2.0.0\\", plugin supports [\\"0.1.0\\", \\"0.2.0\\", \\"0.3.0\\", \\"0.3.1\\", \\"0.4.0\\", \\"1.0.0\\", \\"1.1.0\\"]"'),  # noqa: E501 - the answer as it is
+        ("ADD", config("2.0.0"), {}, b'"code": 1, "msg": "incompatible CNI versions", "details": "config is \\"2.0.0\\", plugin supports [\\"0.1.0\\" \\"0.2.0\\" \\"0.3.0\\" \\"0.3.1\\" \\"0.4.0\\" \\"1.0.0\\" \\"1.1.0\\"]"'),  # noqa: E501 - the answer as it is
     ],
 )  # fmt: skip
 def test_a_call_that_is_wrong_is_refused_in_the_words_that_runtimes_know(

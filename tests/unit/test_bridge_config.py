@@ -62,7 +62,6 @@ def test_hairpin_and_promiscuous_mode_exclude_each_other(here: Netns) -> None:
         ("vlanTrunk", [{"id": 5}]),
         ("macspoofchk", True),
         ("portIsolation", True),
-        ("preserveDefaultVlan", False),
         ("disableContainerInterface", True),
         ("enabledad", True),
         ("ipMasqBackend", "iptables"),
@@ -82,6 +81,7 @@ def test_a_key_that_is_not_served_is_refused_with_its_value(here: Netns, key: st
         ("vlanTrunk", []),
         ("macspoofchk", False),
         ("preserveDefaultVlan", True),
+        ("preserveDefaultVlan", False),
         ("ipMasqBackend", "nftables"),
         ("enabledad", None),
         ("somethingElse", 5),
@@ -114,13 +114,17 @@ def test_a_value_of_the_wrong_type_is_refused_with_its_key(here: Netns, key: str
 
 def test_every_mistake_is_told_at_once(here: Netns) -> None:
     with pytest.raises(InvalidRequest) as refusal:
-        parse(here, MTU=-1, isgateway="yes", ipam={"type": "../host-local"}, vlan=7)
+        parse(here, MTU=-1, isgateway="yes", ipam={"type": "../host-local"})
     assert sorted(refusal.value.message.removeprefix("key ").split("; key ")) == [
         "'ipam.type': must be the name of a plugin, found '../host-local'",
         "'isGateway': input should be a valid boolean, found 'yes'",
         "'mtu': input should be greater than or equal to 0, found -1",
-        "'vlan': not supported; remove it, found 7",
     ]
+
+
+def test_every_key_that_is_not_served_is_told_at_once(here: Netns) -> None:
+    with pytest.raises(InvalidRequest, match=r"'vlan': not supported.*'enabledad': not supported"):
+        parse(here, vlan=7, enabledad=True)
 
 
 def test_the_runtime_wins_over_args_which_win_over_cni_args(here: Netns) -> None:
@@ -132,10 +136,16 @@ def test_the_runtime_wins_over_args_which_win_over_cni_args(here: Netns) -> None
 
 
 def test_a_bad_mac_is_refused_where_it_stands(here: Netns) -> None:
-    with pytest.raises(InvalidEnvironment, match="MAC"):
+    with pytest.raises(InvalidEnvironment, match="address 02:00: invalid MAC address") as refusal:
         parse(here, {"MAC": "02:00"})
-    with pytest.raises(InvalidRequest, match="mac"):
+    assert "CNI_ARGS" in refusal.value.details
+    with pytest.raises(InvalidRequest, match="address 02:00: invalid MAC address") as refused:
         parse(here, runtimeConfig={"mac": "02:00"})
+    assert "'mac'" in refused.value.details
+
+
+def test_a_mac_in_groups_of_four_digits_is_read_as_the_reference_does(here: Netns) -> None:
+    assert parse(here, runtimeConfig={"mac": "0200.00FF.000a"}).mac == "02:00:00:ff:00:0a"
 
 
 def test_empty_dns_does_not_override_that_of_ipam(here: Netns) -> None:

@@ -106,8 +106,10 @@ def _decode_attachment(
         # A failing DEL keeps the pod forever, so an unreadable result is ignored.
         return CniDel(prev_result=_prev_result(common, forgiving=True), **rest)
     if netns is None:
-        path = env["CNI_NETNS"]
-        raise InvalidNetns(f"CNI_NETNS={path!r} is not a network namespace, or cannot be opened by the caller")
+        raise InvalidNetns(
+            f"failed to open netns {json.dumps(env['CNI_NETNS'], ensure_ascii=False)}",
+            details="CNI_NETNS is not a network namespace, or cannot be opened by the caller",
+        )
     prev_result = _prev_result(common)
     if command == "ADD":
         return CniAdd(prev_result=prev_result, **rest)
@@ -160,6 +162,10 @@ def _refuse_constant(name: str) -> None:
 def _parse(stdin: bytes) -> Any:
     try:
         return json.loads(stdin.decode("utf-8"), parse_constant=_refuse_constant)
+    except json.JSONDecodeError as error:
+        at_end = error.pos >= len(error.doc.rstrip()) or error.msg.startswith("Unterminated string")
+        said = "unexpected end of JSON input" if at_end else str(error)
+        raise Undecodable(f"error unmarshall network config: {said}", details=str(error) if at_end else "") from None
     except (ValueError, RecursionError) as error:
         raise Undecodable(f"error unmarshall network config: {error}") from None
 
@@ -196,15 +202,23 @@ def _string(config: Mapping[str, Any], key: str) -> str:
 def _check_version(config: Mapping[str, Any], command: str, verb: Verb) -> str:
     version = _string(config, "cniVersion") or _OLDEST
     if version not in VERSIONS:
+        newer = verb.since != _OLDEST and _numbers(version) > _numbers(VERSIONS[-1])
+        listed = " ".join(map(json.dumps, VERSIONS))
         raise IncompatibleVersion(
-            "incompatible CNI versions",
-            details=f"config is {json.dumps(version)}, plugin supports {json.dumps(VERSIONS)}",
+            f"plugin version does not allow {command}" if newer else "incompatible CNI versions",
+            details=f"config is {json.dumps(version)}, plugin supports [{listed}]",
         )
     if VERSIONS.index(version) < VERSIONS.index(verb.since):
         raise IncompatibleVersion(
             f"config version does not allow {command}", details=f"cniVersion is {version}, {verb.since} is needed"
         )
     return version
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """Return a version as numbers, for comparison; one that is no version comes first."""
+    parts = version.split(".")
+    return tuple(map(int, parts)) if all(part.isascii() and part.isdecimal() for part in parts) else ()
 
 
 def parse_args(text: str) -> dict[str, str]:

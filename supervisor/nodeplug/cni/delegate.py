@@ -128,8 +128,8 @@ def find_plugin(plugin_type: str, path: tuple[str, ...]) -> Path:
         if candidate.is_file():
             return candidate
     raise NotFound(
-        f"failed to find plugin {json.dumps(plugin_type)} in path [{' '.join(path)}]; "
-        "install it there, or enable a nodeplug plugin of that name"
+        f"failed to find plugin {json.dumps(plugin_type)} in path [{' '.join(path)}]",
+        details="install it there, or enable a nodeplug plugin of that name",
     )
 
 

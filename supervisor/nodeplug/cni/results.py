@@ -11,6 +11,7 @@ Refuses: I/O, and checks of a result beyond its types.
 | 1.x | `ips` | and mtu, socketPath, pciID | `routes` |
 """
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -83,8 +84,8 @@ def _encode_oldest(result: CniResult) -> dict[str, Any]:
         document.setdefault(f"ip{number}", ip)
     if not document:
         raise PluginError(
-            "cannot convert: no valid IP addresses; a result of version 0.1.0 or 0.2.0 needs one, "
-            "so raise cniVersion of the network to 0.3.0 or more"
+            "cannot convert: no valid IP addresses",
+            details="a result of version 0.1.0 or 0.2.0 needs one: raise cniVersion of the network to 0.3.0 or more",
         )
     document["dns"] = _encode_dns(result.dns)
     return document
@@ -136,7 +137,9 @@ def decode(document: Any, version: str) -> CniResult:
     folded = fold(document)
     own = _text(folded, "cniversion", "result") or version
     if own not in members:
-        raise IncompatibleVersion(f"result type supports [{' '.join(members)}] but unmarshalled CNIVersion is {own!r}")
+        raise IncompatibleVersion(
+            f"result type supports [{' '.join(members)}] but unmarshalled CNIVersion is {json.dumps(own)}"
+        )
     if members == FAMILIES[0]:
         return _decode_oldest(folded)
     return CniResult(

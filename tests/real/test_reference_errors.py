@@ -1,0 +1,371 @@
+"""Bad input to the reference plugins and to ours: the same sentence, which people search for and foreign specs compare.
+
+The code is the reference's too, but for 999: that is what its library gives to every error without a code, where the
+specification has a better one. `Bad.code` is then ours. What ours adds to a sentence is in `details`.
+"""
+
+import json
+import re
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodeplug.testing import Sandbox, ScratchNode, folders
+
+INTERNAL = 999
+V4 = {"subnet": "10.77.0.0/24"}
+
+
+@dataclass(frozen=True)
+class Bad:
+    """A call that both programs refuse.
+
+    Attributes:
+        plugin: the reference's name.
+        config: keys of the network, or what is on stdin.
+        env: variables that differ from those of a good call; None unsets one.
+        code: ours, where the reference has 999.
+        says: our sentence, where it is meant to be another.
+        why: the reason.
+        before: earlier calls that succeed, each the variables that differ.
+    """
+
+    plugin: str
+    config: Mapping[str, Any] | bytes
+    env: Mapping[str, str | None] = field(default_factory=dict)
+    code: int = 7
+    says: str = ""
+    why: str = ""
+    before: tuple[Mapping[str, str | None], ...] = ()
+
+
+@dataclass(frozen=True)
+class Programs:
+    """Both implementations, on a "host"; each call has a folder for addresses and a namespace of its own."""
+
+    folder: Path
+    bins: Mapping[str, Path]
+    host: Sandbox
+
+    def refusal(self, bad: Bad, whose: str) -> dict[str, Any]:
+        """Call one of the two; what differs by chance is replaced by a word."""
+        folder = Path(tempfile.mkdtemp(prefix=whose, dir=self.folder))
+        program = self.bins[whose] / (bad.plugin if whose == "reference" else f"nodeplug-{bad.plugin}")
+        stdin = bad.config if isinstance(bad.config, bytes) else _stdin(bad.config, folder)
+        with Sandbox(folder / "pod") as pod:
+            good = {
+                "CNI_COMMAND": "ADD",
+                "CNI_CONTAINERID": "c0",
+                "CNI_NETNS": str(pod.path),
+                "CNI_IFNAME": "eth0",
+                "CNI_PATH": str(self.bins[whose]),
+            }
+            for changed in bad.before:
+                assert self._call(program, {**good, **changed}, stdin).returncode == 0
+            done = self._call(program, {**good, **bad.env}, stdin)
+        text = done.stdout.decode().replace(str(folder), "FOLDER").replace(str(self.bins[whose]), "PATH")
+        assert done.returncode == 1, text
+        return dict(json.loads(re.sub("veth[0-9a-f]{8}", "VETH", text)))
+
+    def _call(self, program: Path, env: Mapping[str, str | None], stdin: bytes) -> "subprocess.CompletedProcess[bytes]":
+        given = {key: value for key, value in env.items() if value is not None}
+        with self.host.netns.entered():
+            return subprocess.run([program], env=given, input=stdin, capture_output=True, check=False)
+
+
+def _stdin(keys: Mapping[str, Any], folder: Path) -> bytes:
+    config = {"cniVersion": "1.1.0", "name": "net", "type": "any", **keys}
+    if isinstance(config.get("ipam"), dict) and "dataDir" not in config["ipam"]:
+        config["ipam"] = {**config["ipam"], "dataDir": str(folder / "addresses")}
+    return json.dumps(config).encode()
+
+
+@pytest.fixture(scope="module")
+def programs(consumer: Callable[[str], Path]) -> Iterator[Programs]:
+    """One daemon with the three plugins, and a host with a bridge that has an address of somebody else."""
+    reference = consumer("cni")
+    root = Path(tempfile.mkdtemp(prefix="np-", dir="/tmp"))
+    try:
+        with ExitStack() as stack:
+            (root / "n").mkdir()
+            plugins = "[plugins.bridge]\n[plugins.host-local]\n[plugins.loopback]\n"
+            node = stack.enter_context(ScratchNode(root / "n", plugins))
+            assert node.run("install").returncode == 0
+            host = stack.enter_context(Sandbox(root / "host"))
+            for words in (
+                ["link", "add", "foreign0", "type", "bridge"],
+                ["addr", "add", "10.1.1.1/24", "dev", "foreign0"],
+            ):
+                subprocess.run(["nsenter", f"--net={host.path}", "ip", *words], check=True)
+            yield Programs(root, {"reference": reference, "ours": node.paths.cni_bin}, host)
+    finally:
+        folders.remove(root)
+
+
+def local(ipam: Any, **keys: Any) -> dict[str, Any]:
+    return {"ipam": {"type": "host-local", **ipam} if isinstance(ipam, dict) else ipam, **keys}
+
+
+def ranges(*sets: Any, **keys: Any) -> dict[str, Any]:
+    return local({"ranges": list(sets)}, **keys)
+
+
+NAMES_GO_TYPES = "the reference shows the words of Go's decoder, with names of Go types"
+
+
+def unopened(plugin: str, config: Mapping[str, Any], verb: str = "ADD") -> Bad:
+    return Bad(
+        plugin,
+        config,
+        {"CNI_COMMAND": verb, "CNI_NETNS": "/no/such/netns"},
+        code=8,
+        says='failed to open netns "/no/such/netns"',
+        why="the entrypoint opened it, or did not; the daemon does not know why",
+    )
+
+
+SKEL = {
+    "no-container": Bad("loopback", {}, {"CNI_CONTAINERID": None}),
+    "no-netns-no-path": Bad("bridge", {}, {"CNI_NETNS": "", "CNI_PATH": None}),
+    "nothing-but-add": Bad("host-local", {}, dict.fromkeys(("CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_PATH"))),
+    "check-without-netns": Bad("loopback", {}, {"CNI_COMMAND": "CHECK", "CNI_NETNS": None}),
+    "del-without-ifname": Bad("loopback", {}, {"CNI_COMMAND": "DEL", "CNI_IFNAME": None}),
+    "gc-without-path": Bad("bridge", {}, {"CNI_COMMAND": "GC", "CNI_PATH": None}),
+    "status-without-path": Bad("bridge", {}, {"CNI_COMMAND": "STATUS", "CNI_PATH": None}),
+    "unknown-command": Bad("loopback", {}, {"CNI_COMMAND": "add"}),
+    "container-id": Bad("loopback", {}, {"CNI_CONTAINERID": "a/b"}),
+    "container-id-before-missing": Bad("loopback", {}, {"CNI_CONTAINERID": "-a", "CNI_PATH": None}),
+    "ifname-long": Bad("loopback", {}, {"CNI_IFNAME": "sixteencharacter"}),
+    "ifname-dots": Bad("loopback", {}, {"CNI_IFNAME": ".."}),
+    "ifname-slash": Bad("loopback", {}, {"CNI_IFNAME": "a/b"}),
+    "ifname-colon": Bad("loopback", {}, {"CNI_IFNAME": "a:b"}),
+    "ifname-space": Bad("loopback", {}, {"CNI_IFNAME": "a b"}),
+    "no-name": Bad("loopback", {"name": ""}),
+    "bad-name": Bad("loopback", {"name": "a b"}),
+    "not-json": Bad("loopback", b"{"),
+    "empty-stdin": Bad("loopback", b""),
+    "not-an-object": Bad(
+        "loopback", b"[]", says="error unmarshall network config: it is not an object", why=NAMES_GO_TYPES
+    ),
+    "name-is-a-number": Bad(
+        "loopback",
+        b'{"name":1}',
+        says="error unmarshall network config: name must be a string, found int",
+        why=NAMES_GO_TYPES,
+    ),
+    "version-is-a-number": Bad(
+        "loopback",
+        {"cniVersion": 1},
+        says="error unmarshall network config: cniVersion must be a string, found int",
+        why=NAMES_GO_TYPES,
+    ),
+    "version-unknown": Bad("loopback", {"cniVersion": "1.2.0"}),
+    "version-is-no-version": Bad("loopback", {"cniVersion": "one"}),
+    "version-unknown-check": Bad("loopback", {"cniVersion": "1.2.0"}, {"CNI_COMMAND": "CHECK"}),
+    "check-before-0.4": Bad("loopback", {"cniVersion": "0.3.1"}, {"CNI_COMMAND": "CHECK"}),
+    "check-without-version": Bad("loopback", {"cniVersion": ""}, {"CNI_COMMAND": "CHECK"}),
+    "gc-before-1.1": Bad("loopback", {"cniVersion": "1.0.0"}, {"CNI_COMMAND": "GC"}),
+    "status-before-1.1": Bad("loopback", {"cniVersion": "1.0.0"}, {"CNI_COMMAND": "STATUS"}),
+    "check-without-result": Bad(
+        "bridge",
+        {},
+        {"CNI_COMMAND": "CHECK"},
+        says="Required prevResult missing",
+        why="the reference's bridge fails earlier, since it always calls IPAM",
+    ),
+    "bad-result": Bad(
+        "loopback",
+        {"prevResult": {"cniVersion": "0.2.0"}},
+        code=1,
+        says='could not parse prevResult: result type supports [1.0.0 1.1.0] but unmarshalled CNIVersion is "0.2.0"',
+        why="the reference's loopback puts words of its own before those of the library",
+    ),
+    "no-such-netns": unopened("loopback", {}),
+    "bridge-no-such-netns": unopened("bridge", {"bridge": "br9"}),
+    "bridge-check-no-such-netns": unopened("bridge", {"prevResult": {"cniVersion": "1.1.0"}}, "CHECK"),
+    "del-own-netns": Bad("loopback", {}, {"CNI_COMMAND": "DEL", "CNI_NETNS": "/proc/self/ns/net"}),
+}
+FULL = local({"subnet": "10.77.0.0/29", "rangeStart": "10.77.0.2", "rangeEnd": "10.77.0.2"})
+HOST_LOCAL = {
+    "no-ipam": Bad("host-local", {}),
+    "ipam-null": Bad("host-local", local(None)),
+    "ipam-empty": Bad("host-local", local({})),
+    "ipam-a-list": Bad(
+        "host-local",
+        {"ipam": []},
+        says="key 'ipam': input should be a valid dictionary or instance of _IpamConf, found []",
+        why=NAMES_GO_TYPES,
+    ),
+    "subnet-no-prefix": Bad("host-local", local({"subnet": "10.77.0.0"})),
+    "subnet-empty": Bad("host-local", local({"subnet": ""})),
+    "subnet-bad": Bad("host-local", local({"subnet": "10.77.0/24"})),
+    "subnet-number": Bad(
+        "host-local",
+        local({"subnet": 10}),
+        says="key 'ipam.subnet': input should be a valid string, found 10",
+        why=NAMES_GO_TYPES,
+    ),
+    "subnet-big-prefix": Bad("host-local", local({"subnet": "10.77.0.0/33"})),
+    "ranges-without-subnet": Bad("host-local", ranges([{}])),
+    "ranges-empty-set": Bad("host-local", ranges([])),
+    "ranges-empty": Bad("host-local", ranges()),
+    "ranges-flat": Bad(
+        "host-local",
+        ranges(V4),
+        says="key 'ipam.ranges[0]': input should be a valid tuple, found {'subnet': '10.77.0.0/24'}",
+        why=NAMES_GO_TYPES,
+    ),
+    "too-small-31": Bad("host-local", local({"subnet": "10.77.0.0/31"})),
+    "too-small-host-bits": Bad("host-local", local({"subnet": "10.77.0.1/31"})),
+    "too-small-32": Bad("host-local", local({"subnet": "10.77.0.1/32"})),
+    "too-small-127": Bad("host-local", local({"subnet": "fd77::/127"})),
+    "too-small-128": Bad("host-local", local({"subnet": "fd77::1/128"})),
+    "host-bits": Bad("host-local", local({"subnet": "10.77.0.1/24"})),
+    "host-bits-6": Bad("host-local", local({"subnet": "fd77::1/64"})),
+    "start-bad": Bad("host-local", local({**V4, "rangeStart": "10.77.0"})),
+    "end-bad": Bad("host-local", local({**V4, "rangeEnd": "x"})),
+    "gateway-bad": Bad("host-local", local({**V4, "gateway": "10.77.0.1/24"})),
+    "start-outside": Bad("host-local", local({**V4, "rangeStart": "10.78.0.2"})),
+    "start-family": Bad("host-local", local({**V4, "rangeStart": "fd77::2"})),
+    "end-outside": Bad("host-local", local({**V4, "rangeEnd": "10.78.0.2"})),
+    "end-outside-6": Bad("host-local", local({"subnet": "fd77::/64", "rangeEnd": "fd78::1"})),
+    "end-before-start": Bad("host-local", local({**V4, "rangeStart": "10.77.0.9", "rangeEnd": "10.77.0.8"})),
+    "mixed-families": Bad("host-local", ranges([V4, {"subnet": "fd77::/64"}])),
+    "overlap-within": Bad("host-local", ranges([V4, {"subnet": "10.77.0.0/25"}])),
+    "overlap-start": Bad(
+        "host-local",
+        ranges(
+            [
+                {**V4, "rangeStart": "10.77.0.10", "rangeEnd": "10.77.0.20"},
+                {**V4, "rangeStart": "10.77.0.20", "rangeEnd": "10.77.0.30"},
+            ]
+        ),
+    ),
+    "overlap-between": Bad("host-local", ranges([V4], [V4])),
+    "overlap-between-later": Bad("host-local", ranges([{"subnet": "10.76.0.0/24"}], [V4], [V4])),
+    "overlap-second-set": Bad("host-local", ranges([{"subnet": "10.76.0.0/24"}], [V4, V4])),
+    "overlap-with-runtime": Bad("host-local", local(V4, runtimeConfig={"ipRanges": [[V4]]})),
+    "two-of-a-family": Bad("host-local", ranges([V4], [{"subnet": "10.78.0.0/24"}], cniVersion="0.2.0"), code=1),
+    "two-of-a-family-0.1": Bad("host-local", ranges([V4], [{"subnet": "10.78.0.0/24"}], cniVersion="0.1.0"), code=1),
+    "two-of-a-family-no-version": Bad("host-local", ranges([V4], [{"subnet": "10.78.0.0/24"}], cniVersion=""), code=1),
+    "two-of-a-family-6": Bad(
+        "host-local", ranges([{"subnet": "fd77::/64"}], [{"subnet": "fd78::/64"}], cniVersion="0.2.0"), code=1
+    ),
+    "args-ip-bad": Bad("host-local", local(V4), {"CNI_ARGS": "IP=10.77.0"}, code=4),
+    "args-ip-prefix-bad": Bad("host-local", local(V4), {"CNI_ARGS": "IP=10.77.0.5/40"}, code=4),
+    "args-invalid-pair": Bad("host-local", local(V4), {"CNI_ARGS": "none"}, code=4),
+    "args-trailing": Bad("host-local", local(V4), {"CNI_ARGS": "IgnoreUnknown=1;"}, code=4),
+    "args-two-equals": Bad("host-local", local(V4), {"CNI_ARGS": "IP=1=2"}, code=4),
+    "args-quoted": Bad("host-local", local(V4), {"CNI_ARGS": 'a"b\\\t'}, code=4),
+    "args-check": Bad("host-local", local(V4), {"CNI_COMMAND": "CHECK", "CNI_ARGS": "none"}, code=4),
+    "ips-bad": Bad("host-local", local(V4, args={"cni": {"ips": ["10.77.0"]}})),
+    "runtime-ips-bad": Bad("host-local", local(V4, runtimeConfig={"ips": ["x"]})),
+    "ips-empty": Bad("host-local", local(V4, args={"cni": {"ips": [""]}})),
+    "requested-outside": Bad("host-local", local(V4), {"CNI_ARGS": "IP=10.78.0.5"}),
+    "requested-gateway": Bad("host-local", local(V4), {"CNI_ARGS": "IP=10.77.0.1"}),
+    "requested-broadcast": Bad("host-local", local(V4), {"CNI_ARGS": "IP=10.77.0.255"}),
+    "requested-network": Bad("host-local", local(V4), {"CNI_ARGS": "IP=10.77.0.0"}),
+    "requested-two-in-one": Bad("host-local", local(V4, args={"cni": {"ips": ["10.77.0.5", "10.77.0.6"]}})),
+    "requested-taken": Bad(
+        "host-local",
+        local(V4),
+        {"CNI_CONTAINERID": "c1", "CNI_ARGS": "IP=10.77.0.5"},
+        code=11,
+        before=({"CNI_ARGS": "IP=10.77.0.5"},),
+    ),
+    "full": Bad("host-local", FULL, {"CNI_CONTAINERID": "c1"}, code=11, before=({},)),
+    "full-second-set": Bad(
+        "host-local",
+        ranges([V4], [{"subnet": "10.78.0.0/29", "rangeStart": "10.78.0.2", "rangeEnd": "10.78.0.2"}]),
+        {"CNI_CONTAINERID": "c1"},
+        code=11,
+        before=({},),
+    ),
+    "resolv-conf-missing": Bad("host-local", local({**V4, "resolvConf": "/no/such/file"})),
+    "resolv-conf-folder": Bad("host-local", local({**V4, "resolvConf": "/proc"})),
+    "route-bad": Bad("host-local", local({**V4, "routes": [{"dst": "10.0.0.0"}]})),
+    "route-gw-bad": Bad("host-local", local({**V4, "routes": [{"dst": "10.0.0.0/8", "gw": "x"}]})),
+    "check-nothing": Bad(
+        "host-local",
+        local(V4, prevResult={"cniVersion": "1.1.0", "ips": [{"address": "10.77.0.2/24"}]}),
+        {"CNI_COMMAND": "CHECK"},
+        code=INTERNAL,
+    ),
+    "data-dir-is-a-file": Bad(
+        "host-local",
+        local({**V4, "dataDir": "/dev/null"}),
+        code=INTERNAL,
+        says="cannot open the lock of /dev/null/net: Not a directory",
+        why="the first system call of ours is another one",
+    ),
+}
+LAYER_3 = {"bridge": "br1", "ipam": {"type": "host-local", **V4}}
+BRIDGE = {
+    "hairpin-and-promisc": Bad("bridge", {"hairpinMode": True, "promiscMode": True}),
+    "ipam-and-no-interface": Bad("bridge", {**LAYER_3, "disableContainerInterface": True}),
+    "vlan-negative": Bad("bridge", {"vlan": -1}),
+    "vlan-big": Bad("bridge", {"vlan": 4095}),
+    "trunk-min": Bad("bridge", {"vlanTrunk": [{"minID": 0, "maxID": 3}]}),
+    "trunk-max": Bad("bridge", {"vlanTrunk": [{"minID": 1, "maxID": 4095}]}),
+    "trunk-order": Bad("bridge", {"vlanTrunk": [{"minID": 5, "maxID": 3}]}),
+    "trunk-no-max": Bad("bridge", {"vlanTrunk": [{"minID": 5}]}),
+    "trunk-no-min": Bad("bridge", {"vlanTrunk": [{"maxID": 5}]}),
+    "trunk-id": Bad("bridge", {"vlanTrunk": [{"id": 0}]}),
+    "args-invalid-pair": Bad("bridge", {}, {"CNI_ARGS": "none"}, code=4),
+    "args-mac-bad": Bad("bridge", {"bridge": "br1"}, {"CNI_ARGS": "MAC=00:11:22:33:44"}, code=4),
+    "mac-bad": Bad("bridge", {"bridge": "br1", "args": {"cni": {"mac": "xx"}}}),
+    "runtime-mac-bad": Bad("bridge", {"bridge": "br1", "runtimeConfig": {"mac": "x"}}),
+    "name-too-long": Bad(
+        "bridge",
+        {"bridge": "sixteencharacter"},
+        says="key 'bridge': must be an interface name of at most 15 characters, found 'sixteencharacter'",
+        why="the reference asks the kernel",
+    ),
+    "not-a-bridge": Bad("bridge", {"bridge": "lo"}),
+    "mtu-small": Bad("bridge", {"bridge": "br1", "mtu": 10}, code=INTERNAL),
+    "mtu-text": Bad(
+        "bridge", {"mtu": "x"}, says="key 'mtu': input should be a valid integer, found 'x'", why=NAMES_GO_TYPES
+    ),
+    "interface-exists": Bad("bridge", {"bridge": "br1"}, {"CNI_IFNAME": "lo"}),
+    "ipam-missing": Bad("bridge", {"bridge": "br1", "ipam": {"type": "nope"}}, code=INTERNAL),
+    "ipam-full": Bad(
+        "bridge",
+        {"bridge": "br1", **FULL},
+        {"CNI_CONTAINERID": "c1", "CNI_IFNAME": "eth1"},
+        code=11,
+        before=({},),
+    ),
+    "ipam-bad": Bad("bridge", {"bridge": "br1", "ipam": {"type": "host-local", "subnet": "x"}}),
+    "gateway-conflict": Bad("bridge", {**LAYER_3, "bridge": "foreign0", "isGateway": True}),
+    "old-result": Bad("bridge", {"bridge": "br1", "cniVersion": "0.2.0"}, code=999),
+    "check-nothing": Bad(
+        "bridge",
+        {"bridge": "foreign0", "prevResult": {"cniVersion": "1.1.0", "ips": [{"address": "10.77.0.2/24"}]}},
+        {"CNI_COMMAND": "CHECK"},
+        code=INTERNAL,
+        says="attachment eth0 of container c0 differs from its result: interface eth0 does not exist in FOLDER/pod; "
+        "DEL and ADD it",
+        why="CHECK names every difference, the reference the first one",
+    ),
+}
+
+
+TABLES = {"skel": SKEL, "host-local": HOST_LOCAL, "bridge": BRIDGE}
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [pytest.param(bad, id=f"{table}-{name}") for table, cases in TABLES.items() for name, bad in cases.items()],
+)
+def test_bad_input_is_refused_in_the_words_of_the_reference(programs: Programs, bad: Bad) -> None:
+    theirs, ours = programs.refusal(bad, "reference"), programs.refusal(bad, "ours")
+    assert ours["code"] == (bad.code if theirs["code"] == INTERNAL else theirs["code"])
+    assert ours["msg"] == (bad.says or theirs["msg"])
+    assert bool(bad.says) == bool(bad.why) == (ours["msg"] != theirs["msg"])
+    assert theirs.get("details", "") in ours["details"]
