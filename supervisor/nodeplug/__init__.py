@@ -5,6 +5,7 @@ the errors that they raise. The contract itself is documented in `nodeplug.contr
 """
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ else:
 
     def __getattr__(name: str) -> object:
         """Import the contract, once; say what to write instead of a name that it had before version 1."""
+        if find_spec(f"{__name__}.{name}") is not None:  # `from nodeplug import MODULE` asks here first
+            raise AttributeError(name)
         try:
             return _late(name)
         except AttributeError:

@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from nodeplug import serving
 from nodeplug.contract.errors import NotReady
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
+DEFAULT: Final = serving.DEFAULT
 GROUP: Final = "nodeplug.commands"
-DEFAULT: Final = Path("/etc/nodeplug/nodeplug.toml")
 _PIPE_WIDTH: Final = 240
 
 Config = Annotated[Path, typer.Option("--config", metavar="FILE", help="The main configuration file.")]

@@ -55,6 +55,31 @@ def test_the_first_lists_after_a_start_wait_for_no_import_that_they_can_do_witho
     assert loaded("import nodeplug.first_lists", *heavy, *ours) == []
 
 
+def test_nothing_but_the_first_lists_is_imported_before_the_daemon() -> None:
+    stop_at_the_daemon = """
+class Stop:
+    def find_spec(self, name, path=None, target=None):
+        if name == "nodeplug.daemon":
+            raise SystemExit
+sys.meta_path.insert(0, Stop())
+sys.argv = ["nodeplug", "serve", "--config=/nonexistent", "--root", "/nonexistent"]
+from nodeplug.__main__ import main
+try:
+    main()
+except SystemExit:
+    pass
+"""
+    unwanted = (
+        "typer",
+        "pydantic",
+        "pluggy",
+        "nodeplug.cli",
+        "nodeplug.contract.values.volumes",
+        "nodeplug.contract.netns",
+    )
+    assert loaded(stop_at_the_daemon, *unwanted, "asyncio.events") == ["asyncio.events"]
+
+
 def test_every_name_of_the_contract_is_there_when_it_is_asked_for() -> None:
     ask = """
 import nodeplug
@@ -71,7 +96,7 @@ def test_the_collector_rests_while_the_daemon_is_imported_and_works_afterwards()
 import gc
 from pathlib import Path
 from nodeplug import PluginError
-from nodeplug.cli.serving import serve
+from nodeplug.serving import serve
 collected = sum(generation["collections"] for generation in gc.get_stats())
 try:
     serve(Path("/nonexistent"))
@@ -79,6 +104,10 @@ except PluginError:
     print(gc.isenabled(), sum(generation["collections"] for generation in gc.get_stats()) - collected < 10)
 """
     assert interpreter(serve) == "True True"
+
+
+def test_a_module_is_imported_without_the_contract() -> None:
+    assert loaded("from nodeplug import serving", "nodeplug.contract.values", "pluggy") == []
 
 
 def test_messages_are_encoded_without_the_databases_and_servers_of_pyroute2() -> None:

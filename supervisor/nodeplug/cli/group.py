@@ -52,8 +52,7 @@ class Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except PluginError as error:
-            for line in getattr(error, "problems", None) or [str(error)]:
-                say(f"error: {line}")
+            explain(error)
             raise typer.Exit(1) from error
 
 
@@ -92,6 +91,12 @@ def _brought(point: EntryPoint) -> Any:
             raise PluginError(reason)
 
         return typer.main.get_command(broken)
+
+
+def explain(error: PluginError) -> None:
+    """Print what is wrong, each problem on a line of its own."""
+    for line in getattr(error, "problems", None) or [str(error)]:
+        say(f"error: {line}")
 
 
 def say(text: str) -> None:

@@ -1,27 +1,16 @@
 """The commands `serve`, `reload` and `replace`.
 
-Owns: what is set before the daemon starts, how the process ends, and what is printed of what was renewed.
-Refuses: the daemon itself.
+Owns: their options, and what is printed of what was renewed.
+Refuses: the process of the daemon (`nodeplug.serving`).
 """
 
-import gc
-import logging
-import os
-import sys
-import threading
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 import typer
 
+from nodeplug import serving
 from nodeplug.commands import DEFAULT, Config, Json, Root, print_json, show
 from nodeplug.contract.errors import TryAgain
-
-if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from nodeplug.device.resources import Resources
-    from nodeplug.first_lists import NextStart
 
 RELOAD_PATIENCE: Final = 300.0
 """Seconds: to load, prepare and start a plugin, and for the calls inside the one before to end."""
@@ -40,44 +29,7 @@ def serve(
 
     Example: `nodeplug serve --root /tmp/node --config ./nodeplug.toml`
     """
-    # gRPC's C core bypasses our log and writes to stderr, in its own format, what our log already says.
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    gc.disable()  # imports leave little garbage, and collecting it would take an eighth of the startup time
-    import asyncio
-
-    from nodeplug import first_lists
-
-    note = first_lists.find(config, root) if succeed is None else None  # the predecessor serves, until it hands over
-    status = asyncio.run(_serve(config, root, note, succeed))
-    _leave_threads_behind(status)
-    raise typer.Exit(status)
-
-
-async def _serve(config: Path, root: Path | None, note: "NextStart | None", succeed: int | None) -> int:
-    """Serve what kubelet was told last, import the daemon meanwhile, and run it."""
-    from nodeplug import first_lists
-    from nodeplug.process.aside import aside
-
-    first = await first_lists.begin(note) if note is not None else None
-    run = await aside(_import_daemon, "import the daemon")
-    gc.enable()
-    return await run(config, root, first, succeed)
-
-
-def _import_daemon() -> "Callable[[Path, Path | None, Resources | None, int | None], Awaitable[int]]":
-    from nodeplug.daemon import run
-
-    return run
-
-
-def _leave_threads_behind(status: int) -> None:
-    """Exit at once if a plugin left a thread that the interpreter would wait for forever."""
-    main = threading.main_thread()
-    left = [thread.name for thread in threading.enumerate() if not thread.daemon and thread is not main]
-    if left:
-        logging.getLogger("nodeplug").warning("ending with threads that plugins left running: %s", ", ".join(left))
-        sys.stdout.flush()
-        os._exit(status)  # noqa: TID251 - sys.exit would join those threads
+    raise typer.Exit(serving.serve(config, root, succeed))
 
 
 def reload(
