@@ -32,6 +32,7 @@ _LIMIT: Final = (("grpc.max_receive_message_length", -1),)
 _PLUGINS: Final = f"""
 [plugins.loop]
 uses = "bench.loop:Loop"
+isolation = "thread"
 [plugins.gpu]
 [plugins.gpu.config]
 driver = "simulated"

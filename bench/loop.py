@@ -70,7 +70,7 @@ def longest(folder: Path) -> float:
     """Return the seconds of the longest step since `reset`, as they are now and not at the last writing."""
     file = folder / LONGEST
     file.unlink(missing_ok=True)
-    _wait(file.exists, "the plugin does not tell its longest step")
+    _wait(lambda: file.exists() and float(file.read_text()) > 0, "the plugin sees no step of the daemon's loop")
     return float(file.read_text())
 
 

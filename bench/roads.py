@@ -37,6 +37,7 @@ count = 4
 nodes = [{{ path = "/dev/null" }}]
 [plugins.roads]
 uses = "bench.roads:Roads"
+isolation = "thread"
 """
 NETWORK: Final = {
     "cniVersion": "1.1.0",
@@ -144,7 +145,10 @@ def road_of(node: ScratchNode, request: Callable[[int], object]) -> Road:
         request(number)
         _tell(folder / _END)
         seen.append(Road.read(folder / _ROAD))
-    return Road(frozenset.intersection(*(one.entered for one in seen)), min(one.threads for one in seen))
+    entered = frozenset.intersection(*(one.entered for one in seen))
+    if not entered:
+        raise RuntimeError("no request entered a function of nodeplug: the plugin that counts is not in the daemon")
+    return Road(entered, min(one.threads for one in seen))
 
 
 def _tell(file: Path) -> None:
