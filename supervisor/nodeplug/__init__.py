@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from nodeplug.contract.cgroups import *
     from nodeplug.contract.errors import *
     from nodeplug.contract.hookspecs import *
     from nodeplug.contract.host import *
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 else:
     from nodeplug.contract.late import late
 
-    _MODULES = ("errors", "hookspecs", "host", "journal", "mounts", "netns", "plugin_class", "values")
+    _MODULES = ("cgroups", "errors", "hookspecs", "host", "journal", "mounts", "netns", "plugin_class", "values")
     _late = late(globals(), [f"nodeplug.contract.{one}" for one in _MODULES])
 
     def __getattr__(name: str) -> object:

@@ -156,6 +156,7 @@ class Daemon:
             resources=self._resources,
             podresources=self._podresources,
             delegation=Delegation(self._registry, visiting=self._runner.visiting),
+            cgroups=Cgroups(supervisor.cgroups),
         )
         self._lifecycle = Lifecycle(
             self._registry,
@@ -164,7 +165,7 @@ class Daemon:
             self._resources,
             reading.places.tell,
             lambda name, section: self._folders.give(name, section.privileges.owner),
-            cgroups=Cgroups(supervisor.cgroups),
+            cgroups=self._hosts.cgroups,
         )
         self._supervision = Supervision(self._lifecycle)
         self._attachments = Attachments(self._paths.attachments)

@@ -20,6 +20,8 @@ from nodeplug.device.resources import Resources
 from nodeplug.hosting.own_folders import OwnFolders
 from nodeplug.hosting.registry import Registry
 from nodeplug.observe.state_disk import StateDisk
+from nodeplug.worker.cgroups import Cgroups
+from nodeplug.worker.programs import Programs
 
 VOLUMES: Final = "flexvolume"
 """The name of the journal in which the host itself notes volumes."""
@@ -40,6 +42,7 @@ class Hosts:
     resources: Resources
     podresources: PodResources
     delegation: Delegation
+    cgroups: Cgroups
 
     def __post_init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -60,6 +63,7 @@ class Hosts:
             _delegate=self.delegation,
             _holders=self.podresources.holdings,
             _former=lambda: self._former_sections(plugin),
+            cgroups=Programs(self.cgroups, plugin),
         )
 
     def journal(self, name: str) -> Journal:

@@ -85,8 +85,18 @@ class Program(BaseModel):
         ge=1 << 20,
         description="the size of its own /tmp, which is memory; its secrets and its output are there",
     )
-    memory: Quantity | None = Field(None, ge=1 << 20, description="what it may allocate (RLIMIT_DATA)")
-    tasks: int | None = Field(None, ge=1, description="how many processes and threads its user may have (RLIMIT_NPROC)")
+    memory: Quantity | None = Field(
+        None,
+        ge=1 << 20,
+        description="what it may have with all that it starts, in a cgroup of its own; without one, what each of its "
+        "processes may allocate (RLIMIT_DATA)",
+    )
+    tasks: int | None = Field(
+        None,
+        ge=1,
+        description="how many processes and threads it may have, in a cgroup of its own; without one, how many its "
+        "user may have (RLIMIT_NPROC)",
+    )
     start_timeout: Seconds = Field(30.0, description="how long it may take until the filesystem answers")
     restart_after_hang: Seconds | None = Field(
         None, description="end a program that has not answered for so long, and start it again; by default it is left"

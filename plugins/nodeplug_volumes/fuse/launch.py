@@ -29,6 +29,7 @@ _BIND, _RECURSIVE, _PRIVATE, _SLAVE = 1 << 12, 1 << 14, 1 << 18, 1 << 19  # linu
 TMP: Final = "/tmp"  # noqa: S108 - the program's own: secrets, home, and what it writes meanwhile
 _NO_NEW_PRIVS: Final = 38  # linux/prctl.h, PR_SET_NO_NEW_PRIVS
 _DEVICE: Final = "/dev/fuse"
+_SCORE: Final = "/proc/self/oom_score_adj"
 
 
 def _check(result: int, what: str) -> None:
@@ -102,10 +103,29 @@ def _become(user: int, group: int) -> None:
     _check(_LIBC.prctl(_NO_NEW_PRIVS, *map(ctypes.c_ulong, (1, 0, 0, 0))), "no_new_privs")
 
 
+def _be_limited(cgroups: list[str]) -> None:
+    """Enter cgroups, and be no less likely than others to be ended when memory is short, as the daemon is."""
+    for path in (*cgroups, _SCORE):
+        if path != _SCORE or _read_score() < 0:
+            descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)  # never made: what is missing is an error
+            try:
+                os.write(descriptor, b"0")
+            except OSError as error:
+                raise OSError(error.errno, error.strerror, path) from None
+            finally:
+                os.close(descriptor)
+
+
+def _read_score() -> int:
+    with open(_SCORE, encoding="ascii") as stream:  # noqa: PTH123
+        return int(stream.read())
+
+
 def main(settings: dict[str, Any]) -> None:
     """Give everything up, and become the program."""
     command = settings["command"]
     try:
+        _be_limited(settings["cgroups"])
         _enter(settings["private"], settings["hidden"])
         _replace_programs()
         for name, most in settings["limits"].items():

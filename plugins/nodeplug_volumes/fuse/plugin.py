@@ -68,6 +68,11 @@ class Fuse:
     def start(self) -> None:
         """Adopt the programs of the former daemon, and end what it left half started."""
         sweep(self._host.run_dir / "connections")
+        for limit, why in self._host.cgroups.lacking().items():
+            if limited := [name for name, one in self._config.programs.items() if getattr(one, limit) is not None]:
+                self._host.log.warning(
+                    "no cgroup limits the %s of %s: %s; see `cgroups` of [supervisor]", limit, ", ".join(limited), why
+                )
         for folder in sorted((self._host.run_dir / "volumes").glob("*/")):
             room = Room(folder)
             if room.read() is None:
@@ -107,6 +112,7 @@ class Fuse:
             volumes = list(self._volumes.values())
         found = ((volume, volume.room.read()) for volume in volumes)
         return {
+            "no_cgroup_limits": dict(self._host.cgroups.lacking()),
             "volumes": [
                 {
                     "volume": record.volume_id,
@@ -115,10 +121,11 @@ class Fuse:
                     "user": record.user,
                     "pods": len(record.targets),
                     "condition": volume.condition,
+                    "last_end": volume.last_end,
                 }
                 for volume, record in found
                 if record is not None
-            ]
+            ],
         }
 
     @hookimpl

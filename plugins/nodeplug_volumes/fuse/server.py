@@ -12,11 +12,11 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from nodeplug import NotReady, PluginError, mount, mounted_at, unmount
+from nodeplug import NotReady, PluginError, ProgramCgroups, TryAgain, mount, mounted_at, unmount
 from nodeplug_volumes.fuse import launch, layers
 from nodeplug_volumes.fuse.config import Program
 from nodeplug_volumes.fuse.room import Record, Room, start_time
@@ -39,10 +39,12 @@ class Server:
     Attributes:
         room: the volume's.
         name: of the program.
+        cgroups: of the programs of this plugin; named by the volume's key.
     """
 
     room: Room
     name: str
+    cgroups: ProgramCgroups = field(default_factory=ProgramCgroups)
 
     @property
     def source(self) -> str:
@@ -103,14 +105,15 @@ class Server:
     ) -> int:
         """Start the program in a session of its own: it outlives this process."""
         private = self.room.private
-        limits = {"RLIMIT_DATA": program.memory, "RLIMIT_NPROC": program.tasks, "RLIMIT_CORE": 0}
+        entrances = self.cgroups.make(self.room.key, memory=program.memory, tasks=program.tasks)
         settings = {
             "command": list(command),
             "user": record.user,
             "group": record.group,
             "private": os.path.realpath(private),
             "hidden": os.path.realpath(Path(record.staging).parent),
-            "limits": {name: most for name, most in limits.items() if most is not None},
+            "limits": {"RLIMIT_CORE": 0, **self._own_limits(program)},
+            "cgroups": [str(one) for one in entrances],
         }
         own = {"PATH": f"{launch.TMP}/programs:{_PATH}", "LC_ALL": "C.UTF-8", "HOME": f"{launch.TMP}/home"}
         own |= environment
@@ -124,6 +127,12 @@ class Server:
         ]
         program_of = [sys.executable, "-IS", launch.__file__, json.dumps(settings)]
         return os.posix_spawn(program_of[0], program_of, own, file_actions=actions, setsid=True)
+
+    def _own_limits(self, program: Program) -> dict[str, int]:
+        """Return the limits that no cgroup keeps (setrlimit(2))."""
+        lacking = self.cgroups.lacking()
+        limits = {"memory": ("RLIMIT_DATA", program.memory), "tasks": ("RLIMIT_NPROC", program.tasks)}
+        return {name: most for one, (name, most) in limits.items() if most is not None and one in lacking}
 
     def _wait_until_it_answers(self, record: Record, seconds: float) -> Usage:
         look, until = Look(record.staging), time.monotonic() + seconds
@@ -160,7 +169,7 @@ class Server:
             os.close(process)
 
     def last_words(self, record: Record) -> str:
-        """Return how the program ended, and what it printed last."""
+        """Return how the program ended, and why or what it printed last."""
         how = ""
         with suppress(ChildProcessError):
             # 0 would be any child of the daemon.
@@ -169,7 +178,11 @@ class Server:
                 how = f" by {signal.Signals(os.WTERMSIG(status)).name}"
             elif pid:
                 how = f" with status {os.waitstatus_to_exitcode(status)}"
-        return how + self._output()
+        return f": {excess}" if (excess := self.excess()) else how + self._output()
+
+    def excess(self) -> str:
+        """Say what the program, or a child of it, had too much of; nothing if the kernel has ended none for that."""
+        return self.cgroups.excess(self.room.key)
 
     def _output(self) -> str:
         said = self.room.last_output()
@@ -196,6 +209,8 @@ class Server:
             with suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
         record.pid, record.started = 0, ""
+        with suppress(TryAgain):  # it is removed before the next start, which says so if it cannot be
+            self.cgroups.remove(self.room.key)
 
     def _cut(self, record: Record) -> None:
         """End the connection, so that nobody waits for the server any more."""

@@ -49,6 +49,7 @@ class Volume:
         condition: what is wrong, for people; empty if nothing is. Nothing is decided by it.
         fails: whether its program did not answer the last look, or with an error.
         usage: what the filesystem said last.
+        last_end: how its program ended when it did, and why; empty if it has not.
     """
 
     room: Room
@@ -58,6 +59,7 @@ class Volume:
     condition: str = ""
     fails: bool = False
     usage: Usage | None = None
+    last_end: str = ""
     _leaving: threading.Event = field(default_factory=threading.Event)
     _wake: int = field(default_factory=lambda: os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
     _thread: threading.Thread | None = None
@@ -186,12 +188,13 @@ class Volume:
         while not self._leaving.is_set():
             try:
                 record = self._known()
-                if not self._ended(record):
+                if not self._ended(record) and not self._server(record).excess():
                     self._look(record)
                     if time.monotonic() - self._started >= MAX_BACKOFF:
                         retry = MIN_BACKOFF
                     continue
-                self._say(f"program {record.program!r} ended{Server(self.room, record.program).last_words(record)}")
+                self.last_end = f"program {record.program!r} ended{self._server(record).last_words(record)}"
+                self._say(self.last_end)
                 if time.monotonic() - self._started < MAX_BACKOFF and self._leaving.wait(retry):
                     return
                 retry = min(retry * 2, MAX_BACKOFF)
@@ -227,7 +230,7 @@ class Volume:
             self._hangs(record, f"program {record.program!r} does not answer{f': {error}' if str(error) else ''}")
             return
         self._silent_since, self.fails = None, False
-        containers = layers.uncovered(record.former, Server(self.room, record.program).source)
+        containers = layers.uncovered(record.former, self._server(record).source)
         self._say(_STALE.format(_count(containers)) if containers else "")
         if record.former and not containers:
             with self.room.locked(PATIENCE):
@@ -257,6 +260,9 @@ class Volume:
 
     # --- steps, under the lock
 
+    def _server(self, record: Record) -> Server:
+        return Server(self.room, record.program, self.host.cgroups)
+
     def _known(self) -> Record:
         record = self.room.read()
         if record is None:
@@ -271,12 +277,12 @@ class Volume:
         command = [cfg.fill(word, filled) for word in program.command]
         environment = {name: cfg.fill(text, filled) for name, text in program.environment.items()}
         environment |= self.room.variables()
-        self.usage = Server(self.room, record.program).start(record, program, command, environment)
+        self.usage = self._server(record).start(record, program, command, environment)
         self._silent_since, self._started, self.fails = None, time.monotonic(), False
 
     def _start_anew(self, record: Record) -> None:
         """Start the program again, and mount its filesystem over the dead one at every target."""
-        Server(self.room, record.program).end(record, at_once=True)
+        self._server(record).end(record, at_once=True)
         if record.device and record.device not in record.former:
             record.former = [*record.former, record.device][-8:]
         self._start(record)
@@ -294,7 +300,7 @@ class Volume:
     def _take_down(self, record: Record | None) -> None:
         if record is not None:
             healthy = record.runs and self._answers(record)
-            Server(self.room, record.program).end(record, at_once=not healthy)
+            self._server(record).end(record, at_once=not healthy)
 
     def _answers(self, record: Record) -> bool:
         """Look now: what the watch has seen last may be over, and a program that works still has to write."""
@@ -308,7 +314,7 @@ class Volume:
 
     def _users(self, record: Record) -> list[str]:
         """Return the targets at which pods have the volume, be it dead."""
-        source = Server(self.room, record.program).source
+        source = self._server(record).source
         found = ((target, mounted_at(target)) for target in record.targets)
         return [target for target, one in found if one is not None and one.source == source]
 

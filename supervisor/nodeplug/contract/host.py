@@ -6,10 +6,11 @@ Refuses: the daemon's internals. Every member may be used from any thread of the
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, cast, overload
 
+from nodeplug.contract.cgroups import ProgramCgroups
 from nodeplug.contract.errors import NotReady
 from nodeplug.contract.journal import Journal
 from nodeplug.contract.values import (
@@ -65,6 +66,7 @@ class Host:
         journal: intents that must survive `kill -9`.
         state_dir: the plugin's own folder that survives a reboot; exists.
         run_dir: the plugin's own folder that does not; exists.
+        cgroups: of programs that it starts for containers.
     """
 
     plugin: str
@@ -78,6 +80,7 @@ class Host:
     _delegate: Delegate
     _holders: Callable[[ResourceName], Sequence[Holding]] = _unknown
     _former: Callable[[], Sequence[FormerSection]] = tuple
+    cgroups: ProgramCgroups = field(default_factory=ProgramCgroups)
 
     def refresh(self, resource: str) -> None:
         """Ask for a new `device_list` of one resource. Returns at once; many requests become one listing."""

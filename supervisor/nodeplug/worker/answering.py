@@ -44,6 +44,8 @@ def answer(host: Host, message: Message) -> Message:
             return Message({"op": "answer", **_with_journal(host, message)})
         case "holders":
             return Message({"op": "answer"}, write_holdings(host.holders(message.text("resource"))))
+        case "cgroup":
+            return Message({"op": "answer", **_with_cgroup(host, message)})
         case "former":
             return Message({"op": "answer", "sections": _former(host)})
         case "delegate":
@@ -80,6 +82,25 @@ def _with_journal(host: Host, message: Message) -> dict[str, Any]:
         case unknown:
             raise Broken(f"nobody can {unknown!r} with a journal")
     return {}
+
+
+def _with_cgroup(host: Host, message: Message) -> dict[str, Any]:
+    name = message.text("name")
+    match message.head.get("do"):
+        case "make":
+            memory, tasks = (message.head.get(limit) for limit in ("memory", "tasks"))
+            if not all(limit is None or type(limit) is int for limit in (memory, tasks)):
+                raise Broken("it asks for a limit that is no number")
+            return {"entrances": [str(one) for one in host.cgroups.make(name, memory=memory, tasks=tasks)]}
+        case "lacking":
+            return {"lacking": dict(host.cgroups.lacking())}
+        case "excess":
+            return {"excess": host.cgroups.excess(name)}
+        case "remove":
+            host.cgroups.remove(name)
+            return {}
+        case unknown:
+            raise Broken(f"nobody can {unknown!r} with a cgroup")
 
 
 def _former(host: Host) -> list[dict[str, str]]:

@@ -42,6 +42,7 @@ class Part:
         memory: bytes; None: it does not limit memory.
         tasks: how many; None: it does not limit tasks.
         unified: whether it is of version 2.
+        whole: whether all that is in it ends with it, in whatever session, and counts for every limit.
     """
 
     folder: Path
@@ -49,6 +50,7 @@ class Part:
     memory: int | None = None
     tasks: int | None = None
     unified: bool = False
+    whole: bool = False
 
     @property
     def entrance(self) -> Path:
@@ -73,9 +75,10 @@ class Part:
             write(self.folder / "memory.limit_in_bytes", self.memory)
             _write_if_there(self.folder / "memory.memsw.limit_in_bytes", self.memory)
             return
-        write(self.folder / "cgroup.subtree_control", "+memory")
-        (self.folder / _KEPT).mkdir()
-        (self.folder / _WORKER).mkdir()
+        if not self.whole:
+            write(self.folder / "cgroup.subtree_control", "+memory")
+            (self.folder / _KEPT).mkdir()
+            (self.folder / _WORKER).mkdir()
         write(self.entrance / "memory.max", self.memory)
         _write_if_there(self.entrance / "memory.swap.max", 0)
         _write_if_there(self.entrance / "memory.oom.group", 1)
@@ -84,9 +87,9 @@ class Part:
         """Say why the kernel has ended a process of it for memory; nothing if it has not."""
         if not counted(self.entrance / ("memory.events" if self.unified else "memory.oom_control")):
             return ""
-        if not self._reached():
+        if self.memory is None or not self._reached():
             return SHORT
-        return f"it exceeded its memory of {(self.memory or 0) / (1 << 20):g} MiB"
+        return f"it exceeded its memory of {self.memory / (1 << 20):g} MiB"
 
     def _reached(self) -> bool:
         """Whether it has ever wanted more than its limit: a cgroup above, or the node, may have had none left."""
@@ -103,9 +106,10 @@ class Part:
 
     def remove(self, session: int) -> bool:
         """Do what `Cgroup.remove` does, once."""
-        _move(self.folder / _KEPT, self.home, lambda *_: True)
-        leaves = _in_another(session) if session else _has_leader
-        _move(self.entrance, self.home, leaves)
+        if not self.whole:
+            _move(self.folder / _KEPT, self.home, lambda *_: True)
+            leaves = _in_another(session) if session else _has_leader
+            _move(self.entrance, self.home, leaves)
         with suppress(OSError):
             _write_if_there(self.folder / "pids.max", 0)  # nobody multiplies faster than this ends them
         _end_all(self.entrance)

@@ -1,4 +1,4 @@
-"""In which cgroup the daemon may make others, one for each worker with limits.
+"""In which cgroup the daemon may make others, one for each worker with limits and for each program of a plugin's.
 
 Owns: which controllers can be used and why not, making cgroups, and sweeping those that a killed daemon left.
 Refuses: a cgroup that is not the daemon's own: one that nobody has delegated to it, or the root of a hierarchy; and
@@ -13,6 +13,7 @@ import logging
 import os
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
@@ -28,6 +29,8 @@ LEAF: Final = "nodeplug-daemon"
 """Where the daemon itself is in version 2; deploy/nodeplug.service has systemd start it there."""
 PREFIX: Final = "nodeplug-worker-"
 """Before the process id of the daemon that made it."""
+PROGRAM: Final = "nodeplug-program-"
+"""Before the name of a program that a plugin has started for containers (`programs`): it outlives the daemon."""
 Wanted = bool | Literal["auto"]
 
 
@@ -36,7 +39,7 @@ class _Unusable(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class _Base:
+class Base:
     """The daemon's own cgroup in one hierarchy.
 
     Attributes:
@@ -64,7 +67,7 @@ class Cgroups:
         self._wanted = wanted
         self._lock = threading.Lock()
         self._prepared = False
-        self._bases: dict[str, _Base] = {}
+        self._bases: dict[str, Base] = {}
         self._lacking: dict[str, str] = {}
         self._left: list[Cgroup] = []
         self._numbers = itertools.count(1)
@@ -91,6 +94,11 @@ class Cgroups:
         self.prepare()
         return self._lacking.get(controller, "")
 
+    def base(self, controller: str) -> Base | None:
+        """Return where cgroups with a controller can be made; None if nowhere. May block."""
+        self.prepare()
+        return self._bases.get(controller)
+
     def make(self, name: str, memory: int | None, tasks: int | None) -> Cgroup:
         """Make the cgroup of a plugin's worker, with the limits that it can keep. May block.
 
@@ -111,7 +119,7 @@ class Cgroups:
                 part.make()
         except OSError as error:
             self.remove(made)
-            raise TryAgain(f"the daemon cannot make a cgroup for plugin {name!r}: {_told(error)}") from None
+            raise TryAgain(f"the daemon cannot make a cgroup for plugin {name!r}: {told(error)}") from None
         return made
 
     def remove(self, cgroup: Cgroup, session: int = 0) -> None:
@@ -142,7 +150,7 @@ class Cgroups:
                 self._lacking[controller] = str(error)
                 LOG.info("no cgroup limits the %s of plugins: %s", controller, error)
 
-    def _base(self, controller: str, places: Mapping[str, Hierarchy]) -> _Base:
+    def _base(self, controller: str, places: Mapping[str, Hierarchy]) -> Base:
         unified = controller not in places
         own = places.get(UNIFIED if unified else controller)
         if own is None:
@@ -158,9 +166,9 @@ class Cgroups:
         if not os.access(folder, os.W_OK):
             raise _Unusable(f"{folder} is read-only")
         if not unified:
-            return _Base(folder, folder)
+            return Base(folder, folder)
         _enable(controller, folder)
-        return _Base(folder, folder / LEAF, unified=True)
+        return Base(folder, folder / LEAF, unified=True)
 
 
 def _check_delegated(own: Hierarchy, places: Mapping[str, Hierarchy], *, started_there: bool) -> None:
@@ -192,10 +200,10 @@ def _enable(controller: str, folder: Path) -> None:
                 enter(folder / LEAF, pid)
         write(folder / "cgroup.subtree_control", f"+{controller}")
     except OSError as error:
-        raise _Unusable(_told(error)) from None
+        raise _Unusable(told(error)) from None
 
 
-def _sweep(base: _Base) -> None:
+def _sweep(base: Base) -> None:
     """Remove what daemons left that have ended; one that lives, such as one that is being replaced, keeps its own."""
     living = {*members(base.folder), *members(base.home)} - {os.getpid()}
     for folder in base.folder.glob(f"{PREFIX}*"):
@@ -203,7 +211,11 @@ def _sweep(base: _Base) -> None:
         if not (dash and daemon.isdecimal() and int(daemon) in living):
             gone = found(folder, base.home).remove()
             LOG.log(logging.INFO if gone else logging.WARNING, "%s %s", folder, "is removed" if gone else "stays")
+    for folder in base.folder.glob(f"{PROGRAM}*"):
+        with suppress(OSError):  # its program runs, for the next plugin to find
+            folder.rmdir()
 
 
-def _told(error: OSError) -> str:
+def told(error: OSError) -> str:
+    """Return what the kernel said, and of which file."""
     return f"{error.strerror}: {error.filename}"

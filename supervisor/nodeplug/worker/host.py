@@ -14,6 +14,7 @@ from pathlib import Path
 from threading import local
 from typing import Any, Final
 
+from nodeplug.contract.cgroups import ProgramCgroups
 from nodeplug.contract.errors import PluginError, TryAgain, clip
 from nodeplug.contract.host import FormerSection, Host
 from nodeplug.contract.journal import Entry, Journal
@@ -114,6 +115,37 @@ class AskedJournal(Journal):
         return tuple(Entry(**entry) for entry in self._do("entries")["entries"])
 
 
+@dataclass(frozen=True, slots=True)
+class AskedCgroups(ProgramCgroups):
+    """Cgroups that the daemon makes and removes.
+
+    Attributes:
+        door: the way to the daemon.
+    """
+
+    door: Door
+
+    def _do(self, what: str, name: str, **about: Any) -> Mapping[str, Any]:
+        return self.door.ask(Message({"op": "cgroup", "do": what, "name": name, **about})).head
+
+    def lacking(self) -> Mapping[str, str]:
+        """Return why a limit cannot be kept; see `ProgramCgroups`."""
+        return dict(self._do("lacking", "")["lacking"])
+
+    def make(self, name: str, *, memory: int | None = None, tasks: int | None = None) -> tuple[Path, ...]:
+        """Have the cgroup of a program made; see `ProgramCgroups`."""
+        made = self._do("make", name, memory=memory, tasks=tasks)
+        return tuple(Path(one) for one in made["entrances"])
+
+    def excess(self, name: str) -> str:
+        """Say why the kernel has ended a process of a program for memory; see `ProgramCgroups`."""
+        return str(self._do("excess", name)["excess"])
+
+    def remove(self, name: str) -> None:
+        """Have a cgroup removed, with all that is in it; see `ProgramCgroups`."""
+        self._do("remove", name)
+
+
 def make_host(door: Door, about: Mapping[str, Any]) -> Host:
     """Make the host of the plugin of this process.
 
@@ -158,6 +190,7 @@ def make_host(door: Door, about: Mapping[str, Any]) -> Host:
         _delegate=delegate,
         _holders=holders,
         _former=former,
+        cgroups=AskedCgroups(door),
     )
 
 

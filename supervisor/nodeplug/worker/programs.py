@@ -1,0 +1,100 @@
+"""The cgroups of programs that plugins have started for containers, and that outlive plugin and daemon.
+
+Owns: their names, by which the next daemon finds them, their limits, and their end with all that is in them.
+Refuses: to know what a program is: the plugin starts it, and it enters by itself.
+
+Such a cgroup stands beside those of workers, in each hierarchy that can be used, also without a limit: its end is then
+the end of all that the program has started.
+"""
+
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from nodeplug.contract.cgroups import ProgramCgroups
+from nodeplug.contract.errors import InvalidRequest, TryAgain, clip
+from nodeplug.contract.journal import file_name
+from nodeplug.worker.cgroup import Cgroup, Part
+from nodeplug.worker.cgroups import PROGRAM, Base, Cgroups, told
+
+_NAME: Final = re.compile(r"[A-Za-z0-9]{1,64}")
+_CONTROLLERS: Final = {"memory": "memory", "pids": "tasks"}
+"""What limits what, as a section calls it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Programs(ProgramCgroups):
+    """The cgroups of the programs of one section's plugin. Any thread.
+
+    Attributes:
+        cgroups: those of the daemon.
+        section: the plugin's name.
+    """
+
+    cgroups: Cgroups = field(default_factory=Cgroups)
+    section: str = ""
+
+    def lacking(self) -> Mapping[str, str]:
+        """Return why a limit cannot be kept; see `ProgramCgroups`."""
+        return {limit: why for one, limit in _CONTROLLERS.items() if (why := self.cgroups.lacks(one))}
+
+    def make(self, name: str, *, memory: int | None = None, tasks: int | None = None) -> tuple[Path, ...]:
+        """Make a program's cgroup anew; see `ProgramCgroups`."""
+        self.remove(name)
+        limits = {"memory": memory, "pids": tasks}
+        parts = []
+        for base, controllers in self._bases().items():
+            memory_here, tasks_here = (limits[one] if one in controllers else None for one in limits)
+            folder = base.folder / self._folder(name)
+            parts.append(Part(folder, base.home, memory_here, tasks_here, base.unified, whole=True))
+        try:
+            for part in parts:
+                part.make()
+        except OSError as error:
+            Cgroup(tuple(parts)).remove()
+            raise TryAgain(
+                f"the daemon cannot make a cgroup for a program of {self.section!r}: {told(error)}"
+            ) from None
+        return Cgroup(tuple(parts)).entrances
+
+    def excess(self, name: str) -> str:
+        """Say why the kernel has ended a process of a program for memory; see `ProgramCgroups`."""
+        return next((why for part in self._found(name) if (why := part.ended_for_memory())), "")
+
+    def remove(self, name: str) -> None:
+        """End all that is in a program's cgroup, and remove it; see `ProgramCgroups`."""
+        if not Cgroup(self._found(name)).remove():
+            raise TryAgain(f"a process in cgroup {self._folder(name)} does not die; ask again")
+
+    def _bases(self) -> dict[Base, list[str]]:
+        """Return where cgroups can be made, and the controllers of each."""
+        found: dict[Base, list[str]] = {}
+        for controller in _CONTROLLERS:
+            if (base := self.cgroups.base(controller)) is not None:
+                found.setdefault(base, []).append(controller)
+        return found
+
+    def _folder(self, name: str) -> str:
+        if not _NAME.fullmatch(name):
+            raise InvalidRequest(f"a cgroup is asked for as {clip(name, 80)!r}; name it by 1 to 64 letters and digits")
+        return f"{PROGRAM}{name}-{file_name(self.section)}"
+
+    def _found(self, name: str) -> tuple[Part, ...]:
+        folders = [(base, base.folder / self._folder(name)) for base in self._bases()]
+        return tuple(
+            Part(folder, base.home, _limit(folder, base), unified=base.unified, whole=True)
+            for base, folder in folders
+            if folder.exists()
+        )
+
+
+def _limit(folder: Path, base: Base) -> int | None:
+    """Return how many bytes a cgroup may have; None if it does not say."""
+    with suppress(OSError, ValueError):
+        name = "memory.max" if base.unified else "memory.limit_in_bytes"
+        limit = int((folder / name).read_text(encoding="ascii"))
+        return limit if limit < 1 << 62 else None  # version 1 has a number for "as much as there is"
+    return None
