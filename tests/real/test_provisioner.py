@@ -9,135 +9,27 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
 from tests.real.consumers import ControlPlane
+from tests.real.consumers.claims import CORE, DRIVER, STORAGE, Cluster, Object, plugins, provisioning
 
-from nodeplug.contract.errors import PluginError
 from nodeplug.contract.journal import Journal
 from nodeplug.pb import csi_v1_pb2 as pb
 from nodeplug.pb import csi_v1_pb2_grpc as pb_grpc
-from nodeplug.testing import ScratchNode
 
-CORE, STORAGE = "/api/v1", "/apis/storage.k8s.io/v1"
-CLAIMS = f"{CORE}/namespaces/default/persistentvolumeclaims"
-DRIVER = "loopfile.nodeplug"
 MIB = 1 << 20
-Object = dict[str, Any]
-
-
-class Cluster:
-    """What a user and the scheduler do, and what they see."""
-
-    def __init__(self, control: ControlPlane, daemon: ScratchNode) -> None:
-        self.control, self.daemon = control, daemon
-        self.call = control.call
-        self.node = control.node.name
-        self.images = daemon.root / "images"
-
-    def claim(self, name: str, size: str = "32Mi", node: str | None = None, **more: Any) -> None:
-        annotations = {"volume.kubernetes.io/selected-node": node or self.node}
-        spec = {
-            "accessModes": ["ReadWriteOnce"],
-            "storageClassName": DRIVER,
-            "resources": {"requests": {"storage": size}},
-            **more,
-        }
-        self.call("POST", CLAIMS, {"metadata": {"name": name, "annotations": annotations}, "spec": spec})
-
-    def get(self, name: str) -> Object:
-        return dict(self.call("GET", f"{CLAIMS}/{name}"))
-
-    def patch(self, name: str, body: Object) -> None:
-        found = self.get(name)
-        merged = {**found, "spec": {**found["spec"], **body}}
-        self.call("PUT", f"{CLAIMS}/{name}", merged)
-
-    def delete(self, name: str) -> None:
-        self.call("DELETE", f"{CLAIMS}/{name}")
-
-    def volume_of(self, name: str) -> Object:
-        return dict(self.call("GET", f"{CORE}/persistentvolumes/{self.get(name)['spec']['volumeName']}"))
-
-    def until(self, what: str, holds: Callable[[], object], seconds: float = 60.0) -> None:
-        late = time.monotonic() + seconds
-        while not self._try(holds):
-            if time.monotonic() > late:
-                raise AssertionError(f"{what} did not come true; {self.daemon.status()['provisioner']}")
-            time.sleep(0.1)
-
-    def _try(self, holds: Callable[[], object]) -> object:
-        try:
-            return holds()
-        except PluginError:
-            return False
-
-    def bound(self, name: str) -> Object:
-        self.until(f"a volume for {name}", lambda: self.get(name).get("status", {}).get("phase") == "Bound")
-        return self.volume_of(name)
-
-    def events(self, name: str) -> str:
-        found = self.call("GET", f"{CORE}/namespaces/default/events?fieldSelector=involvedObject.name%3D{name}")
-        return "\n".join(f"{one['reason']}: {one['message']}" for one in found["items"])
-
-    def names(self) -> list[str]:
-        return sorted(path.name for path in self.images.glob("*.img"))
-
-
-def plugins(control: ControlPlane, more: str = "") -> str:
-    folder = control.node.folder
-    return (
-        f'[plugins.loopfile.config]\ndirectory = "{folder}/images"\nmax_size = "512Mi"\n{more}'
-        f'[provisioner]\nkubeconfig = "{folder}/provisioner"\ncapacity_poll = "1s"\n'
-    )
 
 
 @pytest.fixture(scope="module")
-def cluster(make_private_node: Any, cluster: ControlPlane) -> Iterator[Cluster]:
-    """A daemon with loopfile and a provisioner that has the rights of the manifests alone."""
-    control, node = cluster, cluster.node
-    daemon = ScratchNode(
-        node.folder,
-        plugins(control),
-        supervisor=f'listen = ""\ncsi = true\nnode_name = "{node.name}"',
-        within=node.command(),
-    )
-    daemon.paths.plugins_registry.mkdir(parents=True)
-    control.call("POST", f"{CORE}/nodes", {"metadata": {"name": node.name, "labels": {f"{DRIVER}/node": node.name}}})
-    (node.folder / "provisioner").write_text(rights(control, daemon))
-    with daemon:
-        made = Cluster(control, daemon)
+def cluster(cluster: ControlPlane) -> Iterator[Cluster]:
+    """A daemon with loopfile and a provisioner."""
+    with provisioning(cluster) as made:
         yield made
-    sys.stdout.write(daemon.log)  # shown when a test fails
-
-
-def rights(control: ControlPlane, daemon: ScratchNode) -> str:
-    """Apply what `nodeplug csi manifests` prints; return a kubeconfig with the ServiceAccount's token."""
-    places = {
-        "CSIDriver": f"{STORAGE}/csidrivers",
-        "StorageClass": f"{STORAGE}/storageclasses",
-        "ServiceAccount": f"{CORE}/namespaces/kube-system/serviceaccounts",
-        "Role": "/apis/rbac.authorization.k8s.io/v1/namespaces/kube-system/roles",
-        "RoleBinding": "/apis/rbac.authorization.k8s.io/v1/namespaces/kube-system/rolebindings",
-        "ClusterRole": "/apis/rbac.authorization.k8s.io/v1/clusterroles",
-        "ClusterRoleBinding": "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
-    }
-    printed = daemon.run("csi manifests", "--json")
-    assert printed.returncode == 0, printed.stderr
-    accounts = []
-    for one in json.loads(printed.stdout)["items"]:
-        control.call("POST", places[one["kind"]], one)
-        accounts += [one["metadata"]["name"]] if one["kind"] == "ServiceAccount" else []
-    path = f"{places['ServiceAccount']}/{accounts[0]}/token"
-    token = control.call("POST", path, {"spec": {"expirationSeconds": 3600}})["status"]["token"]
-    config = json.loads(control.kubeconfig)
-    config["users"][0]["user"] = {"token": token}
-    return json.dumps(config)
 
 
 def test_a_claim_gets_a_volume_that_goes_with_it(cluster: Cluster) -> None:
@@ -150,13 +42,8 @@ def test_a_claim_gets_a_volume_that_goes_with_it(cluster: Cluster) -> None:
     assert cluster.names() == [f"{volume['spec']['csi']['volumeHandle']}.img"]
     cluster.until("the event", lambda: "ProvisioningSucceeded" in cluster.events("plain"))
     cluster.delete("plain")
-    cluster.until("the volume's end", lambda: gone(cluster, volume))
+    cluster.until("the volume's end", lambda: volume["metadata"]["name"] not in cluster.volumes())
     assert cluster.names() == []
-
-
-def gone(cluster: Cluster, volume: Object) -> bool:
-    found = cluster.call("GET", f"{CORE}/persistentvolumes")["items"]
-    return volume["metadata"]["name"] not in {one["metadata"]["name"] for one in found}
 
 
 def test_a_claim_grows_and_kubelet_is_told_to_do_the_rest(cluster: Cluster) -> None:
@@ -222,12 +109,12 @@ def test_a_volume_that_is_kept_stays_and_its_object_may_go(cluster: Cluster) -> 
     image = f"{volume['spec']['csi']['volumeHandle']}.img"
     cluster.delete("precious")
     cluster.call("DELETE", f"{CORE}/persistentvolumes/{volume['metadata']['name']}")
-    cluster.until("the end of the object", lambda: gone(cluster, volume))
+    cluster.until("the end of the object", lambda: volume["metadata"]["name"] not in cluster.volumes())
     assert cluster.names() == [image]
     for path in cluster.images.glob("pvc-*"):
         path.unlink()
     cluster.call("DELETE", f"{STORAGE}/storageclasses/kept")
-    cluster.until("one class", lambda: len(capacities(cluster)) == 1)
+    cluster.until("one class", lambda: len(cluster.capacities()) == 1)
 
 
 def test_a_claim_for_another_node_is_left_to_it(cluster: Cluster) -> None:
@@ -254,25 +141,20 @@ def test_a_claim_for_which_there_is_no_room_may_go_to_another_node(cluster: Clus
 def room(cluster: Cluster, left: int) -> Iterator[None]:
     """Configure that so many bytes are left, and no limit afterwards."""
     cluster.daemon.configure(plugins(cluster.control, f"max_total = {left}\n"))
-    cluster.until("the limit", lambda: capacities(cluster) == [f"{left >> 20}Mi"])
+    cluster.until("the limit", lambda: cluster.capacities() == [f"{left >> 20}Mi"])
     yield
     cluster.daemon.configure(plugins(cluster.control))
-    cluster.until("no limit", lambda: capacities(cluster) != [f"{left >> 20}Mi"])
-
-
-def capacities(cluster: Cluster) -> list[str]:
-    found = cluster.call("GET", f"{STORAGE}/namespaces/kube-system/csistoragecapacities")["items"]
-    return [one["capacity"] for one in found if one["nodeTopology"]["matchLabels"] == {f"{DRIVER}/node": cluster.node}]
+    cluster.until("no limit", lambda: cluster.capacities() != [f"{left >> 20}Mi"])
 
 
 def test_the_scheduler_is_told_how_much_room_there_is(cluster: Cluster) -> None:
-    cluster.until("a figure", lambda: len(capacities(cluster)) == 1)
+    cluster.until("a figure", lambda: len(cluster.capacities()) == 1)
     with room(cluster, 64 * MIB):
         cluster.claim("part", "32Mi")
         cluster.bound("part")
-        cluster.until("less room", lambda: capacities(cluster) == ["32Mi"])
+        cluster.until("less room", lambda: cluster.capacities() == ["32Mi"])
         cluster.delete("part")
-        cluster.until("all room", lambda: capacities(cluster) == ["64Mi"])
+        cluster.until("all room", lambda: cluster.capacities() == ["64Mi"])
 
 
 @pytest.mark.parametrize(
@@ -309,7 +191,7 @@ def test_a_daemon_that_is_killed_again_and_again_leaves_nothing_undone_nor_behin
         cluster.daemon.kill()
         cluster.daemon.start()
     cluster.until("the end of all", lambda: not cluster.names())
-    cluster.until("no volume", lambda: not cluster.call("GET", f"{CORE}/persistentvolumes")["items"])
+    cluster.until("no volume", lambda: not cluster.volumes())
 
 
 def test_a_volume_whose_claim_went_while_the_daemon_was_away_is_deleted(cluster: Cluster) -> None:
@@ -423,11 +305,11 @@ def test_a_lost_node_is_forgotten_but_for_what_claims_still_have(cluster: Cluste
 
     assert left() == {names["held"]: "kept", names["released"]: "would be forgotten"}
     assert left("--apply") == {names["held"]: "kept", names["released"]: "forgotten"}
-    cluster.until("its end", lambda: gone(cluster, {"metadata": {"name": names["released"]}}))
+    cluster.until("its end", lambda: names["released"] not in cluster.volumes())
     cluster.delete("held")
     cluster.until("the release", lambda: phase(cluster, names["held"]) == "Released")
     assert left("--apply") == {names["held"]: "forgotten"}
-    assert capacities(cluster) == []
+    assert cluster.capacities() == []
     assert left() == {}
 
 

@@ -23,7 +23,7 @@ from tests.real.consumers.private_node import ENV, PrivateNode
 from nodeplug.contract.errors import PluginError
 
 Object = dict[str, Any]
-_PORT: Final = 6443
+PORT: Final = 6443
 _PATIENCE: Final = 90.0
 
 
@@ -35,19 +35,22 @@ class ControlPlane:
         folder: an existing folder of its own.
         programs: the folder of kube-apiserver, kube-controller-manager and kube-scheduler.
         authorization: `RBAC`, or everybody may do everything.
+
+    Attributes:
+        token: of an administrator.
     """
 
     def __init__(self, node: PrivateNode, folder: Path, programs: Path, authorization: str = "AlwaysAllow") -> None:
         self.node, self.folder, self.programs = node, folder, programs
         self._authorization = authorization
-        self._token = secrets.token_hex(16)
+        self.token = secrets.token_hex(16)
         self._processes = ExitStack()
         self._api: subprocess.Popen[bytes] | None = None
 
     @property
     def server(self) -> str:
         """Where the API is, inside the node."""
-        return f"https://127.0.0.1:{_PORT}"
+        return f"https://127.0.0.1:{PORT}"
 
     @property
     def authority(self) -> Path:
@@ -63,7 +66,7 @@ class ControlPlane:
                 "apiVersion": "v1",
                 "kind": "Config",
                 "clusters": [{"name": "here", "cluster": cluster}],
-                "users": [{"name": "admin", "user": {"token": self._token}}],
+                "users": [{"name": "admin", "user": {"token": self.token}}],
                 "contexts": [{"name": "here", "context": {"cluster": "here", "user": "admin"}}],
                 "current-context": "here",
             }
@@ -77,7 +80,7 @@ class ControlPlane:
         """
         folder, key = self.folder, self.folder / "accounts.key"
         self.node.run("openssl", "genrsa", "-out", str(key), "2048")
-        (folder / "tokens").write_text(f'{self._token},admin,admin,"system:masters"\n', encoding="utf-8")
+        (folder / "tokens").write_text(f'{self.token},admin,admin,"system:masters"\n', encoding="utf-8")
         (folder / "kubeconfig").write_text(self.kubeconfig, encoding="utf-8")
         client, peer = "http://127.0.0.1:2379", "http://127.0.0.1:2380"
         etcd = [f"--data-dir={folder}/etcd", f"--listen-client-urls={client}", f"--advertise-client-urls={client}"]
@@ -100,7 +103,7 @@ class ControlPlane:
         folder, key = self.folder, self.folder / "accounts.key"
         self._api = self._spawn(
             *("kube-apiserver", str(self.programs / "kube-apiserver"), "--etcd-servers=http://127.0.0.1:2379"),
-            *(f"--secure-port={_PORT}", "--bind-address=127.0.0.1", f"--cert-dir={folder}/certificates"),
+            *(f"--secure-port={PORT}", "--bind-address=127.0.0.1", f"--cert-dir={folder}/certificates"),
             *(f"--token-auth-file={folder}/tokens", f"--authorization-mode={self._authorization}"),
             *("--service-account-issuer=https://here.invalid", f"--service-account-key-file={key}"),
             *(f"--service-account-signing-key-file={key}", "--service-cluster-ip-range=10.96.0.0/24"),
@@ -149,10 +152,10 @@ class ControlPlane:
         trust = ssl.create_default_context()
         trust.check_hostname, trust.verify_mode = False, ssl.CERT_NONE  # its certificate is its own, on loopback
         with self.node.netns.entered():  # the connection stays in the namespace that it was opened in
-            connection = http.client.HTTPSConnection("127.0.0.1", _PORT, timeout=10, context=trust)
+            connection = http.client.HTTPSConnection("127.0.0.1", PORT, timeout=10, context=trust)
             connection.connect()
         try:
-            headers = {"Authorization": f"Bearer {self._token}", "Content-Type": "application/json"}
+            headers = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"}
             connection.request(method, path, json.dumps(body) if body is not None else None, headers)
             answer = connection.getresponse()
             text = answer.read().decode()

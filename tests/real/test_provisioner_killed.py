@@ -1,0 +1,414 @@
+"""A daemon that is killed at any of its requests to the API server: the next one finishes what is asked for, once.
+
+Which requests there are is found by doing it: the daemon is killed at the first, just before the server gets it and
+just after it has done it, then at the second, and so on, until all is done before the next one comes.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Final
+
+import pytest
+from tests.real.consumers import ControlPlane
+from tests.real.consumers.api_proxy import ApiProxy, Crash, Moment
+from tests.real.consumers.api_server import Where
+from tests.real.consumers.claims import CLAIMS, CORE, DRIVER, STORAGE, Cluster, provisioning
+
+from nodeplug.contract.errors import NotReady, PluginError
+from nodeplug.contract.journal import Journal
+from nodeplug.fields import parse_quantity
+from nodeplug.provisioner.objects import storage_capacity
+
+TOTAL: Final = 416
+"""Mi that the volumes of the node may have together."""
+MOMENTS: Final[tuple[Moment, ...]] = ("before", "after")
+FINALIZER: Final = "external-provisioner.volume.kubernetes.io/finalizer"
+
+
+@pytest.fixture(scope="module")
+def proxy(cluster: ControlPlane) -> Iterator[ApiProxy]:
+    """The way of the daemon to the API server."""
+    with ApiProxy(cluster) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def killed(cluster: ControlPlane, proxy: ApiProxy) -> Iterator[Cluster]:
+    """A daemon with loopfile and a provisioner that has the rights of the manifests alone."""
+
+    def kubeconfig(token: str) -> str:
+        proxy.token = token
+        return proxy.kubeconfig
+
+    with provisioning(cluster, kubeconfig, f'max_total = "{TOTAL}Mi"\n', fork=True) as made:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def no_claims(killed: Cluster) -> Iterator[None]:
+    """Every claim of a test goes with it, and every class but the printed one."""
+    yield
+    for one in killed.call("GET", f"{CORE}/persistentvolumes")["items"]:
+        one["spec"]["persistentVolumeReclaimPolicy"] = "Delete"
+        killed.call("PUT", f"{CORE}/persistentvolumes/{one['metadata']['name']}", one)
+    for one in killed.call("GET", f"{STORAGE}/storageclasses")["items"]:
+        if one["metadata"]["name"] != DRIVER:
+            remove_class(killed, one["metadata"]["name"])
+    for one in killed.call("GET", CLAIMS)["items"]:
+        killed.delete(one["metadata"]["name"])
+    killed.until("the end of all", lambda: not killed.names() and not killed.volumes())
+
+
+def is_of_claims(_: str, where: Where) -> bool:
+    """Whether a request is for a claim; how much room there is is told beside it."""
+    return where.resource != "csistoragecapacities"
+
+
+def is_of_room(_: str, where: Where) -> bool:
+    return where.resource == "csistoragecapacities"
+
+
+@dataclass(frozen=True)
+class Work:
+    """What the provisioner has to do.
+
+    Attributes:
+        begin: asks for it, about something of this name.
+        done: whether it is, and nothing is left over; so it has to be after every crash.
+        asks: the requests that it takes.
+        prepare: makes what has to be there before.
+        told: whether the last request has come, where `done` does not see it.
+        counts: which requests are counted.
+    """
+
+    begin: Callable[[Cluster, str], None]
+    done: Callable[[Cluster, str], bool]
+    asks: frozenset[str]
+    prepare: Callable[[Cluster, str], None] = lambda cluster, name: None
+    told: Callable[[Cluster, str], bool] = lambda cluster, name: True
+    counts: Callable[[str, Where], bool] = is_of_claims
+
+
+def is_tidy(cluster: Cluster) -> bool:
+    """Whether every image has one volume, every volume one claim, and nothing is noted as begun."""
+    volumes = cluster.call("GET", f"{CORE}/persistentvolumes")["items"]
+    owners = [one["spec"]["claimRef"]["uid"] for one in volumes]
+    claims = {one["metadata"]["uid"] for one in cluster.call("GET", CLAIMS)["items"]}
+    images = {path.name.split(".")[0] for path in cluster.images.iterdir() if path.is_file()}
+    begun = Journal(cluster.daemon.paths.journal / "csi-provisioner").entries()
+    return (
+        images == {one["spec"]["csi"]["volumeHandle"] for one in volumes}
+        and len(owners) == len(set(owners))
+        and set(owners) <= claims
+        and not begun
+    )
+
+
+# --- what is done
+
+
+def is_bound(cluster: Cluster, name: str) -> bool:
+    return cluster.get(name)["status"]["phase"] == "Bound" and is_tidy(cluster)
+
+
+def is_told(reason: str, cluster: Cluster, name: str) -> bool:
+    return reason in cluster.events(name)
+
+
+def made(cluster: Cluster, name: str) -> None:
+    cluster.claim(name)
+    cluster.until(f"the volume of {name}", lambda: is_bound(cluster, name))
+    cluster.until("the event", lambda: "ProvisioningSucceeded" in cluster.events(name))
+
+
+def source(cluster: Cluster, _: str) -> None:
+    try:
+        cluster.get("source")
+    except PluginError:
+        made(cluster, "source")
+
+
+def copy(cluster: Cluster, name: str) -> None:
+    cluster.claim(name, dataSource={"kind": "PersistentVolumeClaim", "name": "source"})
+
+
+def grow(cluster: Cluster, name: str) -> None:
+    cluster.patch(name, {"resources": {"requests": {"storage": "48Mi"}}})
+
+
+def has_grown(cluster: Cluster, name: str) -> bool:
+    volume, status = cluster.volume_of(name), cluster.get(name)["status"]
+    image = cluster.images / f"{volume['spec']['csi']['volumeHandle']}.img"
+    return (
+        volume["spec"]["capacity"]["storage"] == "48Mi"
+        and status.get("allocatedResourceStatuses") == {"storage": "NodeResizePending"}
+        and [one["type"] for one in status["conditions"]] == ["FileSystemResizePending"]
+        and image.stat().st_size == 48 << 20
+        and is_tidy(cluster)
+    )
+
+
+def is_gone(cluster: Cluster, name: str) -> bool:
+    claims = {one["metadata"]["name"] for one in cluster.call("GET", CLAIMS)["items"]}
+    return name not in claims and is_tidy(cluster)
+
+
+def keep(cluster: Cluster, name: str) -> None:
+    volume = cluster.volume_of(name)
+    volume["spec"]["persistentVolumeReclaimPolicy"] = "Retain"
+    cluster.call("PUT", f"{CORE}/persistentvolumes/{volume['metadata']['name']}", volume)
+
+
+def is_let_go(cluster: Cluster, name: str) -> bool:
+    return FINALIZER not in cluster.volume_of(name)["metadata"].get("finalizers", ()) and is_tidy(cluster)
+
+
+def is_sent_away(cluster: Cluster, name: str) -> bool:
+    annotations = cluster.get(name)["metadata"].get("annotations") or {}
+    return "volume.kubernetes.io/selected-node" not in annotations and is_tidy(cluster)
+
+
+# --- room
+
+
+def classes(cluster: Cluster) -> int:
+    found = cluster.call("GET", f"{STORAGE}/storageclasses")["items"]
+    return sum(one["provisioner"] == DRIVER for one in found)
+
+
+def add_class(cluster: Cluster, name: str) -> None:
+    made = {"metadata": {"name": name}, "provisioner": DRIVER, "volumeBindingMode": "WaitForFirstConsumer"}
+    cluster.call("POST", f"{STORAGE}/storageclasses", made)
+
+
+def remove_class(cluster: Cluster, name: str) -> None:
+    cluster.call("DELETE", f"{STORAGE}/storageclasses/{name}")
+
+
+def is_room_told(cluster: Cluster, _: str = "") -> bool:
+    """Whether each class has one object, and each says what is left."""
+    volumes = cluster.call("GET", f"{CORE}/persistentvolumes")["items"]
+    taken = sum(parse_quantity(one["spec"]["capacity"]["storage"]) for one in volumes) >> 20
+    return cluster.capacities() == [f"{TOTAL - taken}Mi"] * classes(cluster)
+
+
+def class_with_room(cluster: Cluster, name: str) -> None:
+    add_class(cluster, name)
+    cluster.until("its room", lambda: is_room_told(cluster))
+
+
+# --- the table
+
+CREATED: Final = {"POST persistentvolumes", "POST events"}
+WORK: Final[dict[str, Work]] = {
+    "a claim gets a volume": Work(
+        begin=lambda cluster, name: cluster.claim(name),
+        told=partial(is_told, "ProvisioningSucceeded"),
+        done=is_bound,
+        asks=frozenset(CREATED),
+    ),
+    "a claim gets a copy": Work(
+        prepare=source,
+        begin=copy,
+        told=partial(is_told, "ProvisioningSucceeded"),
+        done=is_bound,
+        asks=frozenset({*CREATED, "GET persistentvolumeclaims", "GET persistentvolumes"}),
+    ),
+    "a volume grows": Work(
+        prepare=made,
+        begin=grow,
+        done=has_grown,
+        asks=frozenset({"PATCH persistentvolumeclaims status", "PATCH persistentvolumes"}),
+    ),
+    "a volume is deleted": Work(
+        prepare=made,
+        begin=lambda cluster, name: cluster.delete(name),
+        done=is_gone,
+        asks=frozenset({"GET persistentvolumes", "DELETE persistentvolumes", "PATCH persistentvolumes"}),
+    ),
+    "a volume is kept": Work(
+        prepare=made, begin=keep, done=is_let_go, asks=frozenset({"GET persistentvolumes", "PATCH persistentvolumes"})
+    ),
+    "a claim is sent away": Work(
+        begin=lambda cluster, name: cluster.claim(name, "480Mi"),
+        told=partial(is_told, "ProvisioningFailed"),
+        done=is_sent_away,
+        asks=frozenset({"PATCH persistentvolumeclaims", "POST events"}),
+    ),
+    "a class has room": Work(
+        begin=add_class, done=is_room_told, counts=is_of_room, asks=frozenset({"POST csistoragecapacities"})
+    ),
+    "a class is gone": Work(
+        prepare=class_with_room,
+        begin=remove_class,
+        done=is_room_told,
+        counts=is_of_room,
+        asks=frozenset({"DELETE csistoragecapacities"}),
+    ),
+    "there is less room": Work(
+        begin=lambda cluster, name: cluster.claim(name),
+        told=lambda cluster, name: is_bound(cluster, name) and is_room_told(cluster),
+        done=lambda cluster, name: is_bound(cluster, name) and is_room_told(cluster),
+        counts=is_of_room,
+        asks=frozenset({"PATCH csistoragecapacities"}),
+    ),
+}
+
+
+def is_of_one(verb: str, where: Where) -> bool:
+    """Whether a request is for one claim or volume; what all are is asked by every daemon that starts."""
+    return bool(where.name) and is_of_claims(verb, where)
+
+
+def is_change(verb: str, _: Where) -> bool:
+    return verb != "GET"
+
+
+def is_creation(verb: str, where: Where) -> bool:
+    return (verb, where.resource) == ("POST", "persistentvolumes")
+
+
+@dataclass(frozen=True)
+class Killer:
+    """Who kills the daemon."""
+
+    cluster: Cluster
+    proxy: ApiProxy
+
+    def arm(self, number: int, moment: Moment, counts: Callable[[str, Where], bool]) -> Crash:
+        """Choose a request at which it is killed."""
+        crash = Crash(number, moment, counts, lambda: os.kill(self.cluster.daemon.pid, signal.SIGKILL))
+        self.proxy.crash = crash
+        return crash
+
+    def strikes(self, crash: Crash, over: Callable[[], bool]) -> bool:
+        """Wait until the daemon is killed, or all is over; whether it is killed, and not started again."""
+
+        def decided() -> bool:
+            return crash.happened.is_set() or (over() and len(crash.seen) <= crash.number)
+
+        self.cluster.until(f"request {crash.number} or the last", decided)
+        self.proxy.crash = None
+        if crash.happened.is_set():
+            self.cluster.daemon.kill()
+        return crash.happened.is_set()
+
+
+@pytest.fixture
+def killer(killed: Cluster, proxy: ApiProxy) -> Killer:
+    return Killer(killed, proxy)
+
+
+@pytest.mark.parametrize("what", WORK)
+def test_what_a_killed_daemon_has_begun_is_done_once_and_leaves_nothing(killer: Killer, what: str) -> None:
+    for number in count():
+        crash = struck(killer, what, number, "before")
+        # What only reads has changed nothing: after it is before the next one.
+        if crash is not None and not crash.seen[-1].startswith("GET "):
+            crash = struck(killer, what, number, "after")
+        if crash is None:
+            return
+
+
+def struck(killer: Killer, what: str, number: int, moment: Moment) -> Crash | None:
+    """Have the work done with a crash at a request; None if it does not take so many."""
+    cluster, name = killer.cluster, f"{'-'.join(what.split())}-{moment}-{number}"
+    work = WORK[what]
+    work.prepare(cluster, name)
+    crash = killer.arm(number, moment, work.counts)
+    work.begin(cluster, name)
+    happened = killer.strikes(crash, lambda: work.told(cluster, name) and work.done(cluster, name))
+    if happened:
+        cluster.daemon.start()
+    cluster.until(f"the end, killed {moment} the last of {crash.seen}", lambda: work.done(cluster, name))
+    told = Counter(line for line in cluster.events(name).splitlines() if "ExternalProvisioning" not in line)
+    assert max(told.values(), default=0) <= 1, told
+    assert happened or work.asks <= set(crash.seen)
+    return crash if happened else None
+
+
+def test_what_is_left_over_of_a_claim_that_is_gone_is_deleted_by_a_daemon_that_is_killed_at_it(killer: Killer) -> None:
+    cluster = killer.cluster
+    for number in count():
+        name = f"gone-{number}"
+        crash = killer.arm(0, "before", is_creation)
+        cluster.claim(name)
+        assert killer.strikes(crash, lambda: False)
+        assert len(cluster.names()) == 1  # an image that no object of the cluster tells of
+        cluster.delete(name)
+        crash = killer.arm(number, "before", is_of_one)
+        with suppress(NotReady):  # it may be killed before it answers
+            cluster.daemon.start()
+        happened = killer.strikes(crash, lambda: is_tidy(cluster))
+        if happened:
+            cluster.daemon.start()
+        cluster.until(f"the end, killed before the last of {crash.seen}", lambda: is_tidy(cluster))
+        if not happened:
+            assert {"GET persistentvolumeclaims", "GET persistentvolumes"} <= set(crash.seen)
+            return
+
+
+LOST: Final = "lost"
+
+
+def lose(cluster: Cluster, name: str) -> None:
+    """Leave in the cluster what a node leaves that never comes back: a volume of a claim that is gone, and room."""
+    volume = {
+        "metadata": {
+            "name": name,
+            "annotations": {"pv.kubernetes.io/provisioned-by": DRIVER, "provisioner.nodeplug/node": LOST},
+            "finalizers": [FINALIZER],
+        },
+        "spec": {
+            "capacity": {"storage": "32Mi"},
+            "accessModes": ["ReadWriteOnce"],
+            "persistentVolumeReclaimPolicy": "Delete",
+            "storageClassName": DRIVER,
+            "claimRef": {"namespace": "default", "name": name, "uid": name},
+            "csi": {"driver": DRIVER, "volumeHandle": name},
+        },
+    }
+    cluster.call("POST", f"{CORE}/persistentvolumes", volume)
+    room = storage_capacity(DRIVER, DRIVER, LOST, "kube-system", {f"{DRIVER}/node": LOST}, 1 << 30)
+    cluster.call("POST", f"{STORAGE}/namespaces/kube-system/csistoragecapacities", room)
+    cluster.until(
+        "its release", lambda: cluster.call("GET", f"{CORE}/persistentvolumes/{name}")["status"]["phase"] == "Released"
+    )
+
+
+def lost(cluster: Cluster) -> list[str]:
+    """Return what there is of the lost node."""
+    rooms = cluster.call("GET", f"{STORAGE}/namespaces/kube-system/csistoragecapacities")["items"]
+    theirs = [one["metadata"]["name"] for one in rooms if LOST in one["nodeTopology"]["matchLabels"].values()]
+    return [*cluster.volumes(), *theirs]
+
+
+def test_a_lost_node_is_forgotten_by_a_command_that_is_killed_and_given_again(killed: Cluster, tmp_path: Path) -> None:
+    control = killed.control
+    with ApiProxy(control, control.token) as proxy:
+        (tmp_path / "kubeconfig").write_text(proxy.kubeconfig)
+        words = ["csi", "forget-node", LOST, "--apply", f"--kubeconfig={tmp_path}/kubeconfig"]
+        command = [sys.executable, "-m", "nodeplug", *words]
+        for number in count():
+            for moment in MOMENTS:
+                name = f"lost-{moment}-{number}"
+                lose(killed, name)
+                process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+                proxy.crash = crash = Crash(number, moment, is_change, process.kill)
+                said, _ = process.communicate(timeout=60)
+                proxy.crash = None
+                if crash.happened.is_set():
+                    subprocess.run(command, check=True, capture_output=True)
+                assert lost(killed) == [], said
+                if not crash.happened.is_set():
+                    assert {"DELETE persistentvolumes", "DELETE csistoragecapacities"} <= set(crash.seen)
+                    return
