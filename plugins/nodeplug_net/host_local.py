@@ -47,7 +47,7 @@ class HostLocal:
     @hookimpl
     def claims(self) -> Sequence[Claim]:
         """Claim the configured names."""
-        return [CniClaim(name) for name in self._names]
+        return [CniClaim(name, uses_netns=False) for name in self._names]
 
     @hookimpl
     def start(self) -> None:

@@ -121,6 +121,22 @@ def test_a_malformed_variable_is_code_4(env: dict[str, str], words: str, namespa
     assert json.loads(codec.encode_error(caught.value))["code"] == 4
 
 
+@pytest.mark.parametrize("verb", ["ADD", "CHECK"])
+def test_a_plugin_that_uses_no_namespace_gets_the_path_alone(verb: str, namespaces: tuple[Netns, Netns]) -> None:
+    call = frame({**CONFIG, "prevResult": PREVIOUS}, CNI_COMMAND=verb, CNI_NETNS="/dev/null")
+    request = codec.decode(call, namespaces[:1], uses_netns=False)
+    assert isinstance(request, CniAdd | CniCheck)
+    assert (request.netns.path, request.netns.is_open) == ("/dev/null", False)
+    with pytest.raises(InvalidNetns, match="'/dev/null' was not opened"), request.netns.entered():
+        pass
+
+
+def test_a_plugin_that_uses_no_namespace_gets_the_one_there_is(namespaces: tuple[Netns, Netns]) -> None:
+    request = codec.decode(frame(), namespaces, uses_netns=False)
+    assert isinstance(request, CniAdd)
+    assert request.netns == namespaces[1]
+
+
 def test_a_malformed_name_comes_before_the_list_of_missing_ones(namespaces: tuple[Netns, Netns]) -> None:
     with pytest.raises(InvalidEnvironment, match="invalid characters"):
         codec.decode(frame(CNI_CONTAINERID="/", CNI_PATH=None), namespaces)

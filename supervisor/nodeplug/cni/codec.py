@@ -55,8 +55,13 @@ VERBS: Final[Mapping[str, Verb]] = {
 }
 
 
-def decode(frame: Frame, namespaces: Sequence[Netns]) -> CniRequest:
-    """Read a call of any verb but VERSION; `namespaces` are the caller's own, then that of CNI_NETNS if it was opened.
+def decode(frame: Frame, namespaces: Sequence[Netns], *, uses_netns: bool = True) -> CniRequest:
+    """Read a call of any verb but VERSION.
+
+    Args:
+        frame: of the call.
+        namespaces: the caller's own, then that of CNI_NETNS if it was opened.
+        uses_netns: as the claim says: whether CNI_NETNS must be a namespace.
 
     Raises:
         InvalidEnvironment: a variable is missing or malformed.
@@ -85,6 +90,8 @@ def decode(frame: Frame, namespaces: Sequence[Netns]) -> CniRequest:
         return CniGc(valid=_valid_attachments(config), **common)
     if command == "STATUS":
         return CniStatus(**common)
+    if len(namespaces) < 2 and not uses_netns and command != "DEL":
+        namespaces = (namespaces[0], Netns.unopened(frame.env["CNI_NETNS"]))
     return _decode_attachment(command, frame.env, namespaces, common)
 
 

@@ -177,6 +177,8 @@ def _reachable(netns: Netns | None) -> tuple[str, tuple[int, ...]]:
     """Return a path by which a child can open the namespace, and the descriptors that it must inherit for that."""
     if netns is None:
         return "", ()
+    if not netns.is_open:
+        return netns.path, ()
     try:
         status = Path(netns.path).stat()
         if (status.st_dev, status.st_ino) == netns.identity:

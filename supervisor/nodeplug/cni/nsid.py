@@ -75,8 +75,10 @@ def boot_id() -> str:
 def sight(netns: Netns) -> Sighting | None:
     """Identify a namespace from a thread in the host's, assigning an id if it has none.
 
-    None if the kernel does not say: it is older than 5.14, or the thread lacks the permission.
+    None if the kernel does not say: it is older than 5.14, or the thread lacks the permission; or if nobody opened it.
     """
+    if not netns.is_open:
+        return None
     try:
         with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE) as peer:
             nsid = _id_of(peer, netns.fd)

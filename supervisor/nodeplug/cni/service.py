@@ -25,7 +25,7 @@ from nodeplug.cni.records import Records
 from nodeplug.cni.spool import Spool
 from nodeplug.contract.errors import Ending, NotReady, PluginError, TryAgain
 from nodeplug.contract.netns import Netns
-from nodeplug.contract.values import CniAdd, CniAttachmentRequest, CniDel, CniGc, CniRequest, CniStatus
+from nodeplug.contract.values import CniAdd, CniAttachmentRequest, CniClaim, CniDel, CniGc, CniRequest, CniStatus
 from nodeplug.exec.frame import Frame, Reply
 from nodeplug.hosting.call import Call, caller_is_gone
 from nodeplug.hosting.front import Front
@@ -98,7 +98,7 @@ class CniService:
         if not owned:
             host = await self._host_of(frame)
             owned += await self._lookups.run(lambda: reopen(frame, host), late=close_all)
-        request = codec.decode(frame, tuple(owned))
+        request = codec.decode(frame, tuple(owned), uses_netns=self._uses_netns(frame.name))
         if isinstance(request, CniStatus):
             return await self._status(request, owned, call)
         route = self.registry.route("cni", frame.name)
@@ -107,6 +107,10 @@ class CniService:
                 await self.spool.settle(_key(request), self.replay)
                 return await self._admitted(route, request, owned, call)
         return await self._admitted(route, request, owned, call)
+
+    def _uses_netns(self, name: str) -> bool:
+        claims = (claim for claim, _ in self.registry.claimed(CniClaim) if claim.name == name)
+        return all(claim.uses_netns for claim in claims)
 
     async def _admitted(self, route: Route, request: CniRequest, owned: list[Netns], call: Call) -> bytes:
         async with self.admission.enter(call.verb, request.network, request.claim):
@@ -213,6 +217,8 @@ class CniService:
         self, route: Route, request: CniAdd, owned: list[Netns], call: Call
     ) -> tuple[Any, Sighting | None]:
         """Let the plugin work in its process, and look at the namespace in a thread beside it."""
+        if not request.netns.is_open:
+            return await self._hook(route, "cni_add", request, owned, call), None
         host, container = (Netns(os.dup(one.fd), one.path) for one in (request.host_netns, request.netns))
         adding = asyncio.create_task(self._hook(route, "cni_add", request, owned, call), name=f"ADD {call.id}")
         try:

@@ -17,18 +17,23 @@ def by_descriptor(take: Callable[[int, str], Any]) -> core_schema.CoreSchema:
     A received one still belongs to whoever received the message, as those of a request belong to its call.
 
     Args:
-        take: makes the value from a received descriptor and the path; raises ValueError for one that it cannot be.
+        take: makes the value from a received descriptor, or -1 for none, and the path; raises ValueError for one that
+            it cannot be.
     """
 
     def read(document: Any, info: core_schema.ValidationInfo) -> Any:
         match document:
             case {"fd": int(place), "path": str(path)} if info.context and 0 <= place < len(info.context):
                 return take(info.context[place], path)
+            case {"fd": -1, "path": str(path)}:
+                return take(-1, path)
         raise ValueError("a descriptor that came with the message is expected")
 
     def write(value: Any, info: core_schema.SerializationInfo) -> dict[str, Any]:
         if info.context is None:
             raise ValueError("a descriptor cannot cross here")
+        if value.fd < 0:
+            return {"fd": -1, "path": value.path}
         info.context.append(value.fd)
         return {"fd": len(info.context) - 1, "path": value.path}
 

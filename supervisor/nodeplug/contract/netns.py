@@ -51,6 +51,8 @@ class Netns:
             thread ends; `os.dup` it to keep it longer.
         path: the path as the caller spelled it (results repeat it as `sandbox`); it may not exist in this process's
             mount namespace.
+
+    What was never opened has no descriptor (-1), and refuses to be entered: see `unopened`.
     """
 
     fd: int
@@ -85,6 +87,11 @@ class Netns:
         return cls(fd, path)
 
     @classmethod
+    def unopened(cls, path: str) -> "Netns":
+        """Carry CNI_NETNS as a text, for a plugin whose claim says that it uses no namespace."""
+        return cls(-1, path)
+
+    @classmethod
     def current(cls) -> "Netns":
         """Open the calling thread's namespace."""
         return cls.open("/proc/thread-self/ns/net")
@@ -95,15 +102,22 @@ class Netns:
         from nodeplug.contract.crossing import by_descriptor  # noqa: PLC0415 - only pydantic asks, so it is there
 
         def take(fd: int, path: str) -> "Netns":
-            if not _is_network_namespace(fd):
+            if fd != -1 and not _is_network_namespace(fd):
                 raise ValueError("a network namespace is expected")
             return cls(fd, path)
 
         return by_descriptor(take)
 
     @property
+    def is_open(self) -> bool:
+        """Whether there is a namespace behind the path."""
+        return self.fd >= 0
+
+    @property
     def identity(self) -> tuple[int, int]:
-        """Device and inode: two descriptors of one namespace compare equal."""
+        """Device and inode: two descriptors of one namespace compare equal; (0, 0) if it was never opened."""
+        if not self.is_open:
+            return 0, 0
         status = os.fstat(self.fd)
         return status.st_dev, status.st_ino
 
@@ -112,7 +126,11 @@ class Netns:
         """Move the calling thread into the namespace, and back.
 
         Sockets opened inside stay in the namespace afterwards. `/proc/sys/net` follows the thread too.
+
+        Raises:
+            InvalidNetns: it was never opened.
         """
+        self._need()
         home = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
         try:
             _setns(self.fd)
@@ -125,8 +143,17 @@ class Netns:
 
     def enter(self) -> None:
         """Move the calling thread into the namespace for good; only for a thread that ends with its call."""
+        self._need()
         _setns(self.fd)
 
     def close(self) -> None:
         """Close the descriptor."""
-        os.close(self.fd)
+        if self.is_open:
+            os.close(self.fd)
+
+    def _need(self) -> None:
+        if not self.is_open:
+            raise InvalidNetns(
+                f"{self.path!r} was not opened as a network namespace",
+                details="the claim of this plugin says uses_netns=False; leave that out of it",
+            )

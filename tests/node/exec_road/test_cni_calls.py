@@ -316,3 +316,26 @@ def test_gc_forgets_what_is_not_valid(road: ExecRoad, env: Env) -> None:
     said = {"cni.dev/valid-attachments": [{"containerID": "c2", "ifname": "eth0"}]}
     road.call("test", env("GC"), {**CONFIG, "cniVersion": "1.1.0", **said})
     assert [item.key.container_id for item in road.attachments.list()] == ["c2"]
+
+
+class Ipam(Plugin):
+    @hookimpl
+    def claims(self) -> list[CniClaim]:
+        return [CniClaim(self.name, uses_netns=False)]
+
+    @hookimpl
+    def cni_check(self, request: CniCheck) -> None:
+        self.requests.append(request)
+
+
+@pytest.mark.parametrize("place", ["/dev/null", "/no/such/netns", "dummy"])
+def test_an_ipam_plugin_is_called_whatever_netns_says(road: ExecRoad, env: Env, place: str) -> None:
+    plugin = serve(road, Ipam(act=lambda _: CniResult(ips=RESULT.ips)))
+    done = road.call("test", env("ADD", CNI_NETNS=place), CONFIG)
+    assert done.status == 0, done.document
+    checked = {**CONFIG, "prevResult": {**done.document, "cniVersion": "1.0.0"}}
+    assert road.call("test", env("CHECK", CNI_NETNS=place), checked).status == 0
+    assert road.call("test", env("DEL", CNI_NETNS=place), CONFIG).status == 0
+    added, looked, deleted = plugin.requests
+    assert [(one.netns.path, one.netns.is_open) for one in (added, looked)] == [(place, False)] * 2
+    assert deleted.netns is None

@@ -43,10 +43,13 @@ class CniClaim(Claim):
 
     Attributes:
         gives_way: the executable is installed only where no other program has the name.
+        uses_netns: ADD and CHECK work in the container's namespace, and are refused without one. False for an IPAM
+            plugin: CNI_NETNS may be any text, as `CNI_NETNS=/dev/null` of those who test address allocation alone.
     """
 
     kind = "cni"
     gives_way: bool = field(default=False, kw_only=True, compare=False)
+    uses_netns: bool = field(default=True, kw_only=True, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

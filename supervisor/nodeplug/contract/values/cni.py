@@ -191,7 +191,8 @@ class CniAdd(CniAttachmentRequest):
     """ADD: attach `ifname` in `netns`; a repeated ADD of one attachment returns the same result.
 
     Attributes:
-        netns: the container's namespace, open for the length of the call.
+        netns: the container's namespace, open for the length of the call; for a claim with `uses_netns=False`, it may
+            be the path alone.
     """
 
     netns: Netns
