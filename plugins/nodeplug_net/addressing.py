@@ -142,6 +142,7 @@ def _deletion(request: CniAdd) -> CniDel:
         container_id=request.container_id,
         ifname=request.ifname,
         args=request.args,
+        args_text=request.args_text,
         netns=request.netns,
     )
 

@@ -12,8 +12,8 @@ from typing import Any, Final
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 from pydantic.alias_generators import to_camel
 
-from nodeplug import CniAttachmentRequest, CniDns, CniRequest, InvalidEnvironment, InvalidRequest
-from nodeplug_net.ipam_config import DnsConf
+from nodeplug import CniAdd, CniCheck, CniDns, CniRequest, InvalidEnvironment, InvalidRequest
+from nodeplug_net.ipam_config import KNOWN_ARGS, DnsConf
 
 DEFAULT_BRIDGE: Final = "cni0"
 _NAME_LIMIT: Final = 15
@@ -207,9 +207,9 @@ def _refuse_unsupported(conf: NetConf) -> None:
 def _mac(request: CniRequest, conf: NetConf) -> str:
     """CNI_ARGS, then `args.cni.mac`, then `runtimeConfig.mac`: the later place wins."""
     chosen = ""
-    if isinstance(request, CniAttachmentRequest) and request.args.get("MAC"):
-        chosen = request.args["MAC"]
-        if not _MAC.fullmatch(chosen):
+    if isinstance(request, CniAdd | CniCheck):
+        chosen = request.read_args(*KNOWN_ARGS).get("MAC", "")
+        if chosen and not _MAC.fullmatch(chosen):
             raise InvalidEnvironment(_NO_MAC.format(chosen), details="in CNI_ARGS; six bytes are wanted")
     for value in (conf.args.cni.mac, conf.runtime_config.mac):
         if value and not _MAC.fullmatch(value):

@@ -16,7 +16,8 @@ from pydantic import BaseModel, ConfigDict, field_validator
 from pydantic.alias_generators import to_camel
 
 from nodeplug import (
-    CniAttachmentRequest,
+    CniAdd,
+    CniCheck,
     CniDns,
     CniRequest,
     CniRoute,
@@ -28,6 +29,8 @@ from nodeplug_net.ranges import Address, RangeConf, RangeSet, parse_address, par
 
 _SINGLE_ADDRESS_VERSIONS: Final = frozenset({"", "0.1.0", "0.2.0"})
 """Their results hold one address of each family (SPEC 0.2.0)."""
+KNOWN_ARGS: Final = ("IP", "MAC")
+"""Keys of CNI_ARGS that a bridge and its IPAM know together: one text is for both."""
 
 
 class _Conf(BaseModel):
@@ -187,8 +190,7 @@ def _check_version(version: str, said: str, ranges: tuple[RangeSet, ...]) -> Non
 def _requested(request: CniRequest, conf: NetConf) -> tuple[Address, ...]:
     """Collect addresses from CNI_ARGS `IP`, `args.cni.ips` and `runtimeConfig.ips`, each with or without a prefix."""
     wanted: dict[Address, None] = {}
-    if isinstance(request, CniAttachmentRequest) and request.args.get("IP"):
-        value = request.args["IP"]
+    if isinstance(request, CniAdd | CniCheck) and (value := request.read_args(*KNOWN_ARGS).get("IP")):
         try:
             wanted[_address_of(value)] = None
         except ValueError as error:

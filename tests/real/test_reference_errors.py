@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -55,9 +56,23 @@ class Programs:
 
     def refusal(self, bad: Bad, whose: str) -> dict[str, Any]:
         """Call one of the two; what differs by chance is replaced by a word."""
+        done = self.call(bad.plugin, whose, bad.env, bad.config, bad.before)
+        assert done.returncode == 1, done.stdout
+        text = re.sub("veth[0-9a-f]{8}", "VETH", done.stdout.decode())
+        return dict(json.loads(text.replace(str(self.bins[whose]), "PATH")))
+
+    def call(
+        self,
+        plugin: str,
+        whose: str,
+        env: Mapping[str, str | None],
+        config: Mapping[str, Any] | bytes = MappingProxyType({}),
+        before: tuple[Mapping[str, str | None], ...] = (),
+    ) -> "subprocess.CompletedProcess[bytes]":
+        """Call a plugin for a new container, after earlier calls that succeed."""
         folder = Path(tempfile.mkdtemp(prefix=whose, dir=self.folder))
-        program = self.bins[whose] / (bad.plugin if whose == "reference" else f"nodeplug-{bad.plugin}")
-        stdin = bad.config if isinstance(bad.config, bytes) else _stdin(bad.config, folder)
+        program = self.bins[whose] / (plugin if whose == "reference" else f"nodeplug-{plugin}")
+        stdin = config if isinstance(config, bytes) else _stdin(config, folder)
         with Sandbox(folder / "pod") as pod:
             good = {
                 "CNI_COMMAND": "ADD",
@@ -66,12 +81,11 @@ class Programs:
                 "CNI_IFNAME": "eth0",
                 "CNI_PATH": str(self.bins[whose]),
             }
-            for changed in bad.before:
+            for changed in before:
                 assert self._call(program, {**good, **changed}, stdin).returncode == 0
-            done = self._call(program, {**good, **bad.env}, stdin)
-        text = done.stdout.decode().replace(str(folder), "FOLDER").replace(str(self.bins[whose]), "PATH")
-        assert done.returncode == 1, text
-        return dict(json.loads(re.sub("veth[0-9a-f]{8}", "VETH", text)))
+            done = self._call(program, {**good, **env}, stdin)
+        done.stdout = done.stdout.replace(str(folder).encode(), b"FOLDER")
+        return done
 
     def _call(self, program: Path, env: Mapping[str, str | None], stdin: bytes) -> "subprocess.CompletedProcess[bytes]":
         given = {key: value for key, value in env.items() if value is not None}
@@ -262,8 +276,17 @@ HOST_LOCAL = {
     "args-invalid-pair": Bad("host-local", local(V4), {"CNI_ARGS": "none"}, code=4),
     "args-trailing": Bad("host-local", local(V4), {"CNI_ARGS": "IgnoreUnknown=1;"}, code=4),
     "args-two-equals": Bad("host-local", local(V4), {"CNI_ARGS": "IP=1=2"}, code=4),
+    "args-unknown": Bad("host-local", local(V4), {"CNI_ARGS": "A=1;B=2"}, code=4),
+    "args-unknown-not-ignored": Bad("host-local", local(V4), {"CNI_ARGS": "IgnoreUnknown=False;A=1"}, code=4),
+    "args-ignore-bad": Bad("host-local", local(V4), {"CNI_ARGS": "IgnoreUnknown=Yes;A=1"}, code=4),
+    "args-lower-case": Bad("host-local", local(V4), {"CNI_ARGS": "ip=10.77.0.5"}, code=4),
     "args-quoted": Bad("host-local", local(V4), {"CNI_ARGS": 'a"b\\\t'}, code=4),
-    "args-check": Bad("host-local", local(V4), {"CNI_COMMAND": "CHECK", "CNI_ARGS": "none"}, code=4),
+    "args-check": Bad(
+        "host-local",
+        local(V4, prevResult={"cniVersion": "1.1.0"}),
+        {"CNI_COMMAND": "CHECK", "CNI_ARGS": "none"},
+        code=4,
+    ),
     "ips-bad": Bad("host-local", local(V4, args={"cni": {"ips": ["10.77.0"]}})),
     "runtime-ips-bad": Bad("host-local", local(V4, runtimeConfig={"ips": ["x"]})),
     "ips-empty": Bad("host-local", local(V4, args={"cni": {"ips": [""]}})),
@@ -318,6 +341,7 @@ BRIDGE = {
     "trunk-no-min": Bad("bridge", {"vlanTrunk": [{"maxID": 5}]}),
     "trunk-id": Bad("bridge", {"vlanTrunk": [{"id": 0}]}),
     "args-invalid-pair": Bad("bridge", {}, {"CNI_ARGS": "none"}, code=4),
+    "args-unknown": Bad("bridge", {}, {"CNI_ARGS": "A=1"}, code=4),
     "args-mac-bad": Bad("bridge", {"bridge": "br1"}, {"CNI_ARGS": "MAC=00:11:22:33:44"}, code=4),
     "mac-bad": Bad("bridge", {"bridge": "br1", "args": {"cni": {"mac": "xx"}}}),
     "runtime-mac-bad": Bad("bridge", {"bridge": "br1", "runtimeConfig": {"mac": "x"}}),
@@ -369,3 +393,17 @@ def test_bad_input_is_refused_in_the_words_of_the_reference(programs: Programs, 
     assert ours["msg"] == (bad.says or theirs["msg"])
     assert bool(bad.says) == bool(bad.why) == (ours["msg"] != theirs["msg"])
     assert theirs.get("details", "") in ours["details"]
+
+
+@pytest.mark.parametrize("text", ["none", "IgnoreUnknown=1;", "A=1", "A=B=C;;"])
+@pytest.mark.parametrize("whose", ["reference", "ours"])
+def test_loopback_reads_no_arguments(programs: Programs, whose: str, text: str) -> None:
+    done = programs.call("loopback", whose, {"CNI_ARGS": text})
+    assert done.returncode == 0, done.stdout
+
+
+def test_a_bridge_and_its_ipam_share_the_arguments_without_a_word_about_unknown_ones(programs: Programs) -> None:
+    env = {"CNI_ARGS": "MAC=02:00:00:00:00:05;IP=10.77.0.5"}
+    theirs, ours = (programs.call("bridge", whose, env, LAYER_3) for whose in ("reference", "ours"))
+    assert b'unknown args [\\"IP=10.77.0.5\\"]' in theirs.stdout  # so nobody can give it both without IgnoreUnknown
+    assert (b"02:00:00:00:00:05" in ours.stdout, b"10.77.0.5/24" in ours.stdout) == (True, True)

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from nodeplug.cni import results
 from nodeplug.cni.results import VERSIONS
+from nodeplug.contract import cni_args
 from nodeplug.contract.errors import (
     IncompatibleVersion,
     InvalidEnvironment,
@@ -105,7 +106,8 @@ def _decode_attachment(
     rest: dict[str, Any] = {
         "container_id": env["CNI_CONTAINERID"],
         "ifname": env["CNI_IFNAME"],
-        "args": _args(env.get("CNI_ARGS", ""), forgiving=command == "DEL"),
+        "args": cni_args.pairs(env.get("CNI_ARGS", "")),
+        "args_text": env.get("CNI_ARGS", ""),
         "netns": netns,
         **common,
     }
@@ -226,30 +228,6 @@ def _numbers(version: str) -> tuple[int, ...]:
     """Return a version as numbers, for comparison; one that is no version comes first."""
     parts = version.split(".")
     return tuple(map(int, parts)) if all(part.isascii() and part.isdecimal() for part in parts) else ()
-
-
-def parse_args(text: str) -> dict[str, str]:
-    """Read CNI_ARGS: `K=V` pairs, separated by semicolons. Which keys are valid is up to the plugin.
-
-    Raises:
-        InvalidEnvironment: a pair is malformed; as in Go, so is an empty one after a trailing semicolon.
-    """
-    pairs: dict[str, str] = {}
-    for pair in text.split(";") if text else ():
-        key, equals, value = pair.partition("=")
-        if not equals or "=" in value:
-            raise InvalidEnvironment(f"ARGS: invalid pair {json.dumps(pair)}", details="CNI_ARGS has the form K=V;K=V")
-        pairs[key] = value
-    return pairs
-
-
-def _args(text: str, *, forgiving: bool) -> dict[str, str]:
-    try:
-        return parse_args(text)
-    except InvalidEnvironment:
-        if not forgiving:
-            raise
-        return {}  # ADD refused them, and the DEL that follows must still succeed
 
 
 def _refuse_own(host: Netns, netns: Netns) -> None:

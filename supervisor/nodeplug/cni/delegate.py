@@ -196,7 +196,7 @@ def _environment(verb: str, request: CniRequest, netns: str) -> dict[str, str]:
         "CNI_CONTAINERID": attachment.container_id if attachment else "",
         "CNI_NETNS": netns,
         "CNI_IFNAME": attachment.ifname if attachment else "",
-        "CNI_ARGS": ";".join(f"{key}={value}" for key, value in attachment.args.items()) if attachment else "",
+        "CNI_ARGS": attachment.args_as_text() if attachment else "",
         "CNI_PATH": ":".join(request.path),
     }
 

@@ -9,6 +9,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Interface, IPv6Network
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from nodeplug.contract import cni_args
 from nodeplug.contract.netns import Netns
 from nodeplug.contract.values.requests import Request
 
@@ -176,14 +177,31 @@ class CniAttachmentRequest(CniRequest):
     Attributes:
         container_id: CNI_CONTAINERID.
         ifname: CNI_IFNAME.
-        args: CNI_ARGS, in the order received.
+        args: the well-formed pairs of CNI_ARGS, in the order received.
+        args_text: CNI_ARGS as received; empty in a request that a test made, and in one that the host itself makes.
         prev_result: of the plugin before in the list on ADD, the final result on CHECK and DEL.
     """
 
     container_id: str
     ifname: str
     args: Mapping[str, str] = field(default_factory=dict)
+    args_text: str = ""
     prev_result: CniResult | None = None
+
+    def read_args(self, *known: str) -> Mapping[str, str]:
+        """Read CNI_ARGS as Go plugins do, which accept no others than those that they know.
+
+        Args:
+            known: the keys that the plugin reads.
+
+        Raises:
+            InvalidEnvironment: a pair is not K=V, or a key is not known and `IgnoreUnknown=1` is not there.
+        """
+        return cni_args.read(self.args_as_text(), known)
+
+    def args_as_text(self) -> str:
+        """Return CNI_ARGS for another plugin."""
+        return self.args_text or ";".join(f"{key}={value}" for key, value in self.args.items())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
