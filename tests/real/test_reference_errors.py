@@ -82,12 +82,12 @@ class Programs:
                 "CNI_PATH": str(self.bins[whose]),
             }
             for changed in before:
-                assert self._call(program, {**good, **changed}, stdin).returncode == 0
-            done = self._call(program, {**good, **env}, stdin)
+                assert self.run(program, {**good, **changed}, stdin).returncode == 0
+            done = self.run(program, {**good, **env}, stdin)
         done.stdout = done.stdout.replace(str(folder).encode(), b"FOLDER")
         return done
 
-    def _call(self, program: Path, env: Mapping[str, str | None], stdin: bytes) -> "subprocess.CompletedProcess[bytes]":
+    def run(self, program: Path, env: Mapping[str, str | None], stdin: bytes) -> "subprocess.CompletedProcess[bytes]":
         given = {key: value for key, value in env.items() if value is not None}
         with self.host.netns.entered():
             return subprocess.run([program], env=given, input=stdin, capture_output=True, check=False)
@@ -407,3 +407,14 @@ def test_a_bridge_and_its_ipam_share_the_arguments_without_a_word_about_unknown_
     theirs, ours = (programs.call("bridge", whose, env, LAYER_3) for whose in ("reference", "ours"))
     assert b'unknown args [\\"IP=10.77.0.5\\"]' in theirs.stdout  # so nobody can give it both without IgnoreUnknown
     assert (b"02:00:00:00:00:05" in ours.stdout, b"10.77.0.5/24" in ours.stdout) == (True, True)
+
+
+def test_a_result_that_an_old_version_cannot_carry_leaves_no_interface(programs: Programs) -> None:
+    config = _stdin({"cniVersion": "0.2.0", "bridge": "br1"}, programs.folder)
+    with Sandbox(programs.folder / "old") as pod:
+        env = {"CNI_COMMAND": "ADD", "CNI_CONTAINERID": "c0", "CNI_NETNS": str(pod.path), "CNI_IFNAME": "eth0"}
+        program = programs.bins["ours"] / "nodeplug-bridge"
+        done = programs.run(program, {**env, "CNI_PATH": str(programs.bins["ours"])}, config)
+        assert b"cannot convert" in done.stdout
+        assert "eth0" not in pod.links()
+        assert [name for name in programs.host.links() if name.startswith("veth")] == []

@@ -7,6 +7,8 @@ anything on stdout but one JSON document.
 """
 
 import asyncio
+import dataclasses
+import logging
 import os
 from collections.abc import Callable
 from contextlib import suppress
@@ -18,7 +20,7 @@ from nodeplug.cni import codec
 from nodeplug.cni.admission import Admission
 from nodeplug.cni.attachments import Asked, Attachment, Attachments, Key
 from nodeplug.cni.delegate import HOOK_OF
-from nodeplug.cni.namespaces import UNKNOWN, Identity, reopen
+from nodeplug.cni.namespaces import UNKNOWN, Identity, host_or_own, reopen
 from nodeplug.cni.nsid import Sighting, sight
 from nodeplug.cni.orphans import Orphans
 from nodeplug.cni.records import Records
@@ -35,6 +37,7 @@ from nodeplug.hosting.slot import Route
 from nodeplug.process.aside import aside
 from nodeplug.process.lane import Lane, Unanswered
 
+LOG: Final = logging.getLogger(__name__)
 SIGHT_PATIENCE: Final = 2.0
 """Seconds after an ADD in which the kernel may say by what it knows the container's namespace."""
 
@@ -183,16 +186,29 @@ class CniService:
         host = request.host_netns.identity  # the descriptor is closed when the hook has ended
         result, sighting = await self._added(route, request, owned, call)
         try:
-            stdout = codec.encode_result(result, request.version)
-        except (AttributeError, TypeError, ValueError) as error:
-            raise PluginError(
-                f"plugin {request.claim!r} returned a CniResult that is no CNI result: {error}; "
-                "its addresses must be ipaddress values and its numbers int"
-            ) from error
+            stdout = _encode(request, result)
+        except PluginError:
+            await self._take_back(route, request, host)
+            raise
         asked = Asked(request.version, request.config, request.args, request.path)
         made = Attachment(_key(request), request.netns.path, result, host=host, sighting=sighting, asked=asked)
         await self._records.keep(made)
         return stdout
+
+    async def _take_back(self, route: Route, request: CniAdd, host: Identity) -> None:
+        """Run the DEL of an ADD whose result no caller can have: nobody would know what it made."""
+        if "cni_del" not in route.hooks:
+            return
+        fields = {one.name: getattr(request, one.name) for one in dataclasses.fields(CniAttachmentRequest)}
+        call = Call("DEL", f"cni:{request.claim}", key=str(_key(request)))
+        opened = await self._lookups.run(lambda: host_or_own(host), late=Netns.close)
+        deletion = CniDel(**{**fields, "host_netns": opened, "prev_result": None}, netns=None)
+        try:
+            await self.runner.call(
+                route, "cni_del", call, {"request": deletion}, enter=opened, done=lambda: close_all((opened,))
+            )
+        except PluginError as error:
+            LOG.warning("cannot undo %s, whose result cannot be converted: %s; its DEL tries again", call.key, error)
 
     async def _added(
         self, route: Route, request: CniAdd, owned: list[Netns], call: Call
@@ -250,6 +266,16 @@ def _sight_aside(host: Netns, container: Netns, container_id: str) -> "asyncio.F
     if seeing.done():  # no thread can be started
         close_all((host, container))
     return seeing
+
+
+def _encode(request: CniAdd, result: Any) -> bytes:
+    try:
+        return codec.encode_result(result, request.version)
+    except (AttributeError, TypeError, ValueError) as error:
+        raise PluginError(
+            f"plugin {request.claim!r} returned a CniResult that is no CNI result: {error}; "
+            "its addresses must be ipaddress values and its numbers int"
+        ) from error
 
 
 def _key(request: CniAttachmentRequest) -> Key:

@@ -318,6 +318,31 @@ def test_gc_forgets_what_is_not_valid(road: ExecRoad, env: Env) -> None:
     assert [item.key.container_id for item in road.attachments.list()] == ["c2"]
 
 
+@pytest.mark.parametrize(
+    ("version", "result", "words"),
+    [
+        ("0.2.0", CniResult(), "cannot convert: no valid IP addresses"),
+        ("1.0.0", CniResult(ips=("10.0.0.1",)), "is no CNI result"),  # type: ignore[arg-type]
+    ],
+)
+@pytest.mark.usefixtures("no_leak")
+def test_an_add_whose_result_cannot_be_converted_is_undone(
+    road: ExecRoad, env: Env, version: str, result: CniResult, words: str
+) -> None:
+    plugin = serve(road, Plugin(lambda _: result))
+    done = road.call("test", env("ADD", CNI_ARGS="A=1"), {**CONFIG, "cniVersion": version})
+    assert words in done.document["msg"]
+    added, deleted = plugin.requests
+    assert isinstance(deleted, CniDel)
+    assert (deleted.container_id, deleted.ifname, deleted.config, deleted.args, deleted.netns) == (
+        added.container_id,
+        added.ifname,
+        added.config,
+        added.args,
+        None,
+    )
+
+
 class Ipam(Plugin):
     @hookimpl
     def claims(self) -> list[CniClaim]:
