@@ -26,7 +26,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from nodeplug import AlreadyExists, Exhausted, NotReady, PluginError
 from nodeplug.fields import show_quantity as show
 from nodeplug_volumes import extents
+from nodeplug_volumes.durable import sync, write
 from nodeplug_volumes.filesystem import space
+from nodeplug_volumes.marker import Marker
 
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _UNIT: Final = 512
@@ -86,12 +88,15 @@ class ImageFolder:
         preallocate: new files get all their blocks at once.
         max_total: the most bytes of all volumes together; None: no limit.
         overcommit: how many bytes may be promised for each byte that the disk can hold.
+        marker: by which it is told from an empty mount point; None: it is not.
     """
 
     directory: Path
     preallocate: bool = False
     max_total: int | None = None
     overcommit: float = 1.0
+    marker: Marker | None = None
+    _prepared: threading.Event = field(default_factory=threading.Event, compare=False)
     _promising: threading.Lock = field(default_factory=threading.Lock, compare=False)
 
     @property
@@ -100,11 +105,15 @@ class ImageFolder:
         return self.directory / "snapshots"
 
     def prepare(self) -> None:
-        """Make the folder, and remove what was begun and never completed.
+        """Make the folder, and remove what was begun and never completed; if it is away, `check` does when it is back.
 
         Raises:
             PluginError: it cannot be used.
         """
+        try:
+            self._check_marker()
+        except NotReady:
+            return
         try:
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             for folder in (self.directory, self.snapshots):
@@ -115,11 +124,34 @@ class ImageFolder:
                         note.unlink(missing_ok=True)
         except OSError as error:
             raise PluginError(f"cannot use {self.directory}: {error.strerror}; make it writable") from error
+        self._prepared.set()
 
     def check(self) -> None:
-        """Raise NotReady if the folder is missing."""
+        """Check that the folder is there, and is the one that has the volumes.
+
+        Raises:
+            NotReady: it is missing or away.
+            PluginError: it is back, and cannot be used.
+        """
+        self._check_marker()
+        if not self._prepared.is_set():
+            with self._promising:  # nothing is begun before all that was begun is removed
+                if not self._prepared.is_set():
+                    self.prepare()
         if not self.directory.is_dir():
             raise NotReady(f"the image folder {self.directory} is missing; is its disk mounted?")
+
+    def _check_marker(self) -> None:
+        if self.marker is not None:
+            self.marker.check(lambda: bool(self.volumes() or self.all_snapshots()))
+
+    def is_there(self) -> bool:
+        """Whether `check` finds nothing to say."""
+        try:
+            self.check()
+        except PluginError:
+            return False
+        return True
 
     # --- what there is
 
@@ -176,7 +208,7 @@ class ImageFolder:
         fresh = note.model_copy(update={"created": time.time()})
         try:
             image.parent.mkdir(mode=0o700, exist_ok=True)
-            _write(image.with_suffix(".json"), fresh.model_dump_json().encode())
+            write(image.with_suffix(".json"), fresh.model_dump_json().encode())
         except OSError as error:
             raise PluginError(f"cannot note why {image} is made: {error.strerror}") from error
         return fresh
@@ -184,6 +216,8 @@ class ImageFolder:
     def complete(self, fresh: Path, image: Path) -> None:
         """Give a complete file its name, for good; OSError if that fails."""
         sync(fresh)
+        if self.marker is not None:
+            self.marker.put()
         fresh.rename(image)
         sync(image.parent)
 
@@ -310,21 +344,3 @@ def _each(paths: list[Path]) -> Iterator[tuple[Path, os.stat_result]]:
     for path in paths:
         with suppress(FileNotFoundError):
             yield path, path.stat()
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Write a file so that it is there whole or not at all, also after a loss of power."""
-    fresh = path.with_name(f".{path.name}.new")
-    fresh.write_bytes(content)
-    sync(fresh)
-    fresh.rename(path)
-    sync(path.parent)
-
-
-def sync(path: Path) -> None:
-    """Write what the kernel holds of a file or folder (fsync(2))."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -11,17 +11,18 @@ import os
 import stat
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Final
 
 from nodeplug import (
     Claim,
     Example,
+    Exhausted,
     Host,
     InvalidRequest,
     Metric,
     NotFound,
+    NotReady,
     OutOfRange,
     PluginError,
     ProvisionedVolume,
@@ -47,28 +48,20 @@ from nodeplug import (
     mounted_at,
     unmount,
 )
-from nodeplug.fields import parse_quantity
 from nodeplug.fields import show_quantity as show
 from nodeplug_volumes import filesystem, loopdev
 from nodeplug_volumes.filesystem import FS_TYPES, FsType
 from nodeplug_volumes.image_folder import NAME, Disk, ImageFolder
 from nodeplug_volumes.loopfile_config import LoopFileConfig
-from nodeplug_volumes.store import BLOCK, SMALLEST, Store
+from nodeplug_volumes.marker import Marker
+from nodeplug_volumes.store import BLOCK, Store
+from nodeplug_volumes.wish import Wish, Wishes
 
 _ONLINE: Final = frozenset({"xfs", "btrfs"})
 """Filesystems that grow only where they are mounted."""
 _LOOK_EVERY: Final = 60.0
 _ALWAYS: Final[Mapping[str, tuple[str, ...]]] = {"xfs": ("nouuid",)}
 """Options without which a volume and its copy, which have one UUID, cannot be mounted at the same time."""
-
-
-@dataclass(frozen=True, slots=True)
-class Wish:
-    """The options of one volume."""
-
-    name: str
-    size: int | None
-    fs_type: FsType | None
 
 
 class LoopFile:
@@ -82,8 +75,10 @@ class LoopFile:
         self._config = config
         self._log = host.log
         directory = config.directory or host.state_dir / "images"
-        self._images = ImageFolder(directory, config.preallocate, config.max_total, config.overcommit)
+        marker = Marker(directory, host.state_dir / "image-folders.json")
+        self._images = ImageFolder(directory, config.preallocate, config.max_total, config.overcommit, marker)
         self._store = Store(self._images, host.log, config.fs_type, config.default_size, config.max_size)
+        self._wishes = Wishes(config.max_size)
         self._disk: Disk | None = None
 
     @hookimpl
@@ -110,6 +105,8 @@ class LoopFile:
     @hookimpl
     def metrics(self) -> Sequence[Metric]:
         """Tell what the disk has and what is promised; log when that becomes too little."""
+        if not self._images.is_there():  # these figures would be another disk's
+            return []
         before, disk = self._disk, self._look()
         if disk.shortage and not (before and before.shortage):
             self._log.warning("%s", disk.shortage)
@@ -131,13 +128,13 @@ class LoopFile:
     @hookimpl
     def volume_id(self, request: VolumeIdentify) -> VolumeId:
         """Only the name: a larger size is the same volume, grown."""
-        return VolumeId(self._wish(request.options).name)
+        return VolumeId(self._wishes.read(request.options).name)
 
     @hookimpl
     def volume_stage(self, request: VolumeStage) -> None:
         """Create, check and grow the image as needed, and mount it; a block device is bound."""
-        wish = self._wish(request.options, request.fs_type)
-        image = self._images.image(wish.name)
+        wish = self._wishes.read(request.options, request.fs_type)
+        image = self._image(wish)
         if request.block:
             self._stage_device(image, wish.name, request.staging_path)
             return
@@ -157,8 +154,8 @@ class LoopFile:
     @hookimpl
     def volume_publish(self, request: VolumePublish) -> None:
         """Bind the staged volume; a further pod must agree with what exists, and may request a larger size."""
-        wish = self._wish(request.options, request.fs_type)
-        image = self._images.image(wish.name)
+        wish = self._wishes.read(request.options, request.fs_type)
+        image = self._image(wish)
         if not request.block:
             self._held(image, wish)
             if wish.size is not None and wish.size > image.stat().st_size:
@@ -175,11 +172,11 @@ class LoopFile:
     @hookimpl
     def volume_expand(self, request: VolumeExpand) -> int:
         """Grow the image, and the filesystem if it is mounted; otherwise it grows when it is staged next."""
-        wish = self._wish({"name": request.volume_id, **request.options})
-        image = self._images.image(wish.name)
+        wish = self._wishes.read({"name": request.volume_id, **request.options})
+        image = self._image(wish)
         if not image.exists():
             raise NotFound(f"volume {wish.name!r} has no image {image}; it may be on another node")
-        size = self._allowed(wish.name, request.new_size)
+        size = self._wishes.allowed(wish.name, request.new_size)
         if request.limit and size > request.limit:
             raise OutOfRange(
                 f"volume {wish.name!r} would have {show(size)}, and at most {show(request.limit)} is asked for"
@@ -200,7 +197,7 @@ class LoopFile:
         """Ask the mounted filesystem, and the disk below it."""
         if mounted_at(request.mount_path) is None:
             raise NotFound(f"nothing is mounted at {request.mount_path!r}")
-        condition = self._look().shortage
+        condition = self._condition()
         if stat.S_ISBLK(Path(request.mount_path).stat().st_mode):
             size = self._images.image(request.volume_id).stat().st_size
             return VolumeStats(total=size, used=size, available=0, condition=condition)
@@ -215,21 +212,33 @@ class LoopFile:
             condition=condition,
         )
 
+    def _condition(self) -> str:
+        try:
+            self._images.check()
+        except PluginError as error:
+            return error.message
+        return self._look().shortage
+
     # --- creation
 
     @hookimpl
     def volume_create(self, request: VolumeCreate) -> ProvisionedVolume:
         """Make an image for somebody, empty or with the contents of another one."""
-        return self._store.create(request)
+        try:
+            return self._store.create(request)
+        except NotReady as error:  # another node may have what this one lacks
+            raise Exhausted(error.message) from error
 
     @hookimpl
     def volume_delete(self, request: VolumeDelete) -> None:
         """Remove an image."""
+        self._images.check()
         self._store.delete(request.volume_id)
 
     @hookimpl
     def volume_list(self) -> Sequence[ProvisionedVolume]:
         """All images, those of pods' options too."""
+        self._images.check()
         return list(self._store.volumes())
 
     @hookimpl
@@ -244,52 +253,27 @@ class LoopFile:
     @hookimpl
     def volume_snapshot(self, request: VolumeSnapshot) -> Snapshot:
         """Copy an image, in an instant where the disk can share blocks."""
+        self._images.check()
         return self._store.snapshot(request)
 
     @hookimpl
     def volume_snapshot_delete(self, request: VolumeSnapshotDelete) -> None:
         """Remove a snapshot."""
+        self._images.check()
         self._store.delete_snapshot(request.snapshot_id)
 
     @hookimpl
     def volume_snapshot_list(self) -> Sequence[Snapshot]:
         """All snapshots."""
+        self._images.check()
         return list(self._store.snapshots())
 
-    # --- the wish
-
-    def _wish(self, options: Mapping[str, str], kubelet_fs_type: str = "") -> Wish:
-        unknown = sorted(set(options) - {"name", "size", "fsType"})
-        if unknown:
-            raise InvalidRequest(f"loopfile has no option {', '.join(map(repr, unknown))}; it has name, size, fsType")
-        name = options.get("name", "")
-        if not NAME.fullmatch(name):
-            raise InvalidRequest(
-                f"option name is {name[:140]!r}; it must be 1 to 128 letters, digits, '.', '_', '-', starting with one "
-                "of the first two"
-            )
-        asked = options.get("fsType") or kubelet_fs_type
-        fs_type = next((known for known in FS_TYPES if known == asked), None)
-        if asked and fs_type is None:
-            raise InvalidRequest(
-                f"volume {name!r} asks for fsType {asked[:40]!r}; loopfile makes {', '.join(FS_TYPES)}"
-            )
-        return Wish(name, self._wished_size(name, options), fs_type)
-
-    def _wished_size(self, name: str, options: Mapping[str, str]) -> int | None:
-        text = options.get("size", "")
-        return self._allowed(name, parse_quantity(text)) if text else None
-
-    def _allowed(self, name: str, size: int) -> int:
-        if size < SMALLEST:
-            raise InvalidRequest(f"volume {name!r} asks for {show(size)}; the smallest is {show(SMALLEST)}")
-        if self._config.max_size is not None and size > self._config.max_size:
-            raise InvalidRequest(
-                f"volume {name!r} asks for {show(size)}; this node allows at most {show(self._config.max_size)}"
-            )
-        return -(-size // BLOCK) * BLOCK
-
     # --- the image
+
+    def _image(self, wish: Wish) -> Path:
+        """Return where the image of a volume is, or would be; NotReady if the folder is away."""
+        self._images.check()
+        return self._images.image(wish.name)
 
     def _is_block(self, image: Path) -> bool:
         note = self._images.note(image)
@@ -306,7 +290,7 @@ class LoopFile:
             raise InvalidRequest(f"volume {wish.name!r} is new and asks for no size; set the option size, such as 64Mi")
         self._images.check()
         loopdev.check()  # before creating an image that nothing can mount
-        self._store.new(image, self._allowed(wish.name, size), wish.fs_type or self._config.fs_type)
+        self._store.new(image, self._wishes.allowed(wish.name, size), wish.fs_type or self._config.fs_type)
 
     def _ready(self, image: Path, wish: Wish, lock: int) -> FsType:
         """Return the filesystem of an image that is checked and as large as requested."""

@@ -69,6 +69,7 @@ class Store:
             NotFound: there is no such source.
             OutOfRange: no such size is possible.
         """
+        self.images.check()
         name = file_name(request.name)
         image = self.images.image(name)
         fs_type = self._fs_type(request)
@@ -79,7 +80,6 @@ class Store:
             return self._volume(image)
         origin = self._origin(note, fs_type)
         size = self._size(request, fs_type or self.fs_type, origin)
-        self.images.check()
         loopdev.check()
         self.images.demand(size)
         self.images.begin(image, note)

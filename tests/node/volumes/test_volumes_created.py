@@ -40,6 +40,7 @@ from nodeplug_volumes import copying, extents, filesystem, loopdev
 from nodeplug_volumes.filesystem import FsType
 from nodeplug_volumes.loopfile import LoopFile
 from nodeplug_volumes.loopfile_config import LoopFileConfig
+from nodeplug_volumes.marker import MARKER
 
 pytestmark = [pytest.mark.node, pytest.mark.usefixtures("has_loop_devices")]
 DRIVER = "nodeplug/loopfile"
@@ -103,7 +104,7 @@ class Node:
 
     @property
     def files(self) -> list[str]:
-        found = (path for path in self.directory.rglob("*") if path.is_file())
+        found = (path for path in self.directory.rglob("*") if path.is_file() and path.name != MARKER)
         return sorted(str(path.relative_to(self.directory)) for path in found)
 
 
