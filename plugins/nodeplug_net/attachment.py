@@ -42,7 +42,12 @@ class Attachment:
     @property
     def label(self) -> str:
         """`nodeplug <network> <container> <ifname>`, at most `LABEL_LIMIT` characters."""
-        return f"{network_label(self.network)}{_short(self.container_id, _CONTAINER_LIMIT)} {self.ifname}"
+        return f"{self.container_label}{self.ifname}"
+
+    @property
+    def container_label(self) -> str:
+        """The prefix of the labels of all attachments of the container to the network."""
+        return f"{network_label(self.network)}{_short(self.container_id, _CONTAINER_LIMIT)} "
 
 
 def network_label(network: str) -> str:

@@ -139,13 +139,19 @@ def _outside_differences(
 
 
 def _masquerade_differences(request: CniCheck, plane: Dataplane) -> Iterator[str]:
+    attachment = Attachment.of(request)
     own = [ip.address for ip in request.prev_result.ips if _belongs(request, ip.interface)]
     with plane.masquerade(request) as masquerade:
-        present = {entry.address for entry in masquerade.owned(Attachment.of(request).label)}
-        without_rule = masquerade.lacking(address.network for address in own)
-    for address in own:
-        if address.ip not in present:
-            yield f"address {address.ip} is not masqueraded"
+        present = {entry.address for entry in masquerade.owned(attachment.label)}
+        without_rule = set(masquerade.lacking(address.network for address in own))
+    lost = [address for address in own if address.ip not in present]
+    if lost:
+        with plane.reference(request) as reference:
+            theirs = [address for address in lost if reference.covers(attachment, address.ip)]
+        without_rule -= {address.network for address in theirs}
+        lost = [address for address in lost if address not in theirs]
+    for address in lost:
+        yield f"address {address.ip} is not masqueraded"
     for network in without_rule:
         yield f"subnet {network} has no rule that masquerades it; the next ADD, STATUS or GC of the network restores it"
 

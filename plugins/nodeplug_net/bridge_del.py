@@ -6,12 +6,15 @@ Refuses: to depend on anything. The host veth has a computed name; its alias, th
 files name the attachment: namespace, result and journal may all be gone.
 """
 
+from collections.abc import Mapping
+from ipaddress import IPv4Address, IPv6Address
+
 from nodeplug import CniDel, CniGc
 from nodeplug_net.addressing import IN_PROCESS
 from nodeplug_net.attachment import HOST_VETH, Attachment, network_label
 from nodeplug_net.bridge_config import DelegationConf, PortConf, parse_bridge
 from nodeplug_net.dataplane import Dataplane
-from nodeplug_net.links import Link, Links, links_in
+from nodeplug_net.links import Interface, Link, Links, links_in
 from nodeplug_net.netlink import Netlink
 from nodeplug_net.reaper import LIMIT
 from nodeplug_net.undo import Errors
@@ -31,6 +34,8 @@ def detach(request: CniDel, plane: Dataplane) -> None:
         with errors.kept():
             _end_masquerade(request, attachment, plane)
         with errors.kept():
+            _end_reference(request, attachment, plane)
+        with errors.kept():
             plane.addressing.delete(request, plugin_type)
     with errors.kept(), Netlink() as netlink:
         links = Links(netlink)
@@ -39,6 +44,9 @@ def detach(request: CniDel, plane: Dataplane) -> None:
         if not foreign:
             with errors.kept():  # while the kernel deletes the link
                 _end_masquerade(request, attachment, plane)
+            if link is None or not link.alias:
+                with errors.kept():
+                    _end_reference(request, attachment, plane)
         if deletion is not None:
             deletion.wait(links)
         gone = True
@@ -52,6 +60,18 @@ def _end_masquerade(request: CniDel, attachment: Attachment, plane: Dataplane) -
     """End it while the attachment has the address: later the next holder could come between check and removal."""
     with plane.masquerade(request) as masquerade:
         masquerade.remove(masquerade.owned(attachment.label))
+
+
+def _end_reference(request: CniDel, attachment: Attachment, plane: Dataplane) -> None:
+    """End what the reference plugin made if it attached the container: what is ours has a link with our label."""
+
+    def others() -> list[Interface]:
+        leases = plane.addressing.leases(request, request.parse(DelegationConf).ipam.type)
+        own, siblings = attachment.label, attachment.container_label
+        return [address for label, address in leases if label.startswith(siblings) and label != own]
+
+    with plane.reference(request) as reference:
+        reference.end(attachment, others)
 
 
 def find_host_end(links: Links, request: CniDel, attachment: Attachment) -> Link | None:
@@ -85,16 +105,22 @@ def collect(request: CniGc, plane: Dataplane) -> None:
         OSError: the kernel refuses.
     """
     errors = Errors()
+    linked = True
     if request.valid is not None:
         valid = [Attachment(request.network, one.container_id, one.ifname) for one in request.valid]
         labels = frozenset(one.label for one in valid)
         with errors.kept():
+            linked = False
             _collect_links(request, labels, plane)
+            linked = True
         with errors.kept(), plane.masquerade(request) as masquerade:
             entries = masquerade.entries(network_label(request.network))
             masquerade.remove([entry for entry in entries if entry.label not in labels])
-    with errors.kept():
-        plane.addressing.collect(request, request.parse(DelegationConf).ipam.type)
+        with errors.kept(), plane.reference(request) as reference:
+            reference.collect(request.network, valid)
+    if linked:  # else somebody may still use an address that others would get
+        with errors.kept():
+            plane.addressing.collect(request, request.parse(DelegationConf).ipam.type)
     with errors.kept():
         _tidy_masquerade(request, plane)
     errors.raise_all()
@@ -111,19 +137,33 @@ def _tidy_masquerade(request: CniGc, plane: Dataplane) -> None:
 
 
 def _collect_links(request: CniGc, labels: frozenset[str], plane: Dataplane) -> None:
-    """Delete ports with names of ours and this network's label that belong to no attachment."""
+    """Delete ports of this network's attachments that are gone: ours by their label, others by their address."""
     with Netlink() as netlink:
         links = Links(netlink)
         bridge = links.get(request.parse(PortConf).bridge)
         if bridge is None:
             return
+        leases = plane.addressing.leases(request, request.parse(DelegationConf).ipam.type)
+        owners = {address.ip: label for label, address in leases}
         lost = [
             port
             for port in links.ports(bridge)
-            if HOST_VETH.fullmatch(port.name)
-            and port.alias.startswith(network_label(request.network))
-            and port.alias not in labels
+            if (label := _label_of(port, request, links, owners)) and label not in labels
         ]
         for start in range(0, len(lost), LIMIT):  # each deletion has a socket of its own
             for deletion in [plane.reaper.delete(port) for port in lost[start : start + LIMIT]]:
                 deletion.wait(links)
+
+
+def _label_of(port: Link, request: CniGc, links: Links, owners: Mapping[IPv4Address | IPv6Address, str]) -> str:
+    """Return the label of the attachment whose host end a port is; empty if that is not of this network, or unknown.
+
+    The reference's ports have random names and no label. Their container's address says who it was given to.
+    """
+    if port.alias:
+        ours = HOST_VETH.fullmatch(port.name) and port.alias.startswith(network_label(request.network))
+        return port.alias if ours else ""
+    if port.kind != "veth" or port.peer_netns is None or port.peer_netns < 0:
+        return ""
+    found = {owners.get(address.ip) for address in links.peer_addresses(port)}
+    return next(iter(found - {None}), None) or ""

@@ -16,6 +16,7 @@ from nodeplug_net.links import Links
 from nodeplug_net.masquerade import Element, Masquerade
 from nodeplug_net.needs import Networks
 from nodeplug_net.reaper import Reaper
+from nodeplug_net.reference import Reference
 from nodeplug_net.sockets import NftSockets, open_nft
 
 
@@ -49,6 +50,12 @@ class Dataplane:
         """Open the masqueraded addresses of the request's host namespace, which the calling thread is in."""
         with self.nft.lent(request.host_netns) as netlink:
             yield Masquerade(netlink)
+
+    @contextmanager
+    def reference(self, request: CniRequest) -> Iterator[Reference]:
+        """Open what the reference's plugins wrote into the request's host namespace, where the calling thread is."""
+        with self.nft.lent(request.host_netns) as netlink:
+            yield Reference(netlink, self.log)
 
     def tidy(self) -> None:
         """Remove unused masquerading of this thread's namespace; what stays does no harm."""

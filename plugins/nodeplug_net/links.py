@@ -4,6 +4,7 @@ Owns: parsing rtnetlink replies and the few operations that the plugins need, ov
 Refuses: dumps where a single request is enough, and caches: the kernel is asked each time.
 """
 
+import errno
 import ipaddress
 import os
 import struct
@@ -29,6 +30,7 @@ _IFLA_MASTER: Final = 10
 _IFLA_OPERSTATE: Final = 16
 _IFLA_LINKINFO: Final = 18
 _IFLA_IFALIAS: Final = 20
+_IFLA_LINK_NETNSID: Final = 37
 _INFO_KIND: Final = 1
 _INFO_SLAVE_DATA: Final = 5
 _BRPORT_MODE: Final = 4
@@ -39,6 +41,8 @@ _RTA_GATEWAY: Final = 5
 _RTA_MULTIPATH: Final = 9
 _RTA_TABLE: Final = 15
 _U32: Final = struct.Struct("=I")
+_I32: Final = struct.Struct("=i")
+_NUMBERS: Final = {_IFLA_MTU: "mtu", _IFLA_LINK: "peer", _IFLA_MASTER: "master", _IFLA_LINK_NETNSID: "peer_netns"}
 _HOP: Final = struct.Struct("=HBBi")
 
 
@@ -51,6 +55,8 @@ class Link:
         flags: IFF_* of netdevice(7).
         mac: `aa:bb:cc:dd:ee:ff`.
         peer: the index of the other end of a veth pair, in *its* namespace.
+        peer_netns: the kernel's number of that namespace; None if it is the same one,
+            negative if it has none.
         master: the index of the bridge, or 0.
         state: the operational state, `OPER_UP` when packets pass.
         kind: "bridge", "veth", or empty.
@@ -64,6 +70,7 @@ class Link:
     mac: str = ""
     mtu: int = 0
     peer: int = 0
+    peer_netns: int | None = None
     master: int = 0
     state: int = 0
     kind: str = ""
@@ -90,12 +97,8 @@ def parse_link(message: bytes) -> Link:
             link.mac = message[start:end].hex(":")
         elif kind == _IFLA_IFNAME:
             link.name = text(message, start, end)
-        elif kind == _IFLA_MTU:
-            link.mtu = _U32.unpack_from(message, start)[0]
-        elif kind == _IFLA_LINK:
-            link.peer = _U32.unpack_from(message, start)[0]
-        elif kind == _IFLA_MASTER:
-            link.master = _U32.unpack_from(message, start)[0]
+        elif kind in _NUMBERS:
+            setattr(link, _NUMBERS[kind], _I32.unpack_from(message, start)[0])
         elif kind == _IFLA_OPERSTATE:
             link.state = message[start]
         elif kind == _IFLA_IFALIAS:
@@ -259,6 +262,17 @@ class Links:
         data = messages.dump_addresses().fill(index=u32(link.index))
         answer = self.netlink.ask(Request(data, f"list the addresses of interface {link.name}", ENODEV))[0]
         return [parse_address(message) for message in answer.messages if _index_of(message) == link.index]
+
+    def peer_addresses(self, link: Link) -> list[Interface]:
+        """List the addresses of the other end of a veth pair in another namespace; none if that is gone.
+
+        A kernel before 5.0 does not look into other namespaces, and nothing is known.
+        """
+        data = messages.dump_addresses_in(link.peer_netns or 0, link.peer)
+        what = f"list the addresses of the peer of interface {link.name}"
+        answer = self.netlink.ask(Request(data, what, frozenset({errno.EINVAL, errno.ENODEV, errno.EOPNOTSUPP})))[0]
+        inside = (message for message in answer.messages if messages.is_from(message, link.peer_netns or 0))
+        return [parse_address(message) for message in inside if _index_of(message) == link.peer]
 
     def add_address(self, link: Link, address: Interface) -> None:
         """Add an address, unless it exists."""

@@ -19,9 +19,9 @@ from nodeplug import PluginError
 from nodeplug_net import nftmessages as nft
 from nodeplug_net.links import Interface
 from nodeplug_net.netlink import ENOENT, KernelReply, Netlink, Request, attributes, failure, text
+from nodeplug_net.nftables import Network
+from nodeplug_net.transactions import ABSENT, BODY, commit, generation_of
 
-_ABSENT: Final = ENOENT | {errno.EINVAL}
-"""No table, or (EINVAL) a kernel without nf_tables: a DEL has nothing to remove."""
 _TOGETHER: Final = 100
 """Entries of one transaction: a socket has room for some three hundred acknowledgements."""
 _ATTEMPTS: Final = 50
@@ -30,15 +30,13 @@ _SET_NAME: Final = 2  # NFTA_SET_NAME
 _LIST_ELEMENTS: Final = 3  # NFTA_SET_ELEM_LIST_ELEMENTS
 _ELEM_KEY: Final = 1  # NFTA_SET_ELEM_KEY
 _ELEM_USERDATA: Final = 6  # NFTA_SET_ELEM_USERDATA
-_GEN_ID: Final = 1  # NFTA_GEN_ID
-_BODY: Final = 20  # netlink header and struct nfgenmsg
 
 
 @dataclass(frozen=True, slots=True)
 class Element:
     """One masqueraded address."""
 
-    network: nft.Network
+    network: Network
     key: bytes
     label: str
 
@@ -79,7 +77,7 @@ class Masquerade:
         for _ in range(_ATTEMPTS):
             if self.lacking(one.network for one in wanted):
                 self.mend(others(), [one.network for one in wanted])
-            refusal = self._commit(messages)
+            refusal = commit(self._netlink, messages)
             if refusal is None:
                 return
             if refusal.error not in {errno.EEXIST, errno.ENOENT}:
@@ -97,13 +95,13 @@ class Masquerade:
             messages.append(nft.new_element(one.network, one.key, one.label))
         return messages
 
-    def lacking(self, networks: Iterable[nft.Network]) -> list[nft.Network]:
+    def lacking(self, networks: Iterable[Network]) -> list[Network]:
         """Return the subnets without a rule; their addresses are not masqueraded, whatever their sets hold."""
-        answer = self._netlink.ask(Request(nft.dump_rules(), f"list the rules of table {nft.TABLE}", _ABSENT))[0]
+        answer = self._netlink.ask(Request(nft.dump_rules(), f"list the rules of table {nft.TABLE}", ABSENT))[0]
         rules = b"".join(answer.messages)
         return [network for network in dict.fromkeys(networks) if nft.names_set(network) not in rules]
 
-    def mend(self, expected: Sequence[Element], networks: Iterable[nft.Network] = ()) -> None:
+    def mend(self, expected: Sequence[Element], networks: Iterable[Network] = ()) -> None:
         """Restore what is missing of the table: the rules of subnets, their sets, and the expected entries.
 
         In one transaction: rules without their entries would look complete and never be repaired.
@@ -119,9 +117,9 @@ class Masquerade:
         wanted = list(dict.fromkeys([*networks, *(one.network for one in expected)]))
         entries = [nft.new_element(one.network, one.key, one.label, keep=True) for one in expected]
         for _ in range(_ATTEMPTS):
-            generation = self._generation()
+            generation = generation_of(self._netlink)
             rules = self._missing_rules(wanted)
-            refusal = self._commit([*rules, *entries], generation if rules else None)
+            refusal = commit(self._netlink, [*rules, *entries], generation if rules else None)
             if refusal is None:
                 return
             # Another program changed a table in between, or a set without entries was removed.
@@ -130,7 +128,7 @@ class Masquerade:
                 raise failure(f"{what} table {nft.TABLE}", refusal)
         raise _restless()
 
-    def _missing_rules(self, wanted: list[nft.Network]) -> list[bytearray]:
+    def _missing_rules(self, wanted: list[Network]) -> list[bytearray]:
         """Compose the rules of all subnets, if one of these has none."""
         if not self.lacking(wanted):
             return []
@@ -145,7 +143,7 @@ class Masquerade:
         Raises:
             OSError: the kernel refuses.
         """
-        generation = self._generation()
+        generation = generation_of(self._netlink)
         names = self._sets()
         if generation is None or names is None:
             return
@@ -155,22 +153,12 @@ class Masquerade:
         if kept and not empty:
             return
         messages = [*nft.rebuild(kept), *map(nft.delete_set, empty)] if kept else [nft.delete_table()]
-        refusal = self._commit(messages, generation)
+        refusal = commit(self._netlink, messages, generation)
         if refusal is not None and refusal.error not in {errno.ERESTART, errno.ENOENT}:
             raise failure(f"remove what is unused of table {nft.TABLE}", refusal)
 
-    def _dump_of(self, network: nft.Network) -> list[bytes]:
+    def _dump_of(self, network: Network) -> list[bytes]:
         return self._dump(nft.set_name(network))
-
-    def _generation(self) -> int | None:
-        """Return the generation of the rule set; None if the kernel does not say."""
-        what = "read the generation of nf_tables"
-        messages = self._netlink.ask(Request(nft.get_generation(), what, _ABSENT))[0].messages
-        for message in messages:
-            for kind, start, end in attributes(message, _BODY):
-                if kind == _GEN_ID:
-                    return int.from_bytes(message[start:end], "big")
-        return None
 
     def owned(self, label: str) -> list[Element]:
         """List what is masqueraded for one attachment."""
@@ -223,7 +211,7 @@ class Masquerade:
 
     def _remove(self, entries: Sequence[Element]) -> None:
         """Remove entries in one transaction, and one by one if some are gone."""
-        refusal = self._commit([nft.delete_element(entry.network, entry.key) for entry in entries])
+        refusal = commit(self._netlink, [nft.delete_element(entry.network, entry.key) for entry in entries])
         if refusal is not None and refusal.error == errno.ENOENT and len(entries) > 1:
             for entry in entries:
                 self._remove([entry])
@@ -232,21 +220,15 @@ class Masquerade:
 
     def _sets(self) -> set[str] | None:
         """Return the names of the table's sets; None without a table."""
-        answer = self._netlink.ask(Request(nft.dump_sets(), f"list the sets of table {nft.TABLE}", _ABSENT))[0]
+        answer = self._netlink.ask(Request(nft.dump_sets(), f"list the sets of table {nft.TABLE}", ABSENT))[0]
         if answer.error:
             return None
         return {
             text(message, start, end)
             for message in answer.messages
-            for kind, start, end in attributes(message, _BODY)
+            for kind, start, end in attributes(message, BODY)
             if kind == _SET_NAME
         }
-
-    def _commit(self, messages: list[bytearray], generation: int | None = None) -> KernelReply | None:
-        """Send one transaction; return the first error, or None."""
-        begin = nft.begin(generation)
-        answers = self._netlink.exchange([(begin, False), *((one, True) for one in messages), (nft.end(), False)])
-        return next((answer for answer in answers if answer.error), None)
 
 
 def _restless() -> PluginError:
@@ -259,7 +241,7 @@ def _parse_elements(message: bytes, needle: bytes) -> list[tuple[bytes, str]]:
         return []
     return [
         _parse_element(message, first, last)
-        for kind, start, end in attributes(message, _BODY)
+        for kind, start, end in attributes(message, BODY)
         if kind == _LIST_ELEMENTS
         for _, first, last in attributes(message, start, end)
         if message.find(needle, first, last) >= 0

@@ -35,6 +35,7 @@ _IFA_F_NODAD: Final = 0x02
 _AF_INET: Final = 2
 _AF_INET6: Final = 10
 _IFNAME_WIDTH: Final = 15
+_IFA_TARGET_NETNSID: Final = 10
 
 # Sentinels: each occurs nowhere else in a message, which `Template` checks.
 _NAME: Final = "nodeplug~name~1"
@@ -254,6 +255,20 @@ def address(number: int, version: int, prefix: int) -> Template:
 def dump_addresses() -> Template:
     """GETADDR dump of the link `index`, all families (filtered by the kernel)."""
     return Template(_encode("ifaddrmsg", RTM_GETADDR, _DUMP, [], {"index": _INDEX}), index=_INDEX_HOLE)
+
+
+def dump_addresses_in(netns: int, index: int) -> bytearray:
+    """GETADDR dump of the link `index` of another namespace, by the kernel's number of it (IFA_TARGET_NETNSID).
+
+    pyroute2 has no name for that attribute; struct nlmsghdr, struct ifaddrmsg, one attribute.
+    """
+    attribute = struct.pack("=HHi", 8, _IFA_TARGET_NETNSID, netns)
+    return bytearray(struct.pack("=IHHIIBBBBI", 32, RTM_GETADDR, _DUMP, 0, 0, 0, 0, 0, 0, index) + attribute)
+
+
+def is_from(message: bytes, netns: int) -> bool:
+    """Whether the kernel says that an address is of another namespace: older ones list their own instead."""
+    return struct.pack("=HHi", 8, _IFA_TARGET_NETNSID, netns) in message[24:]
 
 
 @lru_cache(maxsize=256)

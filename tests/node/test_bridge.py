@@ -356,7 +356,7 @@ def test_del_needs_nothing_of_the_configuration_but_name_and_ipam_type(
     assert link(netns, "eth0") is None
 
 
-def test_del_and_gc_release_addresses_although_the_bridge_has_no_usable_name(
+def test_del_releases_addresses_although_the_bridge_has_no_usable_name(
     scratch: ScratchCni, bridge: Bridge, config: Make
 ) -> None:
     netns = scratch.container()
@@ -365,9 +365,17 @@ def test_del_and_gc_release_addresses_although_the_bridge_has_no_usable_name(
     scratch.delete(bridge, nameless, "c1", netns)
     assert files(scratch) == set()
     assert link(netns, "eth0") is None
+
+
+def test_gc_keeps_addresses_while_it_cannot_find_the_links_that_have_them(
+    scratch: ScratchCni, bridge: Bridge, config: Make
+) -> None:
     scratch.add(bridge, config(), "c2", scratch.container())
-    with pytest.raises(PluginError, match="bridge"):  # its links cannot be found by that name
-        scratch.gc(bridge, nameless, [])
+    before = files(scratch)
+    with pytest.raises(PluginError, match="bridge"):
+        scratch.gc(bridge, config(bridge="a%d-name-that-is-too-long"), [])
+    assert files(scratch) == before != set()
+    scratch.gc(bridge, config(), [])
     assert files(scratch) == set()
 
 

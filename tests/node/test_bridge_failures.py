@@ -15,7 +15,7 @@ from nodeplug import (
     TryAgain,
 )
 from nodeplug.testing.scratch_cni import ScratchCni
-from nodeplug_net import messages
+from nodeplug_net import messages, nftables
 from nodeplug_net import nftmessages as nft
 from nodeplug_net.attachment import Attachment
 from nodeplug_net.bridge import Bridge
@@ -135,12 +135,12 @@ def test_a_table_that_cannot_be_used_leaves_nothing(
             ("NFTA_SET_KEY_LEN", 2),
             ("NFTA_SET_ID", 1),
         ]
-        message["header"]["type"] = 10 << 8 | nft.NFT_MSG_NEWSET
+        message["header"]["type"] = 10 << 8 | nftables.NFT_MSG_NEWSET
         message["header"]["flags"] = 0x605
         message.encode()
         with Netlink(12) as netlink:
-            batch = [(nft.begin(), False), *((one, True) for one in nft.rebuild([]))]
-            answers = netlink.exchange([*batch, (bytearray(message.data), True), (nft.end(), False)])
+            batch = [(nftables.begin(), False), *((one, True) for one in nft.rebuild([]))]
+            answers = netlink.exchange([*batch, (bytearray(message.data), True), (nftables.end(), False)])
             assert not any(answer.error for answer in answers)
 
     scratch.on_host(obstruct)

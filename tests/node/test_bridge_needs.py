@@ -9,6 +9,7 @@ import pytest
 
 from nodeplug import Journal, Netns, NotReady
 from nodeplug.testing.scratch_cni import ScratchCni
+from nodeplug_net import nftables
 from nodeplug_net import nftmessages as nft
 from nodeplug_net.bridge import Bridge, BridgeConfig
 from nodeplug_net.links import Link, Links, get_sysctl, set_sysctl
@@ -75,7 +76,7 @@ def take_gateway(scratch: ScratchCni) -> None:
 def flush(scratch: ScratchCni) -> None:
     def run() -> None:
         with Netlink(12) as netlink:
-            netlink.exchange([(nft.begin(None), False), (nft.delete_table(), True), (nft.end(), False)])
+            netlink.exchange([(nftables.begin(None), False), (nft.delete_table(), True), (nftables.end(), False)])
 
     scratch.on_host(run)
 

@@ -55,6 +55,7 @@ from nodeplug.testing.kubelet.ledger import ContainerKey, DeviceAllocateInfo
 from nodeplug.testing.scratch_cni import run_in
 from nodeplug.testing.waiting import until
 from nodeplug_gpu.mps.record import recorded
+from nodeplug_net import nftables
 from nodeplug_net import nftmessages as nft
 from nodeplug_net.attachment import Attachment
 
@@ -259,7 +260,7 @@ def _nftables(results: Mapping[str, Mapping[str, Any]]) -> list[str]:
     ]
     networks = list(dict.fromkeys(address.network for address, _ in owned))
     elements = [nft.new_element(address.network, address.packed, label) for address, label in owned]
-    return [bytes(one).hex() for one in (nft.begin(None), *nft.rebuild(networks), *elements, nft.end())]
+    return [bytes(one).hex() for one in (nftables.begin(None), *nft.rebuild(networks), *elements, nftables.end())]
 
 
 # --- volumes

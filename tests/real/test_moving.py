@@ -1,0 +1,205 @@
+"""Containers that the reference attached and nodeplug ends, and the way back: nothing is lost, and nothing stays.
+
+`old` are Debian's plugins, which know no nftables; `current` are today's.
+"""
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodeplug.testing import CniError, CniRuntime, Sandbox, ScratchNode
+
+DEBIAN = Path("/usr/lib/cni")
+DUAL = [[{"subnet": "10.77.0.0/24"}], [{"subnet": "fd77::/64"}]]
+PROGRAMS = ("iptables", "ip6tables")
+KEEPERS = ["iptables-nft", "iptables-legacy", "nftables"]
+PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+@dataclass
+class Mover:
+    """A network whose type changes between the reference's bridge and ours, on a "host" of its own.
+
+    Attributes:
+        keeper: who keeps the reference's rules.
+    """
+
+    folder: Path
+    reference: Path
+    node: ScratchNode
+    host: Sandbox
+    stack: ExitStack
+    keeper: str = "iptables-nft"
+
+    def runtime(self, kind: str, **keys: Any) -> CniRuntime:
+        """A runtime with the network's configuration of today; all share one cache of results."""
+        ipam = {"type": "host-local", "dataDir": str(self.folder / "addresses"), "ranges": DUAL}
+        plugin = {"type": kind, "bridge": "br0", "isDefaultGateway": True, "ipMasq": True, "ipam": ipam, **keys}
+        if self.keeper == "nftables" and kind == "bridge":
+            plugin["ipMasqBackend"] = "nftables"
+        conflist = {"cniVersion": "1.0.0", "name": "moving", "plugins": [plugin]}
+        folder = self.reference if kind == "bridge" else self.node.paths.cni_bin
+        env = {"PATH": f"{self.folder / 'bin'}:{PATH}"}
+        return CniRuntime(conflist, [folder], env=env, cache_dir=self.folder / "cache")
+
+    def add(self, kind: str, container: str, ifname: str = "eth0", pod: Sandbox | None = None) -> Sandbox:
+        pod = pod or self.stack.enter_context(Sandbox(self.folder / f"pod-{container}"))
+        with self.host.netns.entered():
+            self.runtime(kind).add(container, pod.path, ifname)
+        return pod
+
+    def delete(self, kind: str, container: str, netns: Path | None, ifname: str = "eth0") -> None:
+        with self.host.netns.entered():
+            self.runtime(kind).delete(container, netns, ifname)
+
+    def run(self, *command: str) -> str:
+        done = subprocess.run(
+            ["nsenter", f"--net={self.host.path}", *command], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def rules(self) -> list[str]:
+        """Every line about containers, wherever rules are kept."""
+        lines = self.run("nft", "list", "ruleset").splitlines()
+        for program in PROGRAMS:
+            lines += self.run(f"{program}-legacy-save").splitlines()
+        return [line.strip() for line in lines if any(word in line for word in ("CNI-", "10.77.0.", "fd77::"))]
+
+    def addresses(self) -> list[str]:
+        return sorted(path.name for path in (self.folder / "addresses/moving").iterdir() if path.name[0] in "1f")
+
+    def ports(self) -> list[str]:
+        shown = self.run("ip", "-j", "link", "show", "master", "br0")
+        return [link["ifname"] for link in json.loads(shown or "[]") if link]
+
+
+@pytest.fixture
+def mover(short_path: Path, generation: str, consumer: Callable[[str], Path]) -> Iterator[Mover]:
+    for program, package in (("ip", "iproute2"), ("nft", "nftables"), ("iptables-legacy", "iptables")):
+        if shutil.which(program, path=PATH) is None:
+            pytest.skip(f"needs {program} of the package {package}")
+    if generation == "old" and not (DEBIAN / "bridge").exists():
+        pytest.skip("containernetworking-plugins is missing: apt-get install containernetworking-plugins")
+    root = short_path / "n"
+    root.mkdir()
+    with ExitStack() as stack:
+        node = stack.enter_context(ScratchNode(root, "[plugins.bridge]\n[plugins.host-local]\n"))
+        assert node.run("install").returncode == 0
+        host = stack.enter_context(Sandbox(short_path / "host"))
+        (short_path / "bin").mkdir()
+        yield Mover(short_path, consumer("cni") if generation == "current" else DEBIAN, node, host, stack)
+
+
+def use(mover: Mover, keeper: str) -> None:
+    """Choose who keeps the rules, as update-alternatives(1) would, or skip what Debian's plugins do not know."""
+    mover.keeper = keeper
+    for program in PROGRAMS if keeper != "nftables" else ():
+        found = shutil.which(program.replace("tables", f"tables-{keeper.removeprefix('iptables-')}"), path=PATH)
+        assert found is not None
+        (mover.folder / "bin" / program).symlink_to(found)
+
+
+@pytest.fixture(params=KEEPERS)
+def kept(mover: Mover, request: pytest.FixtureRequest) -> Mover:
+    use(mover, request.param)
+    return mover
+
+
+EVERY = pytest.mark.parametrize(
+    ("generation", "kept"),
+    [("old", KEEPERS[0]), ("old", KEEPERS[1]), *(("current", keeper) for keeper in KEEPERS)],
+    indirect=True,
+)
+
+
+@EVERY
+def test_a_container_of_the_reference_is_checked(kept: Mover) -> None:
+    kept.add("bridge", "c0")
+    with kept.host.netns.entered():
+        kept.runtime("nodeplug-bridge").check("c0")
+
+
+@EVERY
+def test_a_check_of_it_notices_lost_rules(kept: Mover) -> None:
+    kept.add("bridge", "c0")
+    kept.run("nft", "flush", "ruleset")
+    for program in PROGRAMS:
+        kept.run(f"{program}-legacy", "-t", "nat", "-F")
+    with kept.host.netns.entered(), pytest.raises(CniError, match=r"address 10\.77\.0\.2 is not masqueraded"):
+        kept.runtime("nodeplug-bridge").check("c0")
+
+
+@EVERY
+def test_its_end_leaves_nothing(kept: Mover) -> None:
+    pod = kept.add("bridge", "c0")
+    assert kept.rules()
+    kept.delete("nodeplug-bridge", "c0", pod.path)
+    assert (kept.rules(), kept.addresses(), kept.ports()) == ([], [], [])
+
+
+@EVERY
+def test_its_end_leaves_nothing_when_its_namespace_is_gone(kept: Mover) -> None:
+    kept.add("bridge", "c0")
+    kept.run("ip", "link", "delete", kept.ports()[0])
+    kept.delete("nodeplug-bridge", "c0", None)
+    assert (kept.rules(), kept.addresses()) == ([], [])
+
+
+@EVERY
+def test_its_end_leaves_what_others_have(kept: Mover) -> None:
+    first = kept.add("bridge", "c0")
+    kept.add("bridge", "c1")
+    others = [line for line in kept.rules() if "10.77.0.3" in line or "fd77::3" in line]
+    kept.delete("nodeplug-bridge", "c0", first.path)
+    kept.delete("nodeplug-bridge", "c0", None)
+    assert kept.addresses() == ["10.77.0.3", "fd77::3"]
+    assert others
+    assert set(others) <= set(kept.rules())
+    assert not [line for line in kept.rules() if "10.77.0.2" in line or "fd77::2" in line]
+
+
+@EVERY
+def test_the_end_of_one_interface_leaves_the_rules_of_the_other(kept: Mover) -> None:
+    pod = kept.add("bridge", "c0")
+    kept.add("bridge", "c0", "eth1", pod)
+    kept.delete("nodeplug-bridge", "c0", pod.path)
+    left = [line for line in kept.rules() if "10.77.0.3" in line or "fd77::3" in line]
+    assert len([line for line in left if "saddr" in line or "-s " in line]) == 2
+    kept.delete("nodeplug-bridge", "c0", pod.path, "eth1")
+    assert (kept.rules(), kept.addresses(), kept.ports()) == ([], [], [])
+
+
+@pytest.mark.parametrize(("generation", "kept"), [("current", keeper) for keeper in KEEPERS], indirect=True)
+def test_a_collection_ends_what_is_not_valid_and_leaves_the_rest(kept: Mover) -> None:
+    for container in ("c0", "c1"):
+        kept.add("bridge", container)
+    port = kept.ports()[1]
+    with kept.host.netns.entered():
+        runtime = kept.runtime("nodeplug-bridge")
+        runtime.conflist = {**runtime.conflist, "cniVersion": "1.1.0"}
+        runtime.cache = type(runtime.cache)("moving", None)  # a cache that was lost: nothing is ended one by one
+        runtime.gc([("c1", "eth0")])
+    assert kept.addresses() == ["10.77.0.3", "fd77::3"]
+    assert kept.ports() == [port]
+    assert not [line for line in kept.rules() if "10.77.0.2" in line or "fd77::2" in line]
+    assert [line for line in kept.rules() if "10.77.0.3" in line]
+    with kept.host.netns.entered():
+        kept.runtime("nodeplug-bridge").check("c1")
+
+
+@EVERY
+def test_rules_of_other_programs_stay(kept: Mover) -> None:
+    program = "iptables-legacy" if kept.keeper == "iptables-legacy" else "iptables-nft"
+    own = ["-s", "10.77.0.2/32", "-m", "comment", "--comment", 'name: "moving" id: "c0"', "-j", "RETURN"]
+    pod = kept.add("bridge", "c0")
+    kept.run(program, "-t", "nat", "-A", "POSTROUTING", *own)
+    kept.delete("nodeplug-bridge", "c0", pod.path)
+    assert len(kept.rules()) == 1
