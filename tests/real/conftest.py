@@ -32,6 +32,16 @@ uses = "hold:Hold"
 resource = "example.com/widget"
 groups = [{{ nodes = [{{ path = "{folder}/dev/widget*", container_path = "/dev/{{name}}" }}] }}]
 """
+SECTIONS = """
+[plugins.fuse.config]
+check_interval = "200ms"
+[plugins.fuse.config.programs.files]
+command = ["bindfs", "-f", "{source}", "{{mountpoint}}"]
+restart_after_hang = "1s"
+[plugins.image.config]
+max_overlay = "64Mi"
+roots = {{ main = {{ path = "{source}" }} }}
+"""
 LOOPFILE = {
     "flexVolume": {"driver": "nodeplug/loopfile", "fsType": "ext4", "options": {"name": "data", "size": "32Mi"}}
 }
@@ -220,3 +230,34 @@ def volumes() -> dict[str, dict[str, Any]]:
 def plugins_of() -> Callable[[Lab], str]:
     """The `[plugins.*]` tables of a kubelet lab, to be changed."""
     return lambda lab: PLUGINS.format(folder=lab.folder)
+
+
+@pytest.fixture(scope="module")
+def source() -> Iterator[Path]:
+    """A folder with a file, and an image of it."""
+    for program, package in {"bindfs": "bindfs", "mksquashfs": "squashfs-tools"}.items():
+        if shutil.which(program) is None:
+            pytest.skip(f"needs {program} of the package {package}")
+    folder = Path(tempfile.mkdtemp(dir="/var/tmp"))  # a program has a /tmp of its own
+    folder.chmod(0o755)
+    (folder / "hello").write_text("world")
+    subprocess.run(["mksquashfs", folder / "hello", folder / "model.squashfs", "-quiet", "-no-progress"], check=True)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="module")
+def drivers(lab: Lab, source: Path, plugins_of: Callable[[Lab], str]) -> Iterator[None]:
+    """Two more drivers, for the tests of one file."""
+
+    def loaded() -> bool:
+        return {"fuse", "image"} <= {one["name"] for one in lab.daemon.status()["plugins"] if one["state"] == "running"}
+
+    plugins = plugins_of(lab)
+    lab.daemon.configure(plugins + SECTIONS.format(source=source))
+    lab.kubelet.wait_for("the new plugins", loaded)
+    assert lab.daemon.run("install").returncode == 0
+    yield
+    lab.daemon.configure(plugins)
+    lab.kubelet.wait_for("the old configuration", lambda: not loaded())
+    assert lab.daemon.run("install").returncode == 0

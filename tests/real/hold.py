@@ -6,13 +6,13 @@ import time
 from collections.abc import Generator, Sequence
 from pathlib import Path
 
-from nodeplug import Claim, CniAdd, CniResult, Host, VolumePublish, hookimpl
+from nodeplug import Claim, CniAdd, CniResult, Host, VolumePublish, VolumeUnstage, hookimpl
 
 FOLDER = Path(os.environ.get("HOLD_FOLDER", "/nonexistent"))
 
 
 def hold(verb: str) -> None:
-    """Keep the answer of a call back, its work being done, for as long as a file exists."""
+    """Keep a call where it is for as long as a file exists: its work is done, unless the verb says before."""
     while (FOLDER / f"hold-{verb}").exists():
         (FOLDER / f"held-{verb}").touch()
         time.sleep(0.02)
@@ -40,8 +40,16 @@ class Hold:
     @hookimpl(wrapper=True)
     def volume_publish(self, request: VolumePublish) -> Generator[None, None, None]:
         """Hold the mount; note the secrets where no other part of the node looks."""
+        hold("before-mount")
         yield
         hold("mount")
         if request.secrets:
             seen = {key: value.decode() for key, value in request.secrets.items()}
             (FOLDER / f"secrets-of-{request.pod.name}-{request.driver.replace('/', '~')}").write_text(json.dumps(seen))
+
+    @hookimpl(wrapper=True)
+    def volume_unstage(self, request: VolumeUnstage) -> Generator[None, None, None]:
+        """Hold the unmount of the last pod: its own place is empty by then, the volume still mounted for the node."""
+        hold("before-unmount")
+        yield
+        hold("unmount")

@@ -5,19 +5,21 @@ The API server is a stand-in in memory; kubelet, containerd and the daemon are t
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.real.consumers import ApiServer, Lab
-from tests.real.consumers.api_server import Where
+from tests.fuse_programs import programs
+from tests.real.consumers import Lab
+from tests.real.consumers.csi_objects import announce, claim, drivers_of
 
 GROUP = 4242
 LOOPFILE, TMPFS, RENEWED = "loopfile.nodeplug", "tmpfs.nodeplug", "renewed.acme"
+IMAGE, FUSE = "image.nodeplug", "fuse.nodeplug"
 INLINE = {"csi": {"driver": TMPFS, "volumeAttributes": {"size": "8Mi"}}}
 NETWORKS = Path(__file__).parent / "networks"
 Difference = Callable[[], list[str]]
+Volumes = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
@@ -27,54 +29,6 @@ def lab(make_kubelet_lab: Callable[..., AbstractContextManager[Lab]]) -> Iterato
         for name in (LOOPFILE, TMPFS):
             announce(made, name)
         yield made
-
-
-def announce(lab: Lab, name: str, **more: object) -> None:
-    """Make the CSIDriver object, and wait until kubelet has the driver."""
-    assert lab.api is not None
-    spec = {
-        "attachRequired": False,
-        "podInfoOnMount": True,
-        "fsGroupPolicy": "File",
-        "volumeLifecycleModes": ["Persistent", "Ephemeral"],
-        # What an API server fills in, and kubelet reads without looking.
-        "storageCapacity": False,
-        "requiresRepublish": False,
-        "seLinuxMount": False,
-    }
-    where = Where("storage.k8s.io/v1", "csidrivers", "", name)
-    lab.api.store.put(where, {"metadata": {"name": name}, "spec": {**spec, **more}})
-    # A kubelet that starts on a node that it has not registered yet loses one of two drivers: it deletes the CSINode
-    # that has no owner, and with it what it wrote for the other (nodeinfomanager.go). A new socket makes it register
-    # the driver again.
-    (lab.daemon.paths.plugins_registry / f"{name}-reg.sock").unlink()
-    lab.kubelet.wait_for(f"{name} in its CSINode", partial(has_driver, lab, name))
-
-
-def has_driver(lab: Lab, name: str) -> bool:
-    return name in drivers(lab)
-
-
-def drivers(lab: Lab) -> set[str]:
-    """The drivers that kubelet tells the scheduler of."""
-    assert lab.api is not None
-    found = lab.api.store.get(Where("storage.k8s.io/v1", "csinodes", "", lab.private.name)) or {}
-    return {one["name"] for one in (found.get("spec") or {}).get("drivers") or ()}
-
-
-def claim(api: ApiServer, name: str, handle: str, attributes: dict[str, str]) -> dict[str, Any]:
-    """Make a volume and a claim that has it; return the source for a pod."""
-    source = {"driver": LOOPFILE, "volumeHandle": handle, "volumeAttributes": attributes}
-    shared = {"accessModes": ["ReadWriteOnce"], "volumeMode": "Filesystem"}
-    volume = api.put("persistentvolumeclaims", {"metadata": {"name": name, "namespace": "default"}, "spec": {}})
-    reference = {"name": name, "namespace": "default", "uid": volume["metadata"]["uid"]}
-    capacity = {"storage": "64Mi"}
-    spec = {**shared, "csi": source, "capacity": capacity, "claimRef": reference}
-    api.put("persistentvolumes", {"metadata": {"name": f"pv-{name}"}, "spec": spec, "status": {"phase": "Bound"}})
-    wanted = {**shared, "volumeName": f"pv-{name}", "resources": {"requests": capacity}}
-    status = {"phase": "Bound", "capacity": capacity, "accessModes": ["ReadWriteOnce"]}
-    api.put("persistentvolumeclaims", {"metadata": volume["metadata"], "spec": wanted, "status": status})
-    return {"persistentVolumeClaim": {"claimName": name}}
 
 
 def test_an_inline_volume_comes_and_goes_with_its_pod(lab: Lab, difference: Difference) -> None:
@@ -88,7 +42,7 @@ def test_pods_of_both_kinds_share_one_volume_and_the_last_leaves_nothing(lab: La
     assert lab.api is not None
     flexible = {"flexVolume": {"driver": "nodeplug/loopfile", "options": {"name": "both", "size": "16Mi"}}}
     lab.run("flexible", "echo from-flex > /data/file", volumes={"/data": flexible})
-    claimed = claim(lab.api, "both", "both", {"name": "both"})
+    claimed = claim(lab.api, LOOPFILE, "both", "both", {"name": "both"})
     lab.run("claimed", volumes={"/data": claimed})
     assert lab.kubelet.execute("claimed", "/bin/cat", "/data/file") == "from-flex\n"
     lab.kubelet.drop("flexible")
@@ -101,7 +55,7 @@ def test_pods_of_both_kinds_share_one_volume_and_the_last_leaves_nothing(lab: La
 
 def test_a_claim_whose_volume_is_not_here_is_never_given_an_empty_one(lab: Lab, difference: Difference) -> None:
     assert lab.api is not None
-    absent = claim(lab.api, "absent", "absent", {"name": "absent", "size": "16Mi"})
+    absent = claim(lab.api, LOOPFILE, "absent", "absent", {"name": "absent", "size": "16Mi"})
     lab.put("homeless", volumes={"/data": absent})
     lab.kubelet.wait_for("kubelet's words", lambda: "it may be on another node" in lab.kubelet.log)
     assert difference() == []
@@ -114,10 +68,46 @@ def test_pods_outlive_a_killed_daemon_and_a_kubelet_that_starts_again(lab: Lab, 
     lab.daemon.start()
     lab.kubelet.stop()
     lab.kubelet.start()
-    lab.kubelet.wait_for("both drivers in its CSINode", lambda: {LOOPFILE, TMPFS} <= drivers(lab))
+    lab.kubelet.wait_for("both drivers in its CSINode", lambda: {LOOPFILE, TMPFS} <= drivers_of(lab))
     assert lab.kubelet.container("lasting") == container
     assert lab.kubelet.execute("lasting", "/bin/cat", "/memory/file") == "kept\n"
     lab.run("next", volumes={"/memory": INLINE})
+    assert difference() == []
+
+
+@pytest.fixture
+def published(lab: Lab) -> Volumes:
+    """An inline volume, and one of a claim whose image is there."""
+    assert lab.api is not None
+    flexible = {"flexVolume": {"driver": "nodeplug/loopfile", "options": {"name": "killed", "size": "16Mi"}}}
+    if lab.api.get("persistentvolumeclaims", "killed") is None:
+        lab.run("maker", "echo kept > /data/file; sync", volumes={"/data": flexible})
+        lab.kubelet.drop("maker")
+        claim(lab.api, LOOPFILE, "killed", "killed", {"name": "killed"})
+    return {"/memory": INLINE, "/data": {"persistentVolumeClaim": {"claimName": "killed"}}}
+
+
+@pytest.mark.parametrize("moment", ["before-mount", "mount"])
+def test_a_pod_gets_its_volumes_although_the_daemon_was_killed_while_they_were_published(
+    lab: Lab, published: Volumes, difference: Difference, moment: str
+) -> None:
+    lab.kill_while_held(moment, lambda: lab.put(moment, volumes=published))
+    lab.daemon.start()
+    lab.kubelet.running(moment)
+    assert lab.kubelet.execute(moment, "/bin/cat", "/data/file") == "kept\n"
+    assert (lab.mount_type(moment, "/memory"), lab.mount_type(moment, "/data")) == ("tmpfs", "ext4")
+    assert difference() == []
+
+
+@pytest.mark.parametrize("moment", ["before-unmount", "unmount"])
+def test_a_pod_goes_although_the_daemon_was_killed_while_its_volumes_were_unpublished(
+    lab: Lab, published: Volumes, difference: Difference, moment: str
+) -> None:
+    assert lab.api is not None
+    api = lab.api
+    lab.run(moment, volumes=published)
+    lab.kill_while_held(moment, lambda: api.delete(moment))
+    lab.daemon.start()
     assert difference() == []
 
 
@@ -157,3 +147,34 @@ def test_a_volume_is_renewed_while_its_pod_runs_and_a_failure_leaves_it(lab: Lab
     assert len(targets()) == 1
     lab.kubelet.drop("renewed")
     assert targets() == []
+
+
+@pytest.mark.usefixtures("has_fuse", "has_loop_devices", "drivers")
+def test_pods_read_images_and_the_files_of_programs_through_restarts_and_leave_nothing(
+    lab: Lab, difference: Difference, source: Path
+) -> None:
+    assert lab.api is not None
+    for name in (IMAGE, FUSE):
+        announce(lab, name, fsGroupPolicy="None")
+    layered = {"path": "model.squashfs", "overlay": "8Mi"}
+    volumes = {
+        "/model": claim(lab.api, IMAGE, "model", "main/model.squashfs", layered),
+        "/files": claim(lab.api, FUSE, "files", "files-1", {}),
+    }
+    lab.run("reader", "echo mine > /model/hello", volumes=volumes)
+
+    def read(pod: str) -> list[str]:
+        return [lab.kubelet.execute(pod, "/bin/cat", f"{place}/hello").strip() for place in volumes]
+
+    before = (lab.kubelet.container("reader"), programs(source))
+    assert (read("reader"), lab.mount_type("reader", "/model")) == (["mine", "world"], "overlay")
+    lab.daemon.kill()
+    lab.daemon.start()
+    lab.kubelet.stop()
+    lab.kubelet.start()
+    lab.kubelet.wait_for("the drivers in its CSINode", lambda: {IMAGE, FUSE} <= drivers_of(lab))
+    lab.run("next", volumes=volumes)
+    assert (read("reader"), read("next")) == (["mine", "world"], ["world", "world"])
+    assert (lab.kubelet.container("reader"), programs(source)) == before
+    assert difference() == []
+    assert programs(source) == []

@@ -1,11 +1,8 @@
 """A real kubelet and containerd with volumes of programs and images: what containers see, also after a program died."""
 
 import os
-import shutil
 import signal
-import subprocess
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,46 +13,6 @@ Difference = Callable[[], list[str]]
 PluginsOf = Callable[[Lab], str]
 FUSE = {"flexVolume": {"driver": "nodeplug/fuse"}}
 IMAGE = {"flexVolume": {"driver": "nodeplug/image", "options": {"path": "model.squashfs", "overlay": "8Mi"}}}
-SECTIONS = """
-[plugins.fuse.config]
-check_interval = "200ms"
-[plugins.fuse.config.programs.files]
-command = ["bindfs", "-f", "{source}", "{{mountpoint}}"]
-restart_after_hang = "1s"
-[plugins.image.config]
-max_overlay = "64Mi"
-roots = {{ main = {{ path = "{source}" }} }}
-"""
-
-
-@pytest.fixture(scope="module")
-def source() -> Iterator[Path]:
-    for program, package in {"bindfs": "bindfs", "mksquashfs": "squashfs-tools"}.items():
-        if shutil.which(program) is None:
-            pytest.skip(f"needs {program} of the package {package}")
-    folder = Path(tempfile.mkdtemp(dir="/var/tmp"))  # a program has a /tmp of its own
-    folder.chmod(0o755)
-    (folder / "hello").write_text("world")
-    subprocess.run(["mksquashfs", folder / "hello", folder / "model.squashfs", "-quiet", "-no-progress"], check=True)
-    yield folder
-    shutil.rmtree(folder)
-
-
-@pytest.fixture(scope="module")
-def drivers(lab: Lab, source: Path, plugins_of: PluginsOf) -> Iterator[None]:
-    """Two more drivers, for the tests of this file."""
-
-    def loaded() -> bool:
-        return {"fuse", "image"} <= {one["name"] for one in lab.daemon.status()["plugins"] if one["state"] == "running"}
-
-    plugins = plugins_of(lab)
-    lab.daemon.configure(plugins + SECTIONS.format(source=source))
-    lab.kubelet.wait_for("the new plugins", loaded)
-    assert lab.daemon.run("install").returncode == 0
-    yield
-    lab.daemon.configure(plugins)
-    lab.kubelet.wait_for("the old configuration", lambda: not loaded())
-    assert lab.daemon.run("install").returncode == 0
 
 
 @pytest.mark.usefixtures("has_fuse", "drivers")

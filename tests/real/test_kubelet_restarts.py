@@ -10,17 +10,6 @@ Volumes = dict[str, dict[str, Any]]
 Difference = Callable[[], list[str]]
 
 
-def kill_while_held(lab: Lab, verb: str, start: Callable[[], None]) -> None:
-    """Kill the daemon when a call has done its work and has not answered yet (see the plugin `hold`)."""
-    hold, held = (lab.folder / f"{word}-{verb}" for word in ("hold", "held"))
-    hold.touch()
-    start()
-    lab.kubelet.wait_for(f"a {verb} that is held", held.exists)
-    lab.daemon.kill()
-    hold.unlink()
-    held.unlink()
-
-
 def test_a_container_keeps_its_device_through_a_kubelet_restart_without_a_second_allocation(
     lab: Lab, difference: Difference
 ) -> None:
@@ -49,7 +38,7 @@ def test_pods_outlive_a_killed_daemon_and_new_ones_get_what_is_left(
 
 
 def test_a_pod_comes_up_although_the_daemon_was_killed_during_its_add(lab: Lab, difference: Difference) -> None:
-    kill_while_held(lab, "add", lambda: lab.put("adding"))
+    lab.kill_while_held("add", lambda: lab.put("adding"))
     lab.until_listed(lab.daemon.start)
     assert lab.kubelet.running("adding")["status"]["podIP"].startswith("10.88.")
     assert difference() == []
@@ -58,7 +47,7 @@ def test_a_pod_comes_up_although_the_daemon_was_killed_during_its_add(lab: Lab, 
 def test_a_pod_gets_its_volume_although_the_daemon_was_killed_during_its_mount(
     lab: Lab, difference: Difference, volumes: Volumes
 ) -> None:
-    kill_while_held(lab, "mount", lambda: lab.put("mounting", volumes={"/data": volumes["/data"]}))
+    lab.kill_while_held("mount", lambda: lab.put("mounting", volumes={"/data": volumes["/data"]}))
     lab.until_listed(lab.daemon.start)
     lab.kubelet.running("mounting")
     assert lab.mount_type("mounting", "/data") == "ext4"

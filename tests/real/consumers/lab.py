@@ -92,6 +92,20 @@ class Lab:
         self.kubelet.wait_for("a list of devices", lambda: self.lists_taken() > before)
         time.sleep(1.0)  # it logs before it stores
 
+    def kill_while_held(self, verb: str, start: Callable[[], None]) -> None:
+        """Start something, and kill the daemon inside its call (see the plugin `hold`).
+
+        Raises:
+            PluginError: the call did not come.
+        """
+        hold, held = (self.folder / f"{word}-{verb}" for word in ("hold", "held"))
+        hold.touch()
+        start()
+        self.kubelet.wait_for(f"a {verb} that is held", held.exists)
+        self.daemon.kill()
+        hold.unlink()
+        held.unlink()
+
     def put(self, name: str, script: str = "", **more: Any) -> None:
         """Give kubelet a pod; the arguments are those of `pod`."""
         self.kubelet.put(pod(name, script, **more))

@@ -1,0 +1,55 @@
+"""The objects with which a cluster knows CSI drivers and their volumes, as an API server in memory has them."""
+
+from functools import partial
+from typing import Any
+
+from tests.real.consumers.api_server import ApiServer, Where
+from tests.real.consumers.lab import Lab
+
+
+def announce(lab: Lab, name: str, **more: object) -> None:
+    """Make the CSIDriver object, and wait until kubelet has the driver."""
+    assert lab.api is not None
+    spec = {
+        "attachRequired": False,
+        "podInfoOnMount": True,
+        "fsGroupPolicy": "File",
+        "volumeLifecycleModes": ["Persistent", "Ephemeral"],
+        # What an API server fills in, and kubelet reads without looking.
+        "storageCapacity": False,
+        "requiresRepublish": False,
+        "seLinuxMount": False,
+    }
+    where = Where("storage.k8s.io/v1", "csidrivers", "", name)
+    lab.api.store.put(where, {"metadata": {"name": name}, "spec": {**spec, **more}})
+    # A kubelet that starts on a node that it has not registered yet loses one of two drivers: it deletes the CSINode
+    # that has no owner, and with it what it wrote for the other (nodeinfomanager.go). A new socket makes it register
+    # the driver again.
+    (lab.daemon.paths.plugins_registry / f"{name}-reg.sock").unlink()
+    lab.kubelet.wait_for(f"{name} in its CSINode", partial(has_driver, lab, name))
+
+
+def has_driver(lab: Lab, name: str) -> bool:
+    return name in drivers_of(lab)
+
+
+def drivers_of(lab: Lab) -> set[str]:
+    """The drivers that kubelet tells the scheduler of."""
+    assert lab.api is not None
+    found = lab.api.store.get(Where("storage.k8s.io/v1", "csinodes", "", lab.private.name)) or {}
+    return {one["name"] for one in (found.get("spec") or {}).get("drivers") or ()}
+
+
+def claim(api: ApiServer, driver: str, name: str, handle: str, attributes: dict[str, str]) -> dict[str, Any]:
+    """Make a volume and a claim that has it; return the source for a pod."""
+    source = {"driver": driver, "volumeHandle": handle, "volumeAttributes": attributes}
+    shared = {"accessModes": ["ReadWriteOnce"], "volumeMode": "Filesystem"}
+    volume = api.put("persistentvolumeclaims", {"metadata": {"name": name, "namespace": "default"}, "spec": {}})
+    reference = {"name": name, "namespace": "default", "uid": volume["metadata"]["uid"]}
+    capacity = {"storage": "64Mi"}
+    spec = {**shared, "csi": source, "capacity": capacity, "claimRef": reference}
+    api.put("persistentvolumes", {"metadata": {"name": f"pv-{name}"}, "spec": spec, "status": {"phase": "Bound"}})
+    wanted = {**shared, "volumeName": f"pv-{name}", "resources": {"requests": capacity}}
+    status = {"phase": "Bound", "capacity": capacity, "accessModes": ["ReadWriteOnce"]}
+    api.put("persistentvolumeclaims", {"metadata": volume["metadata"], "spec": wanted, "status": status})
+    return {"persistentVolumeClaim": {"claimName": name}}
