@@ -36,6 +36,7 @@ from nodeplug import (
     VolumeId,
     VolumeIdentify,
     VolumePublish,
+    VolumeRoom,
     VolumeSnapshot,
     VolumeSnapshotDelete,
     VolumeStage,
@@ -242,13 +243,14 @@ class LoopFile:
         return list(self._store.volumes())
 
     @hookimpl
-    def volume_capacity(self, request: VolumeCapacity) -> int:
-        """What can still be promised."""
+    def volume_capacity(self, request: VolumeCapacity) -> VolumeRoom:
+        """What can still be promised, in one volume up to the largest that is allowed."""
         if unknown := sorted(set(request.parameters) - {"fsType"}):
             raise InvalidRequest(f"loopfile has no parameter {', '.join(map(repr, unknown))}; it has fsType")
         self._images.check()
         loopdev.check()
-        return self._images.room() // BLOCK * BLOCK
+        room = self._images.room() // BLOCK * BLOCK
+        return VolumeRoom(available=room, largest=min(room, self._config.max_size or room))
 
     @hookimpl
     def volume_snapshot(self, request: VolumeSnapshot) -> Snapshot:

@@ -12,6 +12,7 @@ from typing import Final
 
 from nodeplug import (
     AlreadyExists,
+    Exhausted,
     InUse,
     InvalidRequest,
     NotFound,
@@ -68,6 +69,8 @@ class Store:
             InvalidRequest: the parameters are none, or the source has another filesystem.
             NotFound: there is no such source.
             OutOfRange: no such size is possible.
+            Exhausted: this node has no room for it, or allows no such size.
+            NotReady: the folder is away, or there are no loop devices.
         """
         self.images.check()
         name = file_name(request.name)
@@ -218,9 +221,11 @@ class Store:
         if not request.size and request.limit:
             size = min(size, request.limit // BLOCK * BLOCK)
         size = -(-max(size, least) // BLOCK) * BLOCK
-        for limit, whose in ((request.limit, "is asked for"), (self.max_size or 0, "is allowed on this node")):
-            if limit and size > limit:
-                raise OutOfRange(f"volume {request.name!r} needs {show(size)}; at most {show(limit)} {whose}")
+        needs = f"volume {request.name!r} needs {show(size)}; at most"
+        if request.limit and size > request.limit:
+            raise OutOfRange(f"{needs} {show(request.limit)} is asked for")
+        if self.max_size is not None and size > self.max_size:  # another node may allow it
+            raise Exhausted(f"{needs} {show(self.max_size)} is allowed on this node")
         return size
 
     # --- snapshots

@@ -137,6 +137,17 @@ def test_a_claim_for_which_there_is_no_room_may_go_to_another_node(cluster: Clus
     assert cluster.names() == []
 
 
+def test_a_claim_that_is_larger_than_this_node_allows_may_go_to_another_node(cluster: Cluster) -> None:
+    cluster.until("the largest", lambda: cluster.capacities("maximumVolumeSize") == ["512Mi"])
+    cluster.claim("huge", resources={"requests": {"storage": "1Gi"}})
+    selected = "volume.kubernetes.io/selected-node"
+    cluster.until("the way out", lambda: selected not in cluster.get("huge")["metadata"]["annotations"])
+    why = "at most 512Mi is allowed on this node; another node is chosen"
+    cluster.until("the event", lambda: why in cluster.events("huge"))
+    cluster.delete("huge")
+    assert cluster.names() == []
+
+
 @contextmanager
 def room(cluster: Cluster, left: int) -> Iterator[None]:
     """Configure that so many bytes are left, and no limit afterwards."""
@@ -161,7 +172,6 @@ def test_the_scheduler_is_told_how_much_room_there_is(cluster: Cluster) -> None:
     ("more", "why"),
     [
         ({"accessModes": ["ReadWriteMany"]}, "use ReadWriteOnce"),
-        ({"resources": {"requests": {"storage": "1Gi"}}}, "at most 512Mi is allowed on this node"),
         ({"dataSource": {"kind": "PersistentVolumeClaim", "name": "none"}}, "none"),
     ],
 )

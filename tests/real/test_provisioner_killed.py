@@ -23,6 +23,7 @@ from tests.real.consumers.api_proxy import ApiProxy, Crash, Moment
 from tests.real.consumers.api_server import Where
 from tests.real.consumers.claims import CLAIMS, CORE, DRIVER, STORAGE, Cluster, provisioning
 
+from nodeplug import VolumeRoom
 from nodeplug.contract.errors import NotReady, PluginError
 from nodeplug.contract.journal import Journal
 from nodeplug.fields import parse_quantity
@@ -378,7 +379,9 @@ def lose(cluster: Cluster, name: str) -> None:
         },
     }
     cluster.call("POST", f"{CORE}/persistentvolumes", volume)
-    room = storage_capacity(DRIVER, DRIVER, LOST, "kube-system", {f"{DRIVER}/node": LOST}, 1 << 30)
+    room = storage_capacity(
+        DRIVER, DRIVER, LOST, "kube-system", {f"{DRIVER}/node": LOST}, VolumeRoom(available=1 << 30)
+    )
     cluster.call("POST", f"{STORAGE}/namespaces/kube-system/csistoragecapacities", room)
     cluster.until(
         "its release", lambda: cluster.call("GET", f"{CORE}/persistentvolumes/{name}")["status"]["phase"] == "Released"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nodeplug import Exhausted, InvalidRequest, ProvisionedVolume, Snapshot, VolumeClaim, VolumeId
+from nodeplug import Exhausted, InvalidRequest, ProvisionedVolume, Snapshot, VolumeClaim, VolumeId, VolumeRoom
 from nodeplug.contract.errors import UnknownPlace
 from nodeplug.csi import controller_codec as codec
 from nodeplug.pb import csi_v1_pb2 as pb
@@ -95,6 +95,15 @@ def test_other_nodes_have_no_room_here() -> None:
     where = pb.GetCapacityRequest(accessible_topology=pb.Topology(segments={"disk.acme/node": "b"}))
     assert codec.read_capacity(where, CLAIM, HERE) is None
     assert codec.read_capacity(pb.GetCapacityRequest(volume_capabilities=[pb.VolumeCapability()]), CLAIM, HERE)
+
+
+@pytest.mark.parametrize("largest", [0, 3 << 20])
+def test_the_largest_volume_is_told_also_if_there_is_room_for_none(largest: int) -> None:
+    told = codec.write_room(VolumeRoom(available=5 << 20, largest=largest))
+    again = pb.GetCapacityResponse.FromString(told.SerializeToString())
+    assert (again.available_capacity, again.HasField("maximum_volume_size")) == (5 << 20, True)
+    assert again.maximum_volume_size.value == largest
+    assert not codec.write_room(VolumeRoom(available=5 << 20)).HasField("maximum_volume_size")
 
 
 def test_an_answer_names_the_node_and_the_source() -> None:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from nodeplug import InvalidRequest, ProvisionedVolume, VolumeClaim, VolumeId
+from nodeplug import InvalidRequest, ProvisionedVolume, VolumeClaim, VolumeId, VolumeRoom
 from nodeplug.provisioner import objects
 
 VOLUME = VolumeClaim("acme/disk", node_local=True, clones=True, block=True)
@@ -157,11 +157,15 @@ def test_the_conditions_of_others_stay() -> None:
 
 
 def test_room_is_told_in_one_object_per_class_and_node() -> None:
-    def made(node: str, name: str) -> Object:
-        return objects.storage_capacity("disk.acme", name, node, "kube-system", {"disk.acme/node": node}, (5 << 20) + 1)
+    def made(node: str, name: str, largest: int | None = None) -> Object:
+        room = VolumeRoom(available=(5 << 20) + 1, largest=largest)
+        return objects.storage_capacity("disk.acme", name, node, "kube-system", {"disk.acme/node": node}, room)
 
     names = {made(node, name)["metadata"]["name"] for node in ("a", "b") for name in ("x", "y")}
     assert len(names) == 4
     assert made("a", "x")["capacity"] == "5Mi"
+    assert "maximumVolumeSize" not in made("a", "x")
+    assert made("a", "x", 3 << 20)["maximumVolumeSize"] == "3Mi"
+    assert made("a", "x", 0)["maximumVolumeSize"] == "0Mi"
     assert made("a", "x")["metadata"]["name"] in names
     assert len(objects.managed_by("n" * 253)) <= 63

@@ -133,7 +133,7 @@ class Contract(Protocol):
     def volume_list(self, request: v.VolumeList) -> Sequence[v.ProvisionedVolume]:
         """List every volume that this node can reach."""
 
-    def volume_capacity(self, request: v.VolumeCapacity) -> int:
+    def volume_capacity(self, request: v.VolumeCapacity) -> int | v.VolumeRoom:
         """Return how many bytes are left for new volumes."""
 
     def volume_snapshot(self, request: v.VolumeSnapshot) -> v.Snapshot:

@@ -142,8 +142,8 @@ class _Controller(pb_grpc.ControllerServicer):
         asked = await now(context, lambda: controller_codec.read_capacity(request, self._claim(), here))
         if asked is None:
             return pb.GetCapacityResponse(available_capacity=0)
-        left = await self.driver.answer("GetCapacity", context, lambda steps: provisioning.capacity(steps, asked))
-        return pb.GetCapacityResponse(available_capacity=left)
+        room = await self.driver.answer("GetCapacity", context, lambda steps: provisioning.capacity(steps, asked))
+        return controller_codec.write_room(room)
 
     # --- snapshots
 

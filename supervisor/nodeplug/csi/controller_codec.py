@@ -22,6 +22,7 @@ from nodeplug.contract.values import (
     VolumeCreate,
     VolumeDelete,
     VolumeId,
+    VolumeRoom,
     VolumeSnapshot,
     VolumeSnapshotDelete,
 )
@@ -166,6 +167,15 @@ def read_expand(message: pb.ControllerExpandVolumeRequest) -> tuple[VolumeId, in
     require(message.volume_id, "volume_id")
     require(message.HasField("capacity_range"), "capacity_range")
     return VolumeId(message.volume_id), *codec.read_range(message.capacity_range)
+
+
+def write_room(room: VolumeRoom) -> pb.GetCapacityResponse:
+    """Say how much room there is."""
+    message = pb.GetCapacityResponse(available_capacity=room.available)
+    if room.largest is not None:
+        message.maximum_volume_size.value = room.largest
+        message.maximum_volume_size.SetInParent()  # also for 0
+    return message
 
 
 def read_capacity(message: pb.GetCapacityRequest, claim: VolumeClaim, here: Mapping[str, str]) -> VolumeCapacity | None:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Final
 
 from nodeplug.contract.errors import AlreadyExists, NotFound, PluginError
-from nodeplug.contract.values import VolumeCapacity
+from nodeplug.contract.values import VolumeCapacity, VolumeRoom
 from nodeplug.csi.codec import options_in
 from nodeplug.csi.driver import Driver
 from nodeplug.kubeapi.client import Client
@@ -49,7 +49,7 @@ class Capacity:
     ) -> None:
         self._client, self._drivers, self._node, self._namespace = client, drivers, node, namespace
         self._classes, self._soon = classes, soon
-        self._written: dict[str, str] | None = None
+        self._written: dict[str, Object] | None = None
         self._listed = 0.0
         self._problem = ""
 
@@ -83,14 +83,14 @@ class Capacity:
             if "volume_capacity" in driver.claimed.hooks and driver.topology:
                 yield name, driver
 
-    async def _room(self, driver: Driver, parameters: Mapping[str, str]) -> int:
+    async def _room(self, driver: Driver, parameters: Mapping[str, str]) -> VolumeRoom:
         """Return how much a driver has left; a driver that cannot say has nothing to give."""
         request = VolumeCapacity(driver=driver.claim, parameters=parameters)
         try:
             return await driver.work("measure room", lambda steps: provisioning.capacity(steps, request))
         except PluginError as error:
             LOG.debug("no room is told for %s: %s", driver.name, error.message)
-            return 0
+            return VolumeRoom(available=0, largest=0)
 
     async def _write(self, wanted: list[Object]) -> None:
         """Make the objects so, with as few questions as there are differences to what this node has written last."""
@@ -98,18 +98,23 @@ class Capacity:
         if self._written is None or now - self._listed > _LISTED_EVERY:
             labels = ",".join(f"{key}={value}" for key, value in capacity_labels("", self._node).items())
             listed = await self._client.list(CSI_STORAGE_CAPACITIES, self._namespace, labels=labels)
-            self._written = {one["metadata"]["name"]: str(one.get("capacity")) for one in listed}
+            self._written = {one["metadata"]["name"]: _room_of(one) for one in listed}
             self._listed = now
         there, self._written = self._written, None  # whatever fails now is looked up again
         for made in wanted:
-            name, capacity = made["metadata"]["name"], made["capacity"]
+            name, room = made["metadata"]["name"], _room_of(made)
             if name not in there:
                 with suppress(AlreadyExists):
                     await self._client.create(CSI_STORAGE_CAPACITIES, made, self._namespace)
-            elif there[name] != capacity:
-                await self._client.patch(CSI_STORAGE_CAPACITIES, name, {"capacity": capacity}, self._namespace)
-        names = {made["metadata"]["name"]: str(made["capacity"]) for made in wanted}
+            elif there[name] != room:
+                await self._client.patch(CSI_STORAGE_CAPACITIES, name, room, self._namespace)
+        names = {made["metadata"]["name"]: _room_of(made) for made in wanted}
         for name in sorted(set(there) - set(names)):
             with suppress(NotFound):
                 await self._client.delete(CSI_STORAGE_CAPACITIES, name, self._namespace)
         self._written = names
+
+
+def _room_of(found: Object) -> Object:
+    """Return what an object says of room; a merge patch with it takes away what it does not say."""
+    return {key: found.get(key) for key in ("capacity", "maximumVolumeSize")}

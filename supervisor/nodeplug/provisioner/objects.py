@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from nodeplug.contract.errors import InvalidRequest
-from nodeplug.contract.values import AccessMode, ProvisionedVolume, VolumeClaim, VolumeCreate
+from nodeplug.contract.values import AccessMode, ProvisionedVolume, VolumeClaim, VolumeCreate, VolumeRoom
 from nodeplug.csi.codec import KUBELETS, options_in
 from nodeplug.fields import parse_quantity, write_quantity
 from nodeplug.kubeapi.resources import CSI_STORAGE_CAPACITIES, PERSISTENT_VOLUMES, Object
@@ -289,7 +289,7 @@ def resizing(claim: Object, size: int, state: str) -> Object:
 
 
 def storage_capacity(
-    driver: str, storage_class: str, node: str, namespace: str, segments: Mapping[str, str], room: int
+    driver: str, storage_class: str, node: str, namespace: str, segments: Mapping[str, str], room: VolumeRoom
 ) -> Object:
     """Return the object that tells the scheduler how much room a class has on this node."""
     digest = hashlib.sha256(f"{node}\0{driver}\0{storage_class}".encode()).hexdigest()[:20]
@@ -300,7 +300,8 @@ def storage_capacity(
         "storageClassName": storage_class,
         "nodeTopology": {"matchLabels": dict(segments)},
         # In whole Mi: a little more or less is no reason to tell all schedulers.
-        "capacity": f"{room >> 20}Mi",
+        "capacity": f"{room.available >> 20}Mi",
+        **({} if room.largest is None else {"maximumVolumeSize": f"{room.largest >> 20}Mi"}),
     }
 
 

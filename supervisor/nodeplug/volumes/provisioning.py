@@ -8,7 +8,7 @@ Refuses: messages, and PersistentVolume objects.
 from collections.abc import Mapping
 from typing import Any, Final
 
-from nodeplug.contract.errors import InUse, NotFound, NotSupported, PluginError
+from nodeplug.contract.errors import InUse, NotFound, NotReady, NotSupported, PluginError
 from nodeplug.contract.values import (
     DriverRequest,
     ProvisionedVolume,
@@ -20,6 +20,7 @@ from nodeplug.contract.values import (
     VolumeExpand,
     VolumeId,
     VolumeList,
+    VolumeRoom,
     VolumeSnapshot,
     VolumeSnapshotDelete,
     VolumeSnapshotList,
@@ -117,9 +118,14 @@ def one(steps: Steps, volume_id: VolumeId) -> ProvisionedVolume:
     return found
 
 
-def capacity(steps: Steps, request: VolumeCapacity) -> int:
-    """Return how many bytes are left for new volumes; never less than none."""
-    return max(0, int(_ask(steps, "volume_capacity", request)))
+def capacity(steps: Steps, request: VolumeCapacity) -> VolumeRoom:
+    """Return how many bytes are left for new volumes; never less than none, and none where the driver is not ready."""
+    try:
+        answer = _ask(steps, "volume_capacity", request)
+    except NotReady:
+        return VolumeRoom(available=0, largest=0)
+    room = answer if isinstance(answer, VolumeRoom) else VolumeRoom(available=int(answer))
+    return VolumeRoom(available=max(0, room.available), largest=None if room.largest is None else max(0, room.largest))
 
 
 def snapshot(steps: Steps, wanted: VolumeSnapshot) -> Snapshot:

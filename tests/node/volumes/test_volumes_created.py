@@ -100,7 +100,7 @@ class Node:
 
     @property
     def room(self) -> int:
-        return self.plugin.volume_capacity(VolumeCapacity(driver=DRIVER))
+        return self.plugin.volume_capacity(VolumeCapacity(driver=DRIVER)).available
 
     @property
     def files(self) -> list[str]:
@@ -275,6 +275,22 @@ def test_an_administrator_may_promise_more(reflinks: Path, make: Make) -> None:
     node = make(reflinks, overcommit=4.0)
     node.create("a", 2048 * MIB)
     assert "a.img" in node.files
+
+
+def test_a_volume_that_only_this_node_does_not_allow_is_sent_to_another_one(make: Make) -> None:
+    node = make(max_size=32 * MIB)
+    assert node.plugin.volume_capacity(VolumeCapacity(driver=DRIVER)).largest == 32 * MIB
+    with pytest.raises(Exhausted, match="needs 64Mi; at most 32Mi is allowed on this node"):
+        node.create("large", 64 * MIB)
+    with pytest.raises(OutOfRange, match="at most 8Mi is asked for"):
+        node.create("odd", 16 * MIB, limit=8 * MIB)
+    assert node.files == []
+
+
+def test_no_volume_is_larger_than_the_room_that_there_is(make: Make) -> None:
+    node = make(max_size=1 << 60, max_total=64 * MIB)
+    room = node.plugin.volume_capacity(VolumeCapacity(driver=DRIVER))
+    assert (room.available, room.largest) == (64 * MIB, 64 * MIB)
 
 
 def test_all_volumes_together_have_a_limit(make: Make) -> None:

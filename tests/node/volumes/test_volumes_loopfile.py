@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from nodeplug import (
+    Exhausted,
     InvalidRequest,
     NotFound,
     NotReady,
     OutOfRange,
+    VolumeCreate,
     VolumeExpand,
     VolumeId,
     VolumeIdentify,
@@ -492,6 +494,13 @@ def test_without_loop_devices_a_mount_says_what_to_do_and_makes_no_image(
 def test_without_loop_devices_it_is_not_ready(make_plugin: Any) -> None:
     with pytest.raises(NotReady, match="no loop devices here"):
         make_plugin().health()
+
+
+@pytest.mark.usefixtures("empty_dev")
+def test_without_loop_devices_a_new_volume_is_sent_to_another_node(make_plugin: Any, directory: Path) -> None:
+    with pytest.raises(Exhausted, match="no loop devices here"):
+        make_plugin().volume_create(VolumeCreate(driver=DRIVER, name="one", size=16 << 20))
+    assert list(directory.iterdir()) == []
 
 
 @needs_loop_devices

@@ -85,11 +85,11 @@ class Cluster:
         """Return the names of all PersistentVolumes."""
         return [one["metadata"]["name"] for one in self.call("GET", f"{CORE}/persistentvolumes")["items"]]
 
-    def capacities(self) -> list[str]:
-        """Return how much room this node has told the scheduler of."""
+    def capacities(self, key: str = "capacity") -> list[str]:
+        """Return how much room this node has told the scheduler of; with `maximumVolumeSize`, for one volume."""
         found = self.call("GET", f"{STORAGE}/namespaces/kube-system/csistoragecapacities")["items"]
         mine = {f"{DRIVER}/node": self.node}
-        return [one["capacity"] for one in found if one["nodeTopology"]["matchLabels"] == mine]
+        return [one[key] for one in found if key in one and one["nodeTopology"]["matchLabels"] == mine]
 
 
 def plugins(control: ControlPlane, more: str = "") -> str:

@@ -17,6 +17,7 @@ __all__ = [
     "VolumeCreate",
     "VolumeDelete",
     "VolumeList",
+    "VolumeRoom",
     "VolumeSnapshot",
     "VolumeSnapshotDelete",
     "VolumeSnapshotList",
@@ -92,6 +93,19 @@ class VolumeDelete(VolumeRequest):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VolumeList(DriverRequest):
     """List every volume of the driver that this node can reach."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VolumeRoom:
+    """How much room there is for new volumes.
+
+    Attributes:
+        available: bytes for all of them together.
+        largest: bytes that one of them may have; None: nobody says.
+    """
+
+    available: int
+    largest: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
