@@ -10,7 +10,7 @@ staged volume belongs to that volume.
 import hashlib
 import hmac
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -240,22 +240,28 @@ class Ledger:
         """
         table = mounts()
         mounted = {mount.target for mount in table}
-        records = self.targets()
+        recorded = [self._record(entry) for entry in self.journal.entries()]
+        records = [one for one in recorded if isinstance(one, Target)]
         own = [one for one in records if _same(one.volume, volume) and (one.access_mode == ALONE or not alone)]
         mine = {_resolved(record.path) for record in own} & mounted
-        foreign = {_resolved(record.path) for record in records if not _same(record.volume, volume)}
         staged = mounted_at(volume.staging_path) if volume.staging_path else None
         if staged is not None and not alone:
-            # A copy of the staging mount, visible through a bind mount of a parent folder, is no user.
+            foreign = {_resolved(record.path) for record in records if not _same(record.volume, volume)}
+            places = {one.volume.staging_path for one in recorded if isinstance(one, Staged)}
+            places |= {volume.staging_path, staged.target}
             mine |= {
                 mount.target
                 for mount in table
-                if _shows(mount, staged)
-                and not mount.target.endswith(volume.staging_path)
-                and mount.target != staged.target
-                and mount.target not in foreign
+                if _shows(mount, staged) and mount.target not in foreign and not self._is_staging(mount.target, places)
             }
         return mine - {_resolved(besides)} if besides else mine
+
+    def _is_staging(self, target: str, paths: Iterable[str]) -> bool:
+        """Whether a mount is the staging mount of some volume, or a copy that a bind mount of a parent folder shows.
+
+        Neither is a user: volumes of one export, or of one image, have one filesystem.
+        """
+        return f"{self.folder}/" in target or any(path and target.endswith(path) for path in paths)
 
     def all_volumes(self) -> list[Volume]:
         """Return all staged volumes: those with a record, and those in the staging folder without one."""

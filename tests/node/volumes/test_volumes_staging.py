@@ -5,14 +5,21 @@ import base64
 import hashlib
 import json
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from nodeplug import (
+    Claim,
     NotSupported,
     PluginError,
+    VolumeClaim,
     VolumePublish,
+    VolumeStage,
+    VolumeUnstage,
+    bind,
+    hookimpl,
     mount,
     mounted_at,
     unmount,
@@ -33,6 +40,44 @@ def test_mount_shows_the_staged_volume_to_the_pod(node: Any) -> None:
     assert node.mount(DRIVER, target, OPTIONS) == {"status": "Success"}
     (target / "x").write_text("kept")
     assert [path.read_text() for path in node.staging_folder.glob("*/*/x")] == ["kept"]
+
+
+class OneFilesystem:
+    """Stages one filesystem for every volume, as the kernel does with one export of one server."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self._first = ""
+
+    @hookimpl
+    def claims(self) -> Sequence[Claim]:
+        return [VolumeClaim(DRIVER)]
+
+    @hookimpl
+    def volume_stage(self, request: VolumeStage) -> None:
+        self.calls.append(f"stage {request.options['name']}")
+        if self._first:
+            bind(self._first, request.staging_path)
+        else:
+            mount("tmpfs", request.staging_path, "tmpfs")
+            self._first = request.staging_path
+
+    @hookimpl
+    def volume_unstage(self, request: VolumeUnstage) -> None:
+        self.calls.append("unstage")
+
+
+def test_volumes_of_one_filesystem_are_no_users_of_each_other(make_node: Any) -> None:
+    plugin = OneFilesystem()
+    node = make_node(disk=plugin)
+    one, two = node.target("one"), node.target("two")
+    assert succeeded(node.mount(DRIVER, one, {"name": "one"}))
+    assert succeeded(node.mount(DRIVER, two, {"name": "two"}))
+    assert succeeded(node.unmount(DRIVER, one))
+    assert plugin.calls == ["stage one", "stage two", "unstage"]
+    assert mounted_at(str(two)) is not None
+    assert succeeded(node.unmount(DRIVER, two))
+    assert (node.mounted, node.records, list(node.staging_folder.glob("*/*"))) == ([], [], [])
 
 
 def test_unmount_of_the_last_pod_leaves_no_mount_no_record_and_no_folder(node: Any, stager: Any) -> None:
