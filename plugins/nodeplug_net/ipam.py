@@ -84,6 +84,8 @@ class Ipam:
                     self._notice(store)
                 elif exists and store.boot():
                     self._release(store, stale=False)
+                elif not exists and folder in known:  # an administrator has removed the network
+                    self.host.journal.remove(f"pool {folder}")
 
     def allocate(self, request: CniAttachmentRequest) -> Allocation:
         """Reserve one address from each range set, or return those that the attachment already holds.
@@ -112,7 +114,7 @@ class Ipam:
         owner = (request.container_id, request.ifname)
         with store.locked(create=False) as exists:
             if exists:
-                store.release(store.held(owner) if only is None else list(only), owner)
+                store.release(store.found(owner) if only is None else list(only), owner)
 
     def check(self, request: CniCheck) -> None:
         """Confirm that the attachment holds the addresses of its result.
@@ -124,7 +126,7 @@ class Ipam:
         store = self._store(config.folder)
         owner = (request.container_id, request.ifname)
         with store.locked(create=False) as exists:
-            held = store.held(owner) if exists else []
+            held = store.found(owner) if exists else []
         if not held:
             raise PluginError(
                 f"host-local: Failed to find address added by container {request.container_id}",
@@ -143,6 +145,8 @@ class Ipam:
         containers = {one.container_id for one in request.valid}
         store = self._store(folder_of(request, self.data_dir))
         with store.locked(create=False) as exists:
+            if exists:
+                store.review()
             for owner in store.owners() if exists else ():
                 if owner not in valid and not (owner[1] == "" and owner[0] in containers):
                     freed = store.held(owner)
@@ -273,6 +277,7 @@ def _reserve(store: Store, ranges: RangeSet, index: int, owner: Owner, requested
             f"requested IP address {requested} is not available in range set {ranges}",
             details=f"it has been allocated to {holder[0] if holder else 'another container'}",
         )
+    store.set_last(index, requested)
     return requested
 
 

@@ -5,8 +5,9 @@ versions the id alone), `last_reserved_ip.<n>`, and flock(2) on `lock`, which le
 executable work on one folder at a time. The reference never reads `lock`; here it says which boot used the folder.
 Refuses: to decide which address is next (see `ranges`), and to trust its memory: what it remembers of the folder holds
 as long as the folder's modification time is the one that it set itself, a reservation succeeds only through O_EXCL,
-and a file is read again before it counts as somebody's. What is not a file but has an address as its name makes that
-address taken, and is nobody's.
+and a file is read again before it counts as somebody's. A file that is rewritten in place leaves the folder's time as
+it was: who is not found is looked for in all files that have changed (see `review`). What is not a file but has an
+address as its name makes that address taken, and is nobody's.
 
 The cache matters: the reference reads every file of the folder for each ADD and DEL.
 """
@@ -34,6 +35,8 @@ _LAST: Final = "last_reserved_ip."
 _USUAL: Final = 4096
 _FILE_LIMIT: Final = 1 << 18
 """Bytes that are read of a file: an environment variable, and so a container id, has 128 KiB at most (execve(2))."""
+_ENDED_LIMIT: Final = 1024
+"""Owners that are remembered as released; each other one that holds nothing costs a look at all files."""
 _NO_FOLDER: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG})
 """Errors that mean that the folder does not exist."""
 _UNWRITABLE: Final = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
@@ -89,6 +92,8 @@ class Store:
     _stamp: tuple[int, int, int] | None = None
     _odd: dict[str, str] = field(default_factory=dict)
     _due: dict[Address, Owner] = field(default_factory=dict)
+    _seen: dict[Address, tuple[int, int, int]] = field(default_factory=dict)
+    _ended: dict[Owner, None] = field(default_factory=dict)
 
     @contextmanager
     def locked(self, *, create: bool) -> Iterator[bool]:
@@ -193,7 +198,7 @@ class Store:
             return
         self._stamp = None
         self.taken = {4: set(), 6: set()}
-        self._owned = {}
+        self._owned, self._seen = {}, {}
         for name in os.listdir(self.folder):  # noqa: PTH208  one system call per 32 KiB, no Path per address
             address = _parse_address(name)
             if address is None:
@@ -218,10 +223,12 @@ class Store:
         self.taken[address.version].add(int(address))
 
     def _remember(self, address: Address, owner: Owner) -> None:
+        self._ended.pop(owner, None)
         self.taken[address.version].add(int(address))
         self._owned.setdefault(owner, set()).add(address)
 
     def _forget(self, address: Address, owner: Owner) -> None:
+        self._seen.pop(address, None)
         self.taken[address.version].discard(int(address))
         owned = self._owned.get(owner, set())
         owned.discard(address)
@@ -235,6 +242,37 @@ class Store:
             if found:
                 return sorted(found, key=lambda address: (address.version, int(address)))
         return []
+
+    def found(self, owner: Owner) -> list[Address]:
+        """Return what an owner holds, also in files that somebody else has rewritten in place.
+
+        Runtimes send DEL twice, so an owner whose addresses were released here costs no second look.
+        """
+        held = self.held(owner)
+        if not held and owner not in self._ended:
+            self.review()
+            held = self.held(owner)
+        self._ended[owner] = self._ended.pop(owner, None)
+        if len(self._ended) > _ENDED_LIMIT:
+            del self._ended[next(iter(self._ended))]
+        return held
+
+    def review(self) -> None:
+        """Read again every file that has another inode, size or time than when it was reviewed last."""
+        holders = [(address, owner) for owner, addresses in self._owned.items() for address in addresses]
+        for address, owner in holders:
+            try:
+                status = os.stat(f"{self.folder}/{address}")  # noqa: PTH116  a plain string, see above
+            except OSError:
+                continue  # the folder has changed, and is read by the next call
+            stamp = status.st_ino, status.st_size, status.st_ctime_ns
+            if self._seen.get(address) == stamp:
+                continue
+            now = self.owner_of(address)
+            if now is not None and now != owner:
+                self._forget(address, owner)
+                self._remember(address, now)
+            self._seen[address] = stamp
 
     def owner_of(self, address: Address) -> Owner | None:
         """Read who holds an address; None if nobody does, or if it cannot be read."""

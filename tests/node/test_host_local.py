@@ -1,5 +1,6 @@
 import fcntl
 import os
+import shutil
 import threading
 import time
 from dataclasses import replace
@@ -163,6 +164,77 @@ def test_a_late_del_keeps_an_address_that_changed_hands_unseen(
     os.utime(folder, ns=(stamp, stamp))
     scratch.delete(host_local, network(), "c1")
     assert (folder / "10.1.2.2").exists()
+
+
+def rewrite(folder: Path, address: str, who: str) -> None:
+    """Change the owner in place, as an editor may: the folder's time stays as it was."""
+    stamp = folder.stat().st_mtime_ns
+    (folder / address).write_text(f"{who}\r\neth0")
+    assert folder.stat().st_mtime_ns == stamp
+
+
+def test_del_frees_an_address_that_was_rewritten_in_place(
+    scratch: ScratchCni, host_local: HostLocal, folder: Path
+) -> None:
+    add(scratch, host_local, network(), "c1")
+    add(scratch, host_local, network(), "c2")
+    rewrite(folder, "10.1.2.2", "c3")
+    scratch.delete(host_local, network(), "c3")
+    assert not (folder / "10.1.2.2").exists()
+    rewrite(folder, "10.1.2.3", "c4")
+    scratch.delete(host_local, network(), "c4")
+    assert not (folder / "10.1.2.3").exists()
+
+
+def test_check_finds_an_address_that_was_rewritten_in_place(
+    scratch: ScratchCni, host_local: HostLocal, folder: Path
+) -> None:
+    result = scratch.add(host_local, network(), "c1", scratch.host_netns)
+    rewrite(folder, "10.1.2.2", "c2")
+    scratch.check(host_local, network(), "c2", scratch.host_netns, result)
+    with pytest.raises(PluginError, match="container c1"):
+        scratch.check(host_local, network(), "c1", scratch.host_netns, result)
+
+
+def test_gc_frees_and_keeps_addresses_by_who_has_them_now(
+    scratch: ScratchCni, host_local: HostLocal, folder: Path
+) -> None:
+    for who in ("c1", "c2"):
+        add(scratch, host_local, network(), who)
+    rewrite(folder, "10.1.2.2", "valid")
+    rewrite(folder, "10.1.2.3", "lost")
+    scratch.gc(host_local, network(), [("valid", "eth0"), ("c2", "eth0")])
+    assert ((folder / "10.1.2.2").exists(), (folder / "10.1.2.3").exists()) == (True, False)
+
+
+def test_a_second_del_reads_no_file(
+    scratch: ScratchCni, host_local: HostLocal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for who in ("c1", "c2"):
+        add(scratch, host_local, network(), who)
+    scratch.delete(host_local, network(), "c1")
+    read: list[str] = []
+    monkeypatch.setattr("nodeplug_net.store._read", read.append)
+    scratch.delete(host_local, network(), "c1")
+    assert read == []
+
+
+def test_the_search_goes_on_behind_a_requested_address(
+    scratch: ScratchCni, host_local: HostLocal, folder: Path
+) -> None:
+    add(scratch, host_local, network(), "c1", args={"IP": "10.1.2.50"})
+    assert (folder / "last_reserved_ip.0").read_text() == "10.1.2.50"
+    assert add(scratch, host_local, network(), "c2") == ["10.1.2.51/24"]
+
+
+def test_a_pool_whose_folder_was_removed_is_forgotten_at_the_next_start(
+    scratch: ScratchCni, host_local: HostLocal, folder: Path
+) -> None:
+    add(scratch, host_local, network(), "c1")
+    assert len(list((scratch.folder / "journal").iterdir())) == 1
+    shutil.rmtree(folder)
+    HostLocal(HostLocalConfig(data_dir=folder.parent), scratch.host).start()
+    assert list((scratch.folder / "journal").iterdir()) == []
 
 
 def test_a_removed_folder_is_made_anew(scratch: ScratchCni, host_local: HostLocal, folder: Path) -> None:
