@@ -248,20 +248,15 @@ static int is_sent(const char *pair) {
     return 1;
 }
 
-/* Writes all but stdin and returns the size of the arguments; without any CNI_ variable it says what it is instead. */
+/* Writes all but stdin and returns the size of the arguments. */
 static size_t begin_frame(struct bytes *frame, const char *path) {
-    const char *about = "CNI plugin served by the nodeplug daemon\n"
-                        "CNI protocol versions supported: " VERSIONS(", ") "\n";
-    int called = 0;
     append(frame, "NPX1\0\0\0\0\0\0\0\0\0\0\0\0cni", HEADER + 4);
     append(frame, path, strlen(path) + 1);
     size_t args = frame->size - HEADER;
     for (char **pair = environ; *pair; pair++) {
         if (!is_sent(*pair)) continue;
         append(frame, *pair, strlen(*pair) + 1);
-        called |= !strncmp(*pair, "CNI_", 4);
     }
-    if (!called) finish(0, "", 0, about, strlen(about));
     return args;
 }
 
@@ -301,8 +296,10 @@ _Noreturn static void end_alone(const struct bytes *frame, const char *verb, con
 
 _Noreturn static void cni(const char *path) {
     const char *version = "{\"cniVersion\":\"1.1.0\",\"supportedVersions\":[\"" VERSIONS("\",\"") "\"]}\n";
+    const char *about = "CNI plugin served by the nodeplug daemon\n"
+                        "CNI protocol versions supported: " VERSIONS(", ") "\n";
     const char *verb = getenv("CNI_COMMAND");
-    if (!verb) verb = "";
+    if (!verb || !*verb) finish(0, "", 0, about, strlen(about));
     /* On hot paths of runtimes: without stdin, without the daemon. */
     if (!strcmp(verb, "VERSION")) finish(0, version, strlen(version), "", 0);
     struct bytes frame = {0};

@@ -180,7 +180,8 @@ class Attaching:
         """Give the container's end its addresses, bring it up, and add routes."""
         ifname = self.request.ifname
         with self.request.netns.entered():
-            set_container_sysctls(ifname, ipv6=any(ip.address.version == 6 for ip in plan.ips))
+            if self.config.ipam:  # without addresses, the interface is the container's own matter
+                set_container_sysctls(ifname, ipv6=any(ip.address.version == 6 for ip in plan.ips))
             netlink = Netlink()
         with netlink:
             links = Links(netlink)
@@ -245,7 +246,7 @@ def plan_addresses(config: BridgeConfig, found: CniResult) -> CniResult:
             default = ip_network("0.0.0.0/0" if ip.address.version == 4 else "::/0")
             if not any(route.dst == default for route in routes):
                 routes.append(CniRoute(default, gw=ip.gateway))
-    return CniResult(ips=tuple(ips), routes=tuple(routes), dns=config.dns or found.dns)
+    return CniResult(ips=tuple(ips), routes=tuple(routes), dns=found.dns if config.dns is None else config.dns)
 
 
 def routed(plan: CniResult) -> list[CniRoute]:

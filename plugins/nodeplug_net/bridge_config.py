@@ -154,7 +154,6 @@ def parse_bridge(request: CniRequest) -> BridgeConfig:
     if conf.hairpin_mode and conf.promisc_mode:
         raise InvalidRequest("cannot set hairpin mode and promiscuous mode at the same time")
     _refuse_unsupported(conf)
-    dns = conf.dns.value()
     return BridgeConfig(
         bridge=conf.bridge,
         is_gateway=conf.is_gateway or conf.is_default_gateway,
@@ -165,7 +164,7 @@ def parse_bridge(request: CniRequest) -> BridgeConfig:
         hairpin=conf.hairpin_mode,
         promiscuous=conf.promisc_mode,
         mac=mac,
-        dns=dns if dns != CniDns() else None,
+        dns=conf.dns.value() if conf.dns.is_given else None,
         ipam=conf.ipam.type,
     )
 

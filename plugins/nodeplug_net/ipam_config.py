@@ -55,6 +55,11 @@ class DnsConf(_Conf):
     search: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
 
+    @property
+    def is_given(self) -> bool:
+        """Whether a network says anything; an empty list says that there is none of a kind (bridge.go, dnsConfSet)."""
+        return bool(self.domain or self.model_fields_set - {"domain"})
+
     def value(self) -> CniDns:
         """Return it as a result carries it."""
         return CniDns(nameservers=self.nameservers, domain=self.domain, search=self.search, options=self.options)

@@ -1,12 +1,14 @@
 """What the containers of a network need on their host, and whether it exists.
 
-Owns: one record per network of what its newest ADD made (bridge, gateway addresses, masqueraded subnets), and the
-comparison of it with the kernel while any container of the network is attached. STATUS and `health` use it, so that
-a deleted bridge or a flushed ruleset is reported before the next pod fails.
+Owns: one record per network with containers of what its newest ADD made (bridge, gateway addresses, masqueraded
+subnets), and the comparison of it with the kernel while any container of the network is attached. STATUS and `health`
+use it, so that a deleted bridge or a flushed ruleset is reported before the next pod fails.
 Refuses: repair, networks without a container, and other namespaces than the daemon's own.
 """
 
 import json
+import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from ipaddress import ip_address, ip_network
@@ -61,6 +63,8 @@ class Networks:
     host: Host
     home: Identity | None = None
     _known: dict[str, Needs] = field(default_factory=dict)
+    _noted: Counter[str] = field(default_factory=Counter)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def recover(self) -> None:
         """Read what was recorded in this boot; the calling thread is in the daemon's own namespace."""
@@ -80,28 +84,45 @@ class Networks:
         if request.host_netns.identity != self.home:
             return
         needs = _of(request, config, result)
-        known = self._known.get(request.network, needs)
-        if known.covers(needs) and request.network in self._known:
-            return
-        self._known[request.network] = known = known.with_those(needs)
-        try:
-            self.host.journal.write(f"network {request.network}", phase=_PHASE, data=_encode(known))
-        except PluginError as error:
-            self.host.log.warning("what network %s needs is not recorded: %s", request.network, error)
+        with self._lock:
+            self._noted[request.network] += 1
+            known = self._known.get(request.network, needs)
+            if known.covers(needs) and request.network in self._known:
+                return
+            self._known[request.network] = known = known.with_those(needs)
+            try:
+                self.host.journal.write(f"network {request.network}", phase=_PHASE, data=_encode(known))
+            except PluginError as error:
+                self.host.log.warning("what network %s needs is not recorded: %s", request.network, error)
 
     def missing(self, request: CniRequest, config: BridgeConfig) -> list[str]:
         """Return what a network lacks; the calling thread is in the request's host namespace."""
         known = self._known.get(request.network) if request.host_netns.identity == self.home else None
         if known is None or known.bridge != config.bridge:
             known = Needs(config.bridge)
-        return _missing({request.network: known})
+        return _missing({request.network: known})[0]
 
     def all_missing(self) -> list[str]:
-        """Return what any network lacks; the calling thread is in the daemon's own namespace."""
-        return _missing(self._known) if self._known else []
+        """Return what any network lacks; the calling thread is in the daemon's own namespace.
+
+        A network whose last container is gone needs nothing more, and its record goes; its next ADD makes another.
+        """
+        with self._lock:
+            known, noted = dict(self._known), Counter(self._noted)
+        if not known:
+            return []
+        texts, idle = _missing(known)
+        for network in idle:
+            with self._lock:
+                if self._noted[network] == noted[network]:  # no ADD since before the look
+                    self._known.pop(network, None)
+                    del self._noted[network]
+                    self.host.journal.remove(f"network {network}")
+        return texts
 
 
-def _missing(networks: Mapping[str, Needs]) -> list[str]:
+def _missing(networks: Mapping[str, Needs]) -> tuple[list[str], list[str]]:
+    """Return what networks with containers lack, and the names of those without."""
     with Netlink() as netlink:
         links = Links(netlink)
         there = links.all()
@@ -113,7 +134,7 @@ def _missing(networks: Mapping[str, Needs]) -> list[str]:
             for text in _differences(name, needs, attached[name], links, there)
         ]
     subnets = {subnet for name, needs in networks.items() if attached[name] for subnet in needs.subnets}
-    return found + list(_without_rules(subnets))
+    return found + list(_without_rules(subnets)), [name for name in networks if not attached[name]]
 
 
 def _ports_of(network: str, there: list[Link]) -> list[Link]:

@@ -102,6 +102,17 @@ def test_the_host_veth_is_a_labelled_port_that_is_up(scratch: ScratchCni, bridge
     assert sysctl(scratch.host_netns, f"ipv6/conf/{port.name}/accept_ra") == "0"
 
 
+def test_the_settings_of_an_interface_without_ipam_are_the_containers_own(
+    scratch: ScratchCni, bridge: Bridge, config: Make
+) -> None:
+    netns = scratch.container()
+    names = ("ipv6/conf/default/accept_dad", "ipv4/conf/default/arp_notify")
+    before = [sysctl(netns, name) for name in names]
+    scratch.add(bridge, {key: value for key, value in config().items() if key != "ipam"}, "c1", netns)
+    assert [sysctl(netns, name.replace("default", "eth0")) for name in names] == before
+    assert present(netns, "eth0").is_up
+
+
 def test_the_container_interface_needs_no_duplicate_address_detection(
     scratch: ScratchCni, bridge: Bridge, config: Make
 ) -> None:
@@ -169,6 +180,8 @@ def test_dns_of_the_network_overrides_that_of_ipam(
     network = config("10.88.0.0/24")
     network["ipam"]["resolvConf"] = str(resolv)
     assert scratch.add(bridge, network, "c1", scratch.container()).dns == CniDns(nameservers=("192.0.2.9",))
+    network["dns"] = {"nameservers": []}
+    assert scratch.add(bridge, network, "c3", scratch.container()).dns == CniDns()
     network["dns"] = {"nameservers": ["192.0.2.1"], "search": ["example"]}
     assert scratch.add(bridge, network, "c2", scratch.container()).dns == CniDns(
         nameservers=("192.0.2.1",), search=("example",)

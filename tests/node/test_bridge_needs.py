@@ -215,3 +215,23 @@ def test_networks_of_another_host_namespace_are_not_the_daemons(
     scratch.add(bridge, network, "c1", home)
     scratch.host_netns = home
     assert list((scratch.folder / "journal").glob("network*.json")) == []
+
+
+def test_the_record_of_a_network_goes_with_its_last_container(
+    scratch: ScratchCni, bridge: Bridge, network: Any
+) -> None:
+    def recorded() -> list[str]:
+        return [entry.key for entry in scratch.host.journal.entries() if entry.phase == "network"]
+
+    netns = scratch.container()
+    scratch.add(bridge, network, "c1", netns)
+    scratch.on_host(bridge.health)
+    assert recorded() == ["network net"]
+    scratch.delete(bridge, network, "c1", netns)
+    scratch.on_host(bridge.health)
+    assert recorded() == []
+    scratch.add(bridge, network, "c2", scratch.container())
+    assert recorded() == ["network net"]
+    delete_bridge(scratch)
+    with pytest.raises(NotReady, match="is gone"):
+        scratch.on_host(bridge.health)

@@ -55,7 +55,7 @@ V4_ROUTE = '{"dst": "0.0.0.0/0", "gw": "192.0.2.1"}'
 V6_ROUTE = '{"dst": "::/0", "mtu": 1400}'
 OLDEST = (
     f'"ip4": {{"ip": "192.0.2.10/24", "gateway": "192.0.2.1", "routes": [{V4_ROUTE}]}}, '
-    f'"ip6": {{"ip": "2001:db8::10/64", "gateway": "2001:db8::1", "routes": [{V6_ROUTE}]}}, {DNS}'
+    f'"ip6": {{"ip": "2001:db8::10/64", "gateway": "2001:db8::1", "routes": [{{"dst": "::/0"}}]}}, {DNS}'
 )
 SANDBOX = '{"name": "eth0", "mac": "02:00:00:00:00:02", "sandbox": "/ns"}'
 MIDDLE = (

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from nodeplug import CniAdd, InvalidEnvironment, InvalidRequest, Netns
+from nodeplug import CniAdd, CniDns, InvalidEnvironment, InvalidRequest, Netns
 from nodeplug_net.attachment import LABEL_LIMIT, Attachment, network_label
 from nodeplug_net.bridge_config import BridgeConfig, parse_bridge
 
@@ -148,9 +148,14 @@ def test_a_mac_in_groups_of_four_digits_is_read_as_the_reference_does(here: Netn
     assert parse(here, runtimeConfig={"mac": "0200.00FF.000a"}).mac == "02:00:00:ff:00:0a"
 
 
-def test_empty_dns_does_not_override_that_of_ipam(here: Netns) -> None:
-    assert parse(here, dns={}).dns is None
-    assert parse(here, dns={"nameservers": ["192.0.2.1"]}).dns is not None
+@pytest.mark.parametrize("dns", [None, {}, {"nameservers": None}, {"domain": ""}])
+def test_dns_that_says_nothing_does_not_override_that_of_ipam(here: Netns, dns: Any) -> None:
+    assert parse(here, dns=dns).dns is None
+
+
+@pytest.mark.parametrize("dns", [{"nameservers": []}, {"search": []}, {"options": []}, {"domain": "a"}])
+def test_an_empty_list_of_dns_overrides_that_of_ipam(here: Netns, dns: Any) -> None:
+    assert parse(here, dns=dns).dns == CniDns(domain=dns.get("domain", ""))
 
 
 def test_a_host_veth_has_a_name_that_follows_from_its_attachment_alone() -> None:

@@ -134,6 +134,13 @@ def test_a_plugin_that_uses_no_namespace_gets_the_one_there_is(namespaces: tuple
     assert request.netns == namespaces[1]
 
 
+def test_bytes_in_a_text_that_are_not_utf_8_are_replaced_as_in_go(namespaces: tuple[Netns, Netns]) -> None:
+    request = codec.decode(frame(b'{"cniVersion": "1.0.0", "name": "net", "note": "a\xffb"}'), namespaces)
+    assert request.config["note"] == "a\ufffdb"
+    with pytest.raises(Undecodable):
+        codec.decode(frame(b'{"name": "net"}\xff'), namespaces)
+
+
 def test_a_malformed_name_comes_before_the_list_of_missing_ones(namespaces: tuple[Netns, Netns]) -> None:
     with pytest.raises(InvalidEnvironment, match="invalid characters"):
         codec.decode(frame(CNI_CONTAINERID="/", CNI_PATH=None), namespaces)

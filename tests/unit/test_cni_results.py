@@ -43,9 +43,10 @@ ROUTES = [
     {"dst": "0.0.0.0/0", "gw": "10.1.0.1", "mtu": 1400, "advmss": 1360, "priority": 5, "table": 7, "scope": 0},
     {"dst": "::/0"},
 ]
+OLD_ROUTES = [{"dst": "0.0.0.0/0", "gw": "10.1.0.1"}, {"dst": "::/0"}]
 OLDEST = {
-    "ip4": {"ip": "10.1.0.5/16", "gateway": "10.1.0.1", "routes": ROUTES[:1]},
-    "ip6": {"ip": "fd00::5/64", "gateway": "fd00::1", "routes": ROUTES[1:]},
+    "ip4": {"ip": "10.1.0.5/16", "gateway": "10.1.0.1", "routes": OLD_ROUTES[:1]},
+    "ip6": {"ip": "fd00::5/64", "gateway": "fd00::1", "routes": OLD_ROUTES[1:]},
     "dns": DNS,
 }
 MIDDLE = {
@@ -192,3 +193,11 @@ def test_a_wrong_type_is_named(document: Any, words: str) -> None:
 
 def test_what_is_written_is_json() -> None:
     assert json.loads(json.dumps(results.encode(RESULT, "1.1.0"))) == results.encode(RESULT, "1.1.0")
+
+
+@pytest.mark.parametrize(("version", "kept"), [("0.2.0", False), ("0.3.1", True), ("1.1.0", True)])
+def test_the_oldest_form_has_no_numbers_of_routes(version: str, kept: bool) -> None:
+    route = CniRoute(ip_network("10.0.0.0/8"), gw=ip_address("10.2.0.1"), advmss=1400, priority=7)
+    document = results.encode(CniResult(ips=(CniIp(ip_interface("10.2.0.5/16")),), routes=(route,)), version)
+    (written,) = document.get("routes") or document["ip4"]["routes"]
+    assert written == {"dst": "10.0.0.0/8", "gw": "10.2.0.1", **({"advmss": 1400, "priority": 7} if kept else {})}

@@ -170,7 +170,7 @@ def _refuse_constant(name: str) -> None:
 
 def _parse(stdin: bytes) -> Any:
     try:
-        return json.loads(stdin.decode("utf-8"), parse_constant=_refuse_constant)
+        return json.loads(stdin.decode("utf-8", "replace"), parse_constant=_refuse_constant)
     except json.JSONDecodeError as error:
         at_end = error.pos >= len(error.doc.rstrip()) or error.msg.startswith("Unterminated string")
         said = "unexpected end of JSON input" if at_end else str(error)

@@ -79,7 +79,7 @@ def _encode_oldest(result: CniResult) -> dict[str, Any]:
     document: dict[str, Any] = {}
     for item in result.ips:
         number = item.address.version
-        routes = [_encode_route(route) for route in result.routes if route.dst.version == number]
+        routes = [_encode_way(route) for route in result.routes if route.dst.version == number]
         ip = _present(ip=str(item.address), gateway=_str(item.gateway), routes=routes or None)
         document.setdefault(f"ip{number}", ip)
     if not document:
@@ -104,8 +104,13 @@ def _encode_ip(item: CniIp, *, modern: bool) -> dict[str, Any]:
     return _present(version=version, address=str(item.address), gateway=gateway, interface=item.interface)
 
 
+def _encode_way(item: CniRoute) -> dict[str, Any]:
+    """Write what version 0.2.0 knows of a route; libcni keeps no more."""
+    return _present(dst=str(item.dst), gw=_str(item.gw))
+
+
 def _encode_route(item: CniRoute) -> dict[str, Any]:
-    # libcni keeps the keys of 1.1.0 in older forms too; readers of older versions skip them.
+    # libcni keeps the keys of 1.1.0 from 0.3.0 on; readers of older versions skip them.
     return _present(dst=str(item.dst), gw=_str(item.gw), **{key: getattr(item, key) for key in _ROUTE_NUMBERS})
 
 

@@ -107,12 +107,21 @@ def twins(tmp_path: Path) -> Twins:
         {**CALL, "CNI_COMMAND": "STATUS"},
         {**CALL, "CNI_COMMAND": "DEL"},
         {"CNI_COMMAND": "DEL"},
+        {**CALL, "CNI_COMMAND": ""},
     ],
-    ids=["nothing", "no-cni", "version", "status", "del", "bare-del"],
+    ids=["nothing", "no-cni", "version", "status", "del", "bare-del", "no-command"],
 )
 def test_twins_answer_alike_without_a_daemon(twins: Twins, env: dict[str, str]) -> None:
     script, compiled = twins.cni(env)
     assert compiled == script
+
+
+@pytest.mark.parametrize("command", [{}, {"CNI_COMMAND": ""}], ids=["unset", "empty"])
+def test_without_a_command_twins_say_what_they_are(twins: Twins, command: dict[str, str]) -> None:
+    without = {name: value for name, value in CALL.items() if name != "CNI_COMMAND"}
+    for done, _ in twins.cni({**without, **command}):
+        assert (done[0], done[1]) == (0, b"")
+        assert b"CNI protocol versions supported: 0.1.0, 0.2.0" in done[2]
 
 
 def test_twins_tell_alike_that_a_del_cannot_be_kept(twins: Twins) -> None:
