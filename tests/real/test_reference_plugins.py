@@ -155,6 +155,21 @@ def test_the_address_folder_has_the_same_files_and_contents(sides: tuple[Side, S
     assert found[1] == found[0]
 
 
+@pytest.mark.parametrize("generation", ["current"], indirect=True)  # the old ones drop what IPAM says in any case
+@pytest.mark.parametrize(
+    "dns", [None, {}, {"nameservers": []}, {"search": []}, {"options": []}, {"domain": ""}, {"domain": "a"}], ids=str
+)
+def test_dns_of_a_network_takes_the_place_of_ipams_alike(
+    sides: tuple[Side, Side], tmp_path: Path, dns: dict[str, Any] | None
+) -> None:
+    (tmp_path / "resolv.conf").write_text("nameserver 192.0.2.9\nsearch example\n")
+    results = []
+    for side in sides:
+        runtime = side.runtime("1.0.0", {"dns": dns}, V4, resolvConf=str(tmp_path / "resolv.conf"))
+        results.append(comparable(side.add(runtime), side))
+    assert results[0] == results[1]
+
+
 def test_an_address_reserved_by_the_reference_is_not_given_by_ours(sides: tuple[Side, Side]) -> None:
     reference, ours = sides
     first = reference.add(reference.runtime("1.0.0", {}, V4))
