@@ -8,7 +8,7 @@ import errno
 import fcntl
 import os
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
@@ -24,7 +24,10 @@ SMALLEST: Final[Mapping[FsType, int]] = {"ext4": 1 << 20, "xfs": 300 << 20, "btr
 _BTRFS_MAGIC_AT: Final = (64 << 10) + 0x40
 _EXT_MAGIC_AT: Final = 1024 + 0x38
 _TIMEOUT: Final = 100.0
-"""Seconds for one tool: less than the deadline of volume_stage, so that the tool ends before it."""
+"""Seconds for one tool at which nobody looks: less than the deadline of volume_stage, so that it ends before that."""
+_LOOK_EVERY: Final = 0.5
+Look = Callable[[str, int], bool]
+"""Told the name and the process of a tool that works for long, again and again; False ends it."""
 _CORRECTED: Final = 3
 """e2fsck(8): 1 = errors corrected, 2 = the system should be rebooted (not for an unmounted image)."""
 _ENVIRONMENT: Final[Mapping[str, str]] = MappingProxyType({"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C"})
@@ -61,8 +64,13 @@ def _has_data(descriptor: int) -> bool:
     return True
 
 
-def make(image: Path, fs_type: FsType) -> None:
+def make(image: Path, fs_type: FsType, look: Look | None = None) -> None:
     """Create a filesystem in a new file.
+
+    Args:
+        image: the file.
+        fs_type: what to make.
+        look: at the tool, which may take as long as it likes then.
 
     Raises:
         InvalidRequest: the tool refuses the size.
@@ -76,7 +84,7 @@ def make(image: Path, fs_type: FsType) -> None:
         command = ["mkfs.xfs", "-q", "-f", "-K", str(image)]
     else:
         command = ["mkfs.btrfs", "-q", "-f", "-K", str(image)]
-    status, text = run(command)
+    status, text = run(command, look=look)
     if status == 0:
         return
     _refuse_full(image, text)
@@ -110,7 +118,7 @@ def locked(image: Path) -> Iterator[int]:
         os.close(descriptor)
 
 
-def check(image: Path, fs_type: FsType, lock: int) -> bool:
+def check(image: Path, fs_type: FsType, lock: int, look: Look | None = None) -> bool:
     """Check an unmounted image, repair what can be repaired automatically, and return whether something was.
 
     xfs and btrfs repair themselves at mount (fsck.xfs(8) and fsck.btrfs(8) do nothing).
@@ -119,13 +127,14 @@ def check(image: Path, fs_type: FsType, lock: int) -> bool:
         image: the file.
         fs_type: what it holds.
         lock: from `locked`.
+        look: at the tool, which may take as long as it likes then.
 
     Raises:
         PluginError: the damage needs manual repair.
     """
     if fs_type != "ext4":
         return False
-    status, text = run(["e2fsck", "-p", str(image)], lock)
+    status, text = run(["e2fsck", "-p", str(image)], lock, look=look)
     if status & ~_CORRECTED:
         _refuse_full(image, text)
         raise PluginError(
@@ -150,30 +159,31 @@ def has_room(image: Path, fs_type: FsType) -> bool:
     return image.stat().st_size // block > (high << 32) + low
 
 
-def grow_offline(image: Path, lock: int) -> None:
+def grow_offline(image: Path, lock: int, look: Look | None = None) -> None:
     """Let an unmounted ext4 filesystem fill its image.
 
     Args:
         image: the file.
         lock: from `locked`.
+        look: at the tools, which may take as long as they like then.
 
     Raises:
         PluginError: the tool failed.
     """
-    status, text = run(["resize2fs", str(image)], lock)
+    status, text = run(["resize2fs", str(image)], lock, look=look)
     if status == 0:
         return
     if "e2fsck" in text:  # resize2fs(8) wants a full check when the filesystem was mounted since the last one
-        full, said = run(["e2fsck", "-f", "-p", str(image)], lock)
+        full, said = run(["e2fsck", "-f", "-p", str(image)], lock, look=look)
         if full & ~_CORRECTED:
             raise PluginError(f"the filesystem in {image} cannot be checked for growth (status {full}): {said}")
-        status, text = run(["resize2fs", str(image)], lock)
+        status, text = run(["resize2fs", str(image)], lock, look=look)
     if status:
         _refuse_full(image, text)
         raise PluginError(f"resize2fs cannot grow {image} (status {status}): {text}")
 
 
-def grow_online(mount_path: str, device: str, fs_type: FsType) -> None:
+def grow_online(mount_path: str, device: str, fs_type: FsType, look: Look | None = None) -> None:
     """Let a mounted filesystem fill its device.
 
     Raises:
@@ -185,34 +195,53 @@ def grow_online(mount_path: str, device: str, fs_type: FsType) -> None:
         "btrfs": ["btrfs", "filesystem", "resize", "max", mount_path],
     }
     command = commands[fs_type]
-    status, text = run(command)
+    status, text = run(command, look=look)
     if status:
         raise PluginError(f"{command[0]} cannot grow {device} while it is mounted (status {status}): {text}")
 
 
-def run(command: Sequence[str], *inherited: int) -> tuple[int, str]:
+def run(command: Sequence[str], *inherited: int, look: Look | None = None) -> tuple[int, str]:
     """Run a tool; return its status and the last lines of its output, without its usage.
+
+    Args:
+        command: the tool and its arguments.
+        inherited: descriptors that it gets, too.
+        look: at the tool, which may take as long as it likes then.
 
     Raises:
         PluginError: it is not installed, or does not end in time.
+        TryAgain: it was ended.
     """
     try:
-        done = subprocess.run(
+        process = subprocess.Popen(
             list(command),
             stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=_TIMEOUT,
-            check=False,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             pass_fds=inherited,
             env=_ENVIRONMENT,
         )
     except FileNotFoundError:
         raise PluginError(f"{command[0]} is not installed on this node; install the package that has it") from None
-    except subprocess.TimeoutExpired:
-        raise PluginError(f"{command[0]} did not end within {_TIMEOUT:g} s and was stopped") from None
-    text = (done.stderr or done.stdout).decode("utf-8", "replace").partition("Usage:")[0]
+    with process:
+        out, said = _wait(process, command[0], look)
+    text = (said or out).decode("utf-8", "replace").partition("Usage:")[0]
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return done.returncode, "; ".join(lines[-3:])
+    return process.returncode, "; ".join(lines[-3:])
+
+
+def _wait(process: subprocess.Popen[bytes], tool: str, look: Look | None) -> tuple[bytes, bytes]:
+    while True:
+        try:
+            return process.communicate(timeout=_TIMEOUT if look is None else _LOOK_EVERY)
+        except subprocess.TimeoutExpired:
+            if look is not None and look(tool, process.pid):
+                continue
+            process.kill()
+            process.communicate()
+        if look is not None:
+            raise TryAgain(f"{tool} was ended; ask again, and it begins anew")
+        raise PluginError(f"{tool} did not end within {_TIMEOUT:g} s and was stopped")
 
 
 def space(folder: Path) -> tuple[int, int]:

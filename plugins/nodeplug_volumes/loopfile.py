@@ -11,6 +11,7 @@ import os
 import stat
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import ClassVar, Final
 
@@ -28,6 +29,7 @@ from nodeplug import (
     ProvisionedVolume,
     Sample,
     Snapshot,
+    TryAgain,
     VolumeCapacity,
     VolumeClaim,
     VolumeCreate,
@@ -51,7 +53,7 @@ from nodeplug import (
 )
 from nodeplug.fields import show_quantity as show
 from nodeplug_volumes import filesystem, loopdev
-from nodeplug_volumes.filesystem import FS_TYPES, FsType
+from nodeplug_volumes.filesystem import FS_TYPES, FsType, Look
 from nodeplug_volumes.image_folder import NAME, Disk, ImageFolder
 from nodeplug_volumes.loopfile_config import LoopFileConfig
 from nodeplug_volumes.marker import Marker
@@ -94,8 +96,9 @@ class LoopFile:
 
     @hookimpl
     def stop(self) -> None:
-        """End copies: the next instance begins them anew."""
+        """End copies and tools: the next instance begins them anew."""
         self._store.copies.end()
+        self._store.background.end()
 
     @hookimpl
     def health(self) -> None:
@@ -146,8 +149,9 @@ class LoopFile:
                 self._mount(busy, fs_type, request)
         else:
             self._make_missing(image, wish, must_exist=request.must_exist)
-            with filesystem.locked(image) as lock:
-                fs_type = self._ready(image, wish, lock)
+            self._store.background.do(image, _readying(wish), lambda look: self._make_ready(image, wish, look))
+            with filesystem.locked(image):
+                fs_type = self._held(image, wish)
                 with loopdev.attached(image) as loop:
                     self._mount(loop, fs_type, request)
         self._grow_mounted(image, wish, request.staging_path)
@@ -294,19 +298,24 @@ class LoopFile:
         loopdev.check()  # before creating an image that nothing can mount
         self._store.new(image, self._wishes.allowed(wish.name, size), wish.fs_type or self._config.fs_type)
 
-    def _ready(self, image: Path, wish: Wish, lock: int) -> FsType:
-        """Return the filesystem of an image that is checked and as large as requested."""
+    def _make_ready(self, image: Path, wish: Wish, look: Look) -> None:
+        """Check the filesystem of an image, and make it as large as requested; it may take long."""
         fs_type = self._held(image, wish)
-        if filesystem.check(image, fs_type, lock):
+        with filesystem.locked(image) as lock:
+            self._check_and_grow(image, fs_type, wish, lock, look)
+
+    def _check_and_grow(self, image: Path, fs_type: FsType, wish: Wish, lock: int, look: Look) -> None:
+        if filesystem.check(image, fs_type, lock, look):
             self._log.warning("the filesystem of volume %s was damaged and has been repaired", wish.name)
         self._grow_file(image, wish)
         # Also after a kill between the two, when the file is larger than its filesystem.
         if filesystem.has_room(image, fs_type):
             try:
-                filesystem.grow_offline(image, lock)
+                filesystem.grow_offline(image, lock, look)
+            except TryAgain:
+                raise
             except PluginError as error:  # its pod shall have what there is
                 self._log.warning("volume %s keeps the size that it has: %s", wish.name, error.message)
-        return fs_type
 
     def _held(self, image: Path, wish: Wish) -> FsType:
         if self._is_block(image):
@@ -346,7 +355,11 @@ class LoopFile:
         try:
             for loop in loopdev.find(image):
                 loop.take_size()
-            filesystem.grow_online(mount_path, found.source, fs_type)
+            grow = partial(filesystem.grow_online, mount_path, found.source, fs_type)
+            if due:
+                self._store.background.do(image, f"growing it at {mount_path}", grow)
+            else:
+                grow()
         except PluginError as error:
             if due:
                 raise
@@ -368,3 +381,7 @@ class LoopFile:
         # The latter win: pods cannot change them.
         options = (*request.mount_flags, *self._config.mount_options, *_ALWAYS.get(fs_type, ()))
         mount(loop.path, request.staging_path, fs_type, options=options, read_only=request.read_only)
+
+
+def _readying(wish: Wish) -> str:
+    return f"checking it and growing it to {show(wish.size)}" if wish.size else "checking it"

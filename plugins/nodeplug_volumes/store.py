@@ -27,8 +27,9 @@ from nodeplug import (
 )
 from nodeplug.fields import show_quantity as show
 from nodeplug_volumes import extents, filesystem, loopdev
+from nodeplug_volumes.background import Background
 from nodeplug_volumes.copying import Copies
-from nodeplug_volumes.filesystem import FS_TYPES, FsType
+from nodeplug_volumes.filesystem import FS_TYPES, FsType, Look
 from nodeplug_volumes.image_folder import NAME, ImageFolder, Note, file_name
 
 SMALLEST: Final = 1 << 20
@@ -55,9 +56,11 @@ class Store:
     default_size: int | None = None
     max_size: int | None = None
     copies: Copies = field(init=False)
+    background: Background = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "copies", Copies(self.log))
+        object.__setattr__(self, "background", Background(self.log))
 
     # --- volumes
 
@@ -84,7 +87,8 @@ class Store:
         origin = self._origin(note, fs_type)
         size = self._size(request, fs_type or self.fs_type, origin)
         loopdev.check()
-        self.images.demand(size)
+        if not self.background.runs(image):  # else its room counts as promised already
+            self.images.demand(size)
         self.images.begin(image, note)
         if origin is None:
             self.new(image, size, None if request.block else fs_type or self.fs_type)
@@ -103,15 +107,20 @@ class Store:
         """Make an image, complete or not at all, with an empty filesystem if one is named.
 
         Raises:
+            TryAgain: it takes longer.
             Exhausted: the disk is full.
             PluginError: a tool or the disk fails.
         """
+        what = f"making it with {show(size)}"
+        self.background.do(image, what, lambda look: self._make(image, size, fs_type, look))
+
+    def _make(self, image: Path, size: int, fs_type: FsType | None, look: Look) -> None:
         fresh = image.with_name(f".{image.name}.new")
         try:
             fresh.unlink(missing_ok=True)
             self.images.allocate(fresh, size, create=True)
             if fs_type is not None:
-                filesystem.make(fresh, fs_type)
+                filesystem.make(fresh, fs_type, look)
             self.images.complete(fresh, image)
         except OSError as error:
             raise PluginError(f"cannot make {image}: {error.strerror}") from error
@@ -129,6 +138,7 @@ class Store:
             return
         image = self.images.image(name)
         self.copies.cancel(image)
+        self.background.cancel(image)
         if image.exists():
             if (busy := loopdev.release_idle(image)) is not None:
                 raise InUse(f"volume {name!r} is in use as {busy.path}; end its pods first")

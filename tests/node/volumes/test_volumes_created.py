@@ -254,7 +254,7 @@ def test_a_volume_that_is_being_made_is_promised_its_room(
     node = make(reflinks)
     begun, going = threading.Event(), threading.Event()
 
-    def slowly(image: Path, fs_type: FsType) -> None:
+    def slowly(image: Path, fs_type: FsType, *_: object) -> None:
         begun.set()
         assert going.wait(30)
         subprocess.run([f"/usr/sbin/mkfs.{fs_type}", "-q", "-F", str(image)], check=True)
