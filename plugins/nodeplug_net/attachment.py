@@ -13,6 +13,8 @@ from nodeplug import CniAttachmentRequest
 
 HOST_VETH: Final = re.compile(r"veth[0-9a-f]{8}")
 """NetworkManager leaves names that start with veth alone."""
+OURS: Final = "nodeplug "
+"""What every label begins with."""
 LABEL_LIMIT: Final = 127
 """nft prints comments of up to 128 bytes, including NUL; an interface alias may have 255."""
 _NETWORK_LIMIT: Final = 36
@@ -50,9 +52,17 @@ class Attachment:
         return f"{network_label(self.network)}{_short(self.container_id, _CONTAINER_LIMIT)} "
 
 
+def of_label(label: str) -> Attachment | None:
+    """Return whose a label is; None if its names were shortened, or if it is no label."""
+    words = label.split(" ")
+    if len(words) != 4 or words[0] != "nodeplug" or "~" in label:
+        return None
+    return Attachment(*words[1:])
+
+
 def network_label(network: str) -> str:
     """Return the prefix of the labels of all attachments of a network."""
-    return f"nodeplug {_short(network, _NETWORK_LIMIT)} "
+    return f"{OURS}{_short(network, _NETWORK_LIMIT)} "
 
 
 def _short(name: str, limit: int) -> str:

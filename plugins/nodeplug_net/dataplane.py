@@ -11,10 +11,12 @@ from dataclasses import dataclass
 
 from nodeplug import CniRequest
 from nodeplug_net.addressing import Addressing
+from nodeplug_net.attachment import OURS
 from nodeplug_net.bridge_config import BridgeConfig
 from nodeplug_net.links import Links
 from nodeplug_net.masquerade import Element, Masquerade
 from nodeplug_net.needs import Networks
+from nodeplug_net.netlink import Netlink
 from nodeplug_net.reaper import Reaper
 from nodeplug_net.reference import Reference
 from nodeplug_net.sockets import NftSockets, open_nft
@@ -58,9 +60,15 @@ class Dataplane:
             yield Reference(netlink, self.log)
 
     def tidy(self) -> None:
-        """Remove unused masquerading of this thread's namespace; what stays does no harm."""
+        """Remove masquerading of this thread's namespace that nobody needs; what stays does no harm.
+
+        An address whose interface is gone was ended by somebody who does not know our table: the reference's plugins.
+        """
         try:
-            with open_nft() as netlink:
-                Masquerade(netlink).prune()
+            with open_nft() as nft, Netlink() as netlink:
+                masquerade = Masquerade(nft)
+                labels = {link.alias for link in Links(netlink).all()}
+                masquerade.remove([one for one in masquerade.entries(OURS) if one.label not in labels])
+                masquerade.prune()
         except OSError as error:
-            self.log.warning("the masquerading of unused subnets stays: %s", error)
+            self.log.warning("unused masquerading stays: %s", error)

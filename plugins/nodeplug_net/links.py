@@ -257,6 +257,11 @@ class Links:
         data = messages.set_master().fill(index=u32(link.index), master=u32(master.index))
         self.netlink.ask(Request(data, f"make interface {link.name} a port of bridge {master.name}"))
 
+    def clear_alias(self, link: Link) -> None:
+        """Take the alias from a link."""
+        data = messages.clear_alias().fill(index=u32(link.index))
+        self.netlink.ask(Request(data, f"take the alias from interface {link.name}"))
+
     def addresses(self, link: Link) -> list[Interface]:
         """List the addresses of a link; none if it is gone."""
         data = messages.dump_addresses().fill(index=u32(link.index))

@@ -205,6 +205,13 @@ def mark_port(*, hairpin: bool) -> Template:
 
 
 @cache
+def clear_alias() -> Template:
+    """NEWLINK that takes the alias from link `index`."""
+    encoded = _encode("ifinfmsg", RTM_NEWLINK, _ASK, [("IFLA_IFALIAS", "")], {"index": _INDEX})
+    return Template(encoded, index=_INDEX_HOLE)
+
+
+@cache
 def set_master() -> Template:
     """NEWLINK that makes link `index` a port of `master`."""
     encoded = _encode("ifinfmsg", RTM_NEWLINK, _ASK, [("IFLA_MASTER", _MASTER)], {"index": _INDEX})

@@ -12,7 +12,7 @@ from nodeplug import PluginError
 from nodeplug_net.attachment import Attachment
 from nodeplug_net.links import Interface
 from nodeplug_net.netlink import Netlink
-from nodeplug_net.reference_legacy import ReferenceLegacy
+from nodeplug_net.reference_iptables import LegacyRules
 from nodeplug_net.reference_nft import ReferenceNft
 from nodeplug_net.reference_rules import Rule, chain_of, instance_of, network_of, to_remove
 
@@ -26,7 +26,7 @@ class Reference:
     """
 
     def __init__(self, netlink: Netlink, log: logging.LoggerAdapter[logging.Logger]) -> None:
-        self._nft, self._legacy, self._log = ReferenceNft(netlink), ReferenceLegacy(), log
+        self._nft, self._legacy, self._log = ReferenceNft(netlink), LegacyRules(), log
 
     def covers(self, attachment: Attachment, address: IPv4Address | IPv6Address) -> bool:
         """Whether an attachment's address is masqueraded by them."""

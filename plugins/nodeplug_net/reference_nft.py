@@ -1,7 +1,7 @@
 """The rules of the reference's plugins in nf_tables: those of iptables-nft(8), and those of its own nftables backend.
 
 Owns: listing and removing them over one socket, whatever wrote them, and writing them for a container that is ours.
-Refuses: whose they are (`reference_rules`), and rules that ip_tables has (`reference_legacy`).
+Refuses: whose they are (`reference_rules`), and rules that ip_tables has (`reference_iptables`).
 """
 
 import errno
@@ -88,13 +88,14 @@ class ReferenceNft:
         if rules:
             raise PluginError("the rules of table nat keep changing; is another program writing to it?")
 
-    def write(self, entries: Iterable[tuple[Attachment, Interface]]) -> None:
-        """Masquerade addresses as the reference does, in one transaction.
 
-        Raises:
-            OSError: the kernel refuses.
-        """
-        added = [reference.masquerade(address, comment_of(attachment)) for attachment, address in entries]
-        refusal = commit(self._netlink, [*reference.table(), *added]) if added else None
-        if refusal is not None:
-            raise failure(f"write {len(added)} rules to table {reference.TABLE}", refusal)
+def write(netlink: Netlink, entries: Iterable[tuple[Attachment, Interface]]) -> None:
+    """Masquerade addresses as the reference does with nftables (ipmasq_nftables_linux.go), in one transaction.
+
+    Raises:
+        OSError: the kernel refuses.
+    """
+    added = [reference.masquerade(address, comment_of(attachment)) for attachment, address in entries]
+    refusal = commit(netlink, [*reference.table(), *added]) if added else None
+    if refusal is not None:
+        raise failure(f"write {len(added)} rules to table {reference.TABLE}", refusal)

@@ -1,8 +1,8 @@
 """What the reference's plugins (containernetworking/plugins) write into the kernel for a container: their names for it.
 
 Owns: those names: hashes and comments of ipmasq_iptables_linux.go and ipmasq_nftables_linux.go; whose a rule is.
-Refuses: reading and removing: `reference_nft` and `reference_legacy` do that, for the two ways in which iptables(8)
-keeps rules.
+Refuses: reading and removing: `reference_nft` and `reference_iptables` do that, for the two ways in which
+iptables(8) keeps rules.
 
 With iptables, a container has a chain `CNI-<hash of network and container>` in table `nat`, and per address a rule in
 POSTROUTING that jumps there; the interface's name is in neither. With nftables, table `inet cni_plugins_masquerade` has
@@ -78,6 +78,11 @@ def comment_of(attachment: Attachment) -> str:
         f"{instance_of(attachment)}, net: {attachment.network}, if: {attachment.ifname}, id: {attachment.container_id}"
     )
     return text.replace('"', "")[:127]  # 128 there; with the final NUL nft(8) prints no more than this
+
+
+def iptables_comment_of(attachment: Attachment) -> str:
+    """Return the comment of a container's rules for iptables (utils.FormatComment)."""
+    return f'name: "{attachment.network}" id: "{attachment.container_id}"'
 
 
 def to_remove(found: Sequence[Rule], attachment: Attachment, others: Callable[[], Iterable[Interface]]) -> list[Rule]:

@@ -65,12 +65,14 @@ def _read(path: str) -> str | None:
         os.close(descriptor)
 
 
-def _parse_owner(text: str) -> Owner:
+def parse_owner(text: str) -> Owner:
+    """Read the content of an address' file; older releases of the reference wrote no interface."""
     container_id, _, ifname = text.strip().partition("\n")
     return container_id.strip(), ifname.strip()
 
 
-def _parse_address(name: str) -> Address | None:
+def parse_address(name: str) -> Address | None:
+    """Read the name of a file; None if it is not that of an address."""
     try:
         return ipaddress.ip_address(name)
     except ValueError:
@@ -200,7 +202,7 @@ class Store:
         self.taken = {4: set(), 6: set()}
         self._owned, self._seen = {}, {}
         for name in os.listdir(self.folder):  # noqa: PTH208  one system call per 32 KiB, no Path per address
-            address = _parse_address(name)
+            address = parse_address(name)
             if address is None:
                 continue
             path = f"{self.folder}/{name}"
@@ -209,7 +211,7 @@ class Store:
                 if content == "":
                     os.unlink(path)  # noqa: PTH108  a plain string, see above
                 elif content is not None:
-                    self._remember(address, _parse_owner(content))
+                    self._remember(address, parse_owner(content))
             except OSError as error:
                 self._take_out(address, path, error)
         self._stamp = _READ if stamp is not None else None
@@ -280,7 +282,7 @@ class Store:
             content = _read(f"{self.folder}/{address}")
         except OSError:
             return None
-        return None if content is None else _parse_owner(content)
+        return None if content is None else parse_owner(content)
 
     def owners(self) -> list[Owner]:
         """Return all owners of addresses."""
@@ -356,7 +358,7 @@ class Store:
             content = _read(f"{self.folder}/{_LAST}{index}")
         except OSError:
             return None
-        return None if content is None else _parse_address(content.strip())
+        return None if content is None else parse_address(content.strip())
 
     def set_last(self, index: int, address: Address) -> None:
         """Record the last address of range set `index`; losing it only costs a longer search.

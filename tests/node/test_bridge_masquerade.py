@@ -11,7 +11,8 @@ from nodeplug.testing.scratch_cni import ScratchCni, run_in
 from nodeplug_net.bridge import Bridge
 from nodeplug_net.links import Links
 from nodeplug_net.masquerade import Element, Masquerade
-from nodeplug_net.netlink import KernelReply, Netlink
+from nodeplug_net.messages import delete_link, u32
+from nodeplug_net.netlink import KernelReply, Netlink, Request
 
 Make = Callable[..., dict[str, Any]]
 NETFILTER = 12
@@ -266,3 +267,28 @@ def test_a_kernel_without_tables_has_nothing_for_del_to_remove(scratch: ScratchC
 def test_status_does_not_need_the_table(scratch: ScratchCni, bridge: Bridge, config: Make) -> None:
     request = scratch.request(CniStatus, config(ipMasq=True))
     scratch.on_host(lambda: bridge.cni_status(request=request))
+
+
+def test_what_somebody_else_ended_is_not_masqueraded_after_the_next_start(
+    scratch: ScratchCni, bridge: Bridge, config: Make
+) -> None:
+    """The reference's plugins delete the interface and do not know our table."""
+    netns, other = scratch.container(), scratch.container()
+    for container, where in (("c1", netns), ("c2", other)):
+        scratch.add(bridge, config(ipMasq=True), container, where)
+
+    def end() -> None:
+        with Netlink() as netlink:
+            links = Links(netlink)
+            link = links.get("eth0")
+            assert link is not None
+            netlink.ask(Request(delete_link().fill(index=u32(link.index)), "delete eth0"))
+
+    run_in(netns, end)
+    scratch.on_host(bridge.start)
+
+    def labels() -> set[str]:
+        with Netlink(NETFILTER) as netlink:
+            return {entry.label.split()[2] for entry in Masquerade(netlink).entries("nodeplug ")}
+
+    assert scratch.on_host(labels) == {"c2"}

@@ -40,6 +40,7 @@ class Commands(TyperGroup):
         if found is None:
             return None
         brought = _brought(found)
+        brought.name = cmd_name  # one with commands below it has no name of its own
         brought.rich_help_panel = "Of plugins"
         return _without_types_of_flags(brought, ctx)
 

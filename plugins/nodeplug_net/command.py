@@ -1,0 +1,103 @@
+"""`nodeplug net`.
+
+Owns: its commands and their options.
+Refuses: the work. It is imported when a command runs, since every `nodeplug --help` imports this module.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from nodeplug import PluginError
+from nodeplug.commands import Json, print_json, show
+
+app = typer.Typer(add_completion=False, rich_markup_mode="markdown", no_args_is_help=True)
+
+
+@app.callback()
+def net() -> None:
+    """Look after the networks of the plugin `bridge`.
+
+    Example: `nodeplug net to-reference`
+    """
+
+
+class Backend(StrEnum):
+    """How the reference's bridge masquerades."""
+
+    iptables = "iptables"
+    nftables = "nftables"
+
+
+@app.command("to-reference")
+def to_reference(
+    apply: Annotated[bool, typer.Option("--apply", help="Do it; without this it is only shown.")] = False,
+    backend: Annotated[
+        Backend,
+        typer.Option("--backend", metavar="KIND", help="`iptables`, which every release can end, or `nftables` (1.6)."),
+    ] = Backend.iptables,
+    addresses: Annotated[
+        Path, typer.Option("--data-dir", metavar="DIR", help="Where host-local keeps the addresses of networks.")
+    ] = Path("/var/lib/cni/networks"),
+    as_json: Json = False,
+) -> None:
+    """Hand the masquerading of running containers to the reference's plugins, before they are to end them.
+
+    Run it on the node, as root, when the network's `type` is `bridge` again: containers keep their connections. It may
+    be repeated. See docs/moving-from-the-reference.md.
+
+    Example: `nodeplug net to-reference --apply`
+    """
+    from functools import partial
+
+    from nodeplug_net import reference_iptables, reference_nft, way_back
+    from nodeplug_net.masquerade import Masquerade
+    from nodeplug_net.sockets import open_nft
+
+    log = logging.LoggerAdapter(logging.getLogger("nodeplug.net"))
+    with open_nft() as netlink:
+        found = way_back.entries(Masquerade(netlink), addresses)
+        if apply:
+            write = partial(reference_nft.write, netlink) if backend is Backend.nftables else reference_iptables.write
+            way_back.apply(found, netlink, write, log)
+    rows = [
+        {
+            "network": one.attachment.network if one.attachment else "",
+            "container_id": one.attachment.container_id if one.attachment else "",
+            "ifname": one.attachment.ifname if one.attachment else "",
+            "address": str(one.address),
+            "ended": one.ended,
+            "handed_over": apply and one.attachment is not None and not one.ended,
+        }
+        for one in found
+    ]
+    _tell(rows, as_json=as_json, applied=apply)
+    unknown = [one.element for one in found if one.attachment is None]
+    if unknown:
+        raise PluginError(
+            f"{len(unknown)} addresses stay with nodeplug, such as {unknown[0].address} of {unknown[0].label!r}: no "
+            f"file below {addresses} says whose they are; name the folder with --data-dir, or end those containers"
+        )
+
+
+def _tell(rows: Sequence[Mapping[str, Any]], *, as_json: bool, applied: bool) -> None:
+    if as_json:
+        print_json(rows)
+        return
+    from rich.table import Table
+
+    table = Table("NETWORK", "CONTAINER", "INTERFACE", "ADDRESS", "MASQUERADING")
+    for row in rows:
+        if row["ended"]:
+            state = "removed, its container is gone" if applied else "to be removed, its container is gone"
+        else:
+            state = "the reference's" if row["handed_over"] else "nodeplug's"
+        table.add_row(row["network"], row["container_id"], row["ifname"], row["address"], state)
+    if rows:
+        show(table)
+    else:
+        print("nodeplug masquerades nothing in this network namespace")  # noqa: T201 - a sentence, not a table
