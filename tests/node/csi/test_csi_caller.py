@@ -1,6 +1,8 @@
 """The kubelet stand-in for CSI judges drivers as kubelet does; the drivers here are servers of the test."""
 
 import json
+import os
+import stat
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -23,6 +25,8 @@ DRIVER = "disk.acme"
 POD = Pod(name="web", namespace="shop", uid="11111111-2222", service_account="shopper")
 INLINE = CsiVolume("data", {"size": "1Mi"}, secrets={"token": b"s3cr3t"})
 CLAIMED = CsiVolume("pv-1", {"size": "1Mi"}, handle="disk-1")
+RAW = CsiVolume("pv-raw", {"size": "1Mi"}, handle="disk-raw", block=True)
+OTHER = Pod(name="job", uid="33333333-4444")
 QUICK = CsiTimeouts(appear=0.5)
 
 
@@ -51,13 +55,18 @@ class Disk(pb_grpc.NodeServicer):
         self.found.append((Path(request.target_path).parent / "vol_data.json").exists())
         if self.code:
             context.abort(grpc.StatusCode[self.code], "not today")
-        if self.mounts and mounted_at(request.target_path) is None:
+        if self.mounts and request.volume_capability.HasField("block"):
+            Path(request.target_path).unlink(missing_ok=True)
+            os.mknod(request.target_path, stat.S_IFBLK | 0o600, os.makedev(7, 0))
+        elif self.mounts and mounted_at(request.target_path) is None:
             Path(request.target_path).mkdir()
             mount("tmpfs", request.target_path, "tmpfs")
         return pb.NodePublishVolumeResponse()
 
     def NodeUnpublishVolume(self, request: Any, context: Any) -> pb.NodeUnpublishVolumeResponse:  # noqa: N802 - as above
-        if self.removes:
+        if self.removes and not Path(request.target_path).is_dir():
+            Path(request.target_path).unlink(missing_ok=True)
+        elif self.removes:
             unmount(request.target_path)
         return pb.NodeUnpublishVolumeResponse()
 
@@ -330,3 +339,51 @@ def test_a_driver_is_not_called_for_a_kind_of_volume_that_its_object_does_not_na
 def test_a_driver_that_stages_is_refused_with_what_this_caller_lacks(caller: CsiCaller, disk: Disk) -> None:
     disk.capabilities = ["STAGE_UNSTAGE_VOLUME"]
     assert "stages at kubelet's path" in failure(lambda: caller.mount(POD, CLAIMED)).message
+
+
+def test_a_block_volume_is_a_device_at_kubelets_path_and_nothing_is_left_after_the_last_pod(
+    caller: CsiCaller, disk: Disk, short: Path
+) -> None:
+    folder = short / "plugins" / "kubernetes.io" / "csi" / "volumeDevices"
+    device = caller.mount(POD, RAW, fs_group=2000)
+    assert device == folder / "publish" / "pv-raw" / POD.uid
+    assert device.is_block_device()
+    (request,) = disk.published
+    assert (request.volume_capability.HasField("block"), request.volume_capability.HasField("mount")) == (True, False)
+    assert request.staging_target_path == str(folder / "staging" / "pv-raw")
+    assert request.volume_context["csi.storage.k8s.io/pod.name"] == "web"
+    caller.mount(OTHER, RAW)
+    assert sorted(pod.uid for pod, _ in caller.volumes()) == [POD.uid, OTHER.uid]
+    caller.unmount(POD, "pv-raw")
+    assert [pod.uid for pod, _ in caller.volumes()] == [OTHER.uid]
+    assert (folder / "pv-raw" / "data" / "vol_data.json").exists()
+    caller.unmount(OTHER, "pv-raw")
+    assert [path for path in folder.rglob("*") if not path.is_dir()] == []
+    caller.unmount(OTHER, "pv-raw")
+
+
+def test_a_block_volume_that_is_no_device_is_a_failure(caller: CsiCaller, disk: Disk) -> None:
+    disk.mounts = False
+    assert "is no block device" in failure(lambda: caller.mount(POD, RAW)).message
+
+
+def test_a_device_that_the_driver_leaves_is_a_failure(caller: CsiCaller, disk: Disk) -> None:
+    caller.mount(POD, RAW)
+    disk.removes = False
+    assert "is still there" in failure(lambda: caller.unmount(POD, "pv-raw")).message
+    disk.removes = True
+    caller.unmount(POD, "pv-raw")
+    assert caller.volumes() == []
+
+
+def test_a_device_of_an_uncertain_publish_is_to_be_unpublished(caller: CsiCaller, disk: Disk) -> None:
+    disk.code = "ABORTED"
+    failure(lambda: caller.mount(POD, RAW))
+    (target,) = caller.uncertain
+    disk.code = ""
+    caller.unmount(POD, "pv-raw")
+    assert (caller.uncertain, target.exists()) == (set(), False)
+
+
+def test_a_pods_own_volume_is_no_block_device(caller: CsiCaller) -> None:
+    assert "cannot be a block device" in failure(lambda: caller.mount(POD, CsiVolume("data", block=True))).message

@@ -8,8 +8,10 @@ from typing import Any
 import grpc
 import pytest
 
+from nodeplug import Pod
 from nodeplug.pb import csi_v1_pb2 as pb
 from nodeplug.pb import csi_v1_pb2_grpc as pb_grpc
+from nodeplug.testing import CsiCaller, CsiVolume
 
 MODES = pb.VolumeCapability.AccessMode
 LOOPFILE = "loopfile.nodeplug"
@@ -88,6 +90,21 @@ def test_a_pod_gets_a_block_volume_as_a_device_that_outlives_a_killed_daemon(kub
     kubelet.unpublish(LOOPFILE, volume.volume_id, "raw")
     assert not target.exists()
     delete(kubelet, volume.volume_id)
+
+
+def test_kubelets_stand_in_gives_pods_a_block_volume_and_takes_it_again(kubelet: Any) -> None:
+    made = create(kubelet, "pvc-raw", block=True)
+    volume = CsiVolume("pv-raw", dict(made.volume_context), handle=made.volume_id, block=True)
+    caller = CsiCaller(kubelet.root, LOOPFILE)
+    one, two = Pod(name="one", uid="uid-1"), Pod(name="two", uid="uid-2")
+    device = caller.mount(one, volume)
+    device.write_bytes(b"mine")
+    with caller.mount(two, volume).open("rb") as other:
+        assert other.read(4) == b"mine"
+    caller.unmount(one, "pv-raw")
+    caller.unmount(two, "pv-raw")
+    assert (caller.volumes(), kubelet.mounted()) == ([], [])
+    delete(kubelet, made.volume_id)
 
 
 def test_one_volume_is_not_a_filesystem_for_one_pod_and_a_device_for_another(kubelet: Any) -> None:

@@ -1,9 +1,10 @@
 """Kubelet's side of CSI, on a driver's real sockets.
 
 Owns: what kubelet does around each call (pkg/volume/csi): capabilities asked before it, the target's folder with its
-record, what a final and an uncertain failure leave, the pod's fsGroup, and the folder for staging of PersistentVolumes.
-Refuses: knowledge of the driver, drivers that stage at kubelet's path (nodeplug serves none), block volumes, and an API
-server: what objects say is given by the test.
+record, what a final and an uncertain failure leave, the pod's fsGroup, the folder for staging of PersistentVolumes, and
+the device of a block volume.
+Refuses: knowledge of the driver, drivers that stage at kubelet's path (nodeplug serves none), and an API server: what
+objects say is given by the test.
 """
 
 import hashlib
@@ -16,6 +17,7 @@ from nodeplug.contract.mounts import mounted_at
 from nodeplug.contract.values import Pod
 from nodeplug.pb import csi_v1_pb2 as pb
 from nodeplug.testing.csi_caller.calls import CsiFailure, CsiTimeouts, NodeCalls
+from nodeplug.testing.csi_caller.devices import Devices
 from nodeplug.testing.csi_caller.registration import Registered, register
 from nodeplug.testing.csi_caller.volumes import (
     RECORD,
@@ -94,14 +96,17 @@ class CsiCaller:
             policy: the pod's fsGroupChangePolicy.
 
         Returns:
-            The target.
+            The target; of a block volume, the device.
 
         Raises:
-            CsiFailure: as kubelet reports it. After a final one, the target's folder and record are removed unless
-                something is mounted; otherwise they stay, and the target is in `uncertain`.
+            CsiFailure: as kubelet reports it, also when a block volume's target is no device. After a final one, the
+                target's folder and record are removed unless something is mounted; otherwise they stay, and the target
+                is in `uncertain`.
         """
         node = self._node()
         self._check_mode(volume)
+        if volume.block:
+            return self._map_device(node, pod, volume)
         if not volume.inline:
             self._mount_device(node, volume)
         target = self.target(pod, volume.name)
@@ -126,6 +131,9 @@ class CsiCaller:
             CsiFailure: as kubelet reports it, also when the driver leaves the target, mounted or not empty.
         """
         target = self.target(pod, name)
+        if self._devices.record(name).exists():
+            self._unmap_device(pod, name)
+            return
         if not target.parent.exists():
             return
         node = self._node()
@@ -141,7 +149,7 @@ class CsiCaller:
 
     def unpublish(self, pod: Pod, volume: CsiVolume) -> None:
         """Call NodeUnpublishVolume alone, as kubelet repeats it when an answer was lost; CsiFailure if it fails."""
-        self._node().unpublish(volume.handle_for(pod), self.target(pod, volume.name))
+        self._node().unpublish(volume.handle_for(pod), self._place(pod, volume))
 
     def mount_until(self, pod: Pod, volume: CsiVolume, tries: int, *, fs_group: int | None = None) -> Path:
         """Mount, with at most `tries` attempts and kubelet's waits between them; CsiFailure of the last."""
@@ -182,7 +190,7 @@ class CsiCaller:
             raise CsiFailure("NodeExpandVolume", f"CSI plugin {self.driver} does not support node expansion")
         request = pb.NodeExpandVolumeRequest(
             volume_id=volume.handle,
-            volume_path=str(self.target(pod, volume.name)),
+            volume_path=str(self._place(pod, volume)),
             staging_target_path=str(self.global_mount(volume.handle)),
             capacity_range=pb.CapacityRange(required_bytes=size),
             volume_capability=capability_of(volume, writers=node.supports(_WRITERS)),
@@ -194,7 +202,50 @@ class CsiCaller:
         pods = self.kubelet_root / "pods"
         records = sorted(pods.glob(f"*/volumes/kubernetes.io~csi/*/{RECORD}"))
         mine = [path for path in records if read_driver(path.parent) == self.driver]
-        return [(Pod(uid=path.relative_to(pods).parts[0]), path.parent.name) for path in mine]
+        mounted = [(Pod(uid=path.relative_to(pods).parts[0]), path.parent.name) for path in mine]
+        return mounted + self._devices.volumes(self.driver)
+
+    # --- block volumes
+
+    @property
+    def _devices(self) -> Devices:
+        return Devices(self.kubelet_root)
+
+    def _place(self, pod: Pod, volume: CsiVolume) -> Path:
+        return self._devices.target(pod, volume.name) if volume.block else self.target(pod, volume.name)
+
+    def _map_device(self, node: NodeCalls, pod: Pod, volume: CsiVolume) -> Path:
+        """Have a device published (SetUpDevice and MapPodDevice): without fsGroup, mount options and tokens."""
+        if volume.inline:
+            raise CsiFailure("mount", "a pod's own volume cannot be a block device")
+        self._refuse_staging(node)
+        target = self._devices.prepare(pod, volume, self.driver, self.node)
+        request = pb.NodePublishVolumeRequest(
+            volume_id=volume.handle,
+            target_path=str(target),
+            staging_target_path=str(self._devices.staging(volume.name)),
+            readonly=volume.read_only,
+            volume_capability=capability_of(volume, writers=node.supports(_WRITERS)),
+            volume_context=context_of(volume, pod, self.spec),
+            secrets={name: value.decode() for name, value in volume.secrets.items()},
+        )
+        try:
+            node.publish(request)
+        except CsiFailure as error:
+            if not error.final:
+                self.uncertain.add(target)
+            raise
+        self.uncertain.discard(target)
+        if not target.is_block_device():
+            raise CsiFailure("NodePublishVolume", f"the driver succeeded, and {target} is no block device")
+        return target
+
+    def _unmap_device(self, pod: Pod, name: str) -> None:
+        """Take a device from a pod (UnmapPodDevice), and after the last one what kubelet knows of the volume."""
+        target = self._devices.target(pod, name)
+        self._node().unpublish(read_handle(self._devices.record(name)), target)
+        self._devices.remove(pod, name)
+        self.uncertain.discard(target)
 
     # --- its parts
 
@@ -214,11 +265,14 @@ class CsiCaller:
 
     def _mount_device(self, node: NodeCalls, volume: CsiVolume) -> None:
         """Make the folder for staging, which kubelet does for a driver that does not stage, too (MountDevice)."""
+        self._refuse_staging(node)
+        self.global_mount(volume.handle).mkdir(mode=0o750, parents=True, exist_ok=True)
+
+    def _refuse_staging(self, node: NodeCalls) -> None:
         if node.supports(_STAGING):
             raise CsiFailure(
                 "NodeStageVolume", f"{self.driver} stages at kubelet's path, which this caller does not act"
             )
-        self.global_mount(volume.handle).mkdir(mode=0o750, parents=True, exist_ok=True)
 
     def _request(
         self, node: NodeCalls, pod: Pod, volume: CsiVolume, fs_group: int | None

@@ -49,6 +49,7 @@ class CsiVolume:
         fs_type: `fsType`.
         access_mode: the PersistentVolume's first; kubelet heeds no other. An inline volume's is ReadWriteOnce.
         mount_options: the PersistentVolume's.
+        block: its `volumeMode` is Block: the pod gets a device.
     """
 
     name: str
@@ -59,6 +60,7 @@ class CsiVolume:
     fs_type: str = ""
     access_mode: str = "ReadWriteOnce"
     mount_options: tuple[str, ...] = ()
+    block: bool = False
 
     @property
     def inline(self) -> bool:
@@ -132,12 +134,15 @@ def capability_of(volume: CsiVolume, *, writers: bool, group: int | None = None)
         group: the pod's fsGroup, for a driver that has VOLUME_MOUNT_GROUP.
     """
     modes = _MODES_OF_WRITERS if writers else _MODES
+    mode = _MODE(mode=_MODE.Mode.Value(modes[volume.access_mode]))
+    if volume.block:
+        return pb.VolumeCapability(block=pb.VolumeCapability.BlockVolume(), access_mode=mode)
     mount = pb.VolumeCapability.MountVolume(
         fs_type=volume.fs_type,
         mount_flags=volume.mount_options,
         volume_mount_group="" if group is None else str(group),
     )
-    return pb.VolumeCapability(mount=mount, access_mode=_MODE(mode=_MODE.Mode.Value(modes[volume.access_mode])))
+    return pb.VolumeCapability(mount=mount, access_mode=mode)
 
 
 def write_record(folder: Path, volume: CsiVolume, handle: str, driver: str, node: str) -> None:
