@@ -200,7 +200,8 @@ def test_the_text_of_a_failed_add_reaches_the_caller_and_the_failure_leaves_noth
         holder = lab.cri.run("holder")
         before = lab.private.inventory(*lab.watched)
         with pytest.raises(
-            grpc.RpcError, match=r'"nodeplug-bridge" failed \(add\): no IP addresses available in .*10\.66\.0'
+            grpc.RpcError,
+            match=r'"nodeplug-bridge" failed \(add\): failed to allocate for range 0: no IP .*10\.66\.0',
         ):
             lab.cri.run("pod")
         assert lab.private.inventory_since(before, *lab.watched) == []
