@@ -23,12 +23,17 @@ from nodeplug.pb import csi_v1_pb2 as pb
 from nodeplug.pb import csi_v1_pb2_grpc as pb_grpc
 
 MIB = 1 << 20
+EVERYWHERE = """
+[plugins.everywhere]
+uses = "everywhere:Everywhere"
+config = {{ folder = "{folder}" }}
+"""
 
 
 @pytest.fixture(scope="module")
 def cluster(cluster: ControlPlane) -> Iterator[Cluster]:
     """A daemon with loopfile and a provisioner."""
-    with provisioning(cluster) as made:
+    with provisioning(cluster, env={"PYTHONPATH": str(Path(__file__).parent)}) as made:
         yield made
 
 
@@ -125,6 +130,33 @@ def test_a_claim_for_another_node_is_left_to_it(cluster: Cluster) -> None:
     for name in ("elsewhere", "here"):
         cluster.delete(name)
     cluster.until("the end", lambda: not cluster.names())
+
+
+@pytest.fixture
+def everywhere(cluster: Cluster) -> Iterator[Path]:
+    """The folder of a driver whose volumes are on no node, with a class of its name."""
+    folder = cluster.daemon.root / "everywhere"
+    driver = "everywhere.acme"
+    cluster.daemon.configure(plugins(cluster.control, EVERYWHERE.format(folder=folder)))
+    cluster.until("the driver", lambda: driver in {one["driver"] for one in cluster.daemon.status()["csi"]})
+    made = {"metadata": {"name": driver}, "provisioner": driver, "volumeBindingMode": "WaitForFirstConsumer"}
+    cluster.call("POST", f"{STORAGE}/storageclasses", made)
+    yield folder
+    cluster.daemon.configure(plugins(cluster.control))
+    cluster.call("DELETE", f"{STORAGE}/storageclasses/{driver}")
+    cluster.until("its end", lambda: len(cluster.daemon.status()["csi"]) == 1)
+
+
+def test_a_volume_that_is_on_no_node_is_deleted_by_another_than_its_maker(cluster: Cluster, everywhere: Path) -> None:
+    cluster.claim("anywhere", storageClassName="everywhere.acme")
+    volume = cluster.bound("anywhere")
+    name = volume["metadata"]["name"]
+    assert "nodeAffinity" not in volume["spec"]
+    volume["metadata"]["annotations"]["provisioner.nodeplug/node"] = "lost"  # which made it
+    cluster.call("PUT", f"{CORE}/persistentvolumes/{name}", volume)
+    assert (everywhere / name).is_dir()
+    cluster.delete("anywhere")
+    cluster.until("the end", lambda: name not in cluster.volumes() and not (everywhere / name).exists())
 
 
 def test_a_claim_for_which_there_is_no_room_may_go_to_another_node(cluster: Cluster) -> None:

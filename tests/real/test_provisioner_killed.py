@@ -28,6 +28,7 @@ from nodeplug.contract.errors import NotReady, PluginError
 from nodeplug.contract.journal import Journal
 from nodeplug.fields import parse_quantity
 from nodeplug.provisioner.objects import storage_capacity
+from nodeplug_volumes.marker import MARKER
 
 TOTAL: Final = 416
 """Mi that the volumes of the node may have together."""
@@ -104,7 +105,7 @@ def is_tidy(cluster: Cluster) -> bool:
     volumes = cluster.call("GET", f"{CORE}/persistentvolumes")["items"]
     owners = [one["spec"]["claimRef"]["uid"] for one in volumes]
     claims = {one["metadata"]["uid"] for one in cluster.call("GET", CLAIMS)["items"]}
-    images = {path.name.split(".")[0] for path in cluster.images.iterdir() if path.is_file()}
+    images = {path.name.split(".")[0] for path in cluster.images.iterdir() if path.is_file() and path.name != MARKER}
     begun = Journal(cluster.daemon.paths.journal / "csi-provisioner").entries()
     return (
         images == {one["spec"]["csi"]["volumeHandle"] for one in volumes}
@@ -358,11 +359,38 @@ def test_what_is_left_over_of_a_claim_that_is_gone_is_deleted_by_a_daemon_that_i
             return
 
 
+def test_a_volume_that_was_kept_in_the_last_moment_is_not_deleted(killer: Killer) -> None:
+    cluster = killer.cluster
+    made(cluster, "kept")
+    name = cluster.volume_of("kept")["metadata"]["name"]
+    image = cluster.names()
+
+    def kept() -> None:
+        volume = cluster.call("GET", f"{CORE}/persistentvolumes/{name}")
+        volume["spec"]["persistentVolumeReclaimPolicy"] = "Retain"
+        cluster.call("PUT", f"{CORE}/persistentvolumes/{name}", volume)
+
+    # The provisioner has decided to delete it by then, and asks once more.
+    crash = killer.proxy.crash = Crash(0, "ahead", lambda verb, where: (verb, where.name) == ("GET", name), kept)
+    cluster.delete("kept")
+    cluster.until("the question", crash.happened.is_set)
+    killer.proxy.crash = None
+
+    def is_let_go() -> bool:
+        return FINALIZER not in cluster.call("GET", f"{CORE}/persistentvolumes/{name}")["metadata"].get(
+            "finalizers", ()
+        )
+
+    cluster.until("the end of the finalizer", is_let_go)
+    assert cluster.names() == image
+
+
 LOST: Final = "lost"
 
 
 def lose(cluster: Cluster, name: str) -> None:
     """Leave in the cluster what a node leaves that never comes back: a volume of a claim that is gone, and room."""
+    there = {"key": f"{DRIVER}/node", "operator": "In", "values": [LOST]}
     volume = {
         "metadata": {
             "name": name,
@@ -376,6 +404,7 @@ def lose(cluster: Cluster, name: str) -> None:
             "storageClassName": DRIVER,
             "claimRef": {"namespace": "default", "name": name, "uid": name},
             "csi": {"driver": DRIVER, "volumeHandle": name},
+            "nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [there]}]}},
         },
     }
     cluster.call("POST", f"{CORE}/persistentvolumes", volume)

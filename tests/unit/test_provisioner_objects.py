@@ -105,6 +105,15 @@ def test_a_volume_of_the_standard_provisioner_is_known_by_its_node() -> None:
     assert not objects.made_here(made, "a")
 
 
+def test_a_volume_that_can_be_used_everywhere_is_no_nodes_and_served_by_all_that_have_its_driver() -> None:
+    made = objects.persistent_volume(claim(), storage_class(), MADE, "disk.acme", [], "a")
+    assert "nodeAffinity" not in made["spec"]
+    assert objects.is_on_no_node(made, {"disk.acme"})
+    assert not objects.is_on_no_node(made, {"other"})
+    assert not objects.made_here(made, "a")  # so that it is not forgotten with the node
+    assert not objects.is_on_no_node(volume(), {"disk.acme"})
+
+
 @pytest.mark.parametrize(
     ("phase", "policy", "deleted"),
     [("Released", "Delete", True), ("Released", "Retain", False), ("Bound", "Delete", False)],

@@ -10,7 +10,7 @@ kubernetes-csi/external-resizer, pkg/controller; storage.k8s.io/v1, CSIStorageCa
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any, Final
 
 from nodeplug.contract.errors import InvalidRequest
@@ -25,7 +25,7 @@ WANTED_FROM: Final = ("volume.kubernetes.io/storage-provisioner", "volume.beta.k
 """Annotations with which the control plane says which driver has to make a claim's volume."""
 MADE_BY: Final = "pv.kubernetes.io/provisioned-by"
 MADE_ON: Final = "provisioner.nodeplug/node"
-"""The annotation of our volumes: the node whose daemon grows and deletes them."""
+"""The annotation of our volumes: the node whose daemon grows and deletes them, unless they are on no node."""
 FINALIZER: Final = "external-provisioner.volume.kubernetes.io/finalizer"
 """Keeps the object until the volume is deleted; the standard provisioner's, so that one can follow the other."""
 _MODES: Final[Mapping[str, AccessMode]] = {
@@ -210,11 +210,25 @@ def made_here(volume: Object, node: str) -> bool:
     driver = annotation(volume, MADE_BY)
     if not driver or (volume["spec"].get("csi") or {}).get("driver") != driver:
         return False
+    required = _required(volume)
     if on := annotation(volume, MADE_ON):
-        return on == node
-    required = ((volume["spec"].get("nodeAffinity") or {}).get("required") or {}).get("nodeSelectorTerms") or ()
+        return on == node and bool(required)
     mine = {"key": f"{driver}/node", "operator": "In", "values": [node]}
     return bool(required) and all(mine in (term.get("matchExpressions") or ()) for term in required)
+
+
+def is_on_no_node(volume: Object, drivers: Container[str]) -> bool:
+    """Whether a volume can be used everywhere, so that any node may grow and delete it, if it has one of the drivers.
+
+    As external-provisioner has it with node-deployment: a volume without nodeAffinity is every node's.
+    """
+    driver = annotation(volume, MADE_BY)
+    return driver in drivers and (volume["spec"].get("csi") or {}).get("driver") == driver and not _required(volume)
+
+
+def _required(volume: Object) -> Sequence[Mapping[str, Any]]:
+    """Return the terms of a volume's node affinity; none for one that can be used everywhere."""
+    return ((volume["spec"].get("nodeAffinity") or {}).get("required") or {}).get("nodeSelectorTerms") or ()
 
 
 def is_to_be_deleted(volume: Object) -> bool:

@@ -109,9 +109,16 @@ class _Session:
             self._changed,
         )
         self.volumes = Followed(
-            self.client, PERSISTENT_VOLUMES, lambda volume: objects.made_here(volume, node), self._changed
+            self.client,
+            PERSISTENT_VOLUMES,
+            lambda volume: objects.made_here(volume, node) or objects.is_on_no_node(volume, self._everywhere()),
+            self._changed,
         )
         self.classes = Followed(self.client, STORAGE_CLASSES, lambda _: True, self._changed, self._room)
+
+    def _everywhere(self) -> frozenset[str]:
+        """Return the drivers whose volumes are on no node."""
+        return frozenset(name for name, one in self.owner.drivers().items() if not one.topology)
 
     @property
     def trouble(self) -> str:

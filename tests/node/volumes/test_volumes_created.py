@@ -406,6 +406,25 @@ def test_a_copy_that_takes_long_goes_on_and_is_found_by_the_next_call(
     assert node.create("b", 256 * MIB, source="a") == "b"
 
 
+def test_of_two_copies_of_one_volume_the_second_begins_when_the_first_has_ended(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.create("a", 256 * MIB)
+    (node.stage("a") / "big").write_bytes(os.urandom(128 * MIB))
+    node.unstage("a")
+    node.write("a", "kept")
+    monkeypatch.setattr(copying, "PATIENCE", 0.0)
+    with pytest.raises(TryAgain, match=r"a is being copied to b: \d+ %"):
+        node.create("b", 256 * MIB, source="a")
+    with pytest.raises(TryAgain, match="copied for an earlier call; ask again after that"):
+        node.create("c", 256 * MIB, source="a")
+    assert "c.img" not in node.files
+    monkeypatch.setattr(copying, "PATIENCE", 60.0)
+    for name in ("b", "c"):
+        assert node.create(name, 256 * MIB, source="a") == name
+        assert node.read(name) == "kept"
+
+
 def test_a_copy_that_nobody_wants_any_more_ends(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     node.create("a", 256 * MIB)
     (node.stage("a") / "big").write_bytes(os.urandom(128 * MIB))

@@ -18,8 +18,9 @@ from urllib.parse import parse_qs, urlsplit
 from tests.real.consumers.api_server import Where
 from tests.real.consumers.control_plane import PORT, ControlPlane
 
-Moment = Literal["before", "after"]
-"""Of a crash: the server has not seen the request, or has done it and the answer is lost."""
+Moment = Literal["before", "after", "ahead"]
+"""Of a crash: the server has not seen the request, or has done it and the answer is lost. What is `ahead` is no crash:
+it is done, and then the request goes on."""
 _CHUNK: Final = 1 << 16
 _PASSED_ON: Final = ("Content-Type", "Accept", "User-Agent")
 
@@ -133,6 +134,9 @@ class _Handler(BaseHTTPRequestHandler):
         if crash is not None and crash.moment == "before":
             self._crash(crash)
             return
+        if crash is not None and crash.moment == "ahead":
+            crash.happen()
+            crash = None
         connection = self.proxy.upstream()
         try:
             headers = {name: self.headers[name] for name in _PASSED_ON if name in self.headers}

@@ -7,7 +7,7 @@ Refuses: to choose a node: which one a claim's first pod will run on is written 
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final
@@ -103,7 +103,12 @@ def plugins(control: ControlPlane, more: str = "") -> str:
 
 @contextmanager
 def provisioning(
-    control: ControlPlane, kubeconfig: Callable[[str], str] | None = None, more: str = "", *, fork: bool = False
+    control: ControlPlane,
+    kubeconfig: Callable[[str], str] | None = None,
+    more: str = "",
+    *,
+    fork: bool = False,
+    env: Mapping[str, str] | None = None,
 ) -> Iterator[Cluster]:
     """Run a daemon that makes volumes.
 
@@ -112,11 +117,12 @@ def provisioning(
         kubeconfig: makes the provisioner's, of the token of its ServiceAccount; by default straight to the server.
         more: keys of loopfile.
         fork: start it quickly, and not on the node but beside it: for a daemon that mounts nothing.
+        env: more environment for the daemon.
     """
     node = control.node
     supervisor = f'listen = ""\ncsi = true\nnode_name = "{node.name}"'
     within = () if fork else node.command()
-    daemon = ScratchNode(node.folder, plugins(control, more), supervisor=supervisor, within=within, fork=fork)
+    daemon = ScratchNode(node.folder, plugins(control, more), supervisor=supervisor, within=within, fork=fork, env=env)
     daemon.paths.plugins_registry.mkdir(parents=True)
     control.call("POST", f"{CORE}/nodes", {"metadata": {"name": node.name, "labels": {f"{DRIVER}/node": node.name}}})
     (node.folder / "provisioner").write_text((kubeconfig or partial(direct, control))(rights(control, daemon)))

@@ -1,4 +1,4 @@
-"""A volume whose stage takes as long as a test wants."""
+"""A volume whose stage takes as long as a test wants, or fails."""
 
 import time
 from pathlib import Path
@@ -6,7 +6,18 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from nodeplug import Claim, VolumeClaim, VolumeId, VolumeIdentify, VolumePublish, VolumeStage, bind, hookimpl, mount
+from nodeplug import (
+    Claim,
+    PluginError,
+    VolumeClaim,
+    VolumeId,
+    VolumeIdentify,
+    VolumePublish,
+    VolumeStage,
+    bind,
+    hookimpl,
+    mount,
+)
 
 
 class SlowConfig(BaseModel):
@@ -16,7 +27,7 @@ class SlowConfig(BaseModel):
 
 
 class Slow:
-    """The plugin: it stays in stage while there is a file `hold`."""
+    """The plugin: it stays in stage while there is a file `hold`, and fails there with a file `fail`."""
 
     Config = SlowConfig
 
@@ -34,6 +45,8 @@ class Slow:
     @hookimpl
     def volume_stage(self, request: VolumeStage) -> None:
         mount("tmpfs", request.staging_path, "tmpfs")
+        if (self._config.folder / "fail").exists():
+            raise PluginError("the disk is broken")
         (self._config.folder / "inside").touch()
         while (self._config.folder / "hold").exists():
             time.sleep(0.01)
