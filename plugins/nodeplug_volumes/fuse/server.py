@@ -180,9 +180,13 @@ class Server:
                 how = f" with status {os.waitstatus_to_exitcode(status)}"
         return f": {excess}" if (excess := self.excess()) else how + self._output()
 
-    def excess(self) -> str:
-        """Say what the program, or a child of it, had too much of; nothing if the kernel has ended none for that."""
-        return self.cgroups.excess(self.room.key)
+    def excess(self, *, own: bool = False) -> str:
+        """Say what the program, or a child of it, had too much of; nothing if the kernel has ended none for that.
+
+        Args:
+            own: only if it has exceeded its own limit.
+        """
+        return self.cgroups.excess(self.room.key, own=own)
 
     def _output(self) -> str:
         said = self.room.last_output()

@@ -188,7 +188,7 @@ class Volume:
         while not self._leaving.is_set():
             try:
                 record = self._known()
-                if not self._ended(record) and not self._server(record).excess():
+                if not self._ended(record) and self._is_sound(record):
                     self._look(record)
                     if time.monotonic() - self._started >= MAX_BACKOFF:
                         retry = MIN_BACKOFF
@@ -201,13 +201,19 @@ class Volume:
                 with self.room.locked(PATIENCE):
                     if self._leaving.is_set():
                         return
-                    self._start_anew(self._known())
+                    known = self._known()
+                    if not self._is_sound(known):  # else a call has started it meanwhile
+                        self._start_anew(known)
             except NotFound:  # another instance has ended it
                 return
             except Exception as error:  # whatever it is, the next try may succeed, and nobody else would try
                 self._say(f"it is not served: {error}")
                 self._leaving.wait(retry)
                 retry = min(retry * 2, MAX_BACKOFF)
+
+    def _is_sound(self, record: Record) -> bool:
+        """Whether the program runs, and nothing of it was ended for its own limit: a part of it may be missing then."""
+        return record.runs and not self._server(record).excess(own=True)
 
     def _ended(self, record: Record) -> bool:
         """Wait until the program ends, or until it is time for a look; return which it was."""

@@ -25,6 +25,8 @@ class ProgramCgroups:
     def make(self, name: str, *, memory: int | None = None, tasks: int | None = None) -> tuple[Path, ...]:
         """Make the cgroup of a program that is about to be started; one of that name is removed before.
 
+        Where a process in that one does not die, the new one is made beside it: the program can start all the same.
+
         Args:
             name: letters and digits, at most 64.
             memory: bytes that it may have with all that it starts; None: as many as there are.
@@ -36,21 +38,22 @@ class ProgramCgroups:
 
         Raises:
             InvalidRequest: it cannot be named so.
-            TryAgain: the kernel refuses, or a process in the former one does not die.
+            TryAgain: the kernel refuses, or there are 8 of that name already in which a process does not die.
         """
         del name, memory, tasks
         return ()
 
-    def excess(self, name: str) -> str:
+    def excess(self, name: str, *, own: bool = False) -> str:
         """Say why the kernel has ended a process of a program for memory; nothing if it has not, or nothing is known.
 
         Args:
             name: of the cgroup.
+            own: only if the program has exceeded its own limit: nothing if the node, or a cgroup above, was short.
 
         Raises:
             InvalidRequest: none can be named so.
         """
-        del name
+        del name, own
         return ""
 
     def remove(self, name: str) -> None:

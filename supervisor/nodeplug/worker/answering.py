@@ -95,7 +95,7 @@ def _with_cgroup(host: Host, message: Message) -> dict[str, Any]:
         case "lacking":
             return {"lacking": dict(host.cgroups.lacking())}
         case "excess":
-            return {"excess": host.cgroups.excess(name)}
+            return {"excess": host.cgroups.excess(name, own=message.head.get("own") is True)}
         case "remove":
             host.cgroups.remove(name)
             return {}

@@ -91,6 +91,10 @@ class Part:
             return SHORT
         return f"it exceeded its memory of {self.memory / (1 << 20):g} MiB"
 
+    def exceeded(self) -> str:
+        """Say the same if that was for its own limit; nothing if a cgroup above, or the node, had no memory left."""
+        return "" if (why := self.ended_for_memory()) == SHORT else why
+
     def _reached(self) -> bool:
         """Whether it has ever wanted more than its limit: a cgroup above, or the node, may have had none left."""
         if self.unified:

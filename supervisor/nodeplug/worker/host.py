@@ -137,9 +137,9 @@ class AskedCgroups(ProgramCgroups):
         made = self._do("make", name, memory=memory, tasks=tasks)
         return tuple(Path(one) for one in made["entrances"])
 
-    def excess(self, name: str) -> str:
+    def excess(self, name: str, *, own: bool = False) -> str:
         """Say why the kernel has ended a process of a program for memory; see `ProgramCgroups`."""
-        return str(self._do("excess", name)["excess"])
+        return str(self._do("excess", name, own=own)["excess"])
 
     def remove(self, name: str) -> None:
         """Have a cgroup removed, with all that is in it; see `ProgramCgroups`."""

@@ -7,6 +7,7 @@ Such a cgroup stands beside those of workers, in each hierarchy that can be used
 the end of all that the program has started.
 """
 
+import itertools
 import re
 from collections.abc import Mapping
 from contextlib import suppress
@@ -21,6 +22,8 @@ from nodeplug.worker.cgroup import Cgroup, Part
 from nodeplug.worker.cgroups import PROGRAM, Base, Cgroups, told
 
 _NAME: Final = re.compile(r"[A-Za-z0-9]{1,64}")
+_MOST: Final = 8
+"""Cgroups of one name, at most: that of the program that runs, and those in which a process does not die."""
 _CONTROLLERS: Final = {"memory": "memory", "pids": "tasks"}
 """What limits what, as a section calls it."""
 
@@ -43,12 +46,12 @@ class Programs(ProgramCgroups):
 
     def make(self, name: str, *, memory: int | None = None, tasks: int | None = None) -> tuple[Path, ...]:
         """Make a program's cgroup anew; see `ProgramCgroups`."""
-        self.remove(name)
+        number = self._vacate(name)
         limits = {"memory": memory, "pids": tasks}
         parts = []
         for base, controllers in self._bases().items():
             memory_here, tasks_here = (limits[one] if one in controllers else None for one in limits)
-            folder = base.folder / self._folder(name)
+            folder = base.folder / self._folder(name, number)
             parts.append(Part(folder, base.home, memory_here, tasks_here, base.unified, whole=True))
         try:
             for part in parts:
@@ -60,14 +63,31 @@ class Programs(ProgramCgroups):
             ) from None
         return Cgroup(tuple(parts)).entrances
 
-    def excess(self, name: str) -> str:
+    def excess(self, name: str, *, own: bool = False) -> str:
         """Say why the kernel has ended a process of a program for memory; see `ProgramCgroups`."""
-        return next((why for part in self._found(name) if (why := part.ended_for_memory())), "")
+        found = self._found(name)
+        parts = found[max(found)] if found else []
+        return next((why for part in parts if (why := part.exceeded() if own else part.ended_for_memory())), "")
 
     def remove(self, name: str) -> None:
-        """End all that is in a program's cgroup, and remove it; see `ProgramCgroups`."""
-        if not Cgroup(self._found(name)).remove():
+        """End all that is in a program's cgroups, and remove them; see `ProgramCgroups`."""
+        parts = tuple(part for parts in self._found(name).values() for part in parts)
+        if not Cgroup(parts).remove():
             raise TryAgain(f"a process in cgroup {self._folder(name)} does not die; ask again")
+
+    def _vacate(self, name: str) -> int:
+        """Remove a program's former cgroups; return the number of the next one, beside what cannot be removed.
+
+        A process that waits in the kernel for ever, as for a server that is gone, must not keep the next from starting.
+        """
+        try:
+            self.remove(name)
+        except TryAgain:
+            number = max(self._found(name), default=-1) + 1
+            if number >= _MOST:
+                raise
+            return number
+        return 0
 
     def _bases(self) -> dict[Base, list[str]]:
         """Return where cgroups can be made, and the controllers of each."""
@@ -77,18 +97,20 @@ class Programs(ProgramCgroups):
                 found.setdefault(base, []).append(controller)
         return found
 
-    def _folder(self, name: str) -> str:
+    def _folder(self, name: str, number: int = 0) -> str:
         if not _NAME.fullmatch(name):
             raise InvalidRequest(f"a cgroup is asked for as {clip(name, 80)!r}; name it by 1 to 64 letters and digits")
-        return f"{PROGRAM}{name}-{file_name(self.section)}"
+        return f"{PROGRAM}{name}{f'.{number}' if number else ''}-{file_name(self.section)}"
 
-    def _found(self, name: str) -> tuple[Part, ...]:
-        folders = [(base, base.folder / self._folder(name)) for base in self._bases()]
-        return tuple(
-            Part(folder, base.home, _limit(folder, base), unified=base.unified, whole=True)
-            for base, folder in folders
-            if folder.exists()
-        )
+    def _found(self, name: str) -> dict[int, list[Part]]:
+        """Return the cgroups of a program that are there, by number: the last one is of the program that runs."""
+        found: dict[int, list[Part]] = {}
+        for base, number in itertools.product(self._bases(), range(_MOST)):
+            folder = base.folder / self._folder(name, number)
+            if folder.exists():
+                part = Part(folder, base.home, _limit(folder, base), unified=base.unified, whole=True)
+                found.setdefault(number, []).append(part)
+        return found
 
 
 def _limit(folder: Path, base: Base) -> int | None:

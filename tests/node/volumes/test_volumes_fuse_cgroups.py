@@ -3,9 +3,10 @@
 import json
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 from tests.node.workers.own_cgroups import OwnCgroups, own_cgroups, skip_without
 
-from nodeplug import InvalidRequest, Pod, mounts, unmount
+from nodeplug import InvalidRequest, Pod, TryAgain, mounts, unmount
 from nodeplug.testing import FlexCaller, FlexVolume, ScratchNode, folders
 from nodeplug.testing.waiting import until
 from nodeplug.worker.cgroups import PROGRAM, Cgroups
@@ -156,6 +157,78 @@ def test_the_next_daemon_finds_the_cgroup_of_a_program_again(
     until(lambda: volumes(successor)[0]["last_end"] == TOLD, PATIENCE)
     until(lambda: pid_of(successor, "") not in {0, pid} and serves(target), PATIENCE)
     assert make_node(fuse=successor).unmount(DRIVER, target) == {"status": "Success"}
+    assert programs(own) == []
+
+
+def test_a_program_that_runs_is_left_alone_when_the_node_was_short_and_a_child_of_it_was_ended(
+    own: OwnCgroups, make_node: Any, make_plugin: Any, source: Path
+) -> None:
+    eats = f"(echo 1000 > /proc/self/oom_score_adj; exec tail /dev/zero); touch {source}/eaten; sleep 1000"
+    program = eater(source, eats) | {"memory": None}
+    plugin = make_plugin(files=program)
+    target = make_node(fuse=plugin).target("a")
+    assert make_node(fuse=plugin).mount(DRIVER, target, {}) == {"status": "Success"}
+    pid = pid_of(plugin, "")
+    with short_of_memory(own):
+        (source / "eat").touch()
+        until((source / "eaten").exists, PATIENCE)
+    plugin.stop()
+    successor = make_plugin(files=program)  # which decides at its first look
+    (volume,) = successor._volumes.values()
+    until(lambda: volume.usage is not None, PATIENCE)
+    assert (pid_of(successor, ""), volumes(successor)[0]["last_end"]) == (pid, "")
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: pid_of(successor, "") not in {0, pid} and serves(target), PATIENCE)
+    assert "had no memory left" in volumes(successor)[0]["last_end"]
+    assert make_node(fuse=successor).unmount(DRIVER, target) == {"status": "Success"}
+
+
+@contextmanager
+def short_of_memory(own: OwnCgroups) -> Iterator[None]:
+    """Leave little memory to the cgroup in which all programs of the test are."""
+    folder, size = own.of("memory"), 512 << 20
+    limit = folder / ("memory.max" if own.is_unified("memory") else "memory.limit_in_bytes")
+    limit.write_text(str(size))
+    try:
+        yield
+    finally:
+        limit.write_text("max" if own.is_unified("memory") else "-1")
+
+
+def test_a_program_starts_again_beside_a_cgroup_that_cannot_be_removed(
+    own: OwnCgroups, make_node: Any, make_plugin: Any, source: Path
+) -> None:
+    plugin = make_plugin(files=eater(source))
+    node = make_node(fuse=plugin)
+    target = node.target("a")
+    assert node.mount(DRIVER, target, {}) == {"status": "Success"}
+    pid, former = pid_of(plugin, ""), programs(own)
+    stuck = [folder / "stuck" for folder in former]  # acts as a process that does not die: the folder stays
+    for one in stuck:
+        one.mkdir()
+    (source / "eat").touch()
+    until(lambda: pid_of(plugin, "") not in {0, pid} and serves(target), PATIENCE)
+    beside = set(programs(own)) - set(former)
+    assert [pid_of(plugin, "") in members(folder) for folder in beside] == [True] * len(former)
+    for one in stuck:
+        one.rmdir()
+    assert node.unmount(DRIVER, target) == {"status": "Success"}
+    assert programs(own) == []
+
+
+def test_cgroups_of_one_name_that_cannot_be_removed_do_not_become_ever_more(own: OwnCgroups) -> None:
+    cgroups, stuck = Programs(Cgroups(True), "fuse"), []
+    for _ in range(8):
+        cgroups.make("volume1")
+        new = [folder / "stuck" for folder in programs(own) if folder / "stuck" not in stuck]
+        for one in new:
+            one.mkdir()
+        stuck += new
+    with pytest.raises(TryAgain, match="does not die"):
+        cgroups.make("volume1")
+    for one in stuck:
+        one.rmdir()
+    Cgroups(True).prepare()
     assert programs(own) == []
 
 
