@@ -7,7 +7,7 @@ Refuses: to interpret addresses.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from ipaddress import IPv4Interface, IPv6Interface, ip_address, ip_interface, ip_network
+from ipaddress import IPv4Address, IPv4Interface, IPv6Address, IPv6Interface, ip_address, ip_interface, ip_network
 from typing import Any, Final
 
 from nodeplug import (
@@ -31,6 +31,7 @@ from nodeplug_net.ipam_config import has_ranges
 from nodeplug_net.undo import Undo
 
 IN_PROCESS: Final = frozenset({"host-local", "nodeplug-host-local"})
+Address = IPv4Address | IPv6Address
 _NUMBERS: Final = ("mtu", "advmss", "priority", "table", "scope")
 
 
@@ -103,6 +104,15 @@ class Addressing:
         for entry in self.host.journal.entries():
             if entry.key.startswith(f"ipam {network_label(request.network)}") and entry.key not in kept:
                 self.host.journal.remove(entry.key)
+
+    def owners(self, request: CniRequest, plugin_type: str) -> list[tuple[str, Address]]:
+        """List who holds which address of a network, by label; an old file names no interface, and so its label.
+
+        What ends an attachment asks here: mistakes in keys that it does not need must not keep it.
+        """
+        if plugin_type not in IN_PROCESS:
+            return [(label, address.ip) for label, address in self.leases(request, plugin_type)]
+        return [(Attachment(request.network, *owner).label, one) for owner, one in self.ipam.owners(request)]
 
     def leases(self, request: CniRequest, plugin_type: str) -> list[tuple[str, IPv4Interface | IPv6Interface]]:
         """List the known addresses of a network's attachments, by label."""

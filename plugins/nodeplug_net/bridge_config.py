@@ -106,7 +106,7 @@ class NetConf(PortConf, DelegationConf):
     @field_validator("ip_masq_backend")
     @classmethod
     def _is_ours(cls, value: Any) -> Any:
-        if value in {"", "nftables"}:
+        if value in ("", "nftables"):  # a tuple: a list cannot be looked up in a set
             return value
         raise ValueError("not supported; remove it")
 

@@ -6,15 +6,14 @@ Refuses: to depend on anything. The host veth has a computed name; its alias, th
 files name the attachment: namespace, result and journal may all be gone.
 """
 
-from collections.abc import Mapping
-from ipaddress import IPv4Address, IPv6Address
+from collections.abc import Sequence
 
 from nodeplug import CniDel, CniGc
-from nodeplug_net.addressing import IN_PROCESS
+from nodeplug_net.addressing import IN_PROCESS, Address
 from nodeplug_net.attachment import HOST_VETH, Attachment, network_label
 from nodeplug_net.bridge_config import DelegationConf, PortConf, parse_bridge
 from nodeplug_net.dataplane import Dataplane
-from nodeplug_net.links import Interface, Link, Links, links_in
+from nodeplug_net.links import Link, Links, links_in
 from nodeplug_net.netlink import Netlink
 from nodeplug_net.reaper import LIMIT
 from nodeplug_net.undo import Errors
@@ -65,10 +64,10 @@ def _end_masquerade(request: CniDel, attachment: Attachment, plane: Dataplane) -
 def _end_reference(request: CniDel, attachment: Attachment, plane: Dataplane) -> None:
     """End what the reference plugin made if it attached the container: what is ours has a link with our label."""
 
-    def others() -> list[Interface]:
-        leases = plane.addressing.leases(request, request.parse(DelegationConf).ipam.type)
-        own, siblings = attachment.label, attachment.container_label
-        return [address for label, address in leases if label.startswith(siblings) and label != own]
+    def others() -> list[Address]:
+        owners = plane.addressing.owners(request, request.parse(DelegationConf).ipam.type)
+        own, siblings = {attachment.label, attachment.container_label}, attachment.container_label
+        return [address for label, address in owners if label.startswith(siblings) and label not in own]
 
     with plane.reference(request) as reference:
         reference.end(attachment, others)
@@ -143,27 +142,39 @@ def _collect_links(request: CniGc, labels: frozenset[str], plane: Dataplane) -> 
         bridge = links.get(request.parse(PortConf).bridge)
         if bridge is None:
             return
-        leases = plane.addressing.leases(request, request.parse(DelegationConf).ipam.type)
-        owners = {address.ip: label for label, address in leases}
+        ports = links.ports(bridge)
         lost = [
             port
-            for port in links.ports(bridge)
-            if (label := _label_of(port, request, links, owners)) and label not in labels
+            for port in ports
+            if HOST_VETH.fullmatch(port.name)
+            and port.alias.startswith(network_label(request.network))
+            and port.alias not in labels
         ]
+        theirs = [port for port in ports if not port.alias and port.kind == "veth"]
+        lost += _lost_by_address(theirs, request, labels, links, plane) if theirs else []
         for start in range(0, len(lost), LIMIT):  # each deletion has a socket of its own
             for deletion in [plane.reaper.delete(port) for port in lost[start : start + LIMIT]]:
                 deletion.wait(links)
 
 
-def _label_of(port: Link, request: CniGc, links: Links, owners: Mapping[IPv4Address | IPv6Address, str]) -> str:
-    """Return the label of the attachment whose host end a port is; empty if that is not of this network, or unknown.
+def _lost_by_address(
+    ports: Sequence[Link], request: CniGc, labels: frozenset[str], links: Links, plane: Dataplane
+) -> list[Link]:
+    """Return which of the reference's ports belong to no valid attachment: they have random names and no label.
 
-    The reference's ports have random names and no label. Their container's address says who it was given to.
+    Their container's addresses say who they were given to. One that is somebody's who is valid keeps the port: a
+    container may have an address beside its own.
     """
-    if port.alias:
-        ours = HOST_VETH.fullmatch(port.name) and port.alias.startswith(network_label(request.network))
-        return port.alias if ours else ""
-    if port.kind != "veth" or port.peer_netns is None or port.peer_netns < 0:
-        return ""
-    found = {owners.get(address.ip) for address in links.peer_addresses(port)}
-    return next(iter(found - {None}), None) or ""
+    owners = plane.addressing.owners(request, request.parse(DelegationConf).ipam.type)
+    holders = {address: label for label, address in owners}
+    lost = []
+    for port in ports:
+        found = {holders.get(address.ip) for address in links.peer_addresses(port)} - {None}
+        if found and not any(_is_valid(label, labels) for label in found if label is not None):
+            lost.append(port)
+    return lost
+
+
+def _is_valid(label: str, labels: frozenset[str]) -> bool:
+    """Whether a label is that of a valid attachment; one of an old file stands for each interface of its container."""
+    return label in labels or (label.endswith(" ") and any(one.startswith(label) for one in labels))

@@ -40,6 +40,9 @@ def to_reference(
         Backend,
         typer.Option("--backend", metavar="KIND", help="`iptables`, which every release can end, or `nftables` (1.6)."),
     ] = Backend.iptables,
+    network: Annotated[
+        str, typer.Option("--network", metavar="NAME", help="One network alone.", show_default=False)
+    ] = "",
     addresses: Annotated[
         Path, typer.Option("--data-dir", metavar="DIR", help="Where host-local keeps the addresses of networks.")
     ] = Path("/var/lib/cni/networks"),
@@ -60,7 +63,7 @@ def to_reference(
 
     log = logging.LoggerAdapter(logging.getLogger("nodeplug.net"))
     with open_nft() as netlink:
-        found = way_back.entries(Masquerade(netlink), addresses)
+        found = way_back.entries(Masquerade(netlink), addresses, network)
         if apply:
             write = partial(reference_nft.write, netlink) if backend is Backend.nftables else reference_iptables.write
             way_back.apply(found, netlink, write, log)

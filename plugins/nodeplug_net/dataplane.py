@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from nodeplug import CniRequest
+from nodeplug import CniRequest, PluginError
 from nodeplug_net.addressing import Addressing
-from nodeplug_net.attachment import OURS
+from nodeplug_net.attachment import of_label
 from nodeplug_net.bridge_config import BridgeConfig
 from nodeplug_net.links import Links
 from nodeplug_net.masquerade import Element, Masquerade
@@ -65,10 +65,18 @@ class Dataplane:
         An address whose interface is gone was ended by somebody who does not know our table: the reference's plugins.
         """
         try:
-            with open_nft() as nft, Netlink() as netlink:
+            with open_nft() as nft:
                 masquerade = Masquerade(nft)
-                labels = {link.alias for link in Links(netlink).all()}
-                masquerade.remove([one for one in masquerade.entries(OURS) if one.label not in labels])
+                masquerade.discard(_ended)
                 masquerade.prune()
-        except OSError as error:
+        except (OSError, PluginError) as error:
             self.log.warning("unused masquerading stays: %s", error)
+
+
+def _ended(entries: list[Element]) -> list[Element]:
+    """Return those whose interface is gone; each is masqueraded later than it is made, and ended later."""
+    with Netlink() as netlink:
+        present = Links(netlink).all()
+    names, labels = {link.name for link in present}, {link.alias for link in present}
+    known = [(one, of_label(one.label)) for one in entries if one.label not in labels]
+    return [one for one, whose in known if whose is not None and whose.host_veth not in names]

@@ -84,8 +84,8 @@ class Ipam:
                     self._notice(store)
                 elif exists and store.boot():
                     self._release(store, stale=False)
-                elif not exists and folder in known:  # an administrator has removed the network
-                    self.host.journal.remove(f"pool {folder}")
+                elif not exists and folder in known and _has_others(folder.parent):
+                    self.host.journal.remove(f"pool {folder}")  # an administrator has removed the network
 
     def allocate(self, request: CniAttachmentRequest) -> Allocation:
         """Reserve one address from each range set, or return those that the attachment already holds.
@@ -152,6 +152,12 @@ class Ipam:
                     freed = store.held(owner)
                     store.release(freed, owner)
                     self.host.log.info("released %s of %s in network %s", freed, owner[0], request.network)
+
+    def owners(self, request: CniRequest) -> list[tuple[Owner, Address]]:
+        """List who holds which address of a network; mistakes in the keys of ranges and routes do not matter."""
+        store = self._store(folder_of(request, self.data_dir))
+        with store.locked(create=False) as exists:
+            return [(owner, address) for owner in store.owners() for address in store.held(owner)] if exists else []
 
     def leases(self, request: CniRequest) -> list[tuple[Owner, IPv4Interface | IPv6Interface]]:
         """List who holds which address of a network's ranges, each with the prefix of its range."""
@@ -220,6 +226,14 @@ class Ipam:
                 )
         if noted != boot:
             store.set_boot(boot)
+
+
+def _has_others(data_dir: Path) -> bool:
+    """Whether a folder of networks has any: an empty one may be a mount point whose disk is away."""
+    try:
+        return any(data_dir.iterdir())
+    except OSError:
+        return False
 
 
 def _allocate(store: Store, config: IpamConfig, owner: Owner, fresh: list[Address]) -> tuple[CniIp, ...]:

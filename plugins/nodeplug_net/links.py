@@ -269,14 +269,16 @@ class Links:
         return [parse_address(message) for message in answer.messages if _index_of(message) == link.index]
 
     def peer_addresses(self, link: Link) -> list[Interface]:
-        """List the addresses of the other end of a veth pair in another namespace; none if that is gone.
+        """List the addresses of the other end of a veth pair in another namespace; none if that is gone or unknown.
 
         A kernel before 5.0 does not look into other namespaces, and nothing is known.
         """
-        data = messages.dump_addresses_in(link.peer_netns or 0, link.peer)
+        if link.peer_netns is None or link.peer_netns < 0:
+            return []
+        data = messages.dump_addresses_in(link.peer_netns, link.peer)
         what = f"list the addresses of the peer of interface {link.name}"
         answer = self.netlink.ask(Request(data, what, frozenset({errno.EINVAL, errno.ENODEV, errno.EOPNOTSUPP})))[0]
-        inside = (message for message in answer.messages if messages.is_from(message, link.peer_netns or 0))
+        inside = (message for message in answer.messages if messages.is_from(message, link.peer_netns))
         return [parse_address(message) for message in inside if _index_of(message) == link.peer]
 
     def add_address(self, link: Link, address: Interface) -> None:

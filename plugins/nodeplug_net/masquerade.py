@@ -18,14 +18,13 @@ from typing import Final
 from nodeplug import PluginError
 from nodeplug_net import nftmessages as nft
 from nodeplug_net.links import Interface
-from nodeplug_net.netlink import ENOENT, KernelReply, Netlink, Request, attributes, failure, text
+from nodeplug_net.netlink import Netlink, Request, attributes, failure, text
 from nodeplug_net.nftables import Network
-from nodeplug_net.transactions import ABSENT, BODY, commit, generation_of
+from nodeplug_net.transactions import ABSENT, BODY, commit, dump, generation_of
 
 _TOGETHER: Final = 100
 """Entries of one transaction: a socket has room for some three hundred acknowledgements."""
 _ATTEMPTS: Final = 50
-_GENERATION: Final = slice(18, 20)  # nfgenmsg.res_id
 _SET_NAME: Final = 2  # NFTA_SET_NAME
 _LIST_ELEMENTS: Final = 3  # NFTA_SET_ELEM_LIST_ELEMENTS
 _ELEM_KEY: Final = 1  # NFTA_SET_ELEM_KEY
@@ -184,21 +183,8 @@ class Masquerade:
         return found
 
     def _dump(self, name: str) -> list[bytes]:
-        """List the elements of a set, all of one generation.
-
-        A long list comes in parts, and each part skips as many elements as were sent before it: if some of those are
-        removed meanwhile, as many others are missing, and a DEL would leave its own behind. The kernel does not mark
-        such a list (NLM_F_DUMP_INTR), but each message carries the generation of the rule set.
-
-        Raises:
-            OSError: EAGAIN, the set keeps changing.
-        """
-        what = f"list set {name} of table {nft.TABLE}"
-        for _ in range(_ATTEMPTS):
-            messages = self._netlink.ask(Request(nft.dump_elements(name), what, ENOENT))[0].messages
-            if len({message[_GENERATION] for message in messages}) <= 1:
-                return messages
-        raise failure(what, KernelReply(errno.EAGAIN))
+        """List the elements of a set."""
+        return dump(self._netlink, lambda: nft.dump_elements(name), f"list set {name} of table {nft.TABLE}")
 
     def remove(self, entries: Sequence[Element]) -> None:
         """Remove entries; succeed for those that are gone.
@@ -217,6 +203,27 @@ class Masquerade:
                 self._remove([entry])
         elif refusal is not None and refusal.error != errno.ENOENT:
             raise failure(f"end masquerading {', '.join(str(entry.address) for entry in entries)}", refusal)
+
+    def discard(self, unwanted: Callable[[list[Element]], Sequence[Element]]) -> None:
+        """Remove those of all entries that are still unwanted when nothing has changed since they were listed.
+
+        Args:
+            unwanted: chooses among the entries of all networks; called again if another program was faster.
+
+        Raises:
+            OSError: the kernel refuses.
+            PluginError: others keep changing the table.
+        """
+        for _ in range(_ATTEMPTS):
+            generation = generation_of(self._netlink)
+            chosen = unwanted(self.entries(""))[:_TOGETHER]
+            if not chosen:
+                return
+            deletions = [nft.delete_element(one.network, one.key) for one in chosen]
+            refusal = commit(self._netlink, deletions, generation)
+            if refusal is not None and refusal.error not in {errno.ERESTART, errno.ENOENT}:
+                raise failure(f"end masquerading {', '.join(str(one.address) for one in chosen)}", refusal)
+        raise _restless()
 
     def _sets(self) -> set[str] | None:
         """Return the names of the table's sets; None without a table."""

@@ -117,8 +117,14 @@ class Networks:
                 if self._noted[network] == noted[network]:  # no ADD since before the look
                     self._known.pop(network, None)
                     del self._noted[network]
-                    self.host.journal.remove(f"network {network}")
+                    self._forget(network)
         return texts
+
+    def _forget(self, network: str) -> None:
+        try:
+            self.host.journal.remove(f"network {network}")
+        except PluginError as error:
+            self.host.log.warning("the record of network %s, which has no container, stays: %s", network, error)
 
 
 def _missing(networks: Mapping[str, Needs]) -> tuple[list[str], list[str]]:

@@ -8,11 +8,9 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from ipaddress import IPv4Address, IPv6Address
 
-from nodeplug import PluginError
 from nodeplug_net.attachment import Attachment
-from nodeplug_net.links import Interface
 from nodeplug_net.netlink import Netlink
-from nodeplug_net.reference_iptables import LegacyRules
+from nodeplug_net.reference_iptables import LegacyRules, NoProgram
 from nodeplug_net.reference_nft import ReferenceNft
 from nodeplug_net.reference_rules import Rule, chain_of, instance_of, network_of, to_remove
 
@@ -32,7 +30,7 @@ class Reference:
         """Whether an attachment's address is masqueraded by them."""
         return any(rule.is_of(attachment) and address in rule.source for rule in self._of(attachment))
 
-    def end(self, attachment: Attachment, others: Callable[[], Iterable[Interface]]) -> None:
+    def end(self, attachment: Attachment, others: Callable[[], Iterable[IPv4Address | IPv6Address]]) -> None:
         """Remove what belongs to an attachment.
 
         Args:
@@ -41,7 +39,7 @@ class Reference:
 
         Raises:
             OSError: the kernel refuses.
-            PluginError: iptables-legacy(8) fails.
+            TryAgain: iptables-legacy(8) fails.
         """
         self._remove(to_remove(self._of(attachment), attachment, others))
 
@@ -50,7 +48,7 @@ class Reference:
 
         Raises:
             OSError: the kernel refuses.
-            PluginError: iptables-legacy(8) fails.
+            TryAgain: iptables-legacy(8) fails.
         """
         found = [rule for rule in self._found(b"CNI-", network_of(network).encode()) if rule.is_in(network)]
         self._remove([rule for rule in found if not any(rule.is_of(one) for one in valid)])
@@ -61,7 +59,7 @@ class Reference:
     def _found(self, *needles: bytes) -> list[Rule]:
         try:
             older = self._legacy.rules()
-        except PluginError as error:
+        except NoProgram as error:
             self._log.warning("%s", error)
             older = []
         return [*self._nft.rules(needles), *older]

@@ -10,11 +10,12 @@ import shlex
 import shutil
 import subprocess
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Final
 
-from nodeplug import PluginError
+from nodeplug import PluginError, TryAgain
 from nodeplug_net.attachment import Attachment
 from nodeplug_net.links import Interface
 from nodeplug_net.nftables import MULTICAST
@@ -28,6 +29,10 @@ _CHOSEN: Final = {4: ("iptables",), 6: ("ip6tables",)}
 Programs = Sequence[str]
 
 
+class NoProgram(PluginError):
+    """iptables(8) is not installed where nodeplug runs."""
+
+
 class LegacyRules:
     """The reference's rules in ip_tables, of the namespace that the calling thread is in."""
 
@@ -35,7 +40,8 @@ class LegacyRules:
         """List the rules of all containers; none where ip_tables has no table `nat`.
 
         Raises:
-            PluginError: the program is missing, or fails.
+            NoProgram: it is missing.
+            TryAgain: it fails, as while another program holds its lock.
         """
         return [rule for version in _NAMES if _is_in_use(version) for rule, _ in _listed(version)]
 
@@ -43,7 +49,8 @@ class LegacyRules:
         """Remove rules, and the chains to which no other rule jumps afterwards; succeed for what is gone.
 
         Raises:
-            PluginError: the program is missing, or fails.
+            NoProgram: it is missing.
+            TryAgain: it fails, as while another program holds its lock.
         """
         for version in dict.fromkeys(rule.version for rule in rules):
             present = list(_listed(version)) if _is_in_use(version) else []
@@ -68,7 +75,8 @@ def write(entries: Iterable[tuple[Attachment, Interface]]) -> None:
     """Masquerade addresses as the reference does with iptables (ipmasq_iptables_linux.go).
 
     Raises:
-        PluginError: the program is missing, or fails.
+        NoProgram: it is missing.
+        TryAgain: it fails, as while another program holds its lock.
     """
     for version in _CHOSEN:
         mine = [(attachment, address) for attachment, address in entries if address.version == version]
@@ -100,19 +108,20 @@ def _restore(programs: Programs, lines: Sequence[str]) -> None:
 
 def _listed(version: int) -> Iterator[tuple[Rule, str]]:
     for line in _execute(_LEGACY[version], "", "-t", "nat", "-S", "POSTROUTING").splitlines():
-        words = shlex.split(line)
-        options = dict(zip(words[2::2], words[3::2], strict=False))
-        chain = options.get("-j", "")
-        if words[:1] == ["-A"] and chain.startswith("CNI-") and "-s" in options:
-            source = ip_network(options["-s"], strict=False)
-            yield Rule(source, options.get("--comment", ""), chain, version), line
+        with suppress(ValueError):  # another program's: a comment with a line's end, a mask with holes
+            words = shlex.split(line)
+            options = dict(zip(words[2::2], words[3::2], strict=False))
+            chain = options.get("-j", "")
+            if words[:1] == ["-A"] and chain.startswith("CNI-") and "-s" in options:
+                source = ip_network(options["-s"], strict=False)
+                yield Rule(source, options.get("--comment", ""), chain, version), line
 
 
 def _execute(programs: Programs, suffix: str, *arguments: str, stdin: str = "") -> str:
     found = (shutil.which(name + suffix, path=_PATH) for name in programs)
     program = next((one for one in found if one is not None), None)
     if program is None:
-        raise PluginError(
+        raise NoProgram(
             f"{programs[0]}{suffix} is missing, so rules that the reference's plugins have by way of iptables can be "
             "neither seen nor written; install iptables where nodeplug runs"
         )
@@ -122,7 +131,7 @@ def _execute(programs: Programs, suffix: str, *arguments: str, stdin: str = "") 
             command, input=stdin, capture_output=True, text=True, check=False, timeout=_PATIENCE, env={"PATH": _PATH}
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise PluginError(f"{program} cannot be executed: {error}") from error
+        raise TryAgain(f"{program} cannot be executed: {error}") from error
     if done.returncode:
-        raise PluginError(f"{shlex.join(command)} ended with status {done.returncode}: {done.stderr.strip()[:500]}")
+        raise TryAgain(f"{shlex.join(command)} ended with status {done.returncode}: {done.stderr.strip()[:500]}")
     return done.stdout

@@ -12,10 +12,10 @@ from nodeplug import PluginError
 from nodeplug_net import reference_messages as reference
 from nodeplug_net.attachment import Attachment
 from nodeplug_net.links import Interface
-from nodeplug_net.netlink import Netlink, Request, failure
+from nodeplug_net.netlink import Netlink, failure
 from nodeplug_net.nftables import NFPROTO_INET, NFPROTO_IPV4, NFPROTO_IPV6
 from nodeplug_net.reference_rules import Rule, comment_of
-from nodeplug_net.transactions import ABSENT, commit, generation_of
+from nodeplug_net.transactions import commit, dump, generation_of
 
 _ATTEMPTS: Final = 50
 _OTHERS: Final = frozenset({errno.ERESTART, errno.ENOENT, errno.EBUSY})
@@ -54,9 +54,12 @@ class ReferenceNft:
 
     def _listed(self, version: int, needles: Sequence[bytes]) -> Iterator[Rule]:
         table, chain = _PLACES[version]
-        dump = reference.dump_rules(_FAMILIES[version], table, chain)
-        answer = self._netlink.ask(Request(dump, f"list the rules of chain {chain} of table {table}", ABSENT))[0]
-        wanted = (message for message in answer.messages if any(needle in message for needle in needles))
+        messages = dump(
+            self._netlink,
+            lambda: reference.dump_rules(_FAMILIES[version], table, chain),
+            f"list the rules of chain {chain} of table {table}",
+        )
+        wanted = (message for message in messages if any(needle in message for needle in needles))
         for read in map(reference.parse_rule, wanted):
             if read.source is not None and (not version or read.jump.startswith("CNI-")):
                 yield Rule(read.source, read.comment, read.jump if version else "", version, read.handle)

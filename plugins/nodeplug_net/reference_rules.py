@@ -13,10 +13,10 @@ import hashlib
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv6Address
 from typing import Final
 
 from nodeplug_net.attachment import Attachment
-from nodeplug_net.links import Interface
 from nodeplug_net.nftables import Network
 
 _CHAIN_LENGTH: Final = 28
@@ -85,7 +85,9 @@ def iptables_comment_of(attachment: Attachment) -> str:
     return f'name: "{attachment.network}" id: "{attachment.container_id}"'
 
 
-def to_remove(found: Sequence[Rule], attachment: Attachment, others: Callable[[], Iterable[Interface]]) -> list[Rule]:
+def to_remove(
+    found: Sequence[Rule], attachment: Attachment, others: Callable[[], Iterable[IPv4Address | IPv6Address]]
+) -> list[Rule]:
     """Return which rules go with an attachment: all of it, but for those of other interfaces of the same container.
 
     Args:
@@ -96,7 +98,7 @@ def to_remove(found: Sequence[Rule], attachment: Attachment, others: Callable[[]
     own = [rule for rule in found if rule.is_of(attachment)]
     if not any(rule.chain for rule in own):
         return own
-    kept = [address.ip for address in others()]
+    kept = list(others())
     return [rule for rule in own if not rule.chain or not any(address in rule.source for address in kept)]
 
 

@@ -9,11 +9,12 @@ It may be ended and repeated at any moment: an address with both kinds of rules 
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import IPv4Interface, IPv6Interface
 from pathlib import Path
 
-from nodeplug_net.attachment import OURS, Attachment, of_label
+from nodeplug_net.attachment import OURS, Attachment, network_label, of_label
 from nodeplug_net.links import Interface, Links
 from nodeplug_net.masquerade import Element, Masquerade
 from nodeplug_net.netlink import Netlink
@@ -44,21 +45,22 @@ class Entry:
         return IPv4Interface(with_prefix) if plain.version == 4 else IPv6Interface(with_prefix)
 
 
-def entries(masquerade: Masquerade, addresses: Path) -> list[Entry]:
+def entries(masquerade: Masquerade, addresses: Path, network: str = "") -> list[Entry]:
     """List what nodeplug masquerades in a namespace.
 
     Args:
         masquerade: of that namespace.
         addresses: where host-local keeps its files; names that labels shorten are found there.
+        network: the name of one; all by default.
 
     Raises:
         OSError: the kernel refuses.
     """
-    found = sorted(masquerade.entries(OURS), key=lambda one: (one.label, one.network.version, one.key))
+    found = masquerade.entries(network_label(network) if network else OURS)
+    found.sort(key=lambda one: (one.label, one.network.version, one.key))
     named = _named(addresses) if any(of_label(one.label) is None for one in found) else {}
     known = [(one, of_label(one.label) or named.get(one.label)) for one in found]
-    with Netlink() as netlink:
-        present = {link.name for link in Links(netlink).all()}
+    present = _names()
     return [Entry(one, whose, whose is not None and whose.host_veth not in present) for one, whose in known]
 
 
@@ -79,15 +81,23 @@ def apply(planned: Iterable[Entry], netlink: Netlink, write: Write, log: logging
     reference = Reference(netlink, log)
     alive = [(whose, one) for whose, one in known if not one.ended]
     write([(whose, one.address) for whose, one in alive if not reference.covers(whose, one.element.address)])
+    elements = {one.element for _, one in known}
     masquerade = Masquerade(netlink)
-    masquerade.remove([one.element for _, one in known])
+    masquerade.discard(lambda present: [one for one in present if one in elements])
     masquerade.prune()
     with Netlink() as route:
         links = Links(route)
-        for whose in dict.fromkeys(whose for whose, _ in known):
+        for whose in dict.fromkeys(whose for whose, _ in alive):
             link = links.get(whose.host_veth)
-            if link is not None and link.alias == whose.label:
+            if link is None:  # it ended meanwhile, and who ended it knew nothing of these rules
+                reference.end(whose, list)
+            elif link.alias == whose.label:
                 links.clear_alias(link)
+
+
+def _names() -> set[str]:
+    with Netlink() as netlink:
+        return {link.name for link in Links(netlink).all()}
 
 
 def _named(addresses: Path) -> Mapping[str, Attachment]:
@@ -95,7 +105,7 @@ def _named(addresses: Path) -> Mapping[str, Attachment]:
 
 
 def _owners(addresses: Path) -> Iterator[Attachment]:
-    for network in sorted(addresses.iterdir()) if addresses.is_dir() else ():
-        for file in network.iterdir() if network.is_dir() else ():
-            if parse_address(file.name) is not None:
-                yield Attachment(network.name, *parse_owner(file.read_text(errors="replace")))
+    for file in addresses.glob("*/*"):
+        if parse_address(file.name) is not None:
+            with suppress(OSError):  # released meanwhile, or a folder
+                yield Attachment(file.parent.name, *parse_owner(file.read_text(errors="replace")))

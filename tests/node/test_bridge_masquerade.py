@@ -292,3 +292,26 @@ def test_what_somebody_else_ended_is_not_masqueraded_after_the_next_start(
             return {entry.label.split()[2] for entry in Masquerade(netlink).entries("nodeplug ")}
 
     assert scratch.on_host(labels) == {"c2"}
+
+
+def test_what_changes_while_it_is_looked_at_is_looked_at_again(
+    scratch: ScratchCni, bridge: Bridge, config: Make
+) -> None:
+    scratch.add(bridge, config(ipMasq=True), "c1", scratch.container())
+    seen: list[list[str]] = []
+
+    def discard() -> list[str]:
+        with Netlink(NETFILTER) as netlink, Netlink(NETFILTER) as another:
+            masquerade = Masquerade(netlink)
+
+            def all_but_new(entries: list[Element]) -> list[Element]:
+                seen.append(sorted(str(one.address) for one in entries))
+                if len(seen) == 1:  # a new container gets the address meanwhile
+                    Masquerade(another).add([ip_interface("10.88.0.2/24")], "nodeplug net c2 eth0")
+                return [one for one in entries if "c1" in one.label]
+
+            masquerade.discard(all_but_new)
+            return [one.label for one in masquerade.entries("nodeplug ") if str(one.address) == "10.88.0.2"]
+
+    assert scratch.on_host(discard) == ["nodeplug net c2 eth0"]
+    assert len(seen) > 1

@@ -4,12 +4,13 @@
 """
 
 import json
+import logging
 import re
 import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,11 @@ from typing import Any
 import pytest
 
 from nodeplug.testing import CniError, CniRuntime, Sandbox, ScratchNode
+from nodeplug_net import reference_nft, way_back
+from nodeplug_net.attachment import Attachment
+from nodeplug_net.links import Interface
+from nodeplug_net.masquerade import Masquerade
+from nodeplug_net.sockets import open_nft
 
 DEBIAN = Path("/usr/lib/cni")
 DUAL = [[{"subnet": "10.77.0.0/24"}], [{"subnet": "fd77::/64"}]]
@@ -194,10 +200,7 @@ def test_a_collection_ends_what_is_not_valid_and_leaves_the_rest(kept: Mover) ->
         kept.add("bridge", container)
     port = kept.ports()[1]
     with kept.host.netns.entered():
-        runtime = kept.runtime("nodeplug-bridge")
-        runtime.conflist = {**runtime.conflist, "cniVersion": "1.1.0"}
-        runtime.cache = type(runtime.cache)("moving", None)  # a cache that was lost: nothing is ended one by one
-        runtime.gc([("c1", "eth0")])
+        forget(kept).gc([("c1", "eth0")])
     assert kept.addresses() == ["10.77.0.3", "fd77::3"]
     assert kept.ports() == [port]
     assert not [line for line in kept.rules() if "10.77.0.2" in line or "fd77::2" in line]
@@ -214,6 +217,67 @@ def test_rules_of_other_programs_stay(kept: Mover) -> None:
     kept.run(program, "-t", "nat", "-A", "POSTROUTING", *own)
     kept.delete("nodeplug-bridge", "c0", pod.path)
     assert len(kept.rules()) == 1
+
+
+CURRENT = pytest.mark.parametrize(("generation", "kept"), [("current", KEEPERS[0])], indirect=True)
+
+
+def forget(mover: Mover) -> CniRuntime:
+    """A runtime whose cache was lost, so that GC ends nothing one by one."""
+    runtime = mover.runtime("nodeplug-bridge")
+    runtime.conflist = {**runtime.conflist, "cniVersion": "1.1.0"}
+    runtime.cache = type(runtime.cache)("moving", None)
+    return runtime
+
+
+def lease(mover: Mover, address: str, content: str) -> None:
+    (mover.folder / "addresses/moving" / address).write_text(content)
+
+
+@CURRENT
+def test_a_collection_leaves_a_container_whose_file_names_no_interface(kept: Mover) -> None:
+    """Files of the reference before 0.6."""
+    kept.add("bridge", "c0")
+    for address in kept.addresses():
+        lease(kept, address, "c0")
+    before = kept.rules(), kept.addresses(), kept.ports()
+    with kept.host.netns.entered():
+        forget(kept).gc([("c0", "eth0")])
+    assert (kept.rules(), kept.addresses(), kept.ports()) == before
+
+
+@CURRENT
+def test_a_container_whose_file_names_no_interface_is_ended_whole(kept: Mover) -> None:
+    pod = kept.add("bridge", "c0")
+    for address in kept.addresses():
+        lease(kept, address, "c0")
+    kept.delete("nodeplug-bridge", "c0", pod.path)
+    assert (kept.rules(), kept.addresses(), kept.ports()) == ([], [], [])
+
+
+@CURRENT
+def test_a_collection_leaves_a_container_that_has_another_address_beside_its_own(kept: Mover) -> None:
+    pod = kept.add("bridge", "c0")
+    for number in range(10, 18):
+        lease(kept, f"10.77.0.{number}", f"gone{number}\r\neth0")
+        kept.run("nsenter", f"--net={pod.path}", "ip", "addr", "add", f"10.77.0.{number}/24", "dev", "eth0")
+    before = kept.ports()
+    with kept.host.netns.entered():
+        forget(kept).gc([("c0", "eth0")])
+    assert kept.ports() == before
+    assert kept.addresses() == ["10.77.0.2", "fd77::2"]
+
+
+@CURRENT
+def test_a_mistake_in_a_key_that_is_not_needed_keeps_nothing(kept: Mover) -> None:
+    pod = kept.add("bridge", "c0")
+    broken = kept.runtime("nodeplug-bridge")
+    plugin = dict(broken.conflist["plugins"][0])
+    plugin["ipam"] = {**plugin["ipam"], "resolvConf": "/nonexistent", "routes": [{"dst": "nonsense"}]}
+    broken.conflist = {**broken.conflist, "plugins": [plugin]}
+    with kept.host.netns.entered():
+        broken.delete("c0", pod.path)
+    assert (kept.rules(), kept.addresses(), kept.ports()) == ([], [], [])
 
 
 # --- the way back ----------------------------------------------------------------------------------------------------
@@ -324,3 +388,27 @@ def test_names_that_labels_shorten_are_found_in_the_files_of_addresses(kept: Mov
     assert {one["container_id"] for one in hand_over(kept, "--apply")} == {container}
     kept.delete("bridge", container, pod.path)
     assert kept.rules() == []
+
+
+@pytest.mark.parametrize(("generation", "kept"), [("current", KEEPERS[2])], indirect=True)
+def test_a_container_that_ends_while_it_is_handed_over_leaves_nothing(kept: Mover) -> None:
+    pod = kept.add("nodeplug-bridge", "c0")
+    log = logging.LoggerAdapter(logging.getLogger("nodeplug.net"))
+    with kept.host.netns.entered(), open_nft() as netlink:
+        planned = way_back.entries(Masquerade(netlink), kept.folder / "addresses")
+
+        def write(entries: Iterable[tuple[Attachment, Interface]]) -> None:
+            kept.runtime("nodeplug-bridge").delete("c0", pod.path)
+            reference_nft.write(netlink, entries)
+
+        way_back.apply(planned, netlink, write, log)
+    assert kept.rules() == []
+
+
+@CURRENT
+def test_one_network_is_handed_over_alone(kept: Mover) -> None:
+    kept.add("nodeplug-bridge", "c0")
+    before = kept.rules()
+    assert hand_over(kept, "--apply", "--network", "another") == []
+    assert kept.rules() == before
+    assert len(hand_over(kept, "--apply", "--network", "moving")) == 2

@@ -90,7 +90,8 @@ class Programs:
     def run(self, program: Path, env: Mapping[str, str | None], stdin: bytes) -> "subprocess.CompletedProcess[bytes]":
         given = {key: value for key, value in env.items() if value is not None}
         with self.host.netns.entered():
-            return subprocess.run([program], env=given, input=stdin, capture_output=True, check=False)
+            # A relative `dataDir` is below the caller's folder.
+            return subprocess.run([program], env=given, input=stdin, capture_output=True, check=False, cwd=self.folder)
 
 
 def _stdin(keys: Mapping[str, Any], folder: Path) -> bytes:

@@ -196,9 +196,14 @@ def _environment(verb: str, request: CniRequest, netns: str) -> dict[str, str]:
         "CNI_CONTAINERID": attachment.container_id if attachment else "",
         "CNI_NETNS": netns,
         "CNI_IFNAME": attachment.ifname if attachment else "",
-        "CNI_ARGS": attachment.args_as_text() if attachment else "",
+        # A DEL must come through even where ADD was refused for what cannot be read.
+        "CNI_ARGS": "" if attachment is None else _pairs(attachment) if verb == "DEL" else attachment.args_as_text(),
         "CNI_PATH": ":".join(request.path),
     }
+
+
+def _pairs(request: CniAttachmentRequest) -> str:
+    return ";".join(f"{name}={value}" for name, value in request.args.items())
 
 
 def _read_result(stdout: bytes, config: Mapping[str, Any], version: str, spelling: Mapping[str, str]) -> CniResult:

@@ -201,9 +201,11 @@ class CniService:
             return
         fields = {one.name: getattr(request, one.name) for one in dataclasses.fields(CniAttachmentRequest)}
         call = Call("DEL", f"cni:{request.claim}", key=str(_key(request)))
-        opened = await self._lookups.run(lambda: host_or_own(host), late=Netns.close)
-        deletion = CniDel(**{**fields, "host_netns": opened, "prev_result": None}, netns=None)
         try:
+            if await self._records.find(_key(request)) is not None:
+                return  # of an earlier ADD: its caller has a result, and the container needs its network
+            opened = await self._lookups.run(lambda: host_or_own(host), late=Netns.close)
+            deletion = CniDel(**{**fields, "host_netns": opened, "prev_result": None}, netns=None)
             await self.runner.call(
                 route, "cni_del", call, {"request": deletion}, enter=opened, done=lambda: close_all((opened,))
             )

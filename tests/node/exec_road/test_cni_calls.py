@@ -343,6 +343,14 @@ def test_an_add_whose_result_cannot_be_converted_is_undone(
     )
 
 
+def test_a_repeated_add_that_cannot_be_converted_leaves_what_the_first_made(road: ExecRoad, env: Env) -> None:
+    plugin = serve(road, Plugin(lambda _: CniResult()))
+    assert road.call("test", env("ADD"), {**CONFIG, "cniVersion": "1.0.0"}).status == 0
+    done = road.call("test", env("ADD"), {**CONFIG, "cniVersion": "0.2.0"})
+    assert "cannot convert" in done.document["msg"]
+    assert [type(request) for request in plugin.requests] == [CniAdd, CniAdd]
+
+
 class Ipam(Plugin):
     @hookimpl
     def claims(self) -> list[CniClaim]:
