@@ -65,6 +65,7 @@ def test_hairpin_and_promiscuous_mode_exclude_each_other(here: Netns) -> None:
         ("disableContainerInterface", True),
         ("enabledad", True),
         ("ipMasqBackend", "iptables"),
+        ("ipMasqBackend", ["nftables"]),
     ],
 )
 def test_a_key_that_is_not_served_is_refused_with_its_value(here: Netns, key: str, value: Any) -> None:

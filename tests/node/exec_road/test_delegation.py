@@ -122,6 +122,18 @@ def test_a_foreign_delegate_gets_the_environment_and_the_whole_configuration(
     assert {name: value for name, value in seen.items() if name.startswith("CNI_")} == call
 
 
+@pytest.mark.usefixtures("delegator")
+@pytest.mark.parametrize(("said", "passed"), [("none", ""), ("IgnoreUnknown=1;A=1;", "IgnoreUnknown=1;A=1")])
+def test_a_foreign_delegate_is_asked_to_end_what_no_add_could_read(
+    road: ExecRoad, env: Env, tmp_path: Path, said: str, passed: str
+) -> None:
+    """Go's library refuses such pairs in every verb, and a refused DEL would be repeated for ever."""
+    foreign(road, f"env > {tmp_path}/env")
+    assert road.call("test", env("DEL", CNI_ARGS=said), CONFIG).status == 0
+    seen = dict(line.split("=", 1) for line in (tmp_path / "env").read_text().splitlines())
+    assert seen["CNI_ARGS"] == passed
+
+
 def test_a_foreign_result_of_another_version_is_understood(road: ExecRoad, env: Env, delegator: Delegator) -> None:
     foreign(road, """echo '{"cniVersion":"0.4.0","ips":[{"version":"4","address":"10.1.0.5/16"}]}'""")
     done = road.call("test", env("ADD"), CONFIG)
