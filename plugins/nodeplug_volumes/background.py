@@ -3,7 +3,8 @@
 Owns: the threads, what they log of their tools meanwhile, how they ended, and their end with the plugin.
 Refuses: to keep a caller waiting: it asks again. Copies are made by `copying`, which knows how far they are.
 
-A plugin that is killed leaves its tool behind, which has the lock of the image (`filesystem.locked`) until it ends.
+A plugin that ends leaves behind what must not be killed halfway, and one that is killed leaves all its tools. Such a
+tool has the lock of the image (`filesystem.locked`) until it ends.
 """
 
 import logging
@@ -33,6 +34,7 @@ class _Work:
     began: float = field(default_factory=time.monotonic)
     told: float = field(default_factory=time.monotonic)
     at: str = ""
+    goes_on: bool = False
     stopped: bool = False
     ended: threading.Event = field(default_factory=threading.Event)
     error: PluginError | None = None
@@ -46,13 +48,14 @@ class Background:
     _running: dict[Path, _Work] = field(default_factory=dict)
     _changing: threading.Lock = field(default_factory=threading.Lock)
 
-    def do(self, image: Path, what: str, work: Callable[[Look], None]) -> None:
+    def do(self, image: Path, what: str, work: Callable[[Look], None], *, goes_on: bool = False) -> None:
         """Do something with an image, or wait for the same that is being done; return when it is done.
 
         Args:
             image: of which nothing else is done meanwhile.
             what: in words, such as "checking it".
             work: gets what its tools are looked at by.
+            goes_on: past the end of the plugin, too: its tools change what is there, and are not to be killed halfway.
 
         Raises:
             TryAgain: it takes longer, or something else is being done.
@@ -63,7 +66,7 @@ class Background:
             if running is not None and running.what != what and running.ended.is_set():
                 running = None  # nobody asks for its end any more
             if running is None:
-                running = self._running[image] = _Work(what)
+                running = self._running[image] = _Work(what, goes_on=goes_on)
                 self._start(image, running, work)
         ended = running.ended.wait(PATIENCE)
         if not ended or running.what != what:
@@ -92,11 +95,21 @@ class Background:
         with self._changing:
             self._running.pop(image, None)
 
+    def forget(self, image: Path) -> None:
+        """Forget how the work ended that was done with an image, if it has: nobody asks for that any more."""
+        with self._changing:
+            if image in self._running and self._running[image].ended.is_set():
+                del self._running[image]
+
     def end(self) -> None:
-        """End all work; whoever asks for it again begins it anew."""
-        for image in tuple(self._running):
-            with suppress(TryAgain):
-                self.cancel(image)
+        """End all work but what goes on by itself; whoever asks for it again begins it anew."""
+        with self._changing:
+            running = [one for one in self._running.values() if not one.goes_on]
+        for one in running:
+            one.stopped = True
+        late = time.monotonic() + _ENDS_WITHIN
+        for one in running:
+            one.ended.wait(max(0.0, late - time.monotonic()))
 
     def _start(self, image: Path, running: _Work, work: Callable[[Look], None]) -> None:
         def whole() -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, Literal
+from typing import BinaryIO, Final, Literal
 
 from nodeplug import Exhausted, InvalidRequest, PluginError, TryAgain
 from nodeplug.fields import show_quantity as show
@@ -213,32 +213,44 @@ def run(command: Sequence[str], *inherited: int, look: Look | None = None) -> tu
         TryAgain: it was ended.
     """
     try:
-        process = subprocess.Popen(
-            list(command),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            pass_fds=inherited,
-            env=_ENVIRONMENT,
-        )
+        with _written() as out, _written() as said:
+            process = subprocess.Popen(
+                list(command),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=said,
+                pass_fds=inherited,
+                env=_ENVIRONMENT,
+            )
+            with process:
+                _wait(process, command[0], look)
+            text = (_read(said) or _read(out)).decode("utf-8", "replace").partition("Usage:")[0]
     except FileNotFoundError:
         raise PluginError(f"{command[0]} is not installed on this node; install the package that has it") from None
-    with process:
-        out, said = _wait(process, command[0], look)
-    text = (said or out).decode("utf-8", "replace").partition("Usage:")[0]
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return process.returncode, "; ".join(lines[-3:])
 
 
-def _wait(process: subprocess.Popen[bytes], tool: str, look: Look | None) -> tuple[bytes, bytes]:
+def _written() -> BinaryIO:
+    """Return a file in memory for what a tool says: a pipe would kill one that says it to an ended daemon."""
+    return os.fdopen(os.memfd_create("said", os.MFD_CLOEXEC), "w+b", buffering=0)
+
+
+def _read(said: BinaryIO) -> bytes:
+    said.seek(0)
+    return said.read()
+
+
+def _wait(process: subprocess.Popen[bytes], tool: str, look: Look | None) -> None:
     while True:
         try:
-            return process.communicate(timeout=_TIMEOUT if look is None else _LOOK_EVERY)
+            process.wait(timeout=_TIMEOUT if look is None else _LOOK_EVERY)
+            return
         except subprocess.TimeoutExpired:
             if look is not None and look(tool, process.pid):
                 continue
             process.kill()
-            process.communicate()
+            process.wait()
         if look is not None:
             raise TryAgain(f"{tool} was ended; ask again, and it begins anew")
         raise PluginError(f"{tool} did not end within {_TIMEOUT:g} s and was stopped")

@@ -52,6 +52,7 @@ from nodeplug import (
     unmount,
 )
 from nodeplug.fields import show_quantity as show
+from nodeplug.fields import write_quantity
 from nodeplug_volumes import filesystem, loopdev
 from nodeplug_volumes.filesystem import FS_TYPES, FsType, Look
 from nodeplug_volumes.image_folder import NAME, Disk, ImageFolder
@@ -96,7 +97,7 @@ class LoopFile:
 
     @hookimpl
     def stop(self) -> None:
-        """End copies and tools: the next instance begins them anew."""
+        """End copies and new filesystems: the next instance begins them anew. Checks and growth go on by themselves."""
         self._store.copies.end()
         self._store.background.end()
 
@@ -149,7 +150,9 @@ class LoopFile:
                 self._mount(busy, fs_type, request)
         else:
             self._make_missing(image, wish, must_exist=request.must_exist)
-            self._store.background.do(image, _readying(wish), lambda look: self._make_ready(image, wish, look))
+            self._store.background.do(
+                image, _readying(wish), lambda look: self._make_ready(image, wish, look), goes_on=True
+            )
             with filesystem.locked(image):
                 fs_type = self._held(image, wish)
                 with loopdev.attached(image) as loop:
@@ -357,7 +360,8 @@ class LoopFile:
                 loop.take_size()
             grow = partial(filesystem.grow_online, mount_path, found.source, fs_type)
             if due:
-                self._store.background.do(image, f"growing it at {mount_path}", grow)
+                what = f"growing it at {mount_path} to {write_quantity(image.stat().st_size)}"
+                self._store.background.do(image, what, grow, goes_on=True)
             else:
                 grow()
         except PluginError as error:
@@ -384,4 +388,4 @@ class LoopFile:
 
 
 def _readying(wish: Wish) -> str:
-    return f"checking it and growing it to {show(wish.size)}" if wish.size else "checking it"
+    return f"checking it and growing it to {write_quantity(wish.size)}" if wish.size else "checking it"

@@ -3,6 +3,8 @@
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -13,7 +15,17 @@ from typing import Any
 
 import pytest
 
-from nodeplug import PluginError, TryAgain, VolumeCreate, VolumeDelete, VolumeId, VolumeStage, VolumeUnstage, unmount
+from nodeplug import (
+    PluginError,
+    TryAgain,
+    VolumeCreate,
+    VolumeDelete,
+    VolumeExpand,
+    VolumeId,
+    VolumeStage,
+    VolumeUnstage,
+    unmount,
+)
 from nodeplug.testing.waiting import until
 from nodeplug_volumes import background, filesystem
 from nodeplug_volumes.loopfile import LoopFile
@@ -55,7 +67,7 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tools]:
     folder = tmp_path / "tools"
     folder.mkdir()
     path = filesystem._ENVIRONMENT["PATH"]
-    for name in ("e2fsck", "mkfs.ext4", "resize2fs"):
+    for name in ("e2fsck", "mkfs.ext4", "resize2fs", "xfs_growfs"):
         (folder / name).write_text(SLOW.format(folder=folder, name=name, real=shutil.which(name, path=path)))
         (folder / name).chmod(0o755)
     monkeypatch.setattr(filesystem, "_ENVIRONMENT", MappingProxyType({"PATH": f"{folder}:{path}", "LC_ALL": "C"}))
@@ -64,7 +76,7 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tools]:
     made = Tools(folder)
     yield made
     made.release()
-    for pid in [pid for name in ("e2fsck", "mkfs.ext4", "resize2fs") for pid in made.pids(name)]:
+    for pid in [pid for name in ("e2fsck", "mkfs.ext4", "resize2fs", "xfs_growfs") for pid in made.pids(name)]:
         with suppress(OSError):
             os.kill(pid, signal.SIGKILL)
 
@@ -222,3 +234,70 @@ def test_the_log_tells_how_far_a_long_check_is(
         stage(plugin, area)
     until(lambda: "volume one: checking it goes on, e2fsck for" in caplog.text, PATIENCE)
     assert "it has read" in caplog.text
+
+
+def test_a_check_goes_on_when_the_plugin_ends_and_the_next_one_waits_for_it(
+    tools: Tools, start: Callable[..., LoopFile], area: Path
+) -> None:
+    plugin = start()
+    create(plugin)
+    tools.hold()
+    with pytest.raises(TryAgain):
+        stage(plugin, area)
+    plugin.stop()
+    successor = start()
+    with pytest.raises(TryAgain, match="is still being checked, grown or copied for an earlier call"):
+        stage(successor, area)
+    (pid,) = tools.pids("e2fsck")
+    assert Path(f"/proc/{pid}").exists()
+    tools.release()
+    repeated(lambda: stage(successor, area))
+    unmount(str(area / "staged"))
+
+
+def test_a_tool_may_say_something_when_the_daemon_that_began_it_is_gone(tmp_path: Path) -> None:
+    (tmp_path / "tool").write_text(f"#!/bin/sh\nsleep 1\nkill -9 $PPID\nsleep 1\necho done\ntouch {tmp_path}/ended\n")
+    (tmp_path / "tool").chmod(0o755)
+    program = f"from nodeplug_volumes import filesystem; filesystem.run(['{tmp_path}/tool'])"
+    killed = subprocess.run([sys.executable, "-c", program], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    until((tmp_path / "ended").exists, PATIENCE)
+
+
+def test_a_deletion_ends_the_check_of_its_volume(tools: Tools, start: Callable[..., LoopFile], area: Path) -> None:
+    plugin = start()
+    create(plugin)
+    tools.hold()
+    with pytest.raises(TryAgain):
+        stage(plugin, area)
+    repeated(lambda: plugin.volume_delete(VolumeDelete(driver=DRIVER, volume_id=ONE)))
+    (pid,) = tools.pids("e2fsck")
+    assert not Path(f"/proc/{pid}").exists()
+    assert files(area) == []
+
+
+def test_a_second_growth_is_not_taken_for_the_first_one_whose_end_nobody_heard(
+    tools: Tools, start: Callable[..., LoopFile], area: Path
+) -> None:
+    plugin = start(fs_type="xfs")
+    repeated(lambda: create(plugin, 320 * MIB))
+    repeated(lambda: stage(plugin, area))
+    path = area / "staged"
+    tools.hold()
+
+    def grow(size: int) -> None:
+        options = {"name": "one"}
+        plugin.volume_expand(
+            VolumeExpand(driver=DRIVER, volume_id=ONE, options=options, new_size=size, mount_path=str(path))
+        )
+
+    with pytest.raises(TryAgain):
+        grow(384 * MIB)
+    tools.release()
+    first = os.statvfs(path).f_blocks
+    until(lambda: os.statvfs(path).f_blocks > first, PATIENCE)
+    until(lambda: not plugin._store.background.runs(area / "images" / "one.img"), PATIENCE)
+    repeated(lambda: grow(448 * MIB))
+    status = os.statvfs(path)
+    assert (status.f_blocks - first) * status.f_frsize > 100 * MIB
+    unmount(str(path))
