@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -95,6 +95,18 @@ class Copies:
             copy.error = error if isinstance(error, PluginError) else PluginError(f"{type(error).__name__}: {error}")
             copy.ended.set()
 
+    def runs(self, target: Path) -> bool:
+        """Whether something is being made."""
+        with self._changing:
+            running = self._running.get(target)
+        return running is not None and not running.ended.is_set()
+
+    def forget(self, target: Path) -> None:
+        """Forget how a copy ended, if it has: nobody asks for that any more."""
+        with self._changing:
+            if target in self._running and self._running[target].ended.is_set():
+                del self._running[target]
+
     def cancel(self, target: Path) -> None:
         """End a copy that is no longer wanted, if there is one; TryAgain if it does not end soon."""
         with self._changing:
@@ -109,9 +121,13 @@ class Copies:
 
     def end(self) -> None:
         """End all copies; what they have made so far is removed."""
-        for target in tuple(self._running):
-            with suppress(TryAgain):
-                self.cancel(target)
+        with self._changing:
+            running = list(self._running.values())
+        for one in running:
+            one.stopped = True
+        late = time.monotonic() + _ENDS_WITHIN
+        for one in running:
+            one.ended.wait(max(0.0, late - time.monotonic()))
 
     def _instantly(self, source: Path, target: Path, complete: Callable[[Path], None]) -> bool:
         fresh = _fresh(target)

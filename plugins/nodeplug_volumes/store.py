@@ -80,14 +80,16 @@ class Store:
         image = self.images.image(name)
         fs_type = self._fs_type(request)
         note = Note(source=request.source, snapshot=request.snapshot, block=request.block)
+        promised = self._is_being_made(image)  # asked first: it may be complete by then
         if image.exists():
+            self._forget(image)
             self.images.begin(image, note)
             self._check_made(image, request, fs_type)
             return self._volume(image)
         origin = self._origin(note, fs_type)
         size = self._size(request, fs_type or self.fs_type, origin)
         loopdev.check()
-        if not self.background.runs(image):  # else its room counts as promised already
+        if not promised:
             self.images.demand(size)
         self.images.begin(image, note)
         if origin is None:
@@ -102,6 +104,14 @@ class Store:
                 complete=lambda fresh: self._complete(fresh, image, size),
             )
         return self._volume(image)
+
+    def _is_being_made(self, image: Path) -> bool:
+        """Whether a file is being made for an earlier call, so that its room counts as promised."""
+        return self.background.runs(image) or self.copies.runs(image)
+
+    def _forget(self, image: Path) -> None:
+        self.background.forget(image)
+        self.copies.forget(image)
 
     def new(self, image: Path, size: int, fs_type: FsType | None) -> None:
         """Make an image, complete or not at all, with an empty filesystem if one is named.
@@ -251,7 +261,9 @@ class Store:
         if request.parameters:
             raise InvalidRequest(f"loopfile has no parameters for snapshots; found {', '.join(request.parameters)}")
         taken = self.images.snapshot(file_name(request.name))
+        promised = self._is_being_made(taken)  # asked first: it may be complete by then
         if taken.exists():
+            self._forget(taken)
             found = self._snapshot(taken)
             if found.volume_id != request.volume_id:
                 raise AlreadyExists(
@@ -264,7 +276,8 @@ class Store:
         image = self.images.image(request.volume_id)
         self._check_copied(image, f"volume {request.volume_id!r}")
         note = self.images.note(image)
-        self.images.demand(image.stat().st_blocks * 512)
+        if not promised:
+            self.images.demand(image.stat().st_blocks * 512)
         for path in _mounted(image):
             extents.sync_filesystem(path)
         self.images.begin(taken, Note(source=request.volume_id, block=note is not None and note.block))

@@ -425,6 +425,49 @@ def test_of_two_copies_of_one_volume_the_second_begins_when_the_first_has_ended(
         assert node.read(name) == "kept"
 
 
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Copies that have written most when they wait for this."""
+    going, real = threading.Event(), extents.copy
+
+    def copy(source: int, target: int, told: Callable[[int], bool]) -> bool:
+        return real(source, target, told) and going.wait(60)
+
+    monkeypatch.setattr(extents, "copy", copy)
+    monkeypatch.setattr(copying, "PATIENCE", 0.5)
+    yield going
+    going.set()
+
+
+def test_a_copy_that_takes_long_asks_for_its_room_once(make: Make, held: threading.Event) -> None:
+    node = make(max_total=40 * MIB)
+    node.create("a")
+    node.write("a", "kept")
+    for _ in range(2):
+        with pytest.raises(TryAgain, match="a is being copied to b"):
+            node.create("b", source="a")
+    held.set()
+    until(lambda: "b.img" in node.files, 60.0)
+    assert node.create("b", source="a") == "b"
+    assert node.read("b") == "kept"
+
+
+def test_a_snapshot_that_takes_long_asks_for_its_room_once(tmp_path: Path, make: Make, held: threading.Event) -> None:
+    with attached_disk(tmp_path / "disk", "ext4", "400M") as disk:
+        node = make(disk)
+        node.create("a", 160 * MIB)
+        (node.stage("a") / "big").write_bytes(os.urandom(130 * MIB))
+        node.unstage("a")
+        with pytest.raises(TryAgain):
+            node.snapshot("a", "s")
+        until(lambda: (disk / "snapshots/.s.img.new").stat().st_blocks * 512 > 120 * MIB, 60.0)
+        with pytest.raises(TryAgain):
+            node.snapshot("a", "s")
+        held.set()
+        until(lambda: "snapshots/s.img" in node.files, 60.0)
+        assert node.snapshot("a", "s") == "s"
+
+
 def test_a_copy_that_nobody_wants_any_more_ends(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     node.create("a", 256 * MIB)
     (node.stage("a") / "big").write_bytes(os.urandom(128 * MIB))
