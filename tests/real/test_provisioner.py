@@ -180,6 +180,34 @@ def test_a_claim_that_is_larger_than_this_node_allows_may_go_to_another_node(clu
     assert cluster.names() == []
 
 
+SELECTED = "volume.kubernetes.io/selected-node"
+
+
+def test_a_copy_for_which_there_is_no_room_stays_with_its_source(cluster: Cluster) -> None:
+    cluster.claim("source")
+    cluster.bound("source")
+    cluster.claim("copy", "1Gi", dataSource={"kind": "PersistentVolumeClaim", "name": "source"})
+    cluster.until("the event", lambda: "at most 512Mi is allowed on this node" in cluster.events("copy"))
+    assert "another node is chosen" not in cluster.events("copy")
+    assert cluster.get("copy")["metadata"]["annotations"][SELECTED] == cluster.node
+    for name in ("copy", "source"):
+        cluster.delete(name)
+    cluster.until("the end", lambda: not cluster.names())
+
+
+def test_a_copy_whose_source_is_on_another_node_may_go_there(cluster: Cluster) -> None:
+    cluster.claim("source")
+    handle = cluster.bound("source")["spec"]["csi"]["volumeHandle"]
+    for path in cluster.images.glob(f"{handle}.*"):
+        path.unlink()  # acts as another node's
+    cluster.claim("copy", dataSource={"kind": "PersistentVolumeClaim", "name": "source"})
+    cluster.until("the way out", lambda: SELECTED not in cluster.get("copy")["metadata"]["annotations"])
+    cluster.until("the event", lambda: "another node is chosen" in cluster.events("copy"))
+    for name in ("copy", "source"):
+        cluster.delete(name)
+    cluster.until("the end", lambda: not cluster.names())
+
+
 @contextmanager
 def room(cluster: Cluster, left: int) -> Iterator[None]:
     """Configure that so many bytes are left, and no limit afterwards."""

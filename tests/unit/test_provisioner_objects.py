@@ -6,6 +6,7 @@ import pytest
 
 from nodeplug import InvalidRequest, ProvisionedVolume, VolumeClaim, VolumeId, VolumeRoom
 from nodeplug.provisioner import objects
+from nodeplug.volumes.provisioning import room_of
 
 VOLUME = VolumeClaim("acme/disk", node_local=True, clones=True, block=True)
 MADE = ProvisionedVolume(volume_id=VolumeId("v"), size=64 << 20, options={"name": "v"})
@@ -178,3 +179,18 @@ def test_room_is_told_in_one_object_per_class_and_node() -> None:
     assert made("a", "x", 0)["maximumVolumeSize"] == "0Mi"
     assert made("a", "x")["metadata"]["name"] in names
     assert len(objects.managed_by("n" * 253)) <= 63
+
+
+def test_room_is_the_same_in_whatever_unit_the_api_server_writes_it() -> None:
+    told = {"capacity": "1024Mi", "maximumVolumeSize": "512Mi"}
+    assert objects.is_same_room({"capacity": "1Gi", "maximumVolumeSize": "512Mi"}, told)
+    assert not objects.is_same_room({"capacity": "1Gi"}, told)
+    assert not objects.is_same_room({"capacity": "1Gi", "maximumVolumeSize": "1Gi"}, told)
+    assert not objects.is_same_room({"capacity": "100m", "maximumVolumeSize": "512Mi"}, told)
+
+
+def test_no_volume_can_be_larger_than_what_is_left() -> None:
+    assert room_of(VolumeRoom(available=5, largest=9)) == VolumeRoom(available=5, largest=5)
+    assert room_of(VolumeRoom(available=-1, largest=9)) == VolumeRoom(available=0, largest=0)
+    assert room_of(VolumeRoom(available=9, largest=5)) == VolumeRoom(available=9, largest=5)
+    assert room_of(7) == VolumeRoom(available=7)

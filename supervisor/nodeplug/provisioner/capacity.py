@@ -17,7 +17,7 @@ from nodeplug.csi.driver import Driver
 from nodeplug.kubeapi.client import Client
 from nodeplug.kubeapi.resources import CSI_STORAGE_CAPACITIES, Object
 from nodeplug.provisioner.followed import Followed
-from nodeplug.provisioner.objects import capacity_labels, storage_capacity
+from nodeplug.provisioner.objects import capacity_labels, is_same_room, storage_capacity
 from nodeplug.volumes import provisioning
 
 LOG: Final = logging.getLogger(__name__)
@@ -106,7 +106,7 @@ class Capacity:
             if name not in there:
                 with suppress(AlreadyExists):
                     await self._client.create(CSI_STORAGE_CAPACITIES, made, self._namespace)
-            elif there[name] != room:
+            elif not is_same_room(there[name], room):
                 await self._client.patch(CSI_STORAGE_CAPACITIES, name, room, self._namespace)
         names = {made["metadata"]["name"]: _room_of(made) for made in wanted}
         for name in sorted(set(there) - set(names)):

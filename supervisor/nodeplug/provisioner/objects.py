@@ -11,6 +11,7 @@ kubernetes-csi/external-resizer, pkg/controller; storage.k8s.io/v1, CSIStorageCa
 import hashlib
 import re
 from collections.abc import Container, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 from nodeplug.contract.errors import InvalidRequest
@@ -317,6 +318,17 @@ def storage_capacity(
         "capacity": f"{room.available >> 20}Mi",
         **({} if room.largest is None else {"maximumVolumeSize": f"{room.largest >> 20}Mi"}),
     }
+
+
+def is_same_room(one: Object, other: Object) -> bool:
+    """Compare what two objects say of room: the API server writes 1024Mi as 1Gi (apimachinery, quantity.go)."""
+    return all(_bytes_in(one.get(key)) == _bytes_in(other.get(key)) for key in ("capacity", "maximumVolumeSize"))
+
+
+def _bytes_in(quantity: object) -> object:
+    with suppress(InvalidRequest):
+        return None if quantity is None else parse_quantity(str(quantity))
+    return quantity  # somebody else has written it: it is replaced
 
 
 def capacity_labels(driver: str, node: str) -> dict[str, str]:

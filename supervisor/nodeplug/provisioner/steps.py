@@ -78,11 +78,13 @@ class Steps:
             made = await _work(
                 driver, "provision", objects.key_of(claim), lambda steps: provisioning.create(steps, wanted)
             )
-        except Exhausted as error:
+        except (Exhausted, NotFound) as error:
+            if isinstance(error, NotFound) is not _is_beside_its_source(wanted, driver):
+                raise
             # First the record: whoever finds one for a claim that is wanted elsewhere deletes its volume.
             await self.records.run(lambda: self.journal.remove(wanted.name))
             await self._send_away(claim)
-            raise Exhausted(f"{error.message}; another node is chosen") from error
+            raise type(error)(f"{error.message}; another node is chosen") from error
         topology = made.topology or ((driver.topology,) if driver.topology else ())
         written = objects.persistent_volume(claim, storage_class, made, driver.name, topology, self.node)
         try:
@@ -269,6 +271,11 @@ async def _work(driver: Driver, verb: str, target: str, work: Callable[[VolumeSt
     """Have a driver do something; TryAgain where no plugin serves it, since NotFound is its own word of a volume."""
     _ = driver.serving
     return await driver.work(verb, work, target=target)
+
+
+def _is_beside_its_source(wanted: VolumeCreate, driver: Driver) -> bool:
+    """Whether a volume can only be made on the node that has what it copies, and on no other with more room."""
+    return bool(wanted.source or wanted.snapshot) and bool(driver.topology)
 
 
 async def let_go(client: Client, name: str, uid: str) -> None:

@@ -124,8 +124,16 @@ def capacity(steps: Steps, request: VolumeCapacity) -> VolumeRoom:
         answer = _ask(steps, "volume_capacity", request)
     except NotReady:
         return VolumeRoom(available=0, largest=0)
+    return room_of(answer)
+
+
+def room_of(answer: int | VolumeRoom) -> VolumeRoom:
+    """Return what a plugin says of its room: never less than none, and no volume larger than what is left."""
     room = answer if isinstance(answer, VolumeRoom) else VolumeRoom(available=int(answer))
-    return VolumeRoom(available=max(0, room.available), largest=None if room.largest is None else max(0, room.largest))
+    available = max(0, room.available)
+    # The scheduler looks at `largest` alone where it is told (pkg/scheduler volumebinding, hasEnoughCapacity).
+    largest = None if room.largest is None else min(max(0, room.largest), available)
+    return VolumeRoom(available=available, largest=largest)
 
 
 def snapshot(steps: Steps, wanted: VolumeSnapshot) -> Snapshot:
