@@ -235,6 +235,13 @@ class ImageFolder:
             return
         except OSError as error:
             raise PluginError(f"cannot remove {image}: {error.strerror}") from error
+        if self.marker is not None:
+            self.marker.drop(self._has_any)
+
+    def _has_any(self) -> bool:
+        """Whether there is a volume or a snapshot, or one is being made."""
+        # What is being made first: it may get its name meanwhile.
+        return any(self.directory.rglob(".*.img.new")) or bool(self.volumes() or self.all_snapshots())
 
     def allocate(self, path: Path, size: int, *, create: bool = False) -> None:
         """Set a file's size, and reserve its blocks if so configured.

@@ -9,6 +9,7 @@ for a while; `release_idle` ends it.
 import errno
 import fcntl
 import os
+import re
 import stat
 import struct
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from nodeplug import Exhausted, NotReady, PluginError, TryAgain, mounts
+from nodeplug import Exhausted, NotReady, PluginError, TryAgain, mounted_at, mounts
 
 # include/uapi/linux/loop.h
 _SET_FD: Final = 0x4C00
@@ -31,6 +32,7 @@ _AUTOCLEAR: Final = 4
 _INFO: Final = struct.Struct("=5Q4I64s64s32s2Q")
 _CONFIG: Final = struct.Struct(f"=II{_INFO.size}s64x")
 _ATTEMPTS: Final = 64
+_NAME: Final = re.compile(r"loop[0-9]+")
 _MAJOR: Final = 7
 _CONTROL: Final = Path("/dev/loop-control")
 _DEVICES: Final = frozenset({"devtmpfs", "tmpfs"})
@@ -124,6 +126,13 @@ def find(image: Path) -> list[Loop]:
             if (device, inode) == (status.st_dev, status.st_ino):
                 found.append(loop)
     return found
+
+
+def bound_at(path: str) -> Loop | None:
+    """Return the loop device that is bound on a file, whatever has become of its backing file."""
+    found = mounted_at(path)
+    name = "" if found is None or found.fs_type not in _DEVICES else found.root.removeprefix("/")
+    return Loop(f"/dev/{name}") if _NAME.fullmatch(name) else None
 
 
 def release_idle(image: Path) -> Loop | None:

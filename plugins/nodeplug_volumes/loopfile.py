@@ -173,7 +173,10 @@ class LoopFile:
     @hookimpl
     def volume_unstage(self, request: VolumeUnstage) -> None:
         """Unmount, and release the loop device, also one that a predecessor left."""
+        bound = loopdev.bound_at(request.staging_path)
         unmount(request.staging_path)
+        if bound is not None and not (bound.in_use() or bound.is_bound()):  # its image may be away
+            bound.release()
         if NAME.fullmatch(request.volume_id):
             loopdev.release_idle(self._images.image(request.volume_id))
 

@@ -3,8 +3,9 @@
 Owns: the marker, a file with an id that stays with the folder wherever its disk is mounted; the note, by folder.
 Refuses: to take an empty mount point for a folder without volumes. What is noted and not there is away, not gone.
 
-A folder has a marker from its first volume on. One that has volumes and neither marker nor note is of an earlier
-version, and gets both. A marker without a note is taken over: the folder comes from another node, or the state is new.
+A folder has a marker from its first volume to its last. One that has volumes and neither marker nor note is of an
+earlier version, and gets both. A marker without a note is taken over: the folder comes from another node, or the state
+is new.
 """
 
 import json
@@ -45,6 +46,9 @@ class Marker:
             NotReady: it is not the folder that was noted.
         """
         noted, found = self._noted(), self._found()
+        if noted != found:
+            with self._writing:  # its last volume may have been removed between the two
+                noted, found = self._noted(), self._found()
         if noted:
             if found != noted:
                 what = "is not the one that is noted" if found else "is missing"
@@ -66,6 +70,16 @@ class Marker:
                 found = uuid.uuid4().hex
                 write(self.directory / MARKER, f"{found}\n".encode())
             write(self.notes, json.dumps({**self._all_noted(), str(self.directory): found}).encode())
+
+    def drop(self, has_volumes: Callable[[], bool]) -> None:
+        """Forget a folder without volumes: its disk may be replaced by a blank one."""
+        with self._writing, suppress(OSError):  # else the folder stays marked
+            found = self._found()
+            if not found or found != self._noted() or has_volumes():
+                return
+            others = {path: noted for path, noted in self._all_noted().items() if path != str(self.directory)}
+            write(self.notes, json.dumps(others).encode())  # first: a note alone would say that volumes are away
+            (self.directory / MARKER).unlink(missing_ok=True)
 
     def _found(self) -> str:
         try:

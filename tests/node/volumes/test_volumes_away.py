@@ -24,6 +24,7 @@ from nodeplug import (
     VolumeStage,
     VolumeUnstage,
 )
+from nodeplug_volumes import loopdev
 from nodeplug_volumes.loopfile import LoopFile
 from nodeplug_volumes.loopfile_config import LoopFileConfig
 from nodeplug_volumes.marker import MARKER
@@ -68,7 +69,7 @@ def detach(disk: Path) -> str:
     subprocess.run(["mount", "--make-private", disk], check=True)
     subprocess.run(["mkdir", "-p", f"{disk}.elsewhere"], check=True)
     subprocess.run(["mount", "--bind", disk, f"{disk}.elsewhere"], check=True)
-    subprocess.run(["umount", disk], check=True)
+    subprocess.run(["umount", "--lazy", disk], check=True)  # a loop device may have a file open
     return device
 
 
@@ -236,3 +237,42 @@ def test_a_note_that_is_damaged_is_no_reason_to_take_volumes_for_gone(
     (make_host("loopfile").state_dir / "image-folders.json").write_text("{")
     with pytest.raises(NotReady, match=r"cannot read .*image-folders\.json"):
         VERBS["delete"](plugin, "")
+
+
+def test_a_disk_whose_last_volume_is_removed_may_be_replaced_by_a_blank_one(
+    disk: Path, make: Callable[[Path], LoopFile]
+) -> None:
+    plugin = make(disk)
+    create(plugin)
+    plugin.volume_snapshot(VolumeSnapshot(driver=DRIVER, volume_id=ONE, name="taken"))
+    VERBS["delete"](plugin, "")
+    assert (disk / MARKER).exists()  # it has a snapshot
+    VERBS["snapshot's deletion"](plugin, "")
+    assert not (disk / MARKER).exists()
+    detach(disk)
+    try:
+        create(plugin)
+        assert names(plugin) == ["one"]
+        VERBS["delete"](plugin, "")
+    finally:
+        attach(disk)
+
+
+def test_while_the_disk_is_away_a_block_volume_leaves_no_loop_device(
+    disk: Path, make: Callable[[Path], LoopFile], tmp_path: Path
+) -> None:
+    plugin, path = make(disk), tmp_path / "staged"
+    plugin.volume_create(VolumeCreate(driver=DRIVER, name="one", size=16 * MIB, block=True))
+    path.touch()
+    options = {"name": "one"}
+    plugin.volume_stage(
+        VolumeStage(driver=DRIVER, volume_id=ONE, options=options, staging_path=str(path), block=True, must_exist=True)
+    )
+    assert len(loopdev.find(disk / "one.img")) == 1
+    detach(disk)
+    try:
+        plugin.volume_unstage(VolumeUnstage(driver=DRIVER, volume_id=ONE, staging_path=str(path)))
+        assert loopdev.find(Path(f"{disk}.elsewhere/one.img")) == []
+    finally:
+        attach(disk)
+        loopdev.release_idle(disk / "one.img")
