@@ -202,8 +202,9 @@ class CniService:
         fields = {one.name: getattr(request, one.name) for one in dataclasses.fields(CniAttachmentRequest)}
         call = Call("DEL", f"cni:{request.claim}", key=str(_key(request)))
         try:
-            if await self._records.find(_key(request)) is not None:
-                return  # of an earlier ADD: its caller has a result, and the container needs its network
+            earlier = await self._records.find(_key(request))
+            if earlier is not None and earlier.netns == request.netns.path:
+                return  # the caller has the result of an earlier ADD, and the container needs its network
             opened = await self._lookups.run(lambda: host_or_own(host), late=Netns.close)
             deletion = CniDel(**{**fields, "host_netns": opened, "prev_result": None}, netns=None)
             await self.runner.call(

@@ -192,3 +192,11 @@ def test_without_root_the_rules_for_devices_are_judged(other_user: Any) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=other_user.env, cwd="/")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 rules passed" in done.stdout
+
+
+def test_what_a_job_in_the_background_ignores_is_not_the_plugins_doing() -> None:
+    """A shell without job control lets it ignore SIGINT and SIGQUIT (POSIX, asynchronous lists)."""
+    verify = [sys.executable, "-m", "nodeplug", "verify", "tmpfs", "--rule", "process-is-left-as-it-was"]
+    ignoring = ["sh", "-c", 'trap "" INT QUIT; exec "$@"', "sh", *verify]
+    done = subprocess.run(ignoring, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
