@@ -12,7 +12,7 @@ from typing import Any, Final
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 from pydantic.alias_generators import to_camel
 
-from nodeplug import CniAdd, CniCheck, CniDns, CniRequest, InvalidEnvironment, InvalidRequest
+from nodeplug import CniAdd, CniDns, CniRequest, InvalidEnvironment, InvalidRequest
 from nodeplug_net.ipam_config import KNOWN_ARGS, DnsConf
 
 DEFAULT_BRIDGE: Final = "cni0"
@@ -206,7 +206,7 @@ def _refuse_unsupported(conf: NetConf) -> None:
 def _mac(request: CniRequest, conf: NetConf) -> str:
     """CNI_ARGS, then `args.cni.mac`, then `runtimeConfig.mac`: the later place wins."""
     chosen = ""
-    if isinstance(request, CniAdd | CniCheck):
+    if isinstance(request, CniAdd):
         chosen = request.read_args(*KNOWN_ARGS).get("MAC", "")
         if chosen and not _MAC.fullmatch(chosen):
             raise InvalidEnvironment(_NO_MAC.format(chosen), details="in CNI_ARGS; six bytes are wanted")

@@ -17,7 +17,6 @@ from pydantic.alias_generators import to_camel
 
 from nodeplug import (
     CniAdd,
-    CniCheck,
     CniDns,
     CniRequest,
     CniRoute,
@@ -195,7 +194,7 @@ def _check_version(version: str, said: str, ranges: tuple[RangeSet, ...]) -> Non
 def _requested(request: CniRequest, conf: NetConf) -> tuple[Address, ...]:
     """Collect addresses from CNI_ARGS `IP`, `args.cni.ips` and `runtimeConfig.ips`, each with or without a prefix."""
     wanted: dict[Address, None] = {}
-    if isinstance(request, CniAdd | CniCheck) and (value := request.read_args(*KNOWN_ARGS).get("IP")):
+    if isinstance(request, CniAdd) and (value := request.read_args(*KNOWN_ARGS).get("IP")):
         try:
             wanted[_address_of(value)] = None
         except ValueError as error:

@@ -232,6 +232,7 @@ def test_a_pool_whose_folder_was_removed_is_forgotten_at_the_next_start(
 ) -> None:
     add(scratch, host_local, network(), "c1")
     assert len(list((scratch.folder / "journal").iterdir())) == 1
+    (folder.parent / "another").mkdir()  # an empty folder of networks may be a mount point whose disk is away
     shutil.rmtree(folder)
     HostLocal(HostLocalConfig(data_dir=folder.parent), scratch.host).start()
     assert list((scratch.folder / "journal").iterdir()) == []

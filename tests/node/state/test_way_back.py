@@ -55,7 +55,7 @@ def test_a_networks_records_have_the_form_that_the_older_version_wrote(network: 
         file.unlink()
     network.node.stop()
     network.node.start()
-    args = "K8S_POD_NAMESPACE=default"
+    args = "IgnoreUnknown=1;K8S_POD_NAMESPACE=default"
     with Sandbox(network.root / "run/netns/new") as pod, Sandbox(network.root / "run/netns/new-f") as other:
         network.runtime().add("new", pod.path, args=args)
         network.runtime().add("ended", pod.path, "eth1", args=args)
