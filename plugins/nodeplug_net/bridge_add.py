@@ -9,6 +9,7 @@ its host veth by its computed name and goes through the same steps, each of whic
 
 import errno
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from ipaddress import ip_address, ip_network
 from typing import Final
@@ -41,9 +42,10 @@ from nodeplug_net.links import (
     set_sysctl,
     up_request,
 )
-from nodeplug_net.masquerade import Element
+from nodeplug_net.masquerade import Element, Masquerade
 from nodeplug_net.messages import mac_bytes, u32
 from nodeplug_net.netlink import EEXIST, Netlink, Request
+from nodeplug_net.spoof_check import SpoofCheck
 from nodeplug_net.undo import Undo
 
 _CONTAINER_INTERFACE: Final = 2
@@ -84,9 +86,8 @@ class Attaching:
             ensure_gateway(self.links, bridge, config, plan.ips)
         outside = self._wait_for_port()
         bridge = self.links.get(config.bridge) or bridge  # an unpinned MAC follows the ports
-        if config.ip_masq and plan.ips:  # last, and one transaction: whole or absent, so nothing to undo
-            with self.plane.masquerade(self.request) as masquerade:
-                masquerade.add([ip.address for ip in plan.ips], self.attachment.label, self._others)
+        if not config.mac_spoof_check:  # last, and one transaction: whole or absent, so nothing to undo
+            self._write_rules(plan, "")
         return replace(
             plan,
             interfaces=(
@@ -95,6 +96,20 @@ class Attaching:
                 CniInterface(inside.name, mac=inside.mac, sandbox=self.request.netns.path, mtu=inside.mtu),
             ),
         )
+
+    def _write_rules(self, plan: CniResult, checked_mac: str) -> None:
+        """Masquerade, and let no other MAC pass if there is one to check, in one transaction."""
+        addresses = [ip.address for ip in plan.ips] if self.config.ip_masq else []
+        if not addresses and not checked_mac:
+            return
+        attachment = self.attachment
+        with self.plane.nft.lent(self.request.host_netns) as netlink:
+            spoof = SpoofCheck(netlink)
+
+            def check_of_macs(again: bool) -> Sequence[bytearray]:
+                return spoof.composed(attachment, attachment.host_veth, checked_mac, again=again) if checked_mac else ()
+
+            Masquerade(netlink).add(addresses, attachment.label, self._others, check_of_macs)
 
     def _others(self) -> list[Element]:
         """The other masqueraded addresses of this network, for a table that an administrator has flushed."""
@@ -136,6 +151,8 @@ class Attaching:
             if error.errno != errno.EINVAL:  # a full bridge has words of its own
                 raise
             raise PluginError("failed to make veth pair: invalid argument", details=error.strerror or "") from error
+        if config.mac_spoof_check:  # after the interface
+            self.undo.push(f"remove the rules of {name}", lambda: self.plane.end_rules(request, self.attachment))
         self.undo.push(f"delete interface {name}", self._remove_veth)
         return True
 
@@ -191,6 +208,8 @@ class Attaching:
             if self.config.mac and link.mac != self.config.mac:
                 links.set_mac(link, self.config.mac)
                 link.mac = self.config.mac
+            if self.config.mac_spoof_check:  # before the first frame, which the kernel sends itself
+                self._write_rules(plan, link.mac)
             early = [address_request(link.index, ifname, ip.address) for ip in plan.ips if ip.address.version == 4]
             late = [address_request(link.index, ifname, ip.address) for ip in plan.ips if ip.address.version == 6]
             routes = [route_request(link.index, ifname, route) for route in routed(plan)]

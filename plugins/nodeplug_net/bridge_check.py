@@ -26,6 +26,7 @@ from nodeplug_net.dataplane import Dataplane
 from nodeplug_net.ipam_config import has_ranges, parse_config
 from nodeplug_net.links import Link, Links, links_in
 from nodeplug_net.netlink import Netlink
+from nodeplug_net.spoof_check import SpoofCheck
 
 
 def health(plane: Dataplane) -> None:
@@ -87,6 +88,10 @@ def _differences(
                 yield f"bridge {bridge.name} lost its address {address}"
     if config.ip_masq:
         yield from _masquerade_differences(request, plane)
+    if config.mac_spoof_check:
+        with plane.nft.lent(request.host_netns) as netlink:
+            host = _host_end(request, bridge)
+            yield from SpoofCheck(netlink).differences(Attachment.of(request), host, inside.mac)
 
 
 def _inside_differences(request: CniCheck, inner: Links, inside: Link, expected: CniInterface) -> Iterator[str]:
@@ -117,10 +122,7 @@ def _belongs(request: CniCheck, interface: int | None) -> bool:
 def _outside_differences(
     request: CniCheck, config: BridgeConfig, links: Links, bridge: Link, inside: Link
 ) -> Iterator[str]:
-    name = Attachment.of(request).host_veth
-    names = [one.name for one in request.prev_result.interfaces if not one.sandbox and one.name != bridge.name]
-    if names and name not in names:
-        name = names[0]  # made by the reference plugin, under a random name
+    name = _host_end(request, bridge)
     outside = links.get(name)
     if outside is None:
         yield f"host interface {name} does not exist"
@@ -136,6 +138,13 @@ def _outside_differences(
     expected = next((one for one in request.prev_result.interfaces if one.name == name and not one.sandbox), None)
     if expected is not None and expected.mac and outside.mac != expected.mac.lower():
         yield f"host interface {name} has MAC {outside.mac}, not {expected.mac}"
+
+
+def _host_end(request: CniCheck, bridge: Link) -> str:
+    """Return the name of the host end; one that the reference plugin made has a random name."""
+    name = Attachment.of(request).host_veth
+    names = [one.name for one in request.prev_result.interfaces if not one.sandbox and one.name != bridge.name]
+    return names[0] if names and name not in names else name
 
 
 def _masquerade_differences(request: CniCheck, plane: Dataplane) -> Iterator[str]:

@@ -24,7 +24,6 @@ _VLAN_LIMIT: Final = 4094
 _NOT_SUPPORTED: Final = {
     "vlan",
     "vlan_trunk",
-    "macspoofchk",
     "port_isolation",
     "disable_container_interface",
     "enabledad",
@@ -124,6 +123,7 @@ class BridgeConfig:
         mtu: of both ends, and of a bridge that is created; 0 leaves it to the kernel.
         hairpin: containers reach themselves through the bridge.
         promiscuous: the bridge is promiscuous.
+        mac_spoof_check: frames with another source than the container's hardware address are dropped.
         mac: the container's hardware address, or empty.
         dns: instead of IPAM's, or None.
         ipam: the IPAM plugin, or empty for a network without addresses.
@@ -137,6 +137,7 @@ class BridgeConfig:
     mtu: int = 0
     hairpin: bool = False
     promiscuous: bool = False
+    mac_spoof_check: bool = False
     mac: str = ""
     dns: CniDns | None = None
     ipam: str = ""
@@ -163,6 +164,7 @@ def parse_bridge(request: CniRequest) -> BridgeConfig:
         mtu=conf.mtu,
         hairpin=conf.hairpin_mode,
         promiscuous=conf.promisc_mode,
+        mac_spoof_check=conf.macspoofchk,
         mac=mac,
         dns=conf.dns.value() if conf.dns.is_given else None,
         ipam=conf.ipam.type,

@@ -1,7 +1,7 @@
 """DEL and GC of the bridge.
 
 Owns: undoing what ADD made, in an order in which nobody else can get an address that is still in use: link, then
-masquerading, then the address.
+rules, then the address.
 Refuses: to depend on anything. The host veth has a computed name; its alias, the masquerade entries and the addresses'
 files name the attachment: namespace, result and journal may all be gone.
 """
@@ -12,10 +12,11 @@ from nodeplug import CniDel, CniGc
 from nodeplug_net.addressing import IN_PROCESS, Address
 from nodeplug_net.attachment import HOST_VETH, Attachment, network_label
 from nodeplug_net.bridge_config import DelegationConf, PortConf, parse_bridge
-from nodeplug_net.dataplane import Dataplane
+from nodeplug_net.dataplane import Dataplane, names_of_links
 from nodeplug_net.links import Link, Links, links_in
 from nodeplug_net.netlink import Netlink
 from nodeplug_net.reaper import LIMIT
+from nodeplug_net.spoof_check import SpoofCheck
 from nodeplug_net.undo import Errors
 
 
@@ -31,7 +32,7 @@ def detach(request: CniDel, plane: Dataplane) -> None:
     foreign = plugin_type not in IN_PROCESS
     if foreign:  # before the link, as a dhcp lease is returned through the interface
         with errors.kept():
-            _end_masquerade(request, attachment, plane)
+            plane.end_rules(request, attachment)
         with errors.kept():
             _end_reference(request, attachment, plane)
         with errors.kept():
@@ -42,7 +43,7 @@ def detach(request: CniDel, plane: Dataplane) -> None:
         deletion = None if link is None else plane.reaper.delete(link)
         if not foreign:
             with errors.kept():  # while the kernel deletes the link
-                _end_masquerade(request, attachment, plane)
+                plane.end_rules(request, attachment)
             if link is None or not link.alias:
                 with errors.kept():
                     _end_reference(request, attachment, plane)
@@ -53,12 +54,6 @@ def detach(request: CniDel, plane: Dataplane) -> None:
         with errors.kept():
             plane.addressing.delete(request, plugin_type)
     errors.raise_all()
-
-
-def _end_masquerade(request: CniDel, attachment: Attachment, plane: Dataplane) -> None:
-    """End it while the attachment has the address: later the next holder could come between check and removal."""
-    with plane.masquerade(request) as masquerade:
-        masquerade.remove(masquerade.owned(attachment.label))
 
 
 def _end_reference(request: CniDel, attachment: Attachment, plane: Dataplane) -> None:
@@ -117,6 +112,8 @@ def collect(request: CniGc, plane: Dataplane) -> None:
             masquerade.remove([entry for entry in entries if entry.label not in labels])
         with errors.kept(), plane.reference(request) as reference:
             reference.collect(request.network, valid)
+        with errors.kept(), plane.nft.lent(request.host_netns) as netlink:
+            SpoofCheck(netlink).sweep(names_of_links)
     if linked:  # else somebody may still use an address that others would get
         with errors.kept():
             plane.addressing.collect(request, request.parse(DelegationConf).ipam.type)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from nodeplug import CniRequest, PluginError
 from nodeplug_net.addressing import Addressing
-from nodeplug_net.attachment import of_label
+from nodeplug_net.attachment import Attachment, of_label
 from nodeplug_net.bridge_config import BridgeConfig
 from nodeplug_net.links import Links
 from nodeplug_net.masquerade import Element, Masquerade
@@ -20,6 +20,7 @@ from nodeplug_net.netlink import Netlink
 from nodeplug_net.reaper import Reaper
 from nodeplug_net.reference import Reference
 from nodeplug_net.sockets import NftSockets, open_nft
+from nodeplug_net.spoof_check import SpoofCheck
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +60,22 @@ class Dataplane:
         with self.nft.lent(request.host_netns) as netlink:
             yield Reference(netlink, self.log)
 
+    def end_rules(self, request: CniRequest, attachment: Attachment) -> None:
+        """End masquerading and the check of the MAC of an attachment, in one transaction.
+
+        Do so while the attachment has its address: later the next holder could come between check and removal.
+
+        Raises:
+            OSError: the kernel refuses.
+            PluginError: others keep changing the rules.
+        """
+        with self.nft.lent(request.host_netns) as netlink:
+            masquerade, spoof = Masquerade(netlink), SpoofCheck(netlink)
+            if not masquerade.remove(masquerade.owned(attachment.label), spoof.removal(attachment)):
+                spoof.remove(attachment)
+
     def tidy(self) -> None:
-        """Remove masquerading of this thread's namespace that nobody needs; what stays does no harm.
+        """Remove rules of this thread's namespace that nobody needs; what stays does no harm.
 
         An address whose interface is gone was ended by somebody who does not know our table: the reference's plugins.
         """
@@ -69,8 +84,15 @@ class Dataplane:
                 masquerade = Masquerade(nft)
                 masquerade.discard(_ended)
                 masquerade.prune()
+                SpoofCheck(nft).sweep(names_of_links)
         except (OSError, PluginError) as error:
-            self.log.warning("unused masquerading stays: %s", error)
+            self.log.warning("unused rules stay: %s", error)
+
+
+def names_of_links() -> frozenset[str]:
+    """List the names of the interfaces in the calling thread's namespace."""
+    with Netlink() as netlink:
+        return frozenset(link.name for link in Links(netlink).all())
 
 
 def _ended(entries: list[Element]) -> list[Element]:

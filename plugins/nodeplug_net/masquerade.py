@@ -58,7 +58,11 @@ class Masquerade:
         self._netlink = netlink
 
     def add(
-        self, addresses: Sequence[Interface], label: str, others: Callable[[], Sequence[Element]] = lambda: ()
+        self,
+        addresses: Sequence[Interface],
+        label: str,
+        others: Callable[[], Sequence[Element]] = lambda: (),
+        beside: Callable[[bool], Sequence[bytearray]] = lambda _: (),
     ) -> None:
         """Masquerade addresses for an attachment, in one transaction; take over elements of others.
 
@@ -66,23 +70,26 @@ class Masquerade:
             addresses: with the prefix of their subnet.
             label: of the attachment.
             others: returns who else should be masqueraded; called if the rules of a subnet are missing.
+            beside: composes more for the same transaction, without it or (True) with what exists of it to be replaced.
 
         Raises:
             OSError: the kernel refuses, with its errno.
             PluginError: others keep changing the table.
         """
         wanted = [Element(address.network, address.packed, label) for address in addresses]
-        messages = [nft.new_element(one.network, one.key, label) for one in wanted]
-        for _ in range(_ATTEMPTS):
-            if self.lacking(one.network for one in wanted):
+        messages = [*(nft.new_element(one.network, one.key, label) for one in wanted), *beside(False)]
+        for _ in range(_ATTEMPTS if messages else 0):
+            if wanted and self.lacking(one.network for one in wanted):
                 self.mend(others(), [one.network for one in wanted])
             refusal = commit(self._netlink, messages)
             if refusal is None:
                 return
             if refusal.error not in {errno.EEXIST, errno.ENOENT}:
-                raise failure(f"masquerade {', '.join(map(str, addresses))} in table {nft.TABLE}", refusal)
-            messages = self._replacement(wanted)
-        raise _restless()
+                what = f"masquerade {', '.join(map(str, addresses))} in table {nft.TABLE}" if wanted else "write rules"
+                raise failure(what, refusal)
+            messages = [*self._replacement(wanted), *beside(True)]
+        if messages:
+            raise _restless()
 
     def _replacement(self, wanted: list[Element]) -> list[bytearray]:
         """Compose the transaction from the elements that exist now."""
@@ -186,23 +193,34 @@ class Masquerade:
         """List the elements of a set."""
         return dump(self._netlink, lambda: nft.dump_elements(name), f"list set {name} of table {nft.TABLE}")
 
-    def remove(self, entries: Sequence[Element]) -> None:
+    def remove(self, entries: Sequence[Element], beside: Sequence[bytearray] = ()) -> bool:
         """Remove entries; succeed for those that are gone.
+
+        Args:
+            entries: what ends.
+            beside: more for the same transaction, if the entries are few.
+
+        Returns:
+            Whether what is beside was done; not if something was gone.
 
         Raises:
             OSError: the kernel refuses.
         """
-        for start in range(0, len(entries), _TOGETHER):
+        done = self._remove(entries[:_TOGETHER], beside)
+        for start in range(_TOGETHER, len(entries), _TOGETHER):
             self._remove(entries[start : start + _TOGETHER])
+        return done
 
-    def _remove(self, entries: Sequence[Element]) -> None:
+    def _remove(self, entries: Sequence[Element], beside: Sequence[bytearray] = ()) -> bool:
         """Remove entries in one transaction, and one by one if some are gone."""
-        refusal = commit(self._netlink, [nft.delete_element(entry.network, entry.key) for entry in entries])
-        if refusal is not None and refusal.error == errno.ENOENT and len(entries) > 1:
+        messages = [*(nft.delete_element(entry.network, entry.key) for entry in entries), *beside]
+        refusal = commit(self._netlink, messages) if messages else None
+        if refusal is not None and refusal.error != errno.ENOENT:
+            raise failure(f"end masquerading {', '.join(str(entry.address) for entry in entries)}", refusal)
+        if refusal is not None and len(messages) > 1:
             for entry in entries:
                 self._remove([entry])
-        elif refusal is not None and refusal.error != errno.ENOENT:
-            raise failure(f"end masquerading {', '.join(str(entry.address) for entry in entries)}", refusal)
+        return refusal is None
 
     def discard(self, unwanted: Callable[[list[Element]], Sequence[Element]]) -> None:
         """Remove those of all entries that are still unwanted when nothing has changed since they were listed.

@@ -14,6 +14,7 @@ from nodeplug_net.encoder import message_class
 NFT_MSG_NEWTABLE: Final = 0
 NFT_MSG_DELTABLE: Final = 2
 NFT_MSG_NEWCHAIN: Final = 3
+NFT_MSG_GETCHAIN: Final = 4
 NFT_MSG_DELCHAIN: Final = 5
 NFT_MSG_NEWRULE: Final = 6
 NFT_MSG_GETRULE: Final = 7
@@ -30,6 +31,7 @@ _BATCH_BEGIN: Final = 0x10
 _BATCH_END: Final = 0x11
 NFPROTO_INET: Final = 1
 NFPROTO_IPV4: Final = 2
+NFPROTO_BRIDGE: Final = 7
 NFPROTO_IPV6: Final = 10
 
 REQUEST: Final = 0x1
@@ -39,7 +41,9 @@ CREATE: Final = 0x605  # NLM_F_CREATE | NLM_F_EXCL
 APPEND: Final = 0xC05  # NLM_F_CREATE | NLM_F_APPEND
 DUMP: Final = 0x301  # NLM_F_REQUEST | NLM_F_DUMP
 SRCNAT: Final = 100  # NF_IP_PRI_NAT_SRC
+PRE_ROUTING: Final = 0
 POST_ROUTING: Final = 4
+DROP: Final = 0
 RETURN: Final = -5
 JUMP: Final = -3
 GOTO: Final = -4
@@ -146,7 +150,16 @@ def destination(network: Network, operator: int) -> list[Expression]:
 
 
 def verdict(code: int, chain: str = "") -> Expression:
-    """`return`, or `jump CHAIN` and `goto CHAIN`."""
+    """`return` and `drop`, or `jump CHAIN` and `goto CHAIN`."""
     attrs: Attributes = [("NFTA_VERDICT_CODE", code), *([("NFTA_VERDICT_CHAIN", chain)] if chain else [])]
     data = nest(("NFTA_DATA_VERDICT", {"attrs": attrs}))
     return expression("immediate", ("NFTA_IMMEDIATE_DREG", 0), ("NFTA_IMMEDIATE_DATA", data))
+
+
+def with_comment(encoded: bytes, comment: str) -> bytes:
+    """Append NFTA_RULE_USERDATA to a rule; not every release of pyroute2 knows what is in it."""
+    data = comment.encode() + b"\0"
+    data = bytes([0, len(data)]) + data  # NFTNL_UDATA_RULE_COMMENT
+    attribute = struct.pack("=HH", 4 + len(data), 7) + data
+    whole = encoded + attribute.ljust((len(attribute) + 3) & ~3, b"\0")
+    return struct.pack("=I", len(whole)) + whole[4:]

@@ -4,7 +4,6 @@ Owns: their shape, as the reference writes it (ipmasq_nftables_linux.go), and re
 Refuses: sockets. pyroute2 is imported by the first message.
 """
 
-import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -40,6 +39,7 @@ from nodeplug_net.nftables import (
     nest,
     of_family,
     verdict,
+    with_comment,
 )
 from nodeplug_net.transactions import BODY
 
@@ -78,14 +78,15 @@ def parse_rule(message: bytes) -> Read:
         if kind == 3:  # NFTA_RULE_HANDLE
             rule.handle = int.from_bytes(message[start:end], "big")
         elif kind == 4:  # NFTA_RULE_EXPRESSIONS
-            for name, data in _expressions(message, start, end):
+            for name, data in expressions(message, start, end):
                 _take(rule, name, data)
         elif kind == 7 and message[start] == 0:  # NFTA_RULE_USERDATA, NFTNL_UDATA_RULE_COMMENT
             rule.comment = text(message, start + 2, end)
     return rule
 
 
-def _expressions(message: bytes, start: int, end: int) -> Iterator[tuple[str, dict[int, bytes]]]:
+def expressions(message: bytes, start: int, end: int) -> Iterator[tuple[str, dict[int, bytes]]]:
+    """Walk the expressions of a rule: the name of each, and its attributes by their numbers."""
     for _, first, last in attributes(message, start, end):  # NFTA_LIST_ELEM
         name, data = "", {}
         for kind, begin, stop in attributes(message, first, last):
@@ -109,14 +110,14 @@ def _take(rule: Read, name: str, data: dict[int, bytes]) -> None:
     elif name == "match" and text(data.get(1, b""), 0, 8) == "comment":  # NFTA_MATCH_NAME, NFTA_MATCH_INFO
         rule.comment = text(data.get(3, b""), 0, len(data.get(3, b"")))
     elif name == "immediate":
-        rule.jump = _verdict_chain(data.get(2, b""))  # NFTA_IMMEDIATE_DATA
+        rule.jump = verdict_chain(data.get(2, b""))  # NFTA_IMMEDIATE_DATA
 
 
 def _number(data: bytes | None) -> int:
     return int.from_bytes(data or b"", "big")
 
 
-def _verdict_chain(data: bytes) -> str:
+def verdict_chain(data: bytes) -> str:
     """Return NFTA_VERDICT_CHAIN of NFTA_DATA_VERDICT."""
     chains = [
         text(data, first, last)
@@ -191,13 +192,4 @@ def _rule(chain: str, expressions: list[Expression], comment: str = "") -> bytes
         ("NFTA_RULE_EXPRESSIONS", expressions),
     ]
     encoded = encode("nft_rule_msg", NFT_MSG_NEWRULE, APPEND, attrs)
-    return encoded if not comment else _with_comment(encoded, comment)
-
-
-def _with_comment(encoded: bytes, comment: str) -> bytes:
-    """Append NFTA_RULE_USERDATA; not every release of pyroute2 knows what is in it."""
-    data = comment.encode() + b"\0"
-    data = bytes([0, len(data)]) + data  # NFTNL_UDATA_RULE_COMMENT
-    attribute = struct.pack("=HH", 4 + len(data), 7) + data
-    whole = encoded + attribute.ljust((len(attribute) + 3) & ~3, b"\0")
-    return struct.pack("=I", len(whole)) + whole[4:]
+    return encoded if not comment else with_comment(encoded, comment)

@@ -60,7 +60,6 @@ def test_hairpin_and_promiscuous_mode_exclude_each_other(here: Netns) -> None:
     [
         ("vlan", 100),
         ("vlanTrunk", [{"id": 5}]),
-        ("macspoofchk", True),
         ("portIsolation", True),
         ("disableContainerInterface", True),
         ("enabledad", True),
