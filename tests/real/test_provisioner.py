@@ -6,6 +6,7 @@ scheduler would.
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -264,24 +265,70 @@ def test_a_daemon_that_is_killed_again_and_again_leaves_nothing_undone_nor_behin
     cluster.until("no volume", lambda: not cluster.volumes())
 
 
-def test_a_volume_whose_claim_went_while_the_daemon_was_away_is_deleted(cluster: Cluster) -> None:
+def begun(cluster: Cluster, claim: str, **parameters: str) -> str:
+    """Note a claim's volume as begun, as a daemon does that is killed before the volume's object; return its name."""
+    uid = cluster.get(claim)["metadata"]["uid"]
+    data = {"driver": DRIVER, "namespace": "default", "claim": claim, "uid": uid}
+    wanted: Object = {"name": f"pvc-{uid}", "size": 32 * MIB, "limit": 0, "block": False, "fs_type": "ext4"}
+    wanted |= {"parameters": parameters, "source": "", "snapshot": "", "access_modes": ["SINGLE_NODE_WRITER"]}
+    journal(cluster).write(f"pvc-{uid}", phase="creating", data=data, request=wanted)
+    return f"pvc-{uid}"
+
+
+def journal(cluster: Cluster) -> Journal:
+    return Journal(cluster.daemon.paths.journal / "csi-provisioner")
+
+
+@pytest.mark.parametrize("parameters", [{}, {"former": "1"}], ids=["as asked for", "as this version refuses to make"])
+def test_a_volume_whose_claim_went_while_the_daemon_was_away_is_deleted(
+    cluster: Cluster, parameters: dict[str, str]
+) -> None:
     cluster.daemon.kill()
     cluster.claim("short")
-    uid = cluster.get("short")["metadata"]["uid"]
-    data = {"driver": DRIVER, "namespace": "default", "claim": "short", "uid": uid}
-    wanted: Object = {"name": f"pvc-{uid}", "size": 32 * MIB, "limit": 0, "block": False, "fs_type": "ext4"}
-    wanted |= {"parameters": {}, "source": "", "snapshot": "", "access_modes": ["SINGLE_NODE_WRITER"]}
-    journal = Journal(cluster.daemon.paths.journal / "csi-provisioner")
-    journal.write(f"pvc-{uid}", phase="creating", data=data, request=wanted)  # as killed between volume and object
-    image = cluster.images / f"pvc-{uid}.img"
+    image = cluster.images / f"{begun(cluster, 'short', **parameters)}.img"
     image.write_bytes(b"")
     os.truncate(image, 32 * MIB)
     subprocess.run(["/usr/sbin/mkfs.ext4", "-q", str(image)], check=True)
     image.with_suffix(".json").write_text("{}")
     cluster.delete("short")
     cluster.daemon.start()
+    cluster.until("the end", lambda: not journal(cluster).entries())
+    assert cluster.names() == []
+
+
+@pytest.mark.parametrize("name", ["retried", "abandoned"])
+def test_a_volume_that_was_begun_is_not_forgotten_while_its_disk_is_away(cluster: Cluster, name: str) -> None:
+    cluster.claim("before")
+    before = cluster.bound("before")["spec"]["csi"]["volumeHandle"]  # from now on the folder has a marker
+    cluster.daemon.kill()
+    cluster.claim(name)
+    handle = begun(cluster, name)
+    for suffix in (".img", ".json"):
+        shutil.copyfile(cluster.images / f"{before}{suffix}", cluster.images / f"{handle}{suffix}")
+    away = cluster.images.with_name("away")
+    cluster.images.rename(away)
+    cluster.images.mkdir()
+    if name == "abandoned":
+        cluster.delete(name)
+    cluster.daemon.start()
+
+    def decided() -> bool:
+        return "are away" in str(cluster.daemon.status()["provisioner"]) or not journal(cluster).entries()
+
+    cluster.until("a decision", decided)
+    noted = [one.key for one in journal(cluster).entries()]
+    cluster.daemon.kill()
+    cluster.images.rmdir()
+    away.rename(cluster.images)
+    cluster.daemon.start()
+    assert noted == [handle]
+    if name == "retried":
+        assert cluster.bound(name)["spec"]["csi"]["volumeHandle"] == handle
+        cluster.delete(name)
+    cluster.until("its end", lambda: cluster.names() == [f"{before}.img"])
+    cluster.delete("before")
     cluster.until("the end", lambda: not cluster.names())
-    assert journal.entries() == ()
+    assert journal(cluster).entries() == ()
 
 
 def test_an_api_server_that_goes_away_and_comes_back_is_no_end(cluster: Cluster) -> None:

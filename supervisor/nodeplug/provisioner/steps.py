@@ -14,9 +14,9 @@ from datetime import UTC, datetime
 from typing import Final, TypeVar, cast
 from weakref import WeakValueDictionary
 
-from nodeplug.contract.errors import AlreadyExists, Exhausted, InvalidRequest, NotFound, PluginError
+from nodeplug.contract.errors import AlreadyExists, Exhausted, InvalidRequest, NotFound, NotSupported, PluginError
 from nodeplug.contract.journal import Entry, Journal
-from nodeplug.contract.values import VolumeClaim, VolumeCreate, VolumeDelete, VolumeId
+from nodeplug.contract.values import ProvisionedVolume, VolumeClaim, VolumeCreate, VolumeDelete, VolumeId
 from nodeplug.csi.driver import Driver
 from nodeplug.fields import write_quantity
 from nodeplug.kubeapi.client import Client
@@ -73,11 +73,10 @@ class Steps:
             await self._create(claim, storage_class, driver, wanted)
 
     async def _create(self, claim: Object, storage_class: Object, driver: Driver, wanted: VolumeCreate) -> None:
+        begun = await self.records.run(lambda: self.journal.read(wanted.name))
         await self._record(wanted, claim, driver)
         try:
-            made = await _work(
-                driver, "provision", objects.key_of(claim), lambda steps: provisioning.create(steps, wanted)
-            )
+            made = await _make(driver, wanted, "provision", objects.key_of(claim), begun=begun is not None)
         except (Exhausted, NotFound) as error:
             if isinstance(error, NotFound) is not _is_beside_its_source(wanted, driver):
                 raise
@@ -169,17 +168,24 @@ class Steps:
         wanted = VolumeCreate(driver=driver.claim, **{**request, "access_modes": tuple(request["access_modes"])})
         try:
             # Its id is what a creation answers: the same volume, by its name.
-            made = await _work(driver, "find again", name, lambda steps: provisioning.create(steps, wanted))
+            handle = (await _make(driver, wanted, "find again", name, begun=True)).volume_id
         except AlreadyExists:
             raise
         except (InvalidRequest, NotFound, Exhausted) as error:
+            # What is refused now may have been made all the same, as with a configuration that allowed it.
+            LOG.info("volume %s of %s would not be made now: %s", name, driver.name, error.message)
+            handle = None
+        if not await self._is_nobodys(entry):
+            return
+        gone = VolumeDelete(driver=driver.claim, volume_id=handle or VolumeId(name))
+        try:
+            await _work(driver, "abandon", name, lambda steps: provisioning.delete(steps, gone))
+        except (InvalidRequest, NotFound, NotSupported) as error:
+            if handle is not None:
+                raise
             LOG.info("volume %s of %s was never made: %s", name, driver.name, error.message)
         else:
-            if not await self._is_nobodys(entry):
-                return
-            gone = VolumeDelete(driver=driver.claim, volume_id=made.volume_id)
-            await _work(driver, "abandon", name, lambda steps: provisioning.delete(steps, gone))
-            LOG.info("volume %s of %s is deleted: its claim is gone", made.volume_id, driver.name)
+            LOG.info("volume %s of %s is deleted: its claim is gone", gone.volume_id, driver.name)
         await self.records.run(lambda: self.journal.remove(name))
 
     async def _is_nobodys(self, entry: Entry) -> bool:
@@ -271,6 +277,29 @@ async def _work(driver: Driver, verb: str, target: str, work: Callable[[VolumeSt
     """Have a driver do something; TryAgain where no plugin serves it, since NotFound is its own word of a volume."""
     _ = driver.serving
     return await driver.work(verb, work, target=target)
+
+
+async def _make(driver: Driver, wanted: VolumeCreate, verb: str, target: str, *, begun: bool) -> ProvisionedVolume:
+    """Have a driver make a volume.
+
+    One that was begun before may be there, on a disk that is away: then that there is no room is taken from a driver
+    alone that sees its volumes, and would have found it.
+
+    Raises:
+        PluginError: it cannot; NotReady if it cannot say whether the volume is there.
+    """
+    try:
+        return await _work(driver, verb, target, lambda steps: provisioning.create(steps, wanted))
+    except Exhausted:
+        if not begun:
+            raise
+    await _work(driver, "look for", target, _look)
+    return await _work(driver, verb, target, lambda steps: provisioning.create(steps, wanted))
+
+
+def _look(steps: VolumeSteps) -> None:
+    if steps.composition.has("volume_list"):
+        provisioning.every(steps)
 
 
 def _is_beside_its_source(wanted: VolumeCreate, driver: Driver) -> bool:
