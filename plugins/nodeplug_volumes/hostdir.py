@@ -24,7 +24,6 @@ from nodeplug import (
     Host,
     InvalidRequest,
     NotFound,
-    NotReady,
     VolumeClaim,
     VolumeId,
     VolumeIdentify,
@@ -100,10 +99,8 @@ class HostDir:
 
     @hookimpl
     def health(self) -> None:
-        """Not ready while a root is missing."""
-        missing = [f"{name} ({root.path})" for name, root in self._config.roots.items() if not root.path.is_dir()]
-        if missing:
-            raise NotReady(f"roots are missing: {', '.join(missing)}; are their disks mounted?")
+        """Not ready while a root is missing, or its disk is."""
+        roots.check((name, root.path) for name, root in self._config.roots.items())
 
     @hookimpl
     def volume_id(self, request: VolumeIdentify) -> VolumeId:
@@ -125,7 +122,7 @@ class HostDir:
             os.close(descriptor)
 
     def _open(self, wish: Wish, group: int | None, *, must_exist: bool) -> int:
-        root = beneath.open_root(str(wish.root.path))
+        root = roots.opened(wish.root.path)
         try:
             if wish.create and not must_exist:
                 return beneath.make_beneath(root, wish.path, wish.mode, group)

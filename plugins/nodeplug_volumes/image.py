@@ -125,10 +125,8 @@ class Image:
 
     @hookimpl
     def health(self) -> None:
-        """Not ready while a root is missing."""
-        missing = [f"{name} ({root.path})" for name, root in self._config.roots.items() if not root.path.is_dir()]
-        if missing:
-            raise NotReady(f"roots are missing: {', '.join(missing)}; are their disks mounted?")
+        """Not ready while a root is missing, or its disk is."""
+        roots.check((name, root.path) for name, root in self._config.roots.items())
 
     @hookimpl
     def volume_id(self, request: VolumeIdentify) -> VolumeId:
@@ -171,7 +169,7 @@ class Image:
 
     @contextmanager
     def _opened(self, wish: Wish) -> Iterator[int]:
-        root = beneath.open_root(str(wish.root.path))
+        root = roots.opened(wish.root.path)
         try:
             descriptor = beneath.open_file_beneath(root, wish.path, or_directory=True)
         finally:

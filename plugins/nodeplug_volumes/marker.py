@@ -5,7 +5,8 @@ Refuses: to take an empty mount point for a folder without volumes. What is note
 
 A folder has a marker from its first volume to its last. One that has volumes and neither marker nor note is of an
 earlier version, and gets both. A marker without a note is taken over: the folder comes from another node, or the state
-is new.
+is new. One that has nothing of all this is away, too, if fstab has a disk there that is not mounted: an earlier
+version, which marked nothing, may have had its volumes on it.
 """
 
 import json
@@ -19,6 +20,7 @@ from typing import Final
 
 from nodeplug import NotReady
 from nodeplug_volumes.durable import write
+from nodeplug_volumes.fstab import missing_mount
 
 MARKER: Final = ".nodeplug-volumes"
 
@@ -43,7 +45,7 @@ class Marker:
             has_volumes: asked where there is neither a marker nor a note.
 
         Raises:
-            NotReady: it is not the folder that was noted.
+            NotReady: it is not the folder that was noted, or none was and a disk is missing.
         """
         noted, found = self._noted(), self._found()
         if noted != found:
@@ -59,6 +61,11 @@ class Marker:
         elif found or has_volumes():
             with suppress(OSError):  # a full or read-only disk: its volumes are served all the same
                 self.put()
+        elif (place := missing_mount(self.directory)) is not None:
+            raise NotReady(
+                f"the volumes of {self.directory} are away: fstab has a disk at {place}, and nothing is mounted there; "
+                "is its disk mounted? If none belongs there, take it out of fstab"
+            )
 
     def put(self) -> None:
         """Mark the folder, and note it; OSError if that fails."""

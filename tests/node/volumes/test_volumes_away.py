@@ -146,6 +146,35 @@ def test_a_daemon_that_starts_while_the_disk_is_away_makes_nothing_and_waits(
     assert list(disk.iterdir()) == []
 
 
+@pytest.fixture
+def unmarked(
+    disk: Path, make: Callable[[Path], LoopFile], make_host: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[LoopFile]:
+    """A plugin that starts while the disk is away on which an earlier version, which marked nothing, made a volume."""
+    create(make(disk))
+    (disk / MARKER).unlink()
+    (make_host("loopfile").state_dir / "image-folders.json").unlink()
+    (tmp_path / "fstab").write_text(f"UUID=0b0b {disk} ext4 nofail 0 2\n")
+    monkeypatch.setenv("LIBMOUNT_FSTAB", str(tmp_path / "fstab"))
+    detach(disk)
+    plugin = make(disk)
+    yield plugin
+    attach(disk)
+    assert names(plugin) == ["one"]
+    assert (disk / MARKER).exists()
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_after_an_upgrade_a_disk_of_fstab_that_is_not_mounted_is_waited_for(
+    verb: str, unmarked: LoopFile, disk: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(NotReady, match=f"are away: fstab has a disk at {disk}, and nothing is mounted there"):
+        VERBS[verb](unmarked, str(tmp_path))
+    with pytest.raises(Exhausted, match=AWAY):
+        create(unmarked, "two")
+    assert list(disk.iterdir()) == []
+
+
 def test_what_was_begun_is_removed_when_the_disk_is_back_after_a_start(
     disk: Path, make: Callable[[Path], LoopFile]
 ) -> None:

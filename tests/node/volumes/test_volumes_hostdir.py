@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from nodeplug import mounted_at
+from nodeplug import NotReady, mount, mounted_at
 from nodeplug_volumes.hostdir import HostDir, HostDirConfig
 
 pytestmark = pytest.mark.node
@@ -75,6 +75,35 @@ def test_a_symlink_is_refused_wherever_it_leads(node: Any, root: Path, area: Pat
     assert answer["status"] == "Failure"
     assert "symlink" in answer["message"]
     assert (node.mounted, [entry.name for entry in (area / "secret").iterdir()]) == ([], ["key"])
+
+
+def test_nothing_is_made_in_a_root_whose_disk_of_fstab_is_not_mounted(
+    make_node: Any, make_host: Any, area: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = area / "disk"
+    place.mkdir()
+    (area / "fstab").write_text(f"/dev/vdb {place.resolve()} ext4 nofail 0 2\n")
+    monkeypatch.setenv("LIBMOUNT_FSTAB", str(area / "fstab"))
+    config = HostDirConfig.model_validate({"roots": {"main": {"path": str(place), "create": True}}})
+    plugin = HostDir(config, make_host("hostdir"))
+    node, options = make_node(hostdir=plugin), {"path": "new", "create": "true"}
+    answer = node.mount(DRIVER, node.target("a"), options)
+    assert (answer["status"], "is its disk mounted?" in answer["message"]) == ("Failure", True)
+    assert list(place.iterdir()) == []
+    with pytest.raises(NotReady, match=r"roots are missing: main \(fstab has a disk at .*\); are their disks mounted"):
+        plugin.health()
+    mount("none", str(place), "tmpfs")
+    assert node.mount(DRIVER, node.target("a"), options) == {"status": "Success"}
+    assert (place / "new").is_dir()
+    plugin.health()
+
+
+def test_a_root_that_is_used_without_its_disk_of_fstab_stays_in_use(
+    node: Any, area: Path, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (area / "fstab").write_text(f"/dev/vdb {root.resolve()} ext4 noauto 0 0\n")
+    monkeypatch.setenv("LIBMOUNT_FSTAB", str(area / "fstab"))
+    assert node.mount(DRIVER, node.target("a"), {"path": "models/small"}) == {"status": "Success"}
 
 
 def test_a_file_is_no_directory(node: Any) -> None:
