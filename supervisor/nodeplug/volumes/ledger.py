@@ -10,6 +10,7 @@ staged volume belongs to that volume.
 import hashlib
 import hmac
 import os
+import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -31,6 +32,8 @@ STAGED: Final = "staged"
 UNSTAGING: Final = "unstaging"
 ALONE: Final = "SINGLE_NODE_SINGLE_WRITER"
 """The access mode of a volume for one pod (ReadWriteOncePod)."""
+_PODS: Final = re.compile(r"/pods/[^/]+/volume|/volumeDevices/publish/")
+"""Where kubelet puts what pods have: volumes, volume-subpaths, volumeDevices (pkg/kubelet/config/defaults.go)."""
 _KEY_FILE: Final = "secret-mark.key"
 _KEY_SIZE: Final = 32
 
@@ -236,7 +239,9 @@ class Ledger:
     def users(self, volume: Volume, *, besides: str = "", alone: bool = False) -> set[str]:
         """Return the mount points, besides one, that use a volume: recorded, or showing its staging directory.
 
-        With `alone`, only those recorded for a pod that shares it with none.
+        A mount that shows it and has no record may be the administrator's own, of the same filesystem or export. While
+        there is a record of the volume, it counts where kubelet puts what pods have, and nowhere else. With `alone`,
+        only those recorded for a pod that shares it with none.
         """
         table = mounts()
         mounted = {mount.target for mount in table}
@@ -249,10 +254,12 @@ class Ledger:
             foreign = {_resolved(record.path) for record in records if not _same(record.volume, volume)}
             places = {one.volume.staging_path for one in recorded if isinstance(one, Staged)}
             places |= {volume.staging_path, staged.target}
+            known = any(isinstance(one, Staged) and _same(one.volume, volume) for one in recorded)
+            shown = {mount.target for mount in table if _shows(mount, staged)} - foreign
             mine |= {
-                mount.target
-                for mount in table
-                if _shows(mount, staged) and mount.target not in foreign and not self._is_staging(mount.target, places)
+                target
+                for target in shown
+                if not self._is_staging(target, places) and (not known or _PODS.search(target))
             }
         return mine - {_resolved(besides)} if besides else mine
 

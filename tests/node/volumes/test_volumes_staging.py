@@ -137,6 +137,26 @@ def test_the_first_of_two_unmounts_keeps_the_staging(node: Any, stager: Any) -> 
     assert mounted_at(str(two)) is not None
 
 
+def test_a_mount_of_the_administrators_own_keeps_no_volume_staged(node: Any, stager: Any) -> None:
+    target, own = node.target("a"), node.area / "looked-at"
+    node.mount(DRIVER, target, OPTIONS)
+    own.mkdir()
+    bind(str(target), str(own))
+    assert succeeded(node.unmount(DRIVER, target))
+    assert (stager.calls, node.mounted, node.records) == (["stage", "unstage"], ["looked-at"], [])
+
+
+def test_a_pod_whose_record_is_lost_keeps_its_volume_staged(node: Any, stager: Any) -> None:
+    target, other = node.target("a"), node.target("uid-b/volumes/acme~disk/data")
+    node.mount(DRIVER, target, OPTIONS)
+    node.mount(DRIVER, other, OPTIONS)
+    node.journal.remove(f"target {other}")
+    assert succeeded(node.unmount(DRIVER, target))
+    assert (stager.calls, mounted_at(str(other)) is not None) == (["stage"], True)
+    assert succeeded(node.unmount(DRIVER, other))
+    assert (stager.calls, node.mounted, node.records) == (["stage", "unstage"], [], [])
+
+
 @pytest.mark.parametrize("fail", ["", "stage"])
 def test_a_volume_that_lost_its_staging_mount_is_staged_again_and_never_undone_while_a_pod_has_it(
     node: Any, stager: Any, fail: str
