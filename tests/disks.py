@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from nodeplug.testing.waiting import until
+
 TOOLS = {"xfs": "xfsprogs", "ext4": "e2fsprogs", "btrfs": "btrfs-progs"}
 PATH = "/usr/sbin:/sbin:/usr/bin:/bin"
 
@@ -26,5 +28,14 @@ def attached_disk(folder: Path, fs_type: str, size: str) -> Iterator[Path]:
     try:
         yield folder.resolve()
     finally:
-        subprocess.run(["umount", str(folder)], check=True)
+        _umount(folder)
         image.unlink()
+
+
+def _umount(folder: Path) -> None:
+    """Unmount a disk; what was closed a moment ago, in another thread, may keep it busy."""
+
+    def unmounted() -> bool:
+        return subprocess.run(["umount", str(folder)], capture_output=True, check=False).returncode == 0
+
+    until(unmounted)

@@ -289,7 +289,7 @@ def test_a_daemon_starts_while_kubelets_folder_of_sockets_is_frozen_and_register
     with beside_kubelet(folder, short_path, tmp_path) as (node, kubelet):
         freeze(folder)
         node.start()
-        until(lambda: f"check the filesystem of {folder}" in node.status()["resources"][0]["error"])
+        until(lambda: any(f"check the filesystem of {folder}" in one["error"] for one in node.status()["resources"]))
         thaw(folder)
         kubelet.until_allocatable("example.com/thing", 2)
         until(lambda: node.status()["resources"][0]["error"] == "")

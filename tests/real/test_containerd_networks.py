@@ -76,8 +76,10 @@ def lab(make_private_node: Callable[..., PrivateNode], runtime: Path | None) -> 
                 node, folder / "c", paths.cni_bin, paths.cni_conf, networks=2, programs=runtime
             ) as containerd:
                 made = Lab(node, daemon, containerd)
-                made.end(made.run("first"))  # makes what stays on purpose, such as the bridges
+                # What a network with a pod has (bridges, records) is the same before and after a test.
+                first = made.run("first")
                 yield made
+                made.end(first)
         sys.stdout.write(daemon.log)  # shown when the last test fails
     folders.remove(folder)
 

@@ -29,7 +29,6 @@ from nodeplug.contract.journal import write_durably
 from nodeplug.contract.values import Secrets
 from nodeplug.csi import codec, controller, identity, node
 from nodeplug.csi.driver import Driver
-from nodeplug.csi.sockets import Bound
 from nodeplug.hosting.call import Call
 from nodeplug.hosting.front import Front
 from nodeplug.hosting.registry import Registry
@@ -37,6 +36,7 @@ from nodeplug.hosting.runner import Runner
 from nodeplug.pb import pluginregistration_v1_pb2 as pb
 from nodeplug.pb import pluginregistration_v1_pb2_grpc as pb_grpc
 from nodeplug.process.lane import Lane
+from nodeplug.process.private_socket import Bound
 from nodeplug.volumes.ledger import UNPUBLISHING
 from nodeplug.volumes.service import Volumes
 
@@ -144,7 +144,7 @@ class Served:
 
     async def _serve(self, server: grpc.aio.Server, path: Path) -> Bound:
         try:
-            bound = await self.lane.run(lambda: Bound.at(path, server), lambda late: late.remove())
+            bound = await self.lane.run(lambda: _bound(path, server), lambda late: late.remove())
         except BaseException:
             await server.start()  # only one that was started lets go of what it has bound
             await server.stop(None)
@@ -371,3 +371,12 @@ class CsiDrivers:
     async def end(self) -> None:
         """Stop serving; kubelet keeps the registrations for the next daemon."""
         await asyncio.gather(*[one.end(withdraw=False) for one in self.served.values()])
+
+
+def _bound(path: Path, server: grpc.aio.Server) -> Bound:
+    """Bind a server in a folder that kubelet may not have made yet."""
+    try:
+        path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    except OSError as error:
+        raise PluginError(f"cannot make {path.parent}: {error}") from error
+    return Bound.at(path, server)

@@ -32,14 +32,12 @@ from nodeplug.pb import deviceplugin_v1beta1_pb2_grpc as pb_grpc
 from nodeplug.pb import pluginregistration_v1_pb2 as watcher_pb
 from nodeplug.pb import pluginregistration_v1_pb2_grpc as watcher_grpc
 from nodeplug.process.lane import Lane, Unanswered
-from nodeplug.process.private_socket import bind_private, check_socket_path
+from nodeplug.process.private_socket import Bound, check_socket_path
 
 LOG: Final = logging.getLogger(__name__)
 API_VERSION: Final = "v1beta1"
 _STOP_GRACE: Final = 1.0
 """Seconds that calls in progress get when a server ends."""
-_STOP_PATIENCE: Final = 3.0
-"""Seconds until a server is left to end by itself."""
 _NAMES: Final = 3
 _NAME: Final = 100
 """Texts for people name at most so many devices of a call, and so many characters of each id."""
@@ -110,7 +108,7 @@ class ResourceServer:
         self._lane = lane
         self._snapshots = snapshots
         self._ending = False
-        self._stopping: asyncio.Task[None] | None = None
+        self._bound: Bound | None = None
         self._server = grpc.aio.server(options=_OPTIONS)
         pb_grpc.add_DevicePluginServicer_to_server(_DevicePlugin(self, binding, runner, snapshots), self._server)
         if watched:
@@ -123,10 +121,7 @@ class ResourceServer:
             PluginError: the path cannot be bound: the folder is missing, not writable, or something is in the way.
             Unanswered: the folder does not answer.
         """
-        try:
-            await self._lane.run(lambda: bind_private(self._server, self.path), lambda _: self._remove())
-        except (RuntimeError, OSError) as error:
-            raise PluginError(f"cannot listen on {self.path}: {error}; is the folder there and writable?") from error
+        self._bound = await self._lane.run(lambda: Bound.at(self.path, self._server), lambda late: late.remove())
         await self._server.start()
 
     async def stop(self) -> None:
@@ -139,14 +134,10 @@ class ResourceServer:
         with suppress(TimeoutError):  # a peer that does not read keeps its stream: the server cancels it
             async with asyncio.timeout(_STOP_GRACE):
                 await self.streams.idle.wait()
-        # gRPC removes the socket itself, in a thread that a frozen folder holds.
-        self._stopping = asyncio.create_task(self._server.stop(_STOP_GRACE), name=f"stop {self.path.name}")
-        await asyncio.wait([self._stopping], timeout=_STOP_PATIENCE)
-        with suppress(Unanswered):
-            await self._lane.run(self._remove)
-
-    def _remove(self) -> None:
-        self.path.unlink(missing_ok=True)
+        await self._server.stop(_STOP_GRACE)
+        if self._bound is not None:
+            with suppress(Unanswered):
+                await self._lane.run(self._bound.remove)
 
     @property
     def ending(self) -> bool:

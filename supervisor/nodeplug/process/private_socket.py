@@ -1,21 +1,29 @@
 """Unix sockets on which gRPC serves, and which only their owner can use.
 
-Owns: the limit of their paths, and binding without a moment of open permissions.
+Owns: the limit of their paths, binding without a moment of open permissions, and removing only what is its own.
 Refuses: names, and serving: each front has rules of its own.
+
+When its server stops, gRPC removes the path that it has bound, in whatever thread comes by, often that of the event
+loop: the path may be another server's by then, and a frozen filesystem holds the thread. So it binds a name that is
+gone a moment later, and the path is a second name for the same socket. Kubelet skips names that begin with a dot.
 """
 
 import os
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 import grpc.aio
 
-from nodeplug.contract.errors import InvalidRequest
+from nodeplug.contract.errors import InvalidRequest, PluginError
 from nodeplug.process.umask import with_umask
 
 PATH_LIMIT: Final = 107
 """Bytes of a unix socket's path (unix(7): sun_path holds 108 with the final NUL)."""
 _UMASK: Final = 0o177
+_NUMBERS: Final = count()
 
 
 def check_socket_path(path: Path) -> None:
@@ -27,6 +35,43 @@ def check_socket_path(path: Path) -> None:
         )
 
 
-def bind_private(server: grpc.aio.Server, path: Path) -> None:
-    """Bind so that the socket is only its owner's; raise RuntimeError or OSError if that fails."""
-    with_umask(_UMASK, lambda: server.add_insecure_port(f"unix:{path}"), f"bind {path.name}")
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A path, and the socket that was put there. Every method may block."""
+
+    path: Path
+    inode: int
+
+    @classmethod
+    def at(cls, path: Path, server: grpc.aio.Server) -> Self:
+        """Bind a server, readable and writable only for its owner, in place of whatever had the path.
+
+        Raises:
+            InvalidRequest: the path is too long.
+            PluginError: the folder is missing or not writable.
+        """
+        fresh = path.with_name(f".{os.getpid()}.{next(_NUMBERS)}")
+        check_socket_path(path)
+        try:
+            fresh.unlink(missing_ok=True)
+            with_umask(_UMASK, lambda: server.add_insecure_port(f"unix:{fresh}"), f"bind {path.name}")
+            inode = fresh.stat().st_ino
+            fresh.rename(path)
+        except (RuntimeError, OSError) as error:
+            with suppress(OSError):
+                fresh.unlink(missing_ok=True)
+            raise PluginError(f"cannot listen on {path}: {error}; is the folder there and writable?") from error
+        return cls(path, inode)
+
+    def is_there(self) -> bool:
+        """Whether the path still leads to this socket."""
+        try:
+            return self.path.stat().st_ino == self.inode
+        except OSError:
+            return False
+
+    def remove(self) -> None:
+        """Remove the path, unless another socket has it by now."""
+        with suppress(OSError):
+            if self.is_there():
+                self.path.unlink()

@@ -145,7 +145,6 @@ def test_a_del_of_a_name_that_is_no_text_succeeds(make_node: Make, variable: str
 
 def test_a_del_with_arguments_that_add_refused_succeeds(make_node: Make) -> None:
     node = make_node()
-    """Only a plugin that reads its arguments refuses an ADD for them."""
     node.cni("ADD", CNI_ARGS="A=B;")
     assert node.cni("DEL", CNI_ARGS="A=B;").status == 0
 

@@ -388,43 +388,6 @@ def test_a_disk_that_cannot_share_takes_no_snapshot_under_a_pod(node: Node) -> N
     assert node.snapshot("a", "s") == "s"
 
 
-def test_a_copy_that_takes_long_goes_on_and_is_found_by_the_next_call(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    node.create("a", 256 * MIB)
-    (node.stage("a") / "big").write_bytes(os.urandom(128 * MIB))
-    node.unstage("a")
-    monkeypatch.setattr(copying, "PATIENCE", 0.0)
-    with pytest.raises(TryAgain, match=r"a is being copied to b: \d+ %"):
-        node.create("b", 256 * MIB, source="a")
-    with pytest.raises(TryAgain, match="copied"):
-        node.stage("a")  # it would change under the copy
-    node.create("a2", 256 * MIB)
-    with pytest.raises(AlreadyExists, match="is being made from a"):
-        node.create("b", 256 * MIB, source="a2")
-    monkeypatch.setattr(copying, "PATIENCE", 60.0)
-    assert node.create("b", 256 * MIB, source="a") == "b"
-
-
-def test_of_two_copies_of_one_volume_the_second_begins_when_the_first_has_ended(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    node.create("a", 256 * MIB)
-    (node.stage("a") / "big").write_bytes(os.urandom(128 * MIB))
-    node.unstage("a")
-    node.write("a", "kept")
-    monkeypatch.setattr(copying, "PATIENCE", 0.0)
-    with pytest.raises(TryAgain, match=r"a is being copied to b: \d+ %"):
-        node.create("b", 256 * MIB, source="a")
-    with pytest.raises(TryAgain, match="copied for an earlier call; ask again after that"):
-        node.create("c", 256 * MIB, source="a")
-    assert "c.img" not in node.files
-    monkeypatch.setattr(copying, "PATIENCE", 60.0)
-    for name in ("b", "c"):
-        assert node.create(name, 256 * MIB, source="a") == name
-        assert node.read(name) == "kept"
-
-
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """Copies that have written most when they wait for this."""
@@ -437,6 +400,40 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     monkeypatch.setattr(copying, "PATIENCE", 0.5)
     yield going
     going.set()
+
+
+def test_a_copy_that_takes_long_goes_on_and_is_found_by_the_next_call(
+    node: Node, held: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.create("a", 16 * MIB)
+    node.write("a", "kept")
+    with pytest.raises(TryAgain, match=r"a is being copied to b: \d+ %"):
+        node.create("b", 16 * MIB, source="a")
+    with pytest.raises(TryAgain, match="copied"):
+        node.stage("a")  # it would change under the copy
+    node.create("a2", 16 * MIB)
+    with pytest.raises(AlreadyExists, match="is being made from a"):
+        node.create("b", 16 * MIB, source="a2")
+    monkeypatch.setattr(copying, "PATIENCE", 60.0)
+    held.set()
+    assert node.create("b", 16 * MIB, source="a") == "b"
+
+
+def test_of_two_copies_of_one_volume_the_second_begins_when_the_first_has_ended(
+    node: Node, held: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.create("a", 16 * MIB)
+    node.write("a", "kept")
+    with pytest.raises(TryAgain, match=r"a is being copied to b: \d+ %"):
+        node.create("b", 16 * MIB, source="a")
+    with pytest.raises(TryAgain, match="copied for an earlier call; ask again after that"):
+        node.create("c", 16 * MIB, source="a")
+    assert "c.img" not in node.files
+    monkeypatch.setattr(copying, "PATIENCE", 60.0)
+    held.set()
+    for name in ("b", "c"):
+        assert node.create(name, 16 * MIB, source="a") == name
+        assert node.read(name) == "kept"
 
 
 def test_a_copy_that_takes_long_asks_for_its_room_once(make: Make, held: threading.Event) -> None:

@@ -87,9 +87,16 @@ class Cluster:
 
     def capacities(self, key: str = "capacity") -> list[str]:
         """Return how much room this node has told the scheduler of; with `maximumVolumeSize`, for one volume."""
+        return [one[key] for one in self._capacities() if key in one]
+
+    def capacity_of_classes(self) -> dict[str, str]:
+        """Return how much room this node has told the scheduler of, by StorageClass."""
+        return {one["storageClassName"]: one["capacity"] for one in self._capacities()}
+
+    def _capacities(self) -> list[Object]:
         found = self.call("GET", f"{STORAGE}/namespaces/kube-system/csistoragecapacities")["items"]
         mine = {f"{DRIVER}/node": self.node}
-        return [one[key] for one in found if key in one and one["nodeTopology"]["matchLabels"] == mine]
+        return [one for one in found if one["nodeTopology"]["matchLabels"] == mine]
 
 
 def plugins(control: ControlPlane, more: str = "") -> str:
