@@ -106,7 +106,7 @@ def test_the_newest_version_loses_nothing() -> None:
 
 @pytest.mark.parametrize("version", results.VERSIONS[2:])
 def test_an_empty_result_is_small(version: str) -> None:
-    older: dict[str, Any] = {"routes": [], "dns": {}} if version < "1" else {}
+    older: dict[str, Any] = {"dns": {}} if version < "1" else {}
     assert results.encode(CniResult(), version) == {"cniVersion": version, **older}
 
 

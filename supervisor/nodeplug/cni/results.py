@@ -67,7 +67,7 @@ def encode(result: CniResult, version: str) -> dict[str, Any]:
         document["interfaces"] = [_encode_interface(item, modern=modern) for item in result.interfaces]
     if result.ips:
         document["ips"] = [_encode_ip(item, modern=modern) for item in result.ips]
-    if result.routes or not modern:
+    if result.routes:
         document["routes"] = [_encode_route(item) for item in result.routes]
     dns = _encode_dns(result.dns)
     if dns or not modern:
