@@ -1,1 +1,1 @@
-"""The CNI family: bridge, loopback and host-local."""
+"""The CNI family: bridge, loopback, and the IPAM of host-local and static."""

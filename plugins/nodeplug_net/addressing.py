@@ -1,7 +1,8 @@
-"""The IPAM of a bridge: in this process, or delegated.
+"""The IPAM of an interface: in this process, or delegated.
 
-Owns: the choice between the two, and the record of what a foreign IPAM plugin returned, so that a repeated ADD returns
-the same: the reference's host-local refuses a second ADD of one attachment.
+Owns: the choice between the two, and the record of what another IPAM plugin than host-local returned, so that a
+repeated ADD returns the same (the reference's host-local refuses a second ADD of one attachment), and what others
+flush can be restored.
 Refuses: to interpret addresses.
 """
 
@@ -27,10 +28,14 @@ from nodeplug import (
 )
 from nodeplug_net.attachment import Attachment, network_label
 from nodeplug_net.ipam import Ipam
-from nodeplug_net.ipam_config import has_ranges
+from nodeplug_net.ipam_config import STATIC, has_ranges
+from nodeplug_net.static_config import check_static, parse_static
 from nodeplug_net.undo import Undo
 
 IN_PROCESS: Final = frozenset({"host-local", "nodeplug-host-local"})
+"""Types whose addresses are reserved in a folder by this process."""
+BEFORE_INTERFACES: Final = IN_PROCESS | STATIC
+"""Types that are asked before anything is made; others, such as dhcp, need the interface."""
 Address = IPv4Address | IPv6Address
 _NUMBERS: Final = ("mtu", "advmss", "priority", "table", "scope")
 
@@ -63,8 +68,11 @@ class Addressing:
         known = self.host.journal.read(_key(request))
         if known is not None and not self.host.journal.is_stale(known):
             return _decode(known.data)
-        undo.push(f"run DEL of {plugin_type}", lambda: self.host.delegate(_deletion(request), plugin_type))
-        result = self.host.delegate(request, plugin_type)
+        if plugin_type in STATIC:
+            result = parse_static(request)
+        else:
+            undo.push(f"run DEL of {plugin_type}", lambda: self.host.delegate(_deletion(request), plugin_type))
+            result = self.host.delegate(request, plugin_type)
         if not result.ips:
             raise InvalidRequest(
                 "IPAM plugin returned missing IP config", details=f"check the configuration of {plugin_type}"
@@ -78,13 +86,16 @@ class Addressing:
         if plugin_type in IN_PROCESS:
             self.ipam.release(request)
         elif plugin_type:
-            self.host.delegate(request, plugin_type)
+            if plugin_type not in STATIC:
+                self.host.delegate(request, plugin_type)
             self.host.journal.remove(_key(request))
 
     def check(self, request: CniCheck, plugin_type: str) -> None:
         """Confirm addresses."""
         if plugin_type in IN_PROCESS:
             self.ipam.check(request)
+        elif plugin_type in STATIC:
+            check_static(request)
         elif plugin_type:
             self.host.delegate(request, plugin_type)
 
@@ -94,7 +105,8 @@ class Addressing:
             self.ipam.collect(request)
         elif plugin_type:
             self._forget_invalid(request)
-            self.host.delegate(request, plugin_type)
+            if plugin_type not in STATIC:
+                self.host.delegate(request, plugin_type)
 
     def _forget_invalid(self, request: CniGc) -> None:
         """Forget the results of attachments that are gone: others may get their addresses."""
@@ -132,7 +144,7 @@ class Addressing:
         """Raise NotReady if there is no free address."""
         if plugin_type in IN_PROCESS:
             self.ipam.status(request)
-        elif plugin_type:
+        elif plugin_type and plugin_type not in STATIC:
             self.host.delegate(request, plugin_type)
 
 

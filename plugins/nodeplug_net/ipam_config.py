@@ -8,6 +8,7 @@ Refuses: allocation. Keys match without regard to case, as Go matches them.
 import errno
 import ipaddress
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -30,13 +31,17 @@ _SINGLE_ADDRESS_VERSIONS: Final = frozenset({"", "0.1.0", "0.2.0"})
 """Their results hold one address of each family (SPEC 0.2.0)."""
 KNOWN_ARGS: Final = ("IP", "MAC")
 """Keys of CNI_ARGS that a bridge and its IPAM know together: one text is for both."""
+STATIC: Final = frozenset({"static", "nodeplug-static"})
+"""IPAM types whose addresses are in the configuration itself."""
 
 
 class _Conf(BaseModel):
     model_config = ConfigDict(alias_generator=to_camel, frozen=True)
 
 
-class _RouteConf(_Conf):
+class RouteConf(_Conf):
+    """One of the key `routes` of an IPAM plugin."""
+
     dst: str
     gw: str = ""
     mtu: int | None = None
@@ -78,7 +83,7 @@ class _FolderConf(_Conf):
 class _IpamConf(_FolderConf, RangeConf):
     type: str = ""
     ranges: tuple[tuple[RangeConf, ...], ...] = ()
-    routes: tuple[_RouteConf, ...] = ()
+    routes: tuple[RouteConf, ...] = ()
     resolv_conf: str = ""
 
 
@@ -134,6 +139,11 @@ class IpamConfig:
     requested: tuple[Address, ...] = ()
 
 
+def known_args(ipam: str) -> tuple[str, ...]:
+    """Return the keys of CNI_ARGS that an interface's plugin and its IPAM plugin know together."""
+    return (*KNOWN_ARGS, "GATEWAY") if ipam in STATIC else KNOWN_ARGS
+
+
 def folder_of(request: CniRequest, data_dir: Path) -> Path:
     """Return where a network's addresses are reserved; all that DEL and GC need.
 
@@ -164,11 +174,11 @@ def parse_config(request: CniRequest, data_dir: Path) -> IpamConfig:
     requested = _requested(request, conf)
     old_style = [(ipam,)] if ipam.subnet is not None else []
     ranges = parse_range_sets([*conf.runtime_config.ip_ranges, *old_style, *ipam.ranges])
-    _check_version(request.version, conf.cni_version, ranges)
+    check_version(request.version, conf.cni_version, [one.version for one in ranges])
     return IpamConfig(
         _folder(request.network, ipam.data_dir or data_dir),
         ranges,
-        tuple(map(_route, ipam.routes)),
+        tuple(map(route_of, ipam.routes)),
         _read_resolv_conf(ipam.resolv_conf) if ipam.resolv_conf else CniDns(),
         requested,
     )
@@ -181,13 +191,21 @@ def has_ranges(request: CniRequest) -> bool:
     return own or not conf.capabilities.ip_ranges
 
 
-def _check_version(version: str, said: str, ranges: tuple[RangeSet, ...]) -> None:
-    """Refuse more addresses than a version has room for; the sentence repeats what the configuration said."""
-    families = [one.version for one in ranges]
+def check_version(version: str, said: str, families: Sequence[int]) -> None:
+    """Refuse more addresses than a version has room for.
+
+    Args:
+        version: of the request.
+        said: what the configuration said, which the sentence repeats.
+        families: 4 or 6 for each address.
+
+    Raises:
+        IncompatibleVersion: in the reference's words.
+    """
     if version in _SINGLE_ADDRESS_VERSIONS and max(families.count(4), families.count(6)) > 1:
         raise IncompatibleVersion(
             f"CNI version {said} does not support more than 1 address per family",
-            details=f"found {len(ranges)} range sets",
+            details=f"found {len(families)} addresses",
         )
 
 
@@ -219,7 +237,12 @@ def _address_of(text: str) -> Address:
     return ipaddress.ip_interface(text if "%" not in text else "").ip
 
 
-def _route(conf: _RouteConf) -> CniRoute:
+def route_of(conf: RouteConf) -> CniRoute:
+    """Read a route.
+
+    Raises:
+        InvalidRequest: an address in it is none.
+    """
     return CniRoute(
         dst=parse_cidr(conf.dst, "routes.dst").network,
         gw=parse_address(conf.gw, "routes.gw") if conf.gw else None,

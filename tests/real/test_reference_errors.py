@@ -103,13 +103,13 @@ def _stdin(keys: Mapping[str, Any], folder: Path) -> bytes:
 
 @pytest.fixture(scope="module")
 def programs(consumer: Callable[[str], Path]) -> Iterator[Programs]:
-    """One daemon with the three plugins, and a host with a bridge that has an address of somebody else."""
+    """One daemon with the plugins, and a host with a bridge that has an address of somebody else."""
     reference = consumer("cni")
     root = Path(tempfile.mkdtemp(prefix="np-", dir="/tmp"))
     try:
         with ExitStack() as stack:
             (root / "n").mkdir()
-            plugins = "[plugins.bridge]\n[plugins.host-local]\n[plugins.loopback]\n"
+            plugins = "".join(f"[plugins.{name}]\n" for name in ("bridge", "host-local", "loopback", "static"))
             node = stack.enter_context(ScratchNode(root / "n", plugins))
             assert node.run("install").returncode == 0
             host = stack.enter_context(Sandbox(root / "host"))
@@ -384,7 +384,44 @@ BRIDGE = {
 }
 
 
-TABLES = {"skel": SKEL, "host-local": HOST_LOCAL, "bridge": BRIDGE}
+def fixed(*addresses: str, **keys: Any) -> dict[str, Any]:
+    return {"ipam": {"type": "static", "addresses": [{"address": one} for one in addresses]}, **keys}
+
+
+STATIC = {
+    "no-ipam": Bad("static", {}),
+    "address-no-prefix": Bad("static", fixed("10.77.0.5")),
+    "address-bad": Bad("static", fixed("10.77.0.5/24", "x/24")),
+    "address-mask": Bad("static", fixed("10.77.0.5/255.255.255.0")),
+    "address-empty": Bad("static", fixed("")),
+    "gateway-bad": Bad("static", {"ipam": {"addresses": [{"address": "10.77.0.5/24", "gateway": "10.77.0"}]}}),
+    "route-bad": Bad("static", {"ipam": {"routes": [{"dst": "10.0.0.0"}]}}),
+    "args-ip-no-prefix": Bad("static", fixed(), {"CNI_ARGS": "IP=10.77.0.5"}, code=4),
+    "args-ip-second-bad": Bad("static", fixed(), {"CNI_ARGS": "IP=10.77.0.5/24, 10.77.0.6"}, code=4),
+    "args-gateway-bad": Bad("static", fixed(), {"CNI_ARGS": "IP=10.77.0.5/24;GATEWAY=10.77.0.1/24"}, code=4),
+    "args-gateway-second-bad": Bad("static", fixed(), {"CNI_ARGS": "GATEWAY=10.77.0.1, x"}, code=4),
+    "args-invalid-pair": Bad("static", fixed(), {"CNI_ARGS": "none"}, code=4),
+    "args-unknown": Bad("static", fixed(), {"CNI_ARGS": "A=1;B=2"}, code=4),
+    "ips-no-prefix": Bad("static", fixed(args={"cni": {"ips": ["10.77.0.5"]}})),
+    "ips-empty": Bad("static", fixed(args={"cni": {"ips": [""]}})),
+    "runtime-ips-no-prefix": Bad("static", fixed(runtimeConfig={"ips": ["10.77.0.5/24", "10.77.0.6"]})),
+    "ips-bad-and-runtime-ips": Bad(
+        "static", fixed(args={"cni": {"ips": ["x"]}}, runtimeConfig={"ips": ["10.77.0.5/24"]})
+    ),
+    "two-of-a-family": Bad("static", fixed("10.77.0.5/24", "10.78.0.5/24", cniVersion="0.2.0"), code=1),
+    "two-of-a-family-no-version": Bad("static", fixed("fd77::5/64", "fd78::5/64", cniVersion=""), code=1),
+    "nothing-0.2": Bad("static", fixed(cniVersion="0.2.0"), code=INTERNAL),
+    "check-another-gateway": Bad(
+        "static",
+        {
+            "ipam": {"addresses": [{"address": "10.77.0.5/24", "gateway": "10.77.0.1"}]},
+            "prevResult": {"cniVersion": "1.1.0", "ips": [{"address": "10.77.0.5/24", "gateway": "10.77.0.2"}]},
+        },
+        {"CNI_COMMAND": "CHECK"},
+        code=INTERNAL,
+    ),
+}
+TABLES = {"skel": SKEL, "host-local": HOST_LOCAL, "bridge": BRIDGE, "static": STATIC}
 
 
 @pytest.mark.parametrize(

@@ -212,14 +212,15 @@ def test_a_reference_plugin_can_be_chained_behind_ours(sides: tuple[Side, Side])
     assert ours.pod.links() == ("lo",)
 
 
-def test_the_reference_ipam_serves_our_bridge(sides: tuple[Side, Side]) -> None:
+def test_the_reference_ipam_serves_our_bridge(sides: tuple[Side, Side], tmp_path: Path) -> None:
     reference, ours = sides
+    shutil.copy(reference.bin / "static", tmp_path / "their-static")  # ours reads the addresses of "static" itself
     plugin = {
         "type": "nodeplug-bridge",
         "bridge": "br0",
-        "ipam": {"type": "static", "addresses": [{"address": "10.99.0.5/24", "gateway": "10.99.0.1"}]},
+        "ipam": {"type": "their-static", "addresses": [{"address": "10.99.0.5/24", "gateway": "10.99.0.1"}]},
     }
-    runtime = CniRuntime({"cniVersion": "1.0.0", "name": "static", "plugins": [plugin]}, [ours.bin, reference.bin])
+    runtime = CniRuntime({"cniVersion": "1.0.0", "name": "static", "plugins": [plugin]}, [ours.bin, tmp_path])
     result = ours.add(runtime)
     assert [ip["address"] for ip in result["ips"]] == ["10.99.0.5/24"]
     with ours.host.netns.entered():

@@ -12,12 +12,14 @@ from nodeplug_net.bridge import BridgeConfig
 from nodeplug_net.host_local import HostLocalConfig
 from nodeplug_net.loopback import LoopbackConfig
 from nodeplug_net.ranges import RangeConf, parse_range_set
+from nodeplug_net.static import StaticConfig
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 MODELS: dict[str, type[BaseModel]] = {
     "bridge": BridgeConfig,
     "host-local": HostLocalConfig,
     "loopback": LoopbackConfig,
+    "static": StaticConfig,
 }
 
 
