@@ -7,46 +7,26 @@ The host end is created up and as a port of the bridge, the other end in the con
 its host veth by its computed name and goes through the same steps, each of which is already done.
 """
 
-import errno
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from ipaddress import ip_address, ip_network
+from ipaddress import ip_network
 from typing import Final
 
-from nodeplug import (
-    CniAdd,
-    CniInterface,
-    CniIp,
-    CniResult,
-    CniRoute,
-    InvalidRequest,
-    PluginError,
-    TryAgain,
-)
+from nodeplug import CniAdd, CniInterface, CniIp, CniResult, CniRoute, PluginError
 from nodeplug_net import messages
-from nodeplug_net.addressing import IN_PROCESS
+from nodeplug_net.addressing import BEFORE_INTERFACES
 from nodeplug_net.attachment import Attachment
 from nodeplug_net.bridge_config import BridgeConfig, parse_bridge
 from nodeplug_net.bridge_host import ensure_bridge, ensure_gateway
+from nodeplug_net.container_interface import configure, enable_ipv6
 from nodeplug_net.dataplane import Dataplane
-from nodeplug_net.links import (
-    OPER_UP,
-    Link,
-    Links,
-    address_request,
-    get_request,
-    links_in,
-    parse_link,
-    route_request,
-    set_sysctl,
-    up_request,
-)
+from nodeplug_net.links import OPER_UP, Link, Links, get_request, parse_link, set_sysctl
 from nodeplug_net.masquerade import Element, Masquerade
-from nodeplug_net.messages import mac_bytes, u32
-from nodeplug_net.netlink import EEXIST, Netlink, Request
+from nodeplug_net.netlink import Netlink, Request
 from nodeplug_net.spoof_check import SpoofCheck
 from nodeplug_net.undo import Undo
+from nodeplug_net.veth import VethPair
 
 _CONTAINER_INTERFACE: Final = 2
 """The result's interfaces are the bridge, the host veth, the container's."""
@@ -75,7 +55,7 @@ class Attaching:
         config = self.config
         bridge = ensure_bridge(self.links, config)
         # An exhausted range fails before anything is made; a foreign IPAM plugin (dhcp) needs the interface first.
-        early = config.ipam in IN_PROCESS
+        early = config.ipam in BEFORE_INTERFACES
         addresses = self.plane.addressing.add(self.request, config.ipam, self.undo) if early else CniResult()
         self._ensure_veth(bridge)
         if config.ipam and not early:
@@ -118,104 +98,32 @@ class Attaching:
 
     def _ensure_veth(self, bridge: Link) -> None:
         """Create the veth pair, or find the one of an earlier ADD of this attachment."""
-        name = self.attachment.host_veth
-        if not self._create_veth(bridge):
-            self._adopt_or_remove(bridge)
+        config = self.config
+        pair = VethPair(self.request, self.links, self.plane.reaper, self.undo, config.mtu, config.mac, bridge)
+        pair.ensure(self._undo_rules)
         # Marked by name in a second step: in one send the kernel would mark another's link after a refused creation.
-        mark = messages.mark_port(hairpin=self.config.hairpin)
-        request = Request(mark.fill(name=name.encode(), label=self.attachment.label.encode()), f"mark interface {name}")
-        self.links.netlink.ask(request)
-        set_sysctl(f"ipv6/conf/{name}/accept_ra", "0")
+        mark = messages.mark_port(hairpin=config.hairpin)
+        data = mark.fill(name=pair.name.encode(), label=self.attachment.label.encode())
+        self.links.netlink.ask(Request(data, f"mark interface {pair.name}"))
+        set_sysctl(f"ipv6/conf/{pair.name}/accept_ra", "0")
 
-    def _create_veth(self, bridge: Link) -> bool:
-        """Create the pair; False when one of its names is taken."""
-        request, config, name = self.request, self.config, self.attachment.host_veth
-        values = {
-            "name": name.encode(),
-            "peer": request.ifname.encode(),
-            "netns": u32(request.netns.fd),
-            "master": u32(bridge.index),
-        }
-        if config.mtu:
-            values["mtu"] = u32(config.mtu)
-        if config.mac:
-            values["mac"] = mac_bytes(config.mac)
-        data = messages.create_veth(mtu=bool(config.mtu), mac=bool(config.mac)).fill(**values)
-        what = f"create interface {request.ifname} in {request.netns.path} with port {name} of bridge {bridge.name}"
-        if config.mtu:
-            what += f" and MTU {config.mtu}"
-        try:
-            if self.links.netlink.ask(Request(data, what, EEXIST))[0].error:
-                return False
-        except OSError as error:
-            if error.errno != errno.EINVAL:  # a full bridge has words of its own
-                raise
-            raise PluginError("failed to make veth pair: invalid argument", details=error.strerror or "") from error
-        if config.mac_spoof_check:  # after the interface
-            self.undo.push(f"remove the rules of {name}", lambda: self.plane.end_rules(request, self.attachment))
-        self.undo.push(f"delete interface {name}", self._remove_veth)
-        return True
-
-    def _remove_veth(self) -> None:
-        link = self.links.get(self.attachment.host_veth)
-        if link is not None:
-            self.plane.reaper.delete(link).wait(self.links)
-
-    def _adopt_or_remove(self, bridge: Link) -> None:
-        """Keep the pair of an earlier ADD if it is complete, otherwise recreate it.
-
-        Raises:
-            InvalidRequest: the container has an interface of that name from elsewhere.
-            TryAgain: another attachment has the same host name by chance.
-        """
-        request, name = self.request, self.attachment.host_veth
-        outside = self.links.get(name)
-        with links_in(request.netns) as links:
-            inside = links.get(request.ifname)
-        if outside is None:
-            raise self._taken()
-        if outside.alias not in {"", self.attachment.label}:
-            raise TryAgain(f"interface {name} belongs to {outside.alias!r}; a new container id gives another name")
-        if inside is not None and (inside.peer, outside.peer) == (outside.index, inside.index):
-            if outside.master != bridge.index:
-                self.links.set_master(outside, bridge)
-            if not outside.is_up:
-                self.links.set_up(outside)
-            return
-        self.plane.reaper.delete(outside).wait(self.links)
-        if not self._create_veth(bridge):
-            raise self._taken()
-
-    def _taken(self) -> InvalidRequest:
-        ifname, host_veth = self.request.ifname, self.attachment.host_veth
-        return InvalidRequest(
-            f'container veth name ("{ifname}") peer provided ("{host_veth}") already exists',
-            details=f"found in {self.request.netns.path}; delete it or choose another CNI_IFNAME",
-        )
+    def _undo_rules(self) -> None:
+        if self.config.mac_spoof_check:  # after the interface
+            what = f"remove the rules of {self.attachment.host_veth}"
+            self.undo.push(what, lambda: self.plane.end_rules(self.request, self.attachment))
 
     def _configure_container(self, plan: CniResult) -> Link:
         """Give the container's end its addresses, bring it up, and add routes."""
-        ifname = self.request.ifname
-        with self.request.netns.entered():
+
+        def prepare() -> None:
             if self.config.ipam:  # without addresses, the interface is the container's own matter
-                set_container_sysctls(ifname, ipv6=any(ip.address.version == 6 for ip in plan.ips))
-            netlink = Netlink()
-        with netlink:
-            links = Links(netlink)
-            link = links.get(ifname)
-            if link is None:
-                raise PluginError(f"interface {ifname} vanished from {self.request.netns.path} during ADD")
-            if self.config.mac and link.mac != self.config.mac:
-                links.set_mac(link, self.config.mac)
-                link.mac = self.config.mac
+                set_container_sysctls(self.request.ifname, ipv6=any(ip.address.version == 6 for ip in plan.ips))
+
+        def check_mac(link: Link) -> None:
             if self.config.mac_spoof_check:  # before the first frame, which the kernel sends itself
                 self._write_rules(plan, link.mac)
-            early = [address_request(link.index, ifname, ip.address) for ip in plan.ips if ip.address.version == 4]
-            late = [address_request(link.index, ifname, ip.address) for ip in plan.ips if ip.address.version == 6]
-            routes = [route_request(link.index, ifname, route) for route in routed(plan)]
-            # IPv4 addresses come first so that arp_notify announces them; IPv6 addresses need an interface that is up.
-            netlink.ask(*early, up_request(link.index, ifname), *late, *routes)
-        return link
+
+        return configure(self.request, plan, prepare=prepare, mac=self.config.mac, before_up=check_mac)
 
     def _wait_for_port(self) -> Link:
         """Return the host end as soon as packets pass.
@@ -268,23 +176,13 @@ def plan_addresses(config: BridgeConfig, found: CniResult) -> CniResult:
     return CniResult(ips=tuple(ips), routes=tuple(routes), dns=found.dns if config.dns is None else config.dns)
 
 
-def routed(plan: CniResult) -> list[CniRoute]:
-    """Return the routes with a gateway each: a route without one goes to the first gateway of its family."""
-    gateways = {ip.gateway.version: ip_address(ip.gateway) for ip in reversed(plan.ips) if ip.gateway is not None}
-    return [
-        route if route.gw is not None else replace(route, gw=gateways.get(route.dst.version)) for route in plan.routes
-    ]
-
-
 def set_container_sysctls(ifname: str, *, ipv6: bool) -> None:
     """Set what a container's interface needs; the calling thread is in the container's namespace.
 
     Addresses come from an allocator, so duplicate address detection is off; arp_notify tells the neighbours of a
-    reused address; keep_addr_on_down keeps IPv6 addresses when the link goes down, as IPv4 does.
+    reused address.
     """
     set_sysctl(f"ipv4/conf/{ifname}/arp_notify", "1")
     set_sysctl(f"ipv6/conf/{ifname}/accept_dad", "0")
     if ipv6:
-        set_sysctl("ipv6/conf/lo/disable_ipv6", "0")
-        set_sysctl(f"ipv6/conf/{ifname}/disable_ipv6", "0")
-        set_sysctl(f"ipv6/conf/{ifname}/keep_addr_on_down", "1")
+        enable_ipv6(ifname)

@@ -9,7 +9,6 @@ from ipaddress import ip_interface
 
 from nodeplug import (
     CniCheck,
-    CniInterface,
     CniIp,
     CniStatus,
     InvalidRequest,
@@ -19,10 +18,11 @@ from nodeplug import (
 )
 from nodeplug_net.addressing import IN_PROCESS
 from nodeplug_net.attachment import Attachment, network_label
-from nodeplug_net.bridge_add import routed
 from nodeplug_net.bridge_config import BridgeConfig, parse_bridge
-from nodeplug_net.bridge_host import ensure_forwarding, ensure_gateway, gateway_addresses, not_forwarding
+from nodeplug_net.bridge_host import ensure_gateway, gateway_addresses
+from nodeplug_net.comparison import inside_differences, masquerade_differences
 from nodeplug_net.dataplane import Dataplane
+from nodeplug_net.forwarding import ensure_forwarding, not_forwarding
 from nodeplug_net.ipam_config import has_ranges, parse_config
 from nodeplug_net.links import Link, Links, links_in
 from nodeplug_net.netlink import Netlink
@@ -79,7 +79,7 @@ def _differences(
     if expected is None:
         yield f"the result has no interface {request.ifname} with a sandbox"
         return
-    yield from _inside_differences(request, inner, inside, expected)
+    yield from inside_differences(request, inner, inside, expected)
     yield from _outside_differences(request, config, links, bridge, inside)
     if config.is_gateway:
         present = links.addresses(bridge)
@@ -87,36 +87,11 @@ def _differences(
             if address not in present:
                 yield f"bridge {bridge.name} lost its address {address}"
     if config.ip_masq:
-        yield from _masquerade_differences(request, plane)
+        yield from masquerade_differences(request, plane)
     if config.mac_spoof_check:
         with plane.nft.lent(request.host_netns) as netlink:
             host = _host_end(request, bridge)
             yield from SpoofCheck(netlink).differences(Attachment.of(request), host, inside.mac)
-
-
-def _inside_differences(request: CniCheck, inner: Links, inside: Link, expected: CniInterface) -> Iterator[str]:
-    if not inside.is_up:
-        yield f"interface {inside.name} is down"
-    if expected.mac and inside.mac != expected.mac.lower():
-        yield f"interface {inside.name} has MAC {inside.mac}, not {expected.mac}"
-    addresses = inner.addresses(inside)
-    own = [ip for ip in request.prev_result.ips if _belongs(request, ip.interface)]
-    for ip in own:
-        if ip.address not in addresses:
-            yield f"interface {inside.name} lost its address {ip.address}"
-    routes = inner.routes(inside)
-    for route in routed(request.prev_result):
-        table = route.table or 254
-        if not any((one.dst, one.table) == (route.dst, table) and route.gw in {None, one.gw} for one in routes):
-            yield f"route {route.dst} via {route.gw} is missing"
-
-
-def _belongs(request: CniCheck, interface: int | None) -> bool:
-    """Whether an address of the result is on this attachment's interface: a chain may have added others."""
-    interfaces = request.prev_result.interfaces
-    if interface is None or not 0 <= interface < len(interfaces):
-        return True
-    return interfaces[interface].name == request.ifname
 
 
 def _outside_differences(
@@ -145,24 +120,6 @@ def _host_end(request: CniCheck, bridge: Link) -> str:
     name = Attachment.of(request).host_veth
     names = [one.name for one in request.prev_result.interfaces if not one.sandbox and one.name != bridge.name]
     return names[0] if names and name not in names else name
-
-
-def _masquerade_differences(request: CniCheck, plane: Dataplane) -> Iterator[str]:
-    attachment = Attachment.of(request)
-    own = [ip.address for ip in request.prev_result.ips if _belongs(request, ip.interface)]
-    with plane.masquerade(request) as masquerade:
-        present = {entry.address for entry in masquerade.owned(attachment.label)}
-        without_rule = set(masquerade.lacking(address.network for address in own))
-    lost = [address for address in own if address.ip not in present]
-    if lost:
-        with plane.reference(request) as reference:
-            theirs = [address for address in lost if reference.covers(attachment, address.ip)]
-        without_rule -= {address.network for address in theirs}
-        lost = [address for address in lost if address not in theirs]
-    for address in lost:
-        yield f"address {address.ip} is not masqueraded"
-    for network in without_rule:
-        yield f"subnet {network} has no rule that masquerades it; the next ADD, STATUS or GC of the network restores it"
 
 
 def status(request: CniStatus, plane: Dataplane) -> None:

@@ -9,11 +9,11 @@ import re
 from dataclasses import dataclass
 from typing import Any, Final
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
-from pydantic.alias_generators import to_camel
+from pydantic import Field, field_validator
 
 from nodeplug import CniAdd, CniDns, CniRequest, InvalidEnvironment, InvalidRequest
-from nodeplug_net.ipam_config import KNOWN_ARGS, DnsConf
+from nodeplug_net.interface_config import Conf, DelegationConf
+from nodeplug_net.ipam_config import DnsConf, known_args
 
 DEFAULT_BRIDGE: Final = "cni0"
 _NAME_LIMIT: Final = 15
@@ -31,36 +31,15 @@ _NOT_SUPPORTED: Final = {
 """Keys that are not supported; zero, false and empty ask for nothing."""
 
 
-class _Conf(BaseModel):
-    model_config = ConfigDict(alias_generator=to_camel, strict=True, frozen=True)
-
-
-class _IpamConf(_Conf):
-    type: str = ""
-
-    @field_validator("type")
-    @classmethod
-    def _is_a_name(cls, name: str) -> str:
-        if "/" in name:
-            raise ValueError("must be the name of a plugin")
-        return name
-
-
-class _MacConf(_Conf):
+class _MacConf(Conf):
     mac: str = ""
 
 
-class _ArgsConf(_Conf):
+class _ArgsConf(Conf):
     cni: _MacConf = _MacConf()
 
 
-class DelegationConf(_Conf):
-    """The key that DEL and GC need: mistakes in others must not keep a container from being detached."""
-
-    ipam: _IpamConf = _IpamConf()
-
-
-class PortConf(_Conf):
+class PortConf(Conf):
     """The key with which the ports of a network are found."""
 
     bridge: str = DEFAULT_BRIDGE
@@ -74,7 +53,7 @@ class PortConf(_Conf):
         return name or DEFAULT_BRIDGE
 
 
-class _TrunkConf(_Conf):
+class _TrunkConf(Conf):
     min_id: int | None = Field(None, alias="minID")
     max_id: int | None = Field(None, alias="maxID")
     id: int | None = None
@@ -94,7 +73,7 @@ class NetConf(PortConf, DelegationConf):
     args: _ArgsConf = _ArgsConf()
     runtime_config: _MacConf = _MacConf()
     vlan: int = 0
-    vlan_trunk: list[_TrunkConf] = []
+    vlan_trunk: list[_TrunkConf] = Field(default_factory=list)
     macspoofchk: bool = False
     port_isolation: bool = False
     preserve_default_vlan: bool = False
@@ -209,7 +188,7 @@ def _mac(request: CniRequest, conf: NetConf) -> str:
     """CNI_ARGS, then `args.cni.mac`, then `runtimeConfig.mac`: the later place wins."""
     chosen = ""
     if isinstance(request, CniAdd):
-        chosen = request.read_args(*KNOWN_ARGS).get("MAC", "")
+        chosen = request.read_args(*known_args(conf.ipam.type)).get("MAC", "")
         if chosen and not _MAC.fullmatch(chosen):
             raise InvalidEnvironment(_NO_MAC.format(chosen), details="in CNI_ARGS; six bytes are wanted")
     for value in (conf.args.cni.mac, conf.runtime_config.mac):

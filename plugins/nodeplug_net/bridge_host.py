@@ -1,18 +1,16 @@
 """The bridge itself, and what the host needs to be a gateway.
 
-Owns: finding or creating the bridge, its addresses and the conflicts between them, forwarding.
+Owns: finding or creating the bridge, its addresses and the conflicts between them.
 Refuses: containers. Everything happens in the namespace that the calling thread is in.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from ipaddress import IPv4Interface, IPv6Interface
-from typing import Final
 
 from nodeplug import CniIp, InvalidRequest, PluginError
 from nodeplug_net.bridge_config import BridgeConfig
-from nodeplug_net.links import Interface, Link, Links, get_sysctl, set_sysctl
-
-_FORWARDING: Final[Mapping[int, str]] = {4: "ipv4/ip_forward", 6: "ipv6/conf/all/forwarding"}
+from nodeplug_net.forwarding import ensure_forwarding
+from nodeplug_net.links import Interface, Link, Links, set_sysctl
 
 
 def ensure_bridge(links: Links, config: BridgeConfig) -> Link:
@@ -68,21 +66,6 @@ def ensure_gateway(links: Links, bridge: Link, config: BridgeConfig, ips: Sequen
             set_sysctl(f"ipv6/conf/{bridge.name}/disable_ipv6", "0")
         links.add_address(bridge, address)
     ensure_forwarding(address.version for address in wanted)
-
-
-def not_forwarding(versions: Iterable[int]) -> list[str]:
-    """Return the settings, below /proc/sys/net, that keep the host from forwarding these versions of IP."""
-    return [_FORWARDING[version] for version in sorted(set(versions)) if get_sysctl(_FORWARDING[version]) != "1"]
-
-
-def ensure_forwarding(versions: Iterable[int]) -> None:
-    """Let the host forward these versions of IP.
-
-    Raises:
-        OSError: the kernel refuses.
-    """
-    for setting in not_forwarding(versions):
-        set_sysctl(setting, "1")
 
 
 def _conflict(address: Interface, other: Interface) -> bool:

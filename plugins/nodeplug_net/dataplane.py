@@ -1,11 +1,11 @@
-"""What the verbs of one bridge plugin share.
+"""What the verbs of one plugin with veth pairs share.
 
 Owns: the plugin's IPAM, reaper, nf_tables sockets, log, and what its networks need, created once.
 Refuses: state of containers: that is in the kernel and in the address folders.
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ from nodeplug import CniRequest, PluginError
 from nodeplug_net.addressing import Addressing
 from nodeplug_net.attachment import Attachment, of_label
 from nodeplug_net.bridge_config import BridgeConfig
-from nodeplug_net.links import Links
+from nodeplug_net.links import Link, Links
 from nodeplug_net.masquerade import Element, Masquerade
 from nodeplug_net.needs import Networks
 from nodeplug_net.netlink import Netlink
@@ -44,8 +44,12 @@ class Dataplane:
         bridge = links.get(config.bridge)
         if bridge is None or not config.ipam:
             return []
-        labels = {port.alias for port in links.ports(bridge)}
-        leases = self.addressing.leases(request, config.ipam)
+        return self.leased(request, config.ipam, links.ports(bridge))
+
+    def leased(self, request: CniRequest, ipam: str, present: Iterable[Link]) -> list[Element]:
+        """List the addresses of a network whose attachments have one of these links."""
+        labels = {link.alias for link in present}
+        leases = self.addressing.leases(request, ipam)
         return [Element(address.network, address.packed, label) for label, address in leases if label in labels]
 
     @contextmanager

@@ -170,10 +170,10 @@ def create_bridge(*, mtu: bool) -> Template:
 
 
 @cache
-def create_veth(*, mtu: bool, mac: bool) -> Template:
-    """NEWLINK of a veth pair, its host end up and a bridge port, its peer created in the container's namespace.
+def create_veth(*, mtu: bool, mac: bool, port: bool = True) -> Template:
+    """NEWLINK of a veth pair, its host end up and maybe a bridge port, its peer created in the container's namespace.
 
-    Holes: `name`, `peer`, `netns` (a descriptor), `master`; `mtu` and the peer's `mac` if asked. Moving an end between
+    Holes: `name`, `peer`, `netns` (a descriptor); `mtu`, the peer's `mac` and `master` if asked. Moving an end between
     namespaces afterwards would wait for rcu_barrier, fifteen milliseconds and more.
     """
     sizes: list[tuple[str, Any]] = [("IFLA_MTU", _MTU)] if mtu else []
@@ -181,12 +181,14 @@ def create_veth(*, mtu: bool, mac: bool) -> Template:
     peer = _nest(("IFLA_IFNAME", _PEER), *sizes, *address, ("IFLA_NET_NS_FD", _NETNS))
     attrs: list[tuple[str, Any]] = [
         ("IFLA_IFNAME", _NAME),
-        ("IFLA_MASTER", _MASTER),
+        *([("IFLA_MASTER", _MASTER)] if port else []),
         *sizes,
         ("IFLA_LINKINFO", _nest(("IFLA_INFO_KIND", "veth"), ("IFLA_INFO_DATA", _nest(("VETH_INFO_PEER", peer))))),
     ]
     holes = {"name": _NAME_HOLE, "peer": (_PEER.encode(), 1)}
-    holes |= {"netns": (u32(_NETNS), 1), "master": (u32(_MASTER), 1)}
+    holes["netns"] = (u32(_NETNS), 1)
+    if port:
+        holes["master"] = (u32(_MASTER), 1)
     if mtu:
         holes["mtu"] = (u32(_MTU), 2)
     if mac:
@@ -201,6 +203,13 @@ def mark_port(*, hairpin: bool) -> Template:
         ("IFLA_INFO_SLAVE_KIND", "bridge"), ("IFLA_INFO_SLAVE_DATA", _nest(("IFLA_BRPORT_MODE", int(hairpin))))
     )
     attrs = [("IFLA_IFNAME", _NAME), ("IFLA_IFALIAS", _LABEL), ("IFLA_LINKINFO", port)]
+    return Template(_encode("ifinfmsg", RTM_NEWLINK, _ASK, attrs, {}), name=_NAME_HOLE, label=(_LABEL.encode(), 1))
+
+
+@cache
+def mark_link() -> Template:
+    """NEWLINK that gives the link `name` its alias `label`."""
+    attrs = [("IFLA_IFNAME", _NAME), ("IFLA_IFALIAS", _LABEL)]
     return Template(_encode("ifinfmsg", RTM_NEWLINK, _ASK, attrs, {}), name=_NAME_HOLE, label=(_LABEL.encode(), 1))
 
 

@@ -12,12 +12,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from ipaddress import ip_address, ip_network
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from nodeplug import CniAdd, CniRequest, CniResult, Host, Netns, PluginError
 from nodeplug_net.attachment import network_label
-from nodeplug_net.bridge_config import BridgeConfig
-from nodeplug_net.bridge_host import not_forwarding
+from nodeplug_net.forwarding import not_forwarding
 from nodeplug_net.links import Link, Links
 from nodeplug_net.masquerade import Masquerade
 from nodeplug_net.netlink import Netlink
@@ -28,13 +27,29 @@ _AGAIN: Final = "the next ADD, STATUS or GC of the network repairs it"
 _ANEW: Final = "recreate their containers"
 
 
+class NetworkConfig(Protocol):
+    """What is read of the configuration of a network; without a bridge each container has a link to the host."""
+
+    @property
+    def bridge(self) -> str:
+        """The bridge, or empty."""
+
+    @property
+    def is_gateway(self) -> bool:
+        """Whether the host is the gateway."""
+
+    @property
+    def ip_masq(self) -> bool:
+        """Whether addresses are masqueraded."""
+
+
 @dataclass(frozen=True, slots=True)
 class Needs:
     """What one network needs.
 
     Attributes:
-        bridge: the bridge of its ports.
-        gateways: addresses that the bridge has, without a prefix.
+        bridge: the bridge of its ports; empty if each container has a link of its own to the host.
+        gateways: addresses that the host has for it, without a prefix.
         subnets: those that are masqueraded.
         made_for: the configuration; a changed one voids these needs.
     """
@@ -79,7 +94,7 @@ class Networks:
             elif (needs := _decode(entry.data)) is not None:
                 self._known[entry.key.removeprefix("network ")] = needs
 
-    def note(self, request: CniAdd, config: BridgeConfig, result: CniResult) -> None:
+    def note(self, request: CniAdd, config: NetworkConfig, result: CniResult) -> None:
         """Record what an ADD made, unless that is known."""
         if request.host_netns.identity != self.home:
             return
@@ -95,7 +110,7 @@ class Networks:
             except PluginError as error:
                 self.host.log.warning("what network %s needs is not recorded: %s", request.network, error)
 
-    def missing(self, request: CniRequest, config: BridgeConfig) -> list[str]:
+    def missing(self, request: CniRequest, config: NetworkConfig) -> list[str]:
         """Return what a network lacks; the calling thread is in the request's host namespace."""
         known = self._known.get(request.network) if request.host_netns.identity == self.home else None
         if known is None or known.bridge != config.bridge:
@@ -149,14 +164,21 @@ def _ports_of(network: str, there: list[Link]) -> list[Link]:
 
 def _differences(network: str, needs: Needs, attached: list[Link], links: Links, there: list[Link]) -> Iterator[str]:
     bridge = next((link for link in there if link.name == needs.bridge and link.kind == "bridge"), None)
-    if bridge is None:
+    if bridge is None and needs.bridge:
         yield f"bridge {needs.bridge} of network {network} is gone: recreate its {len(attached)} containers"
         return
-    if not bridge.is_up:
+    if bridge is not None and not bridge.is_up:
         yield f"bridge {needs.bridge} of network {network} is down: {_AGAIN}"
     still = [link.name for link in attached if not link.is_up]
     if still:
         yield f"{len(still)} interfaces of network {network}, such as {still[0]}, are down: set them up, or {_ANEW}"
+    if bridge is not None:
+        yield from _bridge_differences(network, needs, attached, links, bridge)
+    for setting in not_forwarding(ip_address(gateway).version for gateway in needs.gateways):
+        yield f"the host forwards nothing for network {network}, net/{setting} is not 1: {_AGAIN}"
+
+
+def _bridge_differences(network: str, needs: Needs, attached: list[Link], links: Links, bridge: Link) -> Iterator[str]:
     loose = [link.name for link in attached if link.master != bridge.index]
     if loose:
         yield f"{len(loose)} interfaces of network {network}, such as {loose[0]}, left bridge {bridge.name}: {_ANEW}"
@@ -164,8 +186,6 @@ def _differences(network: str, needs: Needs, attached: list[Link], links: Links,
     lost = sorted(gateway for gateway in needs.gateways if ip_address(gateway) not in present)
     if lost:
         yield f"bridge {bridge.name} lost {', '.join(lost)}, the gateway of network {network}: {_AGAIN}"
-    for setting in not_forwarding(ip_address(gateway).version for gateway in needs.gateways):
-        yield f"the host forwards nothing for network {network}, net/{setting} is not 1: {_AGAIN}"
 
 
 def _without_rules(subnets: set[str]) -> Iterator[str]:
@@ -177,7 +197,7 @@ def _without_rules(subnets: set[str]) -> Iterator[str]:
         yield f"subnet {network} has no rule that masquerades it: {_AGAIN}"
 
 
-def _of(request: CniAdd, config: BridgeConfig, result: CniResult) -> Needs:
+def _of(request: CniAdd, config: NetworkConfig, result: CniResult) -> Needs:
     # The whole of `ipam`, not parsed: it may be another plugin's, and any change of it voids what is recorded.
     asked = [config.is_gateway, config.ip_masq, request.config.get("ipam")]
     return Needs(

@@ -93,6 +93,24 @@ def test_a_foreign_ipam_plugin_serves_every_verb(
     assert ipam.calls == [f"other-ipam {verb}" for verb in ("ADD", "CHECK", "STATUS", "GC", "DEL")]
 
 
+@pytest.mark.parametrize("kind", ["static", "nodeplug-static"])
+def test_addresses_of_a_configuration_need_no_other_program(
+    scratch: ScratchCni, bridge: Bridge, config: Make, ipam: ForeignIpam, look: Look, clean: Clean, kind: str
+) -> None:
+    netns = scratch.container()
+    addresses = [{"address": "10.77.0.5/24", "gateway": "10.77.0.1"}, {"address": "fd77::5/64"}]
+    network = config(ipam={"type": kind, "addresses": addresses}, ipMasq=True)
+    result = scratch.add(bridge, network, "c1", netns, args_text="GATEWAY=10.77.0.9;MAC=02:00:00:00:00:07")
+    assert {"eth0 10.77.0.5/24", "eth0 fd77::5/64"} <= look(netns).addresses
+    assert scratch.add(bridge, network, "c1", netns) == replace(result, interfaces=result.interfaces)
+    scratch.check(bridge, network, "c1", netns, result)
+    scratch.status(bridge, network)
+    scratch.gc(bridge, network, [("c1", "eth0")])
+    scratch.delete(bridge, network, "c1", None)
+    clean(netns, {"lo"})
+    assert (ipam.calls, [entry.key for entry in scratch.host.journal.entries() if entry.phase == "ipam"]) == ([], [])
+
+
 def test_a_repeated_add_does_not_ask_a_foreign_ipam_plugin_again(
     scratch: ScratchCni, bridge: Bridge, config: Make, ipam: ForeignIpam
 ) -> None:

@@ -1,0 +1,58 @@
+"""What CHECK compares, whatever kind of interface an attachment has.
+
+Owns: a text for every difference between a result and the container's namespace, and the masquerading of its addresses.
+Refuses: repair, and complaints about what a later plugin of the list may add: extra routes and addresses are fine.
+"""
+
+from collections.abc import Iterator
+
+from nodeplug import CniCheck, CniInterface
+from nodeplug_net.attachment import Attachment
+from nodeplug_net.container_interface import routed
+from nodeplug_net.dataplane import Dataplane
+from nodeplug_net.links import Link, Links
+
+
+def inside_differences(request: CniCheck, inner: Links, inside: Link, expected: CniInterface) -> Iterator[str]:
+    """Compare the container's interface with the result: state, hardware address, addresses, routes."""
+    if not inside.is_up:
+        yield f"interface {inside.name} is down"
+    if expected.mac and inside.mac != expected.mac.lower():
+        yield f"interface {inside.name} has MAC {inside.mac}, not {expected.mac}"
+    addresses = inner.addresses(inside)
+    own = [ip for ip in request.prev_result.ips if _belongs(request, ip.interface)]
+    for ip in own:
+        if ip.address not in addresses:
+            yield f"interface {inside.name} lost its address {ip.address}"
+    routes = inner.routes(inside)
+    for route in routed(request.prev_result):
+        table = route.table or 254
+        if not any((one.dst, one.table) == (route.dst, table) and route.gw in {None, one.gw} for one in routes):
+            yield f"route {route.dst} via {route.gw} is missing"
+
+
+def _belongs(request: CniCheck, interface: int | None) -> bool:
+    """Whether an address of the result is on this attachment's interface: a chain may have added others."""
+    interfaces = request.prev_result.interfaces
+    if interface is None or not 0 <= interface < len(interfaces):
+        return True
+    return interfaces[interface].name == request.ifname
+
+
+def masquerade_differences(request: CniCheck, plane: Dataplane) -> Iterator[str]:
+    """Find addresses of the attachment that neither we nor the reference's plugins masquerade."""
+    attachment = Attachment.of(request)
+    own = [ip.address for ip in request.prev_result.ips if _belongs(request, ip.interface)]
+    with plane.masquerade(request) as masquerade:
+        present = {entry.address for entry in masquerade.owned(attachment.label)}
+        without_rule = set(masquerade.lacking(address.network for address in own))
+    lost = [address for address in own if address.ip not in present]
+    if lost:
+        with plane.reference(request) as reference:
+            theirs = [address for address in lost if reference.covers(attachment, address.ip)]
+        without_rule -= {address.network for address in theirs}
+        lost = [address for address in lost if address not in theirs]
+    for address in lost:
+        yield f"address {address.ip} is not masqueraded"
+    for network in without_rule:
+        yield f"subnet {network} has no rule that masquerades it; the next ADD, STATUS or GC of the network restores it"
