@@ -21,6 +21,7 @@ from nodeplug.config import PluginSection, load_drop_in
 from nodeplug.contract.errors import InvalidRequest, NotReady
 from nodeplug.contract.mounts import mounted_at
 from nodeplug.contract.values import Pod, Secrets
+from nodeplug.fields import write_quantity
 from nodeplug.loading.discovery import find
 from nodeplug.loading.examination import unmarked
 from nodeplug.testing import (
@@ -34,6 +35,7 @@ from nodeplug.testing import (
     ScratchNode,
     namespaces,
 )
+from nodeplug.testing.csi_caller.controller import created
 from nodeplug.testing.isolation import IN_WORDS, Isolation, isolated, isolations
 from nodeplug.testing.place_holder import filled
 from nodeplug.testing.pods import CniRuntimeFactory, CsiCallers, FlexCallers
@@ -199,6 +201,8 @@ def _volume(node: ScratchNode, driver: str, example: Mapping[str, Any]) -> Itera
     if row is not None:
         volume = CsiVolume("data", options, "" if row["inline"] else handle, secrets)
         yield from _volume_over_csi(node, row["driver"], volume)
+        if row["block"]:
+            yield from _device_over_csi(node, row["driver"])
 
 
 def _volume_over_csi(node: ScratchNode, driver: str, volume: CsiVolume) -> Iterator[tuple[str, str]]:
@@ -210,6 +214,25 @@ def _volume_over_csi(node: ScratchNode, driver: str, volume: CsiVolume) -> Itera
         yield from _seen_at(target)
         kubelet.unmount(_POD, volume.name)
         yield "unmount", "the pod is gone"
+
+
+def _device_over_csi(node: ScratchNode, driver: str) -> Iterator[tuple[str, str]]:
+    with closing(CsiCallers(node)) as factory:
+        kubelet = factory(driver)
+        try:
+            with created(kubelet, "device", block=True) as volume:
+                yield "create", f"a provisioner has {driver} make a block volume, {volume.handle}"
+                with kubelet.mount(_POD, volume).open("rb") as device:
+                    size = device.seek(0, os.SEEK_END)
+                yield "publish", f"the pod gets a device of {write_quantity(size)}"
+                kubelet.unmount(_POD, volume.name)
+                yield "unmount", "the pod is gone"
+        except CsiFailure as error:
+            if error.code != "UNIMPLEMENTED":
+                raise
+            yield "device", f"{driver} creates no volumes, so there is no block volume to show"
+        else:
+            yield "delete", "the block volume is deleted"
 
 
 def _seen_at(target: Path) -> Iterator[tuple[str, str]]:

@@ -360,12 +360,13 @@ class CsiDrivers:
                 "driver": name,
                 "claim": one.driver.claim,
                 "inline": cast("VolumeClaim", one.driver.claimed.claim).inline,
+                "block": cast("VolumeClaim", one.driver.claimed.claim).block,
                 "registered": one.registered,
                 "problem": one.problem,
             }
             for name, one in self.served.items()
         ]
-        refused = {"driver": "", "inline": False, "registered": False}
+        refused = {"driver": "", "inline": False, "block": False, "registered": False}
         return served + [{**refused, "claim": claim, "problem": why} for claim, why in self.refused.items()]
 
     async def end(self) -> None:

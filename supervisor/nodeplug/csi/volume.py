@@ -7,9 +7,11 @@ Refuses: messages and statuses (`node`), and the steps themselves (`nodeplug.vol
 
 import hashlib
 import os
+import re
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 from nodeplug.contract.errors import (
     AlreadyExists,
@@ -33,6 +35,9 @@ from nodeplug.contract.values import (
 from nodeplug.csi import codec
 from nodeplug.volumes.compose import Steps
 from nodeplug.volumes.ledger import PUBLISHED
+
+_MAPPED: Final = re.compile(r"(.*/volumeDevices)/([^/]+)/dev/([^/]+)")
+"""Kubelet's own place for a pod's device, by PersistentVolume and pod (csi_plugin.go, NewBlockVolumeMapper)."""
 
 
 def publish(steps: Steps, wanted: VolumePublish) -> None:
@@ -163,9 +168,10 @@ def measure(steps: Steps, path: str) -> VolumeStats:
     Raises:
         NotFound: no volume of the driver is published there.
     """
-    target = steps.ledger.target(path)
-    if target is None or target.volume.driver != steps.driver or mounted_at(path) is None:
+    target = steps.ledger.target(path) or steps.ledger.target(_published(path))
+    if target is None or target.volume.driver != steps.driver or mounted_at(target.path) is None:
         raise NotFound(f"no volume of {steps.driver} is published at {path!r}")
+    path = target.path
     if steps.composition.has("volume_stats"):
         volume = target.volume
         request = VolumeStatsRequest(
@@ -176,6 +182,10 @@ def measure(steps: Steps, path: str) -> VolumeStats:
     # One at a time: kubelet asks every minute, and the look at a server that is gone may never end.
     with steps.locks.held("usage", path, patience=0):
         steps.composition.step("the look at its usage")
+        if Path(path).is_block_device():
+            with Path(path).open("rb") as device:
+                size = device.seek(0, os.SEEK_END)
+            return VolumeStats(total=size, used=size, available=0)
         found = os.statvfs(path)
     unit = found.f_frsize
     return VolumeStats(
@@ -185,6 +195,12 @@ def measure(steps: Steps, path: str) -> VolumeStats:
         inodes=found.f_files,
         inodes_used=found.f_files - found.f_ffree,
     )
+
+
+def _published(path: str) -> str:
+    """Return where a device is published that kubelet measures where it has mapped it (csi_plugin.go)."""
+    found = _MAPPED.fullmatch(path)
+    return f"{found[1]}/publish/{found[2]}/{found[3]}" if found else path
 
 
 def expand(steps: Steps, path: str, size: int, limit: int) -> int:

@@ -102,6 +102,15 @@ def test_an_inline_volume_is_published_over_csi_as_one(tried: Try) -> None:
     assert "publish kubelet publishes tmpfs.nodeplug for a pod over CSI, an inline volume" in done.stdout
 
 
+@pytest.mark.usefixtures("has_loop_devices")
+def test_a_block_volume_is_made_and_published_as_a_device(tried: Try) -> None:
+    done = tried('[plugins.loopfile.config]\ndefault_size = "16Mi"\n')
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "create  a provisioner has loopfile.nodeplug make a block volume, device" in done.stdout
+    assert "publish the pod gets a device of 16Mi" in done.stdout
+    assert "delete  the block volume is deleted" in done.stdout
+
+
 def test_scratch_in_the_example_is_the_folder_that_verify_means(tried: Try, tmp_path: Path) -> None:
     (tmp_path / "placed.py").write_text(PLACED)
     done = tried('[plugins.placed]\nuses = "placed:Placed"\nconfig = { folder = "{scratch}" }\n')

@@ -14,6 +14,7 @@ from nodeplug.testing.conformance import RULES, conformance
 from nodeplug.testing.processes import MARK
 
 ZOO = Path(__file__).parent / "zoo"
+DEVICES = {"zoo_provisioning:Raw", "zoo_provisioning:WipesDevices"}
 HOUSES = sorted(path.stem for path in ZOO.glob("zoo_*.py"))
 
 
@@ -22,6 +23,13 @@ def _path() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(ZOO))
         yield
+
+
+@pytest.fixture(autouse=True)
+def _needed(request: pytest.FixtureRequest) -> None:
+    spec = getattr(request.node, "callspec", None)
+    if spec is not None and spec.params.get("plugin") in DEVICES:
+        request.getfixturevalue("has_loop_devices")
 
 
 def asked(params: dict[str, Any]) -> dict[str, Any]:
@@ -73,6 +81,7 @@ def test_every_rule_has_a_plugin_that_breaks_it() -> None:
         "zoo_volume:Inline",
         "zoo_volume:Reads",
         "zoo_provisioning:Maker",
+        "zoo_provisioning:Raw",
     ],
 )
 def test_a_plugin_that_breaks_no_rule_passes_all(plugin: str, report: Report) -> None:

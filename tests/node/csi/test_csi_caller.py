@@ -41,6 +41,7 @@ class Disk(pb_grpc.NodeServicer):
         self.usage = [pb.VolumeUsage(unit=pb.VolumeUsage.BYTES, total=9, used=4, available=5)]
         self.published: list[pb.NodePublishVolumeRequest] = []
         self.found: list[bool] = []
+        self.measured: list[str] = []
 
     def NodeGetInfo(self, request: Any, context: Any) -> pb.NodeGetInfoResponse:  # noqa: N802 - the RPC's name
         return pb.NodeGetInfoResponse(node_id="node-1", max_volumes_per_node=7)
@@ -77,6 +78,7 @@ class Disk(pb_grpc.NodeServicer):
         raise NotImplementedError
 
     def NodeGetVolumeStats(self, request: Any, context: Any) -> pb.NodeGetVolumeStatsResponse:  # noqa: N802 - as above
+        self.measured.append(f"{request.volume_id} {request.volume_path}")
         return pb.NodeGetVolumeStatsResponse(usage=self.usage)
 
     def NodeExpandVolume(self, request: Any, context: Any) -> pb.NodeExpandVolumeResponse:  # noqa: N802 - as above
@@ -360,6 +362,14 @@ def test_a_block_volume_is_a_device_at_kubelets_path_and_nothing_is_left_after_t
     caller.unmount(OTHER, "pv-raw")
     assert [path for path in folder.rglob("*") if not path.is_dir()] == []
     caller.unmount(OTHER, "pv-raw")
+
+
+def test_a_device_is_measured_where_kubelet_maps_it(caller: CsiCaller, disk: Disk, short: Path) -> None:
+    caller.mount(POD, RAW)
+    assert caller.stats(POD, "pv-raw") == {"BYTES": {"total": 9, "used": 4, "available": 5}}
+    folder = short / "plugins" / "kubernetes.io" / "csi" / "volumeDevices"
+    assert disk.measured == [f"disk-raw {folder}/pv-raw/dev/{POD.uid}"]
+    caller.unmount(POD, "pv-raw")
 
 
 def test_a_block_volume_that_is_no_device_is_a_failure(caller: CsiCaller, disk: Disk) -> None:

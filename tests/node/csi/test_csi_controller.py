@@ -101,6 +101,7 @@ def test_kubelets_stand_in_gives_pods_a_block_volume_and_takes_it_again(kubelet:
     device.write_bytes(b"mine")
     with caller.mount(two, volume).open("rb") as other:
         assert other.read(4) == b"mine"
+    assert caller.stats(two, "pv-raw") == {"BYTES": {"total": 16 * MIB, "used": 16 * MIB, "available": 0}}
     caller.unmount(one, "pv-raw")
     caller.unmount(two, "pv-raw")
     assert (caller.volumes(), kubelet.mounted()) == ([], [])

@@ -142,7 +142,7 @@ class VolumeOverCsi(Volume):
         row = self._serving()
         if row is None:
             raise NotApplicable(f"{driver} has no CSI driver")
-        self.inline = bool(row["inline"])
+        self.inline, self.block = bool(row["inline"]), bool(row["block"])
         self.handle = "" if self.inline else handle or self._made()
         root = exam.node.paths.plugins_registry.parent
         seconds = max(exam.patience, 30.0)

@@ -1,11 +1,13 @@
 """Rules for volume drivers that create volumes: what a provisioner does, over CSI's Controller.
 
-Owns: creation again, a pod on what was created, deletion again, lists, and snapshots.
+Owns: creation again, a pod on what was created, devices, deletion again, lists, and snapshots.
 Refuses: sizes and parameters beyond those of `example`, which only the driver knows.
 """
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Final
 
 import grpc
@@ -15,11 +17,14 @@ from nodeplug.pb import csi_v1_pb2_grpc as pb_grpc
 from nodeplug.testing.conformance.driver import NAME, PODS, VolumeOverCsi
 from nodeplug.testing.conformance.examination import Examination
 from nodeplug.testing.conformance.rules import rule
-from nodeplug.testing.conformance.verdict import Broken
-from nodeplug.testing.conformance.volume import write
+from nodeplug.testing.conformance.verdict import Broken, NotApplicable
+from nodeplug.testing.conformance.volume import nothing_left, write
 from nodeplug.testing.csi_caller import CsiVolume
+from nodeplug.testing.csi_caller.controller import created
 
 _SPEC: Final = "CSI specification"
+_BYTES: Final = b"conformance".ljust(512, b"\n")
+"""What is written to a device: one sector."""
 _MODE: Final = pb.VolumeCapability.AccessMode
 _CAPABILITY: Final = pb.VolumeCapability(
     mount=pb.VolumeCapability.MountVolume(), access_mode=_MODE(mode=_MODE.SINGLE_NODE_WRITER)
@@ -135,6 +140,51 @@ def a_list_has_what_was_created(exam: Examination) -> str:
         if listed(volume.volume_id):
             raise Broken(f"{volume.volume_id!r} was deleted, and is in the list")
     return ""
+
+
+@rule(
+    "volume",
+    "CSI specification: NodePublishVolume; kubelet (volume/csi, csi_block.go)",
+    "With `request.block` bind the device on `target_path`, which is a file, and never format it.",
+    "volume_create",
+)
+def a_block_volume_keeps_its_bytes(exam: Examination) -> str:
+    """A block volume is a device for its pods, with what the one before has written, and kubelet measures its size."""
+    driver = VolumeOverCsi(exam, exam.claims["volume"][0])
+    if not driver.block:
+        raise NotApplicable("its claim has no block=True")
+    before, kubelet = exam.inventory(), driver.over_csi
+
+    def life() -> str:
+        with created(kubelet, f"{NAME}-device", block=True) as volume:
+            device = kubelet.mount(PODS[0], volume)
+            size = _write(device)
+            measured = kubelet.stats(PODS[0], volume.name)
+            kubelet.unmount(PODS[0], volume.name)
+            kept = _begins(kubelet.mount(PODS[1], volume))
+            kubelet.unmount(PODS[1], volume.name)
+        if not kept:
+            raise Broken("the next pod does not find what the one before has written to the device")
+        if measured is not None and measured.get("BYTES", {}).get("total") != size:
+            raise Broken(f"the device has {size} bytes, and kubelet is told {measured}")
+        return f"{size} bytes"
+
+    seen: str = driver.ask("a block volume", life)
+    nothing_left(exam, before)
+    return seen
+
+
+def _begins(device: Path) -> bool:
+    with device.open("rb", buffering=0) as stream:
+        return stream.read(len(_BYTES)) == _BYTES
+
+
+def _write(device: Path) -> int:
+    """Write to a device, past the page cache of its node; return its size in bytes."""
+    with device.open("r+b", buffering=0) as stream:
+        stream.write(_BYTES)
+        os.fsync(stream.fileno())
+        return stream.seek(0, os.SEEK_END)
 
 
 @rule(

@@ -166,10 +166,13 @@ class CsiCaller:
         Raises:
             CsiFailure: as kubelet logs it once a minute.
         """
-        node, target = self._node(), self.target(pod, name)
+        node, devices = self._node(), self._devices
         if not node.supports("GET_VOLUME_STATS"):
             return None
-        return {unit: dict(usage) for unit, usage in node.stats(read_handle(target.parent), target).items()}
+        place, record = self.target(pod, name), self.target(pod, name).parent
+        if devices.record(name).exists():
+            place, record = devices.mapped(pod, name), devices.record(name)
+        return {unit: dict(usage) for unit, usage in node.stats(read_handle(record), place).items()}
 
     def expand(self, pod: Pod, volume: CsiVolume, size: int) -> int:
         """Grow a published PersistentVolume on this node (expander.go); an inline one never grows.

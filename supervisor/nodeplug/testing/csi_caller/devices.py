@@ -31,6 +31,10 @@ class Devices:
         """Where the driver puts the device for a pod: a file that it makes and removes."""
         return self._root / "publish" / name / pod.uid
 
+    def mapped(self, pod: Pod, name: str) -> Path:
+        """Where kubelet maps the device for a pod, and has it measured (csi_plugin.go, NewBlockVolumeMapper)."""
+        return self._root / name / "dev" / pod.uid
+
     def staging(self, name: str) -> Path:
         """Which path the driver is told for staging, also if it does not stage."""
         return self._root / "staging" / name

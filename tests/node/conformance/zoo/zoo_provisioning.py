@@ -1,6 +1,7 @@
 """Volume drivers that create volumes, as folders: one that keeps every rule, and one that breaks each."""
 
 import shutil
+import subprocess
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,8 +25,11 @@ from nodeplug import (
     VolumePublish,
     VolumeSnapshot,
     VolumeSnapshotDelete,
+    VolumeUnpublish,
     bind,
     hookimpl,
+    mounted_at,
+    unmount,
 )
 
 
@@ -99,6 +103,44 @@ class Maker:
     @hookimpl
     def volume_snapshot_delete(self, request: VolumeSnapshotDelete) -> None:
         shutil.rmtree(self.taken / request.snapshot_id, ignore_errors=True)
+
+
+class Raw(Maker):
+    """Keeps every rule with block volumes, too: loop devices of files."""
+
+    @hookimpl
+    def claims(self) -> Sequence[Claim]:
+        return [VolumeClaim("example/maker", node_local=True, block=True)]
+
+    @hookimpl
+    def volume_publish(self, request: VolumePublish) -> None:
+        if not request.block:
+            super().volume_publish(request)
+            return
+        image = self.folder / request.volume_id / "device"
+        with image.open("ab") as stream:
+            stream.truncate(1 << 20)
+        if mounted_at(request.target_path) is None:
+            command = ["losetup", "--find", "--show", str(image)]
+            done = subprocess.run(command, check=True, capture_output=True, text=True)
+            bind(done.stdout.strip(), request.target_path, read_only=request.read_only)
+
+    @hookimpl
+    def volume_unpublish(self, request: VolumeUnpublish) -> None:
+        found = mounted_at(request.target_path)
+        if found is not None and Path(request.target_path).is_block_device():
+            unmount(request.target_path)
+            subprocess.run(["losetup", "--detach", f"/dev{found.root}"], check=True)
+
+
+class WipesDevices(Raw):
+    breaks = "a-block-volume-keeps-its-bytes", "does not find what the one before has written"
+
+    @hookimpl
+    def volume_publish(self, request: VolumePublish) -> None:
+        if request.block:
+            (self.folder / request.volume_id / "device").write_bytes(b"")
+        super().volume_publish(request)
 
 
 class CreatesAnother(Maker):
