@@ -1,1 +1,1 @@
-"""The CNI family: bridge, loopback, and the IPAM of host-local and static."""
+"""The CNI family: bridge, loopback, portmap, and the IPAM of host-local and static."""

@@ -11,7 +11,7 @@ import struct
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from ipaddress import IPv4Interface, IPv4Network, IPv6Interface, IPv6Network
+from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Interface, IPv6Network
 from typing import Final
 
 from nodeplug import CniRoute, Netns
@@ -20,6 +20,8 @@ from nodeplug_net.messages import IFF_PROMISC, IFF_UP, mac_bytes, u32
 from nodeplug_net.netlink import EEXIST, ENODEV, Netlink, Request, attributes, text
 
 Interface = IPv4Interface | IPv6Interface
+_NO_ROUTE: Final = frozenset({errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EINVAL, errno.EACCES})
+"""What the kernel says of an address without a way: unreachable, blackhole, prohibited."""
 OPER_UP: Final = 6
 """IF_OPER_UP (RFC 2863)."""
 _IFLA_ADDRESS: Final = 1
@@ -37,6 +39,7 @@ _BRPORT_MODE: Final = 4
 _IFA_ADDRESS: Final = 1
 _IFA_LOCAL: Final = 2
 _RTA_DST: Final = 1
+_RTA_OIF: Final = 4
 _RTA_GATEWAY: Final = 5
 _RTA_MULTIPATH: Final = 9
 _RTA_TABLE: Final = 15
@@ -301,6 +304,16 @@ class Links:
         ]
         answers = [message for request in requests for message in self.netlink.ask(request)[0].messages]
         return [route for message in answers for route in parse_routes(message, link.index)]
+
+    def towards(self, address: IPv4Address | IPv6Address) -> Link | None:
+        """Return the link by which packets to an address leave; None if they have no way."""
+        data = messages.route_to(address.version).fill(address=address.packed)
+        answer = self.netlink.ask(Request(data, f"find the route to {address}", _NO_ROUTE))[0]
+        for message in answer.messages:
+            for kind, start, _ in attributes(message, 28):
+                if kind == _RTA_OIF:
+                    return self.at(_U32.unpack_from(message, start)[0])
+        return None
 
 
 @contextmanager

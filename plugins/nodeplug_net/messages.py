@@ -330,6 +330,15 @@ def route(
 
 
 @cache
+def route_to(version: int) -> Template:
+    """GETROUTE: which way packets to `address` go."""
+    address4, address6 = (_ADDRESS4, IPv4Address(_ADDRESS4)), (_ADDRESS6, IPv6Address(_ADDRESS6))
+    text, parsed = address4 if version == 4 else address6
+    fields = {"family": _AF_INET if version == 4 else _AF_INET6, "dst_len": parsed.max_prefixlen}
+    return Template(_encode("rtmsg", RTM_GETROUTE, _ASK, [("RTA_DST", text)], fields), address=(parsed.packed, 1))
+
+
+@cache
 def dump_routes(version: int) -> Template:
     """GETROUTE dump of the routes through link `index`, of one family (filtered by the kernel)."""
     fields = {"family": _AF_INET if version == 4 else _AF_INET6}

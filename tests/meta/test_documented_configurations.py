@@ -20,6 +20,7 @@ from nodeplug.loading.classes import validate_config
 from nodeplug.loading.discovery import find
 from nodeplug_net.bridge_config import parse_bridge
 from nodeplug_net.ipam_config import parse_config
+from nodeplug_net.portmap_config import check_portmap
 from nodeplug_net.static_config import parse_static
 from nodeplug_volumes.hostdir import HostDir
 from nodeplug_volumes.loopfile import LoopFile
@@ -89,6 +90,9 @@ def requests(text: str) -> Iterator[CniRequest]:
 def test_every_network_on_a_page_can_be_installed_and_read(text: str, tmp_path: Path) -> None:
     assert marked_conflist("10-page.conflist", text.encode())
     for request in requests(text):
+        if request.claim == "nodeplug-portmap":
+            assert check_portmap(request)
+            continue
         if request.config["ipam"]["type"] == "static":
             assert parse_static(request).ips
         else:

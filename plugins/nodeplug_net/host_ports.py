@@ -1,0 +1,257 @@
+"""The ports of hosts that lead to containers: reserved, recorded, forwarded, in this order, and ended in the other.
+
+Owns: what each verb does, and what is left to do after the daemon was killed or rules were flushed.
+Refuses: hooks and configuration (`portmap`, `portmap_config`), and work for a container without port mappings.
+
+Whatever ends the daemon within an ADD, the record says what to remove: the transaction is whole or absent, and a socket
+ends with the daemon.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from ipaddress import IPv4Address
+from typing import TYPE_CHECKING, Final
+
+from nodeplug import CniAdd, CniCheck, CniDel, CniGc, CniRequest, CniStatus, Host, InvalidRequest, PluginError, TryAgain
+from nodeplug_net import conntrack
+from nodeplug_net.attachment import Attachment, network_label
+from nodeplug_net.links import Links, get_sysctl, set_sysctl
+from nodeplug_net.mapped_ports import ADDING, MappedPorts, Record
+from nodeplug_net.netlink import Netlink
+from nodeplug_net.portmap_config import Forward, Mappings, Wanted, asks_for_ports, parse_portmap
+from nodeplug_net.portmap_table import Entry, PortTable, entry_of
+from nodeplug_net.reaper import Reaper
+from nodeplug_net.reservations import Port, Reservations
+from nodeplug_net.sockets import Identity, NftSockets, open_nft
+from nodeplug_net.undo import Errors, Undo
+
+if TYPE_CHECKING:
+    import logging
+
+_AGAIN: Final = "the next ADD, STATUS or GC of a network with port mappings restores it"
+
+
+class HostPorts:
+    """The host ports of one plugin. Any thread may call it."""
+
+    def __init__(self, host: Host) -> None:
+        self._log: logging.LoggerAdapter[logging.Logger] = host.log
+        self._nft = NftSockets(Reaper())
+        self._records = MappedPorts(host)
+        self._reservations = Reservations()
+        self._recovered: set[Identity] = set()
+        self._lock = threading.Lock()
+
+    def recover(self, home: Identity) -> None:
+        """Take over what an earlier daemon did in this boot, in the namespace that the calling thread is in.
+
+        Raises:
+            OSError: the kernel refuses.
+        """
+        self._records.recover()
+        if self._records.of(home):
+            with open_nft() as netlink:
+                self._recover(home, PortTable(netlink))
+
+    def close(self) -> None:
+        """Release the ports, for who comes next, and close idle sockets."""
+        self._reservations.close()
+        self._nft.close()
+
+    def add(self, request: CniAdd, wanted: Wanted) -> None:
+        """Forward the ports of an attachment; a failure leaves nothing behind.
+
+        Raises:
+            TryAgain: somebody has one of the ports; the message says who.
+            PluginError: the record cannot be written.
+            OSError: the kernel refuses.
+        """
+        mappings = wanted.mappings()
+        if not mappings.forwards:
+            return
+        namespace, label = request.host_netns.identity, Attachment.of(request).label
+        with self._table(request) as table, Undo(self._log) as undo:
+            self._reservations.take(namespace, label, map(Port.of, mappings.forwards))
+            undo.push(f"release the host ports of {label}", lambda: self._reservations.release(namespace, label))
+            undo.push(f"forget the host ports of {label}", lambda: self._records.forget(namespace, label))
+            self._records.note(Record(namespace, label, wanted, ADDING))
+            table.add(entry_of(mappings, label), lambda: self._entries(namespace, label))
+            undo.push(f"end the forwarding for {label}", lambda: self._remove(request, label))
+            if mappings.localhost:
+                _cross_from_localhost(mappings)
+            self._forget(request, conntrack.forget_before, mappings.forwards)
+            self._records.note(Record(namespace, label, wanted))
+
+    def delete(self, request: CniDel) -> None:
+        """End the forwarding of an attachment's ports, whether or not the request names them.
+
+        Raises:
+            PluginError: something is left; the runtime will repeat DEL.
+            OSError: the kernel refuses.
+        """
+        namespace, label = request.host_netns.identity, Attachment.of(request).label
+        record = self._records.get(namespace, label)
+        if record is None and not asks_for_ports(request):
+            return
+        self._end(request, label, record)
+
+    def _end(self, request: CniRequest, label: str, record: Record | None) -> None:
+        namespace, errors = request.host_netns.identity, Errors()
+        with errors.kept():
+            self._remove(request, label)
+            if record is not None:
+                self._forget(request, conntrack.forget_after, record.wanted.mappings().forwards)
+            self._reservations.release(namespace, label)
+            self._records.forget(namespace, label)
+        errors.raise_all()
+
+    def differences(self, request: CniCheck, wanted: Wanted) -> list[str]:
+        """Name what is not as ADD left it.
+
+        Raises:
+            OSError: the kernel refuses.
+        """
+        mappings, label = wanted.mappings(), Attachment.of(request).label
+        if not mappings.forwards:
+            return []
+        with self._table(request) as table:
+            found = table.differences(entry_of(mappings, label))
+        for link in _interfaces(mappings) if mappings.localhost else ():
+            if get_sysctl(f"ipv4/conf/{link}/route_localnet") == "0":
+                found.append(f"connections from 127.0.0.1 do not reach {link}: its route_localnet is 0")
+        return found
+
+    def collect(self, request: CniGc) -> None:
+        """End the ports of this network that belong to no valid attachment, and restore those of the others.
+
+        Raises:
+            PluginError: with every failure; the rest is done.
+            OSError: the kernel refuses.
+        """
+        errors, namespace, prefix = Errors(), request.host_netns.identity, network_label(request.network)
+        if request.valid is not None:
+            valid = {Attachment(request.network, one.container_id, one.ifname).label for one in request.valid}
+            with self._table(request) as table:
+                present = table.labels(prefix)
+            present |= {one.label for one in self._records.of(namespace) if one.label.startswith(prefix)}
+            for label in sorted(present - valid):
+                with errors.kept():
+                    self._end(request, label, self._records.get(namespace, label))
+        with errors.kept(), self._table(request) as table:
+            table.mend(self._entries(namespace))
+            table.prune()
+        errors.raise_all()
+
+    def mend(self, request: CniStatus) -> None:
+        """Restore what the containers of the request's host lost: rules, and reservations.
+
+        Raises:
+            OSError: the kernel refuses.
+        """
+        namespace = request.host_netns.identity
+        records = self._records.of(namespace)
+        if not records:
+            return
+        with self._table(request) as table:
+            missing = table.missing(self._entries(namespace))
+            if missing:
+                self._log.warning("%s; it is restored", "; ".join(missing))
+                table.mend(self._entries(namespace))
+        for record in records:
+            self._reserve(record)
+
+    def missing(self, home: Identity) -> list[str]:
+        """Name what containers of the namespace lost that the calling thread is in.
+
+        Raises:
+            OSError: the kernel refuses.
+        """
+        entries = self._entries(home)
+        if not entries:
+            return []
+        with open_nft() as netlink:
+            return [f"{one}; {_AGAIN}" for one in PortTable(netlink).missing(entries)]
+
+    def _entries(self, namespace: Identity, without: str = "") -> list[Entry]:
+        """Compose what the kernel is to have for the attachments of a namespace."""
+        records = [one for one in self._records.of(namespace) if one.label != without and one.phase != ADDING]
+        return [entry_of(one.wanted.mappings(), one.label) for one in records]
+
+    def _recover(self, namespace: Identity, table: PortTable) -> None:
+        with self._lock:
+            if namespace in self._recovered:
+                return
+            self._recovered.add(namespace)
+            for record in self._records.of(namespace):
+                if record.phase == ADDING:
+                    table.remove(record.label)
+                    self._records.forget(namespace, record.label)
+                elif not self._reserve(record):
+                    self._log.warning("the host ports of %r are not reserved, and go on to lead there", record.label)
+            if self._entries(namespace):
+                table.mend(self._entries(namespace))
+            else:
+                table.prune()
+
+    def _reserve(self, record: Record) -> bool:
+        try:
+            self._reservations.take(record.namespace, record.label, map(Port.of, record.wanted.mappings().forwards))
+        except (OSError, TryAgain) as error:
+            self._log.debug("%s", error)
+            return False
+        return True
+
+    @contextmanager
+    def _table(self, request: CniRequest) -> Iterator[PortTable]:
+        """Open the table of the request's host namespace, which the calling thread is in."""
+        with self._nft.lent(request.host_netns) as netlink:
+            table = PortTable(netlink)
+            self._recover(request.host_netns.identity, table)
+            yield table
+
+    def _remove(self, request: CniRequest, label: str) -> None:
+        with self._table(request) as table:
+            table.remove(label)
+
+    def _forget(
+        self, request: CniRequest, forget: Callable[[Netlink, Sequence[Forward]], int], forwards: Sequence[Forward]
+    ) -> None:
+        """Delete connections; a failure is said and no more, since they end by themselves."""
+        try:
+            with self._nft.lent(request.host_netns) as netlink:
+                forget(netlink, forwards)
+        except (OSError, PluginError) as error:
+            self._log.warning("connections to former owners of host ports go on: %s", error)
+
+
+def _interfaces(mappings: Mappings) -> list[str]:
+    """Return the host's interfaces by which the containers' IPv4 addresses are reached."""
+    targets = dict.fromkeys(one.target for one in mappings.forwards if isinstance(one.target, IPv4Address))
+    with Netlink() as netlink:
+        found = [Links(netlink).towards(target) for target in targets]
+    return [link.name for link in found if link is not None]
+
+
+def _cross_from_localhost(mappings: Mappings) -> None:
+    """Let packets from 127.0.0.1 leave by the containers' interface: the kernel takes them for martians otherwise.
+
+    Raises:
+        OSError: the setting cannot be written.
+    """
+    for link in _interfaces(mappings):
+        set_sysctl(f"ipv4/conf/{link}/route_localnet", "1")
+
+
+def parsed(request: CniAdd | CniCheck) -> Wanted:
+    """Read a request; the sentence of a mistake is the reference's.
+
+    Raises:
+        InvalidRequest: a key is wrong.
+    """
+    try:
+        return parse_portmap(request)
+    except InvalidRequest as error:
+        if isinstance(request, CniCheck):
+            raise
+        raise InvalidRequest(f"failed to parse config: {error}") from error

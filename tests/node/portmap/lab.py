@@ -1,0 +1,125 @@
+"""A host between containers and somebody outside, what answers at its ends, and who asks."""
+
+import socket
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from nodeplug import CniResult, Netns
+from nodeplug.testing.scratch_cni import ScratchCni, run_in
+from nodeplug_net.bridge import Bridge
+from nodeplug_net.netlink import Netlink
+from nodeplug_net.portmap import Portmap
+from nodeplug_net.portmap_table import PortTable
+
+OUTSIDE = {4: ("192.0.2.1/24", "192.0.2.2/24"), 6: ("2001:db8::1/64", "2001:db8::2/64")}
+"""The host's address there, and the other's."""
+HOST = {version: pair[0].partition("/")[0] for version, pair in OUTSIDE.items()}
+STREAM, DATAGRAM = socket.SOCK_STREAM, socket.SOCK_DGRAM
+NETFILTER = 12
+
+
+def mapping(host_port: int, container_port: int = 80, protocol: str = "tcp", **more: Any) -> dict[str, Any]:
+    return {"hostPort": host_port, "containerPort": container_port, "protocol": protocol, **more}
+
+
+@dataclass
+class Lab:
+    """A host with the bridge and the port mappings of this build."""
+
+    scratch: ScratchCni
+    bridge: Bridge
+    network: Mapping[str, Any]
+    portmap: Portmap
+    outside: Netns
+    results: dict[str, CniResult] = field(default_factory=dict)
+    pods: dict[str, Netns] = field(default_factory=dict)
+
+    def config(self, *mappings: Mapping[str, Any], **keys: Any) -> dict[str, Any]:
+        runtime = {"runtimeConfig": {"portMappings": list(mappings)}} if mappings else {}
+        return {"cniVersion": "1.1.0", "name": "net", "type": "nodeplug-portmap", **runtime, **keys}
+
+    def attach(self, container: str) -> CniResult:
+        """Attach a container to the bridge, once."""
+        if container not in self.results:
+            self.pods[container] = self.scratch.container()
+            self.results[container] = self.scratch.add(self.bridge, self.network, container, self.pods[container])
+        return self.results[container]
+
+    def add(self, container: str, *mappings: Mapping[str, Any], **keys: Any) -> CniResult:
+        before = self.attach(container)
+        config = self.config(*mappings, **keys)
+        return self.scratch.add(self.portmap, config, container, self.pods[container], prev_result=before)
+
+    def check(self, container: str, *mappings: Mapping[str, Any], **keys: Any) -> None:
+        config = self.config(*mappings, **keys)
+        self.scratch.check(self.portmap, config, container, self.pods[container], self.results[container])
+
+    def delete(self, container: str, *mappings: Mapping[str, Any]) -> None:
+        self.scratch.delete(self.portmap, self.config(*mappings), container)
+
+    def serve(self, container: str, port: int = 80, kind: int = STREAM, *, name: bytes | None = None) -> None:
+        """Answer each client at a port of a container with the container's name and the client's address."""
+        serve(self.pods[container], port, kind, container.encode() if name is None else name)
+
+    def ports(self) -> set[str]:
+        """List whose ports the kernel forwards."""
+
+        def read() -> set[str]:
+            with Netlink(NETFILTER) as netlink:
+                return PortTable(netlink).labels("nodeplug ")
+
+        return self.scratch.on_host(read)
+
+    def ask(self, where: Netns | None, port: int, address: str = "", kind: int = STREAM) -> str:
+        """Connect from somewhere to a port of the host; the answer, or nothing."""
+        return run_in(self.scratch.host_netns if where is None else where, lambda: ask(address or HOST[4], port, kind))
+
+
+def ask(address: str, port: int, kind: int) -> str:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, kind) as client:
+        client.settimeout(8)  # IPv6 needs seconds to find its first neighbours
+        try:
+            client.connect((address, port))
+            client.send(b"who")
+            return client.recv(100).decode()
+        except OSError:
+            return ""
+
+
+def serve(netns: Netns, port: int, kind: int, name: bytes) -> None:
+    """Serve in a namespace until the test process ends; IPv4 and IPv6."""
+
+    def listen() -> socket.socket:
+        made = socket.socket(socket.AF_INET6, kind)
+        made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind(("::", port))
+        if kind == STREAM:
+            made.listen()
+        return made
+
+    listener = run_in(netns, listen)
+    SERVERS.append(listener)
+    threading.Thread(target=_answer, args=(listener, kind, name), daemon=True).start()
+
+
+SERVERS: list[socket.socket] = []
+
+
+def _answer(listener: socket.socket, kind: int, name: bytes) -> None:
+    with suppress(OSError):
+        while True:
+            if kind == DATAGRAM:
+                _, peer = listener.recvfrom(100)
+                if peer is None or not peer[1]:  # shut down
+                    return
+                listener.sendto(name + b" " + peer[0].removeprefix("::ffff:").encode(), peer)
+                continue
+            connection, peer = listener.accept()
+            with connection, suppress(OSError):
+                connection.recv(100)
+                connection.send(name + b" " + peer[0].removeprefix("::ffff:").encode())
