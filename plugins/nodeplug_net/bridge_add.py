@@ -102,7 +102,7 @@ class Attaching:
         pair = VethPair(self.request, self.links, self.plane.reaper, self.undo, config.mtu, config.mac, bridge)
         pair.ensure(self._undo_rules)
         # Marked by name in a second step: in one send the kernel would mark another's link after a refused creation.
-        mark = messages.mark_port(hairpin=config.hairpin)
+        mark = messages.mark_port(hairpin=config.hairpin, isolated=config.isolated)
         data = mark.fill(name=pair.name.encode(), label=self.attachment.label.encode())
         self.links.netlink.ask(Request(data, f"mark interface {pair.name}"))
         set_sysctl(f"ipv6/conf/{pair.name}/accept_ra", "0")
@@ -114,19 +114,29 @@ class Attaching:
 
     def _configure_container(self, plan: CniResult) -> Link:
         """Give the container's end its addresses, bring it up, and add routes."""
+        config = self.config
 
         def prepare() -> None:
-            if self.config.ipam:  # without addresses, the interface is the container's own matter
-                set_container_sysctls(self.request.ifname, ipv6=any(ip.address.version == 6 for ip in plan.ips))
+            if config.ipam:  # without addresses, the interface is the container's own matter
+                ipv6 = any(ip.address.version == 6 for ip in plan.ips)
+                set_container_sysctls(self.request.ifname, ipv6=ipv6, dad=config.dad)
 
         def check_mac(link: Link) -> None:
-            if self.config.mac_spoof_check:  # before the first frame, which the kernel sends itself
+            if config.mac_spoof_check:  # before the first frame, which the kernel sends itself
                 self._write_rules(plan, link.mac)
 
-        return configure(self.request, plan, prepare=prepare, mac=self.config.mac, before_up=check_mac)
+        return configure(
+            self.request,
+            plan,
+            prepare=prepare,
+            mac=config.mac,
+            before_up=check_mac,
+            dad=config.dad,
+            stays_down=config.interface_stays_down,
+        )
 
     def _wait_for_port(self) -> Link:
-        """Return the host end as soon as packets pass.
+        """Return the host end as soon as packets pass, or at once if the other end stays down.
 
         Raises:
             PluginError: they do not.
@@ -136,7 +146,7 @@ class Attaching:
         while True:
             answer = self.links.netlink.ask(get_request(name))[0]
             link = parse_link(answer.messages[0]) if answer.messages else None
-            if link is not None and link.state == OPER_UP:
+            if link is not None and (link.state == OPER_UP or self.config.interface_stays_down):
                 return link
             if link is None or time.monotonic() > until:
                 found = "it is gone" if link is None else f"operational state {link.state}"
@@ -176,13 +186,15 @@ def plan_addresses(config: BridgeConfig, found: CniResult) -> CniResult:
     return CniResult(ips=tuple(ips), routes=tuple(routes), dns=found.dns if config.dns is None else config.dns)
 
 
-def set_container_sysctls(ifname: str, *, ipv6: bool) -> None:
+def set_container_sysctls(ifname: str, *, ipv6: bool, dad: bool) -> None:
     """Set what a container's interface needs; the calling thread is in the container's namespace.
 
-    Addresses come from an allocator, so duplicate address detection is off; arp_notify tells the neighbours of a
-    reused address.
+    Addresses come from an allocator, so duplicate address detection is off unless asked for; arp_notify tells the
+    neighbours of a reused address.
     """
     set_sysctl(f"ipv4/conf/{ifname}/arp_notify", "1")
-    set_sysctl(f"ipv6/conf/{ifname}/accept_dad", "0")
+    if dad:
+        set_sysctl(f"ipv6/conf/{ifname}/enhanced_dad", "1")  # its own frames that come back are no duplicate
+    set_sysctl(f"ipv6/conf/{ifname}/accept_dad", str(int(dad)))
     if ipv6:
         enable_ipv6(ifname)

@@ -79,7 +79,7 @@ def _differences(
     if expected is None:
         yield f"the result has no interface {request.ifname} with a sandbox"
         return
-    yield from inside_differences(request, inner, inside, expected)
+    yield from inside_differences(request, inner, inside, expected, may_be_down=config.interface_stays_down)
     yield from _outside_differences(request, config, links, bridge, inside)
     if config.is_gateway:
         present = links.addresses(bridge)
@@ -110,6 +110,8 @@ def _outside_differences(
         yield f"host interface {name} is not a port of bridge {bridge.name}"
     elif outside.hairpin != config.hairpin:
         yield f"hairpin mode of {name} is {'on' if outside.hairpin else 'off'}"
+    elif outside.isolated != config.isolated:
+        yield f"isolation of {name} is {'on' if outside.isolated else 'off'}"
     expected = next((one for one in request.prev_result.interfaces if one.name == name and not one.sandbox), None)
     if expected is not None and expected.mac and outside.mac != expected.mac.lower():
         yield f"host interface {name} has MAC {outside.mac}, not {expected.mac}"

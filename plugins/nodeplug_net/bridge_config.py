@@ -7,7 +7,7 @@ Refuses: addresses (see `ipam_config`). Keys match without regard to case, as Go
 
 import re
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from pydantic import Field, field_validator
 
@@ -21,12 +21,11 @@ _BRIDGE: Final = re.compile(r"(?!\.{1,2}$)[^/:%\s\ud800-\udfff]+")
 _MAC: Final = re.compile(r"[0-9A-Fa-f]{2}([:-][0-9A-Fa-f]{2}){5}|[0-9A-Fa-f]{4}(\.[0-9A-Fa-f]{4}){2}")
 _NO_MAC: Final = "failed to make veth pair: address {}: invalid MAC address"
 _VLAN_LIMIT: Final = 4094
+_BACKENDS: Final = frozenset({"", "iptables", "nftables"})
+"""Either is masqueraded with nf_tables: for the container it comes to the same."""
 _NOT_SUPPORTED: Final = {
     "vlan",
     "vlan_trunk",
-    "port_isolation",
-    "disable_container_interface",
-    "enabledad",
 }
 """Keys that are not supported; zero, false and empty ask for nothing."""
 
@@ -79,14 +78,7 @@ class NetConf(PortConf, DelegationConf):
     preserve_default_vlan: bool = False
     disable_container_interface: bool = False
     enabledad: bool = False
-    ip_masq_backend: Any = None
-
-    @field_validator("ip_masq_backend")
-    @classmethod
-    def _is_ours(cls, value: Any) -> Any:
-        if value in ("", "nftables"):  # a tuple: a list cannot be looked up in a set
-            return value
-        raise ValueError("not supported; remove it")
+    ip_masq_backend: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +95,9 @@ class BridgeConfig:
         hairpin: containers reach themselves through the bridge.
         promiscuous: the bridge is promiscuous.
         mac_spoof_check: frames with another source than the container's hardware address are dropped.
+        isolated: containers exchange no frames with others that are isolated.
+        interface_stays_down: the container's end is left down, for who configures it.
+        dad: the container's IPv6 addresses are given when no neighbour has them.
         mac: the container's hardware address, or empty.
         dns: instead of IPAM's, or None.
         ipam: the IPAM plugin, or empty for a network without addresses.
@@ -117,6 +112,9 @@ class BridgeConfig:
     hairpin: bool = False
     promiscuous: bool = False
     mac_spoof_check: bool = False
+    isolated: bool = False
+    interface_stays_down: bool = False
+    dad: bool = False
     mac: str = ""
     dns: CniDns | None = None
     ipam: str = ""
@@ -144,6 +142,9 @@ def parse_bridge(request: CniRequest) -> BridgeConfig:
         hairpin=conf.hairpin_mode,
         promiscuous=conf.promisc_mode,
         mac_spoof_check=conf.macspoofchk,
+        isolated=conf.port_isolation,
+        interface_stays_down=conf.disable_container_interface,
+        dad=conf.enabledad,
         mac=mac,
         dns=conf.dns.value() if conf.dns.is_given else None,
         ipam=conf.ipam.type,
@@ -159,6 +160,9 @@ def _checked(request: CniRequest, conf: NetConf) -> str:
     mac = _mac(request, conf)
     if conf.ipam.type and conf.disable_container_interface:
         raise InvalidRequest("cannot use IPAM when DisableContainerInterface flag is set")
+    if conf.ip_masq and conf.ipam.type and conf.ip_masq_backend not in _BACKENDS:
+        known = " and ".join(sorted(_BACKENDS - {""}))
+        raise InvalidRequest(f'unknown ipmasq backend "{conf.ip_masq_backend}"', details=f"known are {known}")
     return mac
 
 

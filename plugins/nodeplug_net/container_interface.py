@@ -9,6 +9,7 @@ from dataclasses import replace
 from ipaddress import ip_address
 
 from nodeplug import CniAdd, CniResult, CniRoute, PluginError
+from nodeplug_net.dad import settle
 from nodeplug_net.links import Link, Links, address_request, route_request, set_sysctl, up_request
 from nodeplug_net.netlink import Netlink, Request
 
@@ -27,6 +28,8 @@ def configure(
     mac: str = "",
     before_up: Callable[[Link], None] = lambda _: None,
     afterwards: Afterwards = _nothing,
+    dad: bool = False,
+    stays_down: bool = False,
 ) -> Link:
     """Give the container's interface its addresses, bring it up, and add routes.
 
@@ -37,9 +40,11 @@ def configure(
         mac: the hardware address that it must have, or empty.
         before_up: called with the interface before it has addresses and is up, outside of the namespace.
         afterwards: returns what is sent after the routes.
+        dad: whether to wait until no neighbour has the IPv6 addresses.
+        stays_down: whether it gets nothing of all that and is left down.
 
     Raises:
-        PluginError: there is no such interface.
+        PluginError: there is no such interface, or a neighbour has one of the addresses.
         OSError: the kernel refuses.
     """
     ifname = request.ifname
@@ -55,11 +60,19 @@ def configure(
             links.set_mac(link, mac)
             link.mac = mac
         before_up(link)
+        if stays_down:
+            return link
         early = [address_request(link.index, ifname, ip.address) for ip in plan.ips if ip.address.version == 4]
-        late = [address_request(link.index, ifname, ip.address) for ip in plan.ips if ip.address.version == 6]
-        routes = [route_request(link.index, ifname, route) for route in routed(plan)]
+        late = [address_request(link.index, ifname, ip.address, dad=dad) for ip in plan.ips if ip.address.version == 6]
         # IPv4 addresses come first so that arp_notify announces them; IPv6 addresses need an interface that is up.
-        netlink.ask(*early, up_request(link.index, ifname), *late, *routes, *afterwards(link))
+        requests = [*early, up_request(link.index, ifname), *late]
+        if dad and late:
+            netlink.ask(*requests)
+            settle(links, link)
+            requests = []
+        routes = [route_request(link.index, ifname, route) for route in routed(plan)]
+        if requests := [*requests, *routes, *afterwards(link)]:
+            netlink.ask(*requests)
     return link
 
 

@@ -36,6 +36,7 @@ _IFLA_LINK_NETNSID: Final = 37
 _INFO_KIND: Final = 1
 _INFO_SLAVE_DATA: Final = 5
 _BRPORT_MODE: Final = 4
+_BRPORT_ISOLATED: Final = 33
 _IFA_ADDRESS: Final = 1
 _IFA_LOCAL: Final = 2
 _RTA_DST: Final = 1
@@ -65,6 +66,7 @@ class Link:
         kind: "bridge", "veth", or empty.
         alias: free text, the label of the attachment for our veths.
         hairpin: whether a bridge port sends frames back where they came from.
+        isolated: whether a bridge port exchanges no frames with other isolated ones.
     """
 
     index: int
@@ -79,6 +81,7 @@ class Link:
     kind: str = ""
     alias: str = ""
     hairpin: bool = False
+    isolated: bool = False
 
     @property
     def is_up(self) -> bool:
@@ -119,6 +122,8 @@ def _parse_kind(link: Link, message: bytes, start: int, end: int) -> None:
             for slave, byte, _ in attributes(message, first, last):
                 if slave == _BRPORT_MODE:
                     link.hairpin = bool(message[byte])
+                elif slave == _BRPORT_ISOLATED:
+                    link.isolated = bool(message[byte])
 
 
 def parse_address(message: bytes) -> Interface:
@@ -177,12 +182,12 @@ def up_request(index: int, name: str) -> Request:
     return Request(messages.set_flags(IFF_UP, IFF_UP).fill(index=u32(index)), f"set interface {name} up")
 
 
-def address_request(index: int, name: str, address: Interface) -> Request:
-    """Build the request that adds an address; an existing one is not an error."""
+def address_request(index: int, name: str, address: Interface, *, dad: bool = False) -> Request:
+    """Build the request that adds an address, with detection of duplicates if asked; an existing one is no error."""
     values = {"index": u32(index), "address": address.packed}
     if address.version == 4 and address.network.prefixlen < 31:
         values["broadcast"] = address.network.broadcast_address.packed
-    template = messages.address(messages.RTM_NEWADDR, address.version, address.network.prefixlen)
+    template = messages.address(messages.RTM_NEWADDR, address.version, address.network.prefixlen, dad=dad)
     return Request(template.fill(**values), f"add address {address} to interface {name}", EEXIST)
 
 

@@ -197,11 +197,10 @@ def create_veth(*, mtu: bool, mac: bool, port: bool = True) -> Template:
 
 
 @cache
-def mark_port(*, hairpin: bool) -> Template:
-    """NEWLINK that gives the link `name` its alias `label`, and sets the hairpin mode of the bridge port."""
-    port = _nest(
-        ("IFLA_INFO_SLAVE_KIND", "bridge"), ("IFLA_INFO_SLAVE_DATA", _nest(("IFLA_BRPORT_MODE", int(hairpin))))
-    )
+def mark_port(*, hairpin: bool, isolated: bool) -> Template:
+    """NEWLINK that gives the link `name` its alias `label`, and sets hairpin mode and isolation of the bridge port."""
+    modes = _nest(("IFLA_BRPORT_MODE", int(hairpin)), ("IFLA_BRPORT_ISOLATED", int(isolated)))
+    port = _nest(("IFLA_INFO_SLAVE_KIND", "bridge"), ("IFLA_INFO_SLAVE_DATA", modes))
     attrs = [("IFLA_IFNAME", _NAME), ("IFLA_IFALIAS", _LABEL), ("IFLA_LINKINFO", port)]
     return Template(_encode("ifinfmsg", RTM_NEWLINK, _ASK, attrs, {}), name=_NAME_HOLE, label=(_LABEL.encode(), 1))
 
@@ -248,10 +247,10 @@ def delete_link() -> Template:
 
 
 @cache
-def address(number: int, version: int, prefix: int) -> Template:
+def address(number: int, version: int, prefix: int, *, dad: bool = False) -> Template:
     """NEWADDR or DELADDR with the holes `index`, `address` and, for IPv4, `broadcast`.
 
-    IPv6 addresses skip duplicate address detection: an allocator chose them, and DAD costs a second.
+    IPv6 addresses skip duplicate address detection by default: an allocator chose them, and DAD costs a second.
     """
     fields = {"family": _AF_INET if version == 4 else _AF_INET6, "prefixlen": prefix, "index": _INDEX}
     flags = _CREATE if number == RTM_NEWADDR else _ASK
@@ -263,7 +262,7 @@ def address(number: int, version: int, prefix: int) -> Template:
             holes["broadcast"] = (IPv4Address(_BROADCAST4).packed, 1)
         return Template(_encode("ifaddrmsg", number, flags, attrs, fields), **holes)
     attrs = [("IFA_LOCAL", _ADDRESS6), ("IFA_ADDRESS", _ADDRESS6)]
-    encoded = _encode("ifaddrmsg", number, flags, attrs, {**fields, "flags": _IFA_F_NODAD})
+    encoded = _encode("ifaddrmsg", number, flags, attrs, {**fields, "flags": 0 if dad else _IFA_F_NODAD})
     return Template(encoded, index=_INDEX_HOLE, address=(IPv6Address(_ADDRESS6).packed, 2))
 
 

@@ -13,7 +13,7 @@ def warm_up() -> None:
     """Import the encoder, and encode; about 0.05 s, once per process."""
     messages.get_link_by_name()
     messages.get_link_by_index()
-    messages.mark_port(hairpin=False)
+    messages.mark_port(hairpin=False, isolated=False)
     messages.delete_link()
     messages.dump_addresses()
     messages.set_flags(messages.IFF_UP, messages.IFF_UP)

@@ -183,7 +183,7 @@ def test_a_host_name_of_another_attachment_is_refused_and_left_alone(
     name = Attachment("net", "c1", "eth0").host_veth
 
     def relabel() -> None:
-        data = messages.mark_port(hairpin=False).fill(name=name.encode(), label=b"nodeplug net c9 eth0")
+        data = messages.mark_port(hairpin=False, isolated=False).fill(name=name.encode(), label=b"nodeplug net c9 eth0")
         with Netlink() as netlink:
             netlink.ask(Request(data, "relabel"))
 

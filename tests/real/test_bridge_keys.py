@@ -148,3 +148,83 @@ def test_a_collection_leaves_the_macspoofchk_of_who_is_there(host: Host, whose: 
     with host.sandbox.netns.entered():
         runtime.gc([("c0", "eth0")])
     assert host.rules() == before
+
+
+# --- the port and the container's interface --------------------------------------------------------------------------
+
+PORTS: Mapping[str, dict[str, Any]] = {
+    "isolated": {"portIsolation": True},
+    "not-isolated": {"portIsolation": False},
+    "isolated-hairpin": {"portIsolation": True, "hairpinMode": True, "isGateway": True, "ipam": IPAM},
+    "down": {"disableContainerInterface": True},
+    "down-isolated": {"disableContainerInterface": True, "portIsolation": True, "mtu": 1400},
+    "dad": {"enabledad": True, "isGateway": True, "ipam": IPAM},
+    "no-dad": {"isGateway": True, "ipam": IPAM},
+    "spoof-down": {"disableContainerInterface": True, "macspoofchk": True},
+}
+
+
+def seen(host: Host, pod: Sandbox, result: Mapping[str, Any]) -> dict[str, Any]:
+    """What a key could change: the result, the port's modes, the interface in the container, and its settings."""
+    port = json.loads(host.run("ip", "-d", "-j", "link", "show", "master", "br0"))[0]
+    inside = json.loads(host.run("ip", "-d", "-j", "addr", "show", "eth0", where=pod))[0]
+    settings = ("accept_dad", "enhanced_dad", "keep_addr_on_down", "disable_ipv6")
+    paths = [f"/proc/sys/net/ipv6/conf/eth0/{name}" for name in settings]
+    addresses = [one for one in inside["addr_info"] if one["scope"] == "global"]
+    return {
+        "interfaces": [{**one, "sandbox": bool(one.get("sandbox"))} for one in result["interfaces"]],
+        "ips": result.get("ips"),
+        "port": (port["linkinfo"]["info_slave_data"]["isolated"], port["linkinfo"]["info_slave_data"]["hairpin"]),
+        "up": ("UP" in port["flags"], "UP" in inside["flags"], port["mtu"], inside["mtu"]),
+        "addresses": sorted((one["local"], one.get("tentative", False)) for one in addresses),
+        "settings": host.run("cat", *paths, where=pod).split(),
+    }
+
+
+@pytest.mark.parametrize("keys", PORTS)
+def test_a_port_and_an_interface_are_as_the_reference_makes_them(twins: dict[str, Host], keys: str) -> None:
+    found = {}
+    for whose, host in twins.items():
+        pod, result = host.add(whose, PORTS[keys])
+        host.check("ours", PORTS[keys])
+        found[whose] = nameless(seen(host, pod, result))
+        host.delete(whose, PORTS[keys], pod)
+        assert pod.links() == ("lo",)
+    assert without_mtu(found["ours"]) == without_mtu(found["reference"])
+
+
+def without_mtu(document: dict[str, Any]) -> dict[str, Any]:
+    """Ours tells the MTU of interfaces, which the reference's bridge leaves out."""
+    plain = [{key: value for key, value in one.items() if key != "mtu"} for one in document["interfaces"]]
+    return {**document, "interfaces": plain}
+
+
+def test_an_address_that_a_neighbour_has_is_refused_in_the_words_of_the_reference(twins: dict[str, Host]) -> None:
+    refusals = []
+    for whose, host in twins.items():
+        keys = {"enabledad": True, "isGateway": True, "ipam": IPAM}
+        neighbour, _ = host.add(whose, keys, "c0")
+        host.run("ip", "addr", "add", "fd77::3/64", "dev", "eth0", "nodad", where=neighbour)
+        with pytest.raises(CniError, match="DADFAILED") as refusal:
+            host.add(whose, keys, "c1")
+        refusals.append(str(refusal.value).partition("failed (add): ")[2])
+    assert refusals[1].startswith(f"{refusals[0]}; a neighbour has it")
+
+
+@pytest.mark.parametrize("backend", ["iptables", "nftables"])
+def test_either_backend_of_masquerading_hides_a_container_with_both_programs(
+    twins: dict[str, Host], backend: str
+) -> None:
+    """Somebody outside sees the host's address; the port is another host's, connected by a pair."""
+    for whose, host in twins.items():
+        keys = {"isDefaultGateway": True, "ipMasq": True, "ipMasqBackend": backend, "ipam": IPAM}
+        pod, _ = host.add(whose, keys)
+        outside = host.stack.enter_context(Sandbox(host.folder / "outside"))
+        host.run("ip", "link", "add", "up0", "type", "veth", "peer", "name", "down0", "netns", str(outside.path))
+        host.run("ip", "addr", "add", "192.0.2.1/24", "dev", "up0")
+        host.run("ip", "link", "set", "up0", "up")
+        host.run("ip", "addr", "add", "192.0.2.2/24", "dev", "down0", where=outside)
+        host.run("ip", "link", "set", "down0", "up", where=outside)
+        host.run("ping", "-c", "1", "-W", "3", "192.0.2.2", where=pod)  # there is no way back to 10.77.0.0/24
+        host.delete(whose, keys, pod)
+        assert "10.77.0.2" not in host.run("nft", "list", "ruleset")

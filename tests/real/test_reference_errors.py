@@ -371,6 +371,7 @@ BRIDGE = {
     ),
     "ipam-bad": Bad("bridge", {"bridge": "br1", "ipam": {"type": "host-local", "subnet": "x"}}),
     "gateway-conflict": Bad("bridge", {**LAYER_3, "bridge": "foreign0", "isGateway": True}),
+    "masquerading-unknown": Bad("bridge", {**LAYER_3, "ipMasq": True, "ipMasqBackend": "ebtables"}),
     "old-result": Bad("bridge", {"bridge": "br1", "cniVersion": "0.2.0"}, code=999),
     "check-nothing": Bad(
         "bridge",

@@ -60,11 +60,6 @@ def test_hairpin_and_promiscuous_mode_exclude_each_other(here: Netns) -> None:
     [
         ("vlan", 100),
         ("vlanTrunk", [{"id": 5}]),
-        ("portIsolation", True),
-        ("disableContainerInterface", True),
-        ("enabledad", True),
-        ("ipMasqBackend", "iptables"),
-        ("ipMasqBackend", ["nftables"]),
     ],
 )
 def test_a_key_that_is_not_served_is_refused_with_its_value(here: Netns, key: str, value: Any) -> None:
@@ -83,6 +78,8 @@ def test_a_key_that_is_not_served_is_refused_with_its_value(here: Netns, key: st
         ("preserveDefaultVlan", True),
         ("preserveDefaultVlan", False),
         ("ipMasqBackend", "nftables"),
+        ("ipMasqBackend", "iptables"),
+        ("ipMasqBackend", "another, which nobody uses without ipMasq"),
         ("enabledad", None),
         ("somethingElse", 5),
     ],
@@ -105,6 +102,7 @@ def test_a_value_that_asks_for_nothing_is_accepted(here: Netns, key: str, value:
         ("bridge", "brücke-überall1"),
         ("bridge", "br\ud800"),
         ("ipam", []),
+        ("ipMasqBackend", ["nftables"]),
     ],
 )
 def test_a_value_of_the_wrong_type_is_refused_with_its_key(here: Netns, key: str, value: Any) -> None:
@@ -123,8 +121,13 @@ def test_every_mistake_is_told_at_once(here: Netns) -> None:
 
 
 def test_every_key_that_is_not_served_is_told_at_once(here: Netns) -> None:
-    with pytest.raises(InvalidRequest, match=r"'vlan': not supported.*'enabledad': not supported"):
-        parse(here, vlan=7, enabledad=True)
+    with pytest.raises(InvalidRequest, match=r"'vlan': not supported.*'vlanTrunk': not supported"):
+        parse(here, vlan=7, vlanTrunk=[{"id": 5}])
+
+
+def test_keys_about_the_interface_are_read_under_their_names_in_the_reference(here: Netns) -> None:
+    config = parse(here, macspoofchk=True, portIsolation=True, disableContainerInterface=True, enabledad=True)
+    assert (config.mac_spoof_check, config.isolated, config.interface_stays_down, config.dad) == (True,) * 4
 
 
 def test_the_runtime_wins_over_args_which_win_over_cni_args(here: Netns) -> None:
