@@ -1,1 +1,7 @@
 """The CNI family: bridge, loopback, portmap, and the IPAM of host-local and static."""
+
+from pathlib import Path
+from typing import Final
+
+DATA_DIR: Final = Path("/var/lib/cni/networks")
+"""Where host-local of the reference reserves addresses, and ours."""

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from nodeplug import Claim, CniAdd, CniCheck, CniClaim, CniDel, CniGc, CniResult, CniStatus, Example, Host, hookimpl
 from nodeplug.fields import CniExecutable
-from nodeplug_net import bridge_add, bridge_check, bridge_del
+from nodeplug_net import DATA_DIR, bridge_add, bridge_check, bridge_del
 from nodeplug_net.addressing import Addressing
 from nodeplug_net.dataplane import Dataplane
 from nodeplug_net.ipam import Ipam
@@ -32,7 +32,7 @@ class BridgeConfig(BaseModel):
         ("nodeplug-bridge",), description="executables on CNI_PATH; add 'bridge' to take the reference plugin over"
     )
     data_dir: Path = Field(
-        Path("/var/lib/cni/networks"),
+        DATA_DIR,
         description="where IPAM type host-local reserves addresses unless a network's ipam.dataDir says otherwise",
     )
 

@@ -8,12 +8,16 @@ import logging
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from nodeplug import PluginError
 from nodeplug.commands import Json, print_json, show
+from nodeplug_net import DATA_DIR
+
+if TYPE_CHECKING:
+    from nodeplug_net.way_back import Entry
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown", no_args_is_help=True)
 
@@ -45,7 +49,7 @@ def to_reference(
     ] = "",
     addresses: Annotated[
         Path, typer.Option("--data-dir", metavar="DIR", help="Where host-local keeps the addresses of networks.")
-    ] = Path("/var/lib/cni/networks"),
+    ] = DATA_DIR,
     as_json: Json = False,
 ) -> None:
     """Hand the masquerading of running containers to the reference's plugins, before they are to end them.
@@ -60,24 +64,15 @@ def to_reference(
     from nodeplug_net import reference_iptables, reference_nft, way_back
     from nodeplug_net.masquerade import Masquerade
     from nodeplug_net.sockets import open_nft
+    from nodeplug_net.undo import kernel_errors
 
     log = logging.LoggerAdapter(logging.getLogger("nodeplug.net"))
-    with open_nft() as netlink:
+    with kernel_errors(), open_nft() as netlink:
         found = way_back.entries(Masquerade(netlink), addresses, network)
         if apply:
             write = partial(reference_nft.write, netlink) if backend is Backend.nftables else reference_iptables.write
             way_back.apply(found, netlink, write, log)
-    rows = [
-        {
-            "network": one.attachment.network if one.attachment else "",
-            "container_id": one.attachment.container_id if one.attachment else "",
-            "ifname": one.attachment.ifname if one.attachment else "",
-            "address": str(one.address),
-            "ended": one.ended,
-            "handed_over": apply and one.attachment is not None and not one.ended,
-        }
-        for one in found
-    ]
+    rows = [_row(one, applied=apply) for one in found]
     _tell(rows, as_json=as_json, applied=apply)
     unknown = [one.element for one in found if one.attachment is None]
     if unknown:
@@ -85,6 +80,18 @@ def to_reference(
             f"{len(unknown)} addresses stay with nodeplug, such as {unknown[0].address} of {unknown[0].label!r}: no "
             f"file below {addresses} says whose they are; name the folder with --data-dir, or end those containers"
         )
+
+
+def _row(entry: "Entry", *, applied: bool) -> dict[str, Any]:
+    attachment = entry.attachment
+    return {
+        "network": attachment.network if attachment else "",
+        "container_id": attachment.container_id if attachment else "",
+        "ifname": attachment.ifname if attachment else "",
+        "address": str(entry.address),
+        "ended": entry.ended,
+        "handed_over": applied and attachment is not None and not entry.ended,
+    }
 
 
 def _tell(rows: Sequence[Mapping[str, Any]], *, as_json: bool, applied: bool) -> None:

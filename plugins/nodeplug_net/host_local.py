@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from nodeplug import Claim, CniAdd, CniCheck, CniClaim, CniDel, CniGc, CniResult, CniStatus, Example, Host, hookimpl
 from nodeplug.fields import CniExecutable
+from nodeplug_net import DATA_DIR
 from nodeplug_net.ipam import Ipam
 
 
@@ -25,7 +26,7 @@ class HostLocalConfig(BaseModel):
         description="executables on CNI_PATH; add 'host-local' to take the reference plugin over",
     )
     data_dir: Path = Field(
-        Path("/var/lib/cni/networks"),
+        DATA_DIR,
         description="where addresses are reserved unless a network's ipam.dataDir says otherwise",
     )
 

@@ -75,3 +75,11 @@ def test_a_name_that_two_distributions_bring_is_listed_once(site: Site) -> None:
     site.bring("cards", GOOD)
     site.bring("cards", GOOD, "more_cards")
     assert site.run("--help").stdout.count("Count the cards.") == 1
+
+
+def test_what_the_kernel_refuses_is_one_sentence() -> None:
+    drop = ["setpriv", "--bounding-set=-net_admin"] if os.geteuid() == 0 else []
+    command = [sys.executable, "-m", "nodeplug", "net", "to-reference"]
+    done = subprocess.run([*drop, *command], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == "error: cannot list the sets of table nodeplug_masquerade: Operation not permitted\n"
