@@ -1,7 +1,25 @@
-"""The FUSE programs that run on this machine, for tests that end or stop them."""
+"""FUSE programs for tests: what they serve, and those that run on this machine."""
 
 import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+import pytest
+
+
+@contextmanager
+def shared_folder() -> Iterator[Path]:
+    """Give a folder for bindfs that every user may write to; not below /tmp: a program has a /tmp of its own."""
+    if shutil.which("bindfs") is None:
+        pytest.skip("needs bindfs of the package bindfs")
+    folder = Path(tempfile.mkdtemp(dir="/var/tmp"))
+    folder.chmod(0o777)
+    (folder / "hello").write_text("world")
+    yield folder
+    shutil.rmtree(folder)
 
 
 def programs(source: Path) -> list[int]:

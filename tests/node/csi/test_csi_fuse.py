@@ -1,16 +1,14 @@
 """The fuse driver over CSI and a real daemon, as kubelet calls it."""
 
 import os
-import shutil
 import signal
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
-from tests.fuse_programs import programs
+from tests.fuse_programs import programs, shared_folder
 
 from nodeplug.pb import csi_v1_pb2 as pb
 from nodeplug.testing.waiting import until
@@ -29,14 +27,8 @@ secrets.key = {{ required = false }}
 
 @pytest.fixture
 def source() -> Iterator[Path]:
-    """A folder that every user may read; not below /tmp, since a program has a /tmp of its own."""
-    if shutil.which("bindfs") is None:
-        pytest.skip("needs bindfs of the package bindfs")
-    folder = Path(tempfile.mkdtemp(dir="/var/tmp"))
-    folder.chmod(0o755)
-    (folder / "hello").write_text("world")
-    yield folder
-    shutil.rmtree(folder)
+    with shared_folder() as folder:
+        yield folder
 
 
 @pytest.fixture

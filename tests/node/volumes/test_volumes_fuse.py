@@ -4,11 +4,9 @@ import json
 import os
 import re
 import resource
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 from base64 import b64encode
 from collections.abc import Callable, Iterator
@@ -17,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fuse_programs import shared_folder
 
 from nodeplug import (
     NotFound,
@@ -45,16 +44,11 @@ SECRET = "kubernetes.io/secret/"
 
 @pytest.fixture
 def source() -> Iterator[Path]:
-    """A folder that every user may read; not below /tmp, since a program has a /tmp of its own."""
-    if shutil.which("bindfs") is None:
-        pytest.skip("needs bindfs of the package bindfs")
-    folder = Path(tempfile.mkdtemp(dir="/var/tmp"))
-    folder.chmod(0o755)
-    (folder / "data").mkdir()
-    (folder / "data").chmod(0o777)
-    (folder / "data" / "hello").write_text("world")
-    yield folder
-    shutil.rmtree(folder)
+    with shared_folder() as folder:
+        (folder / "data").mkdir()
+        (folder / "data").chmod(0o777)
+        (folder / "hello").rename(folder / "data" / "hello")
+        yield folder
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import tempfile
 from collections.abc import Callable, Iterator
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fuse_programs import shared_folder
 from tests.node.workers.own_cgroups import OwnCgroups, own_cgroups, skip_without
 
 from nodeplug import InvalidRequest, Pod, TryAgain, mounts, unmount
@@ -34,13 +34,8 @@ CHILD_EATS = "tail /dev/zero & wait; sleep 1000"
 
 @pytest.fixture
 def source() -> Iterator[Path]:
-    if shutil.which("bindfs") is None:
-        pytest.skip("needs bindfs of the package bindfs")
-    folder = Path(tempfile.mkdtemp(dir="/var/tmp"))
-    folder.chmod(0o777)
-    (folder / "hello").write_text("world")
-    yield folder
-    shutil.rmtree(folder)
+    with shared_folder() as folder:
+        yield folder
 
 
 def eater(source: Path, how: str = EATS) -> dict[str, Any]:

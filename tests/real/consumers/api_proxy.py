@@ -5,7 +5,6 @@ Refuses: to change requests and answers, but for the credentials: whoever asks h
 """
 
 import http.client
-import json
 import ssl
 import threading
 from collections.abc import Callable, Iterator
@@ -15,7 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Final, Literal, Self
 from urllib.parse import parse_qs, urlsplit
 
-from tests.real.consumers.api_server import Where
+from tests.real.consumers.api_server import Where, kubeconfig_of
 from tests.real.consumers.control_plane import PORT, ControlPlane
 
 Moment = Literal["before", "after", "ahead"]
@@ -82,17 +81,8 @@ class ApiProxy:
 
     @property
     def kubeconfig(self) -> str:
-        """What a client needs to find it; JSON is YAML too."""
-        cluster = {"server": f"http://127.0.0.1:{self._server.server_address[1]}"}
-        return json.dumps(
-            {
-                "apiVersion": "v1",
-                "kind": "Config",
-                "clusters": [{"name": "here", "cluster": cluster}],
-                "contexts": [{"name": "here", "context": {"cluster": "here", "user": ""}}],
-                "current-context": "here",
-            }
-        )
+        """What a client needs to find it."""
+        return kubeconfig_of(f"http://127.0.0.1:{self._server.server_address[1]}")
 
     def crash_at(self, verb: str, where: Where) -> Crash | None:
         """Return the crash that is to happen at this request, or None."""

@@ -309,17 +309,8 @@ class ApiServer:
 
     @property
     def kubeconfig(self) -> str:
-        """What a kubelet needs to find it; JSON is YAML too."""
-        cluster = {"server": f"http://127.0.0.1:{self._server.server_address[1]}"}
-        return json.dumps(
-            {
-                "apiVersion": "v1",
-                "kind": "Config",
-                "clusters": [{"name": "here", "cluster": cluster}],
-                "contexts": [{"name": "here", "context": {"cluster": "here", "user": ""}}],
-                "current-context": "here",
-            }
-        )
+        """What a kubelet needs to find it."""
+        return kubeconfig_of(f"http://127.0.0.1:{self._server.server_address[1]}")
 
     def put(self, resource: str, found: Object) -> Object:
         """Store an object of the core API; its metadata has a name, and a namespace unless it is a node."""
@@ -365,3 +356,16 @@ class ApiServer:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def kubeconfig_of(url: str) -> str:
+    """Return what a client without credentials needs to find an API server; JSON is YAML too."""
+    return json.dumps(
+        {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "here", "cluster": {"server": url}}],
+            "contexts": [{"name": "here", "context": {"cluster": "here", "user": ""}}],
+            "current-context": "here",
+        }
+    )
