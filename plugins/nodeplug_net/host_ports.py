@@ -19,9 +19,10 @@ from nodeplug_net.attachment import Attachment, network_label
 from nodeplug_net.links import Links, get_sysctl, set_sysctl
 from nodeplug_net.mapped_ports import ADDING, MappedPorts, Record
 from nodeplug_net.netlink import Netlink
-from nodeplug_net.portmap_config import Forward, Mappings, Wanted, asks_for_ports, parse_portmap
+from nodeplug_net.portmap_config import Forward, Mappings, Wanted, asks_for_ports, parse_portmap, targets
 from nodeplug_net.portmap_table import Entry, PortTable, entry_of
 from nodeplug_net.reaper import Reaper
+from nodeplug_net.reference_ports import ReferencePorts
 from nodeplug_net.reservations import Port, Reservations
 from nodeplug_net.sockets import Identity, NftSockets, open_nft
 from nodeplug_net.undo import Errors, Undo
@@ -90,11 +91,18 @@ class HostPorts:
             PluginError: something is left; the runtime will repeat DEL.
             OSError: the kernel refuses.
         """
-        namespace, label = request.host_netns.identity, Attachment.of(request).label
-        record = self._records.get(namespace, label)
+        attachment = Attachment.of(request)
+        record = self._records.get(request.host_netns.identity, attachment.label)
         if record is None and not asks_for_ports(request):
             return
-        self._end(request, label, record)
+        errors = Errors()
+        with errors.kept():
+            self._end(request, attachment.label, record)
+        if record is None:
+            with errors.kept(), self._reference(request) as reference:
+                result = request.prev_result
+                reference.end(attachment, [one.ip for one in targets(result, request.ifname)] if result else [])
+        errors.raise_all()
 
     def _end(self, request: CniRequest, label: str, record: Record | None) -> None:
         namespace, errors = request.host_netns.identity, Errors()
@@ -117,6 +125,11 @@ class HostPorts:
             return []
         with self._table(request) as table:
             found = table.differences(entry_of(mappings, label))
+        if found and self._records.get(request.host_netns.identity, label) is None:
+            attachment = Attachment.of(request)
+            with self._reference(request) as reference:
+                if all(reference.covers(attachment, forward) for forward in mappings.forwards):
+                    found = []
         for link in _interfaces(mappings) if mappings.localhost else ():
             if get_sysctl(f"ipv4/conf/{link}/route_localnet") == "0":
                 found.append(f"connections from 127.0.0.1 do not reach {link}: its route_localnet is 0")
@@ -138,6 +151,8 @@ class HostPorts:
             for label in sorted(present - valid):
                 with errors.kept():
                     self._end(request, label, self._records.get(namespace, label))
+            with errors.kept(), self._reference(request) as reference:
+                reference.collect(request.network, {one.container_id for one in request.valid})
         with errors.kept(), self._table(request) as table:
             table.mend(self._entries(namespace))
             table.prune()
@@ -209,6 +224,12 @@ class HostPorts:
             table = PortTable(netlink)
             self._recover(request.host_netns.identity, table)
             yield table
+
+    @contextmanager
+    def _reference(self, request: CniRequest) -> Iterator[ReferencePorts]:
+        """Open what the reference's portmap wrote into the request's host namespace."""
+        with self._nft.lent(request.host_netns) as netlink:
+            yield ReferencePorts(netlink, self._log)
 
     def _remove(self, request: CniRequest, label: str) -> None:
         with self._table(request) as table:

@@ -63,6 +63,31 @@ class LegacyRules:
                 _restore(_LEGACY[version], lines)
 
 
+def versions_in_use() -> list[int]:
+    """Return the versions of IP for which ip_tables has a table `nat` in the calling thread's namespace."""
+    return [version for version in _NAMES if _is_in_use(version)]
+
+
+def list_legacy(version: int) -> list[str]:
+    """List all rules of table `nat`, as commands.
+
+    Raises:
+        NoProgram: it is missing.
+        TryAgain: it fails.
+    """
+    return _execute(_LEGACY[version], "", "-t", "nat", "-S").splitlines()
+
+
+def restore_legacy(version: int, lines: Sequence[str]) -> None:
+    """Change table `nat` in one transaction.
+
+    Raises:
+        NoProgram: it is missing.
+        TryAgain: it fails.
+    """
+    _restore(_LEGACY[version], lines)
+
+
 def _is_in_use(version: int) -> bool:
     """Whether ip_tables has a table `nat` here: /proc/net would be the namespace of the process' first thread."""
     try:

@@ -1,10 +1,12 @@
 """A host between containers and somebody outside, what answers at its ends, and who asks."""
 
+import re
 import socket
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from nodeplug import CniResult, Netns
@@ -72,6 +74,19 @@ class Lab:
                 return PortTable(netlink).labels("nodeplug ")
 
         return self.scratch.on_host(read)
+
+    def connections(self, needle: str) -> list[str]:
+        """List what the host's kernel knows of connections, without what changes by itself."""
+        lines = self.scratch.on_host(lambda: Path("/proc/thread-self/net/nf_conntrack").read_text()).splitlines()
+        return sorted(re.sub(r"^.*?(?=src=)", "", line) for line in lines if needle in line)
+
+    def keep_connection(self, address: tuple[str, int]) -> None:
+        """Send a datagram and hear the answer."""
+        with socket.socket(socket.AF_INET, DATAGRAM) as client:
+            client.settimeout(8)
+            client.connect(address)
+            client.send(b"who")
+            assert client.recv(100)
 
     def ask(self, where: Netns | None, port: int, address: str = "", kind: int = STREAM) -> str:
         """Connect from somewhere to a port of the host; the answer, or nothing."""
