@@ -14,7 +14,7 @@ from ipaddress import ip_network
 from typing import Final
 
 from nodeplug import CniAdd, CniInterface, CniIp, CniResult, CniRoute, PluginError
-from nodeplug_net import messages
+from nodeplug_net import bridge_vlan, messages
 from nodeplug_net.addressing import BEFORE_INTERFACES
 from nodeplug_net.attachment import Attachment
 from nodeplug_net.bridge_config import BridgeConfig, parse_bridge
@@ -62,8 +62,7 @@ class Attaching:
             addresses = self.plane.addressing.add(self.request, config.ipam, self.undo)
         plan = plan_addresses(config, addresses)
         inside = self._configure_container(plan)
-        if config.is_gateway:
-            ensure_gateway(self.links, bridge, config, plan.ips)
+        gateway = self._ensure_gateway(bridge, plan) if config.is_gateway and plan.ips else bridge
         outside = self._wait_for_port()
         bridge = self.links.get(config.bridge) or bridge  # an unpinned MAC follows the ports
         if not config.mac_spoof_check:  # last, and one transaction: whole or absent, so nothing to undo
@@ -74,8 +73,17 @@ class Attaching:
                 CniInterface(bridge.name, mac=bridge.mac, mtu=bridge.mtu),
                 CniInterface(outside.name, mac=outside.mac, mtu=outside.mtu),
                 CniInterface(inside.name, mac=inside.mac, sandbox=self.request.netns.path, mtu=inside.mtu),
+                *([CniInterface(gateway.name, mac=gateway.mac)] if gateway.name != bridge.name else ()),
             ),
         )
+
+    def _ensure_gateway(self, bridge: Link, plan: CniResult) -> Link:
+        """Return the interface that is the gateway: the bridge, or one of its own in a VLAN."""
+        link = bridge
+        if self.config.vlan:
+            link = bridge_vlan.ensure_gateway_interface(self.links, bridge, self.config, self.request.host_netns)
+        ensure_gateway(self.links, link, self.config, plan.ips)
+        return link
 
     def _write_rules(self, plan: CniResult, checked_mac: str) -> None:
         """Masquerade, and let no other MAC pass if there is one to check, in one transaction."""
@@ -106,6 +114,10 @@ class Attaching:
         data = mark.fill(name=pair.name.encode(), label=self.attachment.label.encode())
         self.links.netlink.ask(Request(data, f"mark interface {pair.name}"))
         set_sysctl(f"ipv6/conf/{pair.name}/accept_ra", "0")
+        vlans = bridge_vlan.vlans_of(config)
+        if vlans:
+            keep = config.preserve_default_vlan
+            bridge_vlan.put_into_vlans(self.links, bridge, pair.name, vlans, preserve_default=keep)
 
     def _undo_rules(self) -> None:
         if self.config.mac_spoof_check:  # after the interface
@@ -165,7 +177,8 @@ def attach(request: CniAdd, plane: Dataplane) -> CniResult:
     with Netlink() as netlink, Undo(plane.log) as undo:
         attaching = Attaching(request, config, Attachment.of(request), Links(netlink), plane, undo)
         result = attaching.run()
-    plane.networks.note(request, config, result)
+    # In a VLAN, another interface than the bridge has the gateway's addresses.
+    plane.networks.note(request, replace(config, is_gateway=config.is_gateway and not config.vlan), result)
     return result
 
 

@@ -20,6 +20,7 @@ from nodeplug_net.addressing import IN_PROCESS
 from nodeplug_net.attachment import Attachment, network_label
 from nodeplug_net.bridge_config import BridgeConfig, parse_bridge
 from nodeplug_net.bridge_host import ensure_gateway, gateway_addresses
+from nodeplug_net.bridge_vlan import missing_vlans, vlans_of
 from nodeplug_net.comparison import inside_differences, masquerade_differences
 from nodeplug_net.dataplane import Dataplane
 from nodeplug_net.forwarding import ensure_forwarding, not_forwarding
@@ -82,16 +83,21 @@ def _differences(
     yield from inside_differences(request, inner, inside, expected, may_be_down=config.interface_stays_down)
     yield from _outside_differences(request, config, links, bridge, inside)
     if config.is_gateway:
-        present = links.addresses(bridge)
-        for address in gateway_addresses(result.ips):
-            if address not in present:
-                yield f"bridge {bridge.name} lost its address {address}"
+        yield from _gateway_differences(request, config, links)
     if config.ip_masq:
         yield from masquerade_differences(request, plane)
     if config.mac_spoof_check:
         with plane.nft.lent(request.host_netns) as netlink:
             host = _host_end(request, bridge)
             yield from SpoofCheck(netlink).differences(Attachment.of(request), host, inside.mac)
+
+
+def _gateway_differences(request: CniCheck, config: BridgeConfig, links: Links) -> Iterator[str]:
+    link = links.get(config.gateway_interface)
+    present = [] if link is None else links.addresses(link)
+    for address in gateway_addresses(request.prev_result.ips):
+        if address not in present:
+            yield f"{'interface' if config.vlan else 'bridge'} {config.gateway_interface} lost its address {address}"
 
 
 def _outside_differences(
@@ -112,6 +118,7 @@ def _outside_differences(
         yield f"hairpin mode of {name} is {'on' if outside.hairpin else 'off'}"
     elif outside.isolated != config.isolated:
         yield f"isolation of {name} is {'on' if outside.isolated else 'off'}"
+    yield from missing_vlans(links, outside, vlans_of(config)) if config.filters_vlans else ()
     expected = next((one for one in request.prev_result.interfaces if one.name == name and not one.sandbox), None)
     if expected is not None and expected.mac and outside.mac != expected.mac.lower():
         yield f"host interface {name} has MAC {outside.mac}, not {expected.mac}"
@@ -176,7 +183,10 @@ def _mend_masquerade(request: CniStatus, config: BridgeConfig, plane: Dataplane,
 
 
 def _mend_gateways(request: CniStatus, config: BridgeConfig, plane: Dataplane, links: Links, bridge: Link) -> None:
-    present = {address.ip for address in links.addresses(bridge)}
+    link = links.get(config.gateway_interface) if config.vlan else bridge
+    if link is None:
+        return  # CHECK says so; the next ADD makes it anew
+    present = {address.ip for address in links.addresses(link)}
     lost, versions = [], set()
     for ranges in parse_config(request, plane.addressing.ipam.data_dir).ranges:
         gateways = [one.address(one.gateway) for one in ranges.ranges]
@@ -185,8 +195,8 @@ def _mend_gateways(request: CniStatus, config: BridgeConfig, plane: Dataplane, l
             lost.append(CniIp(ip_interface((gateways[0], ranges.ranges[0].network.prefixlen)), gateway=gateways[0]))
     if lost:
         text = ", ".join(str(ip.gateway) for ip in lost)
-        plane.log.warning("bridge %s lost %s, the gateway of its containers; it is restored", bridge.name, text)
-        ensure_gateway(links, bridge, config, lost)
+        plane.log.warning("interface %s lost %s, the gateway of its containers; it is restored", link.name, text)
+        ensure_gateway(links, link, config, lost)
     off = not_forwarding(versions)
     if off:
         plane.log.warning("net/%s was not 1 with containers attached; the host forwards again", ", net/".join(off))

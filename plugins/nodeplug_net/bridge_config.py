@@ -23,11 +23,6 @@ _NO_MAC: Final = "failed to make veth pair: address {}: invalid MAC address"
 _VLAN_LIMIT: Final = 4094
 _BACKENDS: Final = frozenset({"", "iptables", "nftables"})
 """Either is masqueraded with nf_tables: for the container it comes to the same."""
-_NOT_SUPPORTED: Final = {
-    "vlan",
-    "vlan_trunk",
-}
-"""Keys that are not supported; zero, false and empty ask for nothing."""
 
 
 class _MacConf(Conf):
@@ -98,6 +93,9 @@ class BridgeConfig:
         isolated: containers exchange no frames with others that are isolated.
         interface_stays_down: the container's end is left down, for who configures it.
         dad: the container's IPv6 addresses are given when no neighbour has them.
+        vlan: where containers are without a tag of theirs; 0 for none.
+        trunk: where they are with one, each once and in order.
+        preserve_default_vlan: they stay in that of the bridge's ports, too.
         mac: the container's hardware address, or empty.
         dns: instead of IPAM's, or None.
         ipam: the IPAM plugin, or empty for a network without addresses.
@@ -115,9 +113,22 @@ class BridgeConfig:
     isolated: bool = False
     interface_stays_down: bool = False
     dad: bool = False
+    vlan: int = 0
+    trunk: tuple[int, ...] = ()
+    preserve_default_vlan: bool = False
     mac: str = ""
     dns: CniDns | None = None
     ipam: str = ""
+
+    @property
+    def filters_vlans(self) -> bool:
+        """Whether the bridge has to keep VLANs apart."""
+        return bool(self.vlan or self.trunk)
+
+    @property
+    def gateway_interface(self) -> str:
+        """The interface with the gateway's addresses: the bridge, or one in the VLAN, as the reference names it."""
+        return f"{self.bridge}.{self.vlan}" if self.vlan else self.bridge
 
 
 def parse_bridge(request: CniRequest) -> BridgeConfig:
@@ -131,7 +142,6 @@ def parse_bridge(request: CniRequest) -> BridgeConfig:
     mac = _checked(request, conf)
     if conf.hairpin_mode and conf.promisc_mode:
         raise InvalidRequest("cannot set hairpin mode and promiscuous mode at the same time")
-    _refuse_unsupported(conf)
     return BridgeConfig(
         bridge=conf.bridge,
         is_gateway=conf.is_gateway or conf.is_default_gateway,
@@ -145,6 +155,9 @@ def parse_bridge(request: CniRequest) -> BridgeConfig:
         isolated=conf.port_isolation,
         interface_stays_down=conf.disable_container_interface,
         dad=conf.enabledad,
+        vlan=conf.vlan,
+        trunk=_trunk(conf.vlan_trunk),
+        preserve_default_vlan=conf.preserve_default_vlan,
         mac=mac,
         dns=conf.dns.value() if conf.dns.is_given else None,
         ipam=conf.ipam.type,
@@ -152,7 +165,7 @@ def parse_bridge(request: CniRequest) -> BridgeConfig:
 
 
 def _checked(request: CniRequest, conf: NetConf) -> str:
-    """Check the keys in the reference's order and words, also those that are not supported; return the MAC."""
+    """Check the keys in the reference's order and words; return the MAC."""
     if not 0 <= conf.vlan <= _VLAN_LIMIT:
         raise InvalidRequest(f"invalid VLAN ID {conf.vlan} (must be between 0 and {_VLAN_LIMIT})")
     for trunk in conf.vlan_trunk:
@@ -181,11 +194,12 @@ def _check_trunk(trunk: _TrunkConf) -> None:
         raise InvalidRequest("incorrect trunk id parameter")
 
 
-def _refuse_unsupported(conf: NetConf) -> None:
-    asked = conf.model_dump(by_alias=True, exclude_none=True, include=_NOT_SUPPORTED)
-    refused = [f"key {key!r}: not supported; remove it, found {value!r}" for key, value in asked.items() if value]
-    if refused:
-        raise InvalidRequest("; ".join(refused))
+def _trunk(conf: list[_TrunkConf]) -> tuple[int, ...]:
+    numbers = {one.id for one in conf if one.id is not None}
+    for one in conf:
+        if one.min_id is not None and one.max_id is not None:
+            numbers.update(range(one.min_id, one.max_id + 1))
+    return tuple(sorted(numbers))
 
 
 def _mac(request: CniRequest, conf: NetConf) -> str:

@@ -4,6 +4,7 @@ Owns: finding or creating the bridge, its addresses and the conflicts between th
 Refuses: containers. Everything happens in the namespace that the calling thread is in.
 """
 
+import errno
 from collections.abc import Sequence
 from ipaddress import IPv4Interface, IPv6Interface
 
@@ -22,7 +23,7 @@ def ensure_bridge(links: Links, config: BridgeConfig) -> Link:
     """
     bridge = links.get(config.bridge)
     if bridge is None:
-        links.create_bridge(config.bridge, config.mtu)
+        _create(links, config)
         bridge = links.get(config.bridge)
         if bridge is None:
             raise PluginError(f"bridge {config.bridge} vanished right after its creation; try again")
@@ -38,6 +39,18 @@ def ensure_bridge(links: Links, config: BridgeConfig) -> Link:
     if config.promiscuous and not bridge.is_promiscuous:
         links.set_promiscuous(bridge)
     return bridge
+
+
+def _create(links: Links, config: BridgeConfig) -> None:
+    try:
+        links.create_bridge(config.bridge, config.mtu, filters_vlans=config.filters_vlans)
+    except OSError as error:
+        if not config.filters_vlans or error.errno != errno.EOPNOTSUPP:
+            raise
+        raise PluginError(
+            f'failed to create bridge "{config.bridge}": could not add "{config.bridge}": operation not supported',
+            details="this kernel's bridges do not filter VLANs (CONFIG_BRIDGE_VLAN_FILTERING)",
+        ) from error
 
 
 def gateway_addresses(ips: Sequence[CniIp]) -> list[Interface]:
@@ -77,8 +90,9 @@ def _conflict(address: Interface, other: Interface) -> bool:
 
 def _resolve(links: Links, bridge: Link, config: BridgeConfig, address: Interface, other: Interface) -> None:
     if not config.force_address:
+        words = f'failed to set bridge addr: "{bridge.name}" already has an IP address different from {address}'
         raise InvalidRequest(
-            f'failed to set bridge addr: "{bridge.name}" already has an IP address different from {address}',
+            words.replace("set bridge addr", "set vlan interface for bridge with addr", bool(config.vlan)),
             details=f"found {other}; remove it, choose another bridge, or set 'forceAddress'",
         )
     links.remove_address(bridge, other)

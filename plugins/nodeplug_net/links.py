@@ -34,7 +34,10 @@ _IFLA_LINKINFO: Final = 18
 _IFLA_IFALIAS: Final = 20
 _IFLA_LINK_NETNSID: Final = 37
 _INFO_KIND: Final = 1
+_INFO_DATA: Final = 2
 _INFO_SLAVE_DATA: Final = 5
+_BR_VLAN_FILTERING: Final = 7
+_BR_VLAN_DEFAULT_PVID: Final = 39
 _BRPORT_MODE: Final = 4
 _BRPORT_ISOLATED: Final = 33
 _IFA_ADDRESS: Final = 1
@@ -67,6 +70,7 @@ class Link:
         alias: free text, the label of the attachment for our veths.
         hairpin: whether a bridge port sends frames back where they came from.
         isolated: whether a bridge port exchanges no frames with other isolated ones.
+        filters_vlans: whether a bridge keeps VLANs apart; None if the kernel cannot say so, as it has no such bridges.
     """
 
     index: int
@@ -82,6 +86,7 @@ class Link:
     alias: str = ""
     hairpin: bool = False
     isolated: bool = False
+    filters_vlans: bool | None = None
 
     @property
     def is_up(self) -> bool:
@@ -118,6 +123,10 @@ def _parse_kind(link: Link, message: bytes, start: int, end: int) -> None:
     for kind, first, last in attributes(message, start, end):
         if kind == _INFO_KIND:
             link.kind = text(message, first, last)
+        elif kind == _INFO_DATA and link.kind == "bridge":
+            found = {number: message[byte] for number, byte, _ in attributes(message, first, last)}
+            # A kernel without VLANs of bridges says that filtering is off, and nothing of a default VLAN.
+            link.filters_vlans = bool(found.get(_BR_VLAN_FILTERING)) if _BR_VLAN_DEFAULT_PVID in found else None
         elif kind == _INFO_SLAVE_DATA:
             for slave, byte, _ in attributes(message, first, last):
                 if slave == _BRPORT_MODE:
@@ -230,7 +239,7 @@ class Links:
         answer = self.netlink.ask(Request(messages.dump_links().fill(), "list the interfaces"))[0]
         return [parse_link(message) for message in answer.messages]
 
-    def create_bridge(self, name: str, mtu: int) -> None:
+    def create_bridge(self, name: str, mtu: int, *, filters_vlans: bool = False) -> None:
         """Create a bridge that is up, unless the name is taken.
 
         Its hardware address is chosen here, which pins it: otherwise it follows the lowest address of its ports, and
@@ -239,7 +248,8 @@ class Links:
         values = {"name": name.encode(), "mac": new_mac()}
         if mtu:
             values["mtu"] = u32(mtu)
-        self.netlink.ask(Request(messages.create_bridge(mtu=bool(mtu)).fill(**values), f"create bridge {name}", EEXIST))
+        data = messages.create_bridge(mtu=bool(mtu), filters_vlans=filters_vlans).fill(**values)
+        self.netlink.ask(Request(data, f"create bridge {name}", EEXIST))
 
     def set_mac(self, link: Link, mac: str) -> None:
         """Set the hardware address, which for a bridge pins it."""

@@ -34,7 +34,7 @@ IFF_PROMISC: Final = 0x100
 _IFA_F_NODAD: Final = 0x02
 _AF_INET: Final = 2
 _AF_INET6: Final = 10
-_IFNAME_WIDTH: Final = 15
+IFNAME_WIDTH: Final = 15
 _IFA_TARGET_NETNSID: Final = 10
 
 # Sentinels: each occurs nowhere else in a message, which `Template` checks.
@@ -155,12 +155,13 @@ def dump_links() -> Template:
 
 
 @cache
-def create_bridge(*, mtu: bool) -> Template:
+def create_bridge(*, mtu: bool, filters_vlans: bool = False) -> Template:
     """NEWLINK of a bridge that is up, with the holes `name`, `mac` and, if asked, `mtu`."""
+    data = [("IFLA_INFO_DATA", _nest(("IFLA_BR_VLAN_FILTERING", 1)))] if filters_vlans else []
     attrs: list[tuple[str, Any]] = [
         ("IFLA_IFNAME", _NAME),
         ("IFLA_ADDRESS", _MAC),
-        ("IFLA_LINKINFO", _nest(("IFLA_INFO_KIND", "bridge"))),
+        ("IFLA_LINKINFO", _nest(("IFLA_INFO_KIND", "bridge"), *data)),
     ]
     holes = {"name": _NAME_HOLE, "mac": (mac_bytes(_MAC), 1)}
     if mtu:

@@ -58,24 +58,9 @@ def test_hairpin_and_promiscuous_mode_exclude_each_other(here: Netns) -> None:
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("vlan", 100),
-        ("vlanTrunk", [{"id": 5}]),
-    ],
-)
-def test_a_key_that_is_not_served_is_refused_with_its_value(here: Netns, key: str, value: Any) -> None:
-    with pytest.raises(InvalidRequest) as refusal:
-        parse(here, **{key: value})
-    assert repr(key) in refusal.value.message
-    assert repr(value) in refusal.value.message
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
         ("vlan", 0),
         ("vlanTrunk", []),
         ("macspoofchk", False),
-        ("preserveDefaultVlan", True),
         ("preserveDefaultVlan", False),
         ("ipMasqBackend", "nftables"),
         ("ipMasqBackend", "iptables"),
@@ -120,9 +105,13 @@ def test_every_mistake_is_told_at_once(here: Netns) -> None:
     ]
 
 
-def test_every_key_that_is_not_served_is_told_at_once(here: Netns) -> None:
-    with pytest.raises(InvalidRequest, match=r"'vlan': not supported.*'vlanTrunk': not supported"):
-        parse(here, vlan=7, vlanTrunk=[{"id": 5}])
+def test_a_trunk_has_each_number_once_and_in_order(here: Netns) -> None:
+    config = parse(here, vlanTrunk=[{"id": 7, "minID": 3, "maxID": 5}, {"id": 4}, {"id": 1}])
+    assert (config.trunk, config.filters_vlans, config.gateway_interface) == ((1, 3, 4, 5, 7), True, "cni0")
+
+
+def test_the_gateway_of_a_vlan_has_an_interface_of_its_own(here: Netns) -> None:
+    assert parse(here, bridge="br0", vlan=100).gateway_interface == "br0.100"
 
 
 def test_keys_about_the_interface_are_read_under_their_names_in_the_reference(here: Netns) -> None:
