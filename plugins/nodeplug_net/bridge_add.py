@@ -87,7 +87,7 @@ class Attaching:
 
     def _write_rules(self, plan: CniResult, checked_mac: str) -> None:
         """Masquerade, and let no other MAC pass if there is one to check, in one transaction."""
-        addresses = [ip.address for ip in plan.ips] if self.config.ip_masq else []
+        addresses = [ip.address for ip in plan.ips if ip.address.version in self.config.masqueraded]
         if not addresses and not checked_mac:
             return
         attachment = self.attachment
@@ -178,7 +178,8 @@ def attach(request: CniAdd, plane: Dataplane) -> CniResult:
         attaching = Attaching(request, config, Attachment.of(request), Links(netlink), plane, undo)
         result = attaching.run()
     # In a VLAN, another interface than the bridge has the gateway's addresses.
-    plane.networks.note(request, replace(config, is_gateway=config.is_gateway and not config.vlan), result)
+    noted = replace(config, is_gateway=config.is_gateway and not config.vlan)
+    plane.networks.note(request, noted, result, config.masqueraded)
     return result
 
 

@@ -60,6 +60,7 @@ class NetConf(PortConf, DelegationConf):
     is_default_gateway: bool = False
     force_address: bool = False
     ip_masq: bool = False
+    ip6_masq: bool | None = None
     mtu: int = Field(0, ge=0, lt=1 << 31)
     hairpin_mode: bool = False
     promisc_mode: bool = False
@@ -85,7 +86,7 @@ class BridgeConfig:
         is_gateway: the bridge gets the gateway addresses, and the host forwards.
         is_default_gateway: containers get a default route; implies `is_gateway`.
         force_address: conflicting addresses of the bridge are removed.
-        ip_masq: traffic that leaves the subnet is masqueraded.
+        masqueraded: the versions of IP in which traffic that leaves the subnet is masqueraded.
         mtu: of both ends, and of a bridge that is created; 0 leaves it to the kernel.
         hairpin: containers reach themselves through the bridge.
         promiscuous: the bridge is promiscuous.
@@ -105,7 +106,7 @@ class BridgeConfig:
     is_gateway: bool = False
     is_default_gateway: bool = False
     force_address: bool = False
-    ip_masq: bool = False
+    masqueraded: tuple[int, ...] = ()
     mtu: int = 0
     hairpin: bool = False
     promiscuous: bool = False
@@ -119,6 +120,11 @@ class BridgeConfig:
     mac: str = ""
     dns: CniDns | None = None
     ipam: str = ""
+
+    @property
+    def ip_masq(self) -> bool:
+        """Whether anything is masqueraded."""
+        return bool(self.masqueraded)
 
     @property
     def filters_vlans(self) -> bool:
@@ -147,7 +153,7 @@ def parse_bridge(request: CniRequest) -> BridgeConfig:
         is_gateway=conf.is_gateway or conf.is_default_gateway,
         is_default_gateway=conf.is_default_gateway,
         force_address=conf.force_address,
-        ip_masq=conf.ip_masq,
+        masqueraded=_masqueraded(conf),
         mtu=conf.mtu,
         hairpin=conf.hairpin_mode,
         promiscuous=conf.promisc_mode,
@@ -173,10 +179,15 @@ def _checked(request: CniRequest, conf: NetConf) -> str:
     mac = _mac(request, conf)
     if conf.ipam.type and conf.disable_container_interface:
         raise InvalidRequest("cannot use IPAM when DisableContainerInterface flag is set")
-    if conf.ip_masq and conf.ipam.type and conf.ip_masq_backend not in _BACKENDS:
+    if _masqueraded(conf) and conf.ipam.type and conf.ip_masq_backend not in _BACKENDS:
         known = " and ".join(sorted(_BACKENDS - {""}))
         raise InvalidRequest(f'unknown ipmasq backend "{conf.ip_masq_backend}"', details=f"known are {known}")
     return mac
+
+
+def _masqueraded(conf: NetConf) -> tuple[int, ...]:
+    six = conf.ip_masq if conf.ip6_masq is None else conf.ip6_masq
+    return (4,) * conf.ip_masq + (6,) * six
 
 
 def _check_trunk(trunk: _TrunkConf) -> None:

@@ -4,7 +4,7 @@ Owns: a text for every difference between a result and the container's namespace
 Refuses: repair, and complaints about what a later plugin of the list may add: extra routes and addresses are fine.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from nodeplug import CniCheck, CniInterface
 from nodeplug_net.attachment import Attachment
@@ -41,10 +41,11 @@ def _belongs(request: CniCheck, interface: int | None) -> bool:
     return interfaces[interface].name == request.ifname
 
 
-def masquerade_differences(request: CniCheck, plane: Dataplane) -> Iterator[str]:
-    """Find addresses of the attachment that neither we nor the reference's plugins masquerade."""
+def masquerade_differences(request: CniCheck, plane: Dataplane, versions: Collection[int] = (4, 6)) -> Iterator[str]:
+    """Find addresses of the attachment, in these versions of IP, that neither we nor the reference masquerade."""
     attachment = Attachment.of(request)
     own = [ip.address for ip in request.prev_result.ips if _belongs(request, ip.interface)]
+    own = [address for address in own if address.version in versions]
     with plane.masquerade(request) as masquerade:
         present = {entry.address for entry in masquerade.owned(attachment.label)}
         without_rule = set(masquerade.lacking(address.network for address in own))

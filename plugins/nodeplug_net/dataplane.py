@@ -44,7 +44,8 @@ class Dataplane:
         bridge = links.get(config.bridge)
         if bridge is None or not config.ipam:
             return []
-        return self.leased(request, config.ipam, links.ports(bridge))
+        found = self.leased(request, config.ipam, links.ports(bridge))
+        return [one for one in found if one.network.version in config.masqueraded]
 
     def leased(self, request: CniRequest, ipam: str, present: Iterable[Link]) -> list[Element]:
         """List the addresses of a network whose attachments have one of these links."""

@@ -9,7 +9,7 @@ Refuses: repair, networks without a container, and other namespaces than the dae
 import json
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from ipaddress import ip_address, ip_network
 from typing import Any, Final, Protocol
@@ -94,11 +94,20 @@ class Networks:
             elif (needs := _decode(entry.data)) is not None:
                 self._known[entry.key.removeprefix("network ")] = needs
 
-    def note(self, request: CniAdd, config: NetworkConfig, result: CniResult) -> None:
-        """Record what an ADD made, unless that is known."""
+    def note(
+        self, request: CniAdd, config: NetworkConfig, result: CniResult, versions: Collection[int] = (4, 6)
+    ) -> None:
+        """Record what an ADD made, unless that is known.
+
+        Args:
+            request: the ADD.
+            config: of its network.
+            result: its own.
+            versions: of IP, that are masqueraded if any is.
+        """
         if request.host_netns.identity != self.home:
             return
-        needs = _of(request, config, result)
+        needs = _of(request, config, result, versions)
         with self._lock:
             self._noted[request.network] += 1
             known = self._known.get(request.network, needs)
@@ -197,13 +206,16 @@ def _without_rules(subnets: set[str]) -> Iterator[str]:
         yield f"subnet {network} has no rule that masquerades it: {_AGAIN}"
 
 
-def _of(request: CniAdd, config: NetworkConfig, result: CniResult) -> Needs:
+def _of(request: CniAdd, config: NetworkConfig, result: CniResult, versions: Collection[int]) -> Needs:
     # The whole of `ipam`, not parsed: it may be another plugin's, and any change of it voids what is recorded.
     asked = [config.is_gateway, config.ip_masq, request.config.get("ipam")]
+    masqueraded = [ip for ip in result.ips if ip.address.version in versions] if config.ip_masq else []
+    if config.ip_masq and len(versions) == 1:
+        asked.append(list(versions))
     return Needs(
         config.bridge,
         frozenset(str(ip.gateway) for ip in result.ips if ip.gateway is not None) if config.is_gateway else frozenset(),
-        frozenset(str(ip.address.network) for ip in result.ips) if config.ip_masq else frozenset(),
+        frozenset(str(ip.address.network) for ip in masqueraded),
         json.dumps(asked, sort_keys=True, default=str),
     )
 

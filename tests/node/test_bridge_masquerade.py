@@ -6,13 +6,15 @@ from typing import Any
 
 import pytest
 
-from nodeplug import CniStatus, Netns
+from nodeplug import CniStatus, Netns, PluginError
 from nodeplug.testing.scratch_cni import ScratchCni, run_in
+from nodeplug_net import nftmessages as nft
 from nodeplug_net.bridge import Bridge
 from nodeplug_net.links import Links
 from nodeplug_net.masquerade import Element, Masquerade
 from nodeplug_net.messages import delete_link, u32
 from nodeplug_net.netlink import KernelReply, Netlink, Request
+from nodeplug_net.nftables import begin, end
 
 Make = Callable[..., dict[str, Any]]
 NETFILTER = 12
@@ -315,3 +317,58 @@ def test_what_changes_while_it_is_looked_at_is_looked_at_again(
 
     assert scratch.on_host(discard) == ["nodeplug net c2 eth0"]
     assert len(seen) > 1
+
+
+@pytest.mark.parametrize(
+    ("keys", "masqueraded"),
+    [
+        ({"ipMasq": True, "ip6Masq": False}, {"10.88.0.2"}),
+        ({"ipMasq": False, "ip6Masq": True}, {"fd00:88::2"}),
+        ({"ip6Masq": True}, {"fd00:88::2"}),
+        ({"ipMasq": True, "ip6Masq": True}, {"10.88.0.2", "fd00:88::2"}),
+        ({"ipMasq": True, "ip6Masq": None}, {"10.88.0.2", "fd00:88::2"}),
+        ({"ip6Masq": False}, set()),
+    ],
+)
+def test_each_version_of_ip_is_masqueraded_where_it_is_asked_for(
+    scratch: ScratchCni, bridge: Bridge, config: Make, keys: dict[str, Any], masqueraded: set[str]
+) -> None:
+    """Every verb knows it: none misses the other version's rules, and a repair makes none."""
+    netns, network = scratch.container(), config(cniVersion="1.1.0", **keys)
+    result = scratch.add(bridge, network, "c1", netns)
+    assert {address for address, _ in entries(scratch)} == masqueraded
+
+    def flush() -> None:
+        with Netlink(NETFILTER) as netlink:
+            if masqueraded:
+                netlink.exchange([(begin(), False), (nft.delete_table(), True), (end(), False)])
+
+    scratch.on_host(bridge.health)
+    scratch.check(bridge, network, "c1", netns, result)
+    scratch.on_host(flush)
+    if masqueraded:
+        with pytest.raises(PluginError, match="is not masqueraded"):
+            scratch.check(bridge, network, "c1", netns, result)
+    scratch.status(bridge, network)
+    scratch.check(bridge, network, "c1", netns, result)
+    assert {address for address, _ in entries(scratch)} == masqueraded
+
+
+@pytest.mark.parametrize(("version", "sender"), [(4, "192.0.2.1"), (6, "fd00:88::2")])
+def test_a_packet_of_the_other_version_keeps_its_address(
+    scratch: ScratchCni, bridge: Bridge, config: Make, outside: Netns, version: int, sender: str
+) -> None:
+    netns = scratch.container()
+    scratch.add(bridge, config(ipMasq=True, ip6Masq=False), "c1", netns)
+    family = socket.AF_INET if version == 4 else socket.AF_INET6
+    there = (OUTSIDE[version][1].partition("/")[0], 9)
+    with run_in(outside, lambda: socket.socket(family, socket.SOCK_DGRAM)) as listener:
+        listener.bind(there)
+        listener.settimeout(3)
+
+        def send() -> None:
+            with socket.socket(family, socket.SOCK_DGRAM) as client:
+                client.sendto(b"ping", there)
+
+        run_in(netns, send)
+        assert listener.recvfrom(100)[1][0] == sender
