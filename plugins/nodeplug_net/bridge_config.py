@@ -61,6 +61,7 @@ class NetConf(PortConf, DelegationConf):
     force_address: bool = False
     ip_masq: bool = False
     ip6_masq: bool | None = None
+    ip_masq_same_subnet: bool = False
     mtu: int = Field(0, ge=0, lt=1 << 31)
     hairpin_mode: bool = False
     promisc_mode: bool = False
@@ -87,6 +88,7 @@ class BridgeConfig:
         is_default_gateway: containers get a default route; implies `is_gateway`.
         force_address: conflicting addresses of the bridge are removed.
         masqueraded: the versions of IP in which traffic that leaves the subnet is masqueraded.
+        masq_same_subnet: so is what the host routes within the subnet.
         mtu: of both ends, and of a bridge that is created; 0 leaves it to the kernel.
         hairpin: containers reach themselves through the bridge.
         promiscuous: the bridge is promiscuous.
@@ -107,6 +109,7 @@ class BridgeConfig:
     is_default_gateway: bool = False
     force_address: bool = False
     masqueraded: tuple[int, ...] = ()
+    masq_same_subnet: bool = False
     mtu: int = 0
     hairpin: bool = False
     promiscuous: bool = False
@@ -154,6 +157,7 @@ def parse_bridge(request: CniRequest) -> BridgeConfig:
         is_default_gateway=conf.is_default_gateway,
         force_address=conf.force_address,
         masqueraded=_masqueraded(conf),
+        masq_same_subnet=conf.ip_masq_same_subnet,
         mtu=conf.mtu,
         hairpin=conf.hairpin_mode,
         promiscuous=conf.promisc_mode,

@@ -11,6 +11,7 @@ from nodeplug_net.attachment import Attachment
 from nodeplug_net.container_interface import routed
 from nodeplug_net.dataplane import Dataplane
 from nodeplug_net.links import Link, Links
+from nodeplug_net.masquerade import network_of
 
 
 def inside_differences(
@@ -41,19 +42,22 @@ def _belongs(request: CniCheck, interface: int | None) -> bool:
     return interfaces[interface].name == request.ifname
 
 
-def masquerade_differences(request: CniCheck, plane: Dataplane, versions: Collection[int] = (4, 6)) -> Iterator[str]:
+def masquerade_differences(
+    request: CniCheck, plane: Dataplane, versions: Collection[int] = (4, 6), *, same_subnet: bool = False
+) -> Iterator[str]:
     """Find addresses of the attachment, in these versions of IP, that neither we nor the reference masquerade."""
     attachment = Attachment.of(request)
     own = [ip.address for ip in request.prev_result.ips if _belongs(request, ip.interface)]
     own = [address for address in own if address.version in versions]
     with plane.masquerade(request) as masquerade:
-        present = {entry.address for entry in masquerade.owned(attachment.label)}
-        without_rule = set(masquerade.lacking(address.network for address in own))
-    lost = [address for address in own if address.ip not in present]
+        present = {(entry.network, entry.address) for entry in masquerade.owned(attachment.label)}
+        networks = {address: network_of(address, same_subnet=same_subnet) for address in own}
+        without_rule = set(masquerade.lacking(networks.values()))
+    lost = [address for address in own if (networks[address], address.ip) not in present]
     if lost:
         with plane.reference(request) as reference:
             theirs = [address for address in lost if reference.covers(attachment, address.ip)]
-        without_rule -= {address.network for address in theirs}
+        without_rule -= {networks[address] for address in theirs}
         lost = [address for address in lost if address not in theirs]
     for address in lost:
         yield f"address {address.ip} is not masqueraded"

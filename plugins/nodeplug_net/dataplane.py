@@ -7,14 +7,14 @@ Refuses: state of containers: that is in the kernel and in the address folders.
 import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nodeplug import CniRequest, PluginError
 from nodeplug_net.addressing import Addressing
 from nodeplug_net.attachment import Attachment, of_label
 from nodeplug_net.bridge_config import BridgeConfig
 from nodeplug_net.links import Link, Links
-from nodeplug_net.masquerade import Element, Masquerade
+from nodeplug_net.masquerade import EVERYWHERE, Element, Masquerade
 from nodeplug_net.needs import Networks
 from nodeplug_net.netlink import Netlink
 from nodeplug_net.reaper import Reaper
@@ -45,7 +45,10 @@ class Dataplane:
         if bridge is None or not config.ipam:
             return []
         found = self.leased(request, config.ipam, links.ports(bridge))
-        return [one for one in found if one.network.version in config.masqueraded]
+        found = [one for one in found if one.network.version in config.masqueraded]
+        if not config.masq_same_subnet:
+            return found
+        return [replace(one, network=EVERYWHERE[one.network.version == 6]) for one in found]
 
     def leased(self, request: CniRequest, ipam: str, present: Iterable[Link]) -> list[Element]:
         """List the addresses of a network whose attachments have one of these links."""

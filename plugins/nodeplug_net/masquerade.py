@@ -45,6 +45,15 @@ class Element:
         return ipaddress.ip_address(self.key)
 
 
+EVERYWHERE: Final = (ipaddress.IPv4Network("0.0.0.0/32"), ipaddress.IPv6Network("::/128"))
+"""The "subnets" of addresses that are masqueraded wherever they go: no packet has these destinations."""
+
+
+def network_of(address: Interface, *, same_subnet: bool) -> Network:
+    """Return the subnet in which an address is not masqueraded; none such if it is masqueraded there, too."""
+    return EVERYWHERE[address.version == 6] if same_subnet else address.network
+
+
 class Masquerade:
     """The masqueraded addresses of one namespace.
 
@@ -63,6 +72,8 @@ class Masquerade:
         label: str,
         others: Callable[[], Sequence[Element]] = lambda: (),
         beside: Callable[[bool], Sequence[bytearray]] = lambda _: (),
+        *,
+        same_subnet: bool = False,
     ) -> None:
         """Masquerade addresses for an attachment, in one transaction; take over elements of others.
 
@@ -71,12 +82,14 @@ class Masquerade:
             label: of the attachment.
             others: returns who else should be masqueraded; called if the rules of a subnet are missing.
             beside: composes more for the same transaction, without it or (True) with what exists of it to be replaced.
+            same_subnet: also within the subnet.
 
         Raises:
             OSError: the kernel refuses, with its errno.
             PluginError: others keep changing the table.
         """
-        wanted = [Element(address.network, address.packed, label) for address in addresses]
+        networks = [network_of(address, same_subnet=same_subnet) for address in addresses]
+        wanted = [Element(network, one.packed, label) for network, one in zip(networks, addresses, strict=True)]
         messages = [*(nft.new_element(one.network, one.key, label) for one in wanted), *beside(False)]
         for _ in range(_ATTEMPTS if messages else 0):
             if wanted and self.lacking(one.network for one in wanted):

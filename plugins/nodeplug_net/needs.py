@@ -18,7 +18,7 @@ from nodeplug import CniAdd, CniRequest, CniResult, Host, Netns, PluginError
 from nodeplug_net.attachment import network_label
 from nodeplug_net.forwarding import not_forwarding
 from nodeplug_net.links import Link, Links
-from nodeplug_net.masquerade import Masquerade
+from nodeplug_net.masquerade import Masquerade, network_of
 from nodeplug_net.netlink import Netlink
 from nodeplug_net.sockets import Identity, open_nft
 
@@ -95,7 +95,13 @@ class Networks:
                 self._known[entry.key.removeprefix("network ")] = needs
 
     def note(
-        self, request: CniAdd, config: NetworkConfig, result: CniResult, versions: Collection[int] = (4, 6)
+        self,
+        request: CniAdd,
+        config: NetworkConfig,
+        result: CniResult,
+        versions: Collection[int] = (4, 6),
+        *,
+        same_subnet: bool = False,
     ) -> None:
         """Record what an ADD made, unless that is known.
 
@@ -104,10 +110,11 @@ class Networks:
             config: of its network.
             result: its own.
             versions: of IP, that are masqueraded if any is.
+            same_subnet: whether they are within the subnet, too.
         """
         if request.host_netns.identity != self.home:
             return
-        needs = _of(request, config, result, versions)
+        needs = _of(request, config, result, versions, same_subnet=same_subnet)
         with self._lock:
             self._noted[request.network] += 1
             known = self._known.get(request.network, needs)
@@ -206,16 +213,18 @@ def _without_rules(subnets: set[str]) -> Iterator[str]:
         yield f"subnet {network} has no rule that masquerades it: {_AGAIN}"
 
 
-def _of(request: CniAdd, config: NetworkConfig, result: CniResult, versions: Collection[int]) -> Needs:
+def _of(
+    request: CniAdd, config: NetworkConfig, result: CniResult, versions: Collection[int], *, same_subnet: bool
+) -> Needs:
     # The whole of `ipam`, not parsed: it may be another plugin's, and any change of it voids what is recorded.
     asked = [config.is_gateway, config.ip_masq, request.config.get("ipam")]
     masqueraded = [ip for ip in result.ips if ip.address.version in versions] if config.ip_masq else []
-    if config.ip_masq and len(versions) == 1:
-        asked.append(list(versions))
+    if config.ip_masq and (len(versions) == 1 or same_subnet):
+        asked += [list(versions), same_subnet]
     return Needs(
         config.bridge,
         frozenset(str(ip.gateway) for ip in result.ips if ip.gateway is not None) if config.is_gateway else frozenset(),
-        frozenset(str(ip.address.network) for ip in masqueraded),
+        frozenset(str(network_of(ip.address, same_subnet=same_subnet)) for ip in masqueraded),
         json.dumps(asked, sort_keys=True, default=str),
     )
 

@@ -1,4 +1,5 @@
 import socket
+import subprocess
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from ipaddress import ip_interface
@@ -6,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nodeplug import CniStatus, Netns, PluginError
+from nodeplug import CniStatus, Netns, NotReady, PluginError
 from nodeplug.testing.scratch_cni import ScratchCni, run_in
 from nodeplug_net import nftmessages as nft
 from nodeplug_net.bridge import Bridge
@@ -334,6 +335,7 @@ def test_each_version_of_ip_is_masqueraded_where_it_is_asked_for(
     scratch: ScratchCni, bridge: Bridge, config: Make, keys: dict[str, Any], masqueraded: set[str]
 ) -> None:
     """Every verb knows it: none misses the other version's rules, and a repair makes none."""
+    scratch.on_host(bridge.start)  # its home is that host
     netns, network = scratch.container(), config(cniVersion="1.1.0", **keys)
     result = scratch.add(bridge, network, "c1", netns)
     assert {address for address, _ in entries(scratch)} == masqueraded
@@ -372,3 +374,60 @@ def test_a_packet_of_the_other_version_keeps_its_address(
 
         run_in(netns, send)
         assert listener.recvfrom(100)[1][0] == sender
+
+
+@pytest.mark.parametrize(
+    ("keys", "sender"),
+    [
+        ({"ipMasq": True}, "10.88.0.2"),
+        ({"ipMasq": True, "ipMasqSameSubnet": True}, "192.0.2.1"),
+        ({"ipMasq": False, "ipMasqSameSubnet": True}, "10.88.0.2"),
+    ],
+    ids=["outside-alone", "same-subnet", "nothing"],
+)
+def test_what_the_host_routes_within_the_subnet_is_masqueraded_where_that_is_asked_for(
+    scratch: ScratchCni, bridge: Bridge, config: Make, outside: Netns, keys: dict[str, Any], sender: str
+) -> None:
+    """A neighbour outside of the bridge has an address of the subnet, as in a network that a host shares with pods."""
+    netns = scratch.container()
+    scratch.add(bridge, config("10.88.0.0/24", **keys), "c1", netns)
+
+    def run(*words: str) -> None:
+        subprocess.run(["ip", *words], check=True)
+
+    run_in(outside, lambda: run("addr", "add", "10.88.0.200/32", "dev", "down0"))
+    scratch.on_host(lambda: run("route", "add", "10.88.0.200/32", "dev", "up0"))
+    run_in(netns, lambda: run("route", "add", "10.88.0.200/32", "via", "10.88.0.1"))
+    with run_in(outside, lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as listener:
+        listener.bind(("10.88.0.200", 9))
+        listener.settimeout(3)
+
+        def send() -> None:
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
+                client.sendto(b"ping", ("10.88.0.200", 9))
+
+        run_in(netns, send)
+        assert listener.recvfrom(100)[1][0] == sender
+
+
+def test_masquerading_within_the_subnet_is_checked_restored_and_ended(
+    scratch: ScratchCni, bridge: Bridge, config: Make
+) -> None:
+    scratch.on_host(bridge.start)  # its home is that host
+    netns, network = scratch.container(), config(cniVersion="1.1.0", ipMasq=True, ipMasqSameSubnet=True)
+    scratch.add(bridge, config(ipMasq=True, name="other", bridge="br1"), "c2", scratch.container())
+    others = entries(scratch)
+    result = scratch.add(bridge, network, "c1", netns)
+    mine = entries(scratch) - others
+    assert {label for _, label in mine} == {"nodeplug net c1 eth0"}
+    scratch.on_host(bridge.health)
+    scratch.check(bridge, network, "c1", netns, result)
+    scratch.on_host(lambda: subprocess.run(["/usr/sbin/nft", "flush", "ruleset"], check=True))
+    with pytest.raises(PluginError, match=r"address 10\.88\.0\.2 is not masqueraded"):
+        scratch.check(bridge, network, "c1", netns, result)
+    with pytest.raises(NotReady, match="has no rule that masquerades it"):
+        scratch.on_host(bridge.health)
+    scratch.status(bridge, network)
+    scratch.check(bridge, network, "c1", netns, result)
+    scratch.delete(bridge, network, "c1")
+    assert not entries(scratch) & mine
