@@ -12,7 +12,7 @@ from typing import Final
 from pydantic import Field, field_validator
 
 from nodeplug import CniAdd, CniDns, CniRequest, InvalidEnvironment, InvalidRequest
-from nodeplug_net.interface_config import Conf, DelegationConf
+from nodeplug_net.interface_config import Conf, DelegationConf, check_backend
 from nodeplug_net.ipam_config import DnsConf, known_args
 
 DEFAULT_BRIDGE: Final = "cni0"
@@ -21,8 +21,6 @@ _BRIDGE: Final = re.compile(r"(?!\.{1,2}$)[^/:%\s\ud800-\udfff]+")
 _MAC: Final = re.compile(r"[0-9A-Fa-f]{2}([:-][0-9A-Fa-f]{2}){5}|[0-9A-Fa-f]{4}(\.[0-9A-Fa-f]{4}){2}")
 _NO_MAC: Final = "failed to make veth pair: address {}: invalid MAC address"
 _VLAN_LIMIT: Final = 4094
-_BACKENDS: Final = frozenset({"", "iptables", "nftables"})
-"""Either is masqueraded with nf_tables: for the container it comes to the same."""
 
 
 class _MacConf(Conf):
@@ -183,9 +181,8 @@ def _checked(request: CniRequest, conf: NetConf) -> str:
     mac = _mac(request, conf)
     if conf.ipam.type and conf.disable_container_interface:
         raise InvalidRequest("cannot use IPAM when DisableContainerInterface flag is set")
-    if _masqueraded(conf) and conf.ipam.type and conf.ip_masq_backend not in _BACKENDS:
-        known = " and ".join(sorted(_BACKENDS - {""}))
-        raise InvalidRequest(f'unknown ipmasq backend "{conf.ip_masq_backend}"', details=f"known are {known}")
+    if _masqueraded(conf) and conf.ipam.type:
+        check_backend(conf.ip_masq_backend)
     return mac
 
 

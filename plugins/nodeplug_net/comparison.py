@@ -23,7 +23,7 @@ def inside_differences(
     if expected.mac and inside.mac != expected.mac.lower():
         yield f"interface {inside.name} has MAC {inside.mac}, not {expected.mac}"
     addresses = inner.addresses(inside)
-    own = [ip for ip in request.prev_result.ips if _belongs(request, ip.interface)]
+    own = [ip for ip in request.prev_result.ips if belongs(request, ip.interface)]
     for ip in own:
         if ip.address not in addresses:
             yield f"interface {inside.name} lost its address {ip.address}"
@@ -34,7 +34,7 @@ def inside_differences(
             yield f"route {route.dst} via {route.gw} is missing"
 
 
-def _belongs(request: CniCheck, interface: int | None) -> bool:
+def belongs(request: CniCheck, interface: int | None) -> bool:
     """Whether an address of the result is on this attachment's interface: a chain may have added others."""
     interfaces = request.prev_result.interfaces
     if interface is None or not 0 <= interface < len(interfaces):
@@ -47,7 +47,7 @@ def masquerade_differences(
 ) -> Iterator[str]:
     """Find addresses of the attachment, in these versions of IP, that neither we nor the reference masquerade."""
     attachment = Attachment.of(request)
-    own = [ip.address for ip in request.prev_result.ips if _belongs(request, ip.interface)]
+    own = [ip.address for ip in request.prev_result.ips if belongs(request, ip.interface)]
     own = [address for address in own if address.version in versions]
     with plane.masquerade(request) as masquerade:
         present = {(entry.network, entry.address) for entry in masquerade.owned(attachment.label)}

@@ -22,11 +22,13 @@ RTM_NEWADDR: Final = 20
 RTM_DELADDR: Final = 21
 RTM_GETADDR: Final = 22
 RTM_NEWROUTE: Final = 24
+RTM_DELROUTE: Final = 25
 RTM_GETROUTE: Final = 26
 
 _ASK: Final = 0x5  # NLM_F_REQUEST | NLM_F_ACK
 _DUMP: Final = 0x301  # NLM_F_REQUEST | NLM_F_DUMP
 _CREATE: Final = 0x605  # NLM_F_CREATE | NLM_F_EXCL
+_REPLACE: Final = 0x505  # NLM_F_CREATE | NLM_F_REPLACE
 _APPEND: Final = 0xC05  # NLM_F_CREATE | NLM_F_APPEND
 _SKIP_STATISTICS: Final = 8  # RTEXT_FILTER_SKIP_STATS
 IFF_UP: Final = 0x1
@@ -327,6 +329,43 @@ def route(
         "type": 1,  # RTN_UNICAST
     }
     return Template(_encode("rtmsg", RTM_NEWROUTE, _APPEND, attrs, fields), index=_INDEX_HOLE)
+
+
+@lru_cache(maxsize=256)
+def source_route(dst: str, gw: str | None, source: str) -> Template:
+    """NEWROUTE of packets that have an address of the link's own as their source, with the hole `index`.
+
+    Args:
+        dst: an address or a network.
+        gw: the gateway's address, or None for a destination on the link.
+        source: that address.
+    """
+    attrs = [*([] if gw is None else [("RTA_GATEWAY", gw)]), ("RTA_PREFSRC", source)]
+    return _plain_route(RTM_NEWROUTE, _CREATE, dst, attrs, {"proto": 3, "scope": 253 if gw is None else 0, "type": 1})
+
+
+@lru_cache(maxsize=256)
+def replace_host_route(dst: str) -> Template:
+    """NEWROUTE of one address that link `index` leads to; it takes the place of a route through another link."""
+    return _plain_route(RTM_NEWROUTE, _REPLACE, dst, [], {"proto": 3, "scope": 254, "type": 1})
+
+
+@lru_cache(maxsize=256)
+def delete_kernel_route(dst: str) -> Template:
+    """DELROUTE of the route to a network that the kernel made for an address of link `index` (RTPROT_KERNEL)."""
+    return _plain_route(RTM_DELROUTE, _ASK, dst, [], {"proto": 2, "scope": 255})
+
+
+def _plain_route(
+    number: int, flags: int, dst: str, attrs: list[tuple[str, Any]], fields: Mapping[str, int]
+) -> Template:
+    """Encode a route of the main table."""
+    network, _, prefix = dst.partition("/")
+    family, bits = (_AF_INET6, 128) if ":" in network else (_AF_INET, 32)
+    every = {"family": family, "dst_len": int(prefix or bits), "table": 254, **fields}
+    return Template(
+        _encode("rtmsg", number, flags, [("RTA_OIF", _INDEX), ("RTA_DST", network), *attrs], every), index=_INDEX_HOLE
+    )
 
 
 @cache

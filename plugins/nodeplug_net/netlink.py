@@ -37,6 +37,7 @@ _NESTED: Final = 0x3FFF
 EEXIST: Final = frozenset({errno.EEXIST})
 ENODEV: Final = frozenset({errno.ENODEV})
 ENOENT: Final = frozenset({errno.ENOENT})
+ESRCH: Final = frozenset({errno.ESRCH})
 
 
 @dataclass(slots=True)

@@ -109,7 +109,7 @@ def programs(consumer: Callable[[str], Path]) -> Iterator[Programs]:
     try:
         with ExitStack() as stack:
             (root / "n").mkdir()
-            plugins = "".join(f"[plugins.{name}]\n" for name in ("bridge", "host-local", "loopback", "static"))
+            plugins = "".join(f"[plugins.{name}]\n" for name in ("bridge", "host-local", "loopback", "ptp", "static"))
             node = stack.enter_context(ScratchNode(root / "n", plugins))
             assert node.run("install").returncode == 0
             host = stack.enter_context(Sandbox(root / "host"))
@@ -422,7 +422,36 @@ STATIC = {
         code=INTERNAL,
     ),
 }
-TABLES = {"skel": SKEL, "host-local": HOST_LOCAL, "bridge": BRIDGE, "static": STATIC}
+PTP = {
+    "no-ipam": Bad("ptp", {}),
+    "no-ipam-status": Bad("ptp", {}, {"CNI_COMMAND": "STATUS"}),
+    "no-ipam-check": Bad("ptp", {"prevResult": {"cniVersion": "1.1.0"}}, {"CNI_COMMAND": "CHECK"}),
+    "no-such-netns": unopened("ptp", local(V4)),
+    "interface-exists": Bad("ptp", local(V4), {"CNI_IFNAME": "lo"}),
+    "ipam-missing": Bad("ptp", {"ipam": {"type": "nope"}}, code=INTERNAL),
+    "ipam-bad": Bad("ptp", local({"subnet": "x"})),
+    "ipam-full": Bad("ptp", FULL, {"CNI_CONTAINERID": "c1", "CNI_IFNAME": "eth1"}, code=11, before=({},)),
+    "ipam-empty": Bad("ptp", {"ipam": {"type": "static"}}),
+    "mtu-small": Bad("ptp", local(V4, mtu=10), code=INTERNAL),
+    "backend": Bad("ptp", local(V4, ipMasq=True, ipMasqBackend="x"), code=7),
+    "args-unknown": Bad("ptp", local(V4), {"CNI_ARGS": "A=1"}, code=4),
+    "no-gateway": Bad(
+        "ptp",
+        fixed("10.77.0.5/24"),
+        says="address 10.77.0.5/24 has no gateway of its family",
+        why="the reference shows a Go structure, and leaves the link",
+    ),
+    "check-nothing": Bad(
+        "ptp",
+        local(V4, prevResult={"cniVersion": "1.1.0", "ips": [{"address": "10.77.0.2/24"}]}),
+        {"CNI_COMMAND": "CHECK"},
+        code=INTERNAL,
+        says="attachment eth0 of container c0 differs from its result: interface eth0 does not exist in FOLDER/pod; "
+        "DEL and ADD it",
+        why="CHECK names every difference, the reference the first one, and asks IPAM before",
+    ),
+}
+TABLES = {"skel": SKEL, "host-local": HOST_LOCAL, "bridge": BRIDGE, "static": STATIC, "ptp": PTP}
 
 
 @pytest.mark.parametrize(

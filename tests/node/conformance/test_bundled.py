@@ -35,7 +35,18 @@ SHARINGS: dict[str, tuple[list[dict[str, Any]], dict[str, Any]]] = {
 
 
 NEEDS: Final = {"loopfile": "has_loop_devices", "fuse:Fuse": "has_fuse"}
-BUNDLED: Final = ("bridge", "host-local", "static", "loopback", "portmap", "hostdev", "tmpfs", "loopfile", "hostdir")
+BUNDLED: Final = (
+    "bridge",
+    "ptp",
+    "host-local",
+    "static",
+    "loopback",
+    "portmap",
+    "hostdev",
+    "tmpfs",
+    "loopfile",
+    "hostdir",
+)
 
 
 @pytest.fixture(scope="module")
