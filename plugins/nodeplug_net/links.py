@@ -8,9 +8,9 @@ import errno
 import ipaddress
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Interface, IPv6Network
 from typing import Final
 
@@ -35,6 +35,7 @@ _IFLA_IFALIAS: Final = 20
 _IFLA_LINK_NETNSID: Final = 37
 _INFO_KIND: Final = 1
 _INFO_DATA: Final = 2
+_WITH_DATA: Final = frozenset({"macvlan"})
 _INFO_SLAVE_DATA: Final = 5
 _BR_VLAN_FILTERING: Final = 7
 _BR_VLAN_DEFAULT_PVID: Final = 39
@@ -44,6 +45,7 @@ _IFA_ADDRESS: Final = 1
 _IFA_LOCAL: Final = 2
 _RTA_DST: Final = 1
 _RTA_OIF: Final = 4
+_MAIN: Final = 254
 _RTA_GATEWAY: Final = 5
 _RTA_MULTIPATH: Final = 9
 _RTA_TABLE: Final = 15
@@ -66,7 +68,8 @@ class Link:
             negative if it has none.
         master: the index of the bridge, or 0.
         state: the operational state, `OPER_UP` when packets pass.
-        kind: "bridge", "veth", or empty.
+        kind: "bridge", "veth", "macvlan", or empty.
+        kind_data: attributes that only this kind has, by number.
         alias: free text, the label of the attachment for our veths.
         hairpin: whether a bridge port sends frames back where they came from.
         isolated: whether a bridge port exchanges no frames with other isolated ones.
@@ -83,6 +86,7 @@ class Link:
     master: int = 0
     state: int = 0
     kind: str = ""
+    kind_data: Mapping[int, bytes] = field(default_factory=dict)
     alias: str = ""
     hairpin: bool = False
     isolated: bool = False
@@ -127,6 +131,8 @@ def _parse_kind(link: Link, message: bytes, start: int, end: int) -> None:
             found = {number: message[byte] for number, byte, _ in attributes(message, first, last)}
             # A kernel without VLANs of bridges says that filtering is off, and nothing of a default VLAN.
             link.filters_vlans = bool(found.get(_BR_VLAN_FILTERING)) if _BR_VLAN_DEFAULT_PVID in found else None
+        elif kind == _INFO_DATA and link.kind in _WITH_DATA:
+            link.kind_data = {one: message[begin:stop] for one, begin, stop in attributes(message, first, last)}
         elif kind == _INFO_SLAVE_DATA:
             for slave, byte, _ in attributes(message, first, last):
                 if slave == _BRPORT_MODE:
@@ -310,6 +316,16 @@ class Links:
             values["broadcast"] = address.network.broadcast_address.packed
         template = messages.address(messages.RTM_DELADDR, address.version, address.network.prefixlen)
         self.netlink.ask(Request(template.fill(**values), f"remove address {address} from interface {link.name}"))
+
+    def default_route(self) -> int | None:
+        """Return the index of the interface that the first default route of the main table leads through."""
+        for version in (4, 6):
+            data = messages.dump_all_routes(version).fill()
+            for message in self.netlink.ask(Request(data, "list the routes"))[0].messages:
+                found = {kind: message[start:end] for kind, start, end in attributes(message, 28)}
+                if message[17] == 0 and message[20] == _MAIN and _RTA_OIF in found:
+                    return int(_U32.unpack(found[_RTA_OIF])[0])
+        return None
 
     def routes(self, link: Link) -> list[Route]:
         """List the routes through a link."""

@@ -382,3 +382,10 @@ def dump_routes(version: int) -> Template:
     """GETROUTE dump of the routes through link `index`, of one family (filtered by the kernel)."""
     fields = {"family": _AF_INET if version == 4 else _AF_INET6}
     return Template(_encode("rtmsg", RTM_GETROUTE, _DUMP, [("RTA_OIF", _INDEX)], fields), index=_INDEX_HOLE)
+
+
+@cache
+def dump_all_routes(version: int) -> Template:
+    """GETROUTE dump of the routes of one family."""
+    fields = {"family": _AF_INET if version == 4 else _AF_INET6}
+    return Template(_encode("rtmsg", RTM_GETROUTE, _DUMP, [], fields))

@@ -109,7 +109,9 @@ def programs(consumer: Callable[[str], Path]) -> Iterator[Programs]:
     try:
         with ExitStack() as stack:
             (root / "n").mkdir()
-            plugins = "".join(f"[plugins.{name}]\n" for name in ("bridge", "host-local", "loopback", "ptp", "static"))
+            plugins = "".join(
+                f"[plugins.{name}]\n" for name in ("bridge", "host-local", "loopback", "macvlan", "ptp", "static")
+            )
             node = stack.enter_context(ScratchNode(root / "n", plugins))
             assert node.run("install").returncode == 0
             host = stack.enter_context(Sandbox(root / "host"))
@@ -451,7 +453,25 @@ PTP = {
         why="CHECK names every difference, the reference the first one, and asks IPAM before",
     ),
 }
-TABLES = {"skel": SKEL, "host-local": HOST_LOCAL, "bridge": BRIDGE, "static": STATIC, "ptp": PTP}
+MACVLAN = {
+    "no-master": Bad("macvlan", {}),
+    "master-missing": Bad("macvlan", {"master": "nope"}),
+    "mtu-big": Bad("macvlan", {"master": "foreign0", "mtu": 9000}),
+    "mtu-negative": Bad("macvlan", {"master": "foreign0", "mtu": -1}),
+    "mode": Bad("macvlan", {"master": "foreign0", "mode": "x"}),
+    "mode-case": Bad("macvlan", {"master": "foreign0", "mode": "Bridge"}),
+    "mac": Bad("macvlan", {"master": "foreign0", "mac": "x"}),
+    "runtime-mac": Bad("macvlan", {"master": "foreign0", "runtimeConfig": {"mac": "00:11"}}),
+    "args-mac": Bad("macvlan", {"master": "foreign0"}, {"CNI_ARGS": "MAC=x"}),
+    "args-unknown": Bad("macvlan", {"master": "foreign0"}, {"CNI_ARGS": "A=1"}, code=4),
+    "interface-exists": Bad("macvlan", {"master": "foreign0"}, {"CNI_IFNAME": "lo"}),
+    "on-loopback": Bad("macvlan", {"master": "lo"}, code=INTERNAL),
+    "ipam-missing": Bad("macvlan", {"master": "foreign0", "ipam": {"type": "nope"}}, code=INTERNAL),
+    "ipam-bad": Bad("macvlan", local({"subnet": "x"}, master="foreign0")),
+    "ipam-empty": Bad("macvlan", {"master": "foreign0", "ipam": {"type": "static"}}),
+    "no-such-netns": unopened("macvlan", {"master": "foreign0"}),
+}
+TABLES = {"skel": SKEL, "host-local": HOST_LOCAL, "bridge": BRIDGE, "static": STATIC, "ptp": PTP, "macvlan": MACVLAN}
 
 
 @pytest.mark.parametrize(

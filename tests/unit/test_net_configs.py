@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 from nodeplug_net.bridge import BridgeConfig
 from nodeplug_net.host_local import HostLocalConfig
 from nodeplug_net.loopback import LoopbackConfig
+from nodeplug_net.macvlan import MacvlanConfig
 from nodeplug_net.ptp import PtpConfig
 from nodeplug_net.ranges import RangeConf, parse_range_set
 from nodeplug_net.static import StaticConfig
@@ -20,6 +21,7 @@ MODELS: dict[str, type[BaseModel]] = {
     "bridge": BridgeConfig,
     "host-local": HostLocalConfig,
     "loopback": LoopbackConfig,
+    "macvlan": MacvlanConfig,
     "ptp": PtpConfig,
     "static": StaticConfig,
 }
