@@ -211,7 +211,7 @@ class LoopFile:
         condition = self._condition()
         if stat.S_ISBLK(Path(request.mount_path).stat().st_mode):
             size = self._images.image(request.volume_id).stat().st_size
-            return VolumeStats(total=size, used=size, available=0, condition=condition)
+            return VolumeStats(total=size, used=0, available=0, condition=condition)
         status = os.statvfs(request.mount_path)
         unit = status.f_frsize
         return VolumeStats(

@@ -312,8 +312,8 @@ class VolumeStats:
 
     Attributes:
         total: bytes.
-        used: bytes.
-        available: bytes.
+        used: bytes; 0 for a device, of which nobody knows what is used.
+        available: bytes; 0 for a device: one that is all used would set off the alerts of volumes that fill up.
         inodes: how many there can be; 0 means unknown.
         inodes_used: how many there are.
         condition: what is wrong with the volume, for people; empty if it is healthy.

@@ -167,6 +167,8 @@ def a_block_volume_keeps_its_bytes(exam: Examination) -> str:
             raise Broken("the next pod does not find what the one before has written to the device")
         if measured is not None and measured.get("BYTES", {}).get("total") != size:
             raise Broken(f"the device has {size} bytes, and kubelet is told {measured}")
+        if measured is not None and measured["BYTES"]["used"] and not measured["BYTES"]["available"]:
+            raise Broken(f"kubelet is told {measured}: a device that looks full sets off alerts; answer its size alone")
         return f"{size} bytes"
 
     seen: str = driver.ask("a block volume", life)
