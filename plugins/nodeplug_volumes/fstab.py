@@ -1,7 +1,8 @@
 """Mounts that the node's fstab names, and that are not there: an empty mount point is not the disk.
 
 Owns: fstab(5), which mount(8) reads too: the file that LIBMOUNT_FSTAB names, or /etc/fstab.
-Refuses: to mount, and to know of disks that are mounted otherwise, as by units of systemd or by hand.
+Refuses: to mount, and to know of disks that are mounted otherwise, as by units of systemd or by hand. In a pod it knows
+only of mount points below a folder that is bound at its own path: a mount point that is bound itself is always mounted.
 """
 
 import os

@@ -5,8 +5,9 @@ Refuses: to take an empty mount point for a folder without volumes. What is note
 
 A folder has a marker from its first volume to its last. One that has volumes and neither marker nor note is of an
 earlier version, and gets both. A marker without a note is taken over: the folder comes from another node, or the state
-is new. One that has nothing of all this is away, too, if fstab has a disk there that is not mounted: an earlier
-version, which marked nothing, may have had its volumes on it.
+is new. Without a note a folder is away, too, if fstab has a disk there that is not mounted: an earlier version, which
+marked nothing, may have had its volumes on it, and what lies below the mount point would lock the disk out if it were
+marked.
 """
 
 import json
@@ -42,10 +43,10 @@ class Marker:
         """Take note of the folder, if it is to be noted.
 
         Args:
-            has_volumes: asked where there is neither a marker nor a note.
+            has_volumes: asked where there is neither a marker nor a note, and no disk is missing.
 
         Raises:
-            NotReady: it is not the folder that was noted, or none was and a disk is missing.
+            NotReady: it is not the folder that was noted, or none was and a disk of fstab is missing.
         """
         noted, found = self._noted(), self._found()
         if noted != found:
@@ -58,14 +59,14 @@ class Marker:
                     f"the volumes of {self.directory} are away: its marker {MARKER} {what}; is its disk "
                     f"mounted? If they are gone for good, remove {self.notes}"
                 )
-        elif found or has_volumes():
-            with suppress(OSError):  # a full or read-only disk: its volumes are served all the same
-                self.put()
         elif (place := missing_mount(self.directory)) is not None:
             raise NotReady(
                 f"the volumes of {self.directory} are away: fstab has a disk at {place}, and nothing is mounted there; "
                 "is its disk mounted? If none belongs there, take it out of fstab"
             )
+        elif found or has_volumes():
+            with suppress(OSError):  # a full or read-only disk: its volumes are served all the same
+                self.put()
 
     def put(self) -> None:
         """Mark the folder, and note it; OSError if that fails."""

@@ -5,7 +5,6 @@ Refuses: what lies below a root (`beneath`).
 """
 
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -45,15 +44,13 @@ def chosen(options: Mapping[str, str], roots: Mapping[str, _Root]) -> tuple[str,
 def away(path: Path) -> str:
     """Say why a root is not there; empty if it is.
 
-    An empty mount point is none: what is made there would be on the node's own disk, and hidden by the disk that comes.
+    A mount point without its disk is none, whatever lies below it: what is made there would be on the node's own disk,
+    and hidden by the disk that comes.
     """
     if not path.is_dir():
         return f"{path} is missing"
     place = missing_mount(path)
-    with suppress(OSError):
-        if place is not None and not any(place.iterdir()):
-            return f"fstab has a disk at {place}, and nothing is mounted there"
-    return ""
+    return "" if place is None else f"fstab has a disk at {place}, and nothing is mounted there"
 
 
 def check(found: Iterable[tuple[str, Path]]) -> None:

@@ -175,6 +175,29 @@ def test_after_an_upgrade_a_disk_of_fstab_that_is_not_mounted_is_waited_for(
     assert list(disk.iterdir()) == []
 
 
+def test_images_below_an_empty_mount_point_of_fstab_do_not_lock_its_disk_out(
+    disk: Path, make: Callable[[Path], LoopFile], make_host: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create(make(disk), "of-the-disk")
+    (disk / MARKER).unlink()
+    note = make_host("loopfile").state_dir / "image-folders.json"
+    note.unlink()
+    (tmp_path / "fstab").write_text(f"UUID=0b0b {disk} ext4 nofail 0 2\n")
+    detach(disk)
+    try:
+        create(make(disk), "below")  # an earlier version did not wait for the disk
+        (disk / MARKER).unlink()
+        note.unlink()
+        monkeypatch.setenv("LIBMOUNT_FSTAB", str(tmp_path / "fstab"))
+        with pytest.raises(NotReady, match="are away: fstab has a disk at"):
+            names(make(disk))
+        assert not (disk / MARKER).exists()
+        assert not note.exists()
+    finally:
+        attach(disk)
+    assert names(make(disk)) == ["of-the-disk"]
+
+
 def test_what_was_begun_is_removed_when_the_disk_is_back_after_a_start(
     disk: Path, make: Callable[[Path], LoopFile]
 ) -> None:

@@ -98,12 +98,14 @@ def test_nothing_is_made_in_a_root_whose_disk_of_fstab_is_not_mounted(
     plugin.health()
 
 
-def test_a_root_that_is_used_without_its_disk_of_fstab_stays_in_use(
+def test_what_lies_below_the_mount_point_of_a_disk_that_is_away_is_not_served_in_its_place(
     node: Any, area: Path, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (area / "fstab").write_text(f"/dev/vdb {root.resolve()} ext4 noauto 0 0\n")
+    (area / "fstab").write_text(f"/dev/vdb {root.resolve()} ext4 nofail 0 2\n")
     monkeypatch.setenv("LIBMOUNT_FSTAB", str(area / "fstab"))
-    assert node.mount(DRIVER, node.target("a"), {"path": "models/small"}) == {"status": "Success"}
+    answer = node.mount(DRIVER, node.target("a"), {"path": "models/small"})
+    assert (answer["status"], "is its disk mounted?" in answer["message"]) == ("Failure", True)
+    assert node.mounted == []
 
 
 def test_a_file_is_no_directory(node: Any) -> None:
