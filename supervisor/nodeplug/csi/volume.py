@@ -185,7 +185,7 @@ def measure(steps: Steps, path: str) -> VolumeStats:
         if Path(path).is_block_device():
             with Path(path).open("rb") as device:
                 size = device.seek(0, os.SEEK_END)
-            # Its size alone: "all used" would set off KubePersistentVolumeFillingUp (kubernetes-mixin, storage.libsonnet).
+            # Its size alone: "all used" would set off KubePersistentVolumeFillingUp of the kubernetes-mixin.
             return VolumeStats(total=size, used=0, available=0)
         found = os.statvfs(path)
     unit = found.f_frsize
