@@ -194,3 +194,38 @@ def test_no_volume_can_be_larger_than_what_is_left() -> None:
     assert room_of(VolumeRoom(available=-1, largest=9)) == VolumeRoom(available=0, largest=0)
     assert room_of(VolumeRoom(available=9, largest=5)) == VolumeRoom(available=9, largest=5)
     assert room_of(7) == VolumeRoom(available=7)
+
+
+def bound_to(*nodes: str) -> dict[str, Any]:
+    match = {"key": "acme/node", "operator": "In", "values": list(nodes)}
+    return {"nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": [match]}]}}}
+
+
+@pytest.mark.parametrize(
+    ("spec", "elsewhere"),
+    [
+        (bound_to("here"), False),
+        (bound_to("there"), True),
+        (bound_to("here", "there"), False),
+        ({}, False),
+        ({"nodeAffinity": {"required": {"nodeSelectorTerms": [{"matchExpressions": []}]}}}, False),
+    ],
+)
+def test_only_an_object_that_excludes_this_node_is_one_of_another_node(spec: dict[str, Any], elsewhere: bool) -> None:
+    volume = {"metadata": {"name": "one"}, "spec": spec}
+    assert objects.is_elsewhere(volume, {"acme/node": "here"}) is elsewhere
+    assert objects.is_elsewhere(volume, {}) is False
+
+
+@pytest.mark.parametrize(
+    ("name", "driver", "handle", "has"),
+    [
+        ("mine", "acme", "h", True),
+        ("else", "acme", "mine", True),
+        ("else", "acme", "h", False),
+        ("else", "b", "mine", False),
+    ],
+)
+def test_an_object_has_a_volume_by_its_name_or_by_its_handle(name: str, driver: str, handle: str, has: bool) -> None:
+    volume = {"metadata": {"name": name}, "spec": {"csi": {"driver": driver, "volumeHandle": handle}}}
+    assert objects.has_volume(volume, "mine", "acme", "mine") is has

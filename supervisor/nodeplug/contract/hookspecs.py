@@ -125,13 +125,21 @@ class Contract(Protocol):
     # --- creating volumes (CSI) ----------------------------------------------------------------------------------
 
     def volume_create(self, request: v.VolumeCreate) -> v.ProvisionedVolume:
-        """Create a volume. Having it makes the driver a provisioner. Default: Not supported, as for all that follow."""
+        """Create a volume. Having it makes the driver a provisioner. Default: Not supported, as for all that follow.
+
+        A call for a name that was made returns that volume. One whose id is not its name is found by this alone, until
+        the daemon has recorded its id: a copy that is given up before is deleted by its name.
+        """
 
     def volume_delete(self, request: v.VolumeDelete) -> None:
         """Delete a volume and its data; succeeds if it does not exist. Required beside `volume_create`."""
 
     def volume_list(self, request: v.VolumeList) -> Sequence[v.ProvisionedVolume]:
-        """List every volume that this node can reach."""
+        """List every volume that this node can reach; else one that was begun is never known to be absent.
+
+        Without it nobody knows, when `volume_create` raises Exhausted, whether a volume that was begun is there: its
+        record stays, as a problem in the status, until a creation finds the volume.
+        """
 
     def volume_capacity(self, request: v.VolumeCapacity) -> int | v.VolumeRoom:
         """Return how many bytes are left for new volumes."""

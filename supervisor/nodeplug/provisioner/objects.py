@@ -227,6 +227,30 @@ def is_on_no_node(volume: Object, drivers: Container[str]) -> bool:
     return driver in drivers and (volume["spec"].get("csi") or {}).get("driver") == driver and not _required(volume)
 
 
+def is_elsewhere(volume: Object, here: Mapping[str, str]) -> bool:
+    """Whether a volume is one of other nodes alone, going by its node affinity.
+
+    Args:
+        volume: of any maker.
+        here: the topology of this node, as its driver tells it; empty if its volumes are on no node.
+    """
+    terms = _required(volume)
+    return bool(terms) and all(_excludes(term, here) for term in terms)
+
+
+def _excludes(term: Mapping[str, Any], here: Mapping[str, str]) -> bool:
+    return any(
+        one["operator"] == "In" and one["key"] in here and here[one["key"]] not in one["values"]
+        for one in term.get("matchExpressions") or ()
+    )
+
+
+def has_volume(volume: Object, name: str, driver: str, handle: str) -> bool:
+    """Whether an object has a name, or a driver's volume under any other one."""
+    csi = volume["spec"].get("csi") or {}
+    return volume["metadata"]["name"] == name or (csi.get("driver"), csi.get("volumeHandle")) == (driver, handle)
+
+
 def _required(volume: Object) -> Sequence[Mapping[str, Any]]:
     """Return the terms of a volume's node affinity; none for one that can be used everywhere."""
     return ((volume["spec"].get("nodeAffinity") or {}).get("required") or {}).get("nodeSelectorTerms") or ()

@@ -14,7 +14,16 @@ from datetime import UTC, datetime
 from typing import Final, TypeVar, cast
 from weakref import WeakValueDictionary
 
-from nodeplug.contract.errors import AlreadyExists, Exhausted, InvalidRequest, NotFound, NotSupported, PluginError
+from nodeplug.contract.errors import (
+    AlreadyExists,
+    Exhausted,
+    InUse,
+    InvalidRequest,
+    NotFound,
+    NotReady,
+    NotSupported,
+    PluginError,
+)
 from nodeplug.contract.journal import Entry, Journal
 from nodeplug.contract.values import ProvisionedVolume, VolumeClaim, VolumeCreate, VolumeDelete, VolumeId
 from nodeplug.csi.driver import Driver
@@ -37,6 +46,10 @@ LOG: Final = logging.getLogger(__name__)
 _T = TypeVar("_T")
 _SNAPSHOTS: Final = Resource("snapshot.storage.k8s.io", "v1", "volumesnapshots", "VolumeSnapshot", namespaced=True)
 _CONTENTS: Final = Resource("snapshot.storage.k8s.io", "v1", "volumesnapshotcontents", "VolumeSnapshotContent")
+
+
+class _Unseen(Exhausted):
+    """There is no room, and the driver cannot say whether a volume that was begun is there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,23 +87,29 @@ class Steps:
 
     async def _create(self, claim: Object, storage_class: Object, driver: Driver, wanted: VolumeCreate) -> None:
         begun = await self.records.run(lambda: self.journal.read(wanted.name))
-        await self._record(wanted, claim, driver)
+        policy = str(storage_class.get("reclaimPolicy") or "Delete")
+        handle = str(begun.data.get("handle", "")) if begun is not None else ""
+        await self._record(wanted, claim, driver, policy, handle)
         try:
             made = await _make(driver, wanted, "provision", objects.key_of(claim), begun=begun is not None)
         except (Exhausted, NotFound) as error:
             if isinstance(error, NotFound) is not _is_beside_its_source(wanted, driver):
                 raise
             # First the record: whoever finds one for a claim that is wanted elsewhere deletes its volume.
-            await self.records.run(lambda: self.journal.remove(wanted.name))
+            if not isinstance(error, _Unseen):
+                await self.records.run(lambda: self.journal.remove(wanted.name))
             await self._send_away(claim)
             raise type(error)(f"{error.message}; another node is chosen") from error
+        if made.volume_id != handle:
+            await self._record(wanted, claim, driver, policy, made.volume_id)
         topology = made.topology or ((driver.topology,) if driver.topology else ())
         written = objects.persistent_volume(claim, storage_class, made, driver.name, topology, self.node)
         try:
             await self.client.create(PERSISTENT_VOLUMES, written)
         except AlreadyExists:
             found = await self.client.get(PERSISTENT_VOLUMES, wanted.name)
-            if (found["spec"].get("csi") or {}).get("volumeHandle") != made.volume_id:
+            same = (found["spec"].get("csi") or {}).get("volumeHandle") == made.volume_id
+            if not same or objects.is_elsewhere(found, driver.topology):
                 raise
         await self.records.run(lambda: self.journal.remove(wanted.name))
         LOG.info("claim %s has volume %s of %s", objects.key_of(claim), made.volume_id, driver.name)
@@ -135,15 +154,21 @@ class Steps:
 
     # --- what was begun
 
-    async def _record(self, wanted: VolumeCreate, claim: Object, driver: Driver) -> None:
-        """Note that a volume is about to be there, for whoever finds it without its claim."""
+    async def _record(self, wanted: VolumeCreate, claim: Object, driver: Driver, policy: str, handle: str) -> None:
+        """Note that a volume is about to be there, for whoever finds it without its claim.
+
+        With a handle it is there, and its object may be.
+        """
         metadata = claim["metadata"]
         data = {
             "driver": driver.name,
             "namespace": metadata["namespace"],
             "claim": metadata["name"],
             "uid": metadata["uid"],
+            "reclaim_policy": policy,
+            "handle": handle,
         }
+        phase = "made" if handle else "creating"
         request = {
             "name": wanted.name,
             "size": wanted.size,
@@ -155,52 +180,76 @@ class Steps:
             "snapshot": wanted.snapshot,
             "access_modes": list(wanted.access_modes),
         }
-        await self.records.run(lambda: self.journal.write(wanted.name, phase="creating", data=data, request=request))
+        await self.records.run(lambda: self.journal.write(wanted.name, phase=phase, data=data, request=request))
 
     async def abandon(self, entry: Entry, driver: Driver) -> None:
         """Delete a volume that was begun for a claim that is gone, or that has been sent to another node."""
         async with self._alone(entry.key):
-            if await self._is_nobodys(entry):
+            if await self._is_nobodys(entry, driver, str(entry.data.get("handle", ""))):
                 await self._end(entry, driver)
 
     async def _end(self, entry: Entry, driver: Driver) -> None:
-        name, request = entry.key, entry.request
-        wanted = VolumeCreate(driver=driver.claim, **{**request, "access_modes": tuple(request["access_modes"])})
-        try:
-            # Its id is what a creation answers: the same volume, by its name.
-            handle = (await _make(driver, wanted, "find again", name, begun=True)).volume_id
-        except AlreadyExists:
-            raise
-        except (InvalidRequest, NotFound, Exhausted) as error:
-            # What is refused now may have been made all the same, as with a configuration that allowed it.
-            LOG.info("volume %s of %s would not be made now: %s", name, driver.name, error.message)
-            handle = None
-        if not await self._is_nobodys(entry):
+        name = entry.key
+        handle = str(entry.data.get("handle", ""))
+        if handle and entry.data.get("reclaim_policy") == "Retain":
+            raise PluginError(
+                f"volume {handle} of {driver.name} is to be kept (reclaimPolicy Retain), and its claim and its object "
+                f"are gone: write a PersistentVolume for it, or delete it and its record in {self.journal.folder}"
+            )
+        handle = handle or await self._find_again(entry, driver)
+        if not await self._is_nobodys(entry, driver, handle):
             return
-        gone = VolumeDelete(driver=driver.claim, volume_id=handle or VolumeId(name))
+        gone = VolumeDelete(driver=driver.claim, volume_id=VolumeId(handle or name))
         try:
             await _work(driver, "abandon", name, lambda steps: provisioning.delete(steps, gone))
         except (InvalidRequest, NotFound, NotSupported) as error:
-            if handle is not None:
+            if handle:
                 raise
             LOG.info("volume %s of %s was never made: %s", name, driver.name, error.message)
         else:
             LOG.info("volume %s of %s is deleted: its claim is gone", gone.volume_id, driver.name)
         await self.records.run(lambda: self.journal.remove(name))
 
-    async def _is_nobodys(self, entry: Entry) -> bool:
-        """Ask the API server itself whether a volume that was begun has neither a claim here nor an object."""
+    async def _find_again(self, entry: Entry, driver: Driver) -> str:
+        """Return the id of a volume that was begun; empty if nobody knows it."""
+        name, request = entry.key, entry.request
+        wanted = VolumeCreate(driver=driver.claim, **{**request, "access_modes": tuple(request["access_modes"])})
+        if wanted.source or wanted.snapshot:
+            return ""  # it would be copied for nobody, while the pods of its source wait
+        try:
+            # Its id is what a creation answers: the same volume, by its name.
+            return (await _make(driver, wanted, "find again", name, begun=True)).volume_id
+        except (AlreadyExists, _Unseen):
+            raise
+        except (InvalidRequest, NotFound, Exhausted, InUse) as error:
+            # What is refused now may have been made all the same, as with a configuration that allowed it.
+            LOG.info("volume %s of %s would not be made now: %s", name, driver.name, error.message)
+            return ""
+
+    async def _is_nobodys(self, entry: Entry, driver: Driver, handle: str) -> bool:
+        """Ask the API server itself whether a volume that was begun has neither a claim here nor an object.
+
+        An object may have another name, as of an administrator who has taken over the data; one of another node has a
+        volume of the same name there.
+        """
         data = entry.data
         with suppress(NotFound):
             claim = await self.client.get(PERSISTENT_VOLUME_CLAIMS, str(data["claim"]), str(data["namespace"]))
             if claim["metadata"]["uid"] == data["uid"] and objects.is_wanted(claim, self.node):
                 return False
-        try:
-            await self.client.get(PERSISTENT_VOLUMES, entry.key)
-        except NotFound:
+        if not await self._has_object(entry.key, driver, handle or entry.key):
             return True
         await self.records.run(lambda: self.journal.remove(entry.key))
         return False
+
+    async def _has_object(self, name: str, driver: Driver, handle: str) -> bool:
+        with suppress(NotFound):
+            found = await self.client.get(PERSISTENT_VOLUMES, name)
+            if not objects.is_elsewhere(found, driver.topology):
+                return True
+        known = (await self.client.list(PERSISTENT_VOLUMES)).objects
+        here = (one for one in known if not objects.is_elsewhere(one, driver.topology))
+        return any(objects.has_volume(one, name, driver.name, handle) for one in here)
 
     @asynccontextmanager
     async def _alone(self, name: str) -> AsyncIterator[None]:
@@ -286,20 +335,34 @@ async def _make(driver: Driver, wanted: VolumeCreate, verb: str, target: str, *,
     alone that sees its volumes, and would have found it.
 
     Raises:
-        PluginError: it cannot; NotReady if it cannot say whether the volume is there.
+        PluginError: it cannot; NotReady or `_Unseen` if it cannot say whether the volume is there.
     """
     try:
         return await _work(driver, verb, target, lambda steps: provisioning.create(steps, wanted))
-    except Exhausted:
+    except Exhausted as error:
         if not begun:
             raise
-    await _work(driver, "look for", target, _look)
+        try:
+            sees = await _work(driver, "look for", target, _look)
+        except NotReady as away:
+            raise type(away)(
+                f"{away.message}; a volume that was begun for this claim may be there: until that is known the claim "
+                "is not given to another node"
+            ) from error
+        if not sees:
+            raise _Unseen(
+                f"{error.message}; whether volume {target!r} was made before is not known: its driver has no "
+                "volume_list"
+            ) from error
     return await _work(driver, verb, target, lambda steps: provisioning.create(steps, wanted))
 
 
-def _look(steps: VolumeSteps) -> None:
-    if steps.composition.has("volume_list"):
-        provisioning.every(steps)
+def _look(steps: VolumeSteps) -> bool:
+    """Whether a driver sees its volumes."""
+    if not steps.composition.has("volume_list"):
+        return False
+    provisioning.every(steps)
+    return True
 
 
 def _is_beside_its_source(wanted: VolumeCreate, driver: Driver) -> bool:
