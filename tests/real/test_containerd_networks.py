@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 from tests.real.consumers import Containerd, PrivateNode
 
@@ -17,9 +18,11 @@ from nodeplug.testing import ScratchNode, folders
 NETWORKS = Path(__file__).parent / "networks"
 PLUGINS = """
 [plugins.bridge]
+[plugins.portmap]
 [plugins.loopback.config]
 names = ["loopback"]
 """
+PORTS = [{"container_port": 80, "host_port": 18080}]
 # Somebody beyond the node, who knows no way back to the pods' addresses.
 OUTSIDE = """
 ip netns add outside
@@ -27,6 +30,19 @@ ip link add outside0 type veth peer name eth0 netns outside
 ip link set outside0 master uplink0 up
 ip -n outside address add 10.230.0.1/24 dev eth0
 ip -n outside link set eth0 up
+"""
+
+
+# Ask until somebody listens.
+ASK = """
+import socket, sys, time
+for _ in range(100):
+    try:
+        with socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=10) as connection:
+            print(connection.recv(100).decode())
+            break
+    except ConnectionRefusedError:
+        time.sleep(0.2)
 """
 
 
@@ -77,7 +93,7 @@ def lab(make_private_node: Callable[..., PrivateNode], runtime: Path | None) -> 
             ) as containerd:
                 made = Lab(node, daemon, containerd)
                 # What a network with a pod has (bridges, records) is the same before and after a test.
-                first = made.run("first")
+                first = made.run("first", ports=[{"container_port": 80, "host_port": 18081}])
                 yield made
                 made.end(first)
         sys.stdout.write(daemon.log)  # shown when the last test fails
@@ -91,7 +107,7 @@ def sandbox(lab: Lab) -> Iterator[str]:
     made = lab.run(
         "pod",
         annotations={"kubernetes.io/ingress-bandwidth": "10M"},
-        ports=[{"container_port": 80, "host_port": 18080}],
+        ports=PORTS,
     )
     yield made
     lab.end(made)
@@ -144,6 +160,25 @@ def test_ports_and_bridges_are_as_each_network_says(lab: Lab, sandbox: str) -> N
     (second,) = json.loads(lab.private.run("ip", "-details", "-json", "link", "show", "np-second"))
     assert (second["mtu"], second["promiscuity"] > 0) == (1400, True)
     assert "mtu 1400" in lab.inside(sandbox, "/bin/ip", "link", "show", "eth1")
+
+
+def test_the_pod_answers_at_its_host_port_to_those_who_know_no_way_to_it(lab: Lab, sandbox: str) -> None:
+    (uplink,) = json.loads(lab.private.run("ip", "-json", "-4", "address", "show", "uplink0"))
+    address = uplink["addr_info"][0]["local"]
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(
+            lab.inside, sandbox, "/bin/sh", "-c", "echo here | /bin/busybox timeout 60 /bin/busybox nc -l -p 80"
+        )
+        said = lab.private.run("ip", "netns", "exec", "outside", sys.executable, "-c", ASK, address, "18080")
+    assert said.strip() == "here"
+
+
+def test_a_pod_that_wants_a_port_of_another_is_refused_with_its_name(lab: Lab, sandbox: str) -> None:
+    before = set(lab.containerd.cri.sandboxes())
+    with pytest.raises(grpc.RpcError, match=rf"host port 18080/tcp belongs to 'nodeplug first {sandbox} eth0'"):
+        lab.run("second", ports=PORTS)
+    for left in set(lab.containerd.cri.sandboxes()) - before:
+        lab.end(left)
 
 
 def test_dozens_of_pods_at_once_get_addresses_of_their_own_on_both(lab: Lab, sandbox: str) -> None:

@@ -1,0 +1,118 @@
+"""A daemon that is killed before any step of an ADD or DEL: nothing leaks, and nothing is lost."""
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from tests.node.portmap.killed import RESULT
+from tests.node.portmap.lab import NETFILTER, mapping
+
+from nodeplug.testing.scratch_cni import ScratchCni
+from nodeplug_net.netlink import Netlink
+from nodeplug_net.portmap import Portmap, PortmapConfig
+from nodeplug_net.portmap_table import PortTable
+
+PROGRAM = Path(__file__).with_name("killed.py")
+PORTS = [mapping(8080), mapping(8081, protocol="udp")]
+CONFIG: Mapping[str, Any] = {
+    "cniVersion": "1.1.0",
+    "name": "net",
+    "runtimeConfig": {"portMappings": PORTS},
+    "conditionsV6": ["-i", "up0"],
+}
+LABEL = "nodeplug net c1 eth0"
+
+
+def call(scratch: ScratchCni, verb: str, step: int) -> int:
+    words = [
+        sys.executable,
+        str(PROGRAM),
+        str(scratch.folder),
+        scratch.host_netns.path,
+        verb,
+        str(step),
+        json.dumps(CONFIG),
+    ]
+    return subprocess.run(words, check=False).returncode
+
+
+def every_step(scratch: ScratchCni, verb: str, prepare: Callable[[], object]) -> Iterator[int]:
+    """Kill before one step after the other, until none is left."""
+    for step in range(1, 200):
+        prepare()
+        status = call(scratch, verb, step)
+        if status == 0:
+            assert step > 10
+            return
+        assert status == -signal.SIGKILL
+        yield step
+    raise AssertionError("it never ends")
+
+
+@contextmanager
+def next_daemon(scratch: ScratchCni) -> Iterator[Portmap]:
+    plugin = Portmap(PortmapConfig(), scratch.host)
+    scratch.on_host(plugin.start)
+    yield plugin
+    plugin.stop()
+
+
+def forwarded(scratch: ScratchCni) -> bool:
+    """Whether the table has the whole of c1's ports; a part of them fails the test."""
+
+    def read() -> tuple[int, int, list[str]]:
+        with Netlink(NETFILTER) as netlink:
+            table = PortTable(netlink)
+            return len(table.owned(LABEL)), len(table.labels("nodeplug ")), table.lacking()
+
+    elements, labels, lacking = scratch.on_host(read)
+    assert (elements, labels) in {(0, 0), (8, 1)}
+    assert not lacking or not elements
+    return elements == 8
+
+
+def reserved(scratch: ScratchCni) -> bool:
+    def bind() -> bool:
+        with socket.socket() as made:
+            try:
+                made.bind(("0.0.0.0", 8080))
+            except OSError:
+                return True
+        return False
+
+    return scratch.on_host(bind)
+
+
+def records(scratch: ScratchCni) -> list[Path]:
+    return list((scratch.host.run_dir / "ports").glob("*.json"))
+
+
+def test_what_an_add_left_is_whole_or_gone_for_the_next_daemon_and_ended_by_del(scratch: ScratchCni) -> None:
+    seen = set()
+    for _ in every_step(scratch, "add", lambda: None):
+        with next_daemon(scratch) as daemon:
+            whole = forwarded(scratch)
+            seen.add(whole)
+            assert reserved(scratch) == bool(records(scratch)) == whole
+            scratch.delete(daemon, CONFIG, "c1")
+            assert (forwarded(scratch), reserved(scratch), records(scratch)) == (False, False, [])
+    assert seen == {False, True}
+
+
+def test_a_del_that_was_cut_off_is_repeated_to_the_end(scratch: ScratchCni) -> None:
+    def prepare() -> None:
+        with suppress(FileNotFoundError):
+            assert records(scratch) == []
+        with next_daemon(scratch) as daemon:
+            scratch.add(daemon, CONFIG, "c1", scratch.host_netns, prev_result=RESULT)
+
+    for _ in every_step(scratch, "del", prepare):
+        with next_daemon(scratch) as daemon:
+            scratch.delete(daemon, {"cniVersion": "1.1.0", "name": "net"} if records(scratch) else CONFIG, "c1")
+            assert (forwarded(scratch), reserved(scratch), records(scratch)) == (False, False, [])
