@@ -43,6 +43,7 @@ class HostPorts:
         self._reservations = Reservations()
         self._recovered: set[Identity] = set()
         self._lock = threading.Lock()
+        self._changing = threading.Lock()
 
     def recover(self, home: Identity) -> None:
         """Take over what an earlier daemon did in this boot, in the namespace that the calling thread is in.
@@ -73,16 +74,37 @@ class HostPorts:
             return
         namespace, label = request.host_netns.identity, Attachment.of(request).label
         with self._table(request) as table, Undo(self._log) as undo:
-            self._reservations.take(namespace, label, map(Port.of, mappings.forwards))
-            undo.push(f"release the host ports of {label}", lambda: self._reservations.release(namespace, label))
-            undo.push(f"forget the host ports of {label}", lambda: self._records.forget(namespace, label))
+            former = self._records.get(namespace, label)
+            undo.push(f"undo the host ports of {label}", lambda: self._withdraw(request, label, former))
             self._records.note(Record(namespace, label, wanted, ADDING))
-            table.add(entry_of(mappings, label), lambda: self._entries(namespace, label))
-            undo.push(f"end the forwarding for {label}", lambda: self._remove(request, label))
+            with self._changing:
+                self._reservations.take(namespace, label, map(Port.of, mappings.forwards))
+            self._forward(table, namespace, entry_of(mappings, label), again=former is not None)
             if mappings.localhost:
                 _cross_from_localhost(mappings)
             self._forget(request, conntrack.forget_before, mappings.forwards)
             self._records.note(Record(namespace, label, wanted))
+
+    def _withdraw(self, request: CniAdd, label: str, former: Record | None) -> None:
+        """Return to what was before an ADD; what cannot be removed keeps its unfinished record."""
+        if former is None or former.phase == ADDING:
+            self._remove(request, label)
+            self._release(request.host_netns.identity, label)
+            return
+        mappings = former.wanted.mappings()
+        with self._table(request) as table:
+            self._forward(table, former.namespace, entry_of(mappings, label), again=True)
+        with self._changing:
+            self._reservations.take(former.namespace, label, map(Port.of, mappings.forwards))
+            self._records.note(former)
+
+    def _forward(self, table: PortTable, namespace: Identity, entry: Entry, *, again: bool) -> None:
+        table.add(entry, lambda near: self._mend(table, namespace, near), again=again)
+
+    def _release(self, namespace: Identity, label: str) -> None:
+        with self._changing:
+            self._reservations.release(namespace, label)
+            self._records.forget(namespace, label)
 
     def delete(self, request: CniDel) -> None:
         """End the forwarding of an attachment's ports, whether or not the request names them.
@@ -106,12 +128,13 @@ class HostPorts:
 
     def _end(self, request: CniRequest, label: str, record: Record | None) -> None:
         namespace, errors = request.host_netns.identity, Errors()
+        with self._changing:  # from here on nothing brings the ports back
+            self._records.end(namespace, label)
         with errors.kept():
             self._remove(request, label)
             if record is not None:
                 self._forget(request, conntrack.forget_after, record.wanted.mappings().forwards)
-            self._reservations.release(namespace, label)
-            self._records.forget(namespace, label)
+            self._release(namespace, label)
         errors.raise_all()
 
     def differences(self, request: CniCheck, wanted: Wanted) -> list[str]:
@@ -154,7 +177,7 @@ class HostPorts:
             with errors.kept(), self._reference(request) as reference:
                 reference.collect(request.network, {one.container_id for one in request.valid})
         with errors.kept(), self._table(request) as table:
-            table.mend(self._entries(namespace))
+            self._mend(table, namespace)
             table.prune()
         errors.raise_all()
 
@@ -172,7 +195,7 @@ class HostPorts:
             missing = table.missing(self._entries(namespace))
             if missing:
                 self._log.warning("%s; it is restored", "; ".join(missing))
-                table.mend(self._entries(namespace))
+                self._mend(table, namespace)
         for record in records:
             self._reserve(record)
 
@@ -188,16 +211,20 @@ class HostPorts:
         with open_nft() as netlink:
             return [f"{one}; {_AGAIN}" for one in PortTable(netlink).missing(entries)]
 
-    def _entries(self, namespace: Identity, without: str = "") -> list[Entry]:
+    def _mend(self, table: PortTable, namespace: Identity, near: Sequence[str] = ()) -> None:
+        """Restore what attachments lack, those excepted that end: a DEL that begins meanwhile waits, and removes it."""
+        with self._changing:
+            table.mend(self._entries(namespace), near)
+
+    def _entries(self, namespace: Identity) -> list[Entry]:
         """Compose what the kernel is to have for the attachments of a namespace."""
-        records = [one for one in self._records.of(namespace) if one.label != without and one.phase != ADDING]
+        records = [one for one in self._records.of(namespace) if one.phase != ADDING]
         return [entry_of(one.wanted.mappings(), one.label) for one in records]
 
     def _recover(self, namespace: Identity, table: PortTable) -> None:
         with self._lock:
             if namespace in self._recovered:
                 return
-            self._recovered.add(namespace)
             for record in self._records.of(namespace):
                 if record.phase == ADDING:
                     table.remove(record.label)
@@ -205,13 +232,18 @@ class HostPorts:
                 elif not self._reserve(record):
                     self._log.warning("the host ports of %r are not reserved, and go on to lead there", record.label)
             if self._entries(namespace):
-                table.mend(self._entries(namespace))
+                self._mend(table, namespace)
             else:
                 table.prune()
+            self._recovered.add(namespace)
 
     def _reserve(self, record: Record) -> bool:
+        """Reserve the ports of an attachment that has not ended, nor changed, since its record was read."""
+        ports = map(Port.of, record.wanted.mappings().forwards)
         try:
-            self._reservations.take(record.namespace, record.label, map(Port.of, record.wanted.mappings().forwards))
+            with self._changing:
+                if record.phase != ADDING and self._records.get(record.namespace, record.label) is record:
+                    self._reservations.take(record.namespace, record.label, ports)
         except (OSError, TryAgain) as error:
             self._log.debug("%s", error)
             return False

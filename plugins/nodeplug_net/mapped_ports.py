@@ -69,10 +69,17 @@ class MappedPorts:
 
     def forget(self, namespace: Identity, label: str) -> None:
         """Remove the record of an attachment; succeed when there is none."""
-        with self._lock:
-            found = self._known.pop((namespace, label), None)
-        if found is not None:
+        if (namespace, label) in self._known:
             self._journal.remove(_key(namespace, label))
+        with self._lock:
+            self._known.pop((namespace, label), None)
+
+    def end(self, namespace: Identity, label: str) -> None:
+        """Let an attachment count as unfinished from now on, until the daemon ends or the attachment does."""
+        with self._lock:
+            found = self._known.get((namespace, label))
+            if found is not None:
+                self._known[namespace, label] = replace(found, phase=ADDING)
 
     def get(self, namespace: Identity, label: str) -> Record | None:
         """Return the record of an attachment."""

@@ -7,7 +7,7 @@ are checked and change nothing. Keys match without regard to case, as Go matches
 """
 
 import ipaddress
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address
 from typing import Any, Final
@@ -151,7 +151,7 @@ class Wanted:
         forwards = (one for target in self.targets for mapping in asked for one in _forward(mapping, target))
         conditions = _conditions(conf)
         return Mappings(
-            forwards=tuple(dict.fromkeys(forwards)),
+            forwards=_first_of_each_port(forwards),
             near=tuple((target.version, _near(conf, target)) for target in self.targets) if conf.snat else (),
             conditions=tuple((version, found) for version, found in conditions.items() if found),
             localhost=conf.snat,
@@ -260,6 +260,14 @@ def _forward(mapping: _MappingConf, address: Interface) -> Sequence[Forward]:
         host_ip = None
     protocol = PROTOCOLS[mapping.protocol.lower()]
     return (Forward(protocol, host_ip, mapping.host_port, address.ip, mapping.container_port),)
+
+
+def _first_of_each_port(forwards: Iterable[Forward]) -> tuple[Forward, ...]:
+    """Let the first mapping of a port count, as the reference's first rule does."""
+    found: dict[tuple[int, str], Forward] = {}
+    for one in forwards:
+        found.setdefault((one.version, one.name), one)
+    return tuple(found.values())
 
 
 def _near(conf: PortmapConf, address: Interface) -> tuple[Interface, ...]:

@@ -21,7 +21,8 @@ The shape, as nft(8) prints it (the maps and sets for IPv6 look alike):
         chain conditional { <conditions> meta l4proto tcp th dport 8080 dnat ip to 10.88.0.5:80 comment "nodeplug ..." }
         chain postrouting {
             type nat hook postrouting priority srcnat;
-            ip saddr & 255.255.255.0 . ip daddr . meta l4proto . ct original proto-dst @near4_24 masquerade
+            ct status dnat ip saddr & 255.255.255.0 . ip daddr . meta l4proto . ct original proto-dst @near4_24
+                masquerade
         }
     }
 
@@ -189,7 +190,7 @@ def _forwarding(version: int, *, by_address: bool) -> list[Expression]:
 
 
 def _masquerading(version: int, prefix: int) -> list[Expression]:
-    """`ip saddr & MASK . ip daddr . meta l4proto . ct original proto-dst @near... masquerade`."""
+    """`ct status dnat ip saddr & MASK . ip daddr . meta l4proto . ct original proto-dst @near... masquerade`."""
     size = _SIZE[version]
     mask = ((1 << 8 * size) - (1 << (8 * size - prefix))).to_bytes(size, "big")
     masked = expression(
@@ -207,6 +208,7 @@ def _masquerading(version: int, prefix: int) -> list[Expression]:
     lookup = expression("lookup", ("NFTA_LOOKUP_SET", near_of(version, prefix)), ("NFTA_LOOKUP_SREG", _REGISTER))
     return [
         *of_family(version),
+        *_redirected(),
         _address(version, _REGISTER, source=True),
         masked,
         _address(version, _REGISTER + size // 4, source=False),
@@ -215,6 +217,20 @@ def _masquerading(version: int, prefix: int) -> list[Expression]:
         lookup,
         expression("masq"),
     ]
+
+
+def _redirected() -> list[Expression]:
+    """`ct status dnat`: NFT_CT_STATUS has IPS_DST_NAT. Who asks the container itself keeps its address."""
+    bit = struct.pack("=I", 1 << 5)
+    masked = expression(
+        "bitwise",
+        ("NFTA_BITWISE_SREG", 1),
+        ("NFTA_BITWISE_DREG", 1),
+        ("NFTA_BITWISE_LEN", 4),
+        ("NFTA_BITWISE_MASK", value(bit)),
+        ("NFTA_BITWISE_XOR", value(bytes(4))),
+    )
+    return [expression("ct", ("NFTA_CT_KEY", 2), ("NFTA_CT_DREG", 1)), masked, compare(0, bit)]
 
 
 def _local(chain: str) -> list[Expression]:

@@ -92,29 +92,33 @@ class PortTable:
     def __init__(self, netlink: Netlink) -> None:
         self._netlink = netlink
 
-    def add(self, entry: Entry, others: Callable[[], Sequence[Entry]] = tuple) -> None:
+    def add(self, entry: Entry, restore: Callable[[Sequence[str]], None], *, again: bool = False) -> None:
         """Forward the ports of an attachment, in one transaction; what it had before is replaced.
 
         Args:
             entry: of the attachment.
-            others: returns who else should have ports; called if rules of the table are missing.
+            restore: called if rules of the table are missing, with the sets that the entry needs; see `mend`.
+            again: whether the attachment may have ports already.
 
         Raises:
             TryAgain: another attachment has one of the ports.
             OSError: the kernel refuses.
             PluginError: others keep changing the table.
         """
-        messages = _additions(entry, CREATE)
+        messages = self._replacement(entry) if again else _additions(entry, CREATE)
         for _ in range(_ATTEMPTS):
             if self.lacking(entry.near):
-                self.mend(others(), entry.near)
+                restore(entry.near)
             refusal = commit(self._netlink, messages)
             if refusal is None:
                 return
             if refusal.error not in {errno.EEXIST, errno.ENOENT, errno.EBUSY}:
                 raise failure(f"forward ports in table {nft.TABLE}", refusal)
-            messages = [*self._deletions(entry.label, self._refuse_taken(entry)), *_additions(entry, CREATE)]
+            messages = self._replacement(entry)
         raise _restless()
+
+    def _replacement(self, entry: Entry) -> list[bytearray]:
+        return [*self._deletions(entry.label, self._refuse_taken(entry)), *_additions(entry, CREATE)]
 
     def _refuse_taken(self, entry: Entry) -> list[Element]:
         """Return what the attachment has already.

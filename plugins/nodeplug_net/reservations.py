@@ -2,7 +2,7 @@
 
 Owns: those sockets, by attachment, and the text that says who has a port that cannot be bound.
 Refuses: to serve them. Packets to a port that leads to a container never come here; nothing is accepted or read, and
-what comes all the same, as conditions of a mapping or a lost rule may let it, finds a closed port.
+what comes all the same, as conditions of a mapping or a lost rule may let it, finds a closed port, or is dropped (UDP).
 
 A socket belongs to the network namespace of the caller's host, which it keeps alive. SCTP is reserved where the kernel
 has it: where it has not, nobody can take the port.
@@ -27,6 +27,8 @@ from nodeplug_net.sockets import Identity
 
 _TYPES: Final = {6: socket.SOCK_STREAM, 17: socket.SOCK_DGRAM, 132: socket.SOCK_STREAM}
 _TABLES: Final = {6: "tcp", 17: "udp"}
+_SERVING: Final = {6: "0A", 17: "07"}
+"""States of sockets in /proc/net: TCP_LISTEN, and TCP_CLOSE of a UDP socket that is not connected."""
 _IP_FREEBIND: Final = 15
 _SO_ATTACH_FILTER: Final = 26
 _NO_PROTOCOL: Final = frozenset({errno.EPROTONOSUPPORT, errno.ESOCKTNOSUPPORT, errno.EAFNOSUPPORT})
@@ -84,13 +86,16 @@ class Reservations:
             TryAgain: somebody has one of them; the message says who.
             OSError: the kernel refuses.
         """
-        owner, wanted = (namespace, label), list(dict.fromkeys(ports))
+        asked = list(dict.fromkeys(ports))
+        whole = {(one.version, one.protocol, one.number) for one in asked if one.address is None}
+        wanted = [one for one in asked if one.address is None or (one.version, one.protocol, one.number) not in whole]
+        owner = (namespace, label)
         with self._lock:
             held = self._held.get(owner, {})
             taken: dict[Port, socket.socket | None] = {}
             try:
                 for port in wanted:
-                    if port not in held:
+                    if held.get(port) is None:
                         self._refuse_taken(owner, port)
                         taken[port] = _bind(port)
             except BaseException:
@@ -128,7 +133,7 @@ def _close(sockets: Iterable[socket.socket | None]) -> None:
 
 
 def _bind(port: Port) -> socket.socket | None:
-    """Bind a socket; None where the kernel has no such protocol.
+    """Bind a socket; None where the kernel has no such protocol, or only a connection has the port for now.
 
     Raises:
         TryAgain: another program has the port.
@@ -144,6 +149,8 @@ def _bind(port: Port) -> socket.socket | None:
     if port.protocol == 6:  # ended connections of a program that is gone keep it for a minute
         with suppress(OSError):
             return _bound(port, again=True)
+    if port.protocol in _SERVING and not any(_inodes(port)):  # a connection of the host began there: nobody serves
+        return None
     raise TryAgain(f"host port {port} is used by {_user_of(port)} on this host; end it or choose another hostPort")
 
 
@@ -188,14 +195,15 @@ def _user_of(port: Port) -> str:
 
 
 def _inodes(port: Port) -> Iterator[str]:
-    """Find the sockets at a port (proc(5), /proc/net/tcp: local address, state, ..., inode)."""
+    """Find the sockets that serve a port (proc(5), /proc/net/tcp: local address, peer, state, ..., inode)."""
     tables = _TABLES.get(port.protocol)
     for suffix in ("", "6") if tables else ():
         with suppress(OSError):
             for line in Path(f"/proc/thread-self/net/{tables}{suffix}").read_text().splitlines()[1:]:
                 words = line.split()
                 address, _, number = words[1].partition(":")
-                if int(number, 16) == port.number and _is_at(address, port):
+                serves = words[3] == _SERVING[port.protocol]
+                if serves and int(number, 16) == port.number and _is_at(address, port):
                     yield words[9]
 
 

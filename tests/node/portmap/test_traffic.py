@@ -1,7 +1,11 @@
 """Where connections to a host port go."""
 
+import subprocess
+
 import pytest
 from tests.node.portmap.lab import DATAGRAM, HOST, STREAM, Lab, mapping, serve
+
+from nodeplug.testing.scratch_cni import run_in
 
 KINDS = {"tcp": STREAM, "udp": DATAGRAM}
 
@@ -77,6 +81,15 @@ def test_with_masq_all_the_container_sees_the_host_as_the_sender(lab: Lab) -> No
     lab.serve("c1")
     assert lab.ask(lab.outside, 8080) == "c1 10.88.0.1"
     assert lab.ask(lab.outside, 8080, HOST[6]) == "c1 fd00:88::1"
+
+
+def test_who_asks_the_container_itself_keeps_its_address(lab: Lab) -> None:
+    lab.add("c1", mapping(80), masqAll=True)
+    lab.serve("c1")
+    run_in(lab.outside, lambda: subprocess.run(["ip", "route", "add", "10.88.0.0/16", "via", HOST[4]], check=True))
+    assert lab.ask(lab.outside, 80) == "c1 10.88.0.1"
+    address = lab.results["c1"].ips[0].address.ip
+    assert lab.ask(lab.outside, 80, str(address)) == "c1 192.0.2.2"
 
 
 def test_without_snat_the_host_does_not_cross_from_localhost(lab: Lab) -> None:

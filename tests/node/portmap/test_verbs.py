@@ -2,11 +2,14 @@
 
 import socket
 import subprocess
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
-from tests.node.portmap.lab import DATAGRAM, HOST, STREAM, Lab, mapping
+from tests.node.portmap.lab import DATAGRAM, HOST, STREAM, Lab, mapping, serve
 
 from nodeplug import InvalidRequest, PluginError, TryAgain
 from nodeplug.testing.scratch_cni import run_in
@@ -92,6 +95,147 @@ def test_a_repeated_add_with_other_ports_replaces_the_former_ones(lab: Lab) -> N
     assert [lab.ask(lab.outside, port) for port in (8080, 8081, 8082)] == ["", "c1 192.0.2.2", "c1 192.0.2.2"]
     with listening(lab, 8080):
         lab.check("c1", mapping(8081), mapping(8082))
+
+
+@pytest.mark.parametrize("keys", [{}, {"conditionsV4": ["-i", "up0"]}])
+def test_a_repeated_add_with_wholly_other_ports_ends_the_former_ones(lab: Lab, keys: dict[str, list[str]]) -> None:
+    lab.add("c1", mapping(8080), **keys)
+    lab.add("c1", mapping(8081), **keys)
+    lab.serve("c1")
+    assert [lab.ask(lab.outside, port) for port in (8080, 8081)] == ["", "c1 192.0.2.2"]
+
+
+def test_a_repeated_add_does_not_double_rules_with_conditions(lab: Lab) -> None:
+    keys = {"conditionsV4": ["-i", "up0"], "conditionsV6": ["-i", "up0"], "snat": False}
+    lab.add("c1", mapping(8080), **keys)
+    before = nft(lab, "list", "ruleset")
+    lab.add("c1", mapping(8080), **keys)
+    assert nft(lab, "list", "ruleset") == before
+
+
+def test_a_repeated_add_that_fails_keeps_the_former_ports(lab: Lab) -> None:
+    lab.add("c1", mapping(8080))
+    with listening(lab, 8081), pytest.raises(TryAgain, match="host port 8081/tcp is used by"):
+        lab.add("c1", mapping(8081))
+    nft(lab, "flush", "ruleset")
+    lab.scratch.status(lab.portmap, lab.config())
+    lab.serve("c1")
+    assert lab.ask(lab.outside, 8080) == "c1 192.0.2.2"
+    lab.delete("c1")
+    assert lab.ports() == set()
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        {"hostPort": 8080, "containerPort": 80, "hostIP": "0.0.0.0"},
+        {"hostPort": 8080, "containerPort": 81},
+        {"hostPort": 8080, "containerPort": 80, "hostIP": "127.0.0.1"},
+    ],
+)
+@pytest.mark.parametrize("keys", [{}, {"conditionsV4": ["!", "-i", "eth9"]}])
+def test_of_two_mappings_of_one_port_the_first_counts(
+    lab: Lab, second: dict[str, Any], keys: dict[str, list[str]]
+) -> None:
+    ports = [mapping(8080), {**second, "protocol": "tcp"}]
+    lab.add("c1", *ports, **keys)
+    lab.check("c1", *ports, **keys)
+    lab.serve("c1")
+    assert lab.ask(lab.outside, 8080) == "c1 192.0.2.2"
+    with pytest.raises(OSError, match="Address already in use"), listening(lab, 8080):
+        pass
+
+
+@pytest.mark.parametrize("kind", [STREAM, DATAGRAM])
+def test_a_connection_of_the_host_from_a_port_does_not_keep_it_from_a_container(lab: Lab, kind: int) -> None:
+    ports = mapping(40000, protocol="tcp" if kind == STREAM else "udp")
+
+    def connect() -> socket.socket:
+        made = socket.socket(socket.AF_INET, kind)
+        made.bind((HOST[4], 40000))
+        made.connect(("192.0.2.2", 9))
+        return made
+
+    lab.attach("c1")
+    serve(lab.outside, 9, kind, b"outside")
+    with lab.scratch.on_host(connect):
+        lab.add("c1", ports)
+        lab.serve("c1", kind=kind)
+        assert lab.ask(lab.outside, 40000, kind=kind) == "c1 192.0.2.2"
+    lab.scratch.status(lab.portmap, lab.config())
+    with pytest.raises(OSError, match="Address already in use"), listening(lab, 40000, kind):
+        pass
+
+
+@contextmanager
+def repeating(*steps: Callable[[], object]) -> Iterator[None]:
+    """Do something again and again meanwhile."""
+    ended = threading.Event()
+
+    def repeat() -> None:
+        while not ended.is_set():
+            for step in steps:
+                step()
+
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(repeat)
+        try:
+            yield
+        finally:
+            ended.set()
+        running.result()
+
+
+def test_status_beside_del_does_not_reserve_the_ports_again(lab: Lab) -> None:
+    ports = [mapping(number) for number in range(8000, 8040)]
+    with repeating(lambda: lab.scratch.status(lab.portmap, lab.config())):
+        for _ in range(20):
+            lab.add("c1", *ports)
+            lab.delete("c1")
+    for number in range(8000, 8040):
+        with listening(lab, number):
+            pass
+
+
+def test_status_beside_del_does_not_restore_the_ports(lab: Lab) -> None:
+    lab.add("c0", mapping(8079))
+    with repeating(lambda: nft(lab, "flush", "ruleset"), lambda: lab.scratch.status(lab.portmap, lab.config())):
+        for number in range(30):
+            lab.add("c1", mapping(8080))
+            lab.delete("c1")
+            assert "nodeplug net c1 eth0" not in lab.ports(), number
+
+
+@contextmanager
+def owned_by_another_program(lab: Lab, element: str) -> Iterator[None]:
+    """Replace the table by one that only its owner changes, as nftables(8) has it, until the owner ends."""
+    nft(lab, "flush", "ruleset")
+    kind = "type inet_proto . inet_service : ipv4_addr . inet_service;"
+    script = f"add table inet nodeplug_portmap {{ flags owner; map any4 {{ {kind} elements = {{ {element} }}; }}; }}\n"
+    command = ["nsenter", f"--net={lab.scratch.host_netns.path}", "nft", "-i"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as owner:
+        assert owner.stdin is not None
+        owner.stdin.write(script)
+        owner.stdin.flush()
+        while "nodeplug_portmap" not in nft(lab, "list", "tables"):
+            assert owner.poll() is None
+        yield
+        owner.stdin.close()
+
+
+def test_a_recovery_that_fails_is_done_by_the_next_request(lab: Lab) -> None:
+    lab.add("c1", mapping(8080))
+    lab.portmap.stop()
+    folder = lab.scratch.host.run_dir / "ports"
+    for record in folder.glob("*.json"):
+        record.write_text(record.read_text().replace('"mapped"', '"adding"'))
+    again = Portmap(PortmapConfig(), lab.scratch.host)
+    element = 'tcp . 8080 comment "nodeplug net c1 eth0" : 10.88.0.2 . 80'
+    with owned_by_another_program(lab, element), pytest.raises(PluginError, match="not permitted"):
+        lab.scratch.on_host(again.start)
+    lab.scratch.gc(again, lab.config(), None)
+    assert list(folder.glob("*.json")) == []
+    again.stop()
 
 
 @pytest.mark.parametrize("protocol", ["tcp", "udp"])
