@@ -166,7 +166,7 @@ class Handover:
         if not await notify.insist(f"MAINPID={successor.pid}"):
             LOG.error("systemd does not take that process %d is the daemon now, and may end it", successor.pid)
         LOG.info("process %d has taken over", successor.pid)
-        sockets = [state.socket for state in self.resources.status() if state.socket is not None]
-        successor.bequeath([*await aside(partial(accepted, sockets), "connections"), *self.kept.descriptors])
+        names = self.resources.socket_names()
+        successor.bequeath([*await aside(partial(accepted, names), "connections"), *self.kept.descriptors])
         # An orderly end would tell kubelet that its streams end. The successor removes the sockets.
         os._exit(0)  # noqa: TID251 - nothing is left to be done here: the node belongs to another process

@@ -155,6 +155,11 @@ class ResourceTask:
         """For so long, register as soon as kubelet ends the stream: the daemon before is ending its own."""
         self._registration.hurry(seconds)
 
+    def socket_name(self) -> Path | None:
+        """Return the name of the present socket and of its connections, as the kernel tells it."""
+        server = self._registration.server
+        return server.name if server is not None else None
+
     def status(self) -> ResourceStatus:
         """Return the status of the resource."""
         current = self._snapshots.current

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from nodeplug.contract.errors import PluginError
@@ -165,6 +166,11 @@ class Resources(ServedDevices):
         """Be ready to register again at once: the daemon before this one has ended."""
         for task, _ in self._tasks.values():
             task.expect_disconnection(_DISCONNECTION)
+
+    def socket_names(self) -> list[Path]:
+        """Return the names of all sockets and of their connections, as the kernel tells them."""
+        names = (task.socket_name() for task, _ in self._tasks.values())
+        return [name for name in names if name is not None]
 
     async def sweep(self) -> None:
         """Remove the sockets of daemons that have ended; the next registration does that too."""

@@ -140,6 +140,11 @@ class ResourceServer:
                 await self._lane.run(self._bound.remove)
 
     @property
+    def name(self) -> Path | None:
+        """The name of the socket and of its connections, as the kernel tells it; None while there is none."""
+        return self._bound.name if self._bound is not None else None
+
+    @property
     def ending(self) -> bool:
         """Whether `stop` has begun."""
         return self._ending

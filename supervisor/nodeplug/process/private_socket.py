@@ -37,10 +37,15 @@ def check_socket_path(path: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A path, and the socket that was put there. Every method may block."""
+    """A path, and the socket that was put there. Every method may block.
+
+    Attributes:
+        name: that it was bound with, which the kernel tells of it and of all its connections (getsockname(2)).
+    """
 
     path: Path
     inode: int
+    name: Path
 
     @classmethod
     def at(cls, path: Path, server: grpc.aio.Server) -> Self:
@@ -61,7 +66,7 @@ class Bound:
             with suppress(OSError):
                 fresh.unlink(missing_ok=True)
             raise PluginError(f"cannot listen on {path}: {error}; is the folder there and writable?") from error
-        return cls(path, inode)
+        return cls(path, inode, fresh)
 
     def is_there(self) -> bool:
         """Whether the path still leads to this socket."""

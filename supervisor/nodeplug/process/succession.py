@@ -260,14 +260,14 @@ class Kept:
         one.close()
 
 
-def accepted(paths: Iterable[Path]) -> list[int]:
-    """Return the descriptors of this process that are connections to its own sockets at these paths."""
-    names, found = {str(path) for path in paths}, []
+def accepted(names: Iterable[Path]) -> list[int]:
+    """Return the descriptors of this process that are connections to its own sockets that were bound with these."""
+    wanted, found = {str(name) for name in names}, []
     for entry in Path("/proc/self/fd").iterdir():
         with suppress(OSError, ValueError):
             other = socket.socket(fileno=os.dup(int(entry.name)))
             with other:
-                if other.family == socket.AF_UNIX and other.getsockname() in names and other.getpeername() is not None:
+                if other.family == socket.AF_UNIX and other.getsockname() in wanted and other.getpeername() is not None:
                     found.append(int(entry.name))
     return found
 
