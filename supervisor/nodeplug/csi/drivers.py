@@ -36,7 +36,7 @@ from nodeplug.hosting.runner import Runner
 from nodeplug.pb import pluginregistration_v1_pb2 as pb
 from nodeplug.pb import pluginregistration_v1_pb2_grpc as pb_grpc
 from nodeplug.process.lane import Lane
-from nodeplug.process.private_socket import Bound
+from nodeplug.process.private_socket import Bound, serve
 from nodeplug.volumes.ledger import UNPUBLISHING
 from nodeplug.volumes.service import Volumes
 
@@ -105,7 +105,7 @@ class Served:
             identity.serve(self.driver, server)
             node.serve(self.driver, server)
             controller.serve(self.driver, server)
-            self._socket = await self._serve(server, self.path)
+            self._socket = await serve(server, self.lane, lambda: _bound(self.path, server))
             self._server, old = server, self._server
             await _stop(old)
         if time.monotonic() < self._not_before:
@@ -115,7 +115,8 @@ class Served:
             self.registered = False
             registrar = grpc.aio.server(options=_OPTIONS)
             pb_grpc.add_RegistrationServicer_to_server(_Registration(self), registrar)
-            self._registration = await self._serve(registrar, registration_of(self.registrations, self.driver.name))
+            announced = registration_of(self.registrations, self.driver.name)
+            self._registration = await serve(registrar, self.lane, lambda: _bound(announced, registrar))
             self._registrar, old = registrar, self._registrar
             await _stop(old)
             self._announced, self._asked = time.monotonic(), False
@@ -141,16 +142,6 @@ class Served:
     def asked(self) -> None:
         """Note that kubelet wants to know who this is."""
         self._asked = True
-
-    async def _serve(self, server: grpc.aio.Server, path: Path) -> Bound:
-        try:
-            bound = await self.lane.run(lambda: _bound(path, server), lambda late: late.remove())
-        except BaseException:
-            await server.start()  # only one that was started lets go of what it has bound
-            await server.stop(None)
-            raise
-        await server.start()
-        return bound
 
     def judged(self, verdict: pb.RegistrationStatus) -> None:
         """Take kubelet's verdict; after a refusal the registration is withdrawn for a while and made again.

@@ -32,7 +32,7 @@ from nodeplug.pb import deviceplugin_v1beta1_pb2_grpc as pb_grpc
 from nodeplug.pb import pluginregistration_v1_pb2 as watcher_pb
 from nodeplug.pb import pluginregistration_v1_pb2_grpc as watcher_grpc
 from nodeplug.process.lane import Lane, Unanswered
-from nodeplug.process.private_socket import Bound, check_socket_path
+from nodeplug.process.private_socket import Bound, check_socket_path, serve
 
 LOG: Final = logging.getLogger(__name__)
 API_VERSION: Final = "v1beta1"
@@ -121,8 +121,7 @@ class ResourceServer:
             PluginError: the path cannot be bound: the folder is missing, not writable, or something is in the way.
             Unanswered: the folder does not answer.
         """
-        self._bound = await self._lane.run(lambda: Bound.at(self.path, self._server), lambda late: late.remove())
-        await self._server.start()
+        self._bound = await serve(self._server, self._lane, lambda: Bound.at(self.path, self._server))
 
     async def stop(self) -> None:
         """End the streams, then the calls in progress, then the server; the socket is gone afterwards.

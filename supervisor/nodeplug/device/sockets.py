@@ -12,6 +12,8 @@ import time
 from pathlib import Path
 from typing import Final
 
+from nodeplug.process.private_socket import is_passing_name
+
 LOG: Final = logging.getLogger(__name__)
 _last_number = 0
 
@@ -39,7 +41,8 @@ def remove_dead_sockets(folder: Path, resource: str | None = None) -> None:
         resource: whose they are. None: those of every resource; the killed daemon may have offered others, and nobody
             else would remove them.
     """
-    for path in sorted(folder.glob(f"{'nodeplug-' if resource is None else _stem(resource)}*.sock")):
+    served = folder.glob(f"{'nodeplug-' if resource is None else _stem(resource)}*.sock")
+    for path in sorted([*served, *(path for path in folder.glob(".*") if is_passing_name(path.name))]):
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
             try:
                 probe.connect(os.fspath(path))

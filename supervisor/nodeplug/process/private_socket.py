@@ -9,6 +9,8 @@ gone a moment later, and the path is a second name for the same socket. Kubelet 
 """
 
 import os
+import re
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
@@ -18,12 +20,14 @@ from typing import Final, Self
 import grpc.aio
 
 from nodeplug.contract.errors import InvalidRequest, PluginError
+from nodeplug.process.lane import Lane
 from nodeplug.process.umask import with_umask
 
 PATH_LIMIT: Final = 107
 """Bytes of a unix socket's path (unix(7): sun_path holds 108 with the final NUL)."""
 _UMASK: Final = 0o177
 _NUMBERS: Final = count()
+_PASSING: Final = re.compile(r"\.[0-9]+\.[0-9]+")
 
 
 def check_socket_path(path: Path) -> None:
@@ -33,6 +37,11 @@ def check_socket_path(path: Path) -> None:
         raise InvalidRequest(
             f"the socket path {path} has {size} bytes, the kernel takes {PATH_LIMIT}; shorten the folder"
         )
+
+
+def is_passing_name(name: str) -> bool:
+    """Whether a name is one that a socket has until it is moved to its path: that of a daemon killed meanwhile."""
+    return _PASSING.fullmatch(name) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,3 +89,20 @@ class Bound:
         with suppress(OSError):
             if self.is_there():
                 self.path.unlink()
+
+
+async def serve(server: grpc.aio.Server, lane: Lane, bind: Callable[[], Bound]) -> Bound:
+    """Bind a server in a lane, and start it.
+
+    Raises:
+        PluginError: it cannot be bound.
+        Unanswered: the folder does not answer.
+    """
+    try:
+        bound = await lane.run(bind, lambda late: late.remove())
+    except BaseException:
+        await server.start()  # only one that was started lets go of what it has bound
+        await server.stop(None)
+        raise
+    await server.start()
+    return bound

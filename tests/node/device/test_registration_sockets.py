@@ -8,17 +8,20 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import grpc.aio
 import pytest
 
-from nodeplug import InvalidRequest
+from nodeplug import InvalidRequest, PluginError
 from nodeplug.device.kubelet import KubeletFolders
 from nodeplug.device.resource import ResourceTask
 from nodeplug.device.sockets import remove_dead_sockets, socket_path
 from nodeplug.hosting.registry import Registry
 from nodeplug.hosting.runner import Runner
-from nodeplug.process.private_socket import PATH_LIMIT, check_socket_path
+from nodeplug.process.lane import Lane
+from nodeplug.process.private_socket import PATH_LIMIT, Bound, check_socket_path, serve
 from nodeplug.testing.devices import serve_devices
 from nodeplug.testing.kubelet import Kubelet
+from nodeplug.testing.waiting import until
 
 if TYPE_CHECKING:
     from tests.node.device.conftest import Minimal
@@ -39,11 +42,12 @@ def test_sockets_of_a_killed_daemon_are_removed(minimal: "Minimal", root: Path, 
         kubelet.device_plugins.mkdir()
         stale = socket_path(kubelet.device_plugins, RESOURCE)
         foreign = kubelet.device_plugins / "nvidia-gpu.sock"
-        for path in (stale, foreign):
+        passing = kubelet.device_plugins / ".4711.0"  # that of a daemon killed before it had moved it to its path
+        for path in (stale, foreign, passing):
             with socket.socket(socket.AF_UNIX) as dead:
                 dead.bind(str(path))
         async with serve_devices(minimal, kubelet, root):
-            await kubelet.until(lambda: not stale.exists())
+            await kubelet.until(lambda: not stale.exists() and not passing.exists())
             assert foreign.exists()
 
     run(story())
@@ -127,3 +131,22 @@ def test_socket_names_never_repeat(root: Path) -> None:
 
 def test_longest_resource_name_fits_kubelets_folder() -> None:
     check_socket_path(socket_path(KubeletFolders().device_plugins, "a" * 244 + "/" + "b" * 63))
+
+
+def test_a_server_that_cannot_be_moved_to_its_path_keeps_no_listener(root: Path, run: Run) -> None:
+    async def story() -> None:
+        (root / "taken").mkdir()
+        before = listeners()
+        server = grpc.aio.server()
+        with pytest.raises(PluginError, match="cannot listen on"):
+            await serve(server, Lane("the folder"), lambda: Bound.at(root / "taken", server))
+        until(lambda: listeners() <= before)
+
+    run(story())
+    assert [path.name for path in root.iterdir()] == ["taken"]
+
+
+def listeners() -> int:
+    """Return how many sockets this process has open."""
+    links = [os.readlink(one) for one in Path("/proc/self/fd").iterdir() if one.is_symlink()]
+    return sum(link.startswith("socket:") for link in links)
