@@ -3,6 +3,8 @@
 The API server is a stand-in in memory; kubelet, containerd and the daemon are the real ones.
 """
 
+import json
+from base64 import b64encode
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -51,6 +53,23 @@ def test_pods_of_both_kinds_share_one_volume_and_the_last_leaves_nothing(lab: La
     (image,) = [line for line in difference() if "both" in line]
     assert image.endswith("both.img")  # what a volume holds stays until its owner removes it
     assert not list((lab.private.folder / "var/lib/kubelet/plugins/kubernetes.io/csi").rglob("globalmount"))
+
+
+def test_over_csi_a_plugin_gets_the_secret_for_publishing_and_no_other(lab: Lab, difference: Difference) -> None:
+    assert lab.api is not None
+    references = {}
+    for step in ("publish", "stage", "expand"):
+        data = {"password": b64encode(f"for-{step}".encode()).decode()}
+        lab.api.put("secrets", {"metadata": {"name": step, "namespace": "default"}, "data": data})
+        references[f"node{step.title()}SecretRef"] = {"name": step, "namespace": "default"}
+    inline = {"csi": {**INLINE["csi"], "nodePublishSecretRef": {"name": "publish"}}}
+    claimed = claim(lab.api, TMPFS, "guarded", "guarded", {"size": "8Mi"}, **references)
+    for name, volume in (("own", inline), ("claimed-one", claimed)):
+        lab.run(name, volumes={"/memory": volume})
+        told = json.loads((lab.folder / f"secrets-of-{name}-nodeplug~tmpfs").read_text())
+        assert told == {"password": "for-publish"}
+    assert "for-publish" not in lab.daemon.log
+    assert difference() == []
 
 
 def test_a_claim_whose_volume_is_not_here_is_never_given_an_empty_one(lab: Lab, difference: Difference) -> None:

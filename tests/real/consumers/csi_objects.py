@@ -40,9 +40,11 @@ def drivers_of(lab: Lab) -> set[str]:
     return {one["name"] for one in (found.get("spec") or {}).get("drivers") or ()}
 
 
-def claim(api: ApiServer, driver: str, name: str, handle: str, attributes: dict[str, str]) -> dict[str, Any]:
-    """Make a volume and a claim that has it; return the source for a pod."""
-    source = {"driver": driver, "volumeHandle": handle, "volumeAttributes": attributes}
+def claim(
+    api: ApiServer, driver: str, name: str, handle: str, attributes: dict[str, str], **more: object
+) -> dict[str, Any]:
+    """Make a volume, with more in its source, and a claim that has it; return the source for a pod."""
+    source = {"driver": driver, "volumeHandle": handle, "volumeAttributes": attributes, **more}
     shared = {"accessModes": ["ReadWriteOnce"], "volumeMode": "Filesystem"}
     volume = api.put("persistentvolumeclaims", {"metadata": {"name": name, "namespace": "default"}, "spec": {}})
     reference = {"name": name, "namespace": "default", "uid": volume["metadata"]["uid"]}
