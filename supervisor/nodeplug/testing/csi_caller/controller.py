@@ -5,14 +5,14 @@ Refuses: sizes and parameters, which only the driver knows, and objects of a clu
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import grpc
 
 from nodeplug.pb import csi_v1_pb2 as pb
 from nodeplug.pb import csi_v1_pb2_grpc as pb_grpc
 from nodeplug.testing.csi_caller.caller import CsiCaller
-from nodeplug.testing.csi_caller.calls import OPTIONS, answered
+from nodeplug.testing.csi_caller.calls import OPTIONS, CsiFailure, answered
 from nodeplug.testing.csi_caller.volumes import CsiVolume, capability_of
 
 
@@ -34,8 +34,11 @@ def created(caller: CsiCaller, name: str, *, block: bool = False) -> Iterator[Cs
     with grpc.insecure_channel(f"unix:{caller.register().endpoint}", OPTIONS) as channel:
         stub = pb_grpc.ControllerStub(channel)
         made = answered("CreateVolume", lambda: stub.CreateVolume(request, timeout=limit).volume)
+        gone = pb.DeleteVolumeRequest(volume_id=made.volume_id)
         try:
             yield CsiVolume(name, dict(made.volume_context), made.volume_id, block=block)
-        finally:
-            gone = pb.DeleteVolumeRequest(volume_id=made.volume_id)
-            answered("DeleteVolume", lambda: stub.DeleteVolume(gone, timeout=limit))
+        except BaseException:
+            with suppress(CsiFailure):  # as of a pod that has it: what went wrong before is what is told
+                answered("DeleteVolume", lambda: stub.DeleteVolume(gone, timeout=limit))
+            raise
+        answered("DeleteVolume", lambda: stub.DeleteVolume(gone, timeout=limit))
