@@ -4,14 +4,15 @@ Owns: their options and output.
 Refuses: to change a cluster, but for what a lost node has left.
 """
 
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from nodeplug.cli.group import Subcommands, say
 from nodeplug.commands import DEFAULT, Config, Json, Root, print_json
-from nodeplug.contract.errors import NotReady
+from nodeplug.contract.errors import InvalidRequest, NotReady
 
 if TYPE_CHECKING:
     from nodeplug.config import Reading
@@ -41,6 +42,18 @@ Kubeconfig = Annotated[
     ),
 ]
 
+Sidecars = Annotated[
+    bool,
+    typer.Option(
+        "--sidecars", help="Volumes are created by the standard external-provisioner, a DaemonSet per driver."
+    ),
+]
+Namespace = Annotated[str, typer.Option("--namespace", metavar="NAME", help="Of what creates volumes.")]
+StorageClass = Annotated[
+    str,
+    typer.Option("--storage-class", metavar="NAME", help="Of the StorageClass.", show_default="the name of its driver"),
+]
+
 
 @app.callback()
 def csi() -> None:
@@ -53,21 +66,9 @@ def csi() -> None:
 @app.command()
 def manifests(
     driver: Drivers = None,
-    sidecars: Annotated[
-        bool,
-        typer.Option(
-            "--sidecars", help="Volumes are created by the standard external-provisioner, a DaemonSet per driver."
-        ),
-    ] = False,
-    namespace: Annotated[
-        str, typer.Option("--namespace", metavar="NAME", help="Of what creates volumes.")
-    ] = "kube-system",
-    storage_class: Annotated[
-        str,
-        typer.Option(
-            "--storage-class", metavar="NAME", help="Of the StorageClass.", show_default="the name of its driver"
-        ),
-    ] = "",
+    sidecars: Sidecars = False,
+    namespace: Namespace = "kube-system",
+    storage_class: StorageClass = "",
     config: Config = DEFAULT,
     root: Root = None,
     as_json: Json = False,
@@ -80,24 +81,20 @@ def manifests(
     Example: `nodeplug csi manifests --driver loopfile.nodeplug --storage-class fast | kubectl apply -f -`
     """
     from nodeplug.config import read
-    from nodeplug.contract.errors import InvalidRequest
     from nodeplug.csi.manifests import as_list, as_yaml
     from nodeplug.csi.manifests import manifests as manifests_of
     from nodeplug.csi.objects import chosen
 
     reading = read(config, root)
     drivers = chosen(drivers_in(reading), driver or ())
-    provisioning = [one.name for one in drivers if one.provisions]
-    if storage_class and len(provisioning) != 1:
-        there = f"these do: {', '.join(provisioning)}; choose one by --driver" if provisioning else "none does"
-        raise InvalidRequest(f"--storage-class is for one driver that creates volumes, and {there}")
+    classes = _classes(drivers, storage_class)
     supervisor = reading.configuration.supervisor
     made = manifests_of(
         drivers,
         # Objects are the cluster's: `--root` is where this node was put for a trial.
         _on_the_node(supervisor.paths.plugins_registry.parent, root),
         namespace,
-        dict.fromkeys(provisioning, storage_class) if storage_class else {},
+        classes,
         sidecars=sidecars,
     )
     if not supervisor.csi:
@@ -106,6 +103,15 @@ def manifests(
         print_json(as_list(made))
     else:
         print(as_yaml(made), end="")
+
+
+def _classes(drivers: Iterable["Driver"], name: str) -> dict[str, str]:
+    """Return the StorageClass of the driver that creates volumes; InvalidRequest if one is named, and it is not one."""
+    provisioning = [one.name for one in drivers if one.provisions]
+    if name and len(provisioning) != 1:
+        there = f"these do: {', '.join(provisioning)}; choose one by --driver" if provisioning else "none does"
+        raise InvalidRequest(f"--storage-class is for one driver that creates volumes, and {there}")
+    return dict.fromkeys(provisioning, name) if name else {}
 
 
 @app.command()
@@ -128,19 +134,15 @@ def status(
 
     from nodeplug.cli import tables
     from nodeplug.cli.watching import NOT_READY
-    from nodeplug.commands import ask_daemon, show
-    from nodeplug.config import node_name, read
+    from nodeplug.commands import show
+    from nodeplug.config import read
     from nodeplug.csi.cluster import report
     from nodeplug.csi.objects import chosen
     from nodeplug.kubeapi.credentials import find
 
     reading = read(config, root)
     drivers = chosen(drivers_in(reading), driver or ())
-    try:
-        daemon = ask_daemon(config, root, "status", warn=False)
-    except NotReady as error:
-        say(f"warning: {error}")
-        daemon = {"node": node_name(reading.configuration.supervisor)}
+    daemon = _daemon(reading, config, root)
     rows = {row["driver"]: row for row in daemon["csi"]} if "csi" in daemon else None
     seen = asyncio.run(_ask(find(kubeconfig), daemon["node"]))
     reports = [report(one, seen, None if rows is None else rows.get(one.name, {})) for one in drivers]
@@ -150,6 +152,18 @@ def status(
     else:
         show(tables.csi_cluster(answer))
     raise typer.Exit(NOT_READY if any(one["problems"] for one in reports) else 0)
+
+
+def _daemon(reading: "Reading", config: Path, root: Path | None) -> dict[str, Any]:
+    """Return the daemon's status; where it does not answer, the node's name alone."""
+    from nodeplug.commands import ask_daemon
+    from nodeplug.config import node_name
+
+    try:
+        return dict(ask_daemon(config, root, "status", warn=False))
+    except NotReady as error:
+        say(f"warning: {error}")
+        return {"node": node_name(reading.configuration.supervisor)}
 
 
 @app.command()

@@ -25,6 +25,31 @@ if TYPE_CHECKING:
 app = typer.Typer(cls=Subcommands, add_completion=False, rich_markup_mode="markdown", no_args_is_help=True)
 
 
+Apply = Annotated[bool, typer.Option("--apply", help="Do it; otherwise it is told what would be done.")]
+Undo = Annotated[
+    Path | None,
+    typer.Option("--undo", metavar="PATH", help="Undo what is recorded there: a volume's folder, or all."),
+]
+Manifests = Annotated[
+    list[Path] | None,
+    typer.Option("--manifests", metavar="FILE", help="Rewrite inline FlexVolumes in this file; repeatable."),
+]
+Claims = Annotated[
+    list[str] | None,
+    typer.Option("--claim", metavar="NAMESPACE/NAME", help="Only this claim; repeatable.", show_default="all"),
+]
+FlexDriver = Annotated[
+    str, typer.Option("--driver", metavar="VENDOR/DRIVER", help="Only this driver.", show_default="all")
+]
+Node = Annotated[
+    str, typer.Option("--node", metavar="NAME", help="Where volumes are that name no node.", show_default="not said")
+]
+State = Annotated[
+    Path | None,
+    typer.Option("--state", metavar="DIR", help="Where each step is recorded.", show_default="migration in state_dir"),
+]
+
+
 @app.callback()
 def migrate() -> None:
     """Move volumes from one interface to another, where they are.
@@ -35,32 +60,13 @@ def migrate() -> None:
 
 @app.command()
 def flex_to_csi(
-    apply: Annotated[bool, typer.Option("--apply", help="Do it; otherwise it is told what would be done.")] = False,
-    undo: Annotated[
-        Path | None,
-        typer.Option("--undo", metavar="PATH", help="Undo what is recorded there: a volume's folder, or all."),
-    ] = None,
-    manifests: Annotated[
-        list[Path] | None,
-        typer.Option("--manifests", metavar="FILE", help="Rewrite inline FlexVolumes in this file; repeatable."),
-    ] = None,
-    claim: Annotated[
-        list[str] | None,
-        typer.Option("--claim", metavar="NAMESPACE/NAME", help="Only this claim; repeatable.", show_default="all"),
-    ] = None,
-    driver: Annotated[
-        str, typer.Option("--driver", metavar="VENDOR/DRIVER", help="Only this driver.", show_default="all")
-    ] = "",
-    node: Annotated[
-        str,
-        typer.Option("--node", metavar="NAME", help="Where volumes are that name no node.", show_default="not said"),
-    ] = "",
-    state: Annotated[
-        Path | None,
-        typer.Option(
-            "--state", metavar="DIR", help="Where each step is recorded.", show_default="migration in state_dir"
-        ),
-    ] = None,
+    apply: Apply = False,
+    undo: Undo = None,
+    manifests: Manifests = None,
+    claim: Claims = None,
+    driver: FlexDriver = "",
+    node: Node = "",
+    state: State = None,
     kubeconfig: Kubeconfig = None,
     config: Config = DEFAULT,
     root: Root = None,

@@ -90,12 +90,7 @@ def read_create(message: pb.CreateVolumeRequest, claim: VolumeClaim, here: Mappi
     size, limit = codec.read_range(message.capacity_range)
     _check_place([dict(one.segments) for one in message.accessibility_requirements.requisite], here)
     mounts = [one.mount for one in message.volume_capabilities if one.WhichOneof("access_type") == "mount"]
-    source = message.volume_content_source
-    kind = source.WhichOneof("type")
-    if message.HasField("volume_content_source"):
-        require(source.snapshot.snapshot_id or source.volume.volume_id, "id of a volume or snapshot to copy")
-    if kind == "volume" and not claim.clones:
-        raise InvalidRequest(f"{claim.name} does not copy volumes; create an empty one")
+    source = _source(message, claim)
     preferred = (*message.accessibility_requirements.preferred, *message.accessibility_requirements.requisite)
     return VolumeCreate(
         driver=claim.name,
@@ -112,6 +107,16 @@ def read_create(message: pb.CreateVolumeRequest, claim: VolumeClaim, here: Mappi
         snapshot=source.snapshot.snapshot_id,
         topology=tuple(dict(one.segments) for one in preferred),
     )
+
+
+def _source(message: pb.CreateVolumeRequest, claim: VolumeClaim) -> pb.VolumeContentSource:
+    """Return what is to be copied; InvalidRequest if it is not named, or the driver does not copy."""
+    source = message.volume_content_source
+    if message.HasField("volume_content_source"):
+        require(source.snapshot.snapshot_id or source.volume.volume_id, "id of a volume or snapshot to copy")
+    if source.WhichOneof("type") == "volume" and not claim.clones:
+        raise InvalidRequest(f"{claim.name} does not copy volumes; create an empty one")
+    return source
 
 
 def _mode(capability: pb.VolumeCapability) -> AccessMode:

@@ -177,19 +177,36 @@ def _object(version: str, kind: str, name: str, namespace: str = "") -> Object:
 
 def _sidecar(driver: Driver, kubelet: Path, namespace: str) -> Manifest:
     name = f"{driver.name.replace('.', '-')}-provisioner"
-    labels = {"app.kubernetes.io/name": name}
+    folder = {"path": str(kubelet / "plugins" / driver.name), "type": "DirectoryOrCreate"}
+    pod = {
+        "serviceAccountName": _ACCOUNT,
+        "priorityClassName": "system-node-critical",
+        "tolerations": [{"operator": "Exists"}],
+        "containers": [_external_provisioner(capacity=driver.spec["storageCapacity"])],
+        "volumes": [{"name": "socket", "hostPath": folder}],
+    }
+    about = (
+        f"The standard external-provisioner for {driver.name}, on each node: it calls the daemon's socket and makes "
+        "volumes for pods of its node. It runs as root since the socket is root's; where SELinux keeps it from the "
+        "socket, it has to be privileged. It cannot grow volumes: no standard sidecar does so on each node."
+    )
+    return Manifest(_daemon_set(name, namespace, pod), about)
+
+
+def _external_provisioner(*, capacity: bool) -> Object:
+    """Return the container, which finds the driver's socket in the volume `socket`."""
     arguments = [
         "--csi-address=/csi/csi.sock",
         "--node-deployment=true",
         "--strict-topology=true",
         "--immediate-topology=false",
-        f"--enable-capacity={'true' if driver.spec['storageCapacity'] else 'false'}",
+        f"--enable-capacity={'true' if capacity else 'false'}",
         "--capacity-ownerref-level=0",
         "--extra-create-metadata=false",
         "--timeout=110s",
     ]
     fields = {"NODE_NAME": "spec.nodeName", "NAMESPACE": "metadata.namespace", "POD_NAME": "metadata.name"}
-    container = {
+    return {
         "name": "provisioner",
         "image": IMAGE,
         "args": arguments,
@@ -202,22 +219,13 @@ def _sidecar(driver: Driver, kubelet: Path, namespace: str) -> Manifest:
         },
         "volumeMounts": [{"name": "socket", "mountPath": "/csi"}],
     }
-    folder = {"path": str(kubelet / "plugins" / driver.name), "type": "DirectoryOrCreate"}
-    pod = {
-        "serviceAccountName": _ACCOUNT,
-        "priorityClassName": "system-node-critical",
-        "tolerations": [{"operator": "Exists"}],
-        "containers": [container],
-        "volumes": [{"name": "socket", "hostPath": folder}],
-    }
+
+
+def _daemon_set(name: str, namespace: str, pod: Object) -> Object:
+    labels = {"app.kubernetes.io/name": name}
     template = {"metadata": {"labels": labels}, "spec": pod}
-    made = _object("apps/v1", "DaemonSet", name, namespace)
-    about = (
-        f"The standard external-provisioner for {driver.name}, on each node: it calls the daemon's socket and makes "
-        "volumes for pods of its node. It runs as root since the socket is root's; where SELinux keeps it from the "
-        "socket, it has to be privileged. It cannot grow volumes: no standard sidecar does so on each node."
-    )
-    return Manifest({**made, "spec": {"selector": {"matchLabels": labels}, "template": template}}, about)
+    spec = {"selector": {"matchLabels": labels}, "template": template}
+    return {**_object("apps/v1", "DaemonSet", name, namespace), "spec": spec}
 
 
 # --- as YAML

@@ -142,13 +142,6 @@ def persistent_volume(
 ) -> Object:
     """Return the PersistentVolume of a volume that was made for a claim."""
     spec, metadata = claim["spec"], claim["metadata"]
-    parameters = dict(storage_class.get("parameters") or {})
-    name = volume_name(claim)
-    csi: Object = {"driver": driver, "volumeHandle": made.volume_id, "volumeAttributes": dict(made.options)}
-    if spec.get("volumeMode") != "Block" and parameters.get(_FS_TYPE):
-        csi["fsType"] = parameters[_FS_TYPE]
-    if secret := _publish_secret(parameters, claim, name):
-        csi["nodePublishSecretRef"] = secret
     reference = {"apiVersion": "v1", "kind": "PersistentVolumeClaim"}
     reference |= {key: metadata[key] for key in ("namespace", "name", "uid")}
     written: Object = {
@@ -158,7 +151,7 @@ def persistent_volume(
         "persistentVolumeReclaimPolicy": storage_class.get("reclaimPolicy") or "Delete",
         "storageClassName": storage_class["metadata"]["name"],
         "claimRef": reference,
-        "csi": csi,
+        "csi": _csi(claim, dict(storage_class.get("parameters") or {}), made, driver),
     }
     if flags := storage_class.get("mountOptions"):
         written["mountOptions"] = list(flags)
@@ -168,13 +161,23 @@ def persistent_volume(
         "apiVersion": PERSISTENT_VOLUMES.api_version,
         "kind": PERSISTENT_VOLUMES.kind,
         "metadata": {
-            "name": name,
+            "name": volume_name(claim),
             "annotations": {MADE_BY: driver, MADE_ON: node},
             # What is kept needs nobody to delete it.
             "finalizers": [FINALIZER] if written["persistentVolumeReclaimPolicy"] == "Delete" else [],
         },
         "spec": written,
     }
+
+
+def _csi(claim: Object, parameters: Mapping[str, str], made: ProvisionedVolume, driver: str) -> Object:
+    """Return what kubelet gives to the driver when a pod gets the volume."""
+    csi: Object = {"driver": driver, "volumeHandle": made.volume_id, "volumeAttributes": dict(made.options)}
+    if claim["spec"].get("volumeMode") != "Block" and parameters.get(_FS_TYPE):
+        csi["fsType"] = parameters[_FS_TYPE]
+    if secret := _publish_secret(parameters, claim, volume_name(claim)):
+        csi["nodePublishSecretRef"] = secret
+    return csi
 
 
 def _term(segments: Mapping[str, str]) -> Object:
