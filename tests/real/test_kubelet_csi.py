@@ -15,7 +15,12 @@ from tests.fuse_programs import programs
 from tests.real.consumers import Lab
 from tests.real.consumers.csi_objects import announce, claim, drivers_of
 
+from nodeplug.testing import CsiCaller
+from nodeplug.testing.csi_caller.controller import created
+
 GROUP = 4242
+RAW = 16 << 20
+"""Bytes of a block volume."""
 LOOPFILE, TMPFS, RENEWED = "loopfile.nodeplug", "tmpfs.nodeplug", "renewed.acme"
 IMAGE, FUSE = "image.nodeplug", "fuse.nodeplug"
 INLINE = {"csi": {"driver": TMPFS, "volumeAttributes": {"size": "8Mi"}}}
@@ -57,7 +62,7 @@ def test_pods_of_both_kinds_share_one_volume_and_the_last_leaves_nothing(lab: La
 
 def test_over_csi_a_plugin_gets_the_secret_for_publishing_and_no_other(lab: Lab, difference: Difference) -> None:
     assert lab.api is not None
-    references = {}
+    references: dict[str, Any] = {}
     for step in ("publish", "stage", "expand"):
         data = {"password": b64encode(f"for-{step}".encode()).decode()}
         lab.api.put("secrets", {"metadata": {"name": step, "namespace": "default"}, "data": data})
@@ -91,6 +96,23 @@ def test_pods_outlive_a_killed_daemon_and_a_kubelet_that_starts_again(lab: Lab, 
     assert lab.kubelet.container("lasting") == container
     assert lab.kubelet.execute("lasting", "/bin/cat", "/memory/file") == "kept\n"
     lab.run("next", volumes={"/memory": INLINE})
+    assert difference() == []
+
+
+# kubelet 1.20 does not measure block volumes.
+@pytest.mark.parametrize("generation", ["current"], indirect=True, scope="session")
+def test_a_block_volume_is_a_device_for_its_pods_and_kubelet_knows_its_size(lab: Lab, difference: Difference) -> None:
+    assert lab.api is not None
+    caller = CsiCaller(lab.daemon.paths.plugins_registry.parent, LOOPFILE)
+    with created(caller, "raw", block=True, size=RAW) as made:
+        source = claim(lab.api, LOOPFILE, "raw", made.handle, dict(made.attributes), mode="Block")
+        lab.run("writer", "echo kept > /dev/raw", devices={"/dev/raw": source})
+        lab.kubelet.wait_for("its size", lambda: lab.kubelet.measured("writer").get("d0") == RAW)
+        lab.kubelet.drop("writer")
+        lab.run("reader", devices={"/dev/raw": source})
+        read = "dd if=/dev/raw bs=5 count=1 2>/dev/null"
+        assert lab.kubelet.execute("reader", "/bin/sh", "-c", read) == "kept\n"
+        lab.kubelet.drop("reader")
     assert difference() == []
 
 

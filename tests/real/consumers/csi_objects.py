@@ -41,11 +41,18 @@ def drivers_of(lab: Lab) -> set[str]:
 
 
 def claim(
-    api: ApiServer, driver: str, name: str, handle: str, attributes: dict[str, str], **more: object
+    api: ApiServer,
+    driver: str,
+    name: str,
+    handle: str,
+    attributes: dict[str, str],
+    *,
+    mode: str = "Filesystem",
+    **more: object,
 ) -> dict[str, Any]:
     """Make a volume, with more in its source, and a claim that has it; return the source for a pod."""
     source = {"driver": driver, "volumeHandle": handle, "volumeAttributes": attributes, **more}
-    shared = {"accessModes": ["ReadWriteOnce"], "volumeMode": "Filesystem"}
+    shared = {"accessModes": ["ReadWriteOnce"], "volumeMode": mode}
     volume = api.put("persistentvolumeclaims", {"metadata": {"name": name, "namespace": "default"}, "spec": {}})
     reference = {"name": name, "namespace": "default", "uid": volume["metadata"]["uid"]}
     capacity = {"storage": "64Mi"}

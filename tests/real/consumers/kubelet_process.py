@@ -35,6 +35,7 @@ enableControllerAttachDetach: false
 fileCheckFrequency: 1s
 syncFrequency: 5s
 nodeStatusUpdateFrequency: 1s
+volumeStatsAggPeriod: 10s
 cgroupDriver: cgroupfs
 cgroupRoot: /{cgroup}
 enforceNodeAllocatable: []
@@ -66,6 +67,7 @@ def pod(
     *,
     limits: Mapping[str, int] | None = None,
     volumes: Mapping[str, Mapping[str, Any]] | None = None,
+    devices: Mapping[str, Mapping[str, Any]] | None = None,
     fs_group: int | None = None,
     propagation: str = "None",
 ) -> dict[str, Any]:
@@ -76,10 +78,12 @@ def pod(
         script: for sh; the container ends, and is started again, when a line of it fails.
         limits: extended resources.
         volumes: by mount path, a volume source such as `{"flexVolume": {...}}`.
+        devices: the same for block volumes, by the path of the device.
         fs_group: the pod's fsGroup.
         propagation: of its mounts, such as "HostToContainer".
     """
     sources = {f"v{number}": (path, source) for number, (path, source) in enumerate((volumes or {}).items())}
+    raw = {f"d{number}": (path, source) for number, (path, source) in enumerate((devices or {}).items())}
     container = {
         "name": "main",
         "image": BUSYBOX,
@@ -89,11 +93,12 @@ def pod(
         "volumeMounts": [
             {"name": key, "mountPath": path, "mountPropagation": propagation} for key, (path, _) in sources.items()
         ],
+        "volumeDevices": [{"name": key, "devicePath": path} for key, (path, _) in raw.items()],
     }
     spec: dict[str, Any] = {
         "terminationGracePeriodSeconds": 1,
         "containers": [container],
-        "volumes": [{"name": key, **source} for key, (_, source) in sources.items()],
+        "volumes": [{"name": key, **source} for key, (_, source) in (sources | raw).items()],
     }
     if fs_group is not None:
         spec["securityContext"] = {"fsGroup": fs_group}
@@ -273,6 +278,12 @@ class KubeletProcess:
     def pods(self) -> list[dict[str, Any]]:
         """Return every pod as kubelet tells it."""
         return list(json.loads(self._get("/pods", _READ_ONLY_PORT)).get("items") or [])
+
+    def measured(self, name: str) -> dict[str, int]:
+        """Return how many bytes each volume of a pod has, by the volume's name, as kubelet's summary tells it."""
+        summary = json.loads(self._get("/stats/summary", _READ_ONLY_PORT))
+        volumes = [one for pod in summary["pods"] if pod["podRef"]["name"] == name for one in pod.get("volume", ())]
+        return {one["name"]: one["capacityBytes"] for one in volumes if "capacityBytes" in one}
 
     def find(self, name: str) -> dict[str, Any] | None:
         """Return one pod, or None."""

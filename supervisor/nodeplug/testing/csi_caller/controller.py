@@ -1,7 +1,7 @@
 """A provisioner's side of CSI: a volume that is made for somebody, and deleted when it is not wanted any more.
 
 Owns: CreateVolume and DeleteVolume around a block.
-Refuses: sizes and parameters, which only the driver knows, and objects of a cluster.
+Refuses: parameters, which only the driver knows, and objects of a cluster.
 """
 
 from collections.abc import Iterator
@@ -17,19 +17,21 @@ from nodeplug.testing.csi_caller.volumes import CsiVolume, capability_of
 
 
 @contextmanager
-def created(caller: CsiCaller, name: str, *, block: bool = False) -> Iterator[CsiVolume]:
+def created(caller: CsiCaller, name: str, *, block: bool = False, size: int = 0) -> Iterator[CsiVolume]:
     """Have a driver make a volume, and delete it after the block, in which no pod may keep it.
 
     Args:
         caller: of the driver.
         name: of the volume.
         block: it is a device.
+        size: in bytes; 0 leaves it to the driver.
 
     Raises:
         CsiFailure: the driver cannot.
     """
     capability = capability_of(CsiVolume(name, block=block), writers=False)
-    request = pb.CreateVolumeRequest(name=name, volume_capabilities=[capability])
+    wanted = pb.CapacityRange(required_bytes=size)
+    request = pb.CreateVolumeRequest(name=name, volume_capabilities=[capability], capacity_range=wanted)
     limit = caller.timeouts.call
     with grpc.insecure_channel(f"unix:{caller.register().endpoint}", OPTIONS) as channel:
         stub = pb_grpc.ControllerStub(channel)
