@@ -129,7 +129,7 @@ def test_the_container_interface_needs_no_duplicate_address_detection(
     link_local, own = "20", "00"
     assert tentative()[own] is False
     # The kernel's own address waits for a worker of the kernel's, which then skips the detection.
-    until(lambda: tentative()[link_local] is False)
+    until(lambda: tentative().get(link_local) is False)
 
 
 def test_forwarding_is_enabled_for_a_gateway_alone(scratch: ScratchCni, bridge: Bridge, config: Make) -> None:

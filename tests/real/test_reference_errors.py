@@ -117,6 +117,7 @@ def programs(consumer: Callable[[str], Path]) -> Iterator[Programs]:
             host = stack.enter_context(Sandbox(root / "host"))
             for words in (
                 ["link", "add", "foreign0", "type", "bridge"],
+                ["link", "set", "foreign0", "up"],
                 ["addr", "add", "10.1.1.1/24", "dev", "foreign0"],
             ):
                 subprocess.run(["nsenter", f"--net={host.path}", "ip", *words], check=True)
