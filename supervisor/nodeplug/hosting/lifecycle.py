@@ -252,12 +252,13 @@ class Lifecycle:
         for name, former in old.items():
             stops[name] = self._lives.begin_to_retire(former)
             self.devices.hold(name)
+        waited_for = {one for one, before in donors.items() if before & ran or one.slot.held}
+        for one in waited_for:
+            one.slot.hold()  # before its state changes: the threads of calls look for routes meanwhile
         self.registry.exchange(leaving, entering)
         starts = []
         for one, before in donors.items():
-            if before & ran or one.slot.held:
-                one.slot.hold()
-            else:
+            if one not in waited_for:
                 one.slot.enter("starting")
             former_section = old[one.name].section if one.name in ran else None
             starts.append(self._take_over(one, [stops[name] for name in before & stops.keys()], former_section))

@@ -1,13 +1,14 @@
 """Calls that come while their plugin is being exchanged, or are inside it: none fails for that."""
 
 import asyncio
+import sys
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nodeplug import NotFound, TryAgain
+from nodeplug import NotFound, PluginError, TryAgain
 from nodeplug.hosting import lifecycle, lives
 from nodeplug.hosting.call import Call
 
@@ -228,6 +229,37 @@ def test_a_plugin_that_delegates_to_itself_stays_in_its_instance(net: "Nets") ->
 
     net.run(scenario)
     assert net.life.count("added first") == 2
+
+
+def test_the_thread_of_a_call_finds_a_route_at_every_moment_of_a_reload(net: "Nets") -> None:
+    refused: list[Exception] = []
+    done = threading.Event()
+
+    def look() -> None:
+        while not done.is_set():
+            try:
+                net.lifecycle.registry.route("cni", "net")
+            except PluginError as error:
+                refused.append(error)
+
+    async def scenario() -> None:
+        await net.lifecycle.apply({"a": net.section(mark="0")})
+        thread = threading.Thread(target=look)
+        thread.start()
+        try:
+            for number in range(1, 30):
+                await net.lifecycle.apply({"a": net.section(mark=str(number))})
+        finally:
+            done.set()
+            thread.join()
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        net.run(scenario)
+    finally:
+        sys.setswitchinterval(before)
+    assert refused == []
 
 
 def test_an_unserved_claim_is_refused_rather_than_held_while_its_plugin_starts(net: "Nets") -> None:
