@@ -28,7 +28,7 @@ from nodeplug import (
 )
 from nodeplug_net.attachment import Attachment, network_label
 from nodeplug_net.ipam import Ipam
-from nodeplug_net.ipam_config import STATIC, has_ranges
+from nodeplug_net.ipam_config import STATIC, has_ranges, parse_config
 from nodeplug_net.static_config import check_static, parse_static
 from nodeplug_net.undo import Undo
 
@@ -131,14 +131,26 @@ class Addressing:
         if plugin_type in IN_PROCESS:
             found = self.ipam.leases(request) if has_ranges(request) else []
             return [(Attachment(request.network, *owner).label, address) for owner, address in found]
+        return [(label, ip.address) for label, ip in self._results(request)]
+
+    def _results(self, request: CniRequest) -> list[tuple[str, CniIp]]:
+        """List what other IPAM plugins returned for a network's attachments, by label."""
         prefix = f"ipam {network_label(request.network)}"
         entries = [entry for entry in self.host.journal.entries() if entry.key.startswith(prefix)]
         return [
-            (entry.key.removeprefix("ipam "), ip.address)
+            (entry.key.removeprefix("ipam "), ip)
             for entry in entries
             if not self.host.journal.is_stale(entry)
             for ip in _decode(entry.data).ips
         ]
+
+    def gateways(self, request: CniRequest, plugin_type: str) -> list[list[IPv4Interface | IPv6Interface]]:
+        """List the gateways of a network with their prefixes: sets of which one address is enough."""
+        if plugin_type in IN_PROCESS:
+            sets = parse_config(request, self.ipam.data_dir).ranges if has_ranges(request) else ()
+            return [[ip_interface((one.address(one.gateway), one.network.prefixlen)) for one in s.ranges] for s in sets]
+        found = {gateway_of(ip): None for _, ip in self._results(request)}
+        return [[ip_interface((gateway, prefix))] for gateway, prefix in found]
 
     def status(self, request: CniStatus, plugin_type: str) -> None:
         """Raise NotReady if there is no free address."""
@@ -146,6 +158,11 @@ class Addressing:
             self.ipam.status(request)
         elif plugin_type and plugin_type not in STATIC:
             self.host.delegate(request, plugin_type)
+
+
+def gateway_of(ip: CniIp) -> tuple[Address, int]:
+    """Return the gateway of an address and its prefix: the first of the subnet, if IPAM names none."""
+    return ip.gateway or ip.address.network.network_address + 1, ip.address.network.prefixlen
 
 
 def _key(request: CniAttachmentRequest) -> str:

@@ -15,7 +15,7 @@ from typing import Final
 
 from nodeplug import CniAdd, CniInterface, CniIp, CniResult, CniRoute, PluginError
 from nodeplug_net import bridge_vlan, messages
-from nodeplug_net.addressing import BEFORE_INTERFACES
+from nodeplug_net.addressing import BEFORE_INTERFACES, gateway_of
 from nodeplug_net.attachment import Attachment
 from nodeplug_net.bridge_config import BridgeConfig, parse_bridge
 from nodeplug_net.bridge_host import ensure_bridge, ensure_gateway
@@ -191,7 +191,7 @@ def plan_addresses(config: BridgeConfig, found: CniResult) -> CniResult:
     for ip in found.ips:
         gateway = ip.gateway
         if gateway is None and config.is_gateway:
-            gateway = ip.address.network.network_address + 1
+            gateway = gateway_of(ip)[0]
         ips.append(CniIp(ip.address, gateway=gateway, interface=_CONTAINER_INTERFACE))
     routes = list(found.routes)
     if config.is_default_gateway:

@@ -5,7 +5,6 @@ Refuses: repair, and complaints about what a later plugin of the list may add: e
 """
 
 from collections.abc import Iterator
-from ipaddress import ip_interface
 
 from nodeplug import (
     CniCheck,
@@ -16,7 +15,6 @@ from nodeplug import (
     NotReady,
     PluginError,
 )
-from nodeplug_net.addressing import IN_PROCESS
 from nodeplug_net.attachment import Attachment, network_label
 from nodeplug_net.bridge_config import BridgeConfig, parse_bridge
 from nodeplug_net.bridge_host import ensure_gateway, gateway_addresses
@@ -24,7 +22,6 @@ from nodeplug_net.bridge_vlan import missing_vlans, vlans_of
 from nodeplug_net.comparison import inside_differences, masquerade_differences
 from nodeplug_net.dataplane import Dataplane
 from nodeplug_net.forwarding import ensure_forwarding, not_forwarding
-from nodeplug_net.ipam_config import has_ranges, parse_config
 from nodeplug_net.links import Link, Links, links_in
 from nodeplug_net.netlink import Netlink
 from nodeplug_net.spoof_check import SpoofCheck
@@ -164,7 +161,7 @@ def _mend_bridge(request: CniStatus, plane: Dataplane, links: Links, bridge: Lin
         if not bridge.is_up:
             plane.log.warning("bridge %s was down with containers attached; it is set up again", bridge.name)
             links.set_up(bridge)
-        if config.is_gateway and config.ipam in IN_PROCESS and has_ranges(request):
+        if config.is_gateway:
             _mend_gateways(request, config, plane, links, bridge)
         if config.ip_masq:
             _mend_masquerade(request, config, plane, links)
@@ -187,16 +184,13 @@ def _mend_gateways(request: CniStatus, config: BridgeConfig, plane: Dataplane, l
     if link is None:
         return  # CHECK says so; the next ADD makes it anew
     present = {address.ip for address in links.addresses(link)}
-    lost, versions = [], set()
-    for ranges in parse_config(request, plane.addressing.ipam.data_dir).ranges:
-        gateways = [one.address(one.gateway) for one in ranges.ranges]
-        versions.add(gateways[0].version)
-        if not present.intersection(gateways):
-            lost.append(CniIp(ip_interface((gateways[0], ranges.ranges[0].network.prefixlen)), gateway=gateways[0]))
+    sets = plane.addressing.gateways(request, config.ipam)
+    lost = [gateways[0] for gateways in sets if not present.intersection(one.ip for one in gateways)]
     if lost:
-        text = ", ".join(str(ip.gateway) for ip in lost)
+        text = ", ".join(str(one.ip) for one in lost)
         plane.log.warning("interface %s lost %s, the gateway of its containers; it is restored", link.name, text)
-        ensure_gateway(links, link, config, lost)
+        ensure_gateway(links, link, config, [CniIp(one, gateway=one.ip) for one in lost])
+    versions = {gateways[0].version for gateways in sets}
     off = not_forwarding(versions)
     if off:
         plane.log.warning("net/%s was not 1 with containers attached; the host forwards again", ", net/".join(off))

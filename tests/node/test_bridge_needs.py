@@ -138,6 +138,19 @@ def test_status_lets_the_host_forward_again(scratch: ScratchCni, bridge: Bridge,
     assert scratch.on_host(lambda: get_sysctl("ipv4/ip_forward")) == "1"
 
 
+@pytest.mark.parametrize("gateway", [{"gateway": "10.88.0.1"}, {}], ids=["named", "not named"])
+def test_status_gives_back_what_a_network_of_another_ipam_lost(
+    scratch: ScratchCni, bridge: Bridge, config: Make, gateway: dict[str, str]
+) -> None:
+    network = config(ipam={"type": "static", "addresses": [{"address": "10.88.0.5/24", **gateway}]})
+    scratch.add(bridge, network, "c1", scratch.container())
+    take_gateway(scratch)
+    stop_forwarding(scratch)
+    scratch.status(bridge, network)
+    health(scratch, bridge)
+    assert scratch.on_host(lambda: get_sysctl("ipv4/ip_forward")) == "1"
+
+
 def test_status_tells_of_a_port_that_is_down(scratch: ScratchCni, bridge: Bridge, network: Any) -> None:
     scratch.add(bridge, network, "c1", scratch.container())
     set_ports_down(scratch)
