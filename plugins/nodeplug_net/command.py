@@ -17,6 +17,7 @@ from nodeplug.commands import Json, print_json, show
 from nodeplug_net import DATA_DIR
 
 if TYPE_CHECKING:
+    from nodeplug_net.leftovers import Verdict
     from nodeplug_net.way_back import Entry
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown", no_args_is_help=True)
@@ -80,6 +81,73 @@ def to_reference(
             f"{len(unknown)} addresses stay with nodeplug, such as {unknown[0].address} of {unknown[0].label!r}: no "
             f"file below {addresses} says whose they are; name the folder with --data-dir, or end those containers"
         )
+
+
+@app.command("gc")
+def gc(
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be freed, and why.")] = False,
+    unknown: Annotated[
+        bool, typer.Option("--unknown", help="Free also those of whose containers nothing is known.")
+    ] = False,
+    network: Annotated[
+        str, typer.Option("--network", metavar="NAME", help="One network alone.", show_default=False)
+    ] = "",
+    addresses: Annotated[
+        Path, typer.Option("--data-dir", metavar="DIR", help="Where host-local keeps the addresses of networks.")
+    ] = DATA_DIR,
+    caches: Annotated[
+        list[Path] | None,
+        typer.Option("--cache-dir", metavar="DIR", help="Where libcni keeps results; may be repeated."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Free addresses of host-local whose containers are gone, for runtimes that never call GC.
+
+    Run it on the node, as root, where all of its network namespaces can be seen. An address is freed if libcni's cache
+    names the namespace of its container, that is gone, and no namespace has the address.
+
+    Example: `nodeplug net gc --dry-run`
+    """
+    from nodeplug_net import leftovers
+    from nodeplug_net.undo import kernel_errors
+
+    with kernel_errors():
+        evidence = leftovers.Evidence.gather(caches or (leftovers.CACHE_DIR,))
+        verdicts = [evidence.judge(one) for one in leftovers.reservations(addresses, network)]
+    ends = () if dry_run else ("left over", "unknown") if unknown else ("left over",)
+    rows = [
+        _reservation(one, freed=one.state in ends and leftovers.free(addresses, one.reservation)) for one in verdicts
+    ]
+    if as_json:
+        print_json(rows)
+    else:
+        _list(rows, f"no address is reserved below {addresses}")
+
+
+def _reservation(one: "Verdict", *, freed: bool) -> dict[str, Any]:
+    container, ifname = one.reservation.owner
+    return {
+        "network": one.reservation.network,
+        "address": str(one.reservation.address),
+        "container_id": container,
+        "ifname": ifname,
+        "state": one.state,
+        "why": one.why,
+        "freed": freed,
+    }
+
+
+def _list(rows: Sequence[Mapping[str, Any]], nothing: str) -> None:
+    from rich.table import Table
+
+    table = Table("NETWORK", "ADDRESS", "CONTAINER", "INTERFACE", "STATE", "WHY")
+    for row in rows:
+        state = "freed" if row["freed"] else row["state"]
+        table.add_row(row["network"], row["address"], row["container_id"], row["ifname"], state, row["why"])
+    if rows:
+        show(table)
+    else:
+        print(nothing)  # noqa: T201 - a sentence, not a table
 
 
 def _row(entry: "Entry", *, applied: bool) -> dict[str, Any]:
