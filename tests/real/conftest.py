@@ -22,6 +22,7 @@ RESOURCE = "example.com/widget"
 PLUGINS = """
 [plugins.bridge]
 [plugins.host-local]
+[plugins.portmap]
 [plugins.loopback.config]
 names = ["loopback"]
 [plugins.loopfile]
