@@ -48,8 +48,6 @@ from nodeplug_net.nftables import (
     ENSURE,
     JUMP,
     LOCAL_OUT,
-    NFPROTO_IPV4,
-    NFPROTO_IPV6,
     NFT_MSG_DELRULE,
     NFT_MSG_DELSETELEM,
     NFT_MSG_DELTABLE,
@@ -77,6 +75,18 @@ from nodeplug_net.nftables import (
 )
 from nodeplug_net.portmap_conditions import Condition
 from nodeplug_net.portmap_config import Forward, port_name
+from nodeplug_net.portmap_expressions import (
+    ADDRTYPE,
+    REGISTER,
+    SIZE,
+    forward_by_map,
+    jump_if_local,
+    load_address,
+    load_port,
+    load_protocol,
+    masquerade_by_set,
+    translate,
+)
 
 TABLE: Final = "nodeplug_portmap"
 CONDITIONAL: Final = "conditional"
@@ -90,13 +100,9 @@ _HOOKS: Final = (
 _NEAR: Final = "near"
 _ADDRESS, _PROTOCOL, _SERVICE = {4: 7, 6: 8}, 12, 13
 """nft's numbers of the types ipv4_addr and ipv6_addr, inet_proto, inet_service; a concatenation has six bits each."""
-_SIZE: Final = {4: 4, 6: 16}
 _MAP: Final = 8  # NFT_SET_MAP
-_ADDRTYPE: Final = 3  # NFT_FIB_RESULT_ADDRTYPE
-_REGISTER: Final = 8  # NFT_REG32_00
 _LABEL: Final = b"nodeplug~label~".ljust(LABEL_LIMIT, b"~")
 _KEY, _DATA = b"\x7a\x11\xb0\xc5\xd6\xe7\xf8\x09", b"\x7a\x11\xb0\xc6\xd7\xe8\xf9\x0a"
-_FAMILY: Final = {4: NFPROTO_IPV4, 6: NFPROTO_IPV6}
 
 
 def map_of(forward: Forward) -> str:
@@ -112,7 +118,7 @@ def near_of(version: int, prefix: int) -> str:
 def prefix_of(name: str) -> tuple[int, int] | None:
     """Return version and prefix length of such a set; None for another one."""
     version, _, prefix = name.removeprefix(_NEAR).partition("_")
-    if not name.startswith(_NEAR) or not (version.isdecimal() and prefix.isdecimal()) or int(version) not in _SIZE:
+    if not name.startswith(_NEAR) or not (version.isdecimal() and prefix.isdecimal()) or int(version) not in SIZE:
         return None
     return int(version), int(prefix)
 
@@ -141,105 +147,6 @@ def port_name_of(name: str, key: bytes) -> str:
 def near_key(network: bytes, forward: Forward) -> bytes:
     """Encode that packets from a network by a forward are masqueraded."""
     return network + forward.target.packed + port_key(forward.protocol, forward.host_port)
-
-
-def _payload(base: int, offset: int, length: int, register: int) -> Expression:
-    return expression(
-        "payload",
-        ("NFTA_PAYLOAD_DREG", register),
-        ("NFTA_PAYLOAD_BASE", base),
-        ("NFTA_PAYLOAD_OFFSET", offset),
-        ("NFTA_PAYLOAD_LEN", length),
-    )
-
-
-def _address(version: int, register: int, *, source: bool) -> Expression:
-    offset = (12 if source else 16) if version == 4 else (8 if source else 24)
-    return _payload(1, offset, _SIZE[version], register)  # NFT_PAYLOAD_NETWORK_HEADER
-
-
-def _protocol(register: int) -> Expression:
-    return expression("meta", ("NFTA_META_KEY", 16), ("NFTA_META_DREG", register))  # NFT_META_L4PROTO
-
-
-def _dport(register: int) -> Expression:
-    return _payload(2, 2, 2, register)  # NFT_PAYLOAD_TRANSPORT_HEADER
-
-
-def _nat(version: int, register: int) -> Expression:
-    return expression(
-        "nat",
-        ("NFTA_NAT_TYPE", 1),  # NFT_NAT_DNAT
-        ("NFTA_NAT_FAMILY", _FAMILY[version]),
-        ("NFTA_NAT_REG_ADDR_MIN", register),
-        ("NFTA_NAT_REG_PROTO_MIN", register + _SIZE[version] // 4),
-    )
-
-
-def _forwarding(version: int, *, by_address: bool) -> list[Expression]:
-    """`dnat ip to [ip daddr .] meta l4proto . th dport map @...`."""
-    name, register, loads = f"{'host' if by_address else 'any'}{version}", _REGISTER, []
-    if by_address:
-        loads.append(_address(version, register, source=False))
-        register += _SIZE[version] // 4
-    loads += [_protocol(register), _dport(register + 1)]
-    lookup = expression(
-        "lookup", ("NFTA_LOOKUP_SET", name), ("NFTA_LOOKUP_SREG", _REGISTER), ("NFTA_LOOKUP_DREG", register + 2)
-    )
-    return [*of_family(version), *loads, lookup, _nat(version, register + 2)]
-
-
-def _masquerading(version: int, prefix: int) -> list[Expression]:
-    """`ct status dnat ip saddr & MASK . ip daddr . meta l4proto . ct original proto-dst @near... masquerade`."""
-    size = _SIZE[version]
-    mask = ((1 << 8 * size) - (1 << (8 * size - prefix))).to_bytes(size, "big")
-    masked = expression(
-        "bitwise",
-        ("NFTA_BITWISE_SREG", _REGISTER),
-        ("NFTA_BITWISE_DREG", _REGISTER),
-        ("NFTA_BITWISE_LEN", size),
-        ("NFTA_BITWISE_MASK", value(mask)),
-        ("NFTA_BITWISE_XOR", value(bytes(size))),
-    )
-    after = _REGISTER + 2 * size // 4
-    original = expression(  # NFT_CT_PROTO_DST, IP_CT_DIR_ORIGINAL
-        "ct", ("NFTA_CT_KEY", 12), ("NFTA_CT_DREG", after + 1), ("NFTA_CT_DIRECTION", 0)
-    )
-    lookup = expression("lookup", ("NFTA_LOOKUP_SET", near_of(version, prefix)), ("NFTA_LOOKUP_SREG", _REGISTER))
-    return [
-        *of_family(version),
-        *_redirected(),
-        _address(version, _REGISTER, source=True),
-        masked,
-        _address(version, _REGISTER + size // 4, source=False),
-        _protocol(after),
-        original,
-        lookup,
-        expression("masq"),
-    ]
-
-
-def _redirected() -> list[Expression]:
-    """`ct status dnat`: NFT_CT_STATUS has IPS_DST_NAT. Who asks the container itself keeps its address."""
-    bit = struct.pack("=I", 1 << 5)
-    masked = expression(
-        "bitwise",
-        ("NFTA_BITWISE_SREG", 1),
-        ("NFTA_BITWISE_DREG", 1),
-        ("NFTA_BITWISE_LEN", 4),
-        ("NFTA_BITWISE_MASK", value(bit)),
-        ("NFTA_BITWISE_XOR", value(bytes(4))),
-    )
-    return [expression("ct", ("NFTA_CT_KEY", 2), ("NFTA_CT_DREG", 1)), masked, compare(0, bit)]
-
-
-def _local(chain: str) -> list[Expression]:
-    """`fib daddr type local jump CHAIN`: NFT_FIB_RESULT_ADDRTYPE of NFTA_FIB_F_DADDR is RTN_LOCAL.
-
-    pyroute2 takes NFTA_FIB_RESULT for flags, which it is not: see `_renumbered`.
-    """
-    kind = expression("fib", ("NFTA_FIB_DREG", 1), ("NFTA_FIB_FLAGS", _ADDRTYPE), ("NFTA_FIB_FLAGS", 2))
-    return [kind, compare(0, struct.pack("=I", 2)), verdict(JUMP, chain)]
 
 
 def _renumbered(encoded: bytes, number: int, kind: int, to: int) -> bytes:
@@ -292,7 +199,7 @@ def _set(name: str, number: int, types: Sequence[int], data: int = 0) -> bytes:
         attrs += [
             ("NFTA_SET_KEY_TYPE", _MAP),
             ("NFTA_SET_DATA_TYPE", _ADDRESS[data] << 6 | _SERVICE),
-            ("NFTA_SET_DATA_LEN", _SIZE[data] + 4),
+            ("NFTA_SET_DATA_LEN", SIZE[data] + 4),
         ]
     encoded = encode("nft_set_msg", NFT_MSG_NEWSET, ENSURE, attrs)
     return _renumbered(encoded, _MAP, 4, 3) if data else encoded  # NFTA_SET_FLAGS
@@ -322,10 +229,13 @@ def _table() -> tuple[bytes, ...]:
         *(_chain(name, hook) for name, hook in chains),
         *maps,
         *emptied,
-        *(_renumbered(_rule(name, _local(_HOSTPORTS), comment_of(name)), _ADDRTYPE, 3, 2) for name, *_ in _HOOKS[:2]),
+        *(
+            _renumbered(_rule(name, jump_if_local(_HOSTPORTS), comment_of(name)), ADDRTYPE, 3, 2)
+            for name, *_ in _HOOKS[:2]
+        ),
         _rule(_HOSTPORTS, [verdict(JUMP, CONDITIONAL)], comment_of(CONDITIONAL)),
         *(
-            _rule(_HOSTPORTS, _forwarding(version, by_address=word == "host"), comment_of(f"{word}{version}"))
+            _rule(_HOSTPORTS, forward_by_map(version, by_address=word == "host"), comment_of(f"{word}{version}"))
             for version in (4, 6)
             for word in ("host", "any")
         ),
@@ -340,7 +250,7 @@ def _near(name: str) -> tuple[bytes, ...]:
     version, prefix = found
     types = [_ADDRESS[version], _ADDRESS[version], _PROTOCOL, _SERVICE]
     made = _set(name, 5 + prefix + version * 200, types)
-    return made, _rule(_POSTROUTING, _masquerading(version, prefix), comment_of(name))
+    return made, _rule(_POSTROUTING, masquerade_by_set(version, prefix, name), comment_of(name))
 
 
 def rebuild(near: Sequence[str]) -> list[bytearray]:
@@ -358,18 +268,18 @@ def delete_table() -> bytearray:
 
 def conditional(forward: Forward, conditions: Sequence[Condition], label: str) -> bytearray:
     """Add the rule of a forward with conditions."""
-    register, version = _REGISTER, forward.version
+    register, version = REGISTER, forward.version
     expressions = [*of_family(version), *(part for one in conditions for part in one.expressions())]
     if forward.host_ip is not None:
-        expressions += [_address(version, 1, source=False), compare(0, forward.host_ip.packed)]
-    expressions += [_protocol(1), compare(0, bytes([forward.protocol]))]
-    expressions += [_dport(1), compare(0, forward.host_port.to_bytes(2, "big"))]
-    target = ((register, forward.target.packed), (register + _SIZE[version] // 4, forward_data(forward)[-4:-2]))
+        expressions += [load_address(version, 1, source=False), compare(0, forward.host_ip.packed)]
+    expressions += [load_protocol(1), compare(0, bytes([forward.protocol]))]
+    expressions += [load_port(1), compare(0, forward.host_port.to_bytes(2, "big"))]
+    target = ((register, forward.target.packed), (register + SIZE[version] // 4, forward_data(forward)[-4:-2]))
     expressions += [
         expression("immediate", ("NFTA_IMMEDIATE_DREG", number), ("NFTA_IMMEDIATE_DATA", value(data)))
         for number, data in target
     ]
-    return bytearray(_rule(CONDITIONAL, [*expressions, _nat(version, register)], label))
+    return bytearray(_rule(CONDITIONAL, [*expressions, translate(version, register)], label))
 
 
 @lru_cache(maxsize=256)
