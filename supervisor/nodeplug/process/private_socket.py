@@ -20,7 +20,7 @@ from typing import Final, Self
 import grpc.aio
 
 from nodeplug.contract.errors import InvalidRequest, PluginError
-from nodeplug.process.lane import Lane
+from nodeplug.process.lane import Lane, Unanswered
 from nodeplug.process.umask import with_umask
 
 PATH_LIMIT: Final = 107
@@ -100,7 +100,9 @@ async def serve(server: grpc.aio.Server, lane: Lane, bind: Callable[[], Bound]) 
     """
     try:
         bound = await lane.run(bind, lambda late: late.remove())
-    except BaseException:
+    except Unanswered:
+        raise  # a thread is still to bind it, and for ever at it once the server was started
+    except PluginError:
         await server.start()  # only one that was started lets go of what it has bound
         await server.stop(None)
         raise
