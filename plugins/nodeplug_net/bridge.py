@@ -81,7 +81,7 @@ class Bridge:
     def health(self) -> None:
         """Raise NotReady if a network with containers lost what they need."""
         with kernel_errors():
-            bridge_check.health(self._plane)
+            self._plane.networks.check()
 
     @hookimpl
     def cni_add(self, request: CniAdd) -> CniResult:

@@ -13,30 +13,17 @@ from nodeplug import (
     InvalidRequest,
     LimitedConnectivity,
     NotReady,
-    PluginError,
 )
 from nodeplug_net.attachment import Attachment, network_label
 from nodeplug_net.bridge_config import BridgeConfig, parse_bridge
 from nodeplug_net.bridge_host import ensure_gateway, gateway_addresses
 from nodeplug_net.bridge_vlan import missing_vlans, vlans_of
-from nodeplug_net.comparison import inside_differences, masquerade_differences
+from nodeplug_net.comparison import inside_differences, masquerade_differences, refuse
 from nodeplug_net.dataplane import Dataplane
 from nodeplug_net.forwarding import ensure_forwarding, not_forwarding
 from nodeplug_net.links import Link, Links, links_in
 from nodeplug_net.netlink import Netlink
 from nodeplug_net.spoof_check import SpoofCheck
-
-
-def health(plane: Dataplane) -> None:
-    """Report what the networks of this node lack.
-
-    Raises:
-        NotReady: with everything that is missing.
-        OSError: the kernel refuses.
-    """
-    missing = plane.networks.all_missing()
-    if missing:
-        raise NotReady("; ".join(missing))
 
 
 def check(request: CniCheck, plane: Dataplane) -> None:
@@ -51,11 +38,7 @@ def check(request: CniCheck, plane: Dataplane) -> None:
         links = Links(netlink)
         with links_in(request.netns) as inner:
             found = list(_differences(request, config, links, inner, plane))
-    if found:
-        raise PluginError(
-            f"attachment {request.ifname} of container {request.container_id} differs from its result: "
-            f"{'; '.join(found)}; DEL and ADD it"
-        )
+    refuse(request, found)
     plane.addressing.check(request, config.ipam)
 
 

@@ -6,7 +6,7 @@ Refuses: repair, and complaints about what a later plugin of the list may add: e
 
 from collections.abc import Collection, Iterator
 
-from nodeplug import CniCheck, CniInterface
+from nodeplug import CniCheck, CniInterface, PluginError
 from nodeplug_net.attachment import Attachment
 from nodeplug_net.container_interface import routed
 from nodeplug_net.dataplane import Dataplane
@@ -32,6 +32,15 @@ def inside_differences(
         table = route.table or 254
         if not any((one.dst, one.table) == (route.dst, table) and route.gw in {None, one.gw} for one in routes):
             yield f"route {route.dst} via {route.gw} is missing"
+
+
+def refuse(request: CniCheck, found: Collection[str]) -> None:
+    """Raise PluginError with every difference, if there is any."""
+    if found:
+        raise PluginError(
+            f"attachment {request.ifname} of container {request.container_id} differs from its result: "
+            f"{'; '.join(found)}; DEL and ADD it"
+        )
 
 
 def belongs(request: CniCheck, interface: int | None) -> bool:

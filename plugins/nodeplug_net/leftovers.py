@@ -8,15 +8,15 @@ nothing of this: it sees the end of its namespaces.
 """
 
 import json
-import os
+import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-from nodeplug import InvalidNetns, Netns, mounts
+from nodeplug import InvalidNetns, Netns, PluginError, mounts
 from nodeplug_net.links import links_in
 from nodeplug_net.ranges import Address
 from nodeplug_net.store import Owner, Store
@@ -25,6 +25,8 @@ CACHE_DIR: Final = Path("/var/lib/cni/results")
 """Where libcni keeps the results of ADD (libcni/api.go, CacheDir)."""
 SETTLED: Final = 600.0
 """Seconds after which a reservation is no part of an ADD that still runs."""
+CAP_SYS_PTRACE: Final = 19
+"""As in linux/capability.h."""
 State = Literal["held", "unknown", "left over"]
 
 
@@ -59,12 +61,10 @@ class Evidence:
     Attributes:
         namespaces: CNI_NETNS of what libcni's cache knows, by network, container id and interface.
         addresses: a namespace that has an address, by address.
-        exists: says of a path whether there is a network namespace; None where that cannot be said.
     """
 
     namespaces: Mapping[tuple[str, str, str], str]
     addresses: Mapping[Address, str]
-    exists: Callable[[str], bool | None] = field(default_factory=lambda: exists)
 
     @classmethod
     def gather(cls, caches: Iterable[Path] = (CACHE_DIR,)) -> "Evidence":
@@ -74,6 +74,7 @@ class Evidence:
             caches: the folders in which libcni keeps results.
 
         Raises:
+            PluginError: some namespace cannot be seen.
             OSError: the kernel refuses.
         """
         return cls(dict(_cached(caches)), dict(_addresses()))
@@ -83,14 +84,14 @@ class Evidence:
         if (where := self.addresses.get(one.address)) is not None:
             return Verdict(one, "held", f"network namespace {where} has the address")
         paths = self._paths(one)
-        if found := [path for path in paths if self.exists(path)]:
+        if found := [path for path in paths if _exists(path)]:
             return Verdict(one, "held", f"network namespace {found[0]} of its container exists")
         if (age := time.time() - one.written) < SETTLED:
             return Verdict(one, "held", f"it was reserved {age:.0f} s ago")
         if not paths:
             why = "libcni's cache does not know its container, and no network namespace of this node has the address"
             return Verdict(one, "unknown", why)
-        if unseen := [path for path in paths if self.exists(path) is None]:
+        if unseen := [path for path in paths if _exists(path) is None]:
             return Verdict(one, "unknown", f"the folder of {unseen[0]}, its container's namespace, does not exist here")
         return Verdict(one, "left over", f"network namespace {paths[0]} of its container is gone")
 
@@ -132,7 +133,7 @@ def free(data_dir: Path, one: Reservation) -> bool:
     return False
 
 
-def exists(path: str) -> bool | None:
+def _exists(path: str) -> bool | None:
     """Say whether there is a network namespace at a path; None if even its folder is not there, as in a container."""
     if not path or not Path(path).parent.is_dir():
         return None
@@ -166,13 +167,30 @@ def _addresses() -> Iterator[tuple[Address, str]]:
 
 
 def _namespaces() -> Iterator[str]:
-    """List each network namespace once: those that are mounted, then those of processes."""
+    """List each network namespace once: those that are mounted, then those of processes.
+
+    Raises:
+        PluginError: this process lacks CAP_SYS_PTRACE, so that it sees only some (ptrace_may_access in kernel/ptrace.c;
+            one that is hidden from root too, as by a security module, is passed over).
+    """
     mounted = [mount.target for mount in mounts() if mount.fs_type == "nsfs"]
-    processes = [f"/proc/{name}/ns/net" for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208
+    processes = [str(path / "ns/net") for path in Path("/proc").iterdir() if path.name.isdigit()]
     seen: set[tuple[int, int]] = set()
     for path in [*mounted, *processes]:
-        with suppress(OSError):
+        try:
             status = Path(path).stat()
-            if (status.st_dev, status.st_ino) not in seen:
-                seen.add((status.st_dev, status.st_ino))
-                yield path
+        except (FileNotFoundError, ProcessLookupError):  # gone meanwhile
+            continue
+        except PermissionError as error:
+            if _may_look():
+                continue
+            text = f"cannot look into network namespace {path}: {error.strerror}; run this as root on the node"
+            raise PluginError(text) from error
+        if (status.st_dev, status.st_ino) not in seen:
+            seen.add((status.st_dev, status.st_ino))
+            yield path
+
+
+def _may_look() -> bool:
+    (effective,) = re.findall(r"^CapEff:\s+(\w+)", Path("/proc/self/status").read_text(encoding="ascii"), re.MULTILINE)
+    return bool(int(effective, 16) >> CAP_SYS_PTRACE & 1)

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from nodeplug import Claim, CniAdd, CniCheck, CniClaim, CniDel, CniGc, CniResult, CniStatus, Host, hookimpl
 from nodeplug.fields import CniExecutable
-from nodeplug_net import macvlan_verbs
+from nodeplug_net import DATA_DIR, macvlan_verbs
 from nodeplug_net.addressing import Addressing
 from nodeplug_net.inner_link import InnerLinks
 from nodeplug_net.ipam import Ipam
@@ -29,7 +29,7 @@ class MacvlanConfig(BaseModel):
         ("nodeplug-macvlan",), description="executables on CNI_PATH; add 'macvlan' to take the reference plugin over"
     )
     data_dir: Path = Field(
-        Path("/var/lib/cni/networks"),
+        DATA_DIR,
         description="where IPAM type host-local reserves addresses unless a network's ipam.dataDir says otherwise",
     )
 

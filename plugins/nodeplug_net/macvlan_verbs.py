@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Final
 
 from nodeplug import CniAdd, CniCheck, CniResult, CniStatus, InvalidRequest, Netns, NotReady, PluginError
+from nodeplug_net.comparison import refuse
 from nodeplug_net.container_interface import enable_ipv6
 from nodeplug_net.inner_link import InnerLinks
 from nodeplug_net.link_messages import attribute, create_link
@@ -107,11 +108,7 @@ def check(request: CniCheck, inner_links: InnerLinks) -> None:
         mode = _mode_of(inside)
         if mode and mode != config.mode:
             found.append(f"container macvlan mode {mode} does not match expected value: {config.mode}")
-    if found:
-        raise PluginError(
-            f"attachment {request.ifname} of container {request.container_id} differs from its result: "
-            f"{'; '.join(found)}; DEL and ADD it"
-        )
+    refuse(request, found)
     inner_links.addressing.check(request, config.ipam)
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from ipaddress import ip_address, ip_network
 from typing import Any, Final, Protocol
 
-from nodeplug import CniAdd, CniRequest, CniResult, Host, Netns, PluginError
+from nodeplug import CniAdd, CniRequest, CniResult, Host, Netns, NotReady, PluginError
 from nodeplug_net.attachment import network_label
 from nodeplug_net.forwarding import not_forwarding
 from nodeplug_net.links import Link, Links
@@ -133,7 +133,17 @@ class Networks:
             known = Needs(config.bridge)
         return _missing({request.network: known})[0]
 
-    def all_missing(self) -> list[str]:
+    def check(self) -> None:
+        """Report what any network lacks; the calling thread is in the daemon's own namespace.
+
+        Raises:
+            NotReady: with everything that is missing.
+            OSError: the kernel refuses.
+        """
+        if missing := self._all_missing():
+            raise NotReady("; ".join(missing))
+
+    def _all_missing(self) -> list[str]:
         """Return what any network lacks; the calling thread is in the daemon's own namespace.
 
         A network whose last container is gone needs nothing more, and its record goes; its next ADD makes another.

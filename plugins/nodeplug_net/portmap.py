@@ -28,6 +28,7 @@ from nodeplug import (
     hookimpl,
 )
 from nodeplug.fields import CniExecutable
+from nodeplug_net.comparison import refuse
 from nodeplug_net.host_ports import HostPorts, parsed
 from nodeplug_net.portmap_config import check_portmap
 from nodeplug_net.undo import kernel_errors
@@ -122,11 +123,7 @@ class Portmap:
         wanted = parsed(request)
         with kernel_errors():
             found = self._ports.differences(request, wanted)
-        if found:
-            raise PluginError(
-                f"attachment {request.ifname} of container {request.container_id} differs from its result: "
-                f"{'; '.join(found)}; DEL and ADD it"
-            )
+        refuse(request, found)
 
     @hookimpl
     def cni_gc(self, request: CniGc) -> None:

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from nodeplug import Claim, CniAdd, CniCheck, CniClaim, CniDel, CniGc, CniResult, CniStatus, Example, Host, hookimpl
 from nodeplug.fields import CniExecutable
-from nodeplug_net import ptp_add, ptp_check, ptp_del
+from nodeplug_net import DATA_DIR, ptp_add, ptp_check, ptp_del
 from nodeplug_net.addressing import Addressing
 from nodeplug_net.dataplane import Dataplane
 from nodeplug_net.ipam import Ipam
@@ -32,7 +32,7 @@ class PtpConfig(BaseModel):
         ("nodeplug-ptp",), description="executables on CNI_PATH; add 'ptp' to take the reference plugin over"
     )
     data_dir: Path = Field(
-        Path("/var/lib/cni/networks"),
+        DATA_DIR,
         description="where IPAM type host-local reserves addresses unless a network's ipam.dataDir says otherwise",
     )
 
@@ -79,7 +79,7 @@ class Ptp:
     def health(self) -> None:
         """Raise NotReady if a network with containers lost what they need."""
         with kernel_errors():
-            ptp_check.health(self._plane)
+            self._plane.networks.check()
 
     @hookimpl
     def cni_add(self, request: CniAdd) -> CniResult:

@@ -7,27 +7,15 @@ Refuses: complaints about what a later plugin of the list may add: extra routes 
 from collections.abc import Iterator
 from ipaddress import ip_network
 
-from nodeplug import CniCheck, CniIp, CniStatus, LimitedConnectivity, NotReady, PluginError
+from nodeplug import CniCheck, CniIp, CniStatus, LimitedConnectivity, NotReady
 from nodeplug_net.attachment import Attachment
-from nodeplug_net.comparison import belongs, inside_differences, masquerade_differences
+from nodeplug_net.comparison import belongs, inside_differences, masquerade_differences, refuse
 from nodeplug_net.dataplane import Dataplane
 from nodeplug_net.forwarding import ensure_forwarding, not_forwarding
 from nodeplug_net.links import Link, Links, Route, links_in
 from nodeplug_net.netlink import Netlink
 from nodeplug_net.ptp_config import PtpConfig, parse_ptp
 from nodeplug_net.ptp_host import host_addresses, links_of
-
-
-def health(plane: Dataplane) -> None:
-    """Report what the networks of this node lack.
-
-    Raises:
-        NotReady: with everything that is missing.
-        OSError: the kernel refuses.
-    """
-    missing = plane.networks.all_missing()
-    if missing:
-        raise NotReady("; ".join(missing))
 
 
 def check(request: CniCheck, plane: Dataplane) -> None:
@@ -42,11 +30,7 @@ def check(request: CniCheck, plane: Dataplane) -> None:
         links = Links(netlink)
         with links_in(request.netns) as inner:
             found = list(_differences(request, config, links, inner, plane))
-    if found:
-        raise PluginError(
-            f"attachment {request.ifname} of container {request.container_id} differs from its result: "
-            f"{'; '.join(found)}; DEL and ADD it"
-        )
+    refuse(request, found)
     plane.addressing.check(request, config.ipam)
 
 

@@ -139,6 +139,18 @@ def test_a_damaged_cache_says_nothing(place: Place, damage: bytes) -> None:
     assert row["state"] == "unknown"
 
 
+def test_who_cannot_see_every_namespace_frees_nothing(place: Place) -> None:
+    file = place.reserve("10.88.0.5")
+    place.cache(place.folder / "pod")
+    folders = ["--data-dir", str(place.folder / "networks"), "--cache-dir", str(place.folder / "results")]
+    command = ["setpriv", "--bounding-set=-sys_ptrace", sys.executable, "-m", "nodeplug", "net", "gc", *folders]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, file.exists()) == (1, True)
+    assert done.stderr.startswith(
+        "error: cannot look into network namespace /proc/1/ns/net: Permission denied; run this"
+    )
+
+
 def test_people_get_a_table_and_its_reasons(place: Place) -> None:
     assert place.run() == f"no address is reserved below {place.folder}/networks\n"
     place.reserve("10.88.0.5")

@@ -11,8 +11,9 @@ from typing import Any
 
 import grpc
 import pytest
+from tests.node.volumes.conftest import clean
 
-from nodeplug.contract.mounts import mounts, unmount
+from nodeplug.contract.mounts import mounts
 from nodeplug.pb import csi_v1_pb2 as pb
 from nodeplug.pb import csi_v1_pb2_grpc as pb_grpc
 from nodeplug.pb import pluginregistration_v1_pb2 as watcher_pb
@@ -99,6 +100,5 @@ def start_kubelet() -> Iterator[Callable[..., Kubelet]]:
         with suppress(Exception):  # it may be another process than the one that was started
             os.kill(int(one.node.status()["pid"]), signal.SIGKILL)
         one.node.kill()
-        for left in reversed(one.mounted()):
-            unmount(left, lazy=True)
+        clean(one.node.root)
         remove(one.node.root)

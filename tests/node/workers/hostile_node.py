@@ -64,6 +64,10 @@ class Node:
         until(lambda: self.plugin(name)["restarts"] == 1 and self.plugin(name)["state"] == "running")
         return str(self.plugin(name)["restarted"])
 
+    def until_ended(self) -> None:
+        """Wait until the daemon has ended, as the kernel ends one."""
+        until(lambda: not self.scratch.running)
+
     def memory(self, key: str) -> int:
         """Return bytes of the daemon, such as VmRSS or its peak, VmHWM."""
         text = Path(f"/proc/{self.scratch.pid}/status").read_text(encoding="ascii")

@@ -10,6 +10,7 @@ import pytest
 from tests.node.workers.hostile_node import NEIGHBOUR, Node, hostile
 from tests.node.workers.own_cgroups import OwnCgroups, own_cgroups, skip_without
 
+import nodeplug as n
 from nodeplug.testing.waiting import until
 from nodeplug.worker.cgroup import enter, write
 from nodeplug.worker.hierarchies import members
@@ -163,20 +164,59 @@ def test_a_plugin_that_somebody_kills_is_not_said_to_have_had_no_memory(
     assert node.until_started_again("another") == "it was killed by SIGKILL"
 
 
+@dataclass(frozen=True)
+class Loaded:
+    """What was seen while a plugin had no memory to load with; there is enough again.
+
+    Attributes:
+        node: the node, whose daemon runs.
+        reason: why the plugin had failed.
+        other: what a plugin that ran answered.
+        answer: what the one without memory answered.
+    """
+
+    node: Node
+    reason: str
+    other: str
+    answer: str
+
+
+@pytest.fixture
+def load_starved(make: Callable[..., Node], small: Small) -> Callable[[str], Loaded]:
+    """Take the memory that a plugin needs to load; again, as in `starve`, when the kernel has ended the daemon too."""
+
+    def attempt(node: Node, section: str) -> Loaded:
+        node.scratch.configure(NEIGHBOUR)
+        until(lambda: members(small.folder) == [node.scratch.pid])
+        small.leave(8 * MIB)
+        node.scratch.configure(NEIGHBOUR + section)
+        until(lambda: len(node.scratch.status()["plugins"]) == 2 and node.plugin()["state"] == "failed")
+        seen = Loaded(node, node.plugin()["reason"], node.call("other"), node.call())
+        small.leave(None)
+        node.scratch.status()
+        return seen
+
+    def load_starved(section: str) -> Loaded:
+        for _ in range(5):
+            small.leave(None)
+            node = make(NEIGHBOUR + section)
+            try:
+                return attempt(node, section)
+            except (n.NotReady, ConnectionError):
+                node.until_ended()
+                node.scratch.kill()
+        raise AssertionError("the kernel ended the daemon each time")
+
+    return load_starved
+
+
 def test_a_plugin_for_which_no_memory_is_left_is_tried_again_until_there_is_some(
-    make: Callable[..., Node], small: Small
+    load_starved: Callable[[str], Loaded],
 ) -> None:
-    section = hostile("process", "changes folder")
-    node = make(NEIGHBOUR + section)
-    node.scratch.configure(NEIGHBOUR)
-    until(lambda: members(small.folder) == [node.scratch.pid])
-    small.leave(8 * MIB)
-    node.scratch.configure(NEIGHBOUR + section)
-    until(lambda: len(node.scratch.status()["plugins"]) == 2 and node.plugin()["state"] == "failed")
-    assert f"the process of plugin 'hostile' ended during its loading: {SHORT}" in node.plugin()["reason"]
-    assert node.call("other") == ""
-    assert node.call() != ""
-    small.leave(None)
-    until(lambda: node.plugin()["state"] == "running")
-    assert node.call() == ""
-    assert node.scratch.running
+    seen = load_starved(hostile("process", "changes folder"))
+    assert f"the process of plugin 'hostile' ended during its loading: {SHORT}" in seen.reason
+    assert seen.other == ""
+    assert seen.answer != ""
+    until(lambda: seen.node.plugin()["state"] == "running")
+    assert seen.node.call() == ""
+    assert seen.node.scratch.running
