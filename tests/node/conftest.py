@@ -3,6 +3,7 @@
 import socket
 import struct
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -108,21 +109,21 @@ def _ping(address: str) -> bool:
     if version == 4:  # the kernel fills in the checksum of ICMPv6
         packet = struct.pack("!BBH", request, 0, _checksum(packet)) + body
     with socket.socket(family, socket.SOCK_RAW, protocol) as raw:
-        raw.settimeout(3)
-        raw.sendto(packet, (address, 0))
-        while True:
-            try:
-                data, (sender, *_) = raw.recvfrom(2048)
-            except TimeoutError:
-                return False
-            icmp = data if version == 6 else data[(data[0] & 0xF) * 4 :]
-            if sender == address and icmp[0] == reply and icmp[4:] == body:
-                return True
+        raw.settimeout(0.5)
+        for _ in range(30):  # under load, and with IPv6, the first neighbours need seconds
+            raw.sendto(packet, (address, 0))
+            with suppress(TimeoutError):
+                while True:
+                    data, (sender, *_) = raw.recvfrom(2048)
+                    icmp = data if version == 6 else data[(data[0] & 0xF) * 4 :]
+                    if sender == address and icmp[0] == reply and icmp[4:] == body:
+                        return True
+    return False
 
 
 @pytest.fixture
 def ping() -> Callable[[Netns, str], bool]:
-    """Send one echo request out of a namespace; whether the answer came."""
+    """Send echo requests out of a namespace; whether an answer came."""
     return lambda netns, address: run_in(netns, lambda: _ping(address))
 
 

@@ -55,7 +55,7 @@ def arrives(sender: Netns, receiver: Netns, source: bytes) -> bool:
     def listen() -> socket.socket:
         listener = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ETHERTYPE))
         listener.bind(("eth0", ETHERTYPE))
-        listener.settimeout(3)
+        listener.settimeout(30)
         return listener
 
     def send() -> None:
