@@ -17,8 +17,8 @@ from nodeplug.commands import Json, print_json, show
 from nodeplug_net import DATA_DIR
 
 if TYPE_CHECKING:
-    from nodeplug_net.leftovers import Verdict
-    from nodeplug_net.way_back import Entry
+    from nodeplug_net.ipam.leftovers import Verdict
+    from nodeplug_net.reference.way_back import Entry
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown", no_args_is_help=True)
 
@@ -62,16 +62,16 @@ def to_reference(
     """
     from functools import partial
 
-    from nodeplug_net import reference_iptables, reference_nft, way_back
-    from nodeplug_net.masquerade import Masquerade
-    from nodeplug_net.sockets import open_nft
+    from nodeplug_net.nftables.masquerade import Masquerade
+    from nodeplug_net.nftables.sockets import open_nft
+    from nodeplug_net.reference import iptables, nft, way_back
     from nodeplug_net.undo import kernel_errors
 
     log = logging.LoggerAdapter(logging.getLogger("nodeplug.net"))
     with kernel_errors(), open_nft() as netlink:
         found = way_back.entries(Masquerade(netlink), addresses, network)
         if apply:
-            write = partial(reference_nft.write, netlink) if backend is Backend.nftables else reference_iptables.write
+            write = partial(nft.write, netlink) if backend is Backend.nftables else iptables.write
             way_back.apply(found, netlink, write, log)
     rows = [_row(one, applied=apply) for one in found]
     _tell(rows, as_json=as_json, applied=apply)
@@ -108,7 +108,7 @@ def gc(
 
     Example: `nodeplug net gc --dry-run`
     """
-    from nodeplug_net import leftovers
+    from nodeplug_net.ipam import leftovers
     from nodeplug_net.undo import kernel_errors
 
     with kernel_errors():

@@ -10,8 +10,8 @@ from nodeplug import CniCheck, CniInterface, PluginError
 from nodeplug_net.attachment import Attachment
 from nodeplug_net.container_interface import routed
 from nodeplug_net.dataplane import Dataplane
-from nodeplug_net.links import Link, Links
-from nodeplug_net.masquerade import network_of
+from nodeplug_net.netlink.links import Link, Links
+from nodeplug_net.nftables.masquerade import network_of
 
 
 def inside_differences(

@@ -10,17 +10,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from nodeplug import CniRequest, PluginError
-from nodeplug_net.addressing import Addressing
 from nodeplug_net.attachment import Attachment, of_label
-from nodeplug_net.bridge_config import BridgeConfig
-from nodeplug_net.links import Link, Links
-from nodeplug_net.masquerade import EVERYWHERE, Element, Masquerade
+from nodeplug_net.bridge.config import BridgeConfig
+from nodeplug_net.ipam.addressing import Addressing
 from nodeplug_net.needs import Networks
-from nodeplug_net.netlink import Netlink
-from nodeplug_net.reaper import Reaper
-from nodeplug_net.reference import Reference
-from nodeplug_net.sockets import NftSockets, open_nft
-from nodeplug_net.spoof_check import SpoofCheck
+from nodeplug_net.netlink.connection import Netlink
+from nodeplug_net.netlink.links import Link, Links
+from nodeplug_net.netlink.reaper import Reaper
+from nodeplug_net.nftables.masquerade import EVERYWHERE, Element, Masquerade
+from nodeplug_net.nftables.sockets import NftSockets, open_nft
+from nodeplug_net.nftables.spoof_check import SpoofCheck
+from nodeplug_net.reference.traces import Reference
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ Refuses: to switch them off: others may need them.
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from nodeplug_net.links import get_sysctl, set_sysctl
+from nodeplug_net.netlink.links import get_sysctl, set_sysctl
 
 _FORWARDING: Final[Mapping[int, str]] = {4: "ipv4/ip_forward", 6: "ipv6/conf/all/forwarding"}
 

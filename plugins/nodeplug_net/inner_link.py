@@ -11,15 +11,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from nodeplug import CniAdd, CniCheck, CniDel, CniGc, CniInterface, CniIp, CniResult, InvalidRequest, Netns
-from nodeplug_net.addressing import BEFORE_INTERFACES, IN_PROCESS, Addressing
 from nodeplug_net.attachment import Attachment
 from nodeplug_net.comparison import inside_differences
 from nodeplug_net.container_interface import configure
 from nodeplug_net.interface_config import DelegationConf
-from nodeplug_net.link_messages import name_link
-from nodeplug_net.links import Link, Links, links_in
-from nodeplug_net.netlink import EEXIST, Request
-from nodeplug_net.reaper import Reaper
+from nodeplug_net.ipam.addressing import BEFORE_INTERFACES, IN_PROCESS, Addressing
+from nodeplug_net.netlink.connection import EEXIST, Request
+from nodeplug_net.netlink.link_messages import name_link
+from nodeplug_net.netlink.links import Link, Links, links_in
+from nodeplug_net.netlink.reaper import Reaper
 from nodeplug_net.undo import Errors, Undo
 
 Create = Callable[[Links, str], None]

@@ -25,7 +25,7 @@ from nodeplug import (
     hookimpl,
 )
 from nodeplug.fields import CniExecutable
-from nodeplug_net.links import Link, Links, links_in
+from nodeplug_net.netlink.links import Link, Links, links_in
 from nodeplug_net.undo import kernel_errors
 
 _NAME: Final = "lo"

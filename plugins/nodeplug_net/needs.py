@@ -17,10 +17,10 @@ from typing import Any, Final, Protocol
 from nodeplug import CniAdd, CniRequest, CniResult, Host, Netns, NotReady, PluginError
 from nodeplug_net.attachment import network_label
 from nodeplug_net.forwarding import not_forwarding
-from nodeplug_net.links import Link, Links
-from nodeplug_net.masquerade import Masquerade, network_of
-from nodeplug_net.netlink import Netlink
-from nodeplug_net.sockets import Identity, open_nft
+from nodeplug_net.netlink.connection import Netlink
+from nodeplug_net.netlink.links import Link, Links
+from nodeplug_net.nftables.masquerade import Masquerade, network_of
+from nodeplug_net.nftables.sockets import Identity, open_nft
 
 _PHASE: Final = "network"
 _AGAIN: Final = "the next ADD, STATUS or GC of the network repairs it"

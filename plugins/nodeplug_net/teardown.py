@@ -10,13 +10,13 @@ random names, the caller says.
 from collections.abc import Callable, Sequence
 
 from nodeplug import CniDel, CniGc
-from nodeplug_net.addressing import IN_PROCESS, Address
 from nodeplug_net.attachment import HOST_VETH, Attachment, network_label
 from nodeplug_net.dataplane import Dataplane
 from nodeplug_net.interface_config import DelegationConf
-from nodeplug_net.links import Link, Links, links_in
-from nodeplug_net.netlink import Netlink
-from nodeplug_net.reaper import LIMIT
+from nodeplug_net.ipam.addressing import IN_PROCESS, Address
+from nodeplug_net.netlink.connection import Netlink
+from nodeplug_net.netlink.links import Link, Links, links_in
+from nodeplug_net.netlink.reaper import LIMIT
 from nodeplug_net.undo import Errors
 
 IsTheirs = Callable[[Link, Links], bool]

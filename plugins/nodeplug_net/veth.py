@@ -9,12 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from nodeplug import CniAdd, InvalidRequest, PluginError, TryAgain
-from nodeplug_net import messages
 from nodeplug_net.attachment import Attachment
-from nodeplug_net.links import Link, Links, links_in
-from nodeplug_net.messages import mac_bytes, u32
-from nodeplug_net.netlink import EEXIST, Request
-from nodeplug_net.reaper import Reaper
+from nodeplug_net.netlink import messages
+from nodeplug_net.netlink.connection import EEXIST, Request
+from nodeplug_net.netlink.links import Link, Links, links_in
+from nodeplug_net.netlink.messages import mac_bytes, u32
+from nodeplug_net.netlink.reaper import Reaper
 from nodeplug_net.undo import Undo
 
 

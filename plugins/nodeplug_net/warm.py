@@ -6,7 +6,8 @@ Refuses: to be required: a message that is missing here is encoded when it is fi
 
 from ipaddress import IPv4Network
 
-from nodeplug_net import messages, nftmessages
+from nodeplug_net.netlink import messages
+from nodeplug_net.nftables import masquerade_messages
 
 
 def warm_up() -> None:
@@ -20,6 +21,6 @@ def warm_up() -> None:
     for mtu in (False, True):
         for mac in (False, True):
             messages.create_veth(mtu=mtu, mac=mac)
-    nftmessages.dump_sets()
-    nftmessages.dump_rules()
-    nftmessages.rebuild([IPv4Network("192.0.2.0/24")])
+    masquerade_messages.dump_sets()
+    masquerade_messages.dump_rules()
+    masquerade_messages.rebuild([IPv4Network("192.0.2.0/24")])

@@ -18,10 +18,10 @@ from nodeplug.install.deployment import inspect
 from nodeplug.install.ownership import marked_conflist
 from nodeplug.loading.classes import validate_config
 from nodeplug.loading.discovery import find
-from nodeplug_net.bridge_config import parse_bridge
-from nodeplug_net.ipam_config import parse_config
-from nodeplug_net.portmap_config import check_portmap
-from nodeplug_net.static_config import parse_static
+from nodeplug_net.bridge.config import parse_bridge
+from nodeplug_net.ipam.config import parse_config
+from nodeplug_net.ipam.static_config import parse_static
+from nodeplug_net.portmap.config import check_portmap
 from nodeplug_volumes.hostdir import HostDir
 from nodeplug_volumes.loopfile import LoopFile
 from nodeplug_volumes.tmpfs import Tmpfs

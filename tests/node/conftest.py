@@ -13,9 +13,9 @@ import pytest
 from nodeplug import Netns
 from nodeplug.testing.scratch_cni import ScratchCni, run_in
 from nodeplug_net.attachment import Attachment
-from nodeplug_net.bridge import Bridge, BridgeConfig
-from nodeplug_net.masquerade import Masquerade
-from nodeplug_net.netlink import Netlink
+from nodeplug_net.bridge.plugin import Bridge, BridgeConfig
+from nodeplug_net.netlink.connection import Netlink
+from nodeplug_net.nftables.masquerade import Masquerade
 
 Config = dict[str, Any]
 

@@ -9,9 +9,9 @@ from nodeplug import CniDns, CniResult, Netns, PluginError
 from nodeplug.testing.scratch_cni import ScratchCni, run_in
 from nodeplug.testing.waiting import until
 from nodeplug_net.attachment import Attachment
-from nodeplug_net.bridge import Bridge
-from nodeplug_net.links import Link, Links
-from nodeplug_net.netlink import Netlink
+from nodeplug_net.bridge.plugin import Bridge
+from nodeplug_net.netlink.connection import Netlink
+from nodeplug_net.netlink.links import Link, Links
 
 Make = Callable[..., dict[str, Any]]
 Look = Callable[[Netns], Any]

@@ -12,10 +12,10 @@ import pytest
 from nodeplug import CniRoute, LimitedConnectivity, Netns, NotReady, PluginError
 from nodeplug.testing.scratch_cni import ScratchCni, run_in
 from nodeplug_net.attachment import Attachment
-from nodeplug_net.bridge import Bridge
-from nodeplug_net.links import Link, Links
-from nodeplug_net.masquerade import Masquerade
-from nodeplug_net.netlink import Netlink
+from nodeplug_net.bridge.plugin import Bridge
+from nodeplug_net.netlink.connection import Netlink
+from nodeplug_net.netlink.links import Link, Links
+from nodeplug_net.nftables.masquerade import Masquerade
 
 Make = Callable[..., dict[str, Any]]
 Look = Callable[[Netns], Any]

@@ -7,8 +7,8 @@ from typing import Any
 from nodeplug import Netns
 from nodeplug.testing.scratch_cni import ScratchCni
 from nodeplug_net.attachment import Attachment
-from nodeplug_net.bridge import Bridge
-from nodeplug_net.reaper import LIMIT
+from nodeplug_net.bridge.plugin import Bridge
+from nodeplug_net.netlink.reaper import LIMIT
 
 Make = Callable[..., dict[str, Any]]
 Look = Callable[[Netns], Any]

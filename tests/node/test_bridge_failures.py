@@ -15,12 +15,13 @@ from nodeplug import (
     TryAgain,
 )
 from nodeplug.testing.scratch_cni import ScratchCni
-from nodeplug_net import messages, nftables
-from nodeplug_net import nftmessages as nft
 from nodeplug_net.attachment import Attachment
-from nodeplug_net.bridge import Bridge
-from nodeplug_net.links import Links
-from nodeplug_net.netlink import Netlink, Request
+from nodeplug_net.bridge.plugin import Bridge
+from nodeplug_net.netlink import messages
+from nodeplug_net.netlink.connection import Netlink, Request
+from nodeplug_net.netlink.links import Links
+from nodeplug_net.nftables import encoding as nftables
+from nodeplug_net.nftables import masquerade_messages as nft
 
 Make = Callable[..., dict[str, Any]]
 Look = Callable[[Netns], Any]

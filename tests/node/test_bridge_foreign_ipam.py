@@ -25,9 +25,9 @@ from nodeplug import (
     PluginError,
 )
 from nodeplug.testing.scratch_cni import ScratchCni
-from nodeplug_net.bridge import Bridge, BridgeConfig
-from nodeplug_net.masquerade import Masquerade
-from nodeplug_net.netlink import Netlink
+from nodeplug_net.bridge.plugin import Bridge, BridgeConfig
+from nodeplug_net.netlink.connection import Netlink
+from nodeplug_net.nftables.masquerade import Masquerade
 
 Make = Callable[..., dict[str, Any]]
 Look = Callable[[Netns], Any]

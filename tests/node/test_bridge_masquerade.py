@@ -10,13 +10,13 @@ import pytest
 
 from nodeplug import CniStatus, Netns, NotReady, PluginError
 from nodeplug.testing.scratch_cni import ScratchCni, run_in
-from nodeplug_net import nftmessages as nft
-from nodeplug_net.bridge import Bridge
-from nodeplug_net.links import Links
-from nodeplug_net.masquerade import Element, Masquerade
-from nodeplug_net.messages import delete_link, u32
-from nodeplug_net.netlink import KernelReply, Netlink, Request
-from nodeplug_net.nftables import begin, end
+from nodeplug_net.bridge.plugin import Bridge
+from nodeplug_net.netlink.connection import KernelReply, Netlink, Request
+from nodeplug_net.netlink.links import Links
+from nodeplug_net.netlink.messages import delete_link, u32
+from nodeplug_net.nftables import masquerade_messages as nft
+from nodeplug_net.nftables.encoding import begin, end
+from nodeplug_net.nftables.masquerade import Element, Masquerade
 
 Make = Callable[..., dict[str, Any]]
 NETFILTER = 12

@@ -11,10 +11,10 @@ import pytest
 
 from nodeplug import Netns, PluginError
 from nodeplug.testing.scratch_cni import ScratchCni
-from nodeplug_net import nftmessages as nft
-from nodeplug_net.bridge import Bridge, BridgeConfig
-from nodeplug_net.masquerade import Element, Masquerade
-from nodeplug_net.netlink import KernelReply, Netlink
+from nodeplug_net.bridge.plugin import Bridge, BridgeConfig
+from nodeplug_net.netlink.connection import KernelReply, Netlink
+from nodeplug_net.nftables import masquerade_messages as nft
+from nodeplug_net.nftables.masquerade import Element, Masquerade
 
 Make = Callable[..., dict[str, Any]]
 NETFILTER = 12

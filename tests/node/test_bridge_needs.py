@@ -9,11 +9,11 @@ import pytest
 
 from nodeplug import Journal, Netns, NotReady
 from nodeplug.testing.scratch_cni import ScratchCni
-from nodeplug_net import nftables
-from nodeplug_net import nftmessages as nft
-from nodeplug_net.bridge import Bridge, BridgeConfig
-from nodeplug_net.links import Link, Links, get_sysctl, set_sysctl
-from nodeplug_net.netlink import Netlink
+from nodeplug_net.bridge.plugin import Bridge, BridgeConfig
+from nodeplug_net.netlink.connection import Netlink
+from nodeplug_net.netlink.links import Link, Links, get_sysctl, set_sysctl
+from nodeplug_net.nftables import encoding as nftables
+from nodeplug_net.nftables import masquerade_messages as nft
 
 Make = Callable[..., dict[str, Any]]
 

@@ -11,9 +11,9 @@ import pytest
 from nodeplug import InvalidRequest, Netns, PluginError
 from nodeplug.testing.scratch_cni import ScratchCni, run_in
 from nodeplug_net.attachment import Attachment
-from nodeplug_net.bridge import Bridge
-from nodeplug_net.links import Link, Links
-from nodeplug_net.netlink import Netlink
+from nodeplug_net.bridge.plugin import Bridge
+from nodeplug_net.netlink.connection import Netlink
+from nodeplug_net.netlink.links import Link, Links
 
 Make = Callable[..., dict[str, Any]]
 Ping = Callable[[Netns, str], bool]

@@ -11,11 +11,11 @@ import pytest
 from nodeplug import Netns, PluginError
 from nodeplug.testing.scratch_cni import ScratchCni, run_in
 from nodeplug_net.attachment import Attachment
-from nodeplug_net.bridge import Bridge
-from nodeplug_net.links import Links
-from nodeplug_net.messages import delete_link, u32
-from nodeplug_net.netlink import Netlink, Request
-from nodeplug_net.transactions import generation_of
+from nodeplug_net.bridge.plugin import Bridge
+from nodeplug_net.netlink.connection import Netlink, Request
+from nodeplug_net.netlink.links import Links
+from nodeplug_net.netlink.messages import delete_link, u32
+from nodeplug_net.nftables.transactions import generation_of
 
 Make = Callable[..., dict[str, Any]]
 Ping = Callable[[Netns, str], bool]

@@ -22,8 +22,8 @@ from nodeplug import (
     unmount,
 )
 from nodeplug.testing.scratch_cni import ScratchCni
-from nodeplug_net.host_local import HostLocal, HostLocalConfig
-from nodeplug_net.ipam import Ipam
+from nodeplug_net.ipam.allocation import Ipam
+from nodeplug_net.ipam.host_local import HostLocal, HostLocalConfig
 
 
 @pytest.fixture
@@ -214,7 +214,7 @@ def test_a_second_del_reads_no_file(
         add(scratch, host_local, network(), who)
     scratch.delete(host_local, network(), "c1")
     read: list[str] = []
-    monkeypatch.setattr("nodeplug_net.store._read", read.append)
+    monkeypatch.setattr("nodeplug_net.ipam.store._read", read.append)
     scratch.delete(host_local, network(), "c1")
     assert read == []
 

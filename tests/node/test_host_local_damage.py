@@ -10,7 +10,7 @@ import pytest
 
 from nodeplug import Journal, NotReady, bind, unmount
 from nodeplug.testing.scratch_cni import ScratchCni
-from nodeplug_net.host_local import HostLocal, HostLocalConfig
+from nodeplug_net.ipam.host_local import HostLocal, HostLocalConfig
 
 NETWORK = {
     "cniVersion": "1.1.0",

@@ -9,10 +9,10 @@ import pytest
 from nodeplug import CniDns, Exhausted, InvalidEnvironment, InvalidRequest, Netns, NotReady, PluginError
 from nodeplug.testing.scratch_cni import ScratchCni, run_in
 from nodeplug_net.attachment import Attachment
-from nodeplug_net.links import Link, Links
-from nodeplug_net.macvlan import Macvlan, MacvlanConfig
-from nodeplug_net.macvlan_verbs import _mode_of
-from nodeplug_net.netlink import Netlink
+from nodeplug_net.macvlan.plugin import Macvlan, MacvlanConfig
+from nodeplug_net.macvlan.verbs import _mode_of
+from nodeplug_net.netlink.connection import Netlink
+from nodeplug_net.netlink.links import Link, Links
 
 Look = Callable[[Netns], Any]
 Ping = Callable[[Netns, str], bool]

@@ -12,10 +12,10 @@ import pytest
 from nodeplug import CniDns, CniResult, Exhausted, InvalidRequest, Netns, NotReady, PluginError
 from nodeplug.testing.scratch_cni import ScratchCni, run_in
 from nodeplug_net.attachment import Attachment
-from nodeplug_net.links import Link, Links
-from nodeplug_net.masquerade import Masquerade
-from nodeplug_net.netlink import Netlink
-from nodeplug_net.ptp import Ptp, PtpConfig
+from nodeplug_net.netlink.connection import Netlink
+from nodeplug_net.netlink.links import Link, Links
+from nodeplug_net.nftables.masquerade import Masquerade
+from nodeplug_net.ptp.plugin import Ptp, PtpConfig
 
 Look = Callable[[Netns], Any]
 Ping = Callable[[Netns, str], bool]

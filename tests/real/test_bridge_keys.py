@@ -19,7 +19,7 @@ import pytest
 
 from nodeplug.testing import CniError, CniRuntime, Sandbox, ScratchNode, folders
 from nodeplug.testing.waiting import until
-from nodeplug_net.bridge_vlan import add_vlans, delete_vlans
+from nodeplug_net.bridge.vlan import add_vlans, delete_vlans
 
 TYPES = {"reference": "bridge", "ours": "nodeplug-bridge"}
 WHOSE = pytest.mark.parametrize("whose", TYPES)

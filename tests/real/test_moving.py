@@ -20,11 +20,12 @@ from typing import Any
 import pytest
 
 from nodeplug.testing import CniError, CniRuntime, Sandbox, ScratchNode
-from nodeplug_net import reference_nft, way_back
 from nodeplug_net.attachment import Attachment
-from nodeplug_net.links import Interface
-from nodeplug_net.masquerade import Masquerade
-from nodeplug_net.sockets import open_nft
+from nodeplug_net.netlink.links import Interface
+from nodeplug_net.nftables.masquerade import Masquerade
+from nodeplug_net.nftables.sockets import open_nft
+from nodeplug_net.reference import nft as reference_nft
+from nodeplug_net.reference import way_back
 
 DEBIAN = Path("/usr/lib/cni")
 DUAL = [[{"subnet": "10.77.0.0/24"}], [{"subnet": "fd77::/64"}]]

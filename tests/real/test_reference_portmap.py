@@ -19,8 +19,8 @@ from tests.node.portmap.lab import DATAGRAM, SERVERS, STREAM, ask, mapping, serv
 
 from nodeplug.testing import CONTAINERD, CniError, CniRuntime, Sandbox, ScratchNode
 from nodeplug.testing.scratch_cni import run_in
-from nodeplug_net.links import Links
-from nodeplug_net.netlink import Netlink
+from nodeplug_net.netlink.connection import Netlink
+from nodeplug_net.netlink.links import Links
 
 DEBIAN = Path("/usr/lib/cni")
 KEEPERS = ["iptables-nft", "iptables-legacy", "nftables"]

@@ -5,7 +5,7 @@ import pytest
 
 from nodeplug import CniAdd, CniDns, InvalidEnvironment, InvalidRequest, Netns
 from nodeplug_net.attachment import LABEL_LIMIT, Attachment, network_label
-from nodeplug_net.bridge_config import BridgeConfig, parse_bridge
+from nodeplug_net.bridge.config import BridgeConfig, parse_bridge
 
 
 @pytest.fixture

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 import pytest
 
 from nodeplug import InvalidRequest
-from nodeplug_net.bridge_config import BridgeConfig
-from nodeplug_net.bridge_vlan import add_vlans, parse_vlans, put_into_vlans, vlans_of
-from nodeplug_net.links import Link, Links, parse_link
-from nodeplug_net.netlink import KernelReply, Netlink, Request
+from nodeplug_net.bridge.config import BridgeConfig
+from nodeplug_net.bridge.vlan import add_vlans, parse_vlans, put_into_vlans, vlans_of
+from nodeplug_net.netlink.connection import KernelReply, Netlink, Request
+from nodeplug_net.netlink.links import Link, Links, parse_link
 
 ACCESS = 0x2 | 0x4  # PVID, untagged
 BEGIN, END = 0x8, 0x10

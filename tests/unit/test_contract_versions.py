@@ -17,8 +17,8 @@ from nodeplug.loading.classes import PluginRefused
 from nodeplug.loading.discovery import find, installed
 from nodeplug_gpu.plugin import Gpu
 from nodeplug_hostdev import HostDev
-from nodeplug_net.bridge import Bridge
-from nodeplug_net.host_local import HostLocal
+from nodeplug_net.bridge.plugin import Bridge
+from nodeplug_net.ipam.host_local import HostLocal
 from nodeplug_net.loopback import Loopback
 from nodeplug_volumes.hostdir import HostDir
 from nodeplug_volumes.loopfile import LoopFile

@@ -7,14 +7,17 @@ import subprocess
 import sys
 
 ENCODE = "from nodeplug_net.warm import warm_up; warm_up()\n"
-EVERYTHING = "from nodeplug_net import messages, nftmessages\n" + "".join(
-    f"print({call})\n"
-    for call in (
-        "bytes(messages.create_veth(mtu=True, mac=True)._encoded).hex()",
-        "bytes(messages.create_bridge(mtu=True)._encoded).hex()",
-        "bytes(messages.address(messages.RTM_NEWADDR, 6, 64)._encoded).hex()",
-        "bytes(messages.route('10.0.0.0/8', '10.0.0.1', (('mtu', 1400),), 5, 300, None)._encoded).hex()",
-        "[bytes(one).hex() for one in nftmessages.rebuild([nftmessages.IPv6Network('fd00::/64')])]",
+EVERYTHING = (
+    "from nodeplug_net.netlink import messages\nfrom nodeplug_net.nftables import masquerade_messages\n"
+    + "".join(
+        f"print({call})\n"
+        for call in (
+            "bytes(messages.create_veth(mtu=True, mac=True)._encoded).hex()",
+            "bytes(messages.create_bridge(mtu=True)._encoded).hex()",
+            "bytes(messages.address(messages.RTM_NEWADDR, 6, 64)._encoded).hex()",
+            "bytes(messages.route('10.0.0.0/8', '10.0.0.1', (('mtu', 1400),), 5, 300, None)._encoded).hex()",
+            "[bytes(one).hex() for one in masquerade_messages.rebuild([masquerade_messages.IPv6Network('fd00::/64')])]",
+        )
     )
 )
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from nodeplug import CniAdd, CniDns, IncompatibleVersion, InvalidEnvironment, InvalidRequest, Netns
-from nodeplug_net.ipam_config import IpamConfig, folder_of, parse_config, parse_resolv_conf
+from nodeplug_net.ipam.config import IpamConfig, folder_of, parse_config, parse_resolv_conf
 
 DATA = Path("/var/lib/cni/networks")
 

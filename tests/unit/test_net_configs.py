@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from nodeplug_net.bridge import BridgeConfig
-from nodeplug_net.host_local import HostLocalConfig
+from nodeplug_net.bridge.plugin import BridgeConfig
+from nodeplug_net.ipam.host_local import HostLocalConfig
+from nodeplug_net.ipam.ranges import RangeConf, parse_range_set
+from nodeplug_net.ipam.static import StaticConfig
 from nodeplug_net.loopback import LoopbackConfig
-from nodeplug_net.macvlan import MacvlanConfig
-from nodeplug_net.ptp import PtpConfig
-from nodeplug_net.ranges import RangeConf, parse_range_set
-from nodeplug_net.static import StaticConfig
+from nodeplug_net.macvlan.plugin import MacvlanConfig
+from nodeplug_net.ptp.plugin import PtpConfig
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 MODELS: dict[str, type[BaseModel]] = {

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from nodeplug import CniAdd, CniInterface, CniIp, CniResult, InvalidRequest, Netns
-from nodeplug_net.portmap_conditions import Condition, parse_conditions
-from nodeplug_net.portmap_config import Forward, Wanted, asks_for_ports, parse_portmap
+from nodeplug_net.portmap.conditions import Condition, parse_conditions
+from nodeplug_net.portmap.config import Forward, Wanted, asks_for_ports, parse_portmap
 
 RESULT = CniResult(
     interfaces=(CniInterface("host"), CniInterface("eth0", sandbox="netns")),

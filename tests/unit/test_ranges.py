@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nodeplug import InvalidRequest
-from nodeplug_net import ranges as net_ranges
-from nodeplug_net.ranges import Range, RangeConf, RangeSet
+from nodeplug_net.ipam import ranges as net_ranges
+from nodeplug_net.ipam.ranges import Range, RangeConf, RangeSet
 
 SMALL = {"subnet": "10.0.0.0/29"}
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from nodeplug import TryAgain
-from nodeplug_net import reference_iptables
-from nodeplug_net.reference_iptables import LegacyRules, NoProgram
+from nodeplug_net.reference import iptables as reference_iptables
+from nodeplug_net.reference.iptables import LegacyRules, NoProgram
 
 OURS = (
     '-A POSTROUTING -s 10.77.0.2/32 -m comment --comment "name: \\"net\\" id: \\"c0\\"" -j CNI-0123456789abcdef01234567'

@@ -3,7 +3,7 @@
 from ipaddress import IPv4Interface, ip_address, ip_network
 
 from nodeplug_net.attachment import Attachment
-from nodeplug_net.reference_rules import Rule, chain_of, comment_of, instance_of, to_remove
+from nodeplug_net.reference.rules import Rule, chain_of, comment_of, instance_of, to_remove
 
 CHAIN = "CNI-2f9aafb03deb38160e230c91"
 COMMENT = 'name: "refnet" id: "c1"'

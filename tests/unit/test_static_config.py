@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from nodeplug import CniAdd, CniCheck, CniDns, CniResult, IncompatibleVersion, InvalidEnvironment, InvalidRequest, Netns
-from nodeplug_net.static_config import check_static, parse_static
+from nodeplug_net.ipam.static_config import check_static, parse_static
 
 V4 = {"address": "10.1.0.5/16", "gateway": "10.1.0.1"}
 

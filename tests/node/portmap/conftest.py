@@ -11,10 +11,10 @@ from tests.node.portmap.lab import OUTSIDE, SERVERS, Lab
 
 from nodeplug import Netns
 from nodeplug.testing.scratch_cni import ScratchCni, run_in
-from nodeplug_net.bridge import Bridge
-from nodeplug_net.links import Links
-from nodeplug_net.netlink import Netlink
-from nodeplug_net.portmap import Portmap, PortmapConfig
+from nodeplug_net.bridge.plugin import Bridge
+from nodeplug_net.netlink.connection import Netlink
+from nodeplug_net.netlink.links import Links
+from nodeplug_net.portmap.plugin import Portmap, PortmapConfig
 
 
 @pytest.fixture(autouse=True)

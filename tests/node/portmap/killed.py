@@ -15,10 +15,10 @@ from typing import Any
 
 from nodeplug import CniAdd, CniDel, CniInterface, CniIp, CniResult, Netns
 from nodeplug.testing.plugin_host import host
-from nodeplug_net import host_ports
-from nodeplug_net.links import set_sysctl
-from nodeplug_net.netlink import Netlink
-from nodeplug_net.portmap import Portmap, PortmapConfig
+from nodeplug_net.netlink.connection import Netlink
+from nodeplug_net.netlink.links import set_sysctl
+from nodeplug_net.portmap import host_ports
+from nodeplug_net.portmap.plugin import Portmap, PortmapConfig
 
 RESULT = CniResult(
     interfaces=(CniInterface("eth0", sandbox="/x"),),

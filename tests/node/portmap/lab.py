@@ -11,10 +11,10 @@ from typing import Any
 
 from nodeplug import CniResult, Netns
 from nodeplug.testing.scratch_cni import ScratchCni, run_in
-from nodeplug_net.bridge import Bridge
-from nodeplug_net.netlink import Netlink
-from nodeplug_net.portmap import Portmap
-from nodeplug_net.portmap_table import PortTable
+from nodeplug_net.bridge.plugin import Bridge
+from nodeplug_net.netlink.connection import Netlink
+from nodeplug_net.portmap.plugin import Portmap
+from nodeplug_net.portmap.table import PortTable
 
 OUTSIDE = {4: ("192.0.2.1/24", "192.0.2.2/24"), 6: ("2001:db8::1/64", "2001:db8::2/64")}
 """The host's address there, and the other's."""

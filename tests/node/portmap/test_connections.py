@@ -7,7 +7,7 @@ import pytest
 from tests.node.portmap.lab import DATAGRAM, HOST, STREAM, Lab, mapping, serve
 
 from nodeplug.testing.scratch_cni import run_in
-from nodeplug_net import conntrack
+from nodeplug_net.portmap import conntrack
 
 FAMILY = {4: socket.AF_INET, 6: socket.AF_INET6}
 

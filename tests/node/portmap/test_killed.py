@@ -14,9 +14,9 @@ from tests.node.portmap.killed import RESULT
 from tests.node.portmap.lab import NETFILTER, mapping
 
 from nodeplug.testing.scratch_cni import ScratchCni
-from nodeplug_net.netlink import Netlink
-from nodeplug_net.portmap import Portmap, PortmapConfig
-from nodeplug_net.portmap_table import PortTable
+from nodeplug_net.netlink.connection import Netlink
+from nodeplug_net.portmap.plugin import Portmap, PortmapConfig
+from nodeplug_net.portmap.table import PortTable
 
 PROGRAM = Path(__file__).with_name("killed.py")
 PORTS = [mapping(8080), mapping(8081, protocol="udp")]

@@ -13,7 +13,7 @@ from tests.node.portmap.lab import DATAGRAM, HOST, STREAM, Lab, mapping, serve
 
 from nodeplug import InvalidRequest, PluginError, TryAgain
 from nodeplug.testing.scratch_cni import run_in
-from nodeplug_net.portmap import Portmap, PortmapConfig
+from nodeplug_net.portmap.plugin import Portmap, PortmapConfig
 
 
 def nft(lab: Lab, *words: str) -> str:

@@ -55,9 +55,9 @@ from nodeplug.testing.kubelet.ledger import ContainerKey, DeviceAllocateInfo
 from nodeplug.testing.scratch_cni import run_in
 from nodeplug.testing.waiting import until
 from nodeplug_gpu.mps.record import recorded
-from nodeplug_net import nftables
-from nodeplug_net import nftmessages as nft
 from nodeplug_net.attachment import Attachment
+from nodeplug_net.nftables import encoding as nftables
+from nodeplug_net.nftables import masquerade_messages as nft
 
 HERE: Final = Path(__file__).parent
 SUPERVISOR: Final = """\

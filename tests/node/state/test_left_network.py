@@ -10,8 +10,8 @@ from tests.node.state.tree import entries
 
 from nodeplug.testing import Sandbox
 from nodeplug.testing.waiting import until
-from nodeplug_net.masquerade import Masquerade
-from nodeplug_net.netlink import Netlink
+from nodeplug_net.netlink.connection import Netlink
+from nodeplug_net.nftables.masquerade import Masquerade
 
 RUNNING = {"c1", "c2", "f1"}
 

@@ -1,0 +1,180 @@
+"""CHECK and STATUS of the bridge: is everything as ADD left it, and would the next ADD succeed?
+
+Owns: the comparison of a result with the kernel, with a text for every difference.
+Refuses: repair, and complaints about what a later plugin of the list may add: extra routes and addresses are fine.
+"""
+
+from collections.abc import Iterator
+
+from nodeplug import (
+    CniCheck,
+    CniIp,
+    CniStatus,
+    InvalidRequest,
+    LimitedConnectivity,
+    NotReady,
+)
+from nodeplug_net.attachment import Attachment, network_label
+from nodeplug_net.bridge.config import BridgeConfig, parse_bridge
+from nodeplug_net.bridge.host import ensure_gateway, gateway_addresses
+from nodeplug_net.bridge.vlan import missing_vlans, vlans_of
+from nodeplug_net.comparison import inside_differences, masquerade_differences, refuse
+from nodeplug_net.dataplane import Dataplane
+from nodeplug_net.forwarding import ensure_forwarding, not_forwarding
+from nodeplug_net.netlink.connection import Netlink
+from nodeplug_net.netlink.links import Link, Links, links_in
+from nodeplug_net.nftables.spoof_check import SpoofCheck
+
+
+def check(request: CniCheck, plane: Dataplane) -> None:
+    """Serve CHECK.
+
+    Raises:
+        PluginError: with every difference.
+        OSError: the kernel refuses.
+    """
+    config = parse_bridge(request)
+    with Netlink() as netlink:
+        links = Links(netlink)
+        with links_in(request.netns) as inner:
+            found = list(_differences(request, config, links, inner, plane))
+    refuse(request, found)
+    plane.addressing.check(request, config.ipam)
+
+
+def _differences(
+    request: CniCheck, config: BridgeConfig, links: Links, inner: Links, plane: Dataplane
+) -> Iterator[str]:
+    result = request.prev_result
+    inside = inner.get(request.ifname)
+    bridge = links.get(config.bridge)
+    if bridge is None or bridge.kind != "bridge":
+        yield f"bridge {config.bridge} does not exist"
+        return
+    if not bridge.is_up:
+        yield f"bridge {config.bridge} is down"
+    if inside is None:
+        yield f"interface {request.ifname} does not exist in {request.netns.path}"
+        return
+    expected = next((one for one in result.interfaces if one.sandbox and one.name == request.ifname), None)
+    if expected is None:
+        yield f"the result has no interface {request.ifname} with a sandbox"
+        return
+    yield from inside_differences(request, inner, inside, expected, may_be_down=config.interface_stays_down)
+    yield from _outside_differences(request, config, links, bridge, inside)
+    if config.is_gateway:
+        yield from _gateway_differences(request, config, links)
+    if config.ip_masq:
+        yield from masquerade_differences(request, plane, config.masqueraded, same_subnet=config.masq_same_subnet)
+    if config.mac_spoof_check:
+        with plane.nft.lent(request.host_netns) as netlink:
+            host = _host_end(request, bridge)
+            yield from SpoofCheck(netlink).differences(Attachment.of(request), host, inside.mac)
+
+
+def _gateway_differences(request: CniCheck, config: BridgeConfig, links: Links) -> Iterator[str]:
+    link = links.get(config.gateway_interface)
+    present = [] if link is None else links.addresses(link)
+    for address in gateway_addresses(request.prev_result.ips):
+        if address not in present:
+            yield f"{'interface' if config.vlan else 'bridge'} {config.gateway_interface} lost its address {address}"
+
+
+def _outside_differences(
+    request: CniCheck, config: BridgeConfig, links: Links, bridge: Link, inside: Link
+) -> Iterator[str]:
+    name = _host_end(request, bridge)
+    outside = links.get(name)
+    if outside is None:
+        yield f"host interface {name} does not exist"
+        return
+    if not outside.is_up:
+        yield f"host interface {name} is down"
+    if (outside.peer, inside.peer) != (inside.index, outside.index):
+        yield f"host interface {name} is not the peer of {inside.name}"
+    if outside.master != bridge.index:
+        yield f"host interface {name} is not a port of bridge {bridge.name}"
+    elif outside.hairpin != config.hairpin:
+        yield f"hairpin mode of {name} is {'on' if outside.hairpin else 'off'}"
+    elif outside.isolated != config.isolated:
+        yield f"isolation of {name} is {'on' if outside.isolated else 'off'}"
+    yield from missing_vlans(links, outside, vlans_of(config)) if config.filters_vlans else ()
+    expected = next((one for one in request.prev_result.interfaces if one.name == name and not one.sandbox), None)
+    if expected is not None and expected.mac and outside.mac != expected.mac.lower():
+        yield f"host interface {name} has MAC {outside.mac}, not {expected.mac}"
+
+
+def _host_end(request: CniCheck, bridge: Link) -> str:
+    """Return the name of the host end; one that the reference plugin made has a random name."""
+    name = Attachment.of(request).host_veth
+    names = [one.name for one in request.prev_result.interfaces if not one.sandbox and one.name != bridge.name]
+    return names[0] if names and name not in names else name
+
+
+def status(request: CniStatus, plane: Dataplane) -> None:
+    """Serve STATUS; repair what an ADD would repair.
+
+    Runtimes hold pods back while STATUS fails, so a failure that only the next ADD would repair would never end.
+
+    Raises:
+        LimitedConnectivity: containers are attached, and the bridge cannot be repaired.
+        NotReady: containers are attached and something that they need is gone; or IPAM has no address.
+        OSError: the kernel refuses.
+    """
+    config = parse_bridge(request)
+    with Netlink() as netlink:
+        links = Links(netlink)
+        bridge = links.get(config.bridge)
+        if bridge is not None:
+            _mend_bridge(request, plane, links, bridge)
+    missing = plane.networks.missing(request, config)
+    if missing:
+        raise NotReady(f"network {request.network} is damaged: {'; '.join(missing)}")
+    plane.addressing.status(request, config.ipam)
+
+
+def _mend_bridge(request: CniStatus, plane: Dataplane, links: Links, bridge: Link) -> None:
+    if bridge.kind != "bridge":
+        raise LimitedConnectivity(f"interface {bridge.name} is not a bridge; remove it or choose another name")
+    label = network_label(request.network)
+    if not any(port.alias.startswith(label) for port in links.ports(bridge)):
+        return  # the first ADD sets the bridge up and gives it its addresses
+    config = parse_bridge(request)
+    try:
+        if not bridge.is_up:
+            plane.log.warning("bridge %s was down with containers attached; it is set up again", bridge.name)
+            links.set_up(bridge)
+        if config.is_gateway:
+            _mend_gateways(request, config, plane, links, bridge)
+        if config.ip_masq:
+            _mend_masquerade(request, config, plane, links)
+    except (OSError, InvalidRequest) as error:
+        raise LimitedConnectivity(f"bridge {bridge.name} cannot be repaired: {error}") from error
+
+
+def _mend_masquerade(request: CniStatus, config: BridgeConfig, plane: Dataplane, links: Links) -> None:
+    expected = plane.attached(request, config, links)
+    with plane.masquerade(request) as masquerade:
+        lost = masquerade.lacking(entry.network for entry in expected)
+        if lost:
+            text = ", ".join(map(str, lost))
+            plane.log.warning("subnet %s lost the rule that masquerades its containers; the rule is restored", text)
+            masquerade.mend(expected)
+
+
+def _mend_gateways(request: CniStatus, config: BridgeConfig, plane: Dataplane, links: Links, bridge: Link) -> None:
+    link = links.get(config.gateway_interface) if config.vlan else bridge
+    if link is None:
+        return  # CHECK says so; the next ADD makes it anew
+    present = {address.ip for address in links.addresses(link)}
+    sets = plane.addressing.gateways(request, config.ipam)
+    lost = [gateways[0] for gateways in sets if not present.intersection(one.ip for one in gateways)]
+    if lost:
+        text = ", ".join(str(one.ip) for one in lost)
+        plane.log.warning("interface %s lost %s, the gateway of its containers; it is restored", link.name, text)
+        ensure_gateway(links, link, config, [CniIp(one, gateway=one.ip) for one in lost])
+    versions = {gateways[0].version for gateways in sets}
+    off = not_forwarding(versions)
+    if off:
+        plane.log.warning("net/%s was not 1 with containers attached; the host forwards again", ", net/".join(off))
+        ensure_forwarding(versions)

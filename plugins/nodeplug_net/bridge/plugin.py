@@ -1,0 +1,115 @@
+"""bridge: containers on a Linux bridge (plugin `bridge`).
+
+Owns: the hooks: claims, and which module serves which verb.
+Refuses: work. ADD is in `add`, DEL and GC in `delete`, CHECK and STATUS in `check`.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from nodeplug import Claim, CniAdd, CniCheck, CniClaim, CniDel, CniGc, CniResult, CniStatus, Example, Host, hookimpl
+from nodeplug.fields import CniExecutable
+from nodeplug_net import DATA_DIR
+from nodeplug_net.bridge import add, check, delete
+from nodeplug_net.dataplane import Dataplane
+from nodeplug_net.ipam.addressing import Addressing
+from nodeplug_net.ipam.allocation import Ipam
+from nodeplug_net.needs import Networks
+from nodeplug_net.netlink.reaper import Reaper
+from nodeplug_net.nftables.sockets import NftSockets
+from nodeplug_net.undo import kernel_errors
+from nodeplug_net.warm import warm_up
+
+
+class BridgeConfig(BaseModel):
+    """`[plugins.bridge.config]`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    names: tuple[CniExecutable, ...] = Field(
+        ("nodeplug-bridge",), description="executables on CNI_PATH; add 'bridge' to take the reference plugin over"
+    )
+    data_dir: Path = Field(
+        DATA_DIR,
+        description="where IPAM type host-local reserves addresses unless a network's ipam.dataDir says otherwise",
+    )
+
+
+class Bridge:
+    """The plugin."""
+
+    Config = BridgeConfig
+    isolation = "thread"
+    example: ClassVar[Example] = {
+        "config": {"data_dir": "{scratch}/addresses"},
+        "cni": {
+            "type": "nodeplug-bridge",
+            "bridge": "example0",
+            "isGateway": True,
+            "ipMasq": True,
+            "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.88.0.0/24"}], [{"subnet": "fd00:88::/64"}]]},
+        },
+    }
+
+    def __init__(self, config: BridgeConfig, host: Host) -> None:
+        self._names = config.names
+        reaper = Reaper()
+        addressing = Addressing(Ipam(host, config.data_dir), host)
+        self._plane = Dataplane(addressing, reaper, NftSockets(reaper), host.log, Networks(host))
+
+    @hookimpl
+    def claims(self) -> Sequence[Claim]:
+        """Claim the configured names."""
+        return [CniClaim(name) for name in self._names]
+
+    @hookimpl
+    def start(self) -> None:
+        """Encode the messages that every ADD needs, and release addresses that an earlier boot left."""
+        warm_up()
+        self._plane.addressing.recover()
+        self._plane.networks.recover()
+        self._plane.tidy()
+
+    @hookimpl
+    def stop(self) -> None:
+        """Close idle sockets."""
+        self._plane.nft.close()
+
+    @hookimpl
+    def health(self) -> None:
+        """Raise NotReady if a network with containers lost what they need."""
+        with kernel_errors():
+            self._plane.networks.check()
+
+    @hookimpl
+    def cni_add(self, request: CniAdd) -> CniResult:
+        """Attach a container."""
+        with kernel_errors():
+            return add.attach(request, self._plane)
+
+    @hookimpl
+    def cni_del(self, request: CniDel) -> None:
+        """Detach a container."""
+        with kernel_errors():
+            delete.detach(request, self._plane)
+
+    @hookimpl
+    def cni_check(self, request: CniCheck) -> None:
+        """Compare an attachment with its result."""
+        with kernel_errors():
+            check.check(request, self._plane)
+
+    @hookimpl
+    def cni_gc(self, request: CniGc) -> None:
+        """Remove what belongs to no valid attachment."""
+        with kernel_errors():
+            delete.collect(request, self._plane)
+
+    @hookimpl
+    def cni_status(self, request: CniStatus) -> None:
+        """Raise NotReady if an ADD would fail."""
+        with kernel_errors():
+            check.status(request, self._plane)

@@ -1,0 +1,1 @@
+"""rtnetlink: a socket, the messages, and links, addresses and routes as values and verbs."""

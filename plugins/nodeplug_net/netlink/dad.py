@@ -1,0 +1,55 @@
+"""Duplicate address detection of IPv6 (RFC 4862): an address may be used when no neighbour answers for it.
+
+Owns: the wait for its end (`enabledad`), in the words of the reference (pkg/ip/addr_linux.go).
+Refuses: detection itself, which is the kernel's.
+"""
+
+import struct
+import time
+from typing import Final
+
+from nodeplug import PluginError
+from nodeplug_net.netlink import messages
+from nodeplug_net.netlink.connection import ENODEV, Request
+from nodeplug_net.netlink.links import OPER_UP, Link, Links, parse_address
+from nodeplug_net.netlink.messages import u32
+
+_PATIENCE: Final = 5.0
+_POLL: Final = 0.01
+_FLAGS: Final = 18  # ifaddrmsg.ifa_flags, behind the header
+_DADFAILED: Final = 0x08
+_TENTATIVE: Final = 0x40
+
+
+def settle(links: Links, link: Link) -> None:
+    """Return when the addresses of a link may be used: after a second or two, since the kernel waits for answers.
+
+    Args:
+        links: of the link's namespace.
+        link: one that is up.
+
+    Raises:
+        PluginError: a neighbour has one of them, or detection does not end.
+    """
+    until = time.monotonic() + _PATIENCE
+    words = f'failed to settle addresses for "{link.name}": link {link.name}'
+    while True:
+        data = messages.dump_addresses().fill(index=u32(link.index))
+        answer = links.netlink.ask(Request(data, f"list the addresses of interface {link.name}", ENODEV))[0]
+        found = [message for message in answer.messages if _is_of(message, link.index)]
+        failed = next((parse_address(message).ip for message in found if message[_FLAGS] & _DADFAILED), None)
+        if failed is not None:
+            raise PluginError(f"{words} has address {failed} in DADFAILED state", details="a neighbour has it")
+        if not any(message[_FLAGS] & _TENTATIVE for message in found):
+            return
+        if time.monotonic() > until:
+            now = links.at(link.index)
+            if now is None or now.state != OPER_UP:
+                return  # which is what the wait for the port of the bridge says
+            raise PluginError(f"{words} still has tentative addresses after {_PATIENCE:.0f} seconds")
+        time.sleep(_POLL)
+
+
+def _is_of(message: bytes, index: int) -> bool:
+    """Whether an address is of an interface: kernels without strict checking list those of every one."""
+    return bool(struct.unpack_from("=I", message, 20)[0] == index)

@@ -1,0 +1,84 @@
+"""Sockets of nf_tables that stay open between calls.
+
+Owns: idle sockets, by network namespace; each is used by one call at a time.
+Refuses: rtnetlink, whose sockets cost nothing to close. Closing a socket of nf_tables waits for a grace period of RCU
+when anything was deleted shortly before, and it holds the mutex of all transactions meanwhile (nft_rcv_nl_event). Every
+link deletion needs that mutex while it holds RTNL: a close after each DEL makes all of them 10 ms slower.
+
+An open socket keeps its namespace alive. The node's own exists anyway; for any other one the sockets are closed
+after `IDLE` seconds without use, at the next call, or at `close`.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Final
+
+from nodeplug import Netns
+from nodeplug_net.netlink.connection import Netlink
+from nodeplug_net.netlink.reaper import Reaper
+
+IDLE: Final = 60.0
+_NETLINK_NETFILTER: Final = 12
+
+Identity = tuple[int, int]
+
+
+def open_nft() -> Netlink:
+    """Open a socket of nf_tables in the calling thread's namespace."""
+    return Netlink(_NETLINK_NETFILTER)
+
+
+@dataclass(slots=True)
+class NftSockets:
+    """The idle sockets. Any thread may call it: a list's append and pop are atomic.
+
+    An open socket keeps its namespace, and so its inode number: the identity cannot be reused.
+    """
+
+    reaper: Reaper
+    _idle: dict[Identity, list[tuple[float, Netlink]]] = field(default_factory=dict)
+
+    @contextmanager
+    def lent(self, netns: Netns) -> Iterator[Netlink]:
+        """Lend a socket of the namespace that the calling thread is in.
+
+        Args:
+            netns: that namespace.
+
+        Yields:
+            A socket; it is closed if the block fails, because replies may be left in it.
+        """
+        idle = self._idle.setdefault(netns.identity, [])
+        try:
+            _, netlink = idle.pop()
+        except IndexError:
+            netlink = open_nft()
+        try:
+            yield netlink
+        except BaseException:
+            self.reaper.close(netlink)
+            raise
+        idle.append((time.monotonic(), netlink))
+        self._expire(netns.identity)
+
+    def _expire(self, current: Identity) -> None:
+        for identity in list(self._idle):
+            if identity != current:
+                self._close(identity, time.monotonic() - IDLE)
+
+    def _close(self, identity: Identity, before: float) -> None:
+        """Close what was not used since a moment; the list stays, as another thread may hold it."""
+        idle = self._idle.get(identity, [])
+        try:
+            while idle[0][0] <= before:
+                self.reaper.close(idle.pop(0)[1])
+        except IndexError:  # none left, perhaps because another thread was faster
+            return
+
+    def close(self) -> None:
+        """Close every idle socket, in the calling thread."""
+        for idle in list(self._idle.values()):
+            while idle:
+                idle.pop()[1].close()

@@ -1,0 +1,1 @@
+"""The plugin portmap: ports of the host that lead to a container."""

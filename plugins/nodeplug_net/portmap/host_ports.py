@@ -1,0 +1,310 @@
+"""The ports of hosts that lead to containers: reserved, recorded, forwarded, in this order, and ended in the other.
+
+Owns: what each verb does, and what is left to do after the daemon was killed or rules were flushed.
+Refuses: hooks and configuration (`plugin`, `config`), and work for a container without port mappings.
+
+Whatever ends the daemon within an ADD, the record says what to remove: the transaction is whole or absent, and a socket
+ends with the daemon.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from ipaddress import IPv4Address
+from typing import TYPE_CHECKING, Final
+
+from nodeplug import CniAdd, CniCheck, CniDel, CniGc, CniRequest, CniStatus, Host, InvalidRequest, PluginError, TryAgain
+from nodeplug_net.attachment import Attachment, network_label
+from nodeplug_net.netlink.connection import Netlink
+from nodeplug_net.netlink.links import Links, get_sysctl, set_sysctl
+from nodeplug_net.netlink.reaper import Reaper
+from nodeplug_net.nftables.sockets import Identity, NftSockets, open_nft
+from nodeplug_net.portmap import conntrack
+from nodeplug_net.portmap.config import Forward, Mappings, Wanted, asks_for_ports, parse_portmap, targets
+from nodeplug_net.portmap.mapped_ports import ADDING, MappedPorts, Record
+from nodeplug_net.portmap.reservations import Port, Reservations
+from nodeplug_net.portmap.table import Entry, PortTable, entry_of
+from nodeplug_net.reference.ports import ReferencePorts
+from nodeplug_net.undo import Errors, Undo
+
+if TYPE_CHECKING:
+    import logging
+
+_AGAIN: Final = "the next ADD, STATUS or GC of a network with port mappings restores it"
+
+
+class HostPorts:
+    """The host ports of one plugin. Any thread may call it."""
+
+    def __init__(self, host: Host) -> None:
+        self._log: logging.LoggerAdapter[logging.Logger] = host.log
+        self._nft = NftSockets(Reaper())
+        self._records = MappedPorts(host)
+        self._reservations = Reservations()
+        self._recovered: set[Identity] = set()
+        self._lock = threading.Lock()
+        self._changing = threading.Lock()
+
+    def recover(self, home: Identity) -> None:
+        """Take over what an earlier daemon did in this boot, in the namespace that the calling thread is in.
+
+        Raises:
+            OSError: the kernel refuses.
+        """
+        self._records.recover()
+        if self._records.of(home):
+            with open_nft() as netlink:
+                self._recover(home, PortTable(netlink))
+
+    def close(self) -> None:
+        """Release the ports, for who comes next, and close idle sockets."""
+        self._reservations.close()
+        self._nft.close()
+
+    def add(self, request: CniAdd, wanted: Wanted) -> None:
+        """Forward the ports of an attachment; a failure leaves nothing behind.
+
+        Raises:
+            TryAgain: somebody has one of the ports; the message says who.
+            PluginError: the record cannot be written.
+            OSError: the kernel refuses.
+        """
+        mappings = wanted.mappings()
+        if not mappings.forwards:
+            return
+        namespace, label = request.host_netns.identity, Attachment.of(request).label
+        with self._table(request) as table, Undo(self._log) as undo:
+            former = self._records.get(namespace, label)
+            undo.push(f"undo the host ports of {label}", lambda: self._withdraw(request, label, former))
+            self._records.note(Record(namespace, label, wanted, ADDING))
+            with self._changing:
+                self._reservations.take(namespace, label, map(Port.of, mappings.forwards))
+            self._forward(table, namespace, entry_of(mappings, label), again=former is not None)
+            if mappings.localhost:
+                _cross_from_localhost(mappings)
+            self._forget(request, conntrack.forget_before, mappings.forwards)
+            self._records.note(Record(namespace, label, wanted))
+
+    def _withdraw(self, request: CniAdd, label: str, former: Record | None) -> None:
+        """Return to what was before an ADD; what cannot be removed keeps its unfinished record."""
+        if former is None or former.phase == ADDING:
+            self._remove(request, label)
+            self._release(request.host_netns.identity, label)
+            return
+        mappings = former.wanted.mappings()
+        with self._table(request) as table:
+            self._forward(table, former.namespace, entry_of(mappings, label), again=True)
+        with self._changing:
+            self._reservations.take(former.namespace, label, map(Port.of, mappings.forwards))
+            self._records.note(former)
+
+    def _forward(self, table: PortTable, namespace: Identity, entry: Entry, *, again: bool) -> None:
+        table.add(entry, lambda near: self._mend(table, namespace, near), again=again)
+
+    def _release(self, namespace: Identity, label: str) -> None:
+        with self._changing:
+            self._reservations.release(namespace, label)
+            self._records.forget(namespace, label)
+
+    def delete(self, request: CniDel) -> None:
+        """End the forwarding of an attachment's ports, whether or not the request names them.
+
+        Raises:
+            PluginError: something is left; the runtime will repeat DEL.
+            OSError: the kernel refuses.
+        """
+        attachment = Attachment.of(request)
+        record = self._records.get(request.host_netns.identity, attachment.label)
+        if record is None and not asks_for_ports(request):
+            return
+        errors = Errors()
+        with errors.kept():
+            self._end(request, attachment.label, record)
+        if record is None:
+            with errors.kept(), self._reference(request) as reference:
+                result = request.prev_result
+                reference.end(attachment, [one.ip for one in targets(result, request.ifname)] if result else [])
+        errors.raise_all()
+
+    def _end(self, request: CniRequest, label: str, record: Record | None) -> None:
+        namespace, errors = request.host_netns.identity, Errors()
+        with self._changing:  # from here on nothing brings the ports back
+            self._records.end(namespace, label)
+        with errors.kept():
+            self._remove(request, label)
+            if record is not None:
+                self._forget(request, conntrack.forget_after, record.wanted.mappings().forwards)
+            self._release(namespace, label)
+        errors.raise_all()
+
+    def differences(self, request: CniCheck, wanted: Wanted) -> list[str]:
+        """Name what is not as ADD left it.
+
+        Raises:
+            OSError: the kernel refuses.
+        """
+        mappings, label = wanted.mappings(), Attachment.of(request).label
+        if not mappings.forwards:
+            return []
+        with self._table(request) as table:
+            found = table.differences(entry_of(mappings, label))
+        if found and self._records.get(request.host_netns.identity, label) is None:
+            attachment = Attachment.of(request)
+            with self._reference(request) as reference:
+                if all(reference.covers(attachment, forward) for forward in mappings.forwards):
+                    found = []
+        for link in _interfaces(mappings) if mappings.localhost else ():
+            if get_sysctl(f"ipv4/conf/{link}/route_localnet") == "0":
+                found.append(f"connections from 127.0.0.1 do not reach {link}: its route_localnet is 0")
+        return found
+
+    def collect(self, request: CniGc) -> None:
+        """End the ports of this network that belong to no valid attachment, and restore those of the others.
+
+        Raises:
+            PluginError: with every failure; the rest is done.
+            OSError: the kernel refuses.
+        """
+        errors, namespace, prefix = Errors(), request.host_netns.identity, network_label(request.network)
+        if request.valid is not None:
+            valid = {Attachment(request.network, one.container_id, one.ifname).label for one in request.valid}
+            with self._table(request) as table:
+                present = table.labels(prefix)
+            present |= {one.label for one in self._records.of(namespace) if one.label.startswith(prefix)}
+            for label in sorted(present - valid):
+                with errors.kept():
+                    self._end(request, label, self._records.get(namespace, label))
+            with errors.kept(), self._reference(request) as reference:
+                reference.collect(request.network, {one.container_id for one in request.valid})
+        with errors.kept(), self._table(request) as table:
+            self._mend(table, namespace)
+            table.prune()
+        errors.raise_all()
+
+    def mend(self, request: CniStatus) -> None:
+        """Restore what the containers of the request's host lost: rules, and reservations.
+
+        Raises:
+            OSError: the kernel refuses.
+        """
+        namespace = request.host_netns.identity
+        records = self._records.of(namespace)
+        if not records:
+            return
+        with self._table(request) as table:
+            missing = table.missing(self._entries(namespace))
+            if missing:
+                self._log.warning("%s; it is restored", "; ".join(missing))
+                self._mend(table, namespace)
+        for record in records:
+            self._reserve(record)
+
+    def missing(self, home: Identity) -> list[str]:
+        """Name what containers of the namespace lost that the calling thread is in.
+
+        Raises:
+            OSError: the kernel refuses.
+        """
+        entries = self._entries(home)
+        if not entries:
+            return []
+        with open_nft() as netlink:
+            return [f"{one}; {_AGAIN}" for one in PortTable(netlink).missing(entries)]
+
+    def _mend(self, table: PortTable, namespace: Identity, near: Sequence[str] = ()) -> None:
+        """Restore what attachments lack, those excepted that end: a DEL that begins meanwhile waits, and removes it."""
+        with self._changing:
+            table.mend(self._entries(namespace), near)
+
+    def _entries(self, namespace: Identity) -> list[Entry]:
+        """Compose what the kernel is to have for the attachments of a namespace."""
+        records = [one for one in self._records.of(namespace) if one.phase != ADDING]
+        return [entry_of(one.wanted.mappings(), one.label) for one in records]
+
+    def _recover(self, namespace: Identity, table: PortTable) -> None:
+        with self._lock:
+            if namespace in self._recovered:
+                return
+            for record in self._records.of(namespace):
+                if record.phase == ADDING:
+                    table.remove(record.label)
+                    self._records.forget(namespace, record.label)
+                elif not self._reserve(record):
+                    self._log.warning("the host ports of %r are not reserved, and go on to lead there", record.label)
+            if self._entries(namespace):
+                self._mend(table, namespace)
+            else:
+                table.prune()
+            self._recovered.add(namespace)
+
+    def _reserve(self, record: Record) -> bool:
+        """Reserve the ports of an attachment that has not ended, nor changed, since its record was read."""
+        ports = map(Port.of, record.wanted.mappings().forwards)
+        try:
+            with self._changing:
+                if record.phase != ADDING and self._records.get(record.namespace, record.label) is record:
+                    self._reservations.take(record.namespace, record.label, ports)
+        except (OSError, TryAgain) as error:
+            self._log.debug("%s", error)
+            return False
+        return True
+
+    @contextmanager
+    def _table(self, request: CniRequest) -> Iterator[PortTable]:
+        """Open the table of the request's host namespace, which the calling thread is in."""
+        with self._nft.lent(request.host_netns) as netlink:
+            table = PortTable(netlink)
+            self._recover(request.host_netns.identity, table)
+            yield table
+
+    @contextmanager
+    def _reference(self, request: CniRequest) -> Iterator[ReferencePorts]:
+        """Open what the reference's portmap wrote into the request's host namespace."""
+        with self._nft.lent(request.host_netns) as netlink:
+            yield ReferencePorts(netlink, self._log)
+
+    def _remove(self, request: CniRequest, label: str) -> None:
+        with self._table(request) as table:
+            table.remove(label)
+
+    def _forget(
+        self, request: CniRequest, forget: Callable[[Netlink, Sequence[Forward]], int], forwards: Sequence[Forward]
+    ) -> None:
+        """Delete connections; a failure is said and no more, since they end by themselves."""
+        try:
+            with self._nft.lent(request.host_netns) as netlink:
+                forget(netlink, forwards)
+        except (OSError, PluginError) as error:
+            self._log.warning("connections to former owners of host ports go on: %s", error)
+
+
+def _interfaces(mappings: Mappings) -> list[str]:
+    """Return the host's interfaces by which the containers' IPv4 addresses are reached."""
+    targets = dict.fromkeys(one.target for one in mappings.forwards if isinstance(one.target, IPv4Address))
+    with Netlink() as netlink:
+        found = [Links(netlink).towards(target) for target in targets]
+    return [link.name for link in found if link is not None]
+
+
+def _cross_from_localhost(mappings: Mappings) -> None:
+    """Let packets from 127.0.0.1 leave by the containers' interface: the kernel takes them for martians otherwise.
+
+    Raises:
+        OSError: the setting cannot be written.
+    """
+    for link in _interfaces(mappings):
+        set_sysctl(f"ipv4/conf/{link}/route_localnet", "1")
+
+
+def parsed(request: CniAdd | CniCheck) -> Wanted:
+    """Read a request; the sentence of a mistake is the reference's.
+
+    Raises:
+        InvalidRequest: a key is wrong.
+    """
+    try:
+        return parse_portmap(request)
+    except InvalidRequest as error:
+        if isinstance(request, CniCheck):
+            raise
+        raise InvalidRequest(f"failed to parse config: {error}") from error

@@ -1,0 +1,1 @@
+"""The plugin ptp: a veth pair per container, and routes."""

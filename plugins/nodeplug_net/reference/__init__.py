@@ -1,0 +1,1 @@
+"""What the reference (containernetworking/plugins) writes into the kernel: found, removed, and written for them."""
