@@ -55,6 +55,31 @@ def test_a_result_has_addresses_gateways_and_routes_alone(scratch: ScratchCni, h
     assert [str(route.dst) for route in result.routes] == ["0.0.0.0/0"]
 
 
+def test_what_is_excluded_is_given_to_nobody(scratch: ScratchCni, host_local: HostLocal) -> None:
+    config = network("10.1.2.0/29", exclude=["10.1.2.3", "10.1.2.4/31"])
+    assert [add(scratch, host_local, config, who) for who in ("c1", "c2")] == [["10.1.2.2/29"], ["10.1.2.6/29"]]
+    with pytest.raises(Exhausted, match=r"range set: 10\.1\.2\.1-10\.1\.2\.2,10\.1\.2\.6-10\.1\.2\.6; "):
+        add(scratch, host_local, config, "c3")
+    with pytest.raises(NotReady, match="0 of 2 addresses free"):
+        scratch.status(host_local, config)
+
+
+def test_who_has_an_address_that_was_excluded_since_keeps_it(scratch: ScratchCni, host_local: HostLocal) -> None:
+    add(scratch, host_local, network("10.1.2.0/29"), "c1")
+    excluded = network("10.1.2.0/29", exclude=["10.1.2.2"])
+    result = scratch.add(host_local, excluded, "c1", scratch.host_netns)
+    assert [str(ip.address) for ip in result.ips] == ["10.1.2.2/29"]
+    scratch.check(host_local, excluded, "c1", scratch.host_netns, result)
+    scratch.delete(host_local, excluded, "c1", scratch.host_netns)
+    assert add(scratch, host_local, excluded, "c2") == ["10.1.2.3/29"]
+
+
+def test_nobody_gets_an_excluded_address_on_request(scratch: ScratchCni, host_local: HostLocal) -> None:
+    config = network("10.1.2.0/29", exclude=["10.1.2.4"])
+    with pytest.raises(InvalidRequest, match=r"failed to allocate all requested IPs: 10\.1\.2\.4"):
+        add(scratch, host_local, config, "c1", args={"IP": "10.1.2.4"})
+
+
 def test_the_folder_looks_as_the_reference_leaves_it(scratch: ScratchCni, host_local: HostLocal, folder: Path) -> None:
     add(scratch, host_local, network("10.1.2.0/24", "fd00::/64"), "c1")
     assert {path.name for path in folder.iterdir()} == {

@@ -167,3 +167,32 @@ def test_the_addresses_of_a_result_are_a_family_each(here: Netns) -> None:
     config = parse_config(request(here, {"ranges": [[{"subnet": "10.0.0.0/24"}], [{"subnet": "fd00::/64"}]]}), DATA)
     assert [one.version for one in config.ranges] == [4, 6]
     assert ipaddress.ip_address("fd00::9") in config.ranges[1]
+
+
+def test_what_is_excluded_is_left_out_of_every_range_set(here: Netns) -> None:
+    ipam = {
+        "ranges": [[{"subnet": "10.0.0.0/24"}], [{"subnet": "fd00::/64"}]],
+        "Exclude": ["10.0.0.0/28", "10.0.0.99", "fd00::/80"],
+    }
+    config = parse_config(request(here, ipam), DATA)
+    assert sets(config) == ["10.0.0.1-10.0.0.254", "fd00::1-fd00::ffff:ffff:ffff:ffff"]
+    assert list(map(str, config.allocatable)) == [
+        "10.0.0.16-10.0.0.98,10.0.0.100-10.0.0.254",
+        "fd00::1:0:0:0-fd00::ffff:ffff:ffff:ffff",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("exclude", "message"),
+    [
+        (["10.0.0.5/24"], "exclude 10.0.0.5/24 is an address of network 10.0.0.0/24, not a network"),
+        (["x"], "invalid IP address: x"),
+        (["10.0.0.0/33"], "invalid CIDR address: 10.0.0.0/33"),
+        (["10.0.0.0/8"], "range set 0: exclude leaves no address of 10.0.0.1-10.0.0.254"),
+        (["10.0.0.0/25", "10.0.0.128/25"], "range set 0: exclude leaves no address of 10.0.0.1-10.0.0.254"),
+    ],
+)
+def test_an_exclusion_that_is_none_or_leaves_nothing_is_refused(here: Netns, exclude: list[str], message: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        parse_config(request(here, {"subnet": "10.0.0.0/24", "exclude": exclude}), DATA)
+    assert caught.value.message == message

@@ -183,3 +183,33 @@ def test_a_released_address_is_the_last_to_come_again(ranges: RangeSet, data: st
     following = ranges.choose(set(order[:-1]), last)
     assert following is not None
     assert int(following) != order[-1]
+
+
+@pytest.mark.parametrize(
+    ("left_out", "left"),
+    [
+        ("10.0.0.0/30", "10.0.0.4-10.0.0.6"),
+        ("10.0.0.3/32", "10.0.0.1-10.0.0.2,10.0.0.4-10.0.0.6"),
+        ("10.0.0.6/32", "10.0.0.1-10.0.0.5"),
+        ("10.0.0.4/30", "10.0.0.1-10.0.0.3"),
+        ("10.0.0.0/24", ""),
+        ("10.0.1.0/24", "10.0.0.1-10.0.0.6"),
+        ("9.0.0.0/8", "10.0.0.1-10.0.0.6"),
+        ("fd00::/64", "10.0.0.1-10.0.0.6"),
+    ],
+)
+def test_what_is_excluded_cuts_ranges(left_out: str, left: str) -> None:
+    assert str(parse_range_set([SMALL]).without([ipaddress.ip_network(left_out)])) == left
+
+
+def test_the_round_goes_on_behind_what_is_excluded() -> None:
+    ranges = parse_range_set([SMALL]).without([ipaddress.ip_network("10.0.0.4/31")])
+    assert texts(ranges, set(), None, 10) == ["10.0.0.2", "10.0.0.3", "10.0.0.6"]
+    assert texts(ranges, set(), "10.0.0.3", 1) == ["10.0.0.6"]
+    assert texts(ranges, set(), "10.0.0.5", 1) == ["10.0.0.2"]
+    assert ranges.size() == 3
+
+
+def test_a_large_part_of_a_network_is_excluded_as_fast_as_one_address() -> None:
+    ranges = parse_range_set([{"subnet": "fd00::/64"}]).without([ipaddress.ip_network("fd00::/65")])
+    assert texts(ranges, set(), None, 1) == ["fd00::8000:0:0:0"]

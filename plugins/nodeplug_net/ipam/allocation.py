@@ -187,10 +187,10 @@ class Ipam:
                 raise NotReady(f"network {request.network}: {store.folder}, where addresses are reserved, is read-only")
             if exists:  # else a pool full of an earlier boot's addresses would prevent the ADD that releases them
                 self._notice(store)
-            used = [store.in_use(ranges) if exists else 0 for ranges in config.ranges]
+            used = [store.in_use(ranges) if exists else 0 for ranges in config.allocatable]
         full = [
             f"range set {ranges} has 0 of {ranges.size()} addresses free"
-            for ranges, count in zip(config.ranges, used, strict=True)
+            for ranges, count in zip(config.allocatable, used, strict=True)
             if count >= ranges.size()
         ]
         if full:
@@ -240,22 +240,22 @@ def _allocate(store: Store, config: IpamConfig, owner: Owner, fresh: list[Addres
     wanted = list(config.requested)
     held = store.held(owner)
     chosen: list[tuple[RangeSet, Address]] = []
-    for index, ranges in enumerate(config.ranges):
-        request = next((address for address in wanted if address in ranges), None)
+    for index, (whole, ranges) in enumerate(zip(config.ranges, config.allocatable, strict=True)):
+        had = [address for address in held if address in whole]  # it may have been excluded since
+        request = next((address for address in wanted if address in ranges or address in had), None)
         if request is not None:
             wanted.remove(request)
-        had = [address for address in held if address in ranges]
         if request in had or (request is None and had):
             address = request or had[0]
         else:
             with _of_range(index):
                 address = _reserve(store, ranges, index, owner, request)
             fresh.append(address)
-        chosen.append((ranges, address))
+        chosen.append((whole, address))
     if wanted:
         raise InvalidRequest(
             f"failed to allocate all requested IPs: {' '.join(map(str, wanted))}",
-            details=f"in none of {'; '.join(map(str, config.ranges))}",
+            details=f"in none of {'; '.join(map(str, config.allocatable))}",
         )
     return tuple(_ip(ranges, address) for ranges, address in chosen)
 

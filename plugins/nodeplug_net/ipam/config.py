@@ -25,7 +25,7 @@ from nodeplug import (
     InvalidEnvironment,
     InvalidRequest,
 )
-from nodeplug_net.ipam.ranges import Address, RangeConf, RangeSet, parse_address, parse_cidr, parse_range_sets
+from nodeplug_net.ipam.ranges import Address, Network, RangeConf, RangeSet, parse_address, parse_cidr, parse_range_sets
 
 _SINGLE_ADDRESS_VERSIONS: Final = frozenset({"", "0.1.0", "0.2.0"})
 """Their results hold one address of each family (SPEC 0.2.0)."""
@@ -83,6 +83,7 @@ class _FolderConf(_Conf):
 class _IpamConf(_FolderConf, RangeConf):
     type: str = ""
     ranges: tuple[tuple[RangeConf, ...], ...] = ()
+    exclude: tuple[str, ...] = ()
     routes: tuple[RouteConf, ...] = ()
     resolv_conf: str = ""
 
@@ -126,7 +127,8 @@ class IpamConfig:
 
     Attributes:
         folder: where addresses are reserved.
-        ranges: one address is allocated from each.
+        ranges: an attachment has one address of each.
+        allocatable: the same without what is excluded, in the same order: from there the next address comes.
         routes: for the result.
         dns: for the result.
         requested: addresses that the runtime or the user requests.
@@ -134,6 +136,7 @@ class IpamConfig:
 
     folder: Path
     ranges: tuple[RangeSet, ...]
+    allocatable: tuple[RangeSet, ...]
     routes: tuple[CniRoute, ...] = ()
     dns: CniDns = field(default_factory=CniDns)
     requested: tuple[Address, ...] = ()
@@ -178,10 +181,31 @@ def parse_config(request: CniRequest, data_dir: Path) -> IpamConfig:
     return IpamConfig(
         _folder(request.network, ipam.data_dir or data_dir),
         ranges,
+        _without(ranges, list(map(_left_out, ipam.exclude))),
         tuple(map(route_of, ipam.routes)),
         _read_resolv_conf(ipam.resolv_conf) if ipam.resolv_conf else CniDns(),
         requested,
     )
+
+
+def _left_out(text: str) -> Network:
+    """Read one of `exclude`, an address or a network."""
+    found = parse_cidr(text, "exclude") if "/" in text else ipaddress.ip_interface(parse_address(text, "exclude"))
+    if found.ip != found.network.network_address:
+        raise InvalidRequest(
+            f"exclude {text} is an address of network {found.network}, not a network",
+            details=f"wanted: {found.network}, or {found.ip} for the address alone",
+        )
+    return found.network
+
+
+def _without(ranges: Sequence[RangeSet], left_out: Sequence[Network]) -> tuple[RangeSet, ...]:
+    cut = tuple(one.without(left_out) for one in ranges)
+    for index, (whole, left) in enumerate(zip(ranges, cut, strict=True)):
+        if not left.ranges:
+            said = ", ".join(map(str, left_out))
+            raise InvalidRequest(f"range set {index}: exclude leaves no address of {whole}", details=f"found: {said}")
+    return cut
 
 
 def has_ranges(request: CniRequest) -> bool:

@@ -10,7 +10,7 @@ Source: host-local of the CNI plugins; the error texts are its own, because peop
 import ipaddress
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network, IPv6Address, IPv6Interface, IPv6Network
 from itertools import combinations
 
@@ -47,6 +47,14 @@ class Range:
             and self.start <= int(address) <= self.end
         )
 
+    def without(self, left_out: Network) -> tuple["Range", ...]:
+        """Return what is left of it beside a network: before it, and after it."""
+        if left_out.version != self.network.version:
+            return (self,)
+        before = replace(self, end=min(self.end, int(left_out.network_address) - 1))
+        after = replace(self, start=max(self.start, int(left_out.broadcast_address) + 1))
+        return tuple(one for one in (before, after) if one.start <= one.end)
+
 
 @dataclass(frozen=True, slots=True)
 class RangeSet:
@@ -64,6 +72,13 @@ class RangeSet:
     def version(self) -> int:
         """4 or 6."""
         return self.ranges[0].network.version
+
+    def without(self, left_out: Sequence[Network]) -> "RangeSet":
+        """Return the set without some networks; it has no range if that is all of it."""
+        ranges = self.ranges
+        for network in left_out:
+            ranges = tuple(piece for member in ranges for piece in member.without(network))
+        return RangeSet(ranges)
 
     def range_of(self, address: Address) -> Range:
         """Return the range that holds an address of this set."""
