@@ -11,7 +11,8 @@ those.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from ipaddress import IPv4Interface, IPv6Interface, ip_interface
@@ -31,6 +32,7 @@ from nodeplug import (
     PluginError,
 )
 from nodeplug_net.ipam.config import IpamConfig, folder_of, has_ranges, parse_config
+from nodeplug_net.ipam.kept import Kept, workload_of
 from nodeplug_net.ipam.ranges import Address, RangeSet
 from nodeplug_net.ipam.store import Owner, Store
 
@@ -68,6 +70,10 @@ class Ipam:
     booted: Callable[[], float] = boot_moment
     _stores: dict[Path, Store] = field(default_factory=dict)
     _known: set[Path] = field(default_factory=set)
+    _kept: Kept = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._kept = Kept(self.host.journal)
 
     def recover(self) -> None:
         """Release what an earlier boot left in every pool that the journal knows, or that lies in `data_dir`.
@@ -80,6 +86,7 @@ class Ipam:
         for folder in dict.fromkeys([*known, *beside]):
             store = self._store(folder)
             with store.locked(create=False) as exists:
+                self._kept.waiting(folder, None, store.taken)
                 if exists and folder in known:
                     self._notice(store)
                 elif exists and store.boot():
@@ -102,11 +109,25 @@ class Ipam:
             self._notice(store)
             store.keep(owner)
             try:
-                ips = _allocate(store, config, owner, fresh)
+                ips = self._allocate(store, config, request, fresh)
             except BaseException:
                 store.release(fresh, owner)
                 raise
         return Allocation(CniResult(ips=ips, routes=config.routes, dns=config.dns), tuple(fresh))
+
+    def _allocate(
+        self, store: Store, config: IpamConfig, request: CniAttachmentRequest, fresh: list[Address]
+    ) -> tuple[CniIp, ...]:
+        owner = (request.container_id, request.ifname)
+        if config.keep_for is None:
+            return _choose(store, config, Wishes(owner), fresh)
+        workload = workload_of(request)
+        waiting = self._kept.waiting(store.folder, workload, store.taken)
+        had = self._kept.of(store.folder, workload) if workload is not None else ()
+        ips = _choose(store, config, Wishes(owner, had, waiting), fresh)
+        if workload is not None:
+            self._kept.note(store.folder, workload, tuple(ip.address.ip for ip in ips), config.keep_for)
+        return ips
 
     def release(self, request: CniAttachmentRequest, only: tuple[Address, ...] | None = None) -> None:
         """Release what an attachment holds, or only some of it; succeed if that is nothing."""
@@ -236,9 +257,24 @@ def _has_others(data_dir: Path) -> bool:
         return False
 
 
-def _allocate(store: Store, config: IpamConfig, owner: Owner, fresh: list[Address]) -> tuple[CniIp, ...]:
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """Who wants addresses, and which rather than others.
+
+    Attributes:
+        owner: who.
+        had: what it would like to have back, if nobody has it.
+        waiting: what waits for others, and is given out last.
+    """
+
+    owner: Owner
+    had: Sequence[Address] = ()
+    waiting: AbstractSet[Address] = frozenset()
+
+
+def _choose(store: Store, config: IpamConfig, wishes: Wishes, fresh: list[Address]) -> tuple[CniIp, ...]:
     wanted = list(config.requested)
-    held = store.held(owner)
+    held = store.held(wishes.owner)
     chosen: list[tuple[RangeSet, Address]] = []
     for index, (whole, ranges) in enumerate(zip(config.ranges, config.allocatable, strict=True)):
         had = [address for address in held if address in whole]  # it may have been excluded since
@@ -249,7 +285,7 @@ def _allocate(store: Store, config: IpamConfig, owner: Owner, fresh: list[Addres
             address = request or had[0]
         else:
             with _of_range(index):
-                address = _reserve(store, ranges, index, owner, request)
+                address = _reserve(store, ranges, index, wishes, request)
             fresh.append(address)
         chosen.append((whole, address))
     if wanted:
@@ -274,9 +310,9 @@ def _of_range(index: int) -> Iterator[None]:
         raise type(error)(f"failed to allocate for range {index}: {error.message}", details=error.details) from error
 
 
-def _reserve(store: Store, ranges: RangeSet, index: int, owner: Owner, requested: Address | None) -> Address:
+def _reserve(store: Store, ranges: RangeSet, index: int, wishes: Wishes, requested: Address | None) -> Address:
     if requested is None:
-        return _reserve_next(store, ranges, index, owner)
+        return _reserve_next(store, ranges, index, wishes)
     member = ranges.range_of(requested)
     if int(requested) == member.gateway:
         raise InvalidRequest(f"requested ip {requested} is subnet's gateway")
@@ -285,7 +321,7 @@ def _reserve(store: Store, ranges: RangeSet, index: int, owner: Owner, requested
         raise InvalidRequest(
             f"requested IP address {requested} is not available in range set {ranges}", details=network
         )
-    if not store.reserve(requested, owner):
+    if not store.reserve(requested, wishes.owner):
         holder = store.owner_of(requested)
         raise Exhausted(
             f"requested IP address {requested} is not available in range set {ranges}",
@@ -295,14 +331,21 @@ def _reserve(store: Store, ranges: RangeSet, index: int, owner: Owner, requested
     return requested
 
 
-def _reserve_next(store: Store, ranges: RangeSet, index: int, owner: Owner) -> Address:
+def _reserve_next(store: Store, ranges: RangeSet, index: int, wishes: Wishes) -> Address:
+    for had in wishes.had:
+        if had in ranges and int(had) not in ranges.reserved() and store.reserve(had, wishes.owner):
+            return had
+    waiting = {int(one) for one in wishes.waiting if one.version == ranges.version}
     while True:
-        address = ranges.choose(store.taken[ranges.version], store.last(index))
+        taken, last = store.taken[ranges.version], store.last(index)
+        address = ranges.choose(taken | waiting, last) if waiting else None
+        if address is None:
+            address = ranges.choose(taken, last)
         if address is None:
             raise Exhausted(
                 f"no IP addresses available in range set: {ranges}",
                 details=f"{store.in_use(ranges)} of {ranges.size()} in use, folder {store.folder}",
             )
-        if store.reserve(address, owner):
+        if store.reserve(address, wishes.owner):
             store.set_last(index, address)
             return address

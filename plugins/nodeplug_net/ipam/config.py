@@ -25,6 +25,7 @@ from nodeplug import (
     InvalidEnvironment,
     InvalidRequest,
 )
+from nodeplug.fields import Seconds
 from nodeplug_net.ipam.ranges import Address, Network, RangeConf, RangeSet, parse_address, parse_cidr, parse_range_sets
 
 _SINGLE_ADDRESS_VERSIONS: Final = frozenset({"", "0.1.0", "0.2.0"})
@@ -84,6 +85,7 @@ class _IpamConf(_FolderConf, RangeConf):
     type: str = ""
     ranges: tuple[tuple[RangeConf, ...], ...] = ()
     exclude: tuple[str, ...] = ()
+    keep_for: Seconds | None = None
     routes: tuple[RouteConf, ...] = ()
     resolv_conf: str = ""
 
@@ -132,6 +134,7 @@ class IpamConfig:
         routes: for the result.
         dns: for the result.
         requested: addresses that the runtime or the user requests.
+        keep_for: seconds for which the addresses of a pod that is gone wait for it; None if they do not.
     """
 
     folder: Path
@@ -140,6 +143,7 @@ class IpamConfig:
     routes: tuple[CniRoute, ...] = ()
     dns: CniDns = field(default_factory=CniDns)
     requested: tuple[Address, ...] = ()
+    keep_for: float | None = None
 
 
 def known_args(ipam: str) -> tuple[str, ...]:
@@ -185,6 +189,7 @@ def parse_config(request: CniRequest, data_dir: Path) -> IpamConfig:
         tuple(map(route_of, ipam.routes)),
         _read_resolv_conf(ipam.resolv_conf) if ipam.resolv_conf else CniDns(),
         requested,
+        ipam.keep_for,
     )
 
 
