@@ -158,6 +158,17 @@ def test_a_damaged_record_counts_as_none(pods: Pods) -> None:
     assert pods.start("web")[1]
 
 
+def test_a_journal_that_takes_no_record_keeps_no_pod_from_its_start(
+    pods: Pods, caplog: pytest.LogCaptureFixture
+) -> None:
+    journal = pods.scratch.folder / "journal"
+    pods.pass_by("first")  # the network is known
+    journal.rename(journal.with_name("away"))
+    journal.touch()  # what a folder was cannot be one
+    assert pods.pass_by("db-0")
+    assert "the addresses of pod ns/db-0 are not noted" in caplog.text
+
+
 @pytest.mark.parametrize("time", ["soon", "0s", "-1h"])
 def test_a_time_that_is_none_is_refused(scratch: ScratchCni, time: str) -> None:
     pods = Pods(scratch, keepFor=time)

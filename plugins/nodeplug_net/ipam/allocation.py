@@ -73,7 +73,7 @@ class Ipam:
     _kept: Kept = field(init=False)
 
     def __post_init__(self) -> None:
-        self._kept = Kept(self.host.journal)
+        self._kept = Kept(self.host)
 
     def recover(self) -> None:
         """Release what an earlier boot left in every pool that the journal knows, or that lies in `data_dir`.

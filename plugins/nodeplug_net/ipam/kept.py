@@ -1,8 +1,9 @@
 """Addresses that wait for a pod to come back: who had which, and until when nobody else is given it.
 
 Owns: one journal record per pod and interface of a network that asks for it (`ipam.keepFor`), written by ADD.
-Refuses: promises. A pod that comes back while somebody else has its address gets another one, and when all others are
-taken a waiting address goes to whoever comes: a pod that starts is worth more than one that may.
+Refuses: promises, and errors. A pod that comes back while somebody else has its address gets another one; when all
+others are taken, a waiting address goes to whoever comes: a pod that starts is worth more than one that may; and a disk
+that takes no record keeps no pod from its start.
 
 Nobody says when a pod is gone for good, or whether its DEL will come: an address counts as waiting from the first ADD
 of its network that finds it free.
@@ -17,7 +18,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
-from nodeplug import CniAttachmentRequest, Entry, Journal
+from nodeplug import CniAttachmentRequest, Entry, Host, PluginError
 from nodeplug_net.ipam.ranges import Address
 
 Workload = tuple[str, str, str]
@@ -61,7 +62,7 @@ class Record:
 class Kept:
     """The records of one plugin. The lock of a network's folder is held by whoever asks about it."""
 
-    journal: Journal
+    host: Host
     now: Callable[[], float] = time.time
     _folders: dict[Path, dict[Workload, Record]] | None = None
     _reading: threading.Lock = field(default_factory=threading.Lock)
@@ -106,7 +107,7 @@ class Kept:
         with self._reading:
             if self._folders is None:
                 self._folders = {}
-                for entry in self.journal.entries():
+                for entry in self.host.journal.entries():
                     if entry.phase == "kept" and (one := _read(entry)) is not None:
                         where, workload, record = one
                         self._folders.setdefault(where, {})[workload] = record
@@ -115,11 +116,14 @@ class Kept:
     def _write(self, folder: Path, workload: Workload, record: Record) -> None:
         self._records(folder)[workload] = record
         data = {"folder": str(folder), "workload": list(workload), **record.data()}
-        self.journal.write(_key(folder, workload), phase="kept", data=data)
+        try:
+            self.host.journal.write(_key(folder, workload), phase="kept", data=data)
+        except PluginError as error:
+            self.host.log.warning("the addresses of pod %s/%s are not noted: %s", *workload[:2], error)
 
     def _forget(self, folder: Path, workload: Workload) -> None:
         self._records(folder).pop(workload, None)
-        self.journal.remove(_key(folder, workload))
+        self.host.journal.remove(_key(folder, workload))
 
 
 def _key(folder: Path, workload: Workload) -> str:
