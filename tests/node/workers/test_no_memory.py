@@ -188,7 +188,7 @@ def load_starved(make: Callable[..., Node], small: Small) -> Callable[[str], Loa
     def attempt(node: Node, section: str) -> Loaded:
         node.scratch.configure(NEIGHBOUR)
         until(lambda: members(small.folder) == [node.scratch.pid])
-        small.leave(8 * MIB)
+        small.leave(12 * MIB)
         node.scratch.configure(NEIGHBOUR + section)
         until(lambda: len(node.scratch.status()["plugins"]) == 2 and node.plugin()["state"] == "failed")
         seen = Loaded(node, node.plugin()["reason"], node.call("other"), node.call())
@@ -202,7 +202,7 @@ def load_starved(make: Callable[..., Node], small: Small) -> Callable[[str], Loa
             node = make(NEIGHBOUR + section)
             try:
                 return attempt(node, section)
-            except (n.NotReady, ConnectionError):
+            except (n.PluginError, ConnectionError):
                 node.until_ended()
                 node.scratch.kill()
         raise AssertionError("the kernel ended the daemon each time")
