@@ -46,8 +46,7 @@ def test_kubelet_that_comes_later_learns_every_device(minimal: "Minimal", root: 
     async def story() -> None:
         kubelet = Kubelet(root)  # not started: not even its folder exists
         async with serve_devices(minimal, kubelet, root) as host:
-            await asyncio.sleep(0.2)
-            assert "waiting for kubelet" in host.tasks[RESOURCE].status().error
+            await kubelet.until(lambda: "waiting for kubelet" in host.tasks[RESOURCE].status().error)
             async with kubelet:
                 await kubelet.until_allocatable(RESOURCE, 4)
 
@@ -172,8 +171,8 @@ def test_dead_kubelet_socket_is_retried_and_logged_once(
         async with kubelet:
             await kubelet.kill()
             async with serve_devices(minimal, kubelet, root) as host:
-                await asyncio.sleep(0.7)
-                assert "UNAVAILABLE" in host.tasks[RESOURCE].status().error
+                await kubelet.until(lambda: "UNAVAILABLE" in host.tasks[RESOURCE].status().error)
+                await asyncio.sleep(0.7)  # several tries
                 assert len([record for record in caplog.records if "did not register" in record.getMessage()]) == 1
                 await kubelet.start()
                 await kubelet.until_allocatable(RESOURCE, 4)

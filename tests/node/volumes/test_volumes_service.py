@@ -5,7 +5,7 @@ import base64
 import json
 import logging
 import subprocess
-import time
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -27,14 +27,17 @@ def succeeded(answer: dict[str, Any]) -> bool:
 
 
 def test_an_overdue_publish_is_answered_and_completed_when_it_ends(make_node: Any, publisher: Any) -> None:
-    publisher.act = lambda _: time.sleep(0.4)
+    ending = threading.Event()
+    publisher.act = lambda _: ending.wait(60)
     node = make_node({"disk": {"volume_publish": 0.1}}, disk=publisher)
     target = node.target("a")
 
     async def mount_twice() -> list[dict[str, Any]]:
         service = node.service()
         argv = ("mount", str(target), json.dumps(OPTIONS))
-        return [await node.handle(service, DRIVER, *argv) for _ in range(2)]
+        first = await node.handle(service, DRIVER, *argv)
+        asyncio.get_running_loop().call_later(0.1, ending.set)
+        return [first, await node.handle(service, DRIVER, *argv)]
 
     first, second = asyncio.run(mount_twice())
     assert (first["status"], second["status"]) == ("Failure", "Success")
@@ -42,9 +45,10 @@ def test_an_overdue_publish_is_answered_and_completed_when_it_ends(make_node: An
 
 
 def test_an_overdue_publish_that_fails_late_leaves_nothing_mounted(make_node: Any, publisher: Any) -> None:
+    ending = threading.Event()
 
     def fail_late(_: VolumePublish) -> None:
-        time.sleep(0.3)
+        ending.wait(60)
         raise PluginError("too late")
 
     publisher.act = fail_late
@@ -55,6 +59,7 @@ def test_an_overdue_publish_that_fails_late_leaves_nothing_mounted(make_node: An
         service = node.service()
         answer = await node.handle(service, DRIVER, "mount", str(target), json.dumps(OPTIONS))
         assert answer["status"] == "Failure"
+        asyncio.get_running_loop().call_later(0.1, ending.set)
         await node.handle(service, DRIVER, "unmount", str(target))  # waits for the work in progress
         return list(publisher.calls)
 
