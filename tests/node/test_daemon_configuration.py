@@ -160,7 +160,7 @@ def test_a_check_of_such_a_file_is_one_sentence(tmp_path: Path, spoil: Callable[
 
 
 def reloads(node: ScratchNode, port: int) -> dict[str, float]:
-    with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+    with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
         lines = answer.read().decode().splitlines()
     found = {}
     for line in lines:
@@ -285,7 +285,7 @@ def test_a_daemon_that_installs_removes_nothing_without_plugins(node: Callable[.
 
 def ready(port: int) -> tuple[int, str]:
     try:
-        with urlopen(f"http://127.0.0.1:{port}/readyz", timeout=5) as answer:
+        with urlopen(f"http://127.0.0.1:{port}/readyz", timeout=30) as answer:
             return answer.status, answer.read().decode()
     except HTTPError as error:
         return error.code, error.read().decode()
