@@ -22,6 +22,7 @@ from nodeplug_net.bridge.config import parse_bridge
 from nodeplug_net.ipam.config import parse_config
 from nodeplug_net.ipam.static_config import parse_static
 from nodeplug_net.portmap.config import check_portmap
+from nodeplug_net.tuning.config import parse_tuning
 from nodeplug_volumes.hostdir import HostDir
 from nodeplug_volumes.loopfile import LoopFile
 from nodeplug_volumes.tmpfs import Tmpfs
@@ -92,6 +93,9 @@ def test_every_network_on_a_page_can_be_installed_and_read(text: str, tmp_path: 
     for request in requests(text):
         if request.claim == "nodeplug-portmap":
             assert check_portmap(request)
+            continue
+        if request.claim == "nodeplug-tuning":
+            assert parse_tuning(request).files("eth0")
             continue
         if request.config["ipam"]["type"] == "static":
             assert parse_static(request).ips

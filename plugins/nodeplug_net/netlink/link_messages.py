@@ -1,4 +1,4 @@
-"""rtnetlink messages that make links of any kind.
+"""rtnetlink messages that make links of any kind, and change what a kind does not matter for.
 
 Owns: NEWLINK with the attributes that differ by kind, written directly: a creation is sent once per ADD, and pyroute2
 does not know all of these attributes.
@@ -64,13 +64,18 @@ def name_link(index: int, name: str, label: str) -> bytearray:
     return _link(_ASK, index, attrs)
 
 
+def change_link(index: int, attrs: bytes = b"", *, flags: int = 0, change: int = 0) -> bytearray:
+    """NEWLINK that changes attributes of link `index`, and the interface flags of `change` to `flags`."""
+    return _link(_ASK, index, attrs, flags, change)
+
+
 def attribute(kind: int, payload: bytes) -> bytes:
     """Encode one attribute (struct nlattr), padded."""
     length = len(payload) + 4
     return struct.pack("=HH", length, kind) + payload + bytes(-length % 4)
 
 
-def _link(flags: int, index: int, attrs: bytes) -> bytearray:
+def _link(flags: int, index: int, attrs: bytes, link_flags: int = 0, change: int = 0) -> bytearray:
     """Write struct nlmsghdr and struct ifinfomsg before the attributes."""
     header = struct.pack("=IHHII", 32 + len(attrs), RTM_NEWLINK, flags, 0, 0)
-    return bytearray(header + struct.pack("=BxHiII", 0, 0, index, 0, 0) + attrs)
+    return bytearray(header + struct.pack("=BxHiII", 0, 0, index, link_flags, change) + attrs)

@@ -42,6 +42,7 @@ BUNDLED: Final = (
     "static",
     "loopback",
     "portmap",
+    "tuning",
     "hostdev",
     "tmpfs",
     "loopfile",
