@@ -1,7 +1,10 @@
 """tuning in scratch namespaces: what an interface has, what it has again after DEL, and what is said."""
 
 import json
-from collections.abc import Callable
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,7 @@ from nodeplug_net.netlink.links import Links
 from nodeplug_net.tuning.plugin import Tuning, TuningConfig
 from nodeplug_net.tuning.settings import Settings, look
 
+PROGRAM = Path(__file__).with_name("killed_tuning.py")
 NEW = Settings("02:00:00:00:00:05", True, 1300, True, 77)
 KEYS: dict[str, Any] = {"mac": NEW.mac, "promisc": True, "mtu": 1300, "allmulti": True, "txQLen": 77}
 SYSCTL = "net.ipv4.conf.IFNAME.arp_filter"
@@ -426,3 +430,41 @@ def test_the_backup_is_for_nobody_else(call: Pod) -> None:
         "allmulti": False,
         "txQLen": 1000,
     }
+
+
+def every_step(call: Pod, verb: str) -> Iterator[None]:
+    """Kill a process before one step of a call after the other, until none is left."""
+    words = [sys.executable, str(PROGRAM), str(call.scratch.folder), call.netns.path, verb]
+    for step in range(1, 50):
+        status = subprocess.run([*words, str(step), json.dumps(conf(**KEYS))], check=False).returncode
+        if status == 0:
+            assert step > 7
+            return
+        assert status == -signal.SIGKILL
+        yield
+    raise AssertionError("it never ends")
+
+
+def test_after_a_kill_within_an_add_del_restores_the_interface(call: Pod) -> None:
+    was = settings(call.netns)
+    for _ in every_step(call, "add"):
+        call.delete(**KEYS)
+        assert (settings(call.netns), backups(call.scratch)) == (was, [])
+
+
+def test_after_a_kill_within_an_add_another_add_keeps_what_was_before(call: Pod) -> None:
+    was = settings(call.netns)
+    for _ in every_step(call, "add"):
+        call.add(**KEYS)
+        assert settings(call.netns) == NEW
+        call.delete(**KEYS)
+        assert (settings(call.netns), backups(call.scratch)) == (was, [])
+
+
+def test_after_a_kill_within_a_del_another_del_restores_the_interface(call: Pod) -> None:
+    was = settings(call.netns)
+    call.add(**KEYS)
+    for _ in every_step(call, "del"):
+        call.delete(**KEYS)
+        assert (settings(call.netns), backups(call.scratch)) == (was, [])
+        call.add(**KEYS)
