@@ -1,4 +1,4 @@
-"""The CNI family: bridge, ptp, macvlan, loopback, portmap, tuning, and the IPAM of host-local and static."""
+"""The CNI family: bridge, ptp, macvlan, loopback, portmap, tuning, firewall, and the IPAM of host-local and static."""
 
 from pathlib import Path
 from typing import Final

@@ -19,6 +19,7 @@ from nodeplug.install.ownership import marked_conflist
 from nodeplug.loading.classes import validate_config
 from nodeplug.loading.discovery import find
 from nodeplug_net.bridge.config import parse_bridge
+from nodeplug_net.firewall.config import check_firewall
 from nodeplug_net.ipam.config import parse_config
 from nodeplug_net.ipam.static_config import parse_static
 from nodeplug_net.portmap.config import check_portmap
@@ -96,6 +97,9 @@ def test_every_network_on_a_page_can_be_installed_and_read(text: str, tmp_path: 
             continue
         if request.claim == "nodeplug-tuning":
             assert parse_tuning(request).files("eth0")
+            continue
+        if request.claim == "nodeplug-firewall":
+            assert check_firewall(request)
             continue
         if request.config["ipam"]["type"] == "static":
             assert parse_static(request).ips

@@ -63,19 +63,19 @@ class LegacyRules:
                 _restore(_LEGACY[version], lines)
 
 
-def versions_in_use() -> list[int]:
-    """Return the versions of IP for which ip_tables has a table `nat` in the calling thread's namespace."""
-    return [version for version in _NAMES if _is_in_use(version)]
+def versions_in_use(table: str = "nat") -> list[int]:
+    """Return the versions of IP for which ip_tables has a table in the calling thread's namespace."""
+    return [version for version in _NAMES if _is_in_use(version, table)]
 
 
-def list_legacy(version: int) -> list[str]:
-    """List all rules of table `nat`, as commands.
+def list_legacy(version: int, table: str = "nat", chain: str = "") -> list[str]:
+    """List all rules of a table or of one of its chains, as commands.
 
     Raises:
         NoProgram: it is missing.
         TryAgain: it fails.
     """
-    return _execute(_LEGACY[version], "", "-t", "nat", "-S").splitlines()
+    return _execute(_LEGACY[version], "", "-t", table, "-S", *([chain] if chain else [])).splitlines()
 
 
 def restore_legacy(version: int, lines: Sequence[str]) -> None:
@@ -88,10 +88,10 @@ def restore_legacy(version: int, lines: Sequence[str]) -> None:
     _restore(_LEGACY[version], lines)
 
 
-def _is_in_use(version: int) -> bool:
-    """Whether ip_tables has a table `nat` here: /proc/net would be the namespace of the process' first thread."""
+def _is_in_use(version: int, table: str = "nat") -> bool:
+    """Whether ip_tables has a table here: /proc/net would be the namespace of the process' first thread."""
     try:
-        return "nat" in Path("/proc/thread-self/net", _NAMES[version]).read_text().split()
+        return table in Path("/proc/thread-self/net", _NAMES[version]).read_text().split()
     except OSError:
         return False
 

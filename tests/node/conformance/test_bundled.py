@@ -43,6 +43,7 @@ BUNDLED: Final = (
     "loopback",
     "portmap",
     "tuning",
+    "firewall",
     "hostdev",
     "tmpfs",
     "loopfile",
