@@ -73,7 +73,7 @@ LAST_ANSWERS: Final = 1.0
 """Seconds for answers that are on their way when every plugin has stopped."""
 REGISTRATION_PATIENCE: Final = 5.0
 """Seconds that a daemon gives kubelet to register it before it takes the place of another."""
-HEALTH_INTERVAL: Final = 10.0
+HEALTH_INTERVAL, HEALTH_PAUSE = 10.0, 0.05  # of itself, and where plugins ask for it
 METRICS_INTERVAL: Final = 5.0
 RETRY_INTERVAL: Final = 0.5
 SAMPLE_INTERVAL: Final = 1.0
@@ -334,6 +334,7 @@ class Daemon:
             "sample": every(SAMPLE_INTERVAL, self._sample),
             "keep the entrypoints": every(keeper.INTERVAL, self._keeper.look),
             "health": every(HEALTH_INTERVAL, self._supervision.check_health),
+            "health that plugins want": every(HEALTH_PAUSE, lambda: self._supervision.check_wanted(self._sample)),
             "metrics": every(METRICS_INTERVAL, self._reports.measure),
             "configuration": self._reload(first),
             "watch the configuration": watch(self._config_path, self._reloader.reading.folder, self._reloader.notice),

@@ -6,15 +6,15 @@ Refuses: to answer it, and to know when plugins come and go (`nodeplug.hosting`)
 
 import asyncio
 import logging
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 from nodeplug.cni.delegate import Delegation
 from nodeplug.config.models import Paths
 from nodeplug.contract.host import FormerSection, Host
 from nodeplug.contract.journal import Journal, file_name
-from nodeplug.contract.values import ResourceName
 from nodeplug.device.podresources import PodResources
 from nodeplug.device.resources import Resources
 from nodeplug.hosting.own_folders import OwnFolders
@@ -23,6 +23,7 @@ from nodeplug.observe.state_disk import StateDisk
 from nodeplug.worker.cgroups import Cgroups
 from nodeplug.worker.programs import Programs
 
+_Name = TypeVar("_Name", bound=str)
 VOLUMES: Final = "flexvolume"
 """The name of the journal in which the host itself notes volumes."""
 PROVISIONER: Final = "csi-provisioner"
@@ -59,11 +60,12 @@ class Hosts:
             journal=self.journal(plugin),
             state_dir=state,
             run_dir=run,
-            _refresh=self._refresh,
+            _refresh=lambda resource: self._pass_on(self.resources.refresh, resource),
             _delegate=self.delegation,
             _holders=self.podresources.holdings,
             _former=lambda: self._former_sections(plugin),
             cgroups=Programs(self.cgroups, plugin),
+            _refresh_health=lambda: self._pass_on(self.registry.want_health, plugin),
         )
 
     def journal(self, name: str) -> Journal:
@@ -79,7 +81,7 @@ class Hosts:
         others = self.folders.others([asking, VOLUMES, PROVISIONER, *self.registry.plugins])
         return [FormerSection(self._journal(one), state / one, run / one) for one in others]
 
-    def _refresh(self, resource: ResourceName) -> None:
-        """Pass a request for a new listing from a plugin's thread to the loop."""
+    def _pass_on(self, request: Callable[[_Name], None], name: _Name) -> None:
+        """Pass a request from a plugin's thread to the loop."""
         with suppress(RuntimeError):  # the loop is closed: the daemon is ending
-            self._loop.call_soon_threadsafe(self.resources.refresh, resource)
+            self._loop.call_soon_threadsafe(request, name)

@@ -195,6 +195,24 @@ def test_health_names_each_plugin_that_is_not_well(lifecycle: Lifecycle) -> None
     run(scenario)
 
 
+def test_a_plugin_that_wants_to_is_asked_for_its_health_at_once_and_alone(lifecycle: Lifecycle) -> None:
+    async def scenario() -> None:
+        told: list[str] = []
+
+        async def tell() -> None:
+            told.extend(f"{slot.name}: {slot.reason}" for slot in registry.slots.values() if slot.reason)
+
+        registry = lifecycle.registry
+        await lifecycle.apply({"a": section(claim="a", unhealthy=True), "b": section(claim="b", unhealthy=True)})
+        for name in ("a", "a", "removed meanwhile"):
+            registry.want_health(name)
+        await Supervision(lifecycle).check_wanted(tell)
+        assert told == ["a: the card is gone"]
+        assert not registry.health_news.is_set()
+
+    run(scenario)
+
+
 class Devices(ServedDevices):
     async def end(self, plugin: str, *, keep: bool = False) -> None:
         Recorded.life.append(f"no devices {plugin}")

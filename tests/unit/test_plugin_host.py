@@ -39,6 +39,13 @@ def test_a_refresh_is_recorded_and_passed_on(tmp_path: Path) -> None:
     assert given.refreshed == passed == ["example.com/a"]
 
 
+def test_a_wish_to_be_asked_for_health_is_recorded_and_passed_on(tmp_path: Path) -> None:
+    passed: list[str] = []
+    given = host(tmp_path, refresh_health=lambda: passed.append("asked"))
+    given.refresh_health()
+    assert (len(given.health_refreshed), passed) == (1, ["asked"])
+
+
 def test_a_delegate_is_recorded_and_answers(tmp_path: Path) -> None:
     answer = CniResult()
     given = host(tmp_path, delegate=lambda *_: answer)

@@ -81,6 +81,11 @@ class Host:
     _holders: Callable[[ResourceName], Sequence[Holding]] = _unknown
     _former: Callable[[], Sequence[FormerSection]] = tuple
     cgroups: ProgramCgroups = field(default_factory=ProgramCgroups)
+    _refresh_health: Callable[[], None] = lambda: None
+
+    def refresh_health(self) -> None:
+        """Ask for `health` now instead of at its next turn. Returns at once; many requests become one call."""
+        self._refresh_health()
 
     def refresh(self, resource: str) -> None:
         """Ask for a new `device_list` of one resource. Returns at once; many requests become one listing."""

@@ -4,6 +4,7 @@ Owns: the slots of all sections, and which plugin serves which claim.
 Refuses: to call any hook, and to load (`loading`).
 """
 
+import asyncio
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -38,10 +39,19 @@ class Difference:
 
 @dataclass(slots=True)
 class Registry:
-    """The slots of all sections by name, their order, and the routes to their claims. Used only from the event loop."""
+    """The slots of all sections by name, their order, and the routes to their claims. Used only from the event loop.
+
+    Attributes:
+        slots: by section name.
+        order: of the sections in the configuration.
+        health_wanted: sections whose plugins want to be asked for their health now.
+        health_news: set while there are such.
+    """
 
     slots: dict[str, Slot] = field(default_factory=dict)
     order: tuple[str, ...] = ()
+    health_wanted: set[str] = field(default_factory=set)
+    health_news: asyncio.Event = field(default_factory=asyncio.Event)
     _known: dict[str, Slot] = field(default_factory=dict)
     _routes: dict[tuple[ClaimKind, str], Route] = field(default_factory=dict)
 
@@ -55,6 +65,11 @@ class Registry:
         """Every call in flight, oldest first, and whether it is overdue; calls of removed sections included."""
         calls = [(one.call, one in slot.overdue) for slot in self._known.values() for one in slot.calls.values()]
         return sorted(calls, key=lambda one: one[0].started)
+
+    def want_health(self, name: str) -> None:
+        """Note that a section's plugin wants to be asked for its health now."""
+        self.health_wanted.add(name)
+        self.health_news.set()
 
     def slot(self, name: str) -> Slot:
         """Return the slot of a section; a section that comes back finds the calls that its plugin left behind."""

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
@@ -64,6 +64,20 @@ class Supervision:
         slots = self._slots()
         await asyncio.gather(*(self._check(slot) for slot in slots if slot.state == "running"))
         return {slot.name: slot.reason or slot.state for slot in slots if slot.state != "running" or slot.reason}
+
+    async def check_wanted(self, tell: Callable[[], Awaitable[None]]) -> None:
+        """Wait until plugins want to be asked for their health, and ask them.
+
+        Args:
+            tell: called afterwards, so that the rest of the daemon knows at once.
+        """
+        registry = self.lifecycle.registry
+        await registry.health_news.wait()
+        registry.health_news.clear()
+        wanted = [registry.slots[name] for name in registry.health_wanted if name in registry.slots]
+        registry.health_wanted.clear()
+        await asyncio.gather(*(self._check(slot) for slot in wanted if slot.state == "running"))
+        await tell()
 
     async def renew(self, name: str) -> None:
         """Start a plugin anew beside the instance that serves, and exchange them as if its section had changed.

@@ -5,6 +5,7 @@ Refuses: the daemon: nothing is served and no hook is called. `ScratchNode` and 
 """
 
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,10 +39,12 @@ class RecordingHost(Host):
     Attributes:
         refreshed: the resources of each `host.refresh(...)`, in order.
         delegated: each `host.delegate(...)`, in order.
+        health_refreshed: a moment for each `host.refresh_health()`, as of time.monotonic(3).
     """
 
     refreshed: list[ResourceName] = field(default_factory=list)
     delegated: list[Delegated] = field(default_factory=list)
+    health_refreshed: list[float] = field(default_factory=list)
 
 
 def host(
@@ -54,6 +57,7 @@ def host(
     delegate: Delegate | None = None,
     holders: Sequence[Holding] | Callable[[ResourceName], Sequence[Holding]] = (),
     former: Sequence[Host] = (),
+    refresh_health: Callable[[], None] | None = None,
 ) -> RecordingHost:
     """Build what the daemon gives to a plugin, for a test that constructs the plugin itself.
 
@@ -70,6 +74,7 @@ def host(
         holders: who holds devices, of all resources; or a function that answers for one resource, or raises. By default
             no container holds any.
         former: what sections of other names had, for `host.former_sections()`.
+        refresh_health: called for each `host.refresh_health()` as well, in the plugin's thread.
 
     Raises:
         OSError: the folder cannot be written.
@@ -81,6 +86,13 @@ def host(
         refreshed.append(resource)
         if refresh is not None:
             refresh(resource)
+
+    health_refreshed: list[float] = []
+
+    def record_refresh_health() -> None:
+        health_refreshed.append(time.monotonic())
+        if refresh_health is not None:
+            refresh_health()
 
     def record_delegate(request: CniRequest, plugin_type: str, config: Mapping[str, Any]) -> CniResult | None:
         delegated.append(Delegated(request, plugin_type, config))
@@ -106,6 +118,8 @@ def host(
         _delegate=record_delegate,
         _holders=known_holders,
         _former=lambda: [FormerSection(one.journal, one.state_dir, one.run_dir) for one in former],
+        _refresh_health=record_refresh_health,
         refreshed=refreshed,
         delegated=delegated,
+        health_refreshed=health_refreshed,
     )

@@ -159,6 +159,10 @@ def make_host(door: Door, about: Mapping[str, Any]) -> Host:
         with suppress(Closed):  # the daemon is ending
             door.control.send({"op": "refresh", "resource": resource})
 
+    def refresh_health() -> None:
+        with suppress(Closed):  # as above
+            door.control.send({"op": "refresh health"})
+
     def delegate(request: CniRequest, plugin_type: str, config: Mapping[str, Any]) -> CniResult | None:
         descriptors: list[int] = []
         cls, body = write_delegated(request, descriptors)
@@ -191,6 +195,7 @@ def make_host(door: Door, about: Mapping[str, Any]) -> Host:
         _holders=holders,
         _former=former,
         cgroups=AskedCgroups(door),
+        _refresh_health=refresh_health,
     )
 
 

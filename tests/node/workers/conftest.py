@@ -79,6 +79,7 @@ class Guests:
     own: n.Netns
     folder: Path
     refreshed: list[str] = field(default_factory=list)
+    health_refreshed: list[str] = field(default_factory=list)
     _keys: Iterator[int] = field(default_factory=lambda: iter(range(1 << 30)))
 
     def section(self, uses: str = GUEST, deadline: float = 60.0, load: float = 60.0, **more: Any) -> PluginSection:
@@ -160,11 +161,14 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]
             make_host = partial(
                 host, tmp_path, delegate=delegation, refresh=refreshed.append, holders=holders, former=[former]
             )
-            lifecycle = Lifecycle(
-                registry, runner, lambda name: make_host(plugin=name), cgroups=cgroups or Cgroups(False)
-            )
+            healths: list[str] = []
+
+            def given(name: str) -> n.Host:
+                return make_host(plugin=name, refresh_health=lambda: healths.append(name))
+
+            lifecycle = Lifecycle(registry, runner, given, cgroups=cgroups or Cgroups(False))
             own = n.Netns.current()
-            guests = Guests(lifecycle, own, tmp_path, refreshed)
+            guests = Guests(lifecycle, own, tmp_path, refreshed, healths)
             before, others = open_files(), children()
             try:
                 await story(guests)
