@@ -1,7 +1,7 @@
-"""Forwarding of packets by the host, which every gateway needs.
+"""What the kernel is told where the host is a gateway: to forward packets, and how its interface to containers behaves.
 
-Owns: the two settings of the namespace that the calling thread is in.
-Refuses: to switch them off: others may need them.
+Owns: these settings, in the namespace that the calling thread is in.
+Refuses: to switch forwarding off: others may need it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -25,3 +25,17 @@ def ensure_forwarding(versions: Iterable[int]) -> None:
     """
     for setting in not_forwarding(versions):
         set_sysctl(setting, "1")
+
+
+def prepare_gateway_interface(ifname: str) -> None:
+    """Let a new interface of the host, which no container can have used yet, serve containers from its first packet on.
+
+    The host uses no routers among its containers. Nor does it look for another owner of the interface's link-local
+    address, who cannot exist: that takes the kernel 2 s, in which it asks for no neighbour whenever a packet comes from
+    another interface's address, and drops the packet in the end (ndisc_solicit, net/ipv6/ndisc.c).
+
+    Raises:
+        OSError: the kernel refuses.
+    """
+    set_sysctl(f"ipv6/conf/{ifname}/accept_ra", "0")
+    set_sysctl(f"ipv6/conf/{ifname}/accept_dad", "0")

@@ -102,6 +102,14 @@ def test_the_host_veth_is_a_labelled_port_that_is_up(scratch: ScratchCni, bridge
     assert sysctl(scratch.host_netns, f"ipv6/conf/{port.name}/accept_ra") == "0"
 
 
+def test_the_host_asks_for_neighbours_on_a_new_bridge_at_once(
+    scratch: ScratchCni, bridge: Bridge, config: Make
+) -> None:
+    scratch.add(bridge, config(), "c1", scratch.container())
+    assert sysctl(scratch.host_netns, "ipv6/conf/br0/accept_dad") == "0"
+    assert sysctl(scratch.host_netns, "ipv6/conf/br0/accept_ra") == "0"
+
+
 def test_the_settings_of_an_interface_without_ipam_are_the_containers_own(
     scratch: ScratchCni, bridge: Bridge, config: Make
 ) -> None:

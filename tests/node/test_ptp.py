@@ -108,6 +108,12 @@ def test_the_result_names_both_ends(scratch: ScratchCni, ptp: Ptp) -> None:
     )  # fmt: skip
 
 
+def test_the_host_asks_for_its_neighbour_at_once(scratch: ScratchCni, ptp: Ptp) -> None:
+    scratch.add(ptp, network(), "c1", scratch.container())
+    settings = [Path("/proc/sys/net/ipv6/conf", HOST_END, name) for name in ("accept_dad", "accept_ra")]
+    assert [scratch.on_host(one.read_text).strip() for one in settings] == ["0", "0"]
+
+
 def test_a_repeated_add_returns_the_same_and_changes_nothing(scratch: ScratchCni, ptp: Ptp, look: Look) -> None:
     netns = scratch.container()
     first = scratch.add(ptp, network(ipMasq=True), "c1", netns)

@@ -10,7 +10,7 @@ from ipaddress import IPv4Interface, IPv6Interface
 
 from nodeplug import CniIp, InvalidRequest, PluginError
 from nodeplug_net.bridge.config import BridgeConfig
-from nodeplug_net.forwarding import ensure_forwarding
+from nodeplug_net.forwarding import ensure_forwarding, prepare_gateway_interface
 from nodeplug_net.netlink.links import Interface, Link, Links, set_sysctl
 
 
@@ -27,8 +27,7 @@ def ensure_bridge(links: Links, config: BridgeConfig) -> Link:
         bridge = links.get(config.bridge)
         if bridge is None:
             raise PluginError(f"bridge {config.bridge} vanished right after its creation; try again")
-        # The host must not use routers behind its containers.
-        set_sysctl(f"ipv6/conf/{config.bridge}/accept_ra", "0")
+        prepare_gateway_interface(config.bridge)
     if bridge.kind != "bridge":
         raise InvalidRequest(
             f'failed to create bridge "{config.bridge}": "{config.bridge}" already exists but is not a bridge',

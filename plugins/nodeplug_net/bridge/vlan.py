@@ -15,6 +15,7 @@ from typing import Final
 from nodeplug import InvalidRequest, Netns, PluginError
 from nodeplug_net.attachment import Attachment
 from nodeplug_net.bridge.config import BridgeConfig
+from nodeplug_net.forwarding import prepare_gateway_interface
 from nodeplug_net.netlink import messages
 from nodeplug_net.netlink.connection import EEXIST, Request, attributes
 from nodeplug_net.netlink.links import Link, Links
@@ -186,6 +187,7 @@ def ensure_gateway_interface(links: Links, bridge: Link, config: BridgeConfig, h
                 details="choose a shorter name in key 'bridge'",
             )
         _create(links, bridge, config, name, host)
+        prepare_gateway_interface(name)
         found = links.get(name)
     if found is None:
         raise PluginError(f"failed to create vlan interface: {name} vanished right after its creation; try again")

@@ -16,10 +16,10 @@ from nodeplug import CniAdd, CniInterface, CniIp, CniResult, InvalidRequest, Plu
 from nodeplug_net.attachment import Attachment
 from nodeplug_net.container_interface import configure, enable_ipv6
 from nodeplug_net.dataplane import Dataplane
-from nodeplug_net.forwarding import ensure_forwarding
+from nodeplug_net.forwarding import ensure_forwarding, prepare_gateway_interface
 from nodeplug_net.netlink import messages
 from nodeplug_net.netlink.connection import EEXIST, ESRCH, Netlink, Request
-from nodeplug_net.netlink.links import Link, Links, set_sysctl
+from nodeplug_net.netlink.links import Link, Links
 from nodeplug_net.netlink.messages import u32
 from nodeplug_net.nftables.masquerade import Element
 from nodeplug_net.ptp.config import PtpConfig, parse_ptp
@@ -93,7 +93,7 @@ class Attaching:
         # Marked by name in a second step: in one send the kernel would mark another's link after a refused creation.
         data = messages.mark_link().fill(name=pair.name.encode(), label=self.attachment.label.encode())
         self.links.netlink.ask(Request(data, f"mark interface {pair.name}"))
-        set_sysctl(f"ipv6/conf/{pair.name}/accept_ra", "0")
+        prepare_gateway_interface(pair.name)
         outside = self.links.get(pair.name)
         if outside is None:
             raise PluginError(f"interface {pair.name} vanished during ADD; is another program deleting it?")
