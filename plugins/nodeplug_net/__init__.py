@@ -1,4 +1,7 @@
-"""The CNI family: bridge, ptp, macvlan, loopback, portmap, tuning, firewall, and the IPAM of host-local and static."""
+"""The CNI family: interfaces of containers, what is done to them, and their addresses.
+
+bridge, ptp, macvlan, host-device, loopback, portmap, tuning, firewall, and the IPAM of host-local and static.
+"""
 
 from pathlib import Path
 from typing import Final

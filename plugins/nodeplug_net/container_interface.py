@@ -29,6 +29,7 @@ def configure(
     before_up: Callable[[Link], None] = lambda _: None,
     afterwards: Afterwards = _nothing,
     dad: bool = False,
+    waits: bool = True,
     stays_down: bool = False,
 ) -> Link:
     """Give the container's interface its addresses, bring it up, and add routes.
@@ -40,7 +41,8 @@ def configure(
         mac: the hardware address that it must have, or empty.
         before_up: called with the interface before it has addresses and is up, outside of the namespace.
         afterwards: returns what is sent after the routes.
-        dad: whether to wait until no neighbour has the IPv6 addresses.
+        dad: whether the kernel asks on the wire who has the IPv6 addresses.
+        waits: whether to wait then until no neighbour has them.
         stays_down: whether it gets nothing of all that and is left down.
 
     Raises:
@@ -66,7 +68,7 @@ def configure(
         late = [address_request(link.index, ifname, ip.address, dad=dad) for ip in plan.ips if ip.address.version == 6]
         # IPv4 addresses come first so that arp_notify announces them; IPv6 addresses need an interface that is up.
         requests = [*early, up_request(link.index, ifname), *late]
-        if dad and late:
+        if dad and waits and late:
             netlink.ask(*requests)
             settle(links, link)
             requests = []

@@ -1,26 +1,25 @@
-"""Attachments whose interface is in the container's namespace alone: dummy, macvlan.
+"""Interfaces that are made in the container's namespace alone: dummy, ipvlan, macvlan, tap, vlan.
 
 Owns: making such an interface under a computed name and giving it its own when it is there, finding that of an earlier
-ADD, and the verbs that do not depend on its kind.
+ADD, and deleting it.
 Refuses: what is special about a kind. There is no end on the host: an interface ends with its namespace, and GC cannot
 reach one of a namespace that nobody names.
 """
 
 import logging
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 
-from nodeplug import CniAdd, CniCheck, CniDel, CniGc, CniInterface, CniIp, CniResult, InvalidRequest, Netns
+from nodeplug import CniAdd, CniDel, CniGc, CniResult, InvalidRequest, Netns
 from nodeplug_net.attachment import Attachment
-from nodeplug_net.comparison import inside_differences
-from nodeplug_net.container_interface import configure
-from nodeplug_net.interface_config import DelegationConf
-from nodeplug_net.ipam.addressing import BEFORE_INTERFACES, IN_PROCESS, Addressing
+from nodeplug_net.inner_attachment import addressed, collect, detach, planned
+from nodeplug_net.ipam.addressing import Addressing
 from nodeplug_net.netlink.connection import EEXIST, Request
 from nodeplug_net.netlink.link_messages import name_link
 from nodeplug_net.netlink.links import Link, Links, links_in
 from nodeplug_net.netlink.reaper import Reaper
-from nodeplug_net.undo import Errors, Undo
+from nodeplug_net.undo import Undo
 
 Create = Callable[[Links, str], None]
 """Makes an interface of some name in the container's namespace, whose links are given."""
@@ -28,7 +27,7 @@ Create = Callable[[Links, str], None]
 
 @dataclass(frozen=True, slots=True)
 class InnerLinks:
-    """What the verbs of one plugin share. Any thread may use it.
+    """What the verbs of one plugin share, and those that do not depend on the kind. Any thread may use it.
 
     Attributes:
         kind: of the interfaces, as the kernel names it.
@@ -41,31 +40,43 @@ class InnerLinks:
     reaper: Reaper
     log: logging.LoggerAdapter[logging.Logger]
 
-    def attach(self, request: CniAdd, ipam: str, create: Create, prepare: Callable[[CniResult], None]) -> CniResult:
+    def recover(self) -> None:
+        """Release addresses that an earlier boot left."""
+        self.addressing.recover()
+
+    def make(
+        self,
+        request: CniAdd,
+        ipam: str,
+        create: Create,
+        *,
+        sysctls: tuple[str, ...] = (),
+        waits_for_duplicates: bool = True,
+    ) -> CniResult:
         """Serve ADD; a failure leaves nothing behind.
 
         Args:
             request: with the namespace.
             ipam: the IPAM plugin, or empty.
             create: makes the interface.
-            prepare: called in the container's namespace with the plan, before there are addresses.
+            sysctls: see `addressed`.
+            waits_for_duplicates: see `addressed`.
 
         Raises:
             PluginError: IPAM has no address, or the interface's name is taken.
             OSError: the kernel refuses.
         """
         with Undo(self.log) as undo:
-            early = ipam in BEFORE_INTERFACES
-            found = self.addressing.add(request, ipam, undo) if early else CniResult()
-            self._ensure(request, create, undo)
-            if ipam and not early:
-                found = self.addressing.add(request, ipam, undo)
-            plan = replace(found, ips=tuple(CniIp(ip.address, gateway=ip.gateway, interface=0) for ip in found.ips))
-            inside = configure(request, plan, prepare=lambda: prepare(plan), dad=True)
-        interface = CniInterface(inside.name, mac=inside.mac, sandbox=request.netns.path)
-        return replace(plan, interfaces=(interface,))
+            plan = planned(request, ipam, self.addressing, undo, lambda undo: self.ensure(request, create, undo))
+            return addressed(request, plan, sysctls=sysctls, waits_for_duplicates=waits_for_duplicates)
 
-    def _ensure(self, request: CniAdd, create: Create, undo: Undo) -> None:
+    def ensure(self, request: CniAdd, create: Create, undo: Undo) -> None:
+        """Make the interface, unless an earlier ADD of this attachment did.
+
+        Raises:
+            InvalidRequest: its name is taken.
+            OSError: the kernel refuses.
+        """
         attachment = Attachment.of(request)
         made = attachment.host_veth  # a host has the names of its containers, too, and old kernels look there first
         with links_in(request.netns) as inner:
@@ -99,18 +110,9 @@ class InnerLinks:
             PluginError: something is left; the runtime will repeat DEL.
             OSError: the kernel refuses.
         """
-        ipam, errors, gone = request.parse(DelegationConf).ipam.type, Errors(), False
-        if ipam not in IN_PROCESS:  # before the link, as a dhcp lease is returned through the interface
-            with errors.kept():
-                self.addressing.delete(request, ipam)
-        with errors.kept():
-            if request.netns is not None:
-                self._end(Attachment.of(request), request.netns)
-            gone = True
-        if ipam in IN_PROCESS and gone:
-            with errors.kept():
-                self.addressing.delete(request, ipam)
-        errors.raise_all()
+        netns = request.netns
+        end = partial(self._end, Attachment.of(request), netns) if netns is not None else lambda: None
+        detach(request, self.addressing, end)
 
     def _end(self, attachment: Attachment, netns: Netns) -> None:
         """Delete the interface of an attachment, also one that the reference made, or a killed ADD."""
@@ -131,20 +133,4 @@ class InnerLinks:
         Raises:
             PluginError: the folder of addresses cannot be used.
         """
-        self.addressing.collect(request, request.parse(DelegationConf).ipam.type)
-
-    def differences(self, request: CniCheck, inner: Links) -> Iterator[str]:
-        """Compare the interface with the result."""
-        inside = inner.get(request.ifname)
-        if inside is None:
-            yield f"interface {request.ifname} does not exist in {request.netns.path}"
-            return
-        if inside.kind != self.kind:
-            yield f"interface {request.ifname} is {inside.kind or 'a device'}, not {self.kind}"
-            return
-        interfaces = request.prev_result.interfaces
-        expected = next((one for one in interfaces if one.name == request.ifname and one.sandbox), None)
-        if expected is None:
-            yield f"the result has no interface {request.ifname} with a sandbox"
-            return
-        yield from inside_differences(request, inner, inside, expected)
+        collect(request, self.addressing)

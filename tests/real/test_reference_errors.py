@@ -110,7 +110,8 @@ def programs(consumer: Callable[[str], Path]) -> Iterator[Programs]:
         with ExitStack() as stack:
             (root / "n").mkdir()
             plugins = "".join(
-                f"[plugins.{name}]\n" for name in ("bridge", "host-local", "loopback", "macvlan", "ptp", "static")
+                f"[plugins.{name}]\n"
+                for name in ("bridge", "host-local", "loopback", "macvlan", "ptp", "static", "host-device")
             )
             node = stack.enter_context(ScratchNode(root / "n", plugins))
             assert node.run("install").returncode == 0
@@ -472,7 +473,44 @@ MACVLAN = {
     "ipam-empty": Bad("macvlan", {"master": "foreign0", "ipam": {"type": "static"}}),
     "no-such-netns": unopened("macvlan", {"master": "foreign0"}),
 }
-TABLES = {"skel": SKEL, "host-local": HOST_LOCAL, "bridge": BRIDGE, "static": STATIC, "ptp": PTP, "macvlan": MACVLAN}
+DEVICE = {"device": "foreign0"}
+HOST_DEVICE = {
+    "nothing-named": Bad("host-device", {}),
+    "device-missing": Bad("host-device", {"device": "nope"}),
+    "mac": Bad("host-device", {"hwaddr": "x"}),
+    "mac-short": Bad("host-device", {"hwaddr": "00:11"}),
+    "mac-missing": Bad("host-device", {"hwaddr": "02:99:99:99:99:99"}),
+    "path-relative": Bad("host-device", {"kernelpath": "devices/x"}),
+    "path-elsewhere": Bad("host-device", {"kernelpath": "/tmp/x"}),
+    "path-missing": Bad("host-device", {"kernelpath": "/sys/devices/nope"}),
+    "path-without-interfaces": Bad("host-device", {"kernelpath": "/sys/devices/system/../system"}),
+    "function-missing": Bad("host-device", {"pciBusID": "0000:ff:ff.7"}),
+    "function-with-a-slash": Bad("host-device", {"pciBusID": "/../x"}),
+    "device-id-missing": Bad("host-device", {"runtimeConfig": {"deviceID": "nope"}, **DEVICE}),
+    "a-bridge": Bad("host-device", DEVICE, code=INTERNAL),
+    "lo": Bad("host-device", {"device": "lo"}, code=INTERNAL),
+    "device-a-number": Bad(
+        "host-device",
+        {"device": 5},
+        says="failed to load netconf: key 'device': input should be a valid string, found 5",
+        why=NAMES_GO_TYPES,
+    ),
+    "device-missing-ipam-bad": Bad("host-device", local({"subnet": "x"}, device="nope")),
+    "driven-by-programs-ipam-empty": Bad("host-device", {"DPDKMode": True, "ipam": {"type": "static"}, **DEVICE}),
+    "driven-by-programs-ipam-bad": Bad("host-device", local({"subnet": "x"}, **DEVICE, DPDKMode=True)),
+    "check-without-result": Bad("host-device", DEVICE, {"CNI_COMMAND": "CHECK"}),
+    "check-nothing-named": Bad("host-device", {"prevResult": {"cniVersion": "1.1.0"}}, {"CNI_COMMAND": "CHECK"}),
+    "no-such-netns": unopened("host-device", DEVICE),
+}
+TABLES = {
+    "host-device": HOST_DEVICE,
+    "skel": SKEL,
+    "host-local": HOST_LOCAL,
+    "bridge": BRIDGE,
+    "static": STATIC,
+    "ptp": PTP,
+    "macvlan": MACVLAN,
+}
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from nodeplug_net.bridge.plugin import BridgeConfig
+from nodeplug_net.host_device.plugin import HostDeviceConfig
 from nodeplug_net.ipam.host_local import HostLocalConfig
 from nodeplug_net.ipam.ranges import RangeConf, parse_range_set
 from nodeplug_net.ipam.static import StaticConfig
@@ -20,6 +21,7 @@ from nodeplug_net.tuning.plugin import TuningConfig
 CONFIGS = Path(__file__).parents[2] / "configs"
 MODELS: dict[str, type[BaseModel]] = {
     "bridge": BridgeConfig,
+    "host-device": HostDeviceConfig,
     "host-local": HostLocalConfig,
     "loopback": LoopbackConfig,
     "macvlan": MacvlanConfig,

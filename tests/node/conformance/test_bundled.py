@@ -40,6 +40,7 @@ BUNDLED: Final = (
     "ptp",
     "host-local",
     "static",
+    "host-device",
     "loopback",
     "portmap",
     "tuning",

@@ -1,0 +1,156 @@
+"""Plugins of the reference for an interface in the container alone, and ours: the same keys must come to the same."""
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nodeplug.testing import CniRuntime, Sandbox, ScratchNode
+
+VERSIONS = ["0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"]
+MAC = "02:00:00:00:00:11"
+IPAM = {
+    "type": "static",
+    "addresses": [{"address": "192.0.2.5/24", "gateway": "192.0.2.1"}, {"address": "fd77::5/64", "gateway": "fd77::1"}],
+    "routes": [{"dst": "0.0.0.0/0"}, {"dst": "10.9.0.0/16", "gw": "192.0.2.9"}, {"dst": "::/0"}],
+    "dns": {"nameservers": ["192.0.2.9"]},
+}
+DNS = {"ipam": IPAM, "dns": {"search": ["a"]}}
+KEYS: Mapping[str, Mapping[str, dict[str, Any]]] = {
+    "host-device": {
+        "plain": {"device": "up0"},
+        "addresses": {"device": "up0", "ipam": IPAM},
+        "dns": {"device": "up0", **DNS},
+        "dns-without-addresses": {"device": "up0", "dns": {"search": ["a"]}},
+        "by-mac": {"hwaddr": MAC, "ipam": IPAM},
+        "driven-by-programs": {"device": "up0", "DPDKMode": True, **DNS},
+    },
+}
+CASES = [
+    pytest.param(plugin, keys, id=f"{plugin}-{name}") for plugin, all_ in KEYS.items() for name, keys in all_.items()
+]
+FULL = {plugin: all_["dns"] for plugin, all_ in KEYS.items()}
+ROUTE = ("dst", "gateway", "dev", "scope", "protocol", "prefsrc", "metric", "type")
+ADDRESS = ("local", "prefixlen", "scope", "broadcast")
+
+
+@dataclass(frozen=True)
+class Side:
+    """One implementation, on a "host" of its own, whose interface up0 is wired to up1."""
+
+    whose: str
+    folder: Path
+    bins: tuple[Path, ...]
+    host: Sandbox
+    pod: Sandbox
+
+    def runtime(self, version: str, plugin: str, keys: Mapping[str, Any]) -> CniRuntime:
+        kind = f"nodeplug-{plugin}" if self.whose == "ours" else plugin
+        document = {"cniVersion": version, "name": "twin", "plugins": [{"type": kind, **keys}]}
+        return CniRuntime(document, list(self.bins), cache_dir=self.folder / "cache")
+
+    def add(self, version: str, plugin: str, keys: Mapping[str, Any]) -> dict[str, Any]:
+        with self.host.netns.entered():
+            return dict(self.runtime(version, plugin, keys).add("c0", self.pod.path))
+
+    def run(self, where: Sandbox, *words: str) -> str:
+        command = ["nsenter", f"--net={where.path}", "ip", *words]
+        return subprocess.run(command, capture_output=True, check=True, text=True).stdout
+
+    def show(self, where: Sandbox, *words: str) -> Any:
+        return json.loads(self.run(where, "-j", "-d", *words) or "[]")
+
+
+@pytest.fixture
+def sides(short_path: Path, consumer: Callable[[str], Path]) -> Iterator[tuple[Side, Side]]:
+    if shutil.which("ip") is None:
+        pytest.skip("needs ip of the package iproute2")
+    root = short_path / "n"
+    root.mkdir()
+    with ExitStack() as stack:
+        node = stack.enter_context(ScratchNode(root, "".join(f"[plugins.{plugin}]\n" for plugin in KEYS)))
+        assert node.run("install").returncode == 0
+
+        def side(name: str, *bins: Path) -> Side:
+            host, pod = (stack.enter_context(Sandbox(short_path / f"{name}-{end}")) for end in ("host", "pod"))
+            (short_path / name).mkdir()
+            made = Side(name, short_path / name, bins, host, pod)
+            made.run(host, "link", "add", "up0", "address", MAC, "type", "veth", "peer", "name", "up1")
+            for link in ("up0", "up1"):
+                made.run(host, "link", "set", link, "up")
+            return made
+
+        reference = consumer("cni")
+        yield side("theirs", reference), side("ours", node.paths.cni_bin, reference)
+
+
+def comparable(result: Any, side: Side) -> Any:
+    """A result without the sandbox's path, which differs by chance."""
+    document = json.loads(json.dumps(result).replace(str(side.pod.path), "SANDBOX"))
+    if not document.get("dns"):
+        document.pop("dns", None)
+    return document
+
+
+def world(side: Side) -> Any:
+    """What the container has, and what the host has still."""
+    host = [(one["ifname"], one.get("ifalias"), "UP" in one["flags"]) for one in side.show(side.host, "link", "show")]
+    if "eth0" not in side.pod.links():
+        return host
+    (link,) = side.show(side.pod, "addr", "show", "eth0")
+    own = [[one.get(key) for key in ADDRESS] for one in link["addr_info"] if one["scope"] != "link"]
+    routes = [
+        str([one.get(key) for key in ROUTE])
+        for family in ("-4", "-6")
+        for one in side.show(side.pod, family, "route", "show", "dev", "eth0")
+        if not one["dst"].startswith("fe80")
+    ]
+    with side.pod.netns.entered():
+        names = ("ipv4/conf/eth0/arp_notify", "ipv6/conf/eth0/ndisc_notify", "ipv6/conf/eth0/keep_addr_on_down")
+        settings = [Path("/proc/sys/net", name).read_text().strip() for name in names]
+    described = [link.get(key) for key in ("mtu", "address", "ifalias", "linkinfo")]
+    return host, described, "UP" in link["flags"], sorted(own, key=str), sorted(routes), settings
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("plugin", KEYS)
+def test_results_are_equal_in_every_version(sides: tuple[Side, Side], plugin: str, version: str) -> None:
+    results = [comparable(side.add(version, plugin, FULL[plugin]), side) for side in sides]
+    assert results[1] == results[0]
+
+
+@pytest.mark.parametrize(("plugin", "keys"), CASES)
+def test_the_container_sees_the_same_and_the_host_gets_the_same_back(
+    sides: tuple[Side, Side], plugin: str, keys: dict[str, Any]
+) -> None:
+    results = [comparable(side.add("1.1.0", plugin, keys), side) for side in sides]
+    assert results[1] == results[0]
+    assert world(sides[1]) == world(sides[0])
+    for side in sides:
+        with side.host.netns.entered():
+            runtime = side.runtime("1.1.0", plugin, keys)
+            runtime.check("c0")
+            runtime.delete("c0", side.pod.path)
+        assert "eth0" not in side.pod.links()
+    assert world(sides[1]) == world(sides[0])
+
+
+@pytest.mark.parametrize("plugin", KEYS)
+def test_each_checks_and_ends_what_the_other_attached(sides: tuple[Side, Side], plugin: str) -> None:
+    theirs, ours = sides
+    for side, other in ((theirs, ours), (ours, theirs)):
+        before = world(side)
+        side.add("1.1.0", plugin, FULL[plugin])
+        moved = Side(other.whose, side.folder, other.bins, side.host, side.pod)
+        with side.host.netns.entered():
+            runtime = moved.runtime("1.1.0", plugin, FULL[plugin])
+            runtime.check("c0")
+            runtime.delete("c0", side.pod.path)
+        assert "eth0" not in side.pod.links()
+        assert [one[:2] for one in world(side)] == [one[:2] for one in before]
