@@ -15,11 +15,11 @@ from nodeplug_net.dataplane import names_of_links
 from nodeplug_net.firewall.config import FirewallConf, Wanted
 from nodeplug_net.firewall.messages import Rule
 from nodeplug_net.firewall.obstacles import refuse_obstacles
-from nodeplug_net.firewall.records import ADDING, Record, Records
 from nodeplug_net.firewall.rules import Entry
 from nodeplug_net.firewall.table import FilterTable
 from nodeplug_net.netlink.reaper import Reaper
 from nodeplug_net.nftables.sockets import Identity, NftSockets, open_nft
+from nodeplug_net.records import ADDING, Record, Records
 from nodeplug_net.undo import Errors, Undo
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class Containers:
     def __init__(self, host: Host) -> None:
         self._log: logging.LoggerAdapter[logging.Logger] = host.log
         self._nft = NftSockets(Reaper())
-        self._records = Records(host)
+        self._records = Records(host, "firewall", Wanted.decode)
         self._changing = threading.Lock()
 
     def recover(self, home: Identity) -> None:
@@ -49,11 +49,11 @@ class Containers:
             return
         with open_nft() as netlink:
             table = FilterTable(netlink)
-            unfinished = [one.entry.label for one in found if one.phase == ADDING]
+            unfinished = [one.label for one in found if one.phase == ADDING]
             table.remove(*unfinished)
             for label in unfinished:
                 self._records.forget(home, label)
-            table.mend(self._records.entries(home))
+            table.mend(self._entries(home))
 
     def close(self) -> None:
         """Close idle sockets."""
@@ -74,19 +74,19 @@ class Containers:
         with Undo(self._log) as undo:
             former = self._records.get(namespace, entry.label)
             undo.push(f"undo the rules of {entry.label}", lambda: self._withdraw(request, entry.label, former))
-            self._records.note(Record(namespace, entry, ADDING))
+            self._records.note(Record(namespace, entry.label, wanted, ADDING))
             with self._table(request) as table:
                 table.add(entry)
-            self._records.note(Record(namespace, entry))
+            self._records.note(Record(namespace, entry.label, wanted))
 
-    def _withdraw(self, request: CniAdd, label: str, former: Record | None) -> None:
+    def _withdraw(self, request: CniAdd, label: str, former: Record[Wanted] | None) -> None:
         """Return to what was before an ADD; what cannot be removed keeps its unfinished record."""
         with self._table(request) as table:
             if former is None or former.phase == ADDING:
                 table.remove(label)
                 self._records.forget(request.host_netns.identity, label)
             else:
-                table.add(former.entry)
+                table.add(Entry(label, former.wanted))
                 self._records.note(former)
 
     def delete(self, request: CniDel) -> None:
@@ -135,13 +135,13 @@ class Containers:
             valid = {Attachment(request.network, one.container_id, one.ifname).label for one in request.valid}
             with self._table(request) as table:
                 present = table.labels(prefix)
-            present |= {one.entry.label for one in self._records.of(namespace) if one.entry.label.startswith(prefix)}
+            present |= {one.label for one in self._records.of(namespace) if one.label.startswith(prefix)}
             for label in sorted(present - valid):
                 with errors.kept():
                     self._end(request, label)
         with errors.kept(), self._table(request) as table:
             self._mend(table, namespace)
-            isolated = {one.wanted.bridge for one in self._records.entries(namespace)}
+            isolated = {one.wanted.bridge for one in self._entries(namespace)}
             table.sweep(isolated | names_of_links())
         errors.raise_all()
 
@@ -154,7 +154,7 @@ class Containers:
         """
         namespace = request.host_netns.identity
         with self._table(request) as table:
-            missing = table.missing(self._records.entries(namespace))
+            missing = table.missing(self._entries(namespace))
             if missing:
                 self._log.warning("%s; restored", _summary(missing))
                 self._mend(table, namespace)
@@ -167,7 +167,7 @@ class Containers:
         Raises:
             OSError: the kernel refuses.
         """
-        entries = self._records.entries(home)
+        entries = self._entries(home)
         if not entries:
             return []
         with open_nft() as netlink:
@@ -177,7 +177,11 @@ class Containers:
     def _mend(self, table: FilterTable, namespace: Identity) -> None:
         """Restore what attachments lack, those excepted that end: a DEL that begins meanwhile waits, and removes it."""
         with self._changing:
-            table.mend(self._records.entries(namespace))
+            table.mend(self._entries(namespace))
+
+    def _entries(self, namespace: Identity) -> list[Entry]:
+        """Compose what the kernel is to have for the attachments of a namespace."""
+        return [Entry(one.label, one.wanted) for one in self._records.attached(namespace)]
 
     @contextmanager
     def _table(self, request: CniRequest) -> Iterator[FilterTable]:

@@ -21,9 +21,9 @@ from nodeplug_net.netlink.reaper import Reaper
 from nodeplug_net.nftables.sockets import Identity, NftSockets, open_nft
 from nodeplug_net.portmap import conntrack
 from nodeplug_net.portmap.config import Forward, Mappings, Wanted, asks_for_ports, parse_portmap, targets
-from nodeplug_net.portmap.mapped_ports import ADDING, MappedPorts, Record
 from nodeplug_net.portmap.reservations import Port, Reservations
 from nodeplug_net.portmap.table import Entry, PortTable, entry_of
+from nodeplug_net.records import ADDING, Record, Records
 from nodeplug_net.reference.ports import ReferencePorts
 from nodeplug_net.undo import Errors, Undo
 
@@ -39,7 +39,7 @@ class HostPorts:
     def __init__(self, host: Host) -> None:
         self._log: logging.LoggerAdapter[logging.Logger] = host.log
         self._nft = NftSockets(Reaper())
-        self._records = MappedPorts(host)
+        self._records = Records(host, "ports", Wanted.decode)
         self._reservations = Reservations()
         self._recovered: set[Identity] = set()
         self._lock = threading.Lock()
@@ -85,7 +85,7 @@ class HostPorts:
             self._forget(request, conntrack.forget_before, mappings.forwards)
             self._records.note(Record(namespace, label, wanted))
 
-    def _withdraw(self, request: CniAdd, label: str, former: Record | None) -> None:
+    def _withdraw(self, request: CniAdd, label: str, former: Record[Wanted] | None) -> None:
         """Return to what was before an ADD; what cannot be removed keeps its unfinished record."""
         if former is None or former.phase == ADDING:
             self._remove(request, label)
@@ -126,7 +126,7 @@ class HostPorts:
                 reference.end(attachment, [one.ip for one in targets(result, request.ifname)] if result else [])
         errors.raise_all()
 
-    def _end(self, request: CniRequest, label: str, record: Record | None) -> None:
+    def _end(self, request: CniRequest, label: str, record: Record[Wanted] | None) -> None:
         namespace, errors = request.host_netns.identity, Errors()
         with self._changing:  # from here on nothing brings the ports back
             self._records.end(namespace, label)
@@ -218,8 +218,7 @@ class HostPorts:
 
     def _entries(self, namespace: Identity) -> list[Entry]:
         """Compose what the kernel is to have for the attachments of a namespace."""
-        records = [one for one in self._records.of(namespace) if one.phase != ADDING]
-        return [entry_of(one.wanted.mappings(), one.label) for one in records]
+        return [entry_of(one.wanted.mappings(), one.label) for one in self._records.attached(namespace)]
 
     def _recover(self, namespace: Identity, table: PortTable) -> None:
         with self._lock:
@@ -237,7 +236,7 @@ class HostPorts:
                 table.prune()
             self._recovered.add(namespace)
 
-    def _reserve(self, record: Record) -> bool:
+    def _reserve(self, record: Record[Wanted]) -> bool:
         """Reserve the ports of an attachment that has not ended, nor changed, since its record was read."""
         ports = map(Port.of, record.wanted.mappings().forwards)
         try:

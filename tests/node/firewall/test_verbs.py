@@ -229,7 +229,7 @@ def test_what_a_killed_add_left_is_ended_at_the_next_start(lab: Lab) -> None:
     lab.add("c1")
     lab.add("c2")
     path = next((lab.scratch.host.run_dir / "firewall").glob("*c1*.json"))
-    path.write_text(path.read_text().replace('"accepted"', '"adding"'))
+    path.write_text(path.read_text().replace('"attached"', '"adding"'))
     with restarted(lab):
         assert (of(lab, "c1"), len(of(lab, "c2"))) == ([], 2)
     assert len(records(lab.scratch)) == 1

@@ -228,7 +228,7 @@ def test_a_recovery_that_fails_is_done_by_the_next_request(lab: Lab) -> None:
     lab.portmap.stop()
     folder = lab.scratch.host.run_dir / "ports"
     for record in folder.glob("*.json"):
-        record.write_text(record.read_text().replace('"mapped"', '"adding"'))
+        record.write_text(record.read_text().replace('"attached"', '"adding"'))
     again = Portmap(PortmapConfig(), lab.scratch.host)
     element = 'tcp . 8080 comment "nodeplug net c1 eth0" : 10.88.0.2 . 80'
     with owned_by_another_program(lab, element), pytest.raises(PluginError, match="not permitted"):

@@ -1,46 +1,63 @@
-"""What is known of attachments with host ports: one record each, until they end.
+"""What is known of a plugin's attachments beyond the kernel's state: one record each, until they end.
 
-Owns: the records, in the plugin's folder below /run, where they end with the boot as the containers do; and which of
-them belong to a host's namespace.
-Refuses: to be the truth about the kernel. A record says what was asked, so that a port is reserved again after the
-daemon was killed, and rules come back that somebody flushed. One that an ADD left unfinished says what to remove.
+Owns: the records, in a folder of the plugin's below /run, where they end with the boot as the containers do; and which
+of them belong to a host's namespace.
+Refuses: to be the truth about the kernel. A record says what was asked, so that what somebody flushed comes back, also
+after the daemon was killed. One that an ADD left unfinished says what to remove.
 """
 
 import threading
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 from nodeplug import Host
 from nodeplug_net.nftables.sockets import Identity
-from nodeplug_net.portmap.config import Wanted
 
 ADDING: Final = "adding"
-MAPPED: Final = "mapped"
+ATTACHED: Final = "attached"
+
+
+class Wanted(Protocol):
+    """What an attachment asked a plugin for, as a record keeps it."""
+
+    def encode(self) -> Mapping[str, Any]:
+        """Return keys and values for JSON."""
+
+
+W = TypeVar("W", bound=Wanted)
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
-    """One attachment with host ports.
+class Record(Generic[W]):
+    """One attachment.
 
     Attributes:
         namespace: of its host.
         label: of the attachment.
         wanted: what it asked for.
-        phase: `ADDING` until ADD has done everything.
+        phase: `ADDING` until ADD has done everything, and from when DEL begins.
     """
 
     namespace: Identity
     label: str
-    wanted: Wanted
-    phase: str = MAPPED
+    wanted: W
+    phase: str = ATTACHED
 
 
-class MappedPorts:
-    """The records of one plugin. Any thread may call it."""
+class Records(Generic[W]):
+    """The records of one plugin. Any thread may call it.
 
-    def __init__(self, host: Host) -> None:
-        self._journal = replace(host.journal, folder=host.run_dir / "ports")
-        self._known: dict[tuple[Identity, str], Record] = {}
+    Args:
+        host: what the plugin may use of the daemon's.
+        folder: the name of theirs, below the daemon's folder in /run.
+        decode: reads what `Wanted.encode` returned, among other keys; ValueError, KeyError or TypeError if it is none.
+    """
+
+    def __init__(self, host: Host, folder: str, decode: Callable[[Mapping[str, Any]], W]) -> None:
+        self._journal = replace(host.journal, folder=host.run_dir / folder)
+        self._decode = decode
+        self._known: dict[tuple[Identity, str], Record[W]] = {}
         self._lock = threading.Lock()
 
     def recover(self) -> None:
@@ -48,7 +65,7 @@ class MappedPorts:
         for entry in self._journal.entries():
             try:
                 device, inode = entry.data["namespace"]
-                record = Record((device, inode), entry.data["label"], Wanted.decode(entry.data), entry.phase)
+                record = Record((device, inode), entry.data["label"], self._decode(entry.data), entry.phase)
             except (ValueError, KeyError, TypeError):
                 record = None
             if record is None or self._journal.is_stale(entry):
@@ -56,7 +73,7 @@ class MappedPorts:
             else:
                 self._known[record.namespace, record.label] = record
 
-    def note(self, record: Record) -> None:
+    def note(self, record: Record[W]) -> None:
         """Record an attachment.
 
         Raises:
@@ -81,14 +98,18 @@ class MappedPorts:
             if found is not None:
                 self._known[namespace, label] = replace(found, phase=ADDING)
 
-    def get(self, namespace: Identity, label: str) -> Record | None:
+    def get(self, namespace: Identity, label: str) -> Record[W] | None:
         """Return the record of an attachment."""
         return self._known.get((namespace, label))
 
-    def of(self, namespace: Identity) -> list[Record]:
+    def of(self, namespace: Identity) -> list[Record[W]]:
         """Return the attachments of a host's namespace."""
         with self._lock:
             return [one for one in self._known.values() if one.namespace == namespace]
+
+    def attached(self, namespace: Identity) -> list[Record[W]]:
+        """Return the attachments of a host's namespace that are to be there: ADD is through, and DEL not begun."""
+        return [one for one in self.of(namespace) if one.phase != ADDING]
 
 
 def _key(namespace: Identity, label: str) -> str:
