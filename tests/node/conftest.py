@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.node.outside import lay_cable
 
 from nodeplug import Netns
 from nodeplug.testing.scratch_cni import ScratchCni, run_in
@@ -24,6 +25,12 @@ Config = dict[str, Any]
 def scratch(tmp_path: Path) -> Iterator[ScratchCni]:
     with ScratchCni(tmp_path) as made:
         yield made
+
+
+@pytest.fixture
+def outside(scratch: ScratchCni) -> Netns:
+    """Somebody beyond the host who knows no way to containers."""
+    return lay_cable(scratch)
 
 
 @pytest.fixture

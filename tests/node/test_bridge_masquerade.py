@@ -7,6 +7,7 @@ from ipaddress import ip_interface
 from typing import Any
 
 import pytest
+from tests.node.outside import HOST, NEIGHBOUR
 
 from nodeplug import CniStatus, Netns, NotReady, PluginError
 from nodeplug.testing.scratch_cni import ScratchCni, run_in
@@ -20,33 +21,6 @@ from nodeplug_net.nftables.masquerade import Element, Masquerade
 
 Make = Callable[..., dict[str, Any]]
 NETFILTER = 12
-OUTSIDE = {4: ("192.0.2.1/24", "192.0.2.2/24"), 6: ("2001:db8::1/64", "2001:db8::2/64")}
-
-
-@pytest.fixture
-def outside(scratch: ScratchCni) -> Netns:
-    """A namespace behind the host, which knows no way back to containers."""
-    netns = scratch.container()
-
-    def connect() -> None:
-        from pyroute2 import IPRoute  # noqa: PLC0415  only these tests build a second network
-
-        with IPRoute() as route:
-            route.link("add", ifname="up0", kind="veth", peer={"ifname": "down0", "net_ns_fd": netns.fd})
-        configure("up0", 0)
-
-    def configure(name: str, side: int) -> None:
-        with Netlink() as netlink:
-            links = Links(netlink)
-            link = links.get(name)
-            assert link is not None
-            links.set_up(link)
-            for pair in OUTSIDE.values():
-                links.add_address(link, ip_interface(pair[side]))
-
-    scratch.on_host(connect)
-    run_in(netns, lambda: configure("down0", 1))
-    return netns
 
 
 @pytest.fixture
@@ -67,12 +41,12 @@ def server(outside: Netns) -> Iterator[Callable[[int], list[str]]]:
     def listen(family: socket.AddressFamily, address: str) -> socket.socket:
         listener = socket.socket(family, socket.SOCK_DGRAM)
         listener.settimeout(0.05)
-        listener.bind((address.partition("/")[0], 9))
+        listener.bind((address, 9))
         return listener
 
     listeners = {
-        4: run_in(outside, lambda: listen(socket.AF_INET, OUTSIDE[4][1])),
-        6: run_in(outside, lambda: listen(socket.AF_INET6, OUTSIDE[6][1])),
+        4: run_in(outside, lambda: listen(socket.AF_INET, NEIGHBOUR[4])),
+        6: run_in(outside, lambda: listen(socket.AF_INET6, NEIGHBOUR[6])),
     }
     threads = [threading.Thread(target=serve, args=pair) for pair in listeners.items()]
     for thread in threads:
@@ -98,7 +72,7 @@ def exchange(client: socket.socket, there: tuple[str, int], answers: socket.sock
 
 def ask(netns: Netns, version: int) -> bytes:
     """Send datagrams to the server outside until it answers."""
-    there = (OUTSIDE[version][1].partition("/")[0], 9)
+    there = (NEIGHBOUR[version], 9)
     with run_in(netns, lambda: datagram(version)) as client:
         return exchange(client, there, client)[0]
 
@@ -130,7 +104,7 @@ def test_a_packet_leaves_the_subnet_with_the_hosts_address(
     netns = scratch.container()
     scratch.add(bridge, config(ipMasq=True), "c1", netns)
     assert ask(netns, version) == b"pong"
-    assert set(server(version)) == {OUTSIDE[version][0].partition("/")[0]}
+    assert set(server(version)) == {HOST[version]}
 
 
 def test_without_ip_masq_a_packet_keeps_its_address(
@@ -360,7 +334,7 @@ def test_a_packet_of_the_other_version_keeps_its_address(
 ) -> None:
     netns = scratch.container()
     scratch.add(bridge, config(ipMasq=True, ip6Masq=False), "c1", netns)
-    there = OUTSIDE[version][1].partition("/")[0]
+    there = NEIGHBOUR[version]
     assert sender_seen(netns, outside, there) == sender
 
 

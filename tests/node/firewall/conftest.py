@@ -4,8 +4,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.node.firewall.lab import Lab, connect
+from tests.node.firewall.lab import Lab, tell_the_way
 
+from nodeplug import Netns
 from nodeplug.testing.scratch_cni import ScratchCni
 from nodeplug_net.bridge.plugin import Bridge
 from nodeplug_net.firewall.plugin import Firewall, FirewallConfig
@@ -27,7 +28,6 @@ def firewall(scratch: ScratchCni) -> Iterator[Firewall]:
 
 
 @pytest.fixture
-def lab(scratch: ScratchCni, bridge: Bridge, firewall: Firewall) -> Lab:
-    outside = scratch.container()
-    connect(scratch, outside)
+def lab(scratch: ScratchCni, bridge: Bridge, firewall: Firewall, outside: Netns) -> Lab:
+    tell_the_way(outside)
     return Lab(scratch, bridge, firewall, outside)

@@ -7,21 +7,17 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from ipaddress import ip_interface
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.node.outside import HOST, NEIGHBOUR
 
 from nodeplug import CniResult, Netns
 from nodeplug.testing.scratch_cni import ScratchCni, run_in
 from nodeplug_net.bridge.plugin import Bridge
 from nodeplug_net.firewall.plugin import Firewall
-from nodeplug_net.netlink.connection import Netlink
-from nodeplug_net.netlink.links import Links
 
-OUTSIDE = {4: ("192.0.2.1/24", "192.0.2.2/24"), 6: ("2001:db8::1/64", "2001:db8::2/64")}
-"""The host's address there, and the other's."""
 BRIDGES = {"net": ("br0", "10.88.0", "fd00:88:"), "other": ("br1", "10.89.0", "fd00:89:")}
 JUDGED, MARK = b"judged", b"mark"
 _PORT, _PATIENCE = 9000, 60.0
@@ -96,7 +92,7 @@ class Lab:
     def gateway(self, sender: str, version: int = 4) -> str:
         """The host as a sender sees it."""
         if sender == "outside":
-            return OUTSIDE[version][0].partition("/")[0]
+            return HOST[version]
         name = self.address(sender, version)
         return f"{name.rpartition('.')[0]}.1" if version == 4 else f"{name.rpartition(':')[0]}:1"
 
@@ -104,7 +100,7 @@ class Lab:
         return self.outside if who == "outside" else self.pods[who]
 
     def place(self, who: str, version: int = 4) -> str:
-        return OUTSIDE[version][1].partition("/")[0] if who == "outside" else self.address(who, version)
+        return NEIGHBOUR[version] if who == "outside" else self.address(who, version)
 
     def arrives(self, sender: str, receiver: str, version: int = 4) -> bool:
         """Send a datagram from one to another; whether it came before what was sent after it, and must come.
@@ -179,36 +175,18 @@ def _until_it_comes(source: socket.socket, address: str, target: socket.socket) 
     raise AssertionError(f"nothing sent to {address} comes there")
 
 
-def connect(scratch: ScratchCni, outside: Netns) -> None:
-    """Lay a cable between the host and somebody outside who knows the way to the containers."""
+def tell_the_way(outside: Netns) -> None:
+    """Let who is outside know where the containers are."""
 
-    def lay() -> None:
+    def know() -> None:
         from pyroute2 import IPRoute  # noqa: PLC0415  only these tests build a second network
 
-        with IPRoute() as route:
-            route.link("add", ifname="up0", kind="veth", peer={"ifname": "down0", "net_ns_fd": outside.fd})
-        configure("up0", 0)
-
-    def configure(name: str, side: int) -> None:
-        with Netlink() as netlink:
-            links = Links(netlink)
-            link = links.get(name)
-            assert link is not None
-            links.set_up(link)
-            for pair in OUTSIDE.values():
-                links.add_address(link, ip_interface(pair[side]))
-
-    def know_the_way() -> None:
-        from pyroute2 import IPRoute  # noqa: PLC0415  only these tests build a second network
-
-        configure("down0", 1)
         with IPRoute() as route:
             for _, four, six in BRIDGES.values():
-                route.route("add", dst=f"{four}.0/24", gateway=OUTSIDE[4][0].partition("/")[0])
-                route.route("add", dst=f"{six}:/64", gateway=OUTSIDE[6][0].partition("/")[0])
+                route.route("add", dst=f"{four}.0/24", gateway=HOST[4])
+                route.route("add", dst=f"{six}:/64", gateway=HOST[6])
 
-    scratch.on_host(lay)
-    run_in(outside, know_the_way)
+    run_in(outside, know)
 
 
 def records(scratch: ScratchCni) -> list[Mapping[str, Any]]:

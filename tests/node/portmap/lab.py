@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.node.outside import HOST
+
 from nodeplug import CniResult, Netns
 from nodeplug.testing.scratch_cni import ScratchCni, run_in
 from nodeplug_net.bridge.plugin import Bridge
@@ -16,9 +18,6 @@ from nodeplug_net.netlink.connection import Netlink
 from nodeplug_net.portmap.plugin import Portmap
 from nodeplug_net.portmap.table import PortTable
 
-OUTSIDE = {4: ("192.0.2.1/24", "192.0.2.2/24"), 6: ("2001:db8::1/64", "2001:db8::2/64")}
-"""The host's address there, and the other's."""
-HOST = {version: pair[0].partition("/")[0] for version, pair in OUTSIDE.items()}
 STREAM, DATAGRAM = socket.SOCK_STREAM, socket.SOCK_DGRAM
 NETFILTER = 12
 

@@ -4,7 +4,8 @@ import socket
 from collections.abc import Iterator
 
 import pytest
-from tests.node.portmap.lab import DATAGRAM, HOST, STREAM, Lab, mapping, serve
+from tests.node.outside import HOST
+from tests.node.portmap.lab import DATAGRAM, STREAM, Lab, mapping, serve
 
 from nodeplug.testing.scratch_cni import run_in
 from nodeplug_net.portmap import conntrack

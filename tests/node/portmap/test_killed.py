@@ -1,15 +1,13 @@
 """A daemon that is killed before any step of an ADD or DEL: nothing leaks, and nothing is lost."""
 
 import json
-import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from tests.node import killing
 from tests.node.portmap.killed import RESULT
 from tests.node.portmap.lab import NETFILTER, mapping
 
@@ -18,7 +16,6 @@ from nodeplug_net.netlink.connection import Netlink
 from nodeplug_net.portmap.plugin import Portmap, PortmapConfig
 from nodeplug_net.portmap.table import PortTable
 
-PROGRAM = Path(__file__).with_name("killed.py")
 PORTS = [mapping(8080), mapping(8081, protocol="udp")]
 CONFIG: Mapping[str, Any] = {
     "cniVersion": "1.1.0",
@@ -29,30 +26,9 @@ CONFIG: Mapping[str, Any] = {
 LABEL = "nodeplug net c1 eth0"
 
 
-def call(scratch: ScratchCni, verb: str, step: int) -> int:
-    words = [
-        sys.executable,
-        str(PROGRAM),
-        str(scratch.folder),
-        scratch.host_netns.path,
-        verb,
-        str(step),
-        json.dumps(CONFIG),
-    ]
-    return subprocess.run(words, check=False).returncode
-
-
-def every_step(scratch: ScratchCni, verb: str, prepare: Callable[[], object]) -> Iterator[int]:
-    """Kill before one step after the other, until none is left."""
-    for step in range(1, 200):
-        prepare()
-        status = call(scratch, verb, step)
-        if status == 0:
-            assert step > 10
-            return
-        assert status == -signal.SIGKILL
-        yield step
-    raise AssertionError("it never ends")
+def every_step(scratch: ScratchCni, verb: str, prepare: Callable[[], object] = lambda: None) -> Iterator[int]:
+    words = [str(scratch.folder), scratch.host_netns.path, verb, json.dumps(CONFIG)]
+    return killing.every_step("tests.node.portmap.killed", *words, least=10, prepare=prepare)
 
 
 @contextmanager
@@ -95,7 +71,7 @@ def records(scratch: ScratchCni) -> list[Path]:
 
 def test_what_an_add_left_is_whole_or_gone_for_the_next_daemon_and_ended_by_del(scratch: ScratchCni) -> None:
     seen = set()
-    for _ in every_step(scratch, "add", lambda: None):
+    for _ in every_step(scratch, "add"):
         with next_daemon(scratch) as daemon:
             whole = forwarded(scratch)
             seen.add(whole)

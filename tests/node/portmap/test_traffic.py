@@ -3,7 +3,8 @@
 import subprocess
 
 import pytest
-from tests.node.portmap.lab import DATAGRAM, HOST, STREAM, Lab, mapping, serve
+from tests.node.outside import HOST
+from tests.node.portmap.lab import DATAGRAM, STREAM, Lab, mapping, serve
 
 from nodeplug.testing.scratch_cni import run_in
 

@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from tests.node.portmap.lab import DATAGRAM, HOST, STREAM, Lab, mapping, serve
+from tests.node.outside import HOST
+from tests.node.portmap.lab import DATAGRAM, STREAM, Lab, mapping, serve
 
 from nodeplug import InvalidRequest, PluginError, TryAgain
 from nodeplug.testing.scratch_cni import run_in

@@ -1,105 +1,14 @@
 """tuning in scratch namespaces: what an interface has, what it has again after DEL, and what is said."""
 
 import json
-import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.node.tuning.lab import KEYS, NEW, SYSCTL, Pod, backups, before, conf, run_ip, settings, sysctl
 
-from nodeplug import CniInterface, CniResult, InvalidEnvironment, InvalidRequest, Netns, NotReady, PluginError
-from nodeplug.testing.scratch_cni import ScratchCni, run_in
-from nodeplug_net.netlink.connection import Netlink
-from nodeplug_net.netlink.links import Links
-from nodeplug_net.tuning.plugin import Tuning, TuningConfig
-from nodeplug_net.tuning.settings import Settings, look
-
-PROGRAM = Path(__file__).with_name("killed_tuning.py")
-NEW = Settings("02:00:00:00:00:05", True, 1300, True, 77)
-KEYS: dict[str, Any] = {"mac": NEW.mac, "promisc": True, "mtu": 1300, "allmulti": True, "txQLen": 77}
-SYSCTL = "net.ipv4.conf.IFNAME.arp_filter"
-FILE = "ipv4/conf/eth0/arp_filter"
-
-
-@pytest.fixture
-def tuning(scratch: ScratchCni) -> Tuning:
-    allowlist = scratch.folder / "allowlist.conf"
-    plugin = Tuning(TuningConfig(allowlist=allowlist, data_dir=scratch.folder / "tuning"), scratch.host)
-    scratch.on_host(plugin.start)
-    return plugin
-
-
-@pytest.fixture
-def pod(scratch: ScratchCni) -> Netns:
-    """A container whose interface eth0 another plugin made."""
-    netns = scratch.container()
-    run_ip(netns, lambda ip: ip.link("add", ifname="eth0", kind="veth", peer="peer0", address="02:00:00:00:00:01"))
-    return netns
-
-
-def run_ip(netns: Netns, work: Callable[[Any], Any]) -> None:
-    def change() -> None:
-        from pyroute2 import IPRoute  # noqa: PLC0415  only what stands beside the plugin needs it
-
-        with IPRoute() as route:
-            work(route)
-
-    run_in(netns, change)
-
-
-def conf(**keys: Any) -> dict[str, Any]:
-    return {"cniVersion": "1.1.0", "name": "net", "type": "nodeplug-tuning", **keys}
-
-
-def before(netns: Netns, **more: Any) -> CniResult:
-    own = CniInterface("eth0", mac="02:00:00:00:00:01", sandbox=netns.path, **more)
-    return CniResult(interfaces=(CniInterface("eth0", mac="02:00:00:00:00:09"), own))
-
-
-def settings(netns: Netns, name: str = "eth0") -> Settings:
-    def read() -> Settings:
-        with Netlink() as netlink:
-            link = look(Links(netlink), name)
-            assert link is not None
-            return link.settings
-
-    return run_in(netns, read)
-
-
-def sysctl(netns: Netns, path: str = FILE) -> str:
-    return run_in(netns, lambda: Path("/proc/sys/net", path).read_text().strip())
-
-
-def backups(scratch: ScratchCni) -> list[str]:
-    return sorted(path.name for path in (scratch.folder / "tuning").glob("*"))
-
-
-class Pod:
-    """The calls about one container."""
-
-    def __init__(self, scratch: ScratchCni, tuning: Tuning, netns: Netns) -> None:
-        self.scratch, self.tuning, self.netns = scratch, tuning, netns
-
-    def add(self, *, container: str = "c1", env: Any = None, **keys: Any) -> CniResult:
-        more = {"args": env} if env else {}
-        return self.scratch.add(
-            self.tuning, conf(**keys), container, self.netns, prev_result=before(self.netns), **more
-        )
-
-    def check(self, **keys: Any) -> None:
-        self.scratch.check(self.tuning, conf(**keys), "c1", self.netns, before(self.netns))
-
-    def delete(self, **keys: Any) -> None:
-        self.scratch.delete(self.tuning, conf(**keys), "c1", self.netns)
-
-
-@pytest.fixture
-def call(scratch: ScratchCni, tuning: Tuning, pod: Netns) -> Pod:
-    return Pod(scratch, tuning, pod)
+from nodeplug import CniResult, InvalidEnvironment, InvalidRequest, NotReady, PluginError
+from nodeplug_net.tuning.settings import Settings
 
 
 def test_the_interface_and_its_namespace_have_what_is_asked(call: Pod) -> None:
@@ -430,41 +339,3 @@ def test_the_backup_is_for_nobody_else(call: Pod) -> None:
         "allmulti": False,
         "txQLen": 1000,
     }
-
-
-def every_step(call: Pod, verb: str) -> Iterator[None]:
-    """Kill a process before one step of a call after the other, until none is left."""
-    words = [sys.executable, str(PROGRAM), str(call.scratch.folder), call.netns.path, verb]
-    for step in range(1, 50):
-        status = subprocess.run([*words, str(step), json.dumps(conf(**KEYS))], check=False).returncode
-        if status == 0:
-            assert step > 7
-            return
-        assert status == -signal.SIGKILL
-        yield
-    raise AssertionError("it never ends")
-
-
-def test_after_a_kill_within_an_add_del_restores_the_interface(call: Pod) -> None:
-    was = settings(call.netns)
-    for _ in every_step(call, "add"):
-        call.delete(**KEYS)
-        assert (settings(call.netns), backups(call.scratch)) == (was, [])
-
-
-def test_after_a_kill_within_an_add_another_add_keeps_what_was_before(call: Pod) -> None:
-    was = settings(call.netns)
-    for _ in every_step(call, "add"):
-        call.add(**KEYS)
-        assert settings(call.netns) == NEW
-        call.delete(**KEYS)
-        assert (settings(call.netns), backups(call.scratch)) == (was, [])
-
-
-def test_after_a_kill_within_a_del_another_del_restores_the_interface(call: Pod) -> None:
-    was = settings(call.netns)
-    call.add(**KEYS)
-    for _ in every_step(call, "del"):
-        call.delete(**KEYS)
-        assert (settings(call.netns), backups(call.scratch)) == (was, [])
-        call.add(**KEYS)

@@ -1,0 +1,61 @@
+"""A call that is killed before each of its steps: the process that kills itself, and the loop that starts it.
+
+A step is what changes something outside of the process: a message to the kernel, a rename, what a plugin adds.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from nodeplug_net.netlink.connection import Netlink
+
+Step = tuple[Any, str]
+"""What has a function that is a step, and the function's name."""
+STEPS: Sequence[Step] = ((Netlink, "exchange"), (Path, "mkdir"), (Path, "rename"), (Path, "unlink"), (os, "fsync"))
+_ROOT = Path(__file__).parents[2]
+_MOST = 200
+
+
+def die_before(number: int, work: Callable[[], object], *more: Step) -> None:
+    """Do some work, and be killed before a step of it; without so many steps, end with status 0."""
+    left = number
+
+    def counted(function: Callable[..., Any]) -> Callable[..., Any]:
+        def step(*arguments: Any, **keys: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return function(*arguments, **keys)
+
+        return step
+
+    for owner, name in (*STEPS, *more):
+        setattr(owner, name, counted(getattr(owner, name)))
+    work()
+    os._exit(0)
+
+
+def every_step(module: str, *words: str, least: int, prepare: Callable[[], object] = lambda: None) -> Iterator[int]:
+    """Run `python -m MODULE STEP WORDS...` for one step after the other until it has no such step.
+
+    Args:
+        module: calls `die_before`.
+        words: its further arguments.
+        least: how many steps it has at least.
+        prepare: is called before each run.
+    """
+    for step in range(1, _MOST):
+        prepare()
+        command = [sys.executable, "-m", module, str(step), *words]
+        status = subprocess.run(command, check=False, cwd=_ROOT).returncode
+        if status == 0:
+            assert step > least
+            return
+        assert status == -signal.SIGKILL
+        yield step
+    raise AssertionError(f"it has more than {_MOST} steps")
