@@ -111,7 +111,7 @@ def programs(consumer: Callable[[str], Path]) -> Iterator[Programs]:
             (root / "n").mkdir()
             plugins = "".join(
                 f"[plugins.{name}]\n"
-                for name in ("bridge", "host-local", "loopback", "macvlan", "ptp", "static", "host-device")
+                for name in ("bridge", "host-local", "loopback", "macvlan", "ptp", "static", "host-device", "tap")
             )
             node = stack.enter_context(ScratchNode(root / "n", plugins))
             assert node.run("install").returncode == 0
@@ -502,7 +502,42 @@ HOST_DEVICE = {
     "check-nothing-named": Bad("host-device", {"prevResult": {"cniVersion": "1.1.0"}}, {"CNI_COMMAND": "CHECK"}),
     "no-such-netns": unopened("host-device", DEVICE),
 }
+ANOTHER_PROGRAM = "the reference executes ip(8), and shows what it prints"
+WITH_IP = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
+TAP = {
+    "mac": Bad("tap", {"mac": "x", "owner": 1, "group": 1}),
+    "mac-by-ip": Bad(
+        "tap",
+        {"mac": "x"},
+        WITH_IP,
+        says="invalid args x for MAC addr: address x: invalid MAC address",
+        why=f"the words are those of the other way; {ANOTHER_PROGRAM}",
+    ),
+    "mtu": Bad(
+        "tap",
+        {"mtu": 70000},
+        WITH_IP,
+        code=INTERNAL,
+        says="failed to create tap: invalid argument",
+        why=ANOTHER_PROGRAM,
+    ),
+    "bridge-missing": Bad("tap", {"bridge": "nope"}, WITH_IP),
+    "bridge-is-none": Bad("tap", {"bridge": "lo"}, WITH_IP, code=INTERNAL),
+    "label": Bad(
+        "tap",
+        {"selinuxContext": "x:y:z"},
+        code=INTERNAL,
+        says="failed set socket label: write /proc/thread-self/attr/exec: invalid argument",
+        why="the reference's library shows another path",
+    ),
+    "args-unknown": Bad("tap", {}, {"CNI_ARGS": "A=1"}, code=4),
+    "ipam-missing": Bad("tap", {"ipam": {"type": "nope"}}, WITH_IP, code=INTERNAL),
+    "ipam-bad": Bad("tap", local({"subnet": "x"}), WITH_IP),
+    "ipam-empty": Bad("tap", {"ipam": {"type": "static"}}, WITH_IP),
+    "no-such-netns": unopened("tap", {}),
+}
 TABLES = {
+    "tap": TAP,
     "host-device": HOST_DEVICE,
     "skel": SKEL,
     "host-local": HOST_LOCAL,

@@ -1,6 +1,7 @@
 """Plugins of the reference for an interface in the container alone, and ours: the same keys must come to the same."""
 
 import json
+import re
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
@@ -21,6 +22,7 @@ IPAM = {
     "routes": [{"dst": "0.0.0.0/0"}, {"dst": "10.9.0.0/16", "gw": "192.0.2.9"}, {"dst": "::/0"}],
     "dns": {"nameservers": ["192.0.2.9"]},
 }
+V4 = {"type": "static", "addresses": [{"address": "192.0.2.5/24"}]}
 DNS = {"ipam": IPAM, "dns": {"search": ["a"]}}
 KEYS: Mapping[str, Mapping[str, dict[str, Any]]] = {
     "host-device": {
@@ -31,11 +33,28 @@ KEYS: Mapping[str, Mapping[str, dict[str, Any]]] = {
         "by-mac": {"hwaddr": MAC, "ipam": IPAM},
         "driven-by-programs": {"device": "up0", "DPDKMode": True, **DNS},
     },
+    "tap": {
+        "plain": {},
+        "dns": {**DNS},
+        "mac-and-mtu": {"mac": MAC, "mtu": 1400},
+        "mac-of-the-runtime": {
+            "mac": "02:00:00:00:00:05",
+            "runtimeConfig": {"mac": MAC},
+            "capabilities": {"mac": True},
+        },
+        "queues": {"multiQueue": True},
+        "owner": {"owner": 5},
+        "group": {"group": 6, "ipam": V4},
+        "owner-and-group": {"owner": 5, "group": 6},
+        "owner-and-group-and-queues": {"owner": 0, "group": 0, "multiQueue": True},
+        "bridge": {"bridge": "own0"},
+    },
 }
 CASES = [
     pytest.param(plugin, keys, id=f"{plugin}-{name}") for plugin, all_ in KEYS.items() for name, keys in all_.items()
 ]
 FULL = {plugin: all_["dns"] for plugin, all_ in KEYS.items()}
+DRAWN = re.compile(r"(?!02:00:00:00:00)([0-9a-f]{2}:){5}[0-9a-f]{2}")
 ROUTE = ("dst", "gateway", "dev", "scope", "protocol", "prefsrc", "metric", "type")
 ADDRESS = ("local", "prefixlen", "scope", "broadcast")
 
@@ -84,6 +103,7 @@ def sides(short_path: Path, consumer: Callable[[str], Path]) -> Iterator[tuple[S
             made.run(host, "link", "add", "up0", "address", MAC, "type", "veth", "peer", "name", "up1")
             for link in ("up0", "up1"):
                 made.run(host, "link", "set", link, "up")
+            made.run(pod, "link", "add", "own0", "type", "bridge")
             return made
 
         reference = consumer("cni")
@@ -91,8 +111,8 @@ def sides(short_path: Path, consumer: Callable[[str], Path]) -> Iterator[tuple[S
 
 
 def comparable(result: Any, side: Side) -> Any:
-    """A result without the sandbox's path, which differs by chance."""
-    document = json.loads(json.dumps(result).replace(str(side.pod.path), "SANDBOX"))
+    """A result without the sandbox's path and drawn hardware addresses, which differ by chance."""
+    document = json.loads(DRAWN.sub("DRAWN", json.dumps(result).replace(str(side.pod.path), "SANDBOX")))
     if not document.get("dns"):
         document.pop("dns", None)
     return document
@@ -114,8 +134,15 @@ def world(side: Side) -> Any:
     with side.pod.netns.entered():
         names = ("ipv4/conf/eth0/arp_notify", "ipv6/conf/eth0/ndisc_notify", "ipv6/conf/eth0/keep_addr_on_down")
         settings = [Path("/proc/sys/net", name).read_text().strip() for name in names]
-    described = [link.get(key) for key in ("mtu", "address", "ifalias", "linkinfo")]
+    kept = {key: value for key, value in link.get("linkinfo", {}).items() if key in {"info_kind", "info_data"}}
+    described = [link["mtu"], DRAWN.sub("DRAWN", link["address"]), alias_of(link), kept, link.get("master")]
     return host, described, "UP" in link["flags"], sorted(own, key=str), sorted(routes), settings
+
+
+def alias_of(link: dict[str, Any]) -> str | None:
+    """The alias, but for our label: the reference has none."""
+    alias = link.get("ifalias")
+    return None if alias is None or alias.startswith("nodeplug ") else str(alias)
 
 
 @pytest.mark.parametrize("version", VERSIONS)

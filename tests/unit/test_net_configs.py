@@ -16,6 +16,7 @@ from nodeplug_net.ipam.static import StaticConfig
 from nodeplug_net.loopback import LoopbackConfig
 from nodeplug_net.macvlan.plugin import MacvlanConfig
 from nodeplug_net.ptp.plugin import PtpConfig
+from nodeplug_net.tap.plugin import TapConfig
 from nodeplug_net.tuning.plugin import TuningConfig
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -27,6 +28,7 @@ MODELS: dict[str, type[BaseModel]] = {
     "macvlan": MacvlanConfig,
     "ptp": PtpConfig,
     "static": StaticConfig,
+    "tap": TapConfig,
     "tuning": TuningConfig,
 }
 

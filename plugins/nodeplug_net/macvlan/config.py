@@ -4,7 +4,6 @@ Owns: defaults, types, the reference's order and words, and the precedence of th
 Refuses: what depends on the interface below (see `macvlan_add`). Keys match without regard to case, as Go matches them.
 """
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -14,10 +13,10 @@ from pydantic import Field
 from nodeplug import CniAdd, CniDns, CniRequest, InvalidRequest
 from nodeplug_net.interface_config import Conf, DelegationConf
 from nodeplug_net.ipam.config import DnsConf, known_args
+from nodeplug_net.mac_address import ethernet_address
 
 MODES: Final[Mapping[str, int]] = {"private": 1, "vepa": 2, "bridge": 4, "passthru": 8}
 """IFLA_MACVLAN_MODE (linux/if_link.h)."""
-_MAC: Final = re.compile(r"[0-9A-Fa-f]{2}([:-][0-9A-Fa-f]{2}){5}|[0-9A-Fa-f]{4}(\.[0-9A-Fa-f]{4}){2}")
 
 
 class _RuntimeConf(Conf):
@@ -79,11 +78,7 @@ class MacvlanConfig:
         Raises:
             InvalidRequest: it is none.
         """
-        if self.mac and not _MAC.fullmatch(self.mac):
-            words = f"invalid args {self.mac} for MAC addr: address {self.mac}: invalid MAC address"
-            raise InvalidRequest(words, details="six bytes are wanted")
-        digits = re.sub(r"[:.-]", "", self.mac.lower())
-        return ":".join(digits[place : place + 2] for place in range(0, len(digits), 2))
+        return ethernet_address(self.mac)
 
 
 def parse_macvlan(request: CniRequest) -> MacvlanConfig:

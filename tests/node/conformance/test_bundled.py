@@ -16,6 +16,8 @@ DOCUMENTED: dict[str, dict[str, Any]] = {
     "scratch:Scratch": {"config": {"size": "4m"}, "volume_options": {"name": "shared"}},
     "audit:Audit": {},
 }
+ADDRESSED = {"type": "nodeplug-tap", "ipam": {"type": "host-local", "subnet": "10.9.0.0/24"}}
+NETWORKS: dict[str, dict[str, Any]] = {"tap": {"cni": ADDRESSED, "config": {"data_dir": "{scratch}/addresses"}}}
 SHARINGS: dict[str, tuple[list[dict[str, Any]], dict[str, Any]]] = {
     "exclusive": ([{"sharing": "exclusive", "resource": "nvidia.com/gpu"}], {}),
     "replicas": ([{"sharing": "replicas", "resource": "nvidia.com/gpu.shared", "replicas": 4}], {}),
@@ -40,7 +42,7 @@ BUNDLED: Final = (
     "ptp",
     "host-local",
     "static",
-    "host-device",
+    "tap",
     "loopback",
     "portmap",
     "tuning",
@@ -72,7 +74,7 @@ def asked(params: dict[str, Any]) -> dict[str, Any]:
         resources, card = SHARINGS[params["sharing"]]
         config = {"driver": "simulated", "simulated": [{"count": 2, **card}], "resources": resources}
         return {"plugin": "gpu", "config": config}
-    return {"plugin": params["plugin"], **DOCUMENTED.get(params["plugin"], {})}
+    return {"plugin": params["plugin"], **DOCUMENTED.get(params["plugin"], {}), **NETWORKS.get(params["plugin"], {})}
 
 
 @pytest.mark.parametrize("plugin", [*BUNDLED, "gpu"])

@@ -1,0 +1,106 @@
+"""What tests of interfaces in containers share: changes beside the plugin, looks at an interface, ends of processes."""
+
+import subprocess
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+
+from nodeplug import Netns
+from nodeplug.testing.scratch_cni import ScratchCni, new_netns, run_in
+from nodeplug_net.netlink.connection import Netlink
+from nodeplug_net.netlink.links import Link, Links
+
+
+class Eyes:
+    """Changes and looks that do not go through a plugin."""
+
+    def __init__(self, scratch: ScratchCni) -> None:
+        self.scratch = scratch
+
+    def change(self, netns: Netns, work: Callable[[Any], Any]) -> None:
+        """Call a function with pyroute2's IPRoute of a namespace."""
+
+        def run() -> None:
+            from pyroute2 import IPRoute  # noqa: PLC0415  only what stands beside the plugin needs it
+
+            with IPRoute() as route:
+                work(route)
+
+        run_in(netns, run)
+
+    def find(self, netns: Netns, name: str = "eth0") -> Link | None:
+        """Find an interface."""
+
+        def look() -> Link | None:
+            with Netlink() as netlink:
+                return Links(netlink).get(name)
+
+        return run_in(netns, look)
+
+    def link(self, netns: Netns, name: str = "eth0") -> Link:
+        """Find an interface that is there."""
+        found = self.find(netns, name)
+        assert found is not None
+        return found
+
+    def held(self) -> list[str]:
+        """List the addresses that are reserved."""
+        folder = self.scratch.folder / "networks" / "net"
+        return [path.name for path in folder.glob("*") if path.name[0].isdigit()]
+
+
+@pytest.fixture
+def eyes(scratch: ScratchCni) -> Eyes:
+    return Eyes(scratch)
+
+
+class Killed(BaseException):
+    """Stands for the end of the process: no way back runs."""
+
+
+@pytest.fixture
+def killed(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Any], int], bool]:
+    """Run a call that ends after so many messages to the kernel; whether it came that far."""
+
+    def run(call: Callable[[], Any], after: int) -> bool:
+        ask, sent = Netlink.exchange, [0]
+
+        def counting(self: Netlink, messages: Any) -> Any:
+            if sent[0] == after:
+                raise Killed
+            sent[0] += 1
+            return ask(self, messages)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Netlink, "exchange", counting)
+            patch.setattr("nodeplug_net.undo.Undo.__exit__", lambda *_: None)
+            try:
+                call()
+            except Killed:
+                return True
+        return False
+
+    return run
+
+
+@cache
+def has_kind(kind: str) -> bool:
+    """Whether this kernel has a kind of link; one is made in a namespace of its own, and ends with it."""
+    netns = new_netns()
+    try:
+        below = ["link", "lo"] if kind in {"vlan", "ipvlan", "macvlan"} else []
+        data = {"vlan": ["id", "5"], "vrf": ["table", "5"]}.get(kind, [])
+        words = ["ip", "link", "add", *below, "name", "probe0", "type", kind, *data]
+        said = run_in(netns, lambda: subprocess.run(words, capture_output=True, text=True, check=False)).stderr
+    finally:
+        netns.close()
+    return "Unknown device type" not in said and "not supported" not in said
+
+
+@pytest.fixture(autouse=True)
+def _kinds(request: pytest.FixtureRequest) -> None:
+    for mark in request.node.iter_markers("link_kind"):
+        if not has_kind(mark.args[0]):
+            pytest.skip(f"needs a kernel with links of kind {mark.args[0]}")
