@@ -111,6 +111,6 @@ def _join(inner: Links, link: Link, master: Link, ifname: str) -> None:
     try:
         inner.netlink.ask(Request(data, f"make interface {ifname} a port of bridge {master.name}"))
     except OSError as error:
-        words = f"failed to set tap {ifname} as a port of bridge {master.name}"
         reason = os.strerror(error.errno or 0).lower()
-        raise PluginError(f"{words}: {reason}", details=error.strerror or "") from error
+        words = f"failed to set tap {ifname} as a port of bridge {master.name}: {reason}"
+        raise PluginError(words, details=error.strerror or "") from error
