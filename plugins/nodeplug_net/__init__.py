@@ -1,6 +1,7 @@
 """The CNI family: interfaces of containers, what is done to them, and their addresses.
 
-bridge, ptp, macvlan, host-device, tap, loopback, portmap, tuning, firewall, and the IPAM of host-local and static.
+bridge, ptp, macvlan, host-device, tap, ipvlan, vlan, dummy, loopback, portmap, tuning, firewall, and the IPAM of
+host-local and static.
 """
 
 from pathlib import Path

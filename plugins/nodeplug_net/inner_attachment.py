@@ -23,7 +23,14 @@ ARP_NOTIFY = "ipv4/conf/{}/arp_notify"
 NDISC_NOTIFY = "ipv6/conf/{}/ndisc_notify"
 
 
-def planned(request: CniAdd, ipam: str, addressing: Addressing, undo: Undo, ensure: Ensure) -> CniResult:
+def planned(
+    request: CniAdd,
+    ipam: str,
+    addressing: Addressing,
+    undo: Undo,
+    ensure: Ensure,
+    given: CniResult | None = None,
+) -> CniResult:
     """Get the interface and its addresses, in the order that suits the IPAM plugin.
 
     Args:
@@ -32,13 +39,14 @@ def planned(request: CniAdd, ipam: str, addressing: Addressing, undo: Undo, ensu
         addressing: of the plugin.
         undo: of this ADD.
         ensure: makes or brings the interface.
+        given: the addresses if there is no IPAM plugin, maybe of the plugin before.
 
     Raises:
         PluginError: IPAM has no address, or there is no such interface.
         OSError: the kernel refuses.
     """
     early = ipam in BEFORE_INTERFACES
-    found = addressing.add(request, ipam, undo) if early else CniResult()
+    found = addressing.add(request, ipam, undo) if early else given or CniResult()
     ensure(undo)
     if ipam and not early:
         found = addressing.add(request, ipam, undo)

@@ -52,6 +52,7 @@ class InnerLinks:
         *,
         sysctls: tuple[str, ...] = (),
         waits_for_duplicates: bool = True,
+        given: CniResult | None = None,
     ) -> CniResult:
         """Serve ADD; a failure leaves nothing behind.
 
@@ -61,13 +62,15 @@ class InnerLinks:
             create: makes the interface.
             sysctls: see `addressed`.
             waits_for_duplicates: see `addressed`.
+            given: see `planned`.
 
         Raises:
             PluginError: IPAM has no address, or the interface's name is taken.
             OSError: the kernel refuses.
         """
         with Undo(self.log) as undo:
-            plan = planned(request, ipam, self.addressing, undo, lambda undo: self.ensure(request, create, undo))
+            ensure = partial(self.ensure, request, create)
+            plan = planned(request, ipam, self.addressing, undo, ensure, given)
             return addressed(request, plan, sysctls=sysctls, waits_for_duplicates=waits_for_duplicates)
 
     def ensure(self, request: CniAdd, create: Create, undo: Undo) -> None:

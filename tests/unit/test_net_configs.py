@@ -9,15 +9,18 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from nodeplug_net.bridge.plugin import BridgeConfig
+from nodeplug_net.dummy.plugin import DummyConfig
 from nodeplug_net.host_device.plugin import HostDeviceConfig
 from nodeplug_net.ipam.host_local import HostLocalConfig
 from nodeplug_net.ipam.ranges import RangeConf, parse_range_set
 from nodeplug_net.ipam.static import StaticConfig
+from nodeplug_net.ipvlan.plugin import IpvlanConfig
 from nodeplug_net.loopback import LoopbackConfig
 from nodeplug_net.macvlan.plugin import MacvlanConfig
 from nodeplug_net.ptp.plugin import PtpConfig
 from nodeplug_net.tap.plugin import TapConfig
 from nodeplug_net.tuning.plugin import TuningConfig
+from nodeplug_net.vlan.plugin import VlanConfig
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 MODELS: dict[str, type[BaseModel]] = {
@@ -28,7 +31,10 @@ MODELS: dict[str, type[BaseModel]] = {
     "macvlan": MacvlanConfig,
     "ptp": PtpConfig,
     "static": StaticConfig,
+    "dummy": DummyConfig,
+    "ipvlan": IpvlanConfig,
     "tap": TapConfig,
+    "vlan": VlanConfig,
     "tuning": TuningConfig,
 }
 

@@ -36,6 +36,7 @@ IN_PROCESS: Final = frozenset({"host-local", "nodeplug-host-local"})
 """Types whose addresses are reserved in a folder by this process."""
 BEFORE_INTERFACES: Final = IN_PROCESS | STATIC
 """Types that are asked before anything is made; others, such as dhcp, need the interface."""
+MISSING: Final = "IPAM plugin returned missing IP config"
 Address = IPv4Address | IPv6Address
 _NUMBERS: Final = ("mtu", "advmss", "priority", "table", "scope")
 
@@ -74,9 +75,7 @@ class Addressing:
             undo.push(f"run DEL of {plugin_type}", lambda: self.host.delegate(_deletion(request), plugin_type))
             result = self.host.delegate(request, plugin_type)
         if not result.ips:
-            raise InvalidRequest(
-                "IPAM plugin returned missing IP config", details=f"check the configuration of {plugin_type}"
-            )
+            raise InvalidRequest(MISSING, details=f"check the configuration of {plugin_type}")
         self.host.journal.write(_key(request), phase="ipam", data=_encode(result))
         undo.push("forget the result of IPAM", lambda: self.host.journal.remove(_key(request)))
         return result

@@ -1,0 +1,1 @@
+"""The plugin dummy: an interface of the container that leads nowhere."""
