@@ -19,6 +19,7 @@ from nodeplug.install.ownership import marked_conflist
 from nodeplug.loading.classes import validate_config
 from nodeplug.loading.discovery import find
 from nodeplug_net.bridge.config import parse_bridge
+from nodeplug_net.dhcp.config import parse_dhcp
 from nodeplug_net.firewall.config import check_firewall
 from nodeplug_net.ipam.config import parse_config
 from nodeplug_net.ipam.static_config import parse_static
@@ -101,11 +102,13 @@ def test_every_network_on_a_page_can_be_installed_and_read(text: str, tmp_path: 
         if request.claim == "nodeplug-firewall":
             assert check_firewall(request)
             continue
-        if request.config["ipam"]["type"] == "static":
+        if request.config["ipam"]["type"] == "nodeplug-dhcp":
+            assert parse_dhcp(request).options
+        elif request.config["ipam"]["type"] == "static":
             assert parse_static(request).ips
         else:
             assert parse_config(request, tmp_path).ranges
-        if request.claim == "nodeplug-bridge":
+        if request.claim == "nodeplug-bridge" and request.config["ipam"]["type"] != "nodeplug-dhcp":
             assert parse_bridge(request).is_default_gateway
 
 

@@ -9,6 +9,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from nodeplug_net.bridge.plugin import BridgeConfig
+from nodeplug_net.dhcp.plugin import DhcpPluginConfig
 from nodeplug_net.dummy.plugin import DummyConfig
 from nodeplug_net.host_device.plugin import HostDeviceConfig
 from nodeplug_net.ipam.host_local import HostLocalConfig
@@ -26,6 +27,7 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 MODELS: dict[str, type[BaseModel]] = {
     "bridge": BridgeConfig,
     "host-device": HostDeviceConfig,
+    "dhcp": DhcpPluginConfig,
     "host-local": HostLocalConfig,
     "loopback": LoopbackConfig,
     "macvlan": MacvlanConfig,

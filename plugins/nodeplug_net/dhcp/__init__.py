@@ -1,0 +1,1 @@
+"""The IPAM plugin dhcp: addresses that a DHCP server leases, and the keeper of the leases."""
