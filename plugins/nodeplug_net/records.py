@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Generic, Protocol, TypeVar
 
-from nodeplug import Host
+from nodeplug import Host, PluginError
 from nodeplug_net.nftables.sockets import Identity
 
 ADDING: Final = "adding"
@@ -80,7 +80,13 @@ class Records(Generic[W]):
             PluginError: the folder cannot be written.
         """
         data = {"namespace": list(record.namespace), "label": record.label, **record.wanted.encode()}
-        self._journal.write(_key(record.namespace, record.label), phase=record.phase, data=data)
+        key = _key(record.namespace, record.label)
+        try:
+            self._journal.write(key, phase=record.phase, data=data)
+        except PluginError:
+            if self.get(record.namespace, record.label) is None:
+                self._journal.remove(key)  # it may be there, and only not be durable: nobody would ask for its end
+            raise
         with self._lock:
             self._known[record.namespace, record.label] = record
 
