@@ -19,6 +19,7 @@ import pytest
 
 from nodeplug.testing import Sandbox, ScratchNode, folders
 
+SECTIONS = ("bridge", "host-local", "loopback", "macvlan", "ptp", "static", "host-device", "tap", "firewall")
 INTERNAL = 999
 V4 = {"subnet": "10.77.0.0/24"}
 
@@ -109,10 +110,7 @@ def programs(consumer: Callable[[str], Path]) -> Iterator[Programs]:
     try:
         with ExitStack() as stack:
             (root / "n").mkdir()
-            plugins = "".join(
-                f"[plugins.{name}]\n"
-                for name in ("bridge", "host-local", "loopback", "macvlan", "ptp", "static", "host-device", "tap")
-            )
+            plugins = "".join(f"[plugins.{name}]\n" for name in SECTIONS)
             node = stack.enter_context(ScratchNode(root / "n", plugins))
             assert node.run("install").returncode == 0
             host = stack.enter_context(Sandbox(root / "host"))
@@ -536,7 +534,72 @@ TAP = {
     "ipam-empty": Bad("tap", {"ipam": {"type": "static"}}, WITH_IP),
     "no-such-netns": unopened("tap", {}),
 }
+LINKS = [{"name": "br0"}, {"name": "eth0", "sandbox": "/x"}]
+
+
+def after(*interfaces: Mapping[str, Any], **keys: Any) -> dict[str, Any]:
+    """A network whose earlier plugin made some interfaces."""
+    ips = [{"address": "10.77.0.5/24"}]
+    return {"prevResult": {"cniVersion": "1.1.0", "interfaces": list(interfaces), "ips": ips}, **keys}
+
+
+CHECKED = {"CNI_COMMAND": "CHECK", **WITH_IP}
+FIREWALL = {
+    "no-result": Bad("firewall", {}, WITH_IP),
+    "check-without-result": Bad(
+        "firewall",
+        {},
+        CHECKED,
+        says="Required prevResult missing",
+        why="these are the words of every other plugin; the daemon wants a result before it asks one",
+    ),
+    "policy": Bad("firewall", after(*LINKS, ingressPolicy="closed"), WITH_IP),
+    "policy-in-capitals": Bad("firewall", after(*LINKS, ingressPolicy="Open"), WITH_IP),
+    "same-bridge-without-interfaces": Bad("firewall", after(ingressPolicy="same-bridge"), WITH_IP),
+    "isolated-without-interfaces": Bad("firewall", after(ingressPolicy="isolated"), WITH_IP),
+    "bridge-without-a-name": Bad("firewall", after({"name": ""}, ingressPolicy="isolated"), WITH_IP),
+    "result-of-an-old-version": Bad(
+        "firewall",
+        {"prevResult": {"cniVersion": "0.2.0"}},
+        WITH_IP,
+        code=1,
+        says='could not parse prevResult: result type supports [1.0.0 1.1.0] but unmarshalled CNIVersion is "0.2.0"',
+        why="the reference says twice what it could not do",
+    ),
+    "result-a-list": Bad(
+        "firewall",
+        {"prevResult": []},
+        WITH_IP,
+        code=6,
+        says="could not parse prevResult: a CNI result is an object, found a list",
+        why=NAMES_GO_TYPES,
+    ),
+    "backend-a-number": Bad(
+        "firewall",
+        after(*LINKS, backend=5),
+        WITH_IP,
+        says="failed to load netconf: key 'backend': input should be a valid string, found 5",
+        why=NAMES_GO_TYPES,
+    ),
+    "admin-chain": Bad(
+        "firewall",
+        after(*LINKS, iptablesAdminChainName="a b"),
+        WITH_IP,
+        says="key 'iptablesAdminChainName' is the name of a chain of your own, at most 28 characters, found 'a b'",
+        why="the reference shows what iptables(8) prints, and leaves its own chain behind",
+    ),
+    "admin-chain-is-its-own": Bad(
+        "firewall",
+        after(*LINKS, iptablesAdminChainName="CNI-FORWARD"),
+        WITH_IP,
+        says="key 'iptablesAdminChainName' is the name of a chain of your own, at most 28 characters, found "
+        "'CNI-FORWARD'",
+        why="the reference shows what iptables(8) prints, and leaves its own chain behind",
+    ),
+    "no-such-netns": unopened("firewall", after(*LINKS)),
+}
 TABLES = {
+    "firewall": FIREWALL,
     "tap": TAP,
     "host-device": HOST_DEVICE,
     "skel": SKEL,

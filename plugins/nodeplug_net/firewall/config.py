@@ -92,7 +92,10 @@ def check_firewall(request: CniRequest) -> FirewallConf:
     Raises:
         InvalidRequest: a key is wrong; the sentence is the reference's where it has one.
     """
-    conf = request.parse(FirewallConf)
+    try:
+        conf = request.parse(FirewallConf)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"failed to load netconf: {error}") from error
     if conf.backend == FIREWALLD:
         raise InvalidRequest(
             'backend "firewalld" is not served: rules are written to table filter alone; set "backend": "iptables", or '
