@@ -12,12 +12,16 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/auxv.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/time.h>
 #include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
+#ifdef FREESTANDING
+#include "nodeplug-freestanding.h"
+#endif
 
 #ifndef SOCKET
 #define SOCKET "/run/nodeplug/exec.sock"
@@ -31,12 +35,15 @@
 #define PATIENCE 10                 /* seconds for the daemon to come up, or to show that it is not stopped */
 #define HASTE 2                     /* the same for STATUS */
 #define TIMEOUT (FLEX ? 660 : 150)  /* seconds for it to answer */
-#define LIMIT ((size_t)4 << 20)     /* bytes of a request */
+#define LIMIT 4194304               /* bytes of a request */
 #define CHUNK ((size_t)1 << 16)
 #define HEADER 16
 #define ANSWER 9
 #define ALIVE "NPX1\x08\0\0\0\0\0\0\0\0\0\0\0alive\0-" /* what a daemon that runs answers at once */
 #define VERSIONS(and) "0.1.0" and "0.2.0" and "0.3.0" and "0.3.1" and "0.4.0" and "1.0.0" and "1.1.0"
+
+#define WORDS_OF(number) #number
+#define WORDS(number) WORDS_OF(number)
 
 _Static_assert(sizeof SOCKET <= sizeof((struct sockaddr_un *)0)->sun_path, "the socket's path has more than 107 bytes");
 
@@ -64,25 +71,45 @@ _Noreturn static void finish(int status, const char *out, size_t out_size, const
     _exit(FLEX ? 0 : status);
 }
 
+/* Writes texts one after the other, up to a NULL; what finds no room is left out. Returns their size. */
+static size_t join(char *to, size_t room, const char *const *texts) {
+    size_t size = 0;
+    for (; *texts; texts++)
+        for (const char *from = *texts; *from && size + 1 < room; from++) to[size++] = *from;
+    to[size] = 0;
+    return size;
+}
+#define JOIN(to, ...) join(to, sizeof to, (const char *const[]){__VA_ARGS__, NULL})
+
+/* Writes a number with at least `width` digits. */
+static const char *decimal(char to[24], unsigned long long number, int width) {
+    char *first = to + 23;
+    for (*first = 0; number || width > 0; number /= 10, width--) *--first = (char)('0' + number % 10);
+    return first;
+}
+
 /* Says an error in the form of the style; the text goes into JSON as it is, so it keeps harmless characters alone. */
 _Noreturn static void fail(int code, const char *text) {
-    char answer[8192];
-    int size = FLEX ? snprintf(answer, 64, "{\"status\":\"Failure\",\"message\":\"")
-                    : snprintf(answer, 64, "{\"code\":%d,\"msg\":\"", code);
-    for (; *text && size < (int)sizeof answer - 4; text++) {
+    char answer[8192], digits[24];
+    size_t size = FLEX ? JOIN(answer, "{\"status\":\"Failure\",\"message\":\"")
+                       : JOIN(answer, "{\"code\":", decimal(digits, (unsigned)code, 1), ",\"msg\":\"");
+    for (; *text && size < sizeof answer - 4; text++) {
         unsigned char c = (unsigned char)*text;
         if ((c & 0xc0) == 0x80) continue; /* one mark per character, not per byte of its UTF-8 */
         answer[size++] = c == '"' ? '\'' : c >= ' ' && c <= '~' && c != '\\' ? (char)c : '?';
     }
     memcpy(answer + size, "\"}\n", 3);
-    finish(1, answer, (size_t)size + 3, "", 0);
+    finish(1, answer, size + 3, "", 0);
 }
 
 static void make_room(struct bytes *to, size_t more) {
     if (to->room - to->size >= more) return;
-    to->room = 2 * to->room + more;
-    to->data = realloc(to->data, to->room);
-    if (!to->data) fail(999, "the nodeplug entrypoint failed: out of memory");
+    size_t room = 2 * to->room + more;
+    char *data = to->data ? mremap(to->data, to->room, room, MREMAP_MAYMOVE)
+                          : mmap(NULL, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (data == MAP_FAILED) fail(999, "the nodeplug entrypoint failed: out of memory");
+    to->data = data;
+    to->room = room;
 }
 
 static void append(struct bytes *to, const char *data, size_t size) {
@@ -223,8 +250,11 @@ static int spool(const struct bytes *frame) {
     struct timespec at;
     clock_gettime(CLOCK_REALTIME, &at);
     mkdir(SPOOL, 0700); /* it exists, or the next line says what is wrong */
-    int size = snprintf(name, sizeof name, "%s/%011lld%09ld-%d.tmp", SPOOL, (long long)at.tv_sec, at.tv_nsec, getpid());
-    snprintf(last, sizeof last, "%.*s.frame", size - 4, name);
+    char second[24], rest[24], process[24], base[sizeof SPOOL + 64];
+    JOIN(base, SPOOL "/", decimal(second, (unsigned long long)at.tv_sec, 11),
+         decimal(rest, (unsigned long)at.tv_nsec, 9), "-", decimal(process, (unsigned)getpid(), 1));
+    JOIN(name, base, ".tmp");
+    JOIN(last, base, ".frame");
     int fd = open(name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
     if (fd < 0) return -1;
     if (put(fd, frame->data, frame->size) || fsync(fd) || rename(name, last)) {
@@ -239,7 +269,8 @@ static int spool(const struct bytes *frame) {
 
 /* Whether a variable goes to the daemon; the first of two with one name counts, as for getenv. */
 static int is_sent(const char *pair) {
-    size_t name = strcspn(pair, "=") + 1;
+    size_t name = 1;
+    while (pair[name - 1] && pair[name - 1] != '=') name++;
     int wanted = !strncmp(pair, "CNI_", 4) || !strncmp(pair, "TRACEPARENT=", 12) || !strncmp(pair, "TRACESTATE=", 11) ||
                  !strncmp(pair, "BAGGAGE=", 8);
     if (!wanted || !pair[name - 1]) return 0;
@@ -269,29 +300,27 @@ static void read_stdin(struct bytes *frame) {
         if (got > 0)
             frame->size += (size_t)got;
         else if (errno != EINTR) {
-            snprintf(text, sizeof text, "error reading from stdin: %s", strerror(errno));
+            JOIN(text, "error reading from stdin: ", strerror(errno));
             fail(5, text);
         }
     }
-    if (frame->size - HEADER > LIMIT) {
-        snprintf(text, sizeof text, "the network configuration is too large: a request has at most %zu bytes", LIMIT);
-        fail(7, text);
-    }
+    if (frame->size - HEADER > LIMIT)
+        fail(7, "the network configuration is too large: a request has at most " WORDS(LIMIT) " bytes");
 }
 
 _Noreturn static void end_alone(const struct bytes *frame, const char *verb, const char *why) {
     char text[sizeof SOCKET + 2 * sizeof SPOOL + 512];
     const char *away = "the nodeplug daemon does not answer at " SOCKET;
     if (strcmp(verb, "DEL")) {
-        snprintf(text, sizeof text, "%s: %s; start it, or see its log", away, why);
+        JOIN(text, away, ": ", why, "; start it, or see its log");
         fail(strcmp(verb, "STATUS") ? 11 : 50, text);
     }
     if (spool(frame)) {
-        snprintf(text, sizeof text, "%s: %s; and DEL cannot be kept in %s: %s", away, why, SPOOL, strerror(errno));
+        JOIN(text, away, ": ", why, "; and DEL cannot be kept in " SPOOL ": ", strerror(errno));
         fail(11, text);
     }
-    int size = snprintf(text, sizeof text, "%s: %s; DEL is kept in %s and done when it is back\n", away, why, SPOOL);
-    finish(0, "", 0, text, (size_t)size);
+    size_t size = JOIN(text, away, ": ", why, "; DEL is kept in " SPOOL " and done when it is back\n");
+    finish(0, "", 0, text, size);
 }
 
 _Noreturn static void cni(const char *path) {

@@ -1,6 +1,8 @@
 """The entrypoint scripts: what they may import, and what an installation rewrites in them."""
 
 import ast
+import errno
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -8,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from nodeplug.contract.errors import NotFound
-from nodeplug.install.native import SOURCE, compiler
+from nodeplug.install.native import FREESTANDING, LINKINGS, SOURCE, compiler
 from nodeplug.install.scripts import MARKER, Scripts
 
 BIN = Path(__file__).parents[2] / "bin"
@@ -116,20 +118,28 @@ def test_the_twin_bears_the_marker() -> None:
     assert MARKER in (BIN / SOURCE).read_bytes()
 
 
-def test_the_twin_stays_small_and_ascii() -> None:
-    text = (BIN / SOURCE).read_text()
+@pytest.mark.parametrize(("name", "most"), [(SOURCE, 390), (FREESTANDING, 240)])
+def test_the_twin_stays_small_and_ascii(name: str, most: int) -> None:
+    text = (BIN / name).read_text()
     assert text.isascii()
-    assert len(text.splitlines()) <= 370
+    assert len(text.splitlines()) <= most
     assert max(map(len, text.splitlines())) <= 120
 
 
+def test_without_a_library_the_twin_knows_its_words_for_errors() -> None:
+    known = re.findall(r'^        \{(E[A-Z]+), "(.*)"\},$', (BIN / FREESTANDING).read_text(), re.MULTILINE)
+    assert len(known) > 20
+    assert [(name, os.strerror(getattr(errno, name))) for name, _ in known] == known
+
+
 @pytest.mark.parametrize("flex", [0, 1])
-def test_the_twin_compiles_without_a_warning(flex: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("linking", LINKINGS[:2], ids=["alone", "static"])
+def test_the_twin_compiles_without_a_warning(flex: int, linking: list[str], tmp_path: Path) -> None:
     try:
         command = compiler()
     except NotFound:
         pytest.skip("needs a C compiler: apt-get install gcc libc6-dev")
     options = ["-std=c11", "-O2", "-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Wconversion", "-Werror"]
     target = [f"-DFLEX={flex}", "-o", str(tmp_path / "twin"), str(BIN / SOURCE)]
-    done = subprocess.run([*command, *options, *target], capture_output=True, text=True, check=False)
+    done = subprocess.run([*command, *options, *linking, *target], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")

@@ -14,8 +14,8 @@ import pytest
 from nodeplug.contract.errors import PluginError
 from nodeplug.install.atomic import wait_for_writers
 from nodeplug.install.deployment import deploy, inspect
-from nodeplug.install.native import compile_one, compiler
-from nodeplug.install.scripts import is_ours, leader
+from nodeplug.install.native import LINKINGS, SOURCE, compile_one, compiler
+from nodeplug.install.scripts import find_scripts, is_ours, leader
 from nodeplug.testing.scratch_node import ScratchNode
 
 pytestmark = pytest.mark.unprivileged
@@ -126,6 +126,45 @@ def test_compiler_for_another_machine_is_noticed(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("CC", str(tmp_path / "cc"))
     with pytest.raises(PluginError, match="does not run on this node"):
         compile_one(flex=False, socket="/s", spool="/p")
+
+
+@pytest.mark.usefixtures("has_compiler")
+@pytest.mark.parametrize("flex", [False, True])
+def test_a_program_without_a_library_is_made_where_that_is_known_to_work(flex: bool, tmp_path: Path) -> None:
+    program = tmp_path / "program"
+    program.write_bytes(compile_one(flex=flex, socket="/s", spool="/p"))
+    assert program.stat().st_size < 50_000
+
+
+@pytest.mark.usefixtures("has_compiler")
+@pytest.mark.parametrize("trouble", ["exit 1", "echo '#!/bin/false' > $last; chmod +x $last; exit"])
+def test_a_program_with_a_library_is_made_elsewhere(
+    trouble: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    real, last = shutil.which(compiler()[0]), 'for one in "$@"; do last=$one; done'
+    fake(tmp_path / "cc", f'{last}; case "$*" in *FREESTANDING*) {trouble};; esac; exec {real} "$@"')
+    monkeypatch.setenv("CC", str(tmp_path / "cc"))
+    assert len(compile_one(flex=False, socket="/s", spool="/p")) > 50_000
+
+
+def test_the_program_answers_on_arm64(tmp_path: Path) -> None:
+    for tool, package in (("aarch64-linux-gnu-gcc", "libc6-dev-arm64-cross"), ("qemu-aarch64", "qemu-user")):
+        if shutil.which(tool) is None:
+            pytest.skip(f"{tool} is missing: apt-get install {package}")
+    program, source = tmp_path / "program", find_scripts() / SOURCE
+    options = ["-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", *LINKINGS[0], f'-DSOCKET="{tmp_path}/away"']
+    subprocess.run(["aarch64-linux-gnu-gcc", *options, source, "-o", program], check=True)
+
+    def answer(verb: str) -> str:
+        call = ["qemu-aarch64", str(program)]
+        done = subprocess.run(call, env={"CNI_COMMAND": verb}, capture_output=True, text=True, check=False)
+        return done.stdout
+
+    assert json.loads(answer("VERSION"))["cniVersion"] == "1.1.0"
+    expected = (
+        f"the nodeplug daemon does not answer at {tmp_path}/away: No such file or directory; start it, or see its log"
+    )
+    assert json.loads(answer("STATUS")) == {"code": 50, "msg": expected}
 
 
 @pytest.mark.usefixtures("has_compiler")

@@ -23,7 +23,13 @@ from nodeplug.install.ownership import content
 from nodeplug.install.scripts import find_scripts, is_ours
 
 SOURCE: Final = "nodeplug-entrypoint.c"
+FREESTANDING: Final = "nodeplug-freestanding.h"
 _OPTIONS: Final = ("-std=c11", "-O2", "-Wall", "-Wextra", "-s")
+_WITHOUT_A_LIBRARY: Final = (
+    "-DFREESTANDING -ffreestanding -nostdlib -static -fno-pie -no-pie -fno-stack-protector -U_FORTIFY_SOURCE"
+)
+LINKINGS: Final[tuple[list[str], ...]] = (_WITHOUT_A_LIBRARY.split(), ["-static"], [])
+"""Ways to make the program, the one that starts fastest first. Not every architecture or C library has each."""
 _TIMEOUT: Final = 20.0
 """Seconds for one compiler run, which takes less than one."""
 
@@ -54,8 +60,8 @@ def compile_one(
 ) -> bytes:
     """Compile the entrypoint of one style for one daemon.
 
-    The same source, paths and compiler give the same bytes. The program is static where the C library allows it: it
-    starts twice as fast, and needs nothing from the host.
+    The same source, paths and compiler give the same bytes. The program is made without a C library where that is known
+    to work, else with a static one where there is one: either needs nothing from the host, and starts faster.
 
     Args:
         flex: FlexVolume instead of CNI.
@@ -86,15 +92,18 @@ def compile_one(
 
 
 def _compile(command: list[str], program: Path) -> bytes:
+    why = ""
     with tempfile.TemporaryDirectory(prefix="nodeplug-cc-") as folder:
         made = Path(folder) / "entrypoint"
-        for linking in (["-static"], []):
+        for linking in LINKINGS:
             done = _run([*command, *linking, str(program), "-o", str(made)])
-            if done.returncode == 0:
-                _try_out(made, command[0])
+            if done.returncode:
+                why = f"{shlex.join(command[:1])} cannot compile {program}: {' '.join(done.stderr.split()[:60])}"
+            elif trouble := _try_out(made):
+                why = f"what {command[0]} compiles does not run on this node: {trouble}"
+            else:
                 return made.read_bytes()
-    words = " ".join(done.stderr.split()[:60])
-    raise PluginError(f"{shlex.join(command[:1])} cannot compile {program}: {words}")
+    raise PluginError(why)
 
 
 def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
@@ -124,23 +133,22 @@ def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
         raise PluginError(f"the C compiler cannot be run: {error}") from error
 
 
-def _try_out(program: Path, by: str) -> None:
-    """Run a new program once: one built for another architecture would take the node's network down."""
+def _try_out(program: Path) -> str:
+    """Run a new program once and say what is wrong: one for another architecture would take the node's network down."""
     try:
         done = subprocess.run([program, "init"], env={}, capture_output=True, timeout=_TIMEOUT, check=False)
-        trouble = f"it ended with {done.returncode}" if done.returncode else ""
     except PermissionError:  # a temporary folder mounted noexec says nothing about the program
-        trouble = ""
+        return ""
     except (OSError, subprocess.TimeoutExpired) as error:
-        trouble = str(error)
-    if trouble:
-        raise PluginError(f"what {by} compiles does not run on this node: {trouble}")
+        return str(error)
+    return f"it ended with {done.returncode}" if done.returncode else ""
 
 
 def _digest(program: Path, command: list[str]) -> str:
     """Hash everything the result depends on: source, paths, options, compiler binary and C library version."""
     found = Path(shutil.which(command[0]) or command[0]).stat()
-    inputs = (program.read_bytes(), command, found.st_ino, found.st_size, found.st_mtime_ns, _c_library())
+    sources = program.read_bytes(), program.with_name(FREESTANDING).read_bytes()
+    inputs = (sources, command, LINKINGS, found.st_ino, found.st_size, found.st_mtime_ns, _c_library())
     return hashlib.sha256(repr(inputs).encode()).hexdigest()[:24]
 
 
