@@ -1,28 +1,33 @@
 """What the containers of a network need on their host, and whether it exists.
 
 Owns: one record per network with containers of what its newest ADD made (bridge, gateway addresses, masqueraded
-subnets), and the comparison of it with the kernel while any container of the network is attached. STATUS and `health`
-use it, so that a deleted bridge or a flushed ruleset is reported before the next pod fails.
-Refuses: repair, networks without a container, and other namespaces than the daemon's own.
+subnets) and by which configuration, and the comparison of it with the kernel while any container of the network is
+attached. STATUS and `health` use it, so that a deleted bridge or a flushed ruleset is noticed before a pod fails.
+Refuses: repair (the plugin's, by a STATUS that is composed of the record), networks without
+a container, and other namespaces than the daemon's own.
 """
 
 import json
 import threading
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
-from ipaddress import ip_address, ip_network
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from ipaddress import ip_address, ip_interface, ip_network
 from typing import Any, Final, Protocol
 
-from nodeplug import CniAdd, CniRequest, CniResult, Host, Netns, NotReady, PluginError
+from nodeplug import CniAdd, CniRequest, CniResult, CniStatus, Host, Netns, PluginError
 from nodeplug_net.attachment import network_label
 from nodeplug_net.forwarding import not_forwarding
+from nodeplug_net.level.events import Interest
 from nodeplug_net.netlink.connection import Netlink
 from nodeplug_net.netlink.links import Link, Links
 from nodeplug_net.nftables.masquerade import Masquerade, network_of
+from nodeplug_net.nftables.masquerade_messages import TABLE
 from nodeplug_net.nftables.sockets import Identity, open_nft
 
 _PHASE: Final = "network"
+_OF_CONTAINERS: Final = frozenset({"args", "prevResult", "runtimeConfig"})
 _AGAIN: Final = "the next ADD, STATUS or GC of the network repairs it"
 _ANEW: Final = "recreate their containers"
 
@@ -52,23 +57,35 @@ class Needs:
         gateways: addresses that the host has for it, without a prefix.
         subnets: those that are masqueraded.
         made_for: the configuration; a changed one voids these needs.
+        addresses: the gateways with the prefixes of their subnets.
+        mac: the hardware address of a bridge that is a gateway, which containers have in their ARP caches.
+        config: of the network, without what belongs to one container; empty in a record of an older version.
     """
 
     bridge: str
     gateways: frozenset[str] = frozenset()
     subnets: frozenset[str] = frozenset()
     made_for: str = ""
+    addresses: frozenset[str] = frozenset()
+    mac: str = ""
+    config: Mapping[str, Any] = field(default_factory=dict)
 
     def covers(self, other: "Needs") -> bool:
         """Whether these include another's needs."""
-        same = (self.bridge, self.made_for) == (other.bridge, other.made_for)
-        return same and other.gateways <= self.gateways and other.subnets <= self.subnets
+        same = (self.bridge, self.made_for, self.mac) == (other.bridge, other.made_for, other.mac)
+        more = other.gateways <= self.gateways and other.subnets <= self.subnets and other.addresses <= self.addresses
+        return same and more and other.config == self.config
 
     def with_those(self, other: "Needs") -> "Needs":
         """Return the needs after one more ADD."""
         if (self.bridge, self.made_for) != (other.bridge, other.made_for):
             return other
-        return Needs(self.bridge, self.gateways | other.gateways, self.subnets | other.subnets, self.made_for)
+        return replace(
+            other,
+            gateways=self.gateways | other.gateways,
+            subnets=self.subnets | other.subnets,
+            addresses=self.addresses | other.addresses,
+        )
 
 
 @dataclass(slots=True)
@@ -78,6 +95,7 @@ class Networks:
     host: Host
     home: Identity | None = None
     _known: dict[str, Needs] = field(default_factory=dict)
+    _indices: dict[str, int] = field(default_factory=dict)
     _noted: Counter[str] = field(default_factory=Counter)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -125,34 +143,60 @@ class Networks:
                 self.host.journal.write(f"network {request.network}", phase=_PHASE, data=_encode(known))
             except PluginError as error:
                 self.host.log.warning("what network %s needs is not recorded: %s", request.network, error)
+        self.host.refresh_health()  # which learns what events are to be about
+
+    @contextmanager
+    def asked(self, network: str) -> Iterator[CniStatus]:
+        """Compose the STATUS of a network as its runtime would; the calling thread is in the daemon's own namespace.
+
+        Raises:
+            PluginError: no ADD has recorded the configuration.
+        """
+        known = self._known.get(network)
+        if known is None or not known.config:
+            raise PluginError(f"the configuration of network {network} is not known; the next ADD records it")
+        config, home = known.config, Netns.current()
+        try:
+            version = str(config.get("cniVersion", ""))
+            yield CniStatus(
+                claim=str(config.get("type", "")), network=network, version=version, config=config, host_netns=home
+            )
+        finally:
+            home.close()
+
+    def recorded(self, request: CniRequest, bridge: str) -> Needs | None:
+        """Return what is recorded of a request's network, if its host is the daemon's and its bridge is still this."""
+        known = self._known.get(request.network) if request.host_netns.identity == self.home else None
+        return known if known is not None and known.bridge == bridge else None
+
+    def interest(self) -> Interest:
+        """Return which events are about these networks."""
+        with self._lock:
+            known = dict(self._known)
+        return Interest(
+            interfaces=tuple((one.bridge, self._indices.get(one.bridge, 0)) for one in known.values() if one.bridge),
+            ports=tuple(network_label(name) for name, one in known.items() if one.bridge),
+            ends=tuple(network_label(name) for name, one in known.items() if not one.bridge),
+            rules=(TABLE,) if any(one.subnets for one in known.values()) else (),
+            forwarding=any(one.gateways for one in known.values()),
+        )
 
     def missing(self, request: CniRequest, config: NetworkConfig) -> list[str]:
         """Return what a network lacks; the calling thread is in the request's host namespace."""
-        known = self._known.get(request.network) if request.host_netns.identity == self.home else None
-        if known is None or known.bridge != config.bridge:
-            known = Needs(config.bridge)
-        return _missing({request.network: known})[0]
+        known = self.recorded(request, config.bridge) or Needs(config.bridge)
+        return _missing({request.network: known})[0].get(request.network, [])
 
-    def check(self) -> None:
-        """Report what any network lacks; the calling thread is in the daemon's own namespace.
-
-        Raises:
-            NotReady: with everything that is missing.
-            OSError: the kernel refuses.
-        """
-        if missing := self._all_missing():
-            raise NotReady("; ".join(missing))
-
-    def _all_missing(self) -> list[str]:
-        """Return what any network lacks; the calling thread is in the daemon's own namespace.
+    def look(self) -> dict[str, list[str]]:
+        """Return what networks lack, by name; the calling thread is in the daemon's own namespace.
 
         A network whose last container is gone needs nothing more, and its record goes; its next ADD makes another.
         """
         with self._lock:
             known, noted = dict(self._known), Counter(self._noted)
         if not known:
-            return []
-        texts, idle = _missing(known)
+            return {}
+        texts, idle, indices = _missing(known)
+        self._indices = indices
         for network in idle:
             with self._lock:
                 if self._noted[network] == noted[network]:  # no ADD since before the look
@@ -168,20 +212,28 @@ class Networks:
             self.host.log.warning("the record of network %s, which has no container, stays: %s", network, error)
 
 
-def _missing(networks: Mapping[str, Needs]) -> tuple[list[str], list[str]]:
-    """Return what networks with containers lack, and the names of those without."""
+def _missing(networks: Mapping[str, Needs]) -> tuple[dict[str, list[str]], list[str], dict[str, int]]:
+    """Return what networks with containers lack, the names of those without, and the indices of bridges."""
     with Netlink() as netlink:
         links = Links(netlink)
         there = links.all()
         attached = {name: _ports_of(name, there) for name in networks}
-        found = [
-            text
+        found = {
+            name: list(_differences(name, needs, attached[name], links, there))
             for name, needs in networks.items()
             if attached[name]
-            for text in _differences(name, needs, attached[name], links, there)
-        ]
-    subnets = {subnet for name, needs in networks.items() if attached[name] for subnet in needs.subnets}
-    return found + list(_without_rules(subnets)), [name for name in networks if not attached[name]]
+        }
+    without = _without_rules({subnet for name in found for subnet in networks[name].subnets})
+    for name, texts in found.items():
+        lost = [subnet for subnet in without if subnet in networks[name].subnets]
+        texts += [f"subnet {subnet} has no rule that masquerades it: {_AGAIN}" for subnet in lost]
+    bridges = {needs.bridge for needs in networks.values()}
+    indices = {link.name: link.index for link in there if link.name in bridges}
+    return (
+        {name: texts for name, texts in found.items() if texts},
+        [one for one in networks if one not in found],
+        indices,
+    )
 
 
 def _ports_of(network: str, there: list[Link]) -> list[Link]:
@@ -191,7 +243,7 @@ def _ports_of(network: str, there: list[Link]) -> list[Link]:
 def _differences(network: str, needs: Needs, attached: list[Link], links: Links, there: list[Link]) -> Iterator[str]:
     bridge = next((link for link in there if link.name == needs.bridge and link.kind == "bridge"), None)
     if bridge is None and needs.bridge:
-        yield f"bridge {needs.bridge} of network {network} is gone: recreate its {len(attached)} containers"
+        yield f"bridge {needs.bridge} of network {network} is gone: {_AGAIN if needs.config else _ANEW}"
         return
     if bridge is not None and not bridge.is_up:
         yield f"bridge {needs.bridge} of network {network} is down: {_AGAIN}"
@@ -214,13 +266,11 @@ def _bridge_differences(network: str, needs: Needs, attached: list[Link], links:
         yield f"bridge {bridge.name} lost {', '.join(lost)}, the gateway of network {network}: {_AGAIN}"
 
 
-def _without_rules(subnets: set[str]) -> Iterator[str]:
+def _without_rules(subnets: set[str]) -> list[str]:
     if not subnets:
-        return
+        return []
     with open_nft() as netlink:
-        lost = Masquerade(netlink).lacking(ip_network(subnet) for subnet in sorted(subnets))
-    for network in lost:
-        yield f"subnet {network} has no rule that masquerades it: {_AGAIN}"
+        return [str(one) for one in Masquerade(netlink).lacking(ip_network(subnet) for subnet in sorted(subnets))]
 
 
 def _of(
@@ -236,6 +286,11 @@ def _of(
         frozenset(str(ip.gateway) for ip in result.ips if ip.gateway is not None) if config.is_gateway else frozenset(),
         frozenset(str(network_of(ip.address, same_subnet=same_subnet)) for ip in masqueraded),
         json.dumps(asked, sort_keys=True, default=str),
+        frozenset(f"{ip.gateway}/{ip.address.network.prefixlen}" for ip in result.ips if ip.gateway is not None)
+        if config.is_gateway and config.bridge
+        else frozenset(),
+        next((one.mac for one in result.interfaces if one.name == config.bridge), "") if config.is_gateway else "",
+        {key: value for key, value in request.config.items() if key not in _OF_CONTAINERS},
     )
 
 
@@ -245,6 +300,9 @@ def _encode(needs: Needs) -> dict[str, Any]:
         "gateways": sorted(needs.gateways),
         "subnets": sorted(needs.subnets),
         "made_for": needs.made_for,
+        "addresses": sorted(needs.addresses),
+        "mac": needs.mac,
+        "config": needs.config,
     }
 
 
@@ -252,6 +310,8 @@ def _decode(data: Mapping[str, Any]) -> Needs | None:
     try:
         gateways = frozenset(str(ip_address(one)) for one in data["gateways"])
         subnets = frozenset(str(ip_network(one)) for one in data["subnets"])
-        return Needs(str(data["bridge"]), gateways, subnets, str(data["made_for"]))
+        addresses = frozenset(str(ip_interface(one)) for one in data.get("addresses", ()))
+        mac, config = str(data.get("mac", "")), dict(data.get("config", {}))
+        return Needs(str(data["bridge"]), gateways, subnets, str(data["made_for"]), addresses, mac, config)
     except (KeyError, TypeError, ValueError):
         return None

@@ -378,9 +378,10 @@ def test_status_restores_forwarding_and_masquerading_of_containers(
     scratch.check(ptp, config, "c1", netns, result)
 
 
-def test_status_reports_links_that_are_down(scratch: ScratchCni, ptp: Ptp) -> None:
+def test_status_sets_links_up_again(scratch: ScratchCni, ptp: Ptp) -> None:
     scratch.add(ptp, network(), "c1", scratch.container())
     scratch.status(ptp, network())
     run_ip(scratch, None, lambda r: r.link("set", index=r.link_lookup(ifname=HOST_END)[0], state="down"))
-    with pytest.raises(NotReady, match=rf"1 interfaces of network net, such as {HOST_END}, are down"):
-        scratch.status(ptp, network())
+    scratch.status(ptp, network())
+    scratch.on_host(ptp.health)
+    assert host_end(scratch).is_up

@@ -6,21 +6,14 @@ Refuses: repair, and complaints about what a later plugin of the list may add: e
 
 from collections.abc import Iterator
 
-from nodeplug import (
-    CniCheck,
-    CniIp,
-    CniStatus,
-    InvalidRequest,
-    LimitedConnectivity,
-    NotReady,
-)
-from nodeplug_net.attachment import Attachment, network_label
+from nodeplug import CniCheck, CniStatus, NotReady
+from nodeplug_net.attachment import Attachment
 from nodeplug_net.bridge.config import BridgeConfig, parse_bridge
-from nodeplug_net.bridge.host import ensure_gateway, gateway_addresses
+from nodeplug_net.bridge.host import gateway_addresses
+from nodeplug_net.bridge.mend import mend
 from nodeplug_net.bridge.vlan import missing_vlans, vlans_of
 from nodeplug_net.comparison import inside_differences, masquerade_differences, refuse
 from nodeplug_net.dataplane import Dataplane
-from nodeplug_net.forwarding import ensure_forwarding, not_forwarding
 from nodeplug_net.netlink.connection import Netlink
 from nodeplug_net.netlink.links import Link, Links, links_in
 from nodeplug_net.nftables.spoof_check import SpoofCheck
@@ -122,59 +115,8 @@ def status(request: CniStatus, plane: Dataplane) -> None:
         OSError: the kernel refuses.
     """
     config = parse_bridge(request)
-    with Netlink() as netlink:
-        links = Links(netlink)
-        bridge = links.get(config.bridge)
-        if bridge is not None:
-            _mend_bridge(request, plane, links, bridge)
+    mend(request, plane)
     missing = plane.networks.missing(request, config)
     if missing:
         raise NotReady(f"network {request.network} is damaged: {'; '.join(missing)}")
     plane.addressing.status(request, config.ipam)
-
-
-def _mend_bridge(request: CniStatus, plane: Dataplane, links: Links, bridge: Link) -> None:
-    if bridge.kind != "bridge":
-        raise LimitedConnectivity(f"interface {bridge.name} is not a bridge; remove it or choose another name")
-    label = network_label(request.network)
-    if not any(port.alias.startswith(label) for port in links.ports(bridge)):
-        return  # the first ADD sets the bridge up and gives it its addresses
-    config = parse_bridge(request)
-    try:
-        if not bridge.is_up:
-            plane.log.warning("bridge %s was down with containers attached; it is set up again", bridge.name)
-            links.set_up(bridge)
-        if config.is_gateway:
-            _mend_gateways(request, config, plane, links, bridge)
-        if config.ip_masq:
-            _mend_masquerade(request, config, plane, links)
-    except (OSError, InvalidRequest) as error:
-        raise LimitedConnectivity(f"bridge {bridge.name} cannot be repaired: {error}") from error
-
-
-def _mend_masquerade(request: CniStatus, config: BridgeConfig, plane: Dataplane, links: Links) -> None:
-    expected = plane.attached(request, config, links)
-    with plane.masquerade(request) as masquerade:
-        lost = masquerade.lacking(entry.network for entry in expected)
-        if lost:
-            text = ", ".join(map(str, lost))
-            plane.log.warning("subnet %s lost the rule that masquerades its containers; the rule is restored", text)
-            masquerade.mend(expected)
-
-
-def _mend_gateways(request: CniStatus, config: BridgeConfig, plane: Dataplane, links: Links, bridge: Link) -> None:
-    link = links.get(config.gateway_interface) if config.vlan else bridge
-    if link is None:
-        return  # CHECK says so; the next ADD makes it anew
-    present = {address.ip for address in links.addresses(link)}
-    sets = plane.addressing.gateways(request, config.ipam)
-    lost = [gateways[0] for gateways in sets if not present.intersection(one.ip for one in gateways)]
-    if lost:
-        text = ", ".join(str(one.ip) for one in lost)
-        plane.log.warning("interface %s lost %s, the gateway of its containers; it is restored", link.name, text)
-        ensure_gateway(links, link, config, [CniIp(one, gateway=one.ip) for one in lost])
-    versions = {gateways[0].version for gateways in sets}
-    off = not_forwarding(versions)
-    if off:
-        plane.log.warning("net/%s was not 1 with containers attached; the host forwards again", ", net/".join(off))
-        ensure_forwarding(versions)

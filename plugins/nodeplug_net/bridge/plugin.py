@@ -10,13 +10,27 @@ from typing import ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from nodeplug import Claim, CniAdd, CniCheck, CniClaim, CniDel, CniGc, CniResult, CniStatus, Example, Host, hookimpl
+from nodeplug import (
+    Claim,
+    CniAdd,
+    CniCheck,
+    CniClaim,
+    CniDel,
+    CniGc,
+    CniResult,
+    CniStatus,
+    Example,
+    Host,
+    Metric,
+    hookimpl,
+)
 from nodeplug.fields import CniExecutable
 from nodeplug_net import DATA_DIR
-from nodeplug_net.bridge import add, check, delete
+from nodeplug_net.bridge import add, check, delete, mend
 from nodeplug_net.dataplane import Dataplane
 from nodeplug_net.ipam.addressing import Addressing
 from nodeplug_net.ipam.allocation import Ipam
+from nodeplug_net.level.reconciler import REPAIR, Reconciler
 from nodeplug_net.needs import Networks
 from nodeplug_net.netlink.reaper import Reaper
 from nodeplug_net.nftables.sockets import NftSockets
@@ -36,6 +50,7 @@ class BridgeConfig(BaseModel):
         DATA_DIR,
         description="where IPAM type host-local reserves addresses unless a network's ipam.dataDir says otherwise",
     )
+    repair: bool = REPAIR
 
 
 class Bridge:
@@ -58,7 +73,9 @@ class Bridge:
         self._names = config.names
         reaper = Reaper()
         addressing = Addressing(Ipam(host, config.data_dir), host)
-        self._plane = Dataplane(addressing, reaper, NftSockets(reaper), host.log, Networks(host))
+        networks = Networks(host)
+        self._plane = Dataplane(addressing, reaper, NftSockets(reaper), host.log, networks)
+        self._level = Reconciler(host, config.repair, networks.look, self._restore, networks.interest)
 
     @hookimpl
     def claims(self) -> Sequence[Claim]:
@@ -72,17 +89,28 @@ class Bridge:
         self._plane.addressing.recover()
         self._plane.networks.recover()
         self._plane.tidy()
+        self._level.start()
 
     @hookimpl
     def stop(self) -> None:
-        """Close idle sockets."""
+        """Stop to observe, and close idle sockets."""
+        self._level.stop()
         self._plane.nft.close()
 
     @hookimpl
     def health(self) -> None:
-        """Raise NotReady if a network with containers lost what they need."""
+        """Restore what networks with containers lost; raise NotReady if that is not to be, or not to be done."""
         with kernel_errors():
-            self._plane.networks.check()
+            self._level.attend()
+
+    @hookimpl
+    def metrics(self) -> Sequence[Metric]:
+        """Return what is missing, and what was restored."""
+        return self._level.metrics()
+
+    def _restore(self, network: str) -> None:
+        with self._plane.networks.asked(network) as request:
+            mend.mend(request, self._plane)
 
     @hookimpl
     def cni_add(self, request: CniAdd) -> CniResult:
@@ -112,4 +140,5 @@ class Bridge:
     def cni_status(self, request: CniStatus) -> None:
         """Raise NotReady if an ADD would fail."""
         with kernel_errors():
+            self._level.refuse_fight(request.network, request.host_netns)
             check.status(request, self._plane)

@@ -161,6 +161,20 @@ class Containers:
         with self._nft.lent(request.host_netns) as netlink:
             refuse_obstacles(netlink, conf.backend, (4, 6))
 
+    def has_any(self, namespace: Identity) -> bool:
+        """Whether packets of an attachment of a host's namespace are accepted."""
+        return bool(self._records.of(namespace))
+
+    def restore(self, home: Identity) -> None:
+        """Restore the rules that containers of the namespace lost that the calling thread is in.
+
+        Raises:
+            PluginError: others keep changing the table.
+            OSError: the kernel refuses.
+        """
+        with open_nft() as netlink:
+            self._mend(FilterTable(netlink), home)
+
     def missing(self, home: Identity) -> list[str]:
         """Name what containers of the namespace lost that the calling thread is in.
 

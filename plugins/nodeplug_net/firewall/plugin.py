@@ -22,8 +22,8 @@ from nodeplug import (
     Host,
     InvalidRequest,
     LimitedConnectivity,
+    Metric,
     Netns,
-    NotReady,
     PluginError,
     hookimpl,
 )
@@ -31,6 +31,10 @@ from nodeplug.fields import CniExecutable
 from nodeplug_net.comparison import refuse
 from nodeplug_net.firewall.config import check_firewall, parse_firewall
 from nodeplug_net.firewall.containers import Containers
+from nodeplug_net.firewall.messages import TABLE
+from nodeplug_net.firewall.rules import CHAINS
+from nodeplug_net.level.events import Interest
+from nodeplug_net.level.reconciler import REPAIR, Found, Reconciler
 from nodeplug_net.undo import kernel_errors
 
 if TYPE_CHECKING:
@@ -45,6 +49,7 @@ class FirewallConfig(BaseModel):
     names: tuple[CniExecutable, ...] = Field(
         ("nodeplug-firewall",), description="executables on CNI_PATH; add 'firewall' to take the reference plugin over"
     )
+    repair: bool = REPAIR
 
 
 class Firewall:
@@ -73,6 +78,7 @@ class Firewall:
         self._names = config.names
         self._containers = Containers(host)
         self._home: Identity = (0, 0)
+        self._level = Reconciler(host, config.repair, self._look, self._restore, self._interest)
 
     @hookimpl
     def claims(self) -> Sequence[Claim]:
@@ -87,19 +93,34 @@ class Firewall:
         current.close()
         with kernel_errors():
             self._containers.recover(self._home)
+        self._level.start()
 
     @hookimpl
     def stop(self) -> None:
-        """Close what is open; the rules stay."""
+        """Stop to observe, and close what is open; the rules stay."""
+        self._level.stop()
         self._containers.close()
 
     @hookimpl
     def health(self) -> None:
-        """Raise NotReady if containers of this node lost their rules."""
+        """Restore what containers of this node lost; raise NotReady if that is not to be, or not to be done."""
         with kernel_errors():
-            missing = self._containers.missing(self._home)
-        if missing:
-            raise NotReady("; ".join(missing))
+            self._level.attend()
+
+    @hookimpl
+    def metrics(self) -> Sequence[Metric]:
+        """Return what is missing, and what was restored."""
+        return self._level.metrics()
+
+    def _look(self) -> Found:
+        missing = self._containers.missing(self._home)
+        return {TABLE: missing} if missing else {}
+
+    def _restore(self, _: str) -> None:
+        self._containers.restore(self._home)
+
+    def _interest(self) -> Interest:
+        return Interest(rules=CHAINS) if self._containers.has_any(self._home) else Interest()
 
     @hookimpl
     def cni_add(self, request: CniAdd) -> CniResult:
@@ -135,6 +156,8 @@ class Firewall:
     def cni_status(self, request: CniStatus) -> None:
         """Restore what containers lost; raise LimitedConnectivity if that fails or something else drops packets."""
         conf = check_firewall(request)
+        with kernel_errors():
+            self._level.refuse_fight(TABLE, request.host_netns)
         try:
             self._containers.mend(request, conf)
         except (OSError, PluginError) as error:

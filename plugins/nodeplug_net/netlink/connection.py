@@ -111,6 +111,11 @@ class Netlink:
         """Close the socket."""
         self._socket.close()
 
+    def bind(self) -> int:
+        """Have the kernel give the socket its address now, and return it (netlink(7), nl_pid)."""
+        self._socket.bind((0, 0))
+        return int(self._socket.getsockname()[0])
+
     def ask(self, *requests: Request) -> list[KernelReply]:
         """Send requests at once and read every reply.
 

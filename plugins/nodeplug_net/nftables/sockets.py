@@ -20,14 +20,32 @@ from nodeplug_net.netlink.connection import Netlink
 from nodeplug_net.netlink.reaper import Reaper
 
 IDLE: Final = 60.0
-_NETLINK_NETFILTER: Final = 12
+NETLINK_NETFILTER: Final = 12
+OWN_PORTS: Final[set[int]] = set()
+"""The addresses (netlink(7), nl_pid) of this process's sockets: what the kernel tells of their doings is no news."""
 
 Identity = tuple[int, int]
 
 
+class NftSocket(Netlink):
+    """A socket of nf_tables in the calling thread's namespace, known as this process's own while it is open."""
+
+    __slots__ = ("_port",)
+
+    def __init__(self) -> None:
+        super().__init__(NETLINK_NETFILTER)
+        self._port = self.bind()
+        OWN_PORTS.add(self._port)
+
+    def close(self) -> None:
+        """Close the socket."""
+        OWN_PORTS.discard(self._port)
+        super().close()
+
+
 def open_nft() -> Netlink:
     """Open a socket of nf_tables in the calling thread's namespace."""
-    return Netlink(_NETLINK_NETFILTER)
+    return NftSocket()
 
 
 @dataclass(slots=True)

@@ -199,6 +199,20 @@ class HostPorts:
         for record in records:
             self._reserve(record)
 
+    def has_any(self, namespace: Identity) -> bool:
+        """Whether an attachment of a host's namespace has ports."""
+        return bool(self._records.of(namespace))
+
+    def restore(self, home: Identity) -> None:
+        """Restore the rules that containers of the namespace lost that the calling thread is in.
+
+        Raises:
+            PluginError: others keep changing the table.
+            OSError: the kernel refuses.
+        """
+        with open_nft() as netlink:
+            self._mend(PortTable(netlink), home)
+
     def missing(self, home: Identity) -> list[str]:
         """Name what containers of the namespace lost that the calling thread is in.
 

@@ -22,15 +22,18 @@ from nodeplug import (
     Host,
     InvalidRequest,
     LimitedConnectivity,
+    Metric,
     Netns,
-    NotReady,
     PluginError,
     hookimpl,
 )
 from nodeplug.fields import CniExecutable
 from nodeplug_net.comparison import refuse
+from nodeplug_net.level.events import Interest
+from nodeplug_net.level.reconciler import REPAIR, Found, Reconciler
 from nodeplug_net.portmap.config import check_portmap
 from nodeplug_net.portmap.host_ports import HostPorts, parsed
+from nodeplug_net.portmap.messages import TABLE
 from nodeplug_net.undo import kernel_errors
 
 if TYPE_CHECKING:
@@ -45,6 +48,7 @@ class PortmapConfig(BaseModel):
     names: tuple[CniExecutable, ...] = Field(
         ("nodeplug-portmap",), description="executables on CNI_PATH; add 'portmap' to take the reference plugin over"
     )
+    repair: bool = REPAIR
 
 
 class Portmap:
@@ -73,6 +77,7 @@ class Portmap:
         self._names = config.names
         self._ports = HostPorts(host)
         self._home: Identity = (0, 0)
+        self._level = Reconciler(host, config.repair, self._look, self._restore, self._interest)
 
     @hookimpl
     def claims(self) -> Sequence[Claim]:
@@ -87,19 +92,34 @@ class Portmap:
         current.close()
         with kernel_errors():
             self._ports.recover(self._home)
+        self._level.start()
 
     @hookimpl
     def stop(self) -> None:
-        """Release the ports, for who comes next."""
+        """Stop to observe, and release the ports, for who comes next."""
+        self._level.stop()
         self._ports.close()
 
     @hookimpl
     def health(self) -> None:
-        """Raise NotReady if containers of this node lost their ports."""
+        """Restore what containers of this node lost; raise NotReady if that is not to be, or not to be done."""
         with kernel_errors():
-            missing = self._ports.missing(self._home)
-        if missing:
-            raise NotReady("; ".join(missing))
+            self._level.attend()
+
+    @hookimpl
+    def metrics(self) -> Sequence[Metric]:
+        """Return what is missing, and what was restored."""
+        return self._level.metrics()
+
+    def _look(self) -> Found:
+        missing = self._ports.missing(self._home)
+        return {TABLE: missing} if missing else {}
+
+    def _restore(self, _: str) -> None:
+        self._ports.restore(self._home)
+
+    def _interest(self) -> Interest:
+        return Interest(rules=(TABLE,)) if self._ports.has_any(self._home) else Interest()
 
     @hookimpl
     def cni_add(self, request: CniAdd) -> CniResult:
@@ -135,6 +155,8 @@ class Portmap:
     def cni_status(self, request: CniStatus) -> None:
         """Restore what containers lost; raise LimitedConnectivity if that fails."""
         check_portmap(request)
+        with kernel_errors():
+            self._level.refuse_fight(TABLE, request.host_netns)
         try:
             self._ports.mend(request)
         except (OSError, PluginError) as error:

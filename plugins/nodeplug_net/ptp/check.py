@@ -97,17 +97,33 @@ def status(request: CniStatus, plane: Dataplane) -> None:
         OSError: the kernel refuses.
     """
     config = parse_ptp(request)
-    with Netlink() as netlink:
-        attached = links_of(request, Links(netlink))
-    if attached:
-        try:
-            _mend(request, config, plane, attached)
-        except OSError as error:
-            raise LimitedConnectivity(f"network {request.network} cannot be repaired: {error}") from error
+    mend(request, plane)
     missing = plane.networks.missing(request, config)
     if missing:
         raise NotReady(f"network {request.network} is damaged: {'; '.join(missing)}")
     plane.addressing.status(request, config.ipam)
+
+
+def mend(request: CniStatus, plane: Dataplane) -> None:
+    """Give back what an ADD would.
+
+    Raises:
+        LimitedConnectivity: it cannot be done.
+        OSError: the kernel cannot be asked.
+    """
+    config = parse_ptp(request)
+    with Netlink() as netlink:
+        links = Links(netlink)
+        attached = links_of(request, links)
+        try:
+            for link in attached:
+                if not link.is_up:
+                    plane.log.warning("interface %s was down; it is set up again", link.name)
+                    links.set_up(link)
+            if attached:
+                _mend(request, config, plane, attached)
+        except OSError as error:
+            raise LimitedConnectivity(f"network {request.network} cannot be repaired: {error}") from error
 
 
 def _mend(request: CniStatus, config: PtpConfig, plane: Dataplane, attached: list[Link]) -> None:

@@ -170,12 +170,26 @@ def test_status_restores_what_was_flushed(lab: Lab) -> None:
     lab.add("d1", "other", ingressPolicy="same-bridge")
     before = lab.rules() + lab.rules(version=6)
     lab.run("nft", "flush ruleset")
-    with pytest.raises(NotReady, match="rules of the firewall, those of nodeplug net c1 eth0"):
-        lab.scratch.on_host(lab.firewall.health)
     lab.scratch.status(lab.firewall, lab.config())
     lab.scratch.on_host(lab.firewall.health)
     assert sorted(lab.rules() + lab.rules(version=6)) == sorted(before)
     assert not lab.arrives("c1", "d1")
+
+
+@pytest.mark.parametrize("repair", [False, True])
+def test_health_names_what_was_flushed_or_restores_it(lab: Lab, repair: bool) -> None:
+    lab.add("c1", ingressPolicy="same-bridge")
+    before = lab.rules() + lab.rules(version=6)
+    plugin = Firewall(FirewallConfig(repair=repair), lab.scratch.host)
+    lab.scratch.on_host(plugin.start)
+    lab.run("nft", "flush ruleset")
+    if repair:
+        lab.scratch.on_host(plugin.health)
+        assert sorted(lab.rules() + lab.rules(version=6)) == sorted(before)
+    else:
+        with pytest.raises(NotReady, match="rules of the firewall, those of nodeplug net c1 eth0"):
+            lab.scratch.on_host(plugin.health)
+    plugin.stop()
 
 
 def test_status_restores_nothing_of_what_has_ended(lab: Lab) -> None:

@@ -407,9 +407,21 @@ def test_a_failed_add_leaves_nothing(lab: Lab) -> None:
             pass
 
 
-def test_health_names_what_containers_lost(lab: Lab) -> None:
+def test_health_restores_what_containers_lost(lab: Lab) -> None:
     lab.add("c1", mapping(8080))
+    before = nft(lab, "list", "ruleset")
+    nft(lab, "flush", "ruleset")
     lab.scratch.on_host(lab.portmap.health)
+    assert nft(lab, "list", "ruleset") == before
+
+
+def test_without_repair_health_names_what_containers_lost(lab: Lab) -> None:
+    lab.add("c1", mapping(8080))
+    lab.portmap.stop()
+    plugin = Portmap(PortmapConfig(repair=False), lab.scratch.host)
+    lab.scratch.on_host(plugin.start)
+    lab.scratch.on_host(plugin.health)
     nft(lab, "flush", "ruleset")
     with pytest.raises(PluginError, match="table nodeplug_portmap lost its rules"):
-        run_in(lab.scratch.host_netns, lab.portmap.health)
+        run_in(lab.scratch.host_netns, plugin.health)
+    plugin.stop()
