@@ -20,6 +20,7 @@ from nodeplug import CniAdd, CniRequest, CniResult, CniStatus, Host, Netns, Plug
 from nodeplug_net.attachment import network_label
 from nodeplug_net.forwarding import not_forwarding
 from nodeplug_net.level.events import Interest
+from nodeplug_net.level.pairs import Pairs
 from nodeplug_net.netlink.connection import Netlink
 from nodeplug_net.netlink.links import Link, Links
 from nodeplug_net.nftables.masquerade import Masquerade, network_of
@@ -94,6 +95,7 @@ class Networks:
 
     host: Host
     home: Identity | None = None
+    pairs: Pairs = field(default_factory=Pairs)
     _known: dict[str, Needs] = field(default_factory=dict)
     _indices: dict[str, int] = field(default_factory=dict)
     _noted: Counter[str] = field(default_factory=Counter)
@@ -132,6 +134,7 @@ class Networks:
         """
         if request.host_netns.identity != self.home:
             return
+        self.pairs.keep(request, result)
         needs = _of(request, config, result, versions, same_subnet=same_subnet)
         with self._lock:
             self._noted[request.network] += 1
@@ -179,6 +182,7 @@ class Networks:
             ends=tuple(network_label(name) for name, one in known.items() if not one.bridge),
             rules=(TABLE,) if any(one.subnets for one in known.values()) else (),
             forwarding=any(one.gateways for one in known.values()),
+            pairs=self.pairs.labels(),
         )
 
     def missing(self, request: CniRequest, config: NetworkConfig) -> list[str]:
@@ -187,14 +191,14 @@ class Networks:
         return _missing({request.network: known})[0].get(request.network, [])
 
     def look(self) -> dict[str, list[str]]:
-        """Return what networks lack, by name; the calling thread is in the daemon's own namespace.
+        """Return what networks lack, by name, and containers, by label, in the daemon's own namespace.
 
         A network whose last container is gone needs nothing more, and its record goes; its next ADD makes another.
         """
         with self._lock:
             known, noted = dict(self._known), Counter(self._noted)
         if not known:
-            return {}
+            return self.pairs.look()
         texts, idle, indices = _missing(known)
         self._indices = indices
         for network in idle:
@@ -203,7 +207,7 @@ class Networks:
                     self._known.pop(network, None)
                     del self._noted[network]
                     self._forget(network)
-        return texts
+        return texts | self.pairs.look()
 
     def _forget(self, network: str) -> None:
         try:

@@ -31,6 +31,7 @@ def detach(request: CniDel, plane: Dataplane, is_theirs: IsTheirs) -> None:
         OSError: the kernel refuses.
     """
     attachment, plugin_type = Attachment.of(request), request.parse(DelegationConf).ipam.type
+    plane.networks.pairs.forget(attachment.label)
     errors, gone = Errors(), False
     foreign = plugin_type not in IN_PROCESS
     if foreign:  # before the link, as a dhcp lease is returned through the interface
@@ -108,6 +109,7 @@ def collect(request: CniGc, plane: Dataplane, find: Callable[[Links], Sequence[L
     if request.valid is not None:
         valid = [Attachment(request.network, one.container_id, one.ifname) for one in request.valid]
         labels = frozenset(one.label for one in valid)
+        plane.networks.pairs.forget_others(request.network, labels)
         with errors.kept():
             linked = False
             _collect_links(request, labels, plane, find)

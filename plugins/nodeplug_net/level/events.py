@@ -61,6 +61,7 @@ class Interest:
         ends: the same of interfaces without a bridge: their going down.
         rules: texts of which one is in every message about the plugin's rules, such as the name of a table.
         forwarding: whether the host's forwarding matters.
+        pairs: the aliases of interfaces that are not to end.
     """
 
     interfaces: tuple[tuple[str, int], ...] = ()
@@ -68,6 +69,7 @@ class Interest:
     ends: tuple[str, ...] = ()
     rules: tuple[str, ...] = ()
     forwarding: bool = False
+    pairs: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +116,8 @@ def _damages(messages: Iterable[bytes], interest: Interest) -> Iterator[bool]:
                 yield gone or not flags & IFF_UP
             if gone:
                 loose.discard(index)
+                # One that a DEL ends is among them no more.
+                yield text(message, *found.get(_IFLA_IFALIAS, (0, 0))) in interest.pairs
             elif not (flags & IFF_UP and _IFLA_MASTER in found):
                 alias = text(message, *found.get(_IFLA_IFALIAS, (0, 0)))
                 if alias.startswith(interest.ports if flags & IFF_UP else interest.ports + interest.ends):

@@ -17,6 +17,7 @@ from typing import Any, Final
 from pydantic import Field
 
 from nodeplug import Host, LimitedConnectivity, Metric, Netns, NotReady, PluginError, Sample
+from nodeplug_net.attachment import OURS
 from nodeplug_net.level.events import Interest
 from nodeplug_net.level.observer import Observation, observe
 from nodeplug_net.nftables.sockets import Identity
@@ -33,8 +34,17 @@ REPAIR: Final[Any] = Field(
     description="restore at once what somebody removed that containers need; else when a runtime asks (ADD, STATUS)",
 )
 """The configuration key of every plugin that does so."""
+REPAIR_CONTAINERS: Final[Any] = Field(
+    False,
+    description="repeat the ADD of a running container whose interface somebody deleted; else it is only told",
+)
 Found = Mapping[str, Sequence[str]]
 """What is missing, in sentences, by the thing that is restored as a whole: a network, a table."""
+
+
+def is_container(thing: str) -> bool:
+    """Whether it is an attachment's label; no name of a network has a space, nor has a table."""
+    return thing.startswith(OURS)
 
 
 @dataclass(slots=True)
@@ -84,6 +94,7 @@ class Reconciler:
         look: compares; in the daemon's own namespace.
         restore: restores one thing, in the same namespace. May raise OSError or PluginError.
         interest: which events are about what was made.
+        repair_containers: whether what is missing of a container is restored, too.
     """
 
     host: Host
@@ -91,6 +102,7 @@ class Reconciler:
     look: Callable[[], Found]
     restore: Callable[[str], None]
     interest: Callable[[], Interest]
+    repair_containers: bool = False
     restored: Counter[str] = field(default_factory=Counter)
     missing: dict[str, int] = field(default_factory=dict)
     _patience: dict[str, Patience] = field(default_factory=dict)
@@ -124,9 +136,9 @@ class Reconciler:
         """
         with self._lock:
             found = self._confirmed()
-            if found and self.repair:
+            if found:
                 found = self._restored(found)
-            self.missing = {thing: len(texts) for thing, texts in found.items()}
+            self.missing = dict(sum((Counter({_of(thing): len(texts)}) for thing, texts in found.items()), Counter()))
         if found:
             raise NotReady("; ".join(self._told(thing, texts) for thing, texts in found.items()))
 
@@ -142,7 +154,8 @@ class Reconciler:
     def _restored(self, before: Found) -> Found:
         """Restore what may be restored; return what is missing then."""
         now = time.monotonic()
-        begun = [thing for thing in before if not self._patience.setdefault(thing, Patience()).left(now)]
+        wanted = [one for one in before if (self.repair_containers if is_container(one) else self.repair)]
+        begun = [thing for thing in wanted if not self._patience.setdefault(thing, Patience()).left(now)]
         for thing in begun:
             patience = self._patience[thing]
             patience.count(now)
@@ -154,7 +167,7 @@ class Reconciler:
         after = self.look() if begun else before
         for thing in begun:
             if after.get(thing) != before[thing]:
-                self.restored[thing] += 1
+                self.restored[_of(thing)] += 1
                 self.host.log.warning("%s; restored", "; ".join(before[thing]))
             elif not self._patience[thing].failure:
                 self._patience[thing].failure = "it was missing again at once"
@@ -189,3 +202,8 @@ class Reconciler:
             Metric("net_missing", "Differences between what containers need on the node and what is there.", missing),
             Metric("net_restored", "Restorations of what somebody removed from the node.", restored, "counter"),
         ]
+
+
+def _of(thing: str) -> str:
+    """Return the network of a container, or the thing itself: a metric's labels are to be few."""
+    return thing.split(" ")[1] if is_container(thing) else thing

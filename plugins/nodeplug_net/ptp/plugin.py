@@ -29,7 +29,8 @@ from nodeplug_net import DATA_DIR
 from nodeplug_net.dataplane import Dataplane
 from nodeplug_net.ipam.addressing import Addressing
 from nodeplug_net.ipam.allocation import Ipam
-from nodeplug_net.level.reconciler import REPAIR, Reconciler
+from nodeplug_net.level.pairs import Pairs
+from nodeplug_net.level.reconciler import REPAIR, REPAIR_CONTAINERS, Reconciler, is_container
 from nodeplug_net.needs import Networks
 from nodeplug_net.netlink.reaper import Reaper
 from nodeplug_net.nftables.sockets import NftSockets
@@ -51,6 +52,7 @@ class PtpConfig(BaseModel):
         description="where IPAM type host-local reserves addresses unless a network's ipam.dataDir says otherwise",
     )
     repair: bool = REPAIR
+    repair_containers: bool = REPAIR_CONTAINERS
 
 
 class Ptp:
@@ -71,9 +73,11 @@ class Ptp:
         self._names = config.names
         reaper = Reaper()
         addressing = Addressing(Ipam(host, config.data_dir), host)
-        networks = Networks(host)
+        networks = Networks(host, pairs=Pairs(config.repair_containers))
         self._plane = Dataplane(addressing, reaper, NftSockets(reaper), host.log, networks)
-        self._level = Reconciler(host, config.repair, networks.look, self._restore, networks.interest)
+        self._level = Reconciler(
+            host, config.repair, networks.look, self._restore, networks.interest, config.repair_containers
+        )
 
     @hookimpl
     def claims(self) -> Sequence[Claim]:
@@ -106,9 +110,14 @@ class Ptp:
         """Return what is missing, and what was restored."""
         return self._level.metrics()
 
-    def _restore(self, network: str) -> None:
-        with self._plane.networks.asked(network) as request:
-            check.mend(request, self._plane)
+    def _restore(self, thing: str) -> None:
+        networks = self._plane.networks
+        if is_container(thing):
+            with networks.pairs.repeated(thing) as addition:
+                add.attach(addition, self._plane)
+        else:
+            with networks.asked(thing) as request:
+                check.mend(request, self._plane)
 
     @hookimpl
     def cni_add(self, request: CniAdd) -> CniResult:
