@@ -21,9 +21,13 @@ from nodeplug import (
     CniStatus,
     Example,
     Host,
+    Metric,
+    NotReady,
     hookimpl,
 )
 from nodeplug.fields import CniExecutable
+from nodeplug_net.level.events import Interest
+from nodeplug_net.level.reconciler import Reconciler
 from nodeplug_net.netlink.messages import get_link_by_name
 from nodeplug_net.tuning.verbs import Tuning as Verbs
 from nodeplug_net.undo import kernel_errors
@@ -44,6 +48,9 @@ class TuningConfig(BaseModel):
     data_dir: Path = Field(
         Path("/run/cni/tuning"),
         description="where it is kept what interfaces were, unless a network's dataDir says otherwise",
+    )
+    repair_containers: bool = Field(
+        False, description="restore within ten seconds what somebody changed of it; else it is logged and counted"
     )
 
 
@@ -72,6 +79,10 @@ class Tuning:
     def __init__(self, config: TuningConfig, host: Host) -> None:
         self._names = config.names
         self._verbs = Verbs(config.allowlist, config.data_dir, host.log)
+        self._log, self._logged, self._repair = host.log, "", config.repair_containers
+        self._level = Reconciler(
+            host, config.repair_containers, self._verbs.lost, self._verbs.restore, Interest, config.repair_containers
+        )
 
     @hookimpl
     def claims(self) -> Sequence[Claim]:
@@ -82,6 +93,26 @@ class Tuning:
     def start(self) -> None:
         """Encode the message that every call needs."""
         get_link_by_name()
+
+    @hookimpl
+    def health(self) -> None:
+        """Restore what containers lost of their settings, if chosen; else log it: a pod may change what is its own."""
+        try:
+            with kernel_errors():
+                self._level.attend()
+            found = ""
+        except NotReady as error:
+            if self._repair:
+                raise
+            found = str(error)
+        if found and found != self._logged:
+            self._log.warning("%s", found)
+        self._logged = found
+
+    @hookimpl
+    def metrics(self) -> Sequence[Metric]:
+        """Return what is missing, and what was restored."""
+        return self._level.metrics()
 
     @hookimpl
     def cni_add(self, request: CniAdd) -> CniResult:

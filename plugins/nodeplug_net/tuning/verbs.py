@@ -9,7 +9,7 @@ namespace end with it, as with the reference.
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -26,6 +26,8 @@ from nodeplug import (
     NotReady,
     PluginError,
 )
+from nodeplug_net.attachment import Attachment
+from nodeplug_net.level.containers import ANEW, Containers
 from nodeplug_net.netlink.links import Links, links_in
 from nodeplug_net.tuning import sysctls
 from nodeplug_net.tuning.backups import Backup, BackupFile, Identity, forget_others, is_usable
@@ -41,11 +43,13 @@ class Tuning:
     Attributes:
         allowlist: which settings of the namespace are allowed.
         data_dir: where backups are unless a network says otherwise.
+        containers: those that were tuned.
     """
 
     allowlist: Path
     data_dir: Path
     log: logging.LoggerAdapter[logging.Logger]
+    containers: Containers = field(default_factory=lambda: Containers(repeatable=True))
 
     def add(self, request: CniAdd) -> CniResult:
         """Serve ADD; a failure leaves everything as it was.
@@ -72,7 +76,9 @@ class Tuning:
             if config.settings:
                 with links_in(request.netns) as links:
                     self._change(request, folder, links, config.settings, undo)
-        return _told(before, request.ifname, config.settings)
+        result = _told(before, request.ifname, config.settings)
+        self.containers.keep(request, result)
+        return result
 
     def _change(self, request: CniAdd, folder: Path, links: Links, wanted: Settings, undo: Undo) -> None:
         link = find(links, request.ifname)
@@ -94,6 +100,7 @@ class Tuning:
             PluginError: the backup cannot be read or removed.
             OSError: the namespace cannot be entered.
         """
+        self.containers.forget(Attachment.of(request).label)
         try:
             folder = folder_of(request, self.data_dir)
         except InvalidRequest as error:  # no ADD has succeeded with it
@@ -117,18 +124,35 @@ class Tuning:
             PluginError: with every difference.
             OSError: the namespace cannot be entered.
         """
-        config = parse_tuning(request)
-        files = config.files(request.ifname)
-        with request.netns.entered():
-            found = list(sysctls.differences(files))
-        with links_in(request.netns) as links:
-            link = look(links, request.ifname)
-        if link is None:
-            found.append(f"Cannot find container link {request.ifname}")
-        else:
-            found += differences(link.name, config.settings, link.settings)
-        if found:
+        if found := _differences(request):
             raise PluginError("; ".join(found), details="DEL and ADD the attachment")
+
+    def lost(self) -> dict[str, list[str]]:
+        """Name what running containers lost of their settings, by the label of the attachment.
+
+        Raises:
+            OSError: the kernel refuses.
+        """
+        found = {}
+        for label, one in self.containers.running().items():
+            try:
+                with self.containers.repeated(label) as request:
+                    texts = _differences(request)
+            except PluginError:  # it has ended since, or its namespace has
+                continue
+            if texts:
+                found[label] = [f"container {one.attachment.container_id}: {'; '.join(texts)}: {ANEW}"]
+        return found
+
+    def restore(self, label: str) -> None:
+        """Tune a container again.
+
+        Raises:
+            PluginError: it has ended, or the kernel refuses.
+            OSError: its namespace cannot be entered.
+        """
+        with self.containers.repeated(label) as request:
+            self.add(request)
 
     def collect(self, request: CniGc) -> None:
         """Serve GC: forget what interfaces were whose attachments are not valid.
@@ -138,6 +162,8 @@ class Tuning:
         """
         if request.valid is None:
             return
+        attachments = (Attachment(request.network, one.container_id, one.ifname) for one in request.valid)
+        self.containers.forget_others(request.network, frozenset(one.label for one in attachments))
         folder = folder_of(request, self.data_dir)
         valid = (BackupFile.of(folder, one.container_id, one.ifname) for one in request.valid)
         forget_others(folder, request.network, frozenset(file.path.name for file in valid))
@@ -158,6 +184,18 @@ class Tuning:
             raise NotReady(f"network {request.network}: {error.message}", details=error.details) from error
         if not is_usable(folder):
             raise NotReady(f"network {request.network}: the folder {folder} for backups cannot be made or written")
+
+
+def _differences(request: CniAdd | CniCheck) -> list[str]:
+    """Name what is not as the configuration asks for."""
+    config = parse_tuning(request)
+    with request.netns.entered():
+        found = list(sysctls.differences(config.files(request.ifname)))
+    with links_in(request.netns) as links:
+        link = look(links, request.ifname)
+    if link is None:
+        return [*found, f"Cannot find container link {request.ifname}"]
+    return [*found, *differences(link.name, config.settings, link.settings)]
 
 
 def _withdraw(request: CniAdd, settings: Settings, file: BackupFile, former: Backup | None) -> None:
