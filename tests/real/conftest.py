@@ -23,6 +23,8 @@ PLUGINS = """
 [plugins.bridge]
 [plugins.host-local]
 [plugins.portmap]
+[plugins.tuning]
+[plugins.firewall]
 [plugins.loopback.config]
 names = ["loopback"]
 [plugins.loopfile]

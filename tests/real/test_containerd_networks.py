@@ -19,6 +19,8 @@ NETWORKS = Path(__file__).parent / "networks"
 PLUGINS = """
 [plugins.bridge]
 [plugins.portmap]
+[plugins.tuning]
+[plugins.firewall]
 [plugins.loopback.config]
 names = ["loopback"]
 """
@@ -171,6 +173,24 @@ def test_the_pod_answers_at_its_host_port_to_those_who_know_no_way_to_it(lab: La
         )
         said = lab.private.run("ip", "netns", "exec", "outside", sys.executable, "-c", ASK, address, "18080")
     assert said.strip() == "here"
+
+
+def test_on_a_host_that_drops_what_it_forwards_the_network_with_the_firewall_alone_reaches_others(
+    lab: Lab, sandbox: str
+) -> None:
+    ping = ("/bin/ping", "-c", "1", "-W", "1", "-I")
+    lab.private.run("iptables", "-P", "FORWARD", "DROP")
+    try:
+        lab.inside(sandbox, *ping, "eth0", "10.230.0.1")
+        rules = lab.private.run("iptables", "-S", "CNI-FORWARD")
+    finally:
+        lab.private.run("iptables", "-P", "FORWARD", "ACCEPT")
+    found = lab.addresses(sandbox)
+    assert [found[link][0].partition("/")[0] in rules for link in ("eth0", "eth1")] == [True, False]
+
+
+def test_a_sysctl_of_the_network_is_the_pods(lab: Lab, sandbox: str) -> None:
+    assert lab.inside(sandbox, "/bin/cat", "/proc/sys/net/core/somaxconn").strip() == "512"
 
 
 def test_a_pod_that_wants_a_port_of_another_is_refused_with_its_name(lab: Lab, sandbox: str) -> None:

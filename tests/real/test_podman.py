@@ -119,14 +119,14 @@ def named(folder: str) -> list[str]:
 
 
 @contextmanager
-def podman_in(folder: Path, within: Sequence[str], daemon: ScratchNode) -> Iterator[Podman]:
+def podman_in(folder: Path, within: Sequence[str], daemon: ScratchNode, conflist: Path = PUBLISHED) -> Iterator[Podman]:
     """Give podman folders of its own and an image, and clear up after it."""
     for package, binary in (("podman", "podman"), ("runc", "runc"), ("busybox-static", "busybox")):
         if shutil.which(binary) is None:
             pytest.skip(f"{package} is missing: apt-get install {package}")
     home = folder / "podman"
     home.mkdir()
-    network = publish(PUBLISHED, home / "net.d", folder / "addresses")
+    network = publish(conflist, home / "net.d", folder / "addresses")
     (home / "containers.conf").write_text(CONTAINERS_CONF.format(bin=daemon.paths.cni_bin, folder=home))
     (home / "storage.conf").write_text(STORAGE_CONF.format(folder=home))
     podman = Podman(home, tuple(within), folder / "addresses", network)

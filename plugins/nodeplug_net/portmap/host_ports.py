@@ -34,13 +34,18 @@ _AGAIN: Final = "the next ADD, STATUS or GC of a network with port mappings rest
 
 
 class HostPorts:
-    """The host ports of one plugin. Any thread may call it."""
+    """The host ports of one plugin. Any thread may call it.
 
-    def __init__(self, host: Host) -> None:
+    Args:
+        host: what the plugin may use of the daemon's.
+        reserve: whether each port is bound, so that no program of the host takes it.
+    """
+
+    def __init__(self, host: Host, *, reserve: bool = True) -> None:
         self._log: logging.LoggerAdapter[logging.Logger] = host.log
         self._nft = NftSockets(Reaper())
         self._records = Records(host, "ports", Wanted.decode)
-        self._reservations = Reservations()
+        self._reservations = Reservations(reserve)
         self._recovered: set[Identity] = set()
         self._lock = threading.Lock()
         self._changing = threading.Lock()

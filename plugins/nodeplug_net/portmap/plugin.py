@@ -49,6 +49,11 @@ class PortmapConfig(BaseModel):
         ("nodeplug-portmap",), description="executables on CNI_PATH; add 'portmap' to take the reference plugin over"
     )
     repair: bool = REPAIR
+    reserve: bool = Field(
+        True,
+        description="hold a socket at each port, so that no program of the host takes it; false where the runtime does "
+        "so itself, as podman",
+    )
 
 
 class Portmap:
@@ -75,7 +80,7 @@ class Portmap:
 
     def __init__(self, config: PortmapConfig, host: Host) -> None:
         self._names = config.names
-        self._ports = HostPorts(host)
+        self._ports = HostPorts(host, reserve=config.reserve)
         self._home: Identity = (0, 0)
         self._level = Reconciler(host, config.repair, self._look, self._restore, self._interest)
 

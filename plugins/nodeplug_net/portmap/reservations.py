@@ -69,8 +69,13 @@ class Port:
 
 @dataclass(slots=True)
 class Reservations:
-    """The reserved ports. Any thread may call it; sockets are bound in the namespace that the thread is in."""
+    """The reserved ports. Any thread may call it; sockets are bound in the namespace that the thread is in.
 
+    Attributes:
+        binds: whether there are sockets; without them only attachments are kept from each other's ports.
+    """
+
+    binds: bool = True
     _held: dict[Owner, dict[Port, socket.socket | None]] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -97,7 +102,7 @@ class Reservations:
                 for port in wanted:
                     if held.get(port) is None:
                         self._refuse_taken(owner, port)
-                        taken[port] = _bind(port)
+                        taken[port] = _bind(port) if self.binds else None
             except BaseException:
                 _close(taken.values())
                 raise

@@ -271,6 +271,20 @@ def test_a_program_of_the_host_cannot_take_a_port_until_the_container_ends(lab: 
         pass
 
 
+def test_where_the_runtime_binds_ports_itself_none_is_bound_and_containers_are_kept_apart_all_the_same(
+    lab: Lab,
+) -> None:
+    lab.portmap = Portmap(PortmapConfig(reserve=False), lab.scratch.host)
+    with listening(lab, 8080):
+        lab.add("c1", mapping(8080))
+    with listening(lab, 8080):
+        lab.serve("c1")
+        assert lab.ask(lab.outside, 8080) == "c1 192.0.2.2"
+    with pytest.raises(TryAgain, match=r"host port 8080/tcp belongs to 'nodeplug net c1 eth0'"):
+        lab.add("c2", mapping(8080))
+    lab.portmap.stop()
+
+
 def test_connections_that_ended_lately_do_not_keep_a_port(lab: Lab) -> None:
     with listening(lab, 8080) as server:
         client = lab.scratch.on_host(lambda: socket.create_connection(("127.0.0.1", 8080)))
