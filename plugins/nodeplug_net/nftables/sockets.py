@@ -34,7 +34,12 @@ class NftSocket(Netlink):
 
     def __init__(self) -> None:
         super().__init__(NETLINK_NETFILTER)
-        self._port = self.bind()
+        self._port = 0
+        try:
+            self._port = self.bind()
+        except BaseException:
+            super().close()
+            raise
         OWN_PORTS.add(self._port)
 
     def close(self) -> None:
