@@ -2,7 +2,8 @@
 
 Prints a table and the gates. The whole run writes `bench/results/latest.json`, and from it the picture and the tables
 of `docs/performance.md`; the quick one writes `bench/results/quick.json` alone. Needs root; the comparison needs
-Debian's containernetworking-plugins and iptables, and is left out, with a word, where they are missing.
+the reference plugins (`make consumers`, or Debian's containernetworking-plugins) and iptables, and is left out, with a
+word, where they are missing.
 """
 
 import argparse
@@ -22,7 +23,7 @@ from typing import Any, Final
 
 from rich.console import Console
 
-from bench import cni, daemon, devices, gpu, page, processes, report, trace, volumes
+from bench import chain, cni, daemon, devices, gpu, page, processes, report, trace, volumes
 from bench.attempts import Attempts
 from bench.figures import flat, of_cni, traced
 from nodeplug.testing import Kubelet, ScratchNode, folders, namespaces
@@ -88,7 +89,7 @@ def conclude(attempts: Attempts, about: Mapping[str, Any], console: Console, res
     if docs is not None:
         page.write(figures, docs)
     if not about["reference_version"]:
-        console.print("no comparison: install containernetworking-plugins and iptables for the reference executables")
+        console.print("no comparison: make consumers, or install containernetworking-plugins; and install iptables")
     if about["entrypoints"] != "native":
         console.print("no compiled entrypoint: install gcc and libc6-dev")
     for what, why in attempts.failed.items():
@@ -155,6 +156,10 @@ def _measure_cni(folder: Path, node: ScratchNode, attempts: Attempts, *, quick: 
             with attempts.measuring(f"tracing of {engine.name}") as figures:
                 shares = trace.add(engine, paths[:30], node.pid, folder / f"trace-{engine.name}")
                 figures.update(traced(engine.masq, shares))
+        with attempts.measuring("the whole chain") as figures:
+            figures.update(chain.measure(engines, paths, quick=quick))
+        with attempts.measuring("what grows with a node") as figures:
+            figures.update(chain.measure_growth(engines[0], paths[0], quick=quick))
     with attempts.measuring("the entrypoints alone"):
         ours = [engine for engine in engines if engine.kind != "reference" and not engine.masquerade]
         alone = cni.alone(ours, 20 if quick else 300)
@@ -173,9 +178,14 @@ def _about(kind: str, *, quick: bool) -> dict[str, Any]:
         "nodeplug_version": version("nodeplug"),
         "python_version": platform.python_version(),
         "quick": quick,
-        "reference_version": _package("containernetworking-plugins"),
+        "reference_version": cni.reference()[1] or _debians("containernetworking-plugins"),
         "reference_iptables_version": _package("iptables"),
     }
+
+
+def _debians(name: str) -> str:
+    found = _package(name)
+    return f"{name} {found} of Debian" if found else ""
 
 
 def _package(name: str) -> str:

@@ -1,4 +1,4 @@
-"""CNI in one interleaved run: our bridge + host-local against Debian's reference executables, and the shim alone.
+"""CNI in one interleaved run: our bridge + host-local against the reference's executables, and the shim alone.
 
 Ours is measured with the entrypoint that an installation chooses on this machine, and with the other kind where it can
 be made; both lead to the same daemon. Each of the three comes twice, without and with ipMasq.
@@ -8,7 +8,9 @@ Refuses: to run outside a network and mount namespace of its own (`bench.__main_
 
 import json
 import os
+import re
 import shutil
+import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +24,9 @@ from bench.measure import Execution, Summary, execute
 from nodeplug.install.scripts import Scripts
 from nodeplug.testing import Sandbox, ScratchNode
 
-REFERENCE: Final = Path("/usr/lib/cni")
+DEBIAN: Final = Path("/usr/lib/cni")
+CONSUMERS: Final = Path(__file__).parents[1] / "tests" / "real" / "consumers" / "cni" / "go.mod"
+BUILDER: Final = Path(__file__).parents[1] / ".ci" / "build-consumers"
 PATH: Final = "/usr/sbin:/usr/bin:/sbin:/bin"
 VERBS: Final = ("ADD", "CHECK", "DEL")
 PARALLEL: Final = 16
@@ -87,6 +91,15 @@ class Engine:
         return execute(str(self.folder / self.bridge_type), env, json.dumps(config).encode()).checked(what)
 
 
+def reference() -> tuple[Path, str]:
+    """Find the reference plugins: those that `make consumers` built, else Debian's; with what to call them."""
+    done = subprocess.run([str(BUILDER), "--cached", "cni"], capture_output=True, text=True, check=False)
+    found = re.search(r"containernetworking/plugins v(\S+)", CONSUMERS.read_text())
+    if done.returncode == 0 and found is not None:
+        return Path(done.stdout.strip()), f"containernetworking/plugins {found[1]}, built here"
+    return DEBIAN, ""
+
+
 def engines(folder: Path, node: ScratchNode) -> list[Engine]:
     """Return what this machine can compare; the first is what `nodeplug install` chose."""
     chosen = node.status()["entrypoints"]["kind"]
@@ -98,8 +111,9 @@ def engines(folder: Path, node: ScratchNode) -> list[Engine]:
         script.write_bytes(Scripts.render(socket=node.paths.exec_socket, spool=node.paths.spool).cni)
         script.chmod(0o755)
         kinds["script"] = (scripts, "nodeplug-bridge")
-    if (REFERENCE / "bridge").exists() and shutil.which("iptables", path=PATH):
-        kinds["reference"] = (REFERENCE, "bridge")
+    theirs, _ = reference()
+    if (theirs / "bridge").exists() and shutil.which("iptables", path=PATH):
+        kinds["reference"] = (theirs, "bridge")
     return [
         Engine(kind, masquerade, where, executable, 90 + 2 * number + masquerade, folder / f"{kind}-{masquerade:d}")
         for number, (kind, (where, executable)) in enumerate(kinds.items())

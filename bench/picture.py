@@ -9,7 +9,7 @@ from html import escape
 from typing import Any, Final
 
 from bench.figures import GATES
-from bench.report import CALLS, KINDS
+from bench.report import CALLS, KINDS, reference
 
 WIDTH: Final = 760
 LEFT: Final = 150
@@ -60,8 +60,7 @@ def svg(figures: Mapping[str, Any]) -> str:
 
 
 def _title(figures: Mapping[str, Any]) -> str:
-    reference = f"containernetworking-plugins {figures['reference_version']}"
-    return f"{figures['date']}, {figures['machine']}; reference: {reference}"
+    return f"{figures['date']}, {figures['machine']}; reference: {reference(figures)}"
 
 
 def _legend(kind: str, other: str) -> list[str]:

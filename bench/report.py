@@ -66,6 +66,27 @@ VOLUMES: Final = {
 """Figures of a staged volume over both fronts, in the daemon's part of a call, with their limits; 0 means none."""
 
 
+CHAIN: Final = {
+    f"{verb}{burst}": f"chain_{verb.lower()}{name}"
+    for burst, name in (("", "_p50_ms"), (", 16 at once, chains per second", "_16_per_s"))
+    for verb in ("ADD", "CHECK", "DEL")
+}
+GROWTH: Final = {
+    "attachments_first_p50_ms": ("ADD, the first hundred of a thousand attachments, p50", 0.0),
+    "attachments_last_p50_ms": ("ADD, the last hundred, p50", 0.0),
+    "attachments_growth": ("the last hundred by the first", 1.3),
+    "held_add_p50_ms": ("ADD where 10,000 addresses are held, p50", 4.0),
+    "held_status_p50_ms": ("STATUS where 10,000 addresses are held, p50", 10.0),
+}
+"""What grows with a node, with limits; 0 means none."""
+
+
+def reference(figures: Mapping[str, Any]) -> str:
+    """Name the reference of a run; an older one tells the version of Debian's alone."""
+    said = str(figures["reference_version"])
+    return f"Debian's containernetworking-plugins {said}" if said[:1].isdigit() else said
+
+
 def everything(figures: Mapping[str, Any]) -> Table:
     """Return every figure, for a terminal."""
     table = Table("measure", "p50 / p90 / p99 ms, or value", title=str(figures["machine"]))
@@ -90,17 +111,17 @@ def gates(figures: Mapping[str, Any]) -> Table:
 def markdown(figures: Mapping[str, Any]) -> str:
     """Return all tables of the page."""
     other = next((kind for kind in KINDS if f"{kind}_cni_add_p50_ms" in figures), "")
-    reference = f"containernetworking-plugins {figures['reference_version']}"
     tables = f"iptables {figures['reference_iptables_version']}"
     where = f"{figures['machine']}, load average {figures['load_average']:.1f}"
     parts = [
-        f"Measured on {figures['date']} ({where}). The reference is Debian's {reference}, with {tables}.",
+        f"Measured on {figures['date']} ({where}). The reference is {reference(figures)}, with {tables}.",
         *([f"**Not everything was measured.** {figures['failed']}."] if figures.get("failed") else []),
         _table(("gate", "limit", "measured", ""), _gate_rows(figures)),
         "One call at a time, p50 / p90 / p99 in milliseconds; the ratio is of p50 to the reference:",
         _calls(figures, other),
         "Sixteen callers at once, calls per second:",
         _bursts(figures, other),
+        *_of_chain(figures, other),
         "Everything else:",
         _table(("measure", "p50 / p90 / p99, ms"), _value_rows(figures, other)),
         _table(("measure", "value"), _daemon_rows(figures)),
@@ -190,6 +211,23 @@ def _of_volumes(figures: Mapping[str, Any]) -> list[str]:
         return []
     told = "A staged volume for one more pod, over both fronts in turn, the daemon's part of the call in milliseconds:"
     return [told, _table(("measure", "limit", "measured", ""), _limited_rows(figures, VOLUMES))]
+
+
+def _of_chain(figures: Mapping[str, Any], other: str) -> list[str]:
+    """Return the tables of the whole chain with their sentences; nothing for a run that is older than the measure."""
+    if not GROWTH.keys() & figures.keys():
+        return []
+    ours = {KINDS.get(figures["entrypoints"], "nodeplug"): ""} | ({KINDS[other]: f"{other}_"} if other else {})
+    rows = [
+        (call, *(_number(figures, f"{prefix}{key}", 1) for prefix in ("reference_", *ours.values())))
+        for call, key in CHAIN.items()
+    ]
+    return [
+        "The whole chain (bridge, host-local, ipMasq, portmap, tuning, firewall), medians in milliseconds:",
+        _table(("call", "reference", *ours), rows),
+        "What grows with a node, in milliseconds:",
+        _table(("measure", "limit", "measured", ""), _limited_rows(figures, GROWTH)),
+    ]
 
 
 def _limited_rows(figures: Mapping[str, Any], measures: Mapping[str, tuple[str, float]]) -> Iterator[tuple[str, ...]]:

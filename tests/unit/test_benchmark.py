@@ -144,3 +144,19 @@ def test_the_longest_step_is_the_one_since_the_reset(counting: Path) -> None:
     loop.reset(counting)
     asyncio.run(step(lambda _: None))
     assert 0 < loop.longest(counting) < 1.0
+
+
+def test_the_page_has_the_whole_chain_once_a_run_has_measured_it(tmp_path: Path) -> None:
+    shutil.copy(page.DOCS / "performance.md", tmp_path)
+    chain = {f"{prefix}{key}": 12.0 for prefix in ("", "reference_", "script_") for key in report.CHAIN.values()}
+    page.write({**whole_run(), **chain, **dict.fromkeys(report.GROWTH, 4.5), "attachments_growth": 1.2}, tmp_path)
+    text = (tmp_path / "performance.md").read_text()
+    assert "| ADD, 16 at once, chains per second | 12.0 | 12.0 | 12.0 |" in text
+    assert "| ADD where 10,000 addresses are held, p50 | at most 4 | 4.50 | NOT met |" in text
+    assert "| the last hundred by the first | at most 1.3 | 1.20 | met |" in text
+
+
+def test_the_reference_is_named_whichever_it_was() -> None:
+    assert report.reference({"reference_version": "1.1.1+ds1"}) == "Debian's containernetworking-plugins 1.1.1+ds1"
+    built = "containernetworking/plugins 1.9.1, built here"
+    assert report.reference({"reference_version": built}) == built
