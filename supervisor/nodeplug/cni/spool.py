@@ -20,6 +20,7 @@ from typing import Final
 from nodeplug.cni import spool_folder
 from nodeplug.cni.attachments import Key
 from nodeplug.cni.spool_folder import Deferred, Sight
+from nodeplug.cni.spool_watch import SpoolWatch
 from nodeplug.contract.errors import TryAgain
 from nodeplug.exec.frame import Frame, Reply
 from nodeplug.process.lane import Lane, Unanswered
@@ -73,6 +74,13 @@ class Spool:
     _pending: dict[str, _Pending] = field(default_factory=dict)
     _done: dict[str, str] = field(default_factory=dict)
     _lane: Lane = field(default_factory=lambda: Lane("the folder of deferred DELs"))
+    _watch: SpoolWatch = field(init=False)
+    _looks: int = 0
+    _is_current: bool = False
+    """Whether what is known was the whole folder when it was read last, with nothing reading it since."""
+
+    def __post_init__(self) -> None:
+        self._watch = SpoolWatch(self.folder)
 
     def prepare(self) -> None:
         """Create the folder, and find the DELs of an earlier boot. Call it first, off the loop; raises OSError."""
@@ -106,7 +114,7 @@ class Spool:
         Raises:
             TryAgain: one of them fails, or they cannot be read.
         """
-        unread = await self.look()
+        unread = "" if self._is_current and not self._watch.has_changed() else await self.look()
         if unread:
             raise TryAgain(f"cannot tell whether a DEL of {key} is pending: {self.folder}: {unread}")
         for pending in [item for item in self._pending.values() if item.key == key]:
@@ -116,9 +124,13 @@ class Spool:
 
     async def run(self, serve: Serve) -> None:
         """Replay what is pending, oldest first, until cancelled."""
-        while True:
-            await self.replay(serve)
-            await asyncio.sleep(self.poll)
+        self._watch.open()
+        try:
+            while True:
+                await self.replay(serve)
+                await asyncio.sleep(self.poll)
+        finally:
+            self._watch.close()
 
     async def replay(self, serve: Serve) -> None:
         """Replay every DEL whose retry time has come."""
@@ -170,11 +182,20 @@ class Spool:
     async def look(self) -> str:
         """Read the folder, and remove finished DELs; return why it could not be read, or an empty string."""
         known, done, unreadable = frozenset(self._pending), frozenset(self._done), dict(self._unreadable)
+        self._looks, self._is_current = self._looks + 1, False
+        this = self._looks
+        self._watch.has_changed()  # what has changed by now, this look sees
+
+        def work() -> Sight:
+            self._watch.arm()
+            return spool_folder.look(self.folder, known, done, unreadable)
+
         try:
-            sight = await self._lane.run(lambda: spool_folder.look(self.folder, known, done, unreadable))
+            sight = await self._lane.run(work)
         except Unanswered as error:
             return str(error)
         self._learn(sight)
+        self._is_current = this == self._looks and not sight.failure
         return sight.failure
 
     def _learn(self, sight: Sight) -> None:
