@@ -9,7 +9,7 @@ a container, and other namespaces than the daemon's own.
 
 import json
 import threading
-from collections import Counter
+import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -31,6 +31,9 @@ _PHASE: Final = "network"
 _OF_CONTAINERS: Final = frozenset({"args", "prevResult", "runtimeConfig"})
 _AGAIN: Final = "the next ADD, STATUS or GC of the network repairs it"
 _ANEW: Final = "recreate their containers"
+KEPT: Final = 600.0
+"""Seconds for which the record of a network without containers stays: where they come one after another, it is not
+written for each of them."""
 
 
 class NetworkConfig(Protocol):
@@ -98,7 +101,7 @@ class Networks:
     pairs: Pairs = field(default_factory=Pairs)
     _known: dict[str, Needs] = field(default_factory=dict)
     _indices: dict[str, int] = field(default_factory=dict)
-    _noted: Counter[str] = field(default_factory=Counter)
+    _idle: dict[str, float] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def recover(self) -> None:
@@ -137,7 +140,7 @@ class Networks:
         self.pairs.keep(request, result)
         needs = _of(request, config, result, versions, same_subnet=same_subnet)
         with self._lock:
-            self._noted[request.network] += 1
+            self._idle.pop(request.network, None)
             known = self._known.get(request.network, needs)
             if known.covers(needs) and request.network in self._known:
                 return
@@ -193,19 +196,23 @@ class Networks:
     def look(self) -> dict[str, list[str]]:
         """Return what networks lack, by name, and containers, by label, in the daemon's own namespace.
 
-        A network whose last container is gone needs nothing more, and its record goes; its next ADD makes another.
+        A network whose last container is gone needs nothing more. Its record goes after `KEPT`; its next ADD makes
+        another.
         """
         with self._lock:
-            known, noted = dict(self._known), Counter(self._noted)
+            known, before = dict(self._known), dict(self._idle)
         if not known:
             return self.pairs.look()
         texts, idle, indices = _missing(known)
         self._indices = indices
-        for network in idle:
-            with self._lock:
-                if self._noted[network] == noted[network]:  # no ADD since before the look
-                    self._known.pop(network, None)
-                    del self._noted[network]
+        now = time.monotonic()
+        with self._lock:
+            for network in before.keys() - idle:
+                self._idle.pop(network, None)
+            for network in idle:
+                since = self._idle.setdefault(network, now)
+                if network in before and now - since >= KEPT:  # none of its ADDs has ended since before the look
+                    del self._known[network], self._idle[network]
                     self._forget(network)
         return texts | self.pairs.look()
 

@@ -9,6 +9,7 @@ import pytest
 
 from nodeplug import Journal, Netns, NotReady
 from nodeplug.testing.scratch_cni import ScratchCni
+from nodeplug_net import needs
 from nodeplug_net.bridge.plugin import Bridge, BridgeConfig
 from nodeplug_net.netlink.connection import Netlink
 from nodeplug_net.netlink.links import Link, Links, get_sysctl, set_sysctl
@@ -247,21 +248,40 @@ def test_networks_of_another_host_namespace_are_not_the_daemons(
     assert list((scratch.folder / "journal").glob("network*.json")) == []
 
 
-def test_the_record_of_a_network_goes_with_its_last_container(
+def recorded(scratch: ScratchCni) -> list[str]:
+    return [entry.key for entry in scratch.host.journal.entries() if entry.phase == "network"]
+
+
+def test_the_record_of_a_network_stays_for_the_container_after_its_last(
     scratch: ScratchCni, bridge: Bridge, network: Any
 ) -> None:
-    def recorded() -> list[str]:
-        return [entry.key for entry in scratch.host.journal.entries() if entry.phase == "network"]
-
     netns = scratch.container()
     scratch.add(bridge, network, "c1", netns)
-    scratch.on_host(bridge.health)
-    assert recorded() == ["network net"]
+    scratch.delete(bridge, network, "c1", netns)
+    for _ in range(2):
+        scratch.on_host(bridge.health)
+    assert recorded(scratch) == ["network net"]
+
+
+def test_the_record_of_a_network_that_is_not_used_any_more_goes(
+    scratch: ScratchCni, bridge: Bridge, network: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(needs, "KEPT", 0.0)
+    netns = scratch.container()
+    scratch.add(bridge, network, "c1", netns)
+    for _ in range(2):
+        scratch.on_host(bridge.health)
+    assert recorded(scratch) == ["network net"]
     scratch.delete(bridge, network, "c1", netns)
     scratch.on_host(bridge.health)
-    assert recorded() == []
+    scratch.add(bridge, network, "c1", netns)
+    scratch.delete(bridge, network, "c1", netns)
+    scratch.on_host(bridge.health)
+    assert recorded(scratch) == ["network net"]
+    scratch.on_host(bridge.health)
+    assert recorded(scratch) == []
     scratch.add(bridge, network, "c2", scratch.container())
-    assert recorded() == ["network net"]
+    assert recorded(scratch) == ["network net"]
     delete_bridge(scratch)
     with pytest.raises(NotReady, match="is gone"):
         scratch.on_host(bridge.health)
