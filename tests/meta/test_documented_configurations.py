@@ -18,6 +18,7 @@ from nodeplug.install.deployment import inspect
 from nodeplug.install.ownership import marked_conflist
 from nodeplug.loading.classes import validate_config
 from nodeplug.loading.discovery import find
+from nodeplug_net.bandwidth.config import parse_bandwidth
 from nodeplug_net.bridge.config import parse_bridge
 from nodeplug_net.dhcp.config import parse_dhcp
 from nodeplug_net.firewall.config import check_firewall
@@ -98,6 +99,9 @@ def test_every_network_on_a_page_can_be_installed_and_read(text: str, tmp_path: 
             continue
         if request.claim == "nodeplug-tuning":
             assert parse_tuning(request).files("eth0")
+            continue
+        if request.claim == "nodeplug-bandwidth":
+            assert parse_bandwidth(request)
             continue
         if request.claim == "nodeplug-firewall":
             assert check_firewall(request)

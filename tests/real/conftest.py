@@ -23,6 +23,7 @@ PLUGINS = """
 [plugins.bridge]
 [plugins.host-local]
 [plugins.portmap]
+[plugins.bandwidth]
 [plugins.tuning]
 [plugins.firewall]
 [plugins.loopback.config]

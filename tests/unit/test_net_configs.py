@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
+from nodeplug_net.bandwidth.plugin import BandwidthConfig
 from nodeplug_net.bridge.plugin import BridgeConfig
 from nodeplug_net.dhcp.plugin import DhcpPluginConfig
 from nodeplug_net.dummy.plugin import DummyConfig
@@ -37,6 +38,7 @@ MODELS: dict[str, type[BaseModel]] = {
     "ipvlan": IpvlanConfig,
     "tap": TapConfig,
     "vlan": VlanConfig,
+    "bandwidth": BandwidthConfig,
     "tuning": TuningConfig,
 }
 

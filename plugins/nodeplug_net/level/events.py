@@ -27,15 +27,17 @@ _SO_ATTACH_FILTER: Final = 26
 _SO_RCVBUFFORCE: Final = 33
 ROOM: Final = 4 << 20
 """Bytes: hundreds of ADDs between two readings; without CAP_NET_ADMIN the default stays, and events are lost sooner."""
-_ROUTE_GROUPS: Final = (1, 5, 7, 9, 11, 24, 25)
-"""RTNLGRP_LINK, IPV4_IFADDR, IPV4_ROUTE, IPV6_IFADDR, IPV6_ROUTE, IPV4_NETCONF, IPV6_NETCONF (linux/rtnetlink.h)."""
+_ROUTE_GROUPS: Final = (1, 4, 5, 7, 9, 11, 24, 25)
+"""RTNLGRP_LINK, TC, IPV4_IFADDR, IPV4_ROUTE, IPV6_IFADDR, IPV6_ROUTE, IPV4_NETCONF, IPV6_NETCONF (rtnetlink.h)."""
 _NFTABLES_GROUP: Final = 7  # NFNLGRP_NFTABLES
 _NEWLINK: Final = 16
 _DELLINK: Final = 17
 _DELADDR: Final = 21
 _DELROUTE: Final = 25
+_DELQDISC: Final = 37
+_DELTFILTER: Final = 45
 _NEWNETCONF: Final = 80
-_TOLD: Final = (_NEWLINK, _DELLINK, _DELADDR, _DELROUTE, _NEWNETCONF)
+_TOLD: Final = (_NEWLINK, _DELLINK, _DELADDR, _DELROUTE, _DELQDISC, _DELTFILTER, _NEWNETCONF)
 _HEADER: Final = struct.Struct("=IHHII")
 _AF_BRIDGE: Final = 7
 _LINK_BODY: Final = 32
@@ -62,6 +64,7 @@ class Interest:
         rules: texts of which one is in every message about the plugin's rules, such as the name of a table.
         forwarding: whether the host's forwarding matters.
         pairs: the aliases of interfaces that are not to end.
+        shaping: whether the end of qdiscs and filters matters.
     """
 
     interfaces: tuple[tuple[str, int], ...] = ()
@@ -70,6 +73,7 @@ class Interest:
     rules: tuple[str, ...] = ()
     forwarding: bool = False
     pairs: frozenset[str] = frozenset()
+    shaping: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +110,8 @@ def _damages(messages: Iterable[bytes], interest: Interest) -> Iterator[bool]:
             yield struct.unpack_from("=i", message, 20)[0] in indices
         elif kind == _DELROUTE:
             yield bool(indices) and _way_of(message) in indices
-        elif kind == _NEWNETCONF:
-            yield interest.forwarding and _stops_forwarding(message)
+        elif kind in {_DELQDISC, _DELTFILTER, _NEWNETCONF}:
+            yield interest.forwarding and _stops_forwarding(message) if kind == _NEWNETCONF else interest.shaping
         elif message[16] != _AF_BRIDGE:  # which tells of ports what the others tell too
             index, flags = struct.unpack_from("=iI", message, 20)
             found = {one: (start, end) for one, start, end in attributes(message, _LINK_BODY)}

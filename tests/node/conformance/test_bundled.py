@@ -45,6 +45,7 @@ BUNDLED: Final = (
     "tap",
     "loopback",
     "portmap",
+    "bandwidth",
     "tuning",
     "firewall",
     "hostdev",

@@ -1,0 +1,1 @@
+"""bandwidth: the rates of a container's traffic."""

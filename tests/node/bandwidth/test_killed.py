@@ -1,0 +1,35 @@
+"""bandwidth that is killed before any step of an ADD or DEL: no link is left, and no limit is lost."""
+
+import json
+import os
+from collections.abc import Iterator
+
+from tests.node import killing
+from tests.node.bandwidth.lab import BOTH, Pod, conf
+
+
+def every_step(pod: Pod, verb: str, least: int) -> Iterator[int]:
+    paths = [f"/proc/{os.getpid()}/fd/{netns.fd}" for netns in (pod.scratch.host_netns, pod.netns)]
+    words = [str(pod.scratch.folder), *paths, verb, json.dumps(conf(**BOTH))]
+    return killing.every_step("tests.node.bandwidth.killed", *words, least=least)
+
+
+def test_after_a_kill_within_an_add_del_leaves_nothing(pod: Pod) -> None:
+    for _ in every_step(pod, "add", 7):
+        pod.delete(**BOTH)
+        assert pod.ifbs() == []
+
+
+def test_after_a_kill_within_an_add_another_add_limits_everything(pod: Pod) -> None:
+    for _ in every_step(pod, "add", 7):
+        pod.add(**BOTH)
+        pod.check(**BOTH)
+        pod.delete(**BOTH)
+
+
+def test_after_a_kill_within_a_del_another_del_leaves_nothing(pod: Pod) -> None:
+    pod.add(**BOTH)
+    for _ in every_step(pod, "del", 1):
+        pod.delete(**BOTH)
+        assert pod.ifbs() == []
+        pod.add(**BOTH)
