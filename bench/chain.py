@@ -1,8 +1,9 @@
-"""The whole chain, all ours against all theirs, in turns: bridge, host-local, ipMasq, portmap, tuning and firewall.
+"""The whole chain, all ours against all theirs, in turns.
 
-Both versions of IP, a host port for each container. A call of the chain is what a runtime does: each executable in
-order, with the result of the one before (DEL in the other order). Also what grows with a node: a thousand attachments
-in one pair of namespaces, and a store that holds ten thousand addresses.
+bridge, host-local, ipMasq, portmap, bandwidth, tuning and firewall; both versions of IP, and a host port for each
+container. A call of the chain is what a runtime does: each executable in order, with the result of the one before (DEL
+in the other order). Also what grows with a node: a thousand attachments in one pair of namespaces, and a store that
+holds ten thousand addresses.
 Owns: these configurations, calls and series.
 Refuses: to choose implementations (`bench.cni` does), and gates.
 """
@@ -20,7 +21,8 @@ from typing import Any, Final
 from bench.cni import IDLE_AFTER_BURST, IDLE_AFTER_DEL, PARALLEL, PATH, VERBS, Engine
 from bench.measure import Execution, Summary, execute
 
-KINDS: Final = ("bridge", "portmap", "tuning", "firewall")
+KINDS: Final = ("bridge", "portmap", "bandwidth", "tuning", "firewall")
+RATES: Final = {"ingressRate": 10**9, "ingressBurst": 10**7, "egressRate": 10**9, "egressBurst": 10**7}
 FIRST_PORT: Final = 20000
 HELD: Final = 10_000
 ATTACHMENTS: Final = 1000
@@ -68,6 +70,8 @@ class Chain:
         elif kind == "portmap":
             mapping = {"hostPort": port, "containerPort": 80, "protocol": "tcp"}
             more = {"runtimeConfig": {"portMappings": [mapping]}}
+        elif kind == "bandwidth":
+            more = dict(RATES)
         elif kind == "tuning":
             more = {"mtu": 1400, "sysctl": {"net.core.somaxconn": "512"}, "dataDir": str(self.data / "tuning")}
         else:

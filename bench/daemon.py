@@ -27,6 +27,7 @@ def plugins(devices: Path) -> str:
 [plugins.host-local]
 [plugins.loopback]
 [plugins.portmap]
+[plugins.bandwidth]
 [plugins.tuning]
 [plugins.firewall]
 [plugins.tmpfs]

@@ -223,7 +223,7 @@ def _of_chain(figures: Mapping[str, Any], other: str) -> list[str]:
         for call, key in CHAIN.items()
     ]
     return [
-        "The whole chain (bridge, host-local, ipMasq, portmap, tuning, firewall), medians in milliseconds:",
+        "The whole chain (bridge, host-local, ipMasq, portmap, bandwidth, tuning, firewall), medians in milliseconds:",
         _table(("call", "reference", *ours), rows),
         "What grows with a node, in milliseconds:",
         _table(("measure", "limit", "measured", ""), _limited_rows(figures, GROWTH)),

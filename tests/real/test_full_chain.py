@@ -1,4 +1,6 @@
-"""Runtimes on the whole chain of ours: bridge, host-local, ipMasq, portmap, tuning and firewall, both versions of IP.
+"""Runtimes on the whole chain of ours, in both versions of IP.
+
+bridge, host-local, ipMasq, portmap, bandwidth, tuning and firewall.
 
 containerd without kubelet is in `test_containerd_networks`.
 """
@@ -18,8 +20,16 @@ from tests.real.test_podman import IMAGE, podman_in
 from nodeplug.testing import ScratchNode
 
 CHAIN = Path(__file__).parent / "chain" / "10-chain.conflist"
-PLUGINS = "[plugins.bridge]\n[plugins.tuning]\n[plugins.firewall]\n[plugins.portmap.config]\nreserve = false\n"
+PLUGINS = """
+[plugins.bridge]
+[plugins.bandwidth]
+[plugins.tuning]
+[plugins.firewall]
+[plugins.portmap.config]
+reserve = false
+"""
 PORT = 18080
+LIMITED = ["bwp", "vet"]
 SERVE = "while true; do echo here | /bin/busybox nc -l -p 80; done &"
 
 
@@ -41,6 +51,12 @@ def ask_from_outside(node: PrivateNode) -> str:
 def rules_about(node: PrivateNode, needle: str) -> list[str]:
     lines = [*node.run("iptables", "-S").splitlines(), *node.run("nft", "list", "ruleset").splitlines()]
     return [line for line in lines if needle in line]
+
+
+def limited(node: PrivateNode) -> list[str]:
+    """The limits of what containers receive and send: both ends of the road to them."""
+    found = json.loads(node.run("/usr/sbin/tc", "-json", "qdisc", "show"))
+    return sorted({one["dev"][:3] for one in found if one["kind"] == "tbf"})
 
 
 def start(lab: Lab, name: str, port: int) -> str:
@@ -70,6 +86,7 @@ def test_a_pod_of_kubelet_is_reached_and_reaches_others_and_leaves_nothing(lab: 
         lab.kubelet.execute("server", "/bin/ping", "-c", "1", "-W", "2", "10.230.0.1")
     assert lab.kubelet.execute("server", "/bin/cat", "/proc/sys/net/core/somaxconn").strip() == "512"
     assert "mtu 1300" in lab.kubelet.execute("server", "/bin/ip", "link", "show", "eth0")
+    assert limited(lab.private) == LIMITED
     assert rules_about(lab.private, address) != []
     lab.kubelet.drop("server")
     assert lab.since(before) == []
@@ -91,6 +108,7 @@ def test_a_container_of_podman_is_reached_and_reaches_others_and_leaves_nothing(
                 podman("exec", "server", "/bin/busybox", "ping", "-c", "1", "-W", "2", "10.230.0.1")
             assert podman("exec", "server", "/bin/cat", "/proc/sys/net/core/somaxconn") == "512"
             assert "mtu 1300" in podman("exec", "server", "/bin/ip", "link", "show", "eth0")
+            assert limited(private_node) == LIMITED
             assert rules_about(private_node, address) != []
             podman("rm", "--force", "--time", "0", "server")
             assert rules_about(private_node, address) == []

@@ -22,8 +22,12 @@ from nodeplug.testing import CniRuntime, Sandbox, ScratchNode, folders
 from nodeplug.testing.waiting import until
 
 PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
-PLUGINS = ("bridge", "ptp", "macvlan", "host-local", "portmap", "tuning", "firewall")
-PORTS = {"portMappings": [{"hostPort": 18080, "containerPort": 80, "protocol": "tcp"}]}
+PLUGINS = ("bridge", "ptp", "macvlan", "host-local", "portmap", "bandwidth", "tuning", "firewall")
+RATES = {"ingressRate": 10**8, "ingressBurst": 10**6, "egressRate": 10**8, "egressBurst": 10**6}
+ASKED = {
+    "portMappings": [{"hostPort": 18080, "containerPort": 80, "protocol": "tcp"}],
+    "bandwidth": {"ingressRate": 10**9, "ingressBurst": 10**6},
+}
 ARP = "net.ipv4.conf.IFNAME.arp_filter"
 DUAL = [[{"subnet": "10.77.0.0/24"}], [{"subnet": "fd77::/64"}]]
 MEANT: Mapping[str, str] = {
@@ -71,7 +75,7 @@ class Side:
 
     def add(self, runtime: CniRuntime) -> Any:
         with self.host.netns.entered():
-            return self.plain(runtime.add("c0", self.pod.path, capability_args=PORTS))
+            return self.plain(runtime.add("c0", self.pod.path, capability_args=ASKED))
 
     def check(self, runtime: CniRuntime) -> None:
         with self.host.netns.entered():
@@ -79,7 +83,7 @@ class Side:
 
     def delete(self, runtime: CniRuntime) -> None:
         with self.host.netns.entered():
-            runtime.delete("c0", self.pod.path, capability_args=PORTS)
+            runtime.delete("c0", self.pod.path, capability_args=ASKED)
 
     def run(self, where: Sandbox, *words: str) -> str:
         command = ["nsenter", f"--net={where.path}", *words]
@@ -114,7 +118,13 @@ class Side:
         with where.netns.entered():
             files = (path for path in Path("/proc/sys/net").rglob("*") if path.is_file() and path.name not in BY_CHANCE)
             sysctls = {str(path): _content(path) for path in files}
+        qdiscs = [
+            {key: value for key, value in one.items() if key not in {"handle", "refcnt"}}
+            for one in json.loads(self.run(where, "tc", "-j", "qdisc", "show"))
+            if one["kind"] != "bfifo"  # ours alone, before a token bucket: see docs/plugins/bandwidth.md
+        ]
         return {
+            "qdiscs": sorted(qdiscs, key=str),
             "links": sorted((_link(link) for link in links), key=str),
             "routes": sorted(routes, key=str),
             "sysctls": sysctls,
@@ -243,6 +253,7 @@ def test_a_published_network_comes_to_the_same(sides: tuple[Side, Side], name: s
 )
 def test_the_whole_chain_comes_to_the_same(sides: tuple[Side, Side], version: str, policy: str) -> None:
     ipam = {"type": "host-local", "ranges": DUAL}
+    rates = RATES if version != "1.0.0" else {"capabilities": {"bandwidth": True}}
     tuned = {"mtu": 1300, "txQLen": 77, "allmulti": True, "sysctl": {ARP: "1", "net.core.somaxconn": "512"}}
     plugins = [
         {
@@ -254,6 +265,7 @@ def test_the_whole_chain_comes_to_the_same(sides: tuple[Side, Side], version: st
             "ipam": ipam,
         },
         {"type": "portmap", "capabilities": {"portMappings": True}},
+        {"type": "bandwidth", **rates},
         {"type": "tuning", **tuned},
         {"type": "firewall", "ingressPolicy": policy},
     ]
