@@ -25,6 +25,7 @@ from nodeplug_net.firewall.config import check_firewall
 from nodeplug_net.ipam.config import parse_config
 from nodeplug_net.ipam.static_config import parse_static
 from nodeplug_net.portmap.config import check_portmap
+from nodeplug_net.sbr.config import parse_table
 from nodeplug_net.tuning.config import parse_tuning
 from nodeplug_volumes.hostdir import HostDir
 from nodeplug_volumes.loopfile import LoopFile
@@ -102,6 +103,9 @@ def test_every_network_on_a_page_can_be_installed_and_read(text: str, tmp_path: 
             continue
         if request.claim == "nodeplug-bandwidth":
             assert parse_bandwidth(request)
+            continue
+        if request.claim == "nodeplug-sbr":
+            assert parse_table(request) is None
             continue
         if request.claim == "nodeplug-firewall":
             assert check_firewall(request)

@@ -24,6 +24,7 @@ PLUGINS = """
 [plugins.host-local]
 [plugins.portmap]
 [plugins.bandwidth]
+[plugins.sbr]
 [plugins.tuning]
 [plugins.firewall]
 [plugins.loopback.config]

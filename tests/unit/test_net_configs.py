@@ -20,6 +20,7 @@ from nodeplug_net.ipvlan.plugin import IpvlanConfig
 from nodeplug_net.loopback import LoopbackConfig
 from nodeplug_net.macvlan.plugin import MacvlanConfig
 from nodeplug_net.ptp.plugin import PtpConfig
+from nodeplug_net.sbr.plugin import SbrConfig
 from nodeplug_net.tap.plugin import TapConfig
 from nodeplug_net.tuning.plugin import TuningConfig
 from nodeplug_net.vlan.plugin import VlanConfig
@@ -39,6 +40,7 @@ MODELS: dict[str, type[BaseModel]] = {
     "tap": TapConfig,
     "vlan": VlanConfig,
     "bandwidth": BandwidthConfig,
+    "sbr": SbrConfig,
     "tuning": TuningConfig,
 }
 

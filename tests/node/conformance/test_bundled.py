@@ -46,6 +46,7 @@ BUNDLED: Final = (
     "loopback",
     "portmap",
     "bandwidth",
+    "sbr",
     "tuning",
     "firewall",
     "hostdev",

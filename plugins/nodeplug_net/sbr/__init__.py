@@ -1,0 +1,1 @@
+"""sbr: which way packets go, by the address that they come from."""

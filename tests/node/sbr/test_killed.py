@@ -1,0 +1,37 @@
+"""sbr that is killed before any step of an ADD: another ADD completes it, and DEL leaves no rule."""
+
+import os
+from collections.abc import Iterator
+
+from tests.node import killing
+from tests.node.sbr.lab import Pod
+from tests.node.sbr.test_verbs import FIRST, OTHERS, SECOND
+
+
+def every_step(pod: Pod) -> Iterator[int]:
+    words = [str(pod.scratch.folder), f"/proc/{os.getpid()}/fd/{pod.netns.fd}"]
+    return killing.every_step("tests.node.sbr.killed", *words, least=7)
+
+
+def test_after_a_kill_within_an_add_another_add_completes_it(pod: Pod) -> None:
+    main = pod.run("route", "show", "table", "main")
+    for _ in every_step(pod):
+        pod.add()
+        assert pod.rules() == {"10.9.0.2": "100", "fd09::2": "101"}
+        assert (pod.routes("100"), pod.routes("101"), pod.routes()) == (FIRST, SECOND, OTHERS)
+        pod.delete()
+        begin_again(pod)
+        assert pod.run("route", "show", "table", "main") == main
+
+
+def test_after_a_kill_within_an_add_del_leaves_no_rule(pod: Pod) -> None:
+    for _ in every_step(pod):
+        pod.delete()
+        assert pod.rules() == {}
+        begin_again(pod)
+
+
+def begin_again(pod: Pod) -> None:
+    """Make the interface anew, as another container's would be: routes end with it."""
+    pod.run("link", "del", "net1")
+    pod.make_interface()
