@@ -6,7 +6,7 @@ Refuses: repair, and complaints about what a later plugin of the list may add: e
 
 from collections.abc import Collection, Iterator
 
-from nodeplug import CniCheck, CniInterface, PluginError
+from nodeplug import CniAdd, CniCheck, CniInterface, PluginError
 from nodeplug_net.attachment import Attachment
 from nodeplug_net.container_interface import routed
 from nodeplug_net.dataplane import Dataplane
@@ -45,9 +45,9 @@ def refuse(request: CniCheck, found: Collection[str]) -> None:
         )
 
 
-def belongs(request: CniCheck, interface: int | None) -> bool:
+def belongs(request: CniAdd | CniCheck, interface: int | None) -> bool:
     """Whether an address of the result is on this attachment's interface: a chain may have added others."""
-    interfaces = request.prev_result.interfaces
+    interfaces = () if request.prev_result is None else request.prev_result.interfaces
     if interface is None or not 0 <= interface < len(interfaces):
         return True
     return interfaces[interface].name == request.ifname

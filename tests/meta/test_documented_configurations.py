@@ -4,7 +4,7 @@ import ast
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from nodeplug_net.ipam.static_config import parse_static
 from nodeplug_net.portmap.config import check_portmap
 from nodeplug_net.sbr.config import parse_table
 from nodeplug_net.tuning.config import parse_tuning
+from nodeplug_net.vrf.config import parse_vrf
 from nodeplug_volumes.hostdir import HostDir
 from nodeplug_volumes.loopfile import LoopFile
 from nodeplug_volumes.tmpfs import Tmpfs
@@ -91,24 +92,23 @@ def requests(text: str) -> Iterator[CniRequest]:
             host.close()
 
 
+CHAINED: Mapping[str, Callable[[CniRequest], object]] = {
+    "nodeplug-portmap": check_portmap,
+    "nodeplug-bandwidth": parse_bandwidth,
+    "nodeplug-sbr": lambda request: parse_table(request) is None,
+    "nodeplug-tuning": lambda request: parse_tuning(request).files("eth0"),
+    "nodeplug-vrf": parse_vrf,
+    "nodeplug-firewall": check_firewall,
+}
+"""How plugins read their keys that take no addresses."""
+
+
 @pytest.mark.parametrize("text", CONFLISTS)
 def test_every_network_on_a_page_can_be_installed_and_read(text: str, tmp_path: Path) -> None:
     assert marked_conflist("10-page.conflist", text.encode())
     for request in requests(text):
-        if request.claim == "nodeplug-portmap":
-            assert check_portmap(request)
-            continue
-        if request.claim == "nodeplug-tuning":
-            assert parse_tuning(request).files("eth0")
-            continue
-        if request.claim == "nodeplug-bandwidth":
-            assert parse_bandwidth(request)
-            continue
-        if request.claim == "nodeplug-sbr":
-            assert parse_table(request) is None
-            continue
-        if request.claim == "nodeplug-firewall":
-            assert check_firewall(request)
+        if request.claim in CHAINED:
+            assert CHAINED[request.claim](request)
             continue
         if request.config["ipam"]["type"] == "nodeplug-dhcp":
             assert parse_dhcp(request).options

@@ -20,11 +20,15 @@ from nodeplug.testing import CniError, CniRuntime, Sandbox, ScratchNode, folders
 from nodeplug.testing.waiting import until
 
 IPAM = {"type": "static", "addresses": [{"address": "192.0.2.5/24"}]}
+BEFORE = {"cniVersion": "1.1.0", "interfaces": [{"name": "own0", "sandbox": "/x"}]}
+WORDS = {"vrf": "could not add VRF blue"}
 CASES: Mapping[str, tuple[str, dict[str, Any]]] = {
     "dummy": ("dummy", {}),
     "ipvlan": ("ipvlan", {"master": "up0"}),
     "ipvlan-l3": ("ipvlan", {"master": "up0", "mode": "l3", "mtu": 1400}),
     "ipvlan-l3s": ("ipvlan", {"master": "up0", "mode": "l3s"}),
+    "vrf": ("vrf", {"vrfname": "blue", "prevResult": BEFORE}),
+    "vrf-table": ("vrf", {"vrfname": "blue", "table": 300, "prevResult": BEFORE}),
     "vlan": ("vlan", {"master": "up0", "vlanId": 5}),
     "vlan-mtu": ("vlan", {"master": "up0", "vlanId": 4094, "mtu": 1400}),
     "vlan-inside": ("vlan", {"master": "own0", "vlanId": 5, "linkInContainer": True}),
@@ -111,7 +115,7 @@ def asked(message: bytes) -> dict[int, bytes]:
 def daemon() -> Iterator[ScratchNode]:
     root = Path(tempfile.mkdtemp(prefix="np-", dir="/tmp"))
     try:
-        plugins = ("dummy", "ipvlan", "vlan")
+        plugins = ("dummy", "ipvlan", "vlan", "vrf")
         with ScratchNode(root, "".join(f"[plugins.{plugin}]\n" for plugin in plugins)) as node:
             assert node.run("install").returncode == 0
             yield node
@@ -134,8 +138,9 @@ def world(short_path: Path, daemon: ScratchNode, consumer: Callable[[str], Path]
 
 
 def lacks(kind: str, where: Sandbox) -> bool:
-    below = [] if kind == "dummy" else ["link", "lo"]
-    words = ["ip", "link", "add", *below, "name", "probe0", "type", kind, *(["id", "5"] if kind == "vlan" else [])]
+    below = [] if kind in {"dummy", "vrf"} else ["link", "lo"]
+    data = {"vlan": ["id", "5"], "vrf": ["table", "5"]}.get(kind, [])
+    words = ["ip", "link", "add", *below, "name", "probe0", "type", kind, *data]
     done = subprocess.run(["nsenter", f"--net={where.path}", *words], capture_output=True, text=True, check=False)
     return "Unknown device type" in done.stderr
 
@@ -146,7 +151,7 @@ def test_a_kernel_without_such_links_is_asked_the_same_and_refuses_in_the_same_w
     if not lacks(plugin, world.pod):
         pytest.skip(f"needs a kernel without links of kind {plugin}")
     (said, sent), (said_by_us, sent_by_us) = world.theirs(plugin, keys), world.ours(plugin, keys)
-    words = f"failed to create {plugin}: operation not supported"
+    words = f"{WORDS.get(plugin, f'failed to create {plugin}')}: operation not supported"
     assert (words in said, words in said_by_us) == (True, True)
     assert [asked(one) for one in sent_by_us] == [asked(one) for one in sent]
     assert len(sent) == 1

@@ -24,6 +24,7 @@ from nodeplug_net.sbr.plugin import SbrConfig
 from nodeplug_net.tap.plugin import TapConfig
 from nodeplug_net.tuning.plugin import TuningConfig
 from nodeplug_net.vlan.plugin import VlanConfig
+from nodeplug_net.vrf.plugin import VrfPluginConfig
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 MODELS: dict[str, type[BaseModel]] = {
@@ -42,6 +43,7 @@ MODELS: dict[str, type[BaseModel]] = {
     "bandwidth": BandwidthConfig,
     "sbr": SbrConfig,
     "tuning": TuningConfig,
+    "vrf": VrfPluginConfig,
 }
 
 

@@ -9,7 +9,7 @@ import errno
 import ipaddress
 import struct
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv6Address
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 from typing import Final
 
 from nodeplug_net.netlink import messages
@@ -31,6 +31,7 @@ _VERSION: Final = {2: 4, 10: 6}
 _RTMSG: Final = struct.Struct("=BBBBBBBBI")
 """struct rtmsg; struct fib_rule_hdr has the same layout."""
 _BODY: Final = 16 + _RTMSG.size
+_RTPROT_KERNEL: Final = 2
 _RTPROT_BOOT: Final = 3
 _TO_TABLE: Final = 1  # FR_ACT_TO_TBL
 _FRA_SRC: Final = 2
@@ -76,6 +77,11 @@ class KernelRoute:
     message: bytes
 
     @property
+    def is_kernels(self) -> bool:
+        """Whether the kernel made it for an address (RTPROT_KERNEL), and makes it again."""
+        return self.message[21] == _RTPROT_KERNEL
+
+    @property
     def is_link_local(self) -> bool:
         """Whether it leads to fe80::/10, which each link has for itself."""
         return self.dst.startswith("fe80:")
@@ -83,6 +89,11 @@ class KernelRoute:
     def __str__(self) -> str:
         via = f" via {self.gateway}" if self.gateway is not None else ""
         return f"{self.dst}{via} of table {self.table}"
+
+
+def name_of(network: IPv4Network | IPv6Network) -> str:
+    """Return a destination as `KernelRoute.dst` has it."""
+    return str(network) if network.prefixlen else "default"
 
 
 def rules(netlink: Netlink) -> tuple[list[SourceRule], set[int]]:

@@ -9,6 +9,7 @@ Source: plugins/meta/sbr of the CNI plugins (parseConfig, getIPCfgs).
 from pydantic import Field
 
 from nodeplug import CniAdd, CniCheck, CniIp, CniRequest, InvalidRequest
+from nodeplug_net.comparison import belongs
 from nodeplug_net.interface_config import Conf
 
 
@@ -44,11 +45,4 @@ def own_addresses(request: CniAdd | CniCheck) -> list[CniIp]:
             f"No IP addresses supplied on interface: {request.ifname}",
             details="put it after the plugin that gives addresses",
         )
-    return [ip for ip in before.ips if _is_own(request, ip)]
-
-
-def _is_own(request: CniAdd | CniCheck, ip: CniIp) -> bool:
-    interfaces = () if request.prev_result is None else request.prev_result.interfaces
-    if ip.interface is None or not 0 <= ip.interface < len(interfaces):
-        return True
-    return interfaces[ip.interface].name == request.ifname
+    return [ip for ip in before.ips if belongs(request, ip.interface)]

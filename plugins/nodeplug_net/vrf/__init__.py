@@ -1,0 +1,1 @@
+"""vrf: an interface of a container in a routing domain of its own."""
