@@ -112,12 +112,14 @@ class Leases:
 
     Attributes:
         lock: held while a record changes, and while a message is sent about one: what DEL has ended stays so.
+        granted: when a server granted or prolonged a lease of a network last, since the daemon started.
     """
 
     def __init__(self, host: Host) -> None:
         self._journal = replace(host.journal, folder=host.run_dir / "leases")
         self._known: dict[str, Holding] = {}
         self.lock = threading.RLock()
+        self.granted: dict[str, float] = {}
 
     def recover(self) -> None:
         """Read what was recorded in this boot, and remove all else."""
@@ -139,7 +141,12 @@ class Leases:
         """
         with self.lock:
             self._journal.write(holding.key, phase=holding.phase, data=holding.encode())
-            self._known[holding.key] = holding
+            self._know(holding)
+
+    def _know(self, holding: Holding) -> None:
+        self._known[holding.key] = holding
+        if holding.phase == BOUND:
+            self.granted[holding.attachment.network] = now()
 
     def change(self, former: Holding, changed: Holding) -> bool:
         """Replace what is known unless it has changed meanwhile; return whether it was so.
@@ -150,7 +157,7 @@ class Leases:
         with self.lock:
             if self._known.get(former.key) != former:
                 return False
-            self._known[former.key] = changed
+            self._know(changed)
             self._journal.write(changed.key, phase=changed.phase, data=changed.encode())
             return True
 

@@ -235,20 +235,26 @@ class Verbs:
             ) from error
         if not self.keeper.is_alive:
             raise NotReady("the keeper of the leases does not run; restart the daemon")
-        waiting = [one for one in self.leases.of(request.network) if one.phase == BOUND and now() > one.lease.rebind_at]
-        if waiting:
-            raise LimitedConnectivity(f"network {request.network}: {self._summary(waiting)}")
+        # A server that granted something since one asked is there: then it is that container which is not.
+        granted = self.leases.granted.get(request.network, 0.0)
+        silent = [one for one in self.leases.of(request.network) if _is_overdue(one) and one.lease.renew_at > granted]
+        if silent:
+            raise LimitedConnectivity(f"network {request.network}: {self._summary(silent)}")
 
     def missing(self) -> str:
         """Return what the containers of this node lack, or an empty text."""
-        found = [one for one in self.leases.all() if one.phase == EXPIRED or now() > one.lease.rebind_at]
-        return self._summary([one for one in found if one.phase != ASKING])
+        return self._summary([one for one in self.leases.all() if _is_overdue(one)])
 
     def _summary(self, holdings: list[Holding]) -> str:
         if not holdings:
             return ""
         names = ", ".join(f"{one.lease.address.ip} ({one.attachment.container_id})" for one in holdings[:_SHOWN])
         return f"no DHCP server prolongs {len(holdings)} leases, such as {names}: see whether the server runs"
+
+
+def _is_overdue(holding: Holding) -> bool:
+    """Whether a lease has ended, or only another server could prolong it."""
+    return holding.phase == EXPIRED or (holding.phase == BOUND and now() > holding.lease.rebind_at)
 
 
 def _name(request: CniAttachmentRequest) -> str:

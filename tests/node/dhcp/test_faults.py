@@ -29,7 +29,8 @@ NETWORK: dict[str, Any] = {
 SECOND, MINUTES = (1).to_bytes(4, "big"), (300).to_bytes(4, "big")
 SOON = granting(options={dhcp.RENEWAL_TIME: SECOND, dhcp.REBINDING_TIME: MINUTES})
 """The lease is to be prolonged after a second."""
-BY_ALL = granting(options={dhcp.RENEWAL_TIME: SECOND, dhcp.REBINDING_TIME: (2).to_bytes(4, "big")})
+TIMES = {dhcp.RENEWAL_TIME: SECOND, dhcp.REBINDING_TIME: (2).to_bytes(4, "big")}
+BY_ALL = granting(options=TIMES)
 """And by any server after two."""
 BRIEF = granting(seconds=4)
 ANOTHER = IPv4Address("10.99.0.66")
@@ -253,6 +254,53 @@ def test_an_ended_lease_takes_its_interface_down(scratch: ScratchCni, plugin: Dh
     plugin.health()
 
 
+def is_limited(scratch: ScratchCni, plugin: Dhcp) -> bool:
+    try:
+        scratch.status(plugin, NETWORK)
+    except LimitedConnectivity:
+        return True
+    return False
+
+
+def test_status_still_says_so_when_the_lease_has_ended(
+    scratch: ScratchCni, restless: Dhcp, place: Place, pod: Pod
+) -> None:
+    netns = pod()
+    with serving(place, BRIEF) as server:
+        scratch.add(restless, NETWORK, "c1", netns)
+        server.answer = lambda *_: None
+        until(lambda: not is_up(netns))
+        assert is_limited(scratch, restless)
+
+
+def test_a_lease_that_one_container_does_not_prolong_limits_no_network(
+    scratch: ScratchCni, restless: Dhcp, place: Place, pod: Pod
+) -> None:
+    def but_the_first(server: Server, request: Message) -> Message | bytes | None:
+        return None if request.chaddr == server.heard[0].chaddr else by_all(server, request)
+
+    def by_all(server: Server, request: Message) -> Message | bytes | None:
+        address = FIRST if request.chaddr == server.heard[0].chaddr else FIRST + 1
+        return granting(yiaddr=address, options=dict(TIMES))(server, request)
+
+    with serving(place, by_all) as server:
+        scratch.add(restless, NETWORK, "c1", pod())
+        scratch.add(restless, NETWORK, "c2", pod())
+        server.answer = but_the_first
+        until(lambda: is_unhealthy(restless))
+        until(lambda: not is_limited(scratch, restless))
+        server.answer = lambda *_: None
+        until(lambda: is_limited(scratch, restless))
+
+
+def is_unhealthy(plugin: Dhcp) -> bool:
+    try:
+        plugin.health()
+    except NotReady:
+        return True
+    return False
+
+
 def test_status_says_that_leases_are_not_prolonged(scratch: ScratchCni, plugin: Dhcp, place: Place, pod: Pod) -> None:
     netns = pod()
     with serving(place, BY_ALL) as server:
@@ -260,16 +308,9 @@ def test_status_says_that_leases_are_not_prolonged(scratch: ScratchCni, plugin: 
         scratch.status(plugin, NETWORK)
         server.answer = lambda *_: None
 
-        def limited() -> bool:
-            try:
-                scratch.status(plugin, NETWORK)
-            except LimitedConnectivity:
-                return True
-            return False
-
-        until(limited)
+        until(lambda: is_limited(scratch, plugin))
         server.answer = granting()
-        until(lambda: not limited())
+        until(lambda: not is_limited(scratch, plugin))
 
 
 def test_the_next_daemon_prolongs_what_the_last_one_had(scratch: ScratchCni, place: Place, pod: Pod) -> None:
