@@ -33,7 +33,7 @@ from nodeplug_net.bandwidth.shaping import Shaping
 from nodeplug_net.level.containers import ANEW, Containers
 from nodeplug_net.lower_link import creating
 from nodeplug_net.netlink.connection import EEXIST, Netlink, Request
-from nodeplug_net.netlink.link_messages import create_link, name_link
+from nodeplug_net.netlink.link_messages import create_link, label_link, name_link
 from nodeplug_net.netlink.links import Link, Links, get_request, links_in, parse_link
 from nodeplug_net.netlink.reaper import Reaper
 from nodeplug_net.undo import Errors, Undo
@@ -122,7 +122,8 @@ class Bandwidth:
         there = dict(zip(names, _get(links, names), strict=True))
         for link in there.values():
             if link is not None and _is_own(link, alias):
-                links.netlink.ask(Request(name_link(link.index, link.name, alias), f"label interface {link.name}"))
+                if not link.alias:  # by index alone: older kernels take a name for a change of it, of a link that is up
+                    links.netlink.ask(Request(label_link(link.index, alias), f"label interface {link.name}"))
                 return link
         name = next((one for one, link in there.items() if link is None), None)
         if name is None:

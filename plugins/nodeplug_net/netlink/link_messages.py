@@ -64,6 +64,11 @@ def name_link(index: int, name: str, label: str) -> bytearray:
     return _link(_ASK, index, attrs)
 
 
+def label_link(index: int, label: str) -> bytearray:
+    """NEWLINK that gives link `index` its alias."""
+    return _link(_ASK, index, attribute(_IFLA_IFALIAS, label.encode()))
+
+
 def change_link(index: int, attrs: bytes = b"", *, flags: int = 0, change: int = 0) -> bytearray:
     """NEWLINK that changes attributes of link `index`, and the interface flags of `change` to `flags`."""
     return _link(_ASK, index, attrs, flags, change)

@@ -69,8 +69,10 @@ class Pod:
         return [(one["kind"], one["options"].get("rate"), one["options"].get("burst")) for one in found]
 
     def queue(self, name: str = "host0") -> int:
-        """How many bytes may wait on a link."""
+        """How many bytes may wait on a link; 0 where fq_codel sees to it by time."""
         found = json.loads(self.run("tc", "-j", "qdisc", "show", "dev", name))
+        if any(one["kind"] == "fq_codel" for one in found):
+            return 0
         (limit,) = [one["options"]["limit"] for one in found if one["kind"] == "bfifo"]
         return int(limit.removesuffix("b")) if isinstance(limit, str) else int(limit)
 
