@@ -7,7 +7,7 @@ BENCH_QUICK ?=
 # Many tests wait for each other's processes rather than compute: one more worker than there are cores.
 WORKERS ?= $(shell expr $$(nproc) + 1)
 
-.PHONY: always can-demo docs help demo test suite soak lint unit node gpu real kubelet consumers python meta proto bench setup clean
+.PHONY: always can-demo docs help demo test suite soak lint unit node gpu real kubelet consumers python emulated meta proto bench setup clean
 
 help: ## Show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | sort | expand -t 12
@@ -66,6 +66,9 @@ consumers: ## Build today's kubelet, control plane, containerd and CNI plugins f
 
 python: ## Bootstrap Debian 13 and its Python for tests/node/workers, once (two minutes, 150 MB; needs root)
 	.ci/build-python
+
+emulated: $(STAMP) ## Run tests of kinds of links on Debian's kernel, emulated (five minutes, 70 MB once; needs root and qemu-system-x86)
+	.ci/emulated
 
 meta: $(STAMP)
 	$(RUN)/pytest tests/meta

@@ -4,6 +4,7 @@ import ctypes
 import os
 import shutil
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -118,4 +119,4 @@ def no_leak() -> Iterator[None]:
     """Fails when the test leaves a namespace open in this process."""
     before = open_namespaces()
     yield
-    assert open_namespaces() == before
+    assert Counter(open_namespaces()) <= Counter(before)  # one of an earlier test may have been closed meanwhile

@@ -149,7 +149,7 @@ def test_a_plugin_that_is_not_installed_is_refused_naming_those_that_are(make_no
     node = make_node()
     node.scratch.configure("[plugins.nosuch]\n[plugins.tmpfs]\n")
     node.until(lambda: len(node.scratch.status()["plugins"]) == 2)
-    assert "no plugin 'nosuch' is installed; installed: bridge" in node.plugin("nosuch")["reason"]
+    assert "no plugin 'nosuch' is installed; installed: bandwidth, bridge" in node.plugin("nosuch")["reason"]
     assert node.plugin("tmpfs")["state"] == "running"
 
 

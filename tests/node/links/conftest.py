@@ -90,9 +90,11 @@ def has_kind(kind: str) -> bool:
     """Whether this kernel has a kind of link; one is made in a namespace of its own, and ends with it."""
     netns = new_netns()
     try:
-        below = ["link", "lo"] if kind in {"vlan", "ipvlan", "macvlan"} else []
+        lower = ["link", "add", "lower0", "type", "veth", "peer", "name", "lower1"]
+        below = ["link", "lower0"] if kind in {"vlan", "ipvlan", "macvlan"} else []
         data = {"vlan": ["id", "5"], "vrf": ["table", "5"]}.get(kind, [])
         words = ["ip", "link", "add", *below, "name", "probe0", "type", kind, *data]
+        run_in(netns, lambda: subprocess.run(["ip", *lower], check=True))
         said = run_in(netns, lambda: subprocess.run(words, capture_output=True, text=True, check=False)).stderr
     finally:
         netns.close()

@@ -197,8 +197,11 @@ def test_check_of_an_ipvlan_names_another_mode(scratch: ScratchCni, make: Callab
 def test_an_ipvlan_takes_what_the_plugin_before_has(
     scratch: ScratchCni, make: Callable[[str], Made], eyes: Any
 ) -> None:
-    made, netns = make("ipvlan"), scratch.container()
-    before = scratch.add(made.plugin, made.network(), "c0", scratch.container())
+    made, netns, first = make("ipvlan"), scratch.container(), scratch.container()
+    before = scratch.add(made.plugin, made.network(), "c0", first)
+    scratch.delete(
+        made.plugin, made.network(), "c0", first
+    )  # the kernel gives an address to one ipvlan of an interface
     config = {key: value for key, value in made.network().items() if key not in {"ipam", "master"}}
     given = CniResult(interfaces=(CniInterface("up0"),), ips=before.ips, routes=before.routes)
     result = scratch.add(made.plugin, config, "c1", netns, prev_result=given)

@@ -69,13 +69,22 @@ def test_a_plugin_waits_for_a_process_and_for_the_threads_that_it_needs(left: in
     play(story)
 
 
+async def is_left_without_a_process(guests: "Guests", pids: Path) -> bool:
+    """Kill the plugin where there is room for the thread that loads it, and no more."""
+    slot, first = guests.lifecycle.registry.slots["guest"], guests.pid()
+    write(pids / "pids.max", await used_beside(pids, first) + 1)
+    os.kill(first, signal.SIGKILL)
+
+    await guests.until(lambda: slot.state == "failed" or (slot.state == "running" and guests.pid() != first))
+    return slot.state == "failed"
+
+
 def test_who_asks_a_plugin_that_has_no_process_is_told_which_limit_to_raise(pids: Path, play: Play) -> None:
     async def story(guests: "Guests") -> None:
         await guests.apply(guest=guests.section())
-        slot, first = guests.lifecycle.registry.slots["guest"], guests.pid()
-        write(pids / "pids.max", await used_beside(pids, first) + 1)  # the thread that loads it
-        os.kill(first, signal.SIGKILL)
-        await guests.until(lambda: slot.state == "failed")
+        while not await is_left_without_a_process(guests, pids):
+            pass  # a thread of the daemon's that ended meanwhile left room for one more
+        slot = guests.lifecycle.registry.slots["guest"]
         with pytest.raises(n.TryAgain, match=r"cannot .*TasksMax"):
             await guests.call("device_allocate")
         retry = slot.retry_after
