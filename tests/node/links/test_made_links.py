@@ -125,7 +125,7 @@ def test_mtu_and_dns_are_those_of_the_network(scratch: ScratchCni, made: Made, e
 @pytest.mark.parametrize("kind", ON_TOP)
 def test_the_interface_below_may_be_in_the_container(scratch: ScratchCni, made: Made, eyes: Any) -> None:
     netns, config = scratch.container(), made.network(master="own0", linkInContainer=True)
-    eyes.change(netns, lambda ip: ip.link("add", ifname="own0", kind="veth", peer="own1"))
+    eyes.change(netns, lambda ip: ip.link("add", ifname="own0", kind="veth", peer="own1", state="up"))
     result = made.add(netns, config)
     assert eyes.link(netns).peer == eyes.link(netns, "own0").index
     made.check(netns, result, config)
