@@ -1,10 +1,18 @@
 """A container with a veth pair that another plugin made, and bandwidth for it."""
 
+import shutil
+
 import pytest
 from tests.node.bandwidth.lab import Pod
 
 from nodeplug.testing.scratch_cni import ScratchCni
 from nodeplug_net.bandwidth.plugin import Bandwidth, BandwidthConfig
+
+
+@pytest.fixture(autouse=True)
+def _iproute2() -> None:
+    if shutil.which("ip", path="/usr/sbin:/sbin:/usr/bin:/bin") is None:
+        pytest.skip("iproute2 is missing: apt-get install iproute2")
 
 
 @pytest.fixture
