@@ -65,6 +65,8 @@ class Worker:
         self._wanted = 0.0
         self._host: Host | None = None
         self._gone = threading.Event()
+        self._greeted = threading.Event()
+        """Set once it is known whether the process speaks this wire: by its hello, or by its end."""
         self._changing = threading.Lock()
         self._channels: set[Channel] = set()
         self._idle: list[Channel] = []
@@ -110,6 +112,9 @@ class Worker:
             TryAgain: the process ended.
         """
         self._host = host
+        self._greeted.wait()  # a loading that takes too long is ended, so this ends
+        if self.why:
+            raise self.left("its loading")
         return self._begun(Message({"op": "load", **head}), "its loading").reply()
 
     def call(self, hook: str, request: object, request_id: str, name: str) -> Any:
@@ -270,6 +275,7 @@ class Worker:
             case "hello":
                 if message.head.get("wire") != VERSION:
                     self.kill(of_another_release(message.head.get("wire"), VERSION))
+                self._greeted.set()
             case "refusal":
                 self.kill(message.text("message"))
             case unknown:
@@ -326,6 +332,7 @@ class Worker:
         with self._changing:
             channels = list(self._channels)
             idle, self._idle = self._idle, []
+        self._greeted.set()
         self._control.shut()
         for channel in idle:
             channel.close()

@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from tests import environments
 
 from nodeplug.hosting.supervision import Supervision
 from nodeplug.testing import ScratchNode
-from nodeplug.worker import spawning
+from nodeplug.worker import process, spawning, wire
 
 if TYPE_CHECKING:
     from tests.conftest import OtherUser
@@ -281,6 +282,25 @@ def test_a_python_that_cannot_run_plugins_is_tried_again_and_told(
         await guests.call("device_allocate", name="other")
         put_back(good, env)
         await guests.until(lambda: guests.state() == "running")
+
+    play(story)
+
+
+def test_a_python_of_another_wire_is_not_asked_to_load_however_late_its_hello_is_heard(
+    env: Path, python: str, play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    why, hear = does_not_look_which_wire_the_daemon_speaks(env), process.Worker._hear
+
+    def hear_late(worker: process.Worker, message: wire.Message) -> None:
+        time.sleep(1 if message.op == "hello" else 0)
+        hear(worker, message)
+
+    monkeypatch.setattr(process.Worker, "_hear", hear_late)
+
+    async def story(guests: "Guests") -> None:
+        await guests.apply(guest=guests.section("acme", python=python))
+        assert guests.state() == "failed"
+        assert why in reason(guests)
 
     play(story)
 
