@@ -23,9 +23,9 @@ class Undo:
     """A block that leaves nothing behind if it fails."""
 
     log: logging.LoggerAdapter[logging.Logger]
-    _steps: list[tuple[str, Callable[[], None]]] = field(default_factory=list)
+    _steps: list[tuple[str, Callable[[], object]]] = field(default_factory=list)
 
-    def push(self, what: str, step: Callable[[], None]) -> None:
+    def push(self, what: str, step: Callable[[], object]) -> None:
         """Add an undo step; `what` names it in the log."""
         self._steps.append((what, step))
 

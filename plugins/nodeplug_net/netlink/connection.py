@@ -122,11 +122,13 @@ class Netlink:
         The kernel processes all of them, even after one that fails.
 
         Returns:
-            One reply per request, in order.
+            One reply per request, in order; none for none.
 
         Raises:
             OSError: the first error that its request does not accept: the kernel's errno and the request.
         """
+        if not requests:
+            return []
         answers = self.exchange([(request.data, True) for request in requests])
         for request, answer in zip(requests, answers, strict=True):
             if answer.error and answer.error not in request.accept:

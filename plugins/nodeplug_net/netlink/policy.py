@@ -17,6 +17,8 @@ from nodeplug_net.netlink.connection import EEXIST, ENOENT, Netlink, Request, at
 from nodeplug_net.netlink.link_messages import attribute
 
 MAIN: Final = 254
+RESERVED: Final = frozenset({253, MAIN, 255})
+"""RT_TABLE_DEFAULT, RT_TABLE_MAIN, RT_TABLE_LOCAL."""
 _NEWROUTE: Final = 24
 _DELROUTE: Final = 25
 _NEWRULE: Final = 32

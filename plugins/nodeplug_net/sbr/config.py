@@ -8,7 +8,7 @@ Source: plugins/meta/sbr of the CNI plugins (parseConfig, getIPCfgs).
 
 from pydantic import Field
 
-from nodeplug import CniAdd, CniCheck, CniIp, CniRequest, InvalidRequest
+from nodeplug import CniAdd, CniCheck, CniIp, CniRequest, CniResult, InvalidRequest
 from nodeplug_net.comparison import belongs
 from nodeplug_net.interface_config import Conf
 
@@ -29,20 +29,29 @@ def parse_table(request: CniRequest) -> int | None:
         raise InvalidRequest(f"failed to parse network configuration: {error}") from error
 
 
+def chained(request: CniAdd | CniCheck) -> CniResult:
+    """Return the previous result.
+
+    Raises:
+        InvalidRequest: there is none.
+    """
+    if request.prev_result is None:
+        raise InvalidRequest(
+            "This plugin must be called as chained plugin", details="put it after the plugin that gives addresses"
+        )
+    return request.prev_result
+
+
 def own_addresses(request: CniAdd | CniCheck) -> list[CniIp]:
     """Return the addresses of the previous result that are the interface's, or may be.
 
     Raises:
         InvalidRequest: there is no result, or no address in it.
     """
-    before = request.prev_result
-    if before is None:
-        raise InvalidRequest(
-            "This plugin must be called as chained plugin", details="put it after the plugin that gives addresses"
-        )
-    if not before.ips:
+    found = chained(request).ips
+    if not found:
         raise InvalidRequest(
             f"No IP addresses supplied on interface: {request.ifname}",
             details="put it after the plugin that gives addresses",
         )
-    return [ip for ip in before.ips if belongs(request, ip.interface)]
+    return [ip for ip in found if belongs(request, ip.interface)]

@@ -8,7 +8,7 @@ A rule says which table an address has, so a repeated ADD, and one after a daemo
 
 import logging
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from ipaddress import ip_interface
 from typing import Final
@@ -17,15 +17,13 @@ from nodeplug import CniAdd, CniCheck, CniDel, CniIp, CniResult, CniRoute, CniSt
 from nodeplug_net.comparison import refuse
 from nodeplug_net.lower_link import creating
 from nodeplug_net.netlink import policy
-from nodeplug_net.netlink.connection import Netlink, Request
+from nodeplug_net.netlink.connection import Netlink
 from nodeplug_net.netlink.links import Link, Links, route_request
 from nodeplug_net.netlink.policy import KernelRoute, SourceRule
-from nodeplug_net.sbr.config import own_addresses, parse_table
+from nodeplug_net.sbr.config import chained, own_addresses, parse_table
 from nodeplug_net.undo import Undo
 
 FIRST_TABLE: Final = 100
-_KERNELS: Final = frozenset({253, 254, 255})
-"""RT_TABLE_DEFAULT, RT_TABLE_MAIN, RT_TABLE_LOCAL."""
 _EVERYWHERE: Final = {4: "0.0.0.0/0", 6: "::/0"}
 
 
@@ -43,7 +41,7 @@ class SourceRouting:
             PluginError: the configuration is wrong, or the kernel refuses.
             OSError: the namespace cannot be entered.
         """
-        table, own = parse_table(request), own_addresses(request)
+        table, before, own = parse_table(request), chained(request), own_addresses(request)
         with self._choosing, request.netns.entered(), Netlink() as netlink, Undo(self.log) as undo:
             if table is None:
                 self._move(request, netlink, own, undo)
@@ -51,8 +49,7 @@ class SourceRouting:
                 wanted = [SourceRule(ip.address.ip, table) for ip in own]
                 present, _ = policy.rules(netlink)
                 _add_rules(netlink, [rule for rule in wanted if rule not in present], undo, "failed to add rule: {}")
-        assert request.prev_result is not None  # noqa: S101  own_addresses refuses it
-        return request.prev_result
+        return before
 
     def _move(self, request: CniAdd, netlink: Netlink, own: list[CniIp], undo: Undo) -> None:
         link = Links(netlink).get(request.ifname)
@@ -60,7 +57,7 @@ class SourceRouting:
             raise PluginError(f"Cannot find network interface {request.ifname}: Link not found")
         present, named = policy.rules(netlink)
         every, through = policy.routes(netlink), policy.routes(netlink, link.index)
-        left = [one for one in through if one.table >= FIRST_TABLE and one.table not in named | _KERNELS]
+        left = [one for one in through if one.table >= FIRST_TABLE and one.table not in named | policy.RESERVED]
         through = [one for one in through if one.table == policy.MAIN]
         tables = dict(_tables(own, present, left, named | {route.table for route in every}))
         wanted = [SourceRule(ip.address.ip, tables[ip]) for ip in own]
@@ -73,14 +70,14 @@ class SourceRouting:
                 _default(netlink, link, ip, number)
             copied = [one for one in through if _belongs(one, ip, own)]
             with creating("Failed to readd route: {}"):
-                _ask(netlink, [policy.copy_route(one, number) for one in copied])
+                netlink.ask(*(policy.copy_route(one, number) for one in copied))
             moved |= dict.fromkeys(one for one in copied if not one.is_link_local)
         undo.push(
             f"restore the routes of interface {link.name}",
-            lambda: _ask(netlink, [policy.copy_route(one, one.table) for one in moved]),
+            lambda: netlink.ask(*(policy.copy_route(one, one.table) for one in moved)),
         )
         with creating("Failed to delete route: {}"):
-            _ask(netlink, [policy.delete_route(one) for one in reversed(moved)])
+            netlink.ask(*map(policy.delete_route, reversed(moved)))
 
     def delete(self, request: CniDel) -> None:
         """Serve DEL: delete the rules of the interface's addresses. Routes end with the interface.
@@ -103,7 +100,7 @@ class SourceRouting:
             own = {address.ip for address in links.addresses(link)}
             found, _ = policy.rules(netlink)
             with creating("Failed to delete rule {}"):
-                _ask(netlink, [policy.delete_rule(rule) for rule in found if _is_of(rule, own, table)])
+                netlink.ask(*(policy.delete_rule(rule) for rule in found if _is_of(rule, own, table)))
 
     def check(self, request: CniCheck) -> None:
         """Serve CHECK: every address has a rule, and its table a way.
@@ -136,7 +133,9 @@ def _tables(
     A table without a rule that has the address's subnet through the interface (`left`) is the address's, too: somebody
     deleted the rule, and the main table has the routes no more.
     """
-    known = {rule.address: rule.table for rule in present if rule.table >= FIRST_TABLE and rule.table not in _KERNELS}
+    known = {
+        rule.address: rule.table for rule in present if rule.table >= FIRST_TABLE and rule.table not in policy.RESERVED
+    }
     table, used = FIRST_TABLE, set[int]()
     for ip in own:
         again = {one.table for one in left if one.dst == str(ip.address.network)} - used
@@ -155,10 +154,9 @@ def _is_of(rule: SourceRule, own: set[policy.Address], table: int | None) -> boo
 
 
 def _add_rules(netlink: Netlink, wanted: list[SourceRule], undo: Undo, refused: str) -> None:
-    if wanted:
-        undo.push("delete the rules", lambda: _ask(netlink, [policy.delete_rule(one) for one in wanted]))
-        with creating(refused):
-            netlink.ask(*map(policy.add_rule, wanted))
+    undo.push("delete the rules", lambda: netlink.ask(*map(policy.delete_rule, wanted)))
+    with creating(refused):
+        netlink.ask(*map(policy.add_rule, wanted))
 
 
 def _default(netlink: Netlink, link: Link, ip: CniIp, table: int) -> None:
@@ -183,12 +181,7 @@ def _belongs(route: KernelRoute, ip: CniIp, own: list[CniIp]) -> bool:
 
 
 def _empty(netlink: Netlink, tables: set[int]) -> None:
-    _ask(netlink, [policy.delete_route(one) for one in policy.routes(netlink) if one.table in tables])
-
-
-def _ask(netlink: Netlink, requests: Sequence[Request]) -> None:
-    if requests:
-        netlink.ask(*requests)
+    netlink.ask(*(policy.delete_route(one) for one in policy.routes(netlink) if one.table in tables))
 
 
 def _differences(

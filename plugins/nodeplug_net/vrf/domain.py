@@ -24,7 +24,6 @@ from nodeplug_net.netlink.policy import KernelRoute
 KIND: Final = "vrf"
 _IFLA_VRF_TABLE: Final = 1
 _IFLA_MASTER: Final = 10
-_RESERVED: Final = frozenset({253, 254, 255})
 _MOST: Final = 1 << 32
 
 
@@ -70,7 +69,7 @@ def create_vrf(links: Links, name: str, table: int) -> Link:
         PluginError: the kernel refuses.
     """
     if not table:
-        taken = {table_of(one) for one in links.all() if one.kind == KIND} | _RESERVED
+        taken = {table_of(one) for one in links.all() if one.kind == KIND} | policy.RESERVED
         table = next(one for one in range(1, _MOST) if one not in taken)
     data = attribute(_IFLA_VRF_TABLE, u32(table))
     with creating(f"could not add VRF {name}: {{}}"):
@@ -122,18 +121,8 @@ def give(netlink: Netlink, link: Link, table: int, kept: Kept) -> None:
         PluginError: the kernel refuses.
     """
     with creating(f"could not restore the addresses of {link.name}: {{}}"):
-        ask(netlink, [address_request(link.index, link.name, one) for one in kept.addresses])
+        netlink.ask(*(address_request(link.index, link.name, one) for one in kept.addresses))
     # Those without a gateway first: they lead to the gateways of the others.
     ordered = sorted(kept.routes, key=lambda one: one.gateway is not None)
     with creating("could not add route: {}"):
-        ask(netlink, [policy.copy_route(one, table) for one in ordered])
-
-
-def ask(netlink: Netlink, requests: Sequence[Request]) -> None:
-    """Send requests, if there are any.
-
-    Raises:
-        OSError: the kernel refuses.
-    """
-    if requests:
-        netlink.ask(*requests)
+        netlink.ask(*(policy.copy_route(one, table) for one in ordered))

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from nodeplug import CniAdd, CniCheck, CniDel, CniIp, CniResult, CniStatus, InvalidRequest, PluginError
+from nodeplug import CniAdd, CniCheck, CniDel, CniIp, CniResult, CniStatus, InvalidRequest, Netns, PluginError
 from nodeplug_net.comparison import belongs, refuse
 from nodeplug_net.container_interface import routed
 from nodeplug_net.lower_link import creating
@@ -22,7 +22,7 @@ from nodeplug_net.netlink.links import Link, Links, address_request, links_in, r
 from nodeplug_net.netlink.reaper import Reaper
 from nodeplug_net.undo import Undo
 from nodeplug_net.vrf.config import VrfConfig, parse_vrf
-from nodeplug_net.vrf.domain import ask, create_vrf, find_vrf, keep, move, ports, table_of
+from nodeplug_net.vrf.domain import KIND, create_vrf, find_vrf, keep, move, ports, table_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Vrfs:
             OSError: the namespace cannot be entered.
         """
         config, before = parse_vrf(request), _previous(request)
-        with _said("cmdAdd failed: "), self._inside(request) as links, Undo(self.log) as undo:
+        with _said("cmdAdd failed: "), _staying_in(request.netns) as links, Undo(self.log) as undo:
             vrf = self._ensure(links, config, undo)
             link = links.get(request.ifname)
             if link is None:
@@ -69,13 +69,6 @@ class Vrfs:
         if vrf is not None and not ports(links, vrf):
             self.reaper.delete(vrf).wait(links)
 
-    @contextmanager
-    def _inside(self, request: CniAdd | CniDel) -> Iterator[Links]:
-        """Open the links of the container, and stay in its namespace: the reaper opens a socket there."""
-        assert request.netns is not None  # noqa: S101  the callers see to it
-        with request.netns.entered(), links_in(request.netns) as links:
-            yield links
-
     def delete(self, request: CniDel) -> None:
         """Serve DEL: take the interface out, and delete the VRF when nothing is in it.
 
@@ -90,9 +83,9 @@ class Vrfs:
         except InvalidRequest as error:  # no ADD has succeeded with it
             self.log.warning("%s; nothing is taken out of a VRF", error)
             return
-        with self._inside(request) as links:
+        with _staying_in(request.netns) as links:
             vrf, link = links.get(config.name), links.get(request.ifname)
-            if vrf is None or vrf.kind != "vrf":
+            if vrf is None or vrf.kind != KIND:
                 return
             if link is not None and link.master == vrf.index:
                 move(links, link, None, keep(links, link, table_of(vrf)))
@@ -154,16 +147,23 @@ def _give_result(links: Links, request: CniAdd, link: Link, table: int) -> None:
     before = _previous(request)
     own: list[CniIp] = [ip for ip in before.ips if belongs(request, ip.interface)]
     with creating(f"could not restore the addresses of {link.name}: {{}}"):
-        ask(links.netlink, [address_request(link.index, link.name, ip.address) for ip in own])
+        links.netlink.ask(*(address_request(link.index, link.name, ip.address) for ip in own))
     there = {one.dst for one in policy.routes(links.netlink, link.index) if one.table == table}
     wanted = [replace(one, table=table) for one in routed(before) if one.table is None and _reachable(one.gw, own)]
     wanted = [one for one in wanted if policy.name_of(one.dst) not in there]
     with creating("could not add route: {}"):
-        ask(links.netlink, [route_request(link.index, link.name, one) for one in wanted])
+        links.netlink.ask(*(route_request(link.index, link.name, one) for one in wanted))
 
 
 def _reachable(gateway: object, own: list[CniIp]) -> bool:
     return gateway is None or any(gateway in ip.address.network for ip in own)
+
+
+@contextmanager
+def _staying_in(netns: Netns) -> Iterator[Links]:
+    """Open the links of a namespace, and stay there: the reaper opens a socket where it is called."""
+    with netns.entered(), links_in(netns) as links:
+        yield links
 
 
 @contextmanager
