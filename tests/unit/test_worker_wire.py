@@ -1,5 +1,6 @@
 """The wire between the daemon and a worker, on real sockets."""
 
+import os
 import socket
 import threading
 import time
@@ -67,3 +68,44 @@ def test_who_waits_long_for_a_message_sleeps(ends: tuple[Channel, Channel]) -> N
     other.send(Message({"op": "late"}))
     waiting.join()
     assert used[0] < 0.1  # of half a second
+
+
+def test_an_announced_message_is_read_as_any_other(ends: tuple[Channel, Channel]) -> None:
+    one, other = ends
+    for body in (b"1", b"2"):
+        one.announce()
+        one.announce()  # by somebody else, before the call
+        one.send(Message({"op": "hook"}, body), first=True)
+        assert other.receive(first=True).body == body
+
+
+def test_who_has_heard_of_a_message_waits_for_it(ends: tuple[Channel, Channel]) -> None:
+    one, other = ends
+    one.announce()
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(other.receive, first=True)
+        time.sleep(0.1)
+        assert not reading.done()
+        one.send(Message({"op": "hook"}, b"1"), first=True)
+        assert reading.result().body == b"1"
+
+
+def test_an_announced_message_may_bring_descriptors(ends: tuple[Channel, Channel]) -> None:
+    one, other = ends
+    one.announce()
+    reader, writer = os.pipe()
+    one.send(Message({"op": "hook"}, descriptors=[writer]), first=True)
+    os.close(writer)
+    message = other.receive(first=True)
+    os.write(message.descriptors[0], b"x")
+    message.close()
+    assert os.read(reader, 2) == b"x"
+    os.close(reader)
+
+
+def test_that_nobody_is_there_is_told_to_the_call_alone(ends: tuple[Channel, Channel]) -> None:
+    one, other = ends
+    other.close()
+    one.announce()
+    with pytest.raises(Closed):
+        one.send(Message({"op": "hook"}), first=True)

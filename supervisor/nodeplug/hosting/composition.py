@@ -140,6 +140,8 @@ class Composition:
 
         It raises what `Runner.call` raises, but DeadlineExceeded only from the plugin itself.
         """
+        if (worker := self.route.elsewhere(name)) is not None:
+            worker.announce()  # it takes as long to wake as the way over the loop
         turn: SimpleQueue[HookCall | None] = SimpleQueue()
         self._now = (name, math.inf)
         called = self._called(name, turn.put, **arguments)

@@ -133,6 +133,12 @@ class Worker:
         """
         return self._begun(hook_call(hook, request, request_id, name), hook).answer()
 
+    def announce(self) -> None:
+        """Wake the process for a call that is about to come, from any thread. Never waits."""
+        with self._changing:
+            if self._idle:
+                self._idle[-1].announce()
+
     def begin(self, hook: str, request: object, request_id: str, name: str) -> Conversation | None:
         """Send a call without waiting, as the event loop must; None if a thread has to do it.
 

@@ -18,6 +18,7 @@ import socket
 import struct
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
@@ -33,6 +34,8 @@ DATAGRAM: Final = 64 << 10
 """Bytes of a message on a control socket."""
 _SIZES: Final = struct.Struct("<III")
 _CALLS: Final = 0xFFFF_FFFF
+_AHEAD: Final = 4
+"""Bytes of a message that can be sent before the rest is known: the number of its call."""
 _DESCRIPTORS: Final = 64
 """Descriptors that one message may bring."""
 _SMALL: Final = 1 << 13
@@ -99,6 +102,8 @@ class Channel:
     def __init__(self, end: socket.socket) -> None:
         self._end = end
         self._call = 0
+        self._ahead = 0
+        """Bytes of the next message that have been sent."""
         self._data = bytearray()
         self._descriptors: list[int] = []
         self._unsent = memoryview(b"")
@@ -135,6 +140,16 @@ class Channel:
         self._send(message, True, socket.MSG_DONTWAIT)
         return not self._unsent
 
+    def announce(self) -> None:
+        """Send the number of the next call ahead, so that the other end is awake when its message comes.
+
+        Never waits. That the other end is gone is told to the call.
+        """
+        if not self._ahead:
+            data = _SIZES.pack(self._call + 1 & _CALLS, 0, 0)[:_AHEAD]
+            with suppress(OSError):
+                self._ahead = self._end.send(data, socket.MSG_DONTWAIT)
+
     def flush(self) -> None:
         """Send what is left of the last message, however long that takes; raise Closed if the other end is gone."""
         rest, self._unsent = self._unsent, memoryview(b"")
@@ -149,6 +164,7 @@ class Channel:
         head = _written(message.head)
         self._call += first
         data = _SIZES.pack(self._call & _CALLS, len(head), len(message.body)) + head + message.body
+        data, self._ahead = data[self._ahead :], 0
         try:
             if message.descriptors:
                 sent = socket.send_fds(self._end, [data], message.descriptors, flags)
@@ -168,8 +184,8 @@ class Channel:
             Broken: it is not a message, too large, of another call, more than one, or with too many descriptors.
         """
         self._call += first
-        self._stay_awake()
         while (message := self._whole()) is None:
+            self._stay_awake()
             self._more(0)
         return message
 

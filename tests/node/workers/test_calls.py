@@ -6,7 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import nodeplug as n
 from nodeplug.contract.hookspecs import ANSWERS, RESERVED
+from nodeplug.hosting.call import Call
+from nodeplug.hosting.composition import Composition
+from nodeplug.worker.wire import Channel, Message
 
 if TYPE_CHECKING:
     from tests.node.workers.conftest import Guests
@@ -26,5 +30,30 @@ def test_a_process_answers_as_a_thread_does(hook: str, play: Play) -> None:
         if hook.startswith("cni") and os.geteuid() != 0:
             pytest.skip("a call of CNI enters a namespace: needs root")
         assert await guests.call(hook) == await guests.call(hook, name="local")
+
+    play(story)
+
+
+def test_a_hook_about_a_volume_wakes_its_process_before_the_loop_sends_it(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send, ahead = Channel.send_at_once, list[int]()
+
+    def sends(channel: Channel, message: Message) -> bool:
+        ahead.append(channel._ahead)
+        return send(channel, message)
+
+    monkeypatch.setattr(Channel, "send_at_once", sends)
+
+    async def story(guests: "Guests") -> None:
+        await guests.apply(guest=guests.section())
+        lifecycle = guests.lifecycle
+        request = n.VolumeStatsRequest(driver="example/thing", volume_id=n.VolumeId("v"), mount_path="/t")
+        route = lifecycle.registry.route("volume", "example/thing")
+        await guests.call("volume_stats")  # no channel was open yet
+        ahead.clear()
+        composition = Composition(lifecycle.runner, route, Call("mount", "volume:example/thing", "k", whole=True))
+        await composition.run(lambda steps: [steps.hook("volume_stats", request=request) for _ in range(3)])
+        assert ahead == [4, 4, 4]
 
     play(story)
