@@ -41,6 +41,7 @@ from nodeplug.handover import Handover
 from nodeplug.hosting.call import Call
 from nodeplug.hosting.lifecycle import Lifecycle
 from nodeplug.hosting.own_folders import OwnFolders
+from nodeplug.hosting.plugin_users import PluginUsers
 from nodeplug.hosting.registry import Registry
 from nodeplug.hosting.reload import Reloader
 from nodeplug.hosting.runner import Runner, close_all
@@ -157,6 +158,7 @@ class Daemon:
             podresources=self._podresources,
             delegation=Delegation(self._registry, visiting=self._runner.visiting),
             cgroups=Cgroups(supervisor.cgroups),
+            users=PluginUsers(self._paths, supervisor.plugin_user),
         )
         self._lifecycle = Lifecycle(
             self._registry,
@@ -164,7 +166,8 @@ class Daemon:
             self._hosts.make,
             self._resources,
             reading.places.tell,
-            lambda name, section: self._folders.give(name, section.privileges.owner),
+            self._folders.give,
+            self._hosts.users.privileges,
             cgroups=self._hosts.cgroups,
         )
         self._supervision = Supervision(self._lifecycle)
@@ -249,7 +252,8 @@ class Daemon:
 
     async def _take_over(self, predecessor: Predecessor) -> socket.socket:
         """Get ready beside the daemon that serves, and wait until the node is this one's own."""
-        trial = Lifecycle(Registry(), Runner(), self._hosts.make, cgroups=None)
+        users = self._hosts.users.privileges
+        trial = Lifecycle(Registry(), Runner(), self._hosts.make, privileges=users, cgroups=None)
         await trial.load_all({name: one for name, one in self._configuration.plugins.items() if one.enabled})
         refused = {name: slot.reason for name, slot in trial.registry.slots.items() if slot.state == "refused"}
         # One that kubelet knows by then would take the devices of the other with it when it is refused.

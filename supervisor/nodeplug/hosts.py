@@ -18,6 +18,7 @@ from nodeplug.contract.journal import Journal, file_name
 from nodeplug.device.podresources import PodResources
 from nodeplug.device.resources import Resources
 from nodeplug.hosting.own_folders import OwnFolders
+from nodeplug.hosting.plugin_users import PluginUsers
 from nodeplug.hosting.registry import Registry
 from nodeplug.observe.state_disk import StateDisk
 from nodeplug.worker.cgroups import Cgroups
@@ -44,6 +45,7 @@ class Hosts:
     podresources: PodResources
     delegation: Delegation
     cgroups: Cgroups
+    users: PluginUsers
 
     def __post_init__(self) -> None:
         self._loop = asyncio.get_running_loop()

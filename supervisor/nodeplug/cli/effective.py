@@ -49,7 +49,7 @@ class Examined:
         found: dict[str, list[str]] = {}
         for name, loaded in self.registry.plugins.items():
             if loaded.isolation == "process":
-                found.setdefault(loaded.section.user or "root", []).append(name)
+                found.setdefault(loaded.user, []).append(name)
         return "".join(f"; runs as {user}: {', '.join(names)}" for user, names in found.items())
 
 

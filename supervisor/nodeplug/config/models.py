@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from nodeplug.config.privileges import Capability, Group, Privileges, User
+from nodeplug.config.privileges import OWN_USER, Capability, Group, PluginUser, Privileges, User
 from nodeplug.fields import Quantity, Seconds
 
 
@@ -87,6 +87,11 @@ class Supervisor(_Model):
         1 << 30,
         description="What the daemon itself may have resident, plugins in threads included. One that has more ends in "
         "order, for systemd to start it again.",
+    )
+    plugin_user: PluginUser = Field(
+        OWN_USER,
+        description="User of the processes of plugins whose sections name none: 'own': each has its own, without "
+        "rights; or for all of them a name or number, such as 'root'.",
     )
     cgroups: bool | Literal["auto"] = Field(
         "auto",
@@ -166,13 +171,15 @@ class PluginSection(_Model):
         "environment alone; empty: the daemon's.",
     )
     user: User = Field(
-        "", description="User of the plugin's process, by name or number; its own folders belong to it; empty: root."
+        "",
+        description="User of the plugin's process, by name or number, such as 'root'; its own folders belong to it; "
+        "empty: `plugin_user` of [supervisor].",
     )
     group: Group = Field("", description="Group of that process; empty: the user's own. It has no other group.")
     capabilities: tuple[Capability, ...] | None = Field(
         None,
         description="All that the process and its children may do as root would, such as 'CAP_NET_ADMIN'; default: "
-        "nothing with a `user`, everything without.",
+        "everything as root, nothing as another user.",
     )
     nice: int | None = Field(None, ge=-20, le=19, description="Priority of the process; default: the daemon's.")
     memory: Quantity | None = Field(
@@ -203,7 +210,11 @@ class PluginSection(_Model):
     @property
     def privileges(self) -> Privileges:
         """Look up what its process runs with; raise ValueError if its user or group is gone meanwhile."""
-        return Privileges.of(self.user, self.group, self.capabilities, self.nice, self.tasks)
+        return self.as_user(self.user, self.group)
+
+    def as_user(self, user: str, group: str) -> Privileges:
+        """Look up what its process runs with as a user; raise ValueError if there is no such user or group."""
+        return Privileges.of(user, group, self.capabilities, self.nice, self.tasks)
 
 
 class ProvisionerSection(_Model):

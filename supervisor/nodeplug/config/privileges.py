@@ -24,6 +24,8 @@ _NAMES: Final = """
 """
 CAPABILITIES: Final[Mapping[str, int]] = {f"CAP_{name}": number for number, name in enumerate(_NAMES.split())}
 """Numbers by name (linux/capability.h)."""
+OWN_USER: Final = "own"
+"""Instead of a user: each plugin has one of its own."""
 _IDS: Final = (1 << 32) - 1
 """The number that means "unchanged"; ids are below it."""
 _EXEMPT: Final = frozenset({"CAP_SYS_ADMIN", "CAP_SYS_RESOURCE"})
@@ -59,6 +61,16 @@ def _group(text: str) -> str:
     return text
 
 
+def _plugin_user(text: str) -> str:
+    if text == OWN_USER:
+        return text
+    if not text:
+        raise ValueError(f"is empty; write {OWN_USER!r}, or a user of this node, such as 'root'")
+    if _number(_user(text)) is not None and _entry(text) is None:
+        raise ValueError(f"user {text} is not in passwd(5), so its group is not known; make it with useradd(8)")
+    return text
+
+
 def _capability(text: str) -> str:
     if text not in CAPABILITIES:
         near = did_you_mean(text.upper(), CAPABILITIES)
@@ -71,7 +83,9 @@ def _in_text(value: Any) -> Any:
 
 
 User = Annotated[str, BeforeValidator(_in_text), AfterValidator(_user)]
-"""A user of this node by name, or any number; empty: the daemon's."""
+"""A user of this node by name, or any number; empty: none is named."""
+PluginUser = Annotated[str, BeforeValidator(_in_text), AfterValidator(_plugin_user)]
+"""A user of this node by name or number, or OWN_USER."""
 Group = Annotated[str, BeforeValidator(_in_text), AfterValidator(_group)]
 """A group of this node by name, or any number; empty: that of the user."""
 Capability = Annotated[str, AfterValidator(_capability)]
@@ -115,13 +129,17 @@ class Privileges:
             if group:
                 raise ValueError("names a group without a user; add `user`")
             return cls(name=own_user(), capabilities=numbers, nice=nice, tasks=tasks)
+        if user in {"root", "0"} and not group and os.geteuid() == 0 and numbers is None:
+            return cls(name=own_user(), nice=nice, tasks=tasks)
         entry = _entry(user)
         if entry is None and not group:
             raise ValueError(f"user {user} is not in passwd(5), so its group is not known; add `group`")
         user_id = entry.pw_uid if entry is not None else int(user)
         group_id = _group_id(group) if group else entry.pw_gid if entry is not None else 0
         home = entry.pw_dir if entry is not None else "/"
-        return cls(user_id, group_id, _name(user_id), home, numbers or (), nice, tasks)
+        if numbers is None and user_id != 0:
+            numbers = ()
+        return cls(user_id, group_id, _name(user_id), home, numbers, nice, tasks)
 
     @property
     def uncounted(self) -> str:

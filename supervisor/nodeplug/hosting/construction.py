@@ -15,12 +15,12 @@ from typing import Final
 
 from nodeplug.config import PluginSection
 from nodeplug.config.mistakes import Location
-from nodeplug.config.privileges import Privileges
+from nodeplug.config.privileges import Privileges, own_user
 from nodeplug.contract.errors import TryAgain
 from nodeplug.contract.host import Host
 from nodeplug.hosting import remote
 from nodeplug.hosting.runner import Runner
-from nodeplug.hosting.slot import Instance
+from nodeplug.hosting.slot import Instance, Owner
 from nodeplug.loading.classes import Place, PluginRefused
 from nodeplug.loading.discovery import place_of
 from nodeplug.loading.examination import Examined, construct
@@ -39,14 +39,16 @@ class Construction:
         make_host: makes a plugin's host, by section name; called in the thread that loads it.
         tell: writes a mistake in a section with its file and line.
         ended: is told, on the loop, that the process of an instance has ended, and why.
-        give: makes a section's folders and gives them to its user.
+        give: makes a section's folders and gives them to a user and its group.
+        privileges: says what the process of a section's plugin runs with; may block, may raise ValueError.
         cgroups: of processes with limits; None: plugins are only looked at, and what limits them here does not matter.
     """
 
     make_host: Callable[[str], Host]
     tell: Callable[[Location, str], str]
     ended: Callable[[Instance, str], None]
-    give: Callable[[str, PluginSection], None]
+    give: Callable[[str, Owner], None]
+    privileges: Callable[[str, PluginSection], Privileges]
     cgroups: Cgroups | None
 
     async def of(self, instance: Instance, runner: Runner) -> None:
@@ -65,40 +67,47 @@ class Construction:
             instance.kill_process("its plugin cannot be loaded")  # it may hang, and nobody waits any more
             raise
         if alone:
-            instance.slot.owner = instance.section.user, instance.section.group
+            instance.slot.owner = instance.owner
 
     def _construct(self, instance: Instance, ended: Callable[[str], None], *, alone: bool) -> Examined:
         python = instance.section.python
         place = None if python else place_of(instance.uses)  # what a Python of its own has, only that one knows
         instance.examined = Examined(distribution=place.distribution if place else python)  # even if it is refused
-        if alone:
-            self.give(instance.name, instance.section)
         asked = instance.section.isolation
         if asked == "thread":
-            return self._in_thread(instance, place, "its section says so")
+            return self._in_thread(instance, place, "its section says so", alone=alone)
         if asked is None and place is not None and place.bundled and place.load().asks_for_thread:
-            return self._in_thread(instance, place, "its class asks for that")
+            return self._in_thread(instance, place, "its class asks for that", alone=alone)
         try:
-            return self._in_process(instance, place or instance.uses, ended)
+            return self._in_process(instance, place or instance.uses, ended, alone=alone)
         except remote.NeedsThread as need:
             level = logging.WARNING if asked == "process" else logging.INFO
             LOG.log(level, "plugin %s runs as a thread of the daemon: %s", instance.name, need)
             instance.end_process()
             instance.worker = None
-            return self._in_thread(instance, place, str(need))
+            return self._in_thread(instance, place, str(need), alone=alone)
 
-    def _in_thread(self, instance: Instance, place: Place | None, why: str) -> Examined:
+    def _in_thread(self, instance: Instance, place: Place | None, why: str, *, alone: bool) -> Examined:
         _check_thread(instance, why)
         instance.isolation = "thread"
+        self._belongs_to(instance, Privileges(name=own_user()), give=alone)
         make_host = partial(self.make_host, instance.name)
         found = (place or place_of(instance.uses)).load()
         return construct(instance.name, found, instance.section.config, make_host, self.tell)
 
-    def _in_process(self, instance: Instance, place: Place | str, ended: Callable[[str], None]) -> Examined:
+    def _belongs_to(self, instance: Instance, privileges: Privileges, *, give: bool) -> None:
+        instance.user, instance.owner = privileges.name, privileges.owner
+        if give:
+            self.give(instance.name, instance.owner)
+
+    def _in_process(
+        self, instance: Instance, place: Place | str, ended: Callable[[str], None], *, alone: bool
+    ) -> Examined:
         instance.isolation = "process"
         host = self.make_host(instance.name)
         section = instance.section
         privileges, limits = self._allowance(instance)
+        self._belongs_to(instance, privileges, give=alone)
         instance.worker = worker = Worker(instance.name, ended, privileges, limits, section.python)
         if instance.abandoned:
             instance.end_process()
@@ -109,7 +118,7 @@ class Construction:
         """Return what a process of a plugin may do and have."""
         section, name = instance.section, instance.name
         try:
-            privileges = section.privileges
+            privileges = self.privileges(name, section)
         except ValueError as error:
             raise PluginRefused(f"plugin {name!r} has no process: {error}") from None
         cgroups = self.cgroups or Cgroups(False)
@@ -134,6 +143,8 @@ def _check_thread(instance: Instance, why: str) -> None:
         for key in ("python", "user", "group", "capabilities", "nice", "memory", "tasks")
         if getattr(section, key) not in ("", None)
     ]
+    if section.user == own_user() and keys[:1] == ["user"]:  # that can be kept
+        keys = keys[1:]
     if keys:
         raise PluginRefused(
             f"plugin {instance.name!r} runs as a thread of the daemon ({why}), for which `{keys[0]}` cannot be kept; "

@@ -21,6 +21,7 @@ from typing import Any, Final
 
 from nodeplug.config import PluginSection
 from nodeplug.config.mistakes import Location, one_line, told
+from nodeplug.config.privileges import Privileges
 from nodeplug.contract.errors import PluginError, TryAgain
 from nodeplug.contract.host import Host
 from nodeplug.hosting.construction import Construction
@@ -28,7 +29,7 @@ from nodeplug.hosting.lives import Lives, Tasks
 from nodeplug.hosting.registry import Difference, Registry
 from nodeplug.hosting.runner import Runner
 from nodeplug.hosting.served_devices import ServedDevices
-from nodeplug.hosting.slot import FIRST_RETRY, LAST_RETRY, Instance, Slot
+from nodeplug.hosting.slot import FIRST_RETRY, LAST_RETRY, Instance, Owner, Slot
 from nodeplug.loading.classes import PluginRefused
 from nodeplug.loading.examination import Examined
 from nodeplug.process.aside import aside
@@ -49,7 +50,8 @@ class Lifecycle:
     Attributes:
         make_host: makes a plugin's host, by section name; called in the thread that loads it.
         tell: writes a mistake in a section with its file and line.
-        give: makes a section's folders and gives them to its user; may block.
+        give: makes a section's folders and gives them to a user and its group; may block.
+        privileges: says what the process of a section's plugin runs with; may block.
         cgroups: of processes with limits; None: plugins are only looked at, and what limits them here does not matter.
     """
 
@@ -58,7 +60,8 @@ class Lifecycle:
     make_host: Callable[[str], Host]
     devices: ServedDevices = field(default_factory=ServedDevices)
     tell: Callable[[Location, str], str] = told
-    give: Callable[[str, PluginSection], None] = lambda _name, _section: None
+    give: Callable[[str, Owner], None] = lambda _name, _owner: None
+    privileges: Callable[[str, PluginSection], Privileges] = lambda _name, section: section.privileges
     cgroups: Cgroups | None = field(default_factory=Cgroups)
     _lives: Lives = field(init=False)
     _retries: Tasks = field(default_factory=Tasks)
@@ -185,7 +188,9 @@ class Lifecycle:
             await self.bring_up([Instance(slot, slot.instance.section) for slot in again])
 
     async def _load(self, instance: Instance) -> None:
-        construction = Construction(self.make_host, self.tell, self._process_ended, self.give, self.cgroups)
+        construction = Construction(
+            self.make_host, self.tell, self._process_ended, self.give, self.privileges, self.cgroups
+        )
         await construction.of(instance, self.runner)
 
     async def _load_beside(self, instance: Instance) -> None:

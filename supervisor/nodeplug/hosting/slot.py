@@ -26,6 +26,8 @@ from nodeplug.loading.examination import Examined
 from nodeplug.worker.process import Worker
 
 LOG: Final = logging.getLogger(__name__)
+Owner = tuple[int, int]
+"""A user and its group, by number."""
 State = Literal["starting", "running", "failed", "refused", "ended"]
 FIRST_RETRY: Final = 1.0
 """Seconds between the first failed start and the next."""
@@ -71,6 +73,8 @@ class Instance:
         wrapped: its hooks that other plugins wrap, so that a call of one needs a thread of the daemon.
         isolation: where it runs, or is to run.
         worker: the process that it runs in; None for a thread of the daemon, and until there is one.
+        user: as whom it runs, by name; empty until that is known.
+        owner: to whom its folders belong when it starts; None until that is known.
         instead_of: the instance whose place it is to take, if only that one's; it is not needed when another has it.
         abandoned: nobody waits for its construction any more.
         begun: its `prepare` was called, or its `start` has succeeded, so its `stop` must be called.
@@ -84,6 +88,8 @@ class Instance:
     wrapped: frozenset[str] = frozenset()
     isolation: Literal["thread", "process"] = "thread"
     worker: Worker | None = None
+    user: str = ""
+    owner: Owner | None = None
     instead_of: "Instance | None" = None
     abandoned: bool = False
     begun: bool = False
@@ -195,7 +201,7 @@ class Slot:
         overdue: those whose callers were answered before the hook ended.
         visits: other plugins' calls inside it, by delegation; each is done when that call has left.
         restarts: of its process, that nobody asked for.
-        owner: user and group, as a section names them, to whom its folders were given.
+        owner: to whom its folders were given; None: to nobody yet.
     """
 
     name: str
@@ -212,7 +218,7 @@ class Slot:
     overdue: set[HookCall] = field(default_factory=set)
     visits: "set[asyncio.Future[None]]" = field(default_factory=set)
     restarts: Restarts = field(default_factory=Restarts)
-    owner: tuple[str, str] = ("", "")
+    owner: Owner | None = None
     _held: "asyncio.Future[None] | None" = None
 
     def __post_init__(self) -> None:

@@ -21,6 +21,7 @@ from nodeplug.contract.journal import Journal, file_name, read_boot_id
 from nodeplug.contract.values import CniClaim, VolumeClaim
 from nodeplug.flex.codec import capabilities_file
 from nodeplug.hosting.lifecycle import Lifecycle
+from nodeplug.hosting.plugin_users import PluginUsers
 from nodeplug.hosting.registry import Registry
 from nodeplug.hosting.runner import Runner
 from nodeplug.install.conflists import Wanted, choose, not_first
@@ -83,7 +84,8 @@ def inspect(configuration: Configuration, tell: Callable[[Location, str], str] =
             _delegate=_not_here,
         )
 
-    lifecycle = Lifecycle(Registry(), Runner(), make_host, tell=tell, cgroups=None)
+    users = PluginUsers(configuration.supervisor.paths, configuration.supervisor.plugin_user)
+    lifecycle = Lifecycle(Registry(), Runner(), make_host, tell=tell, privileges=users.privileges, cgroups=None)
     enabled = {name: section for name, section in configuration.plugins.items() if section.enabled}
     asyncio.run(lifecycle.load_all(enabled))  # in threads with deadlines: a constructor may block
     return lifecycle.registry

@@ -23,6 +23,10 @@ _PATIENCE: Final = 20.0
 _LOG_TAIL: Final = 4000
 
 
+def _as_root(supervisor: str) -> str:
+    return supervisor if "plugin_user" in supervisor else f'plugin_user = "root"\n{supervisor}'
+
+
 class ScratchNode:
     """The daemon in a folder.
 
@@ -30,6 +34,7 @@ class ScratchNode:
         root: an existing folder; becomes `--root`, so keep it short: a socket's path has at most 107 bytes.
         plugins: the `[plugins.*]` tables, in TOML.
         supervisor: the keys of `[supervisor]`, in TOML; by default no HTTP address, so that nodes do not collide.
+            Without `plugin_user`, processes of plugins run as root: the Python may be in a folder of root's alone.
         whole: `plugins` is a whole configuration file instead.
         env: more environment for the daemon.
         within: a command that executes the daemon and every nodeplug command in other namespaces, such as
@@ -60,7 +65,7 @@ class ScratchNode:
         self._process: subprocess.Popen[bytes] | forked.Forked | None = None
         self._paths: Paths | None = None
         self._isolation = isolation
-        self._head = "" if whole else f"version = 1\n[supervisor]\n{supervisor}\n"
+        self._head = "" if whole else f"version = 1\n[supervisor]\n{_as_root(supervisor)}\n"
         self.configure(plugins)
 
     def configure(self, plugins: str) -> None:

@@ -5,6 +5,7 @@ Refuses: deadlines, quarantine, and to go on without the daemon.
 """
 
 import ctypes
+import errno
 import logging
 import os
 import signal
@@ -14,6 +15,7 @@ import time
 import tomllib
 from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Final
 
 from nodeplug.contract.errors import PluginError, TryAgain
@@ -28,6 +30,8 @@ from nodeplug.worker.wire import VERSION, Broken, Channel, Closed, Control, Mess
 LOG: Final = logging.getLogger(__name__)
 _PR_SET_PDEATHSIG: Final = 1
 _AGAIN: Final = 0.5
+_DENIED: Final = (os.strerror(errno.EPERM), os.strerror(errno.EACCES))
+_STATUS: Final = Path("/proc/self/status")
 
 
 class Inside:
@@ -76,7 +80,7 @@ class Inside:
         try:
             answer = self._load(message) if message.op == "load" else self._call(message)
         except BaseException as error:
-            answer = write_error(error, _mistakes)
+            answer = _failed(error)
         finally:
             message.close()
         self._door.here.channel = None
@@ -141,6 +145,17 @@ def _find(uses: str) -> Found:
         return place_of(uses).load(f"for {sys.executable}")
     except PluginRefused as error:
         raise PluginRefused(f"{error} (asked of {sys.executable})") from error
+
+
+def _failed(error: BaseException) -> Message:
+    """Write what was raised; where the kernel refused it, say as whom the plugin runs, if as less than the daemon."""
+    message = write_error(error, _mistakes)
+    text = "text" if message.op == "stray" else "message"
+    said = message.head.get(text, "")
+    if not any(words in said for words in _DENIED) or "\nNoNewPrivs:\t1" not in _STATUS.read_text(encoding="utf-8"):
+        return message
+    whom = f"its process runs as user {os.geteuid()}; `user` and `capabilities` of its section say what it may do"
+    return Message({**message.head, text: f"{said} ({whom})"}, message.body)
 
 
 def _mistakes(error: PluginError) -> Mapping[str, Any]:

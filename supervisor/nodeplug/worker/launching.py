@@ -24,6 +24,7 @@ _PR_CAPBSET_READ, _PR_CAPBSET_DROP = 23, 24
 _PR_SET_NO_NEW_PRIVS = 38
 _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE = 47, 2
 _CAPABILITY_VERSION_3 = 0x20080522
+_WHERE = 'install it where other users may read, or write `user = "root"` for a plugin that you trust'
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -109,12 +110,11 @@ def _end_with(daemon: int) -> None:
 
 def _execute(package: str, program: str, arguments: "list[str]") -> None:
     if package != "-" and not os.access(package, os.R_OK | os.X_OK):
-        raise SystemExit(f"its user may not read nodeplug at {package}; install it where other users may read")
+        raise SystemExit(f"its user may not read nodeplug at {package}; {_WHERE}")
     try:
         os.execv(program, arguments)  # noqa: S606 - this is what the module is for
     except OSError as error:
-        text = f"its user may not execute {program}: {error.strerror}; install it where other users may read"
-        raise SystemExit(text) from None
+        raise SystemExit(f"its user may not execute {program}: {error.strerror}; {_WHERE}") from None
 
 
 def main(control: str, daemon: str, *rest: str) -> None:

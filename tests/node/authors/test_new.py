@@ -34,7 +34,7 @@ def test_the_tests_of_a_new_package_pass_before_it_is_installed(new_author: Any)
 def test_an_installed_package_is_found_by_its_entry_point(new_author: Any) -> None:
     new_author.types("nodeplug new volume mine")
     new_author.types("pip install -q ./nodeplug-mine")
-    (new_author.cwd / "nodeplug.toml").write_text("version = 1\n[plugins.mine]\n")
+    (new_author.cwd / "nodeplug.toml").write_text('version = 1\n[plugins.mine]\nuser = "root"\n')
     answer = json.loads(new_author.types("nodeplug plugins --json --config nodeplug.toml --root . 2>/dev/null"))
     assert [(row["name"], row["claims"]) for row in answer["plugins"]] == [("mine", ["volume:example.com/mine"])]
     assert answer["plugins"][0]["distribution"] == "nodeplug-mine 0.1.0"

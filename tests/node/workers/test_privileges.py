@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 
 import nodeplug as n
 from nodeplug.config.privileges import CAPABILITIES
+from nodeplug.hosting.plugin_users import USERS
 from nodeplug.testing import ScratchNode
 from nodeplug.testing.waiting import until
 from nodeplug.worker import launching, spawning
@@ -79,7 +81,7 @@ def test_a_process_runs_as_the_user_of_its_section_without_groups_or_capabilitie
 
 def test_a_process_has_only_the_capabilities_that_its_section_names(play: Play) -> None:
     async def story(guests: "Guests") -> None:
-        for user in ("nobody", ""):
+        for user in ("nobody", "root"):
             await guests.apply(guest=guests.section(user=user, capabilities=("CAP_NET_ADMIN",)))
             found = state(guests.pid())
             assert capabilities(guests.pid()) - {0} == {NET_ADMIN}
@@ -284,6 +286,103 @@ def test_folders_that_were_removed_are_made_again_for_their_user(node: ScratchNo
     state_folder, _ = folders(node)
     state_folder.rmdir()
     until(lambda: state_folder.is_dir() and state_folder.stat().st_uid == NOBODY)
+
+
+@pytest.fixture
+def unasked(short_path: Path) -> Iterator[ScratchNode]:
+    """A node whose administrator has said nothing about users."""
+    one = ScratchNode(short_path, SECTION, supervisor='listen = ""\nplugin_user = "own"')
+    try:
+        yield one
+    finally:
+        one.kill()
+
+
+def test_a_plugin_whose_section_names_no_user_has_one_of_its_own_without_rights(unasked: ScratchNode) -> None:
+    other = SECTION.replace(".guest]", ".other]") + '[plugins.other.config]\nname = "b"\n'
+    unasked.configure(f"{SECTION}{other}")
+    unasked.start()
+    rows = unasked.status()["plugins"]
+    assert [row["state"] for row in rows] == ["running"] * 2
+    users = [int(row["user"]) for row in rows]
+    assert users[0] != users[1]
+    for row, user in zip(rows, users, strict=True):
+        found = state(row["process"]["pid"])
+        assert user in USERS
+        assert found["Uid"].split() == found["Gid"].split() == [str(user)] * 4
+        assert (found["Groups"], found["NoNewPrivs"]) == ("", "1")
+        assert capabilities(row["process"]["pid"]) == {0}
+    assert owners(unasked) == {users[[row["name"] for row in rows].index("guest")]}
+    assert f"; runs as {users[0]}: {rows[0]['name']}; runs as {users[1]}: " in unasked.run("check-config").stdout
+
+
+def test_a_plugin_keeps_its_own_user_when_the_daemon_starts_again(unasked: ScratchNode) -> None:
+    unasked.start()
+    user = guest(unasked)["user"]
+    unasked.kill()
+    unasked.start()
+    assert guest(unasked)["user"] == user
+    assert owners(unasked) == {int(user)}
+
+
+def test_root_is_asked_for_and_has_everything(unasked: ScratchNode) -> None:
+    unasked.configure(f'{SECTION}user = "root"\n')
+    unasked.start()
+    found = state(pid(unasked))
+    assert found["Uid"].split() == ["0"] * 4
+    assert found["CapEff"] == state(unasked.pid)["CapEff"]
+    assert "; runs as root: guest" in unasked.run("check-config").stdout
+
+
+def test_capabilities_without_a_user_go_to_its_own(unasked: ScratchNode) -> None:
+    unasked.configure(f'{SECTION}capabilities = ["CAP_NET_ADMIN"]\n')
+    unasked.start()
+    found = state(pid(unasked))
+    assert int(found["Uid"].split()[0]) in USERS
+    assert capabilities(pid(unasked)) == {NET_ADMIN}
+
+
+def test_one_user_can_be_named_for_all_plugins_that_name_none(short_path: Path) -> None:
+    node = ScratchNode(short_path, SECTION, supervisor='listen = ""\nplugin_user = "nobody"')
+    try:
+        node.start()
+        assert guest(node)["user"] == "nobody"
+        assert state(pid(node))["Uid"].split() == [str(NOBODY)] * 4
+    finally:
+        node.kill()
+
+
+def test_folders_of_a_plugin_in_a_thread_stay_those_of_the_daemon(unasked: ScratchNode) -> None:
+    unasked.configure(SECTION.replace('"process"', '"thread"'))
+    unasked.start()
+    assert owners(unasked) == {0}
+    assert guest(unasked)["user"] == "root"
+
+
+def test_what_the_kernel_refuses_a_plugin_says_as_whom_it_runs(play: Play) -> None:
+    async def story(guests: "Guests") -> None:
+        await guests.apply(guest=guests.section(user=4321, group=1234, at="health", how="is not allowed"))
+        hint = "its process runs as user 4321; `user` and `capabilities` of its section say what it may do"
+        with pytest.raises(n.PluginError, match=f"Operation not permitted .{re.escape(hint)}"):
+            await guests.call("health")
+
+    play(story)
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ('"nobdy"', "'nobdy' is no user of this node; make it with useradd(8), or write a number"),
+        ("54321", "user 54321 is not in passwd(5), so its group is not known; make it with useradd(8)"),
+        ('""', "is empty; write 'own', or a user of this node, such as 'root'"),
+    ],
+)
+def test_a_user_for_all_plugins_that_this_node_does_not_know_is_a_mistake(
+    value: str, said: str, short_path: Path
+) -> None:
+    done = ScratchNode(short_path, SECTION, supervisor=f"plugin_user = {value}").run("check-config")
+    assert done.returncode == 1
+    assert said in done.stderr
 
 
 def test_status_and_check_config_say_who_runs_as_root(node: ScratchNode) -> None:

@@ -471,4 +471,5 @@ WAYS: dict[str, Callable[[n.Host], None]] = {
     "closes descriptors": lambda _: os.closerange(0, 256),
     "keeps descriptors": _keep_descriptors,
     "rings": _ring,
+    "is not allowed": lambda _: os.kill(1, 0),
 }
