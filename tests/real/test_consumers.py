@@ -19,6 +19,8 @@ PROGRAMS = {
     "bridge": ("cni", "github.com/containernetworking/plugins", []),
     "host-local": ("cni", "github.com/containernetworking/plugins", []),
     "csi-provisioner": ("provisioner", "github.com/kubernetes-csi/external-provisioner/v6", ["--version"]),
+    "csi-snapshotter": ("snapshotter", "github.com/kubernetes-csi/external-snapshotter/v8", ["--version"]),
+    "snapshot-controller": ("snapshotter", "github.com/kubernetes-csi/external-snapshotter/v8", ["--version"]),
     "csi-sanity": ("tools", "github.com/kubernetes-csi/csi-test/v5", ["--version"]),
 }
 Consumer = Callable[[str], Path]
