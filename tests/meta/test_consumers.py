@@ -1,7 +1,11 @@
-"""The Go modules of the real consumers fit together with the Go that is fetched for them."""
+"""The Go modules of the real consumers fit together with the Go that is fetched for them, and with what is printed."""
 
 import re
 from pathlib import Path
+
+import pytest
+
+from nodeplug.csi.sidecars import PROVISIONER_IMAGE, SNAPSHOTTER_IMAGE
 
 REPOSITORY = Path(__file__).parents[2]
 MODULES = sorted((REPOSITORY / "tests" / "real" / "consumers").glob("*/go.mod"))
@@ -23,3 +27,16 @@ def test_the_staging_modules_have_the_release_of_kubernetes() -> None:
     text = (REPOSITORY / "tests" / "real" / "consumers" / "kubernetes" / "go.mod").read_text()
     (release,) = re.findall(r"^\s*(?:require )?k8s\.io/kubernetes v1\.(\d+\.\d+)", text, re.MULTILINE)
     assert set(re.findall(r"^\s*k8s\.io/\S+ => k8s\.io/\S+ v0\.(\d+\.\d+)$", text, re.MULTILINE)) == {release}
+
+
+@pytest.mark.parametrize(
+    ("image", "module", "path"),
+    [
+        (PROVISIONER_IMAGE, "provisioner", "github.com/kubernetes-csi/external-provisioner/v6"),
+        (SNAPSHOTTER_IMAGE, "snapshotter", "github.com/kubernetes-csi/external-snapshotter/v8"),
+        (SNAPSHOTTER_IMAGE, "snapshotter", "github.com/kubernetes-csi/external-snapshotter/client/v8"),
+    ],
+)
+def test_the_sidecars_of_the_manifests_are_those_that_are_tested(image: str, module: str, path: str) -> None:
+    text = (REPOSITORY / "tests" / "real" / "consumers" / module / "go.mod").read_text()
+    assert re.findall(rf"^\s*{re.escape(path)} (v\S+)", text, re.MULTILINE) == [image.rpartition(":")[2]]

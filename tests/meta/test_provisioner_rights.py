@@ -45,7 +45,7 @@ def named(module: object, node: ast.expr) -> object:
 def given() -> set[Right]:
     """What the printed roles allow."""
     driver = Driver("s.a", VolumeClaim("a/s"), frozenset({"volume_create"}))
-    made = [one.object for one in manifests([driver], Path("/"), "n", {}, sidecars=False)]
+    made = [one.object for one in manifests([driver], Path("/"), "n", {}, sidecars=False, snapshots=False)]
     rules = [rule for one in made for rule in one.get("rules", ())]
     return {
         (group, resource, verb)

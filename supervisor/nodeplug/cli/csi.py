@@ -48,6 +48,14 @@ Sidecars = Annotated[
         "--sidecars", help="Volumes are created by the standard external-provisioner, a DaemonSet per driver."
     ),
 ]
+Snapshots = Annotated[
+    bool | None,
+    typer.Option(
+        "--snapshots/--no-snapshots",
+        help="Snapshots are taken by the standard csi-snapshotter, a DaemonSet per driver that has them.",
+        show_default="with --sidecars",
+    ),
+]
 Namespace = Annotated[str, typer.Option("--namespace", metavar="NAME", help="Of what creates volumes.")]
 StorageClass = Annotated[
     str,
@@ -67,6 +75,7 @@ def csi() -> None:
 def manifests(
     driver: Drivers = None,
     sidecars: Sidecars = False,
+    snapshots: Snapshots = None,
     namespace: Namespace = "kube-system",
     storage_class: StorageClass = "",
     config: Config = DEFAULT,
@@ -75,19 +84,22 @@ def manifests(
 ) -> None:
     """Print what a cluster needs for the volume drivers of this configuration, to apply once.
 
-    That is a CSIDriver for each; and for those that create volumes a StorageClass, and the rights of who creates them.
+    That is a CSIDriver for each; for those that create volumes a StorageClass, and the rights of who creates them; and
+    with `--snapshots` who takes snapshots of them, and a VolumeSnapshotClass, which the cluster has to know already.
     Some fields can never be changed: the comments say which. Nothing is applied, and no daemon is asked.
 
     Example: `nodeplug csi manifests --driver loopfile.nodeplug --storage-class fast | kubectl apply -f -`
     """
     from nodeplug.config import read
-    from nodeplug.csi.manifests import as_list, as_yaml
     from nodeplug.csi.manifests import manifests as manifests_of
     from nodeplug.csi.objects import chosen
+    from nodeplug.csi.printed import as_list, as_yaml
 
     reading = read(config, root)
     drivers = chosen(drivers_in(reading), driver or ())
     classes = _classes(drivers, storage_class)
+    if snapshots and not any(one.takes_snapshots for one in drivers):
+        raise InvalidRequest("--snapshots is for drivers that take snapshots, and none does")
     supervisor = reading.configuration.supervisor
     made = manifests_of(
         drivers,
@@ -96,6 +108,7 @@ def manifests(
         namespace,
         classes,
         sidecars=sidecars,
+        snapshots=sidecars if snapshots is None else snapshots,
     )
     if not supervisor.csi:
         say("warning: the daemon serves no driver over CSI: say `csi = true` under [supervisor]")

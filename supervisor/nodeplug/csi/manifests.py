@@ -1,52 +1,43 @@
-"""What an administrator applies to a cluster once: as objects, and as YAML that says why.
+"""What an administrator applies to a cluster once.
 
-Owns: the rights of nodeplug's own provisioner, the standard external-provisioner beside each driver as the other
-choice, and the comments.
-Refuses: to apply anything.
+Owns: which objects these are, and in which order; the rights of nodeplug's own provisioner, and of the standard
+sidecars.
+Refuses: to apply anything, and snapshot-controller with its definitions, which are the cluster's and no driver's.
 
-Source of the sidecar's arguments and rights: kubernetes-csi/external-provisioner 6.3, README.md ("Deployment on each
-node") and deploy/kubernetes/rbac.yaml.
+Source of the sidecars' rights: deploy/kubernetes/rbac.yaml of kubernetes-csi/external-provisioner 6.3, and
+deploy/kubernetes/csi-snapshotter/rbac-csi-snapshotter.yaml of kubernetes-csi/external-snapshotter 8.6.
 """
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-import yaml
-
+from nodeplug.csi import sidecars as standard
 from nodeplug.csi.objects import Driver
+from nodeplug.csi.printed import Manifest, named
 from nodeplug.kubeapi.resources import Object
 
-IMAGE: Final = "registry.k8s.io/sig-storage/csi-provisioner:v6.3.0"
-_ACCOUNT: Final = "nodeplug-provisioner"
+_PROVISIONER: Final = "nodeplug-provisioner"
+_SNAPSHOTTER: Final = "nodeplug-snapshotter"
 _RBAC: Final = "rbac.authorization.k8s.io"
-_KEY: Final = re.compile(r"( *)([\w.-]+):")
+_SNAPSHOTS: Final = "snapshot.storage.k8s.io"
 _READ: Final = ("get", "list", "watch")
 _GIVEN: Final = frozenset({"default", "kube-system", "kube-public", "kube-node-lease"})
 """Namespaces that every cluster has."""
 
 
-@dataclass(frozen=True, slots=True)
-class Manifest:
-    """One object, and what is to be known of it.
-
-    Attributes:
-        object: as JSON has it.
-        about: why it is there.
-        notes: why a field has its value, by its key; `spec.KEY` below `spec`.
-    """
-
-    object: Object
-    about: str
-    notes: Mapping[str, str] = field(default_factory=dict)
-
-
 def manifests(
-    drivers: Iterable[Driver], kubelet: Path, namespace: str, classes: Mapping[str, str], *, sidecars: bool
+    drivers: Iterable[Driver],
+    kubelet: Path,
+    namespace: str,
+    classes: Mapping[str, str],
+    *,
+    sidecars: bool,
+    snapshots: bool,
 ) -> list[Manifest]:
     """Return all that a cluster needs for these drivers, in the order in which it is applied.
+
+    What a cluster may not know, as one without the definitions of snapshots does not, is last.
 
     Args:
         drivers: what the node's plugins claim.
@@ -54,16 +45,23 @@ def manifests(
         namespace: of what provisions.
         classes: names of StorageClasses, by driver; a driver without one gets its own name.
         sidecars: provision by the standard external-provisioner instead of by nodeplug.
+        snapshots: let the standard csi-snapshotter take snapshots, which nodeplug leaves to it in any case.
     """
     every = list(drivers)
     provisioning = [one for one in every if one.provisions]
+    taking = [one for one in every if one.takes_snapshots] if snapshots else []
     made = [_driver(one) for one in every]
+    if provisioning and namespace not in _GIVEN:
+        made.append(Manifest(named("v1", "Namespace", namespace), "Where what provisions lives."))
     if provisioning:
-        made += _rights(namespace, sidecars=sidecars)
+        made += _provisioner_rights(namespace, sidecars=sidecars)
         made += [_class(one, classes.get(one.name, one.name)) for one in provisioning]
+    if taking:
+        made += _snapshotter_rights(namespace, lead=not all(one.claim.node_local for one in taking))
     if sidecars:
-        made += [_sidecar(one, kubelet, namespace) for one in provisioning]
-    return made
+        made += [standard.provisioner(one, kubelet, namespace, _PROVISIONER) for one in provisioning]
+    made += [standard.snapshotter(one, kubelet, namespace, _SNAPSHOTTER) for one in taking]
+    return made + [_snapshot_class(one) for one in taking]
 
 
 def _driver(driver: Driver) -> Manifest:
@@ -107,26 +105,49 @@ def _class(driver: Driver, name: str) -> Manifest:
     return Manifest(driver.storage_class(name), about, notes)
 
 
+def _snapshot_class(driver: Driver) -> Manifest:
+    about = (
+        f"VolumeSnapshots of this class are of volumes of {driver.name}. The cluster knows this kind once it has the "
+        "external-snapshotter's definitions."
+    )
+    notes = {"deletionPolicy": "A snapshot goes with its VolumeSnapshot, and its data with it; Retain keeps both."}
+    return Manifest(driver.snapshot_class, about, notes)
+
+
 # --- rights
 
 
-def _rights(namespace: str, *, sidecars: bool) -> Iterator[Manifest]:
-    account = {"kind": "ServiceAccount", "name": _ACCOUNT, "namespace": namespace}
-    if namespace not in _GIVEN:
-        yield Manifest(_object("v1", "Namespace", namespace), "Where what provisions lives.")
-    yield Manifest(
-        _object("v1", "ServiceAccount", _ACCOUNT, namespace),
-        "Who creates and deletes volumes; kubelet's own rights are not enough.",
-    )
-    for kind, where, rules, about in (
-        ("ClusterRole", "", _cluster_rules(sidecars=sidecars), "Volumes and claims, in all namespaces."),
-        ("Role", namespace, _own_rules(sidecars=sidecars), "How much room each node has, in this namespace alone."),
-    ):
-        role = _object(f"{_RBAC}/v1", kind, _ACCOUNT, where)
-        yield Manifest({**role, "rules": rules}, about)
-        binding = _object(f"{_RBAC}/v1", f"{kind}Binding", _ACCOUNT, where)
-        reference = {"apiGroup": _RBAC, "kind": kind, "name": _ACCOUNT}
-        yield Manifest({**binding, "roleRef": reference, "subjects": [account]}, "")
+def _provisioner_rights(namespace: str, *, sidecars: bool) -> Iterator[Manifest]:
+    about = "Who creates and deletes volumes; kubelet's own rights are not enough."
+    yield Manifest(named("v1", "ServiceAccount", _PROVISIONER, namespace), about)
+    about = "Volumes and claims, in all namespaces."
+    yield from _role(_PROVISIONER, namespace, "", _cluster_rules(sidecars=sidecars), about)
+    about = "How much room each node has, in this namespace alone."
+    yield from _role(_PROVISIONER, namespace, namespace, _own_rules(sidecars=sidecars), about)
+
+
+def _snapshotter_rights(namespace: str, *, lead: bool) -> Iterator[Manifest]:
+    yield Manifest(named("v1", "ServiceAccount", _SNAPSHOTTER, namespace), "Who takes and deletes snapshots.")
+    rules = [
+        _rule("", "events", "list", "watch", "create", "update", "patch"),
+        _rule(_SNAPSHOTS, "volumesnapshotclasses", *_READ),
+        _rule(_SNAPSHOTS, "volumesnapshotcontents", *_READ, "update", "patch"),
+        _rule(_SNAPSHOTS, "volumesnapshotcontents/status", "update", "patch"),
+    ]
+    yield from _role(_SNAPSHOTTER, namespace, "", rules, "What is known of a snapshot, in all namespaces.")
+    if lead:
+        about = "Which of them leads, for drivers whose volumes are on no node; in this namespace alone."
+        yield from _role(_SNAPSHOTTER, namespace, namespace, [_LEASES], about)
+
+
+def _role(account: str, home: str, where: str, rules: list[Object], about: str) -> Iterator[Manifest]:
+    """Yield a role and its binding to a ServiceAccount of a namespace; for all namespaces unless one is given."""
+    kind = "Role" if where else "ClusterRole"
+    yield Manifest({**named(f"{_RBAC}/v1", kind, account, where), "rules": rules}, about)
+    binding = named(f"{_RBAC}/v1", f"{kind}Binding", account, where)
+    reference = {"apiGroup": _RBAC, "kind": kind, "name": account}
+    subject = {"kind": "ServiceAccount", "name": account, "namespace": home}
+    yield Manifest({**binding, "roleRef": reference, "subjects": [subject]}, "")
 
 
 def _cluster_rules(*, sidecars: bool) -> list[Object]:
@@ -136,8 +157,8 @@ def _cluster_rules(*, sidecars: bool) -> list[Object]:
         _rule("", "persistentvolumes", *_READ, "create", "patch", "delete"),
         _rule("", "events", "create"),
         _rule("storage.k8s.io", "storageclasses", "list", "watch"),
-        _rule("snapshot.storage.k8s.io", "volumesnapshots", "get"),
-        _rule("snapshot.storage.k8s.io", "volumesnapshotcontents", "get"),
+        _rule(_SNAPSHOTS, "volumesnapshots", "get"),
+        _rule(_SNAPSHOTS, "volumesnapshotcontents", "get"),
     ]
     if not sidecars:
         return own
@@ -150,8 +171,8 @@ def _cluster_rules(*, sidecars: bool) -> list[Object]:
         _rule("storage.k8s.io", "csinodes", *_READ),
         _rule("storage.k8s.io", "volumeattachments", *_READ),
         _rule("storage.k8s.io", "volumeattributesclasses", *_READ),
-        _rule("snapshot.storage.k8s.io", "volumesnapshots", "get", "list"),
-        _rule("snapshot.storage.k8s.io", "volumesnapshotcontents", "get", "list"),
+        _rule(_SNAPSHOTS, "volumesnapshots", "get", "list"),
+        _rule(_SNAPSHOTS, "volumesnapshotcontents", "get", "list"),
     ]
 
 
@@ -159,107 +180,11 @@ def _own_rules(*, sidecars: bool) -> list[Object]:
     if not sidecars:
         return [_rule("storage.k8s.io", "csistoragecapacities", "list", "create", "patch", "delete")]
     capacities = _rule("storage.k8s.io", "csistoragecapacities", *_READ, "create", "update", "patch", "delete")
-    leases = _rule("coordination.k8s.io", "leases", *_READ, "create", "update", "delete")
-    return [capacities, leases, _rule("", "pods", "get"), _rule("apps", "replicasets", "get")]
+    return [capacities, _LEASES, _rule("", "pods", "get"), _rule("apps", "replicasets", "get")]
 
 
 def _rule(group: str, resource: str, *verbs: str) -> Object:
     return {"apiGroups": [group], "resources": [resource], "verbs": [*verbs]}
 
 
-def _object(version: str, kind: str, name: str, namespace: str = "") -> Object:
-    metadata = {"name": name, **({"namespace": namespace} if namespace else {})}
-    return {"apiVersion": version, "kind": kind, "metadata": metadata}
-
-
-# --- the standard sidecar
-
-
-def _sidecar(driver: Driver, kubelet: Path, namespace: str) -> Manifest:
-    name = f"{driver.name.replace('.', '-')}-provisioner"
-    folder = {"path": str(kubelet / "plugins" / driver.name), "type": "DirectoryOrCreate"}
-    pod = {
-        "serviceAccountName": _ACCOUNT,
-        "priorityClassName": "system-node-critical",
-        "tolerations": [{"operator": "Exists"}],
-        "containers": [_external_provisioner(capacity=driver.spec["storageCapacity"])],
-        "volumes": [{"name": "socket", "hostPath": folder}],
-    }
-    about = (
-        f"The standard external-provisioner for {driver.name}, on each node: it calls the daemon's socket and makes "
-        "volumes for pods of its node. It runs as root since the socket is root's; where SELinux keeps it from the "
-        "socket, it has to be privileged. It cannot grow volumes: no standard sidecar does so on each node."
-    )
-    return Manifest(_daemon_set(name, namespace, pod), about)
-
-
-def _external_provisioner(*, capacity: bool) -> Object:
-    """Return the container, which finds the driver's socket in the volume `socket`."""
-    arguments = [
-        "--csi-address=/csi/csi.sock",
-        "--node-deployment=true",
-        "--strict-topology=true",
-        "--immediate-topology=false",
-        f"--enable-capacity={'true' if capacity else 'false'}",
-        "--capacity-ownerref-level=0",
-        "--extra-create-metadata=false",
-        "--timeout=110s",
-    ]
-    fields = {"NODE_NAME": "spec.nodeName", "NAMESPACE": "metadata.namespace", "POD_NAME": "metadata.name"}
-    return {
-        "name": "provisioner",
-        "image": IMAGE,
-        "args": arguments,
-        "env": [{"name": key, "valueFrom": {"fieldRef": {"fieldPath": path}}} for key, path in fields.items()],
-        "securityContext": {
-            "runAsUser": 0,
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        },
-        "volumeMounts": [{"name": "socket", "mountPath": "/csi"}],
-    }
-
-
-def _daemon_set(name: str, namespace: str, pod: Object) -> Object:
-    labels = {"app.kubernetes.io/name": name}
-    template = {"metadata": {"labels": labels}, "spec": pod}
-    spec = {"selector": {"matchLabels": labels}, "template": template}
-    return {**_object("apps/v1", "DaemonSet", name, namespace), "spec": spec}
-
-
-# --- as YAML
-
-
-def as_yaml(made: Iterable[Manifest]) -> str:
-    """Write objects with their comments."""
-    return "---\n".join(_written(one) for one in made)
-
-
-def _written(one: Manifest) -> str:
-    lines = list(_comment(one.about, 0))
-    parents: list[str] = []
-    for line in yaml.safe_dump(one.object, sort_keys=False, width=1000).splitlines():
-        found = _KEY.match(line)
-        if found is not None and len(found[1]) <= 2:
-            depth = len(found[1]) // 2
-            parents[depth:] = [found[2]]
-            lines += _comment(one.notes.get(".".join(parents), ""), len(found[1]))
-        lines.append(line)
-    return "\n".join(lines) + "\n"
-
-
-def _comment(text: str, indent: int) -> Iterator[str]:
-    words, line = text.split(), ""
-    for word in words:
-        if line and len(line) + len(word) > 110 - indent:
-            yield f"{' ' * indent}# {line}"
-            line = ""
-        line = f"{line} {word}".strip()
-    if line:
-        yield f"{' ' * indent}# {line}"
-
-
-def as_list(made: Iterable[Manifest]) -> Any:
-    """Return one object that has them all, which `kubectl apply` takes in JSON."""
-    return {"apiVersion": "v1", "kind": "List", "items": [one.object for one in made]}
+_LEASES: Final = _rule("coordination.k8s.io", "leases", *_READ, "create", "update", "delete")

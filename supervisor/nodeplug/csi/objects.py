@@ -1,4 +1,4 @@
-"""What a cluster has to know of a volume driver: its CSIDriver and its StorageClass, as its claim and hooks say.
+"""What a cluster has to know of a volume driver: its CSIDriver and its classes, as its claim and hooks say.
 
 Owns: the content of these objects, and which of a CSIDriver's fields can never be changed.
 Refuses: to read or write them: `manifests` prints, `cluster` compares.
@@ -11,7 +11,7 @@ from typing import Any, Final
 from nodeplug.contract.errors import InvalidRequest, PluginError
 from nodeplug.contract.values import VolumeClaim
 from nodeplug.csi.codec import driver_name
-from nodeplug.kubeapi.resources import CSI_DRIVERS, STORAGE_CLASSES, Object
+from nodeplug.kubeapi.resources import CSI_DRIVERS, STORAGE_CLASSES, VOLUME_SNAPSHOT_CLASSES, Object
 
 FIXED: Final = ("attachRequired", "volumeLifecycleModes")
 """Fields of a CSIDriver that no update may change (k8s.io/kubernetes, pkg/apis/storage/validation)."""
@@ -35,6 +35,11 @@ class Driver:
     def provisions(self) -> bool:
         """It creates volumes."""
         return "volume_create" in self.hooks
+
+    @property
+    def takes_snapshots(self) -> bool:
+        """It creates volumes, and takes snapshots of them."""
+        return self.provisions and "volume_snapshot" in self.hooks
 
     @property
     def spec(self) -> dict[str, Any]:
@@ -69,6 +74,12 @@ class Driver:
             "reclaimPolicy": "Delete",
             "allowVolumeExpansion": "volume_expand" in self.hooks,
         }
+
+    @property
+    def snapshot_class(self) -> Object:
+        """The VolumeSnapshotClass of its snapshots, which has its name."""
+        kind = {"apiVersion": VOLUME_SNAPSHOT_CLASSES.api_version, "kind": VOLUME_SNAPSHOT_CLASSES.kind}
+        return {**kind, "metadata": {"name": self.name}, "driver": self.name, "deletionPolicy": "Delete"}
 
 
 def drivers_of(claimed: Iterable[tuple[VolumeClaim, frozenset[str]]]) -> tuple[list[Driver], list[str]]:

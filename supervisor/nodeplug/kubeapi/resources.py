@@ -69,3 +69,6 @@ CSI_NODES: Final = Resource("storage.k8s.io", "v1", "csinodes", "CSINode")
 CSI_STORAGE_CAPACITIES: Final = Resource(
     "storage.k8s.io", "v1", "csistoragecapacities", "CSIStorageCapacity", namespaced=True
 )
+VOLUME_SNAPSHOT_CLASSES: Final = Resource(
+    "snapshot.storage.k8s.io", "v1", "volumesnapshotclasses", "VolumeSnapshotClass"
+)

@@ -45,6 +45,43 @@ csi = true
 uses = "store:Store"
 """
 
+ARCHIVE = """
+from nodeplug import VolumeClaim, hookimpl
+
+class Archive:
+    LOCAL = True
+
+    def __init__(self, config, host):
+        pass
+
+    @hookimpl
+    def claims(self):
+        return [VolumeClaim("acme/archive", node_local=self.LOCAL)]
+
+    @hookimpl
+    def volume_publish(self, request):
+        raise NotImplementedError
+
+    @hookimpl
+    def volume_create(self, request):
+        raise NotImplementedError
+
+    @hookimpl
+    def volume_delete(self, request):
+        raise NotImplementedError
+
+    @hookimpl
+    def volume_snapshot(self, request):
+        raise NotImplementedError
+
+    @hookimpl
+    def volume_snapshot_delete(self, request):
+        raise NotImplementedError
+
+class Shared(Archive):
+    LOCAL = False
+"""
+
 
 @pytest.fixture
 def node(node: Any) -> Any:
@@ -101,6 +138,73 @@ def test_the_standard_sidecar_calls_the_socket_on_each_node(node: Any) -> None:
     pod = written(node, "--sidecars")["DaemonSet store-acme-provisioner"]["spec"]["template"]["spec"]
     assert pod["volumes"][0]["hostPath"]["path"] == "/var/lib/kubelet/plugins/store.acme"
     assert {"--node-deployment=true", "--strict-topology=true"} < {*pod["containers"][0]["args"]}
+
+
+@pytest.fixture
+def archive(node: Any) -> Any:
+    """A driver that takes snapshots of volumes on its node, beside one that takes none."""
+    (node.root / "python/archive.py").write_text(ARCHIVE)
+    node.configure(CONFIGURATION + '[plugins.archive]\nuses = "archive:Archive"\n')
+    return node
+
+
+def of_snapshots(found: dict[str, Any]) -> list[str]:
+    return sorted(name for name in found if "Snapshot" in name or "snapshotter" in name)
+
+
+TAKING = [
+    "ClusterRole nodeplug-snapshotter",
+    "ClusterRoleBinding nodeplug-snapshotter",
+    "DaemonSet archive-acme-snapshotter",
+    "ServiceAccount nodeplug-snapshotter",
+    "VolumeSnapshotClass archive.acme",
+]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], []),
+        (["--snapshots"], TAKING),
+        (["--sidecars"], TAKING),
+        (["--sidecars", "--no-snapshots"], []),
+        (["--sidecars", "--driver", "store.acme"], []),
+    ],
+)
+def test_who_takes_snapshots_is_printed_for_drivers_that_have_them_where_it_is_asked_for(
+    archive: Any, arguments: list[str], expected: list[str]
+) -> None:
+    assert of_snapshots(written(archive, *arguments)) == expected
+
+
+def test_what_a_cluster_may_not_know_comes_last(archive: Any) -> None:
+    assert [*written(archive, "--sidecars")][-1] == "VolumeSnapshotClass archive.acme"
+
+
+def test_the_snapshotter_serves_its_own_node_by_the_drivers_socket(archive: Any) -> None:
+    pod = written(archive, "--snapshots")["DaemonSet archive-acme-snapshotter"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert pod["volumes"][0]["hostPath"]["path"] == "/var/lib/kubelet/plugins/archive.acme"
+    assert pod["serviceAccountName"] == "nodeplug-snapshotter"
+    assert "--node-deployment=true" in container["args"]
+    assert [(one["name"], one["valueFrom"]["fieldRef"]["fieldPath"]) for one in container["env"]] == [
+        ("NODE_NAME", "spec.nodeName")
+    ]
+
+
+def test_of_volumes_that_are_on_no_node_one_snapshotter_takes_all_snapshots(archive: Any) -> None:
+    archive.configure('[plugins.archive]\nuses = "archive:Shared"\n')
+    found = written(archive, "--snapshots")
+    (container,) = found["DaemonSet archive-acme-snapshotter"]["spec"]["template"]["spec"]["containers"]
+    assert "--leader-election=true" in container["args"]
+    assert not any("node-deployment" in one for one in container["args"])
+    assert found["Role nodeplug-snapshotter"]["rules"][0]["resources"] == ["leases"]
+
+
+def test_snapshots_are_refused_where_no_driver_takes_them(node: Any) -> None:
+    done = node.run("csi manifests", "--snapshots")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "--snapshots is for drivers that take snapshots, and none does" in done.stderr
 
 
 def test_json_has_the_same_objects(node: Any) -> None:
