@@ -96,6 +96,6 @@ def _daemon_set(driver: Driver, kubelet: Path, namespace: str, account: str, con
         "volumes": [{"name": "socket", "hostPath": folder}],
     }
     labels = {"app.kubernetes.io/name": name}
-    template = {"metadata": {"labels": labels}, "spec": pod}
+    template = {"metadata": {"labels": {**labels}}, "spec": pod}  # the same one twice would be written as a reference
     spec = {"selector": {"matchLabels": labels}, "template": template}
     return {**named("apps/v1", "DaemonSet", name, namespace), "spec": spec}

@@ -207,6 +207,10 @@ def test_snapshots_are_refused_where_no_driver_takes_them(node: Any) -> None:
     assert "--snapshots is for drivers that take snapshots, and none does" in done.stderr
 
 
+def test_each_object_is_written_out(archive: Any) -> None:
+    assert "&id" not in archive.run("csi manifests", "--sidecars").stdout
+
+
 def test_json_has_the_same_objects(node: Any) -> None:
     answer = node.json("csi manifests")
     assert answer["kind"] == "List"
