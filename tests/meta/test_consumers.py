@@ -40,3 +40,9 @@ def test_the_staging_modules_have_the_release_of_kubernetes() -> None:
 def test_the_sidecars_of_the_manifests_are_those_that_are_tested(image: str, module: str, path: str) -> None:
     text = (REPOSITORY / "tests" / "real" / "consumers" / module / "go.mod").read_text()
     assert re.findall(rf"^\s*{re.escape(path)} (v\S+)", text, re.MULTILINE) == [image.rpartition(":")[2]]
+
+
+def test_the_snapshotter_of_the_documentation_is_the_one_that_is_tested() -> None:
+    page = (REPOSITORY / "docs" / "csi.md").read_text(encoding="utf-8")
+    named = re.findall(r"github\.com/kubernetes-csi/external-snapshotter//\S+\?ref=(\S+)", page)
+    assert [*named] == [SNAPSHOTTER_IMAGE.rpartition(":")[2]] * 2

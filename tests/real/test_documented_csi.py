@@ -1,7 +1,7 @@
 """The way through docs/csi.md on a real API server: from an enabled driver to a claim that is bound, grown and copied.
 
 `kubectl apply` and the scheduler are acted out: the objects are created, and a claim gets the node of its first pod.
-What the page says of pods is in tests/node/csi/test_csi_documented.py.
+What the page says of pods is in tests/node/csi/test_csi_documented.py, of snapshots in test_documented_snapshots.py.
 """
 
 import re
@@ -14,7 +14,13 @@ import yaml
 from tests.real.consumers import ControlPlane
 from tests.real.consumers.claims import CORE, Cluster, Object, provisioning
 
-PAGE = (Path(__file__).parents[2] / "docs" / "csi.md").read_text(encoding="utf-8")
+PAGE = re.sub(
+    r"\n## Snapshots\n.*?(?=\n## )",
+    "",
+    (Path(__file__).parents[2] / "docs" / "csi.md").read_text(encoding="utf-8"),
+    flags=re.DOTALL,
+)
+"""Without the part about snapshots."""
 COMMANDS = [line[2:] for line in PAGE.splitlines() if line.startswith("# nodeplug ")]
 
 

@@ -14,14 +14,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import grpc
 import pytest
 from tests.real.consumers import ControlPlane
 from tests.real.consumers.claims import CORE, DRIVER, STORAGE, Cluster, Object, plugins, provisioning
 
 from nodeplug.contract.journal import Journal
-from nodeplug.pb import csi_v1_pb2 as pb
-from nodeplug.pb import csi_v1_pb2_grpc as pb_grpc
 
 MIB = 1 << 20
 EVERYWHERE = """
@@ -452,49 +449,6 @@ def test_a_volume_that_is_mounted_is_deleted_when_its_pod_has_ended(cluster: Clu
     cluster.until("the reason", lambda: "end its pods first" in str(cluster.daemon.status()["provisioner"]))
     assert cluster.names() == [f"{handle}.img"]
     cluster.control.node.run("umount", str(place))
-    cluster.until("the end", lambda: not cluster.names())
-
-
-SNAPSHOTS = "snapshot.storage.k8s.io"
-
-
-def resource(kind: str, plural: str, scope: str) -> Object:
-    """A definition of what the external-snapshotter brings, as far as it is read here."""
-    schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-    version = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
-    names = {"kind": kind, "plural": plural, "singular": kind.lower()}
-    approved = {"api-approved.kubernetes.io": "https://github.com/kubernetes-csi/external-snapshotter/pull/814"}
-    return {
-        "metadata": {"name": f"{plural}.{SNAPSHOTS}", "annotations": approved},
-        "spec": {"group": SNAPSHOTS, "scope": scope, "names": names, "versions": [version]},
-    }
-
-
-def test_a_claim_is_restored_from_a_snapshot_of_the_snapshotter(cluster: Cluster) -> None:
-    definitions = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
-    cluster.call("POST", definitions, resource("VolumeSnapshot", "volumesnapshots", "Namespaced"))
-    cluster.call("POST", definitions, resource("VolumeSnapshotContent", "volumesnapshotcontents", "Cluster"))
-    cluster.claim("original")
-    handle = cluster.bound("original")["spec"]["csi"]["volumeHandle"]
-    mark(cluster.images / f"{handle}.img")
-    with grpc.insecure_channel(f"unix:{cluster.daemon.paths.plugins_registry.parent}/plugins/{DRIVER}/csi.sock") as one:
-        request = pb.CreateSnapshotRequest(source_volume_id=handle, name="snapshot-1")
-        taken = pb_grpc.ControllerStub(one).CreateSnapshot(request, timeout=60).snapshot
-    api = f"/apis/{SNAPSHOTS}/v1"
-    cluster.until("the new kind", lambda: cluster.call("GET", f"{api}/volumesnapshotcontents"))
-    kind = {"apiVersion": f"{SNAPSHOTS}/v1", "kind": "VolumeSnapshot", "metadata": {"name": "friday"}}
-    status = {"status": {"boundVolumeSnapshotContentName": "content", "readyToUse": True}}
-    made = cluster.call("POST", f"{api}/namespaces/default/volumesnapshots", {**kind, **status})
-    reference = {"volumeSnapshotRef": {"name": "friday", "namespace": "default", "uid": made["metadata"]["uid"]}}
-    content = {"spec": {"driver": DRIVER, **reference}, "status": {"snapshotHandle": taken.snapshot_id}}
-    kind = {"apiVersion": f"{SNAPSHOTS}/v1", "kind": "VolumeSnapshotContent", "metadata": {"name": "content"}}
-    cluster.call("POST", f"{api}/volumesnapshotcontents", {**kind, **content})
-    source = {"apiGroup": SNAPSHOTS, "kind": "VolumeSnapshot", "name": "friday"}
-    cluster.claim("restored", "48Mi", dataSource=source)
-    restored = cluster.bound("restored")["spec"]["csi"]["volumeHandle"]
-    assert marked(cluster.images / f"{restored}.img")
-    for name in ("original", "restored"):
-        cluster.delete(name)
     cluster.until("the end", lambda: not cluster.names())
 
 

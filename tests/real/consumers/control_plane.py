@@ -143,7 +143,9 @@ class ControlPlane:
                 )
             time.sleep(0.1)
 
-    def call(self, method: str, path: str, body: Mapping[str, Any] | None = None, *, raw: bool = False) -> Any:
+    def call(
+        self, method: str, path: str, body: Any = None, *, content: str = "application/json", raw: bool = False
+    ) -> Any:
         """Call the API and return the object that it answers, or with `raw` the text.
 
         Raises:
@@ -155,7 +157,7 @@ class ControlPlane:
             connection = http.client.HTTPSConnection("127.0.0.1", PORT, timeout=10, context=trust)
             connection.connect()
         try:
-            headers = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"}
+            headers = {"Authorization": f"Bearer {self.token}", "Content-Type": content}
             connection.request(method, path, json.dumps(body) if body is not None else None, headers)
             answer = connection.getresponse()
             text = answer.read().decode()
