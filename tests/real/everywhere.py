@@ -1,4 +1,7 @@
-"""A driver whose volumes are on no node: whatever daemon is asked can delete what another one has made."""
+"""A driver whose volumes are on no node: whatever daemon is asked can delete what another one has made.
+
+Its snapshots are files that name their volumes.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,12 +12,15 @@ from nodeplug import (
     Claim,
     Host,
     ProvisionedVolume,
+    Snapshot,
     VolumeClaim,
     VolumeCreate,
     VolumeDelete,
     VolumeId,
     VolumeIdentify,
     VolumePublish,
+    VolumeSnapshot,
+    VolumeSnapshotDelete,
     bind,
     hookimpl,
 )
@@ -58,6 +64,22 @@ class Everywhere:
         folder = self._folder / request.volume_id
         if folder.exists():
             folder.rmdir()
+
+    @hookimpl
+    def volume_snapshot(self, request: VolumeSnapshot) -> Snapshot:
+        """Note it, or find its note."""
+        note = self._note(request.name)
+        note.write_text(request.volume_id)
+        created = note.stat().st_mtime
+        return Snapshot(snapshot_id=note.stem, volume_id=request.volume_id, size=0, created=created, ready=True)
+
+    @hookimpl
+    def volume_snapshot_delete(self, request: VolumeSnapshotDelete) -> None:
+        """Remove its note, if there is one."""
+        self._note(request.snapshot_id).unlink(missing_ok=True)
+
+    def _note(self, name: str) -> Path:
+        return self._folder / f"{name}.snapshot"
 
     @hookimpl
     def volume_publish(self, request: VolumePublish) -> None:

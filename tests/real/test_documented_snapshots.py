@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 from tests.real.consumers import ControlPlane
-from tests.real.consumers.claims import DRIVER, Cluster, Object, provisioning
+from tests.real.consumers.claims import DRIVER, Cluster, Object, plugins, provisioning
 from tests.real.consumers.snapshotter import apply, apply_kustomization, items, running
 
 from nodeplug import Pod
@@ -42,21 +42,27 @@ def cluster(programs: Path, cluster: ControlPlane) -> Iterator[Cluster]:
     """A daemon with a provisioner, and all that the page installs for snapshots."""
     apply_kustomization(cluster, written("Kustomization"), programs / "published")
     deployment = cluster.call("GET", "/apis/apps/v1/namespaces/kube-system/deployments/snapshot-controller")
-    with provisioning(cluster) as made, running(cluster, programs / "snapshot-controller", deployment, {}):
+    env = {"PYTHONPATH": str(Path(__file__).parent)}
+    with provisioning(cluster, env=env) as made, running(cluster, programs / "snapshot-controller", deployment, {}):
         (command,) = re.findall(r"^# nodeplug (.*) \| kubectl apply -f -$", SECTION, flags=re.MULTILINE)
         first, second, *words = shlex.split(command)
         printed = made.daemon.run(f"{first} {second}", "--json", *words)
         assert printed.returncode == 0, printed.stderr
         made.until("the kinds", lambda: made.call("GET", f"{SNAPSHOTS}/volumesnapshotclasses"))
         apply(cluster, items(printed.stdout))
-        (sidecar,) = [one for one in items(printed.stdout) if one["kind"] == "DaemonSet"]
+        sidecar = named(items(printed.stdout), "loopfile-nodeplug-snapshotter")
         with running(cluster, programs / "csi-snapshotter", sidecar, {"NODE_NAME": made.node}, called(made)):
             yield made
 
 
-def called(cluster: Cluster) -> dict[str, str]:
+def named(objects: list[Object], name: str) -> Object:
+    (found,) = [one for one in objects if one["metadata"]["name"] == name]
+    return found
+
+
+def called(cluster: Cluster, driver: str = DRIVER) -> dict[str, str]:
     """Return where the driver's socket is on the node, by how a sidecar's pod calls it."""
-    socket = cluster.daemon.paths.plugins_registry.parent / "plugins" / DRIVER / "csi.sock"
+    socket = cluster.daemon.paths.plugins_registry.parent / "plugins" / driver / "csi.sock"
     return {"--csi-address=/csi/csi.sock": f"--csi-address={socket}"}
 
 
@@ -163,7 +169,7 @@ def standing_in(cluster: Cluster, program: Path) -> Iterator[None]:
     cluster.daemon.start()
     objects = items(cluster.daemon.run("csi manifests", "--json", "--sidecars").stdout)
     apply(cluster.control, objects)
-    (sidecar,) = [one for one in objects if one["metadata"]["name"] == "loopfile-nodeplug-provisioner"]
+    sidecar = named(objects, "loopfile-nodeplug-provisioner")
     variables = {"NODE_NAME": cluster.node, "NAMESPACE": "kube-system", "POD_NAME": "provisioner"}
     # No pod runs it here that could own its objects.
     changes = {**called(cluster), "--capacity-ownerref-level=0": "--capacity-ownerref-level=-1"}
@@ -188,3 +194,43 @@ def test_a_snapshot_outlives_its_claim_and_goes_with_its_object(cluster: Cluster
     )
     cluster.delete("orders-again")
     cluster.until("the end", lambda: not cluster.names())
+
+
+EVERYWHERE = "everywhere.acme"
+SECTIONS = """
+[plugins.everywhere]
+uses = "everywhere:Everywhere"
+config = {{ folder = "{folder}" }}
+"""
+
+
+@pytest.fixture
+def everywhere(cluster: Cluster, programs: Path) -> Iterator[Path]:
+    """The folder of a driver whose volumes are on no node, which has what the manifests say."""
+    folder = cluster.daemon.root / "everywhere"
+    cluster.daemon.configure(plugins(cluster.control, SECTIONS.format(folder=folder)))
+    cluster.until("the driver", lambda: EVERYWHERE in {one["driver"] for one in cluster.daemon.status()["csi"]})
+    objects = items(cluster.daemon.run("csi manifests", "--json", "--snapshots", "--driver", EVERYWHERE).stdout)
+    apply(cluster.control, objects)
+    sidecar, variables = named(objects, "everywhere-acme-snapshotter"), {"POD_NAMESPACE": "kube-system"}
+    program = programs / "csi-snapshotter"
+    with running(cluster.control, program, sidecar, variables, called(cluster, EVERYWHERE)):
+        yield folder
+    cluster.daemon.configure(plugins(cluster.control))
+    cluster.until("its end", lambda: len(cluster.daemon.status()["csi"]) == 1)
+
+
+def test_a_snapshot_of_a_volume_that_is_on_no_node_is_taken_by_the_sidecar_that_leads(
+    cluster: Cluster, everywhere: Path
+) -> None:
+    cluster.claim("anywhere", storageClassName=EVERYWHERE)
+    volume = cluster.bound("anywhere")["metadata"]["name"]
+    spec = {"volumeSnapshotClassName": EVERYWHERE, "source": {"persistentVolumeClaimName": "anywhere"}}
+    metadata = {"name": "of-all", "namespace": "default"}
+    apply(cluster.control, [written("VolumeSnapshot") | {"metadata": metadata, "spec": spec}])
+    cluster.until("the snapshot", lambda: is_taken(cluster, "of-all"))
+    assert [path.read_text() for path in everywhere.glob("*.snapshot")] == [volume]
+    cluster.call("DELETE", f"{SNAPSHOTS}/namespaces/default/volumesnapshots/of-all")
+    cluster.until("its end", lambda: not [*everywhere.glob("*.snapshot")])
+    cluster.delete("anywhere")
+    cluster.until("the end", lambda: volume not in cluster.volumes())
