@@ -108,6 +108,11 @@ class Records(Generic[W]):
         """Return the record of an attachment."""
         return self._known.get((namespace, label))
 
+    def all(self) -> list[Record[W]]:
+        """Return the attachments of all hosts' namespaces."""
+        with self._lock:
+            return list(self._known.values())
+
     def of(self, namespace: Identity) -> list[Record[W]]:
         """Return the attachments of a host's namespace."""
         with self._lock:

@@ -17,11 +17,23 @@ if TYPE_CHECKING:
     from nodeplug.contract.mounts import *
     from nodeplug.contract.netns import *
     from nodeplug.contract.plugin_class import *
+    from nodeplug.contract.sockets import *
     from nodeplug.contract.values import *
 else:
     from nodeplug.contract.late import late
 
-    _MODULES = ("cgroups", "errors", "hookspecs", "host", "journal", "mounts", "netns", "plugin_class", "values")
+    _MODULES = (
+        "cgroups",
+        "errors",
+        "hookspecs",
+        "host",
+        "journal",
+        "mounts",
+        "netns",
+        "plugin_class",
+        "sockets",
+        "values",
+    )
     _late = late(globals(), [f"nodeplug.contract.{one}" for one in _MODULES])
 
     def __getattr__(name: str) -> object:

@@ -122,8 +122,7 @@ class Daemon:
         self._configuration = reading.configuration
         supervisor, device_routes = self._configuration.supervisor, partial(self._registry.routes, "device")
         self._paths = supervisor.paths
-        self._boot_id = read_boot_id()
-        self._disk = StateDisk(self._paths.state)
+        self._boot_id, self._disk = read_boot_id(), StateDisk(self._paths.state)
         self._folders = OwnFolders(self._paths)
         self._reprobing = Lane(f"the folder of volume drivers {self._paths.flexvolume}")
         self._runner = Runner(self._finished)
@@ -226,7 +225,9 @@ class Daemon:
         handlers = {"cni": self._cni.handle, "flex": self._flex.handle, "control": self._control}
         self._server = ExecServer(self._paths.exec_socket, handlers)
         command = ["serve", "--config", str(config_path), *(["--root", str(root)] if root is not None else [])]
-        self._handover = Handover(command, self._server, self._registry, self._resources, self._volumes, self._stop)
+        self._handover = Handover(
+            command, self._server, self._registry, self._resources, self._volumes, self._hosts.sockets, self._stop
+        )
 
     # --- start and stop -----------------------------------------------------------------------------------------
 
@@ -260,7 +261,7 @@ class Daemon:
         await predecessor.loaded(refused)
         await self._recall()
         await self._resources.registered(REGISTRATION_PATIENCE)
-        return await predecessor.succeed()
+        return await predecessor.succeed(self._hosts.sockets.adopt)
 
     async def _recall(self) -> None:
         """Offer kubelet at once what an earlier daemon offered; its requests wait for the plugins."""
@@ -326,7 +327,7 @@ class Daemon:
             "watchdog": notify.keep_alive(),
             "exec socket": server.serve(),
             "keep the exec socket": server.keep_listening(),
-            "keep the folders": every(SAMPLE_INTERVAL, lambda: self._folders.keep(self._registry.slots)),
+            "keep what plugins have": every(SAMPLE_INTERVAL, self._hosts.keep),
             "spool": self._cni.run_spool(),
             "orphans": self._cni.orphans.run(),
             "podresources": self._podresources.run(),
@@ -392,9 +393,8 @@ class Daemon:
                 case ("replace",):
                     answer = await self._handover.replace()
                 case _:
-                    count = len(frame.argv)
                     known = "status, inspect PLUGIN, reload PLUGIN, replace, volume-id CLAIM OPTIONS"
-                    raise InvalidRequest(f"no known request in {count} arguments; known: {known}")
+                    raise InvalidRequest(f"no known request in {len(frame.argv)} arguments; known: {known}")
         except PluginError as error:
             return Reply(1, json.dumps({"error": clip(str(error))}).encode())
         return Reply(0, json.dumps(answer).encode())

@@ -27,6 +27,7 @@ from typing import Any, Final
 from nodeplug.contract.errors import TryAgain
 from nodeplug.device.resources import Resources
 from nodeplug.exec.server import ExecServer
+from nodeplug.hosting.kept_sockets import SocketsBySection
 from nodeplug.hosting.registry import Registry
 from nodeplug.process import notify
 from nodeplug.process.aside import aside
@@ -58,6 +59,7 @@ class Handover:
         registry: knows the calls inside plugins.
         resources: what kubelet is served.
         volumes: knows the requests about volumes, also between two hooks.
+        sockets: those that plugins keep.
         stop: set when this daemon is to end.
         decided: it ends because a successor takes over.
         kept: connections that predecessors left.
@@ -68,11 +70,13 @@ class Handover:
     registry: Registry
     resources: Resources
     volumes: Volumes
+    sockets: SocketsBySection
     stop: asyncio.Event
     decided: bool = False
     kept: Kept = field(default_factory=Kept)
     _successor: Successor | None = field(default=None)
     _replacing: bool = False
+    _takes_sockets: bool = False
 
     async def replace(self) -> dict[str, Any]:
         """Have this daemon replaced, and return the process ids once that is decided.
@@ -94,7 +98,8 @@ class Handover:
             self._compare((await successor.word("loaded", READY))["refused"])
             successor.let_register()
             known = True
-            await successor.word("ready", REGISTERED)
+            ready = await successor.word("ready", REGISTERED)
+            self._takes_sockets = ready.get("sockets") is True  # one of an earlier release may have been installed
             await self._wait_for_quiet()
         except BaseException as error:
             LOG.error("this daemon goes on, process %d does not take over: %s", successor.pid, error)
@@ -154,7 +159,9 @@ class Handover:
         # Systemd takes signs of life from the main process alone, which this one is until the successor serves.
         living = asyncio.create_task(notify.keep_alive(), name="watchdog until the end")
         try:
-            successor.hand_over(listener)
+            if self._takes_sockets:
+                await successor.leave(self.sockets.lend())
+            await successor.hand_over(listener)
             await successor.word("serving", SERVING)
         except TryAgain as error:
             LOG.error("no daemon serves this node now: %s", error)

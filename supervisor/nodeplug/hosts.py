@@ -8,7 +8,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from nodeplug.cni.delegate import Delegation
@@ -17,6 +17,7 @@ from nodeplug.contract.host import FormerSection, Host
 from nodeplug.contract.journal import Journal, file_name
 from nodeplug.device.podresources import PodResources
 from nodeplug.device.resources import Resources
+from nodeplug.hosting.kept_sockets import SocketsBySection
 from nodeplug.hosting.own_folders import OwnFolders
 from nodeplug.hosting.plugin_users import PluginUsers
 from nodeplug.hosting.registry import Registry
@@ -46,6 +47,7 @@ class Hosts:
     delegation: Delegation
     cgroups: Cgroups
     users: PluginUsers
+    sockets: SocketsBySection = field(default_factory=SocketsBySection)
 
     def __post_init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -68,7 +70,14 @@ class Hosts:
             _former=lambda: self._former_sections(plugin),
             cgroups=Programs(self.cgroups, plugin),
             _refresh_health=lambda: self._pass_on(self.registry.want_health, plugin),
+            sockets=self.sockets.of(plugin),
         )
+
+    async def keep(self) -> None:
+        """Keep the folders of sections, and their sockets; close those of sections that are gone."""
+        if not self.registry.ended:  # otherwise the next daemon may be given them
+            self.sockets.forget_others(self.registry.slots)
+        await self.folders.keep(self.registry.slots)
 
     def journal(self, name: str) -> Journal:
         """Return the journal of a section, or of the daemon's own."""

@@ -4,7 +4,7 @@ Owns: what each verb does, and what is left to do after the daemon was killed or
 Refuses: hooks and configuration (`plugin`, `config`), and work for a container without port mappings.
 
 Whatever ends the daemon within an ADD, the record says what to remove: the transaction is whole or absent, and a socket
-ends with the daemon.
+ends with the daemon, or is found again in what the host keeps.
 """
 
 import threading
@@ -45,7 +45,7 @@ class HostPorts:
         self._log: logging.LoggerAdapter[logging.Logger] = host.log
         self._nft = NftSockets(Reaper())
         self._records = Records(host, "ports", Wanted.decode)
-        self._reservations = Reservations(reserve)
+        self._reservations = Reservations(host.sockets, reserve)
         self._recovered: set[Identity] = set()
         self._lock = threading.Lock()
         self._changing = threading.Lock()
@@ -57,13 +57,15 @@ class HostPorts:
             OSError: the kernel refuses.
         """
         self._records.recover()
+        known = [one for one in self._records.all() if one.phase != ADDING]
+        ports = [(one.namespace, Port.of(forward)) for one in known for forward in one.wanted.mappings().forwards]
+        self._reservations.release_others(ports)
         if self._records.of(home):
             with open_nft() as netlink:
                 self._recover(home, PortTable(netlink))
 
     def close(self) -> None:
-        """Release the ports, for who comes next, and close idle sockets."""
-        self._reservations.close()
+        """Close idle sockets. The ports stay reserved for who comes next."""
         self._nft.close()
 
     def add(self, request: CniAdd, wanted: Wanted) -> None:

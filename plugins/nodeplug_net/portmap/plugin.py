@@ -101,7 +101,7 @@ class Portmap:
 
     @hookimpl
     def stop(self) -> None:
-        """Stop to observe, and release the ports, for who comes next."""
+        """Stop to observe. The ports stay reserved."""
         self._level.stop()
         self._ports.close()
 

@@ -1,9 +1,11 @@
-"""Ports of the host that are reserved for containers: a bound socket each, which the daemon holds.
+"""Ports of the host that are reserved for containers: a bound socket each, which the daemon keeps.
 
 Owns: those sockets, by attachment, and the text that says who has a port that cannot be bound.
 Refuses: to serve them. Packets to a port that leads to a container never come here; nothing is accepted or read, and
 what comes all the same, as conditions of a mapping or a lost rule may let it, finds a closed port, or is dropped (UDP).
 
+The host keeps them, so that nobody gets a port while the plugin or the daemon is exchanged: there is one socket all the
+time. To bind a second one beside it would need SO_REUSEPORT, and any program of root could then do so, too.
 A socket belongs to the network namespace of the caller's host, which it keeps alive. SCTP is reserved where the kernel
 has it: where it has not, nobody can take the port.
 """
@@ -21,7 +23,7 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 from typing import Final
 
-from nodeplug import TryAgain
+from nodeplug import KeptSockets, TryAgain
 from nodeplug_net.nftables.sockets import Identity
 from nodeplug_net.portmap.config import Forward, port_name
 
@@ -72,11 +74,14 @@ class Reservations:
     """The reserved ports. Any thread may call it; sockets are bound in the namespace that the thread is in.
 
     Attributes:
+        sockets: what the host keeps, by namespace and port.
         binds: whether there are sockets; without them only attachments are kept from each other's ports.
     """
 
+    sockets: KeptSockets
     binds: bool = True
-    _held: dict[Owner, dict[Port, socket.socket | None]] = field(default_factory=dict)
+    _held: dict[Owner, dict[Port, str]] = field(default_factory=dict)
+    """The names of the sockets; without one, a port that could not be bound yet."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def take(self, namespace: Identity, label: str, ports: Iterable[Port]) -> None:
@@ -97,17 +102,32 @@ class Reservations:
         owner = (namespace, label)
         with self._lock:
             held = self._held.get(owner, {})
-            taken: dict[Port, socket.socket | None] = {}
+            known, taken, made = set(self.sockets.names()), dict[Port, str](), list[str]()
             try:
                 for port in wanted:
-                    if held.get(port) is None:
+                    if not held.get(port):
                         self._refuse_taken(owner, port)
-                        taken[port] = _bind(port) if self.binds else None
+                        name = taken[port] = _name(namespace, port)
+                        if name not in known:
+                            taken[port] = self._keep(name, port)
+                            made.append(taken[port])
             except BaseException:
-                _close(taken.values())
+                self._drop(made)
                 raise
-            _close(held[port] for port in held if port not in wanted)
-            self._held[owner] = {port: taken[port] if port in taken else held[port] for port in wanted}
+            self._drop(held[port] for port in held if port not in wanted)
+            self._held[owner] = {port: taken.get(port) or held.get(port, "") for port in wanted}
+
+    def _keep(self, name: str, port: Port) -> str:
+        made = _bind(port) if self.binds else None
+        if made is None:
+            return ""
+        with made:
+            self.sockets.keep(name, made)
+        return name
+
+    def _drop(self, names: Iterable[str]) -> None:
+        for name in filter(None, names):
+            self.sockets.drop(name)
 
     def _refuse_taken(self, owner: Owner, port: Port) -> None:
         for (namespace, label), held in self._held.items():
@@ -121,20 +141,18 @@ class Reservations:
     def release(self, namespace: Identity, label: str) -> None:
         """Release the ports of an attachment."""
         with self._lock:
-            _close(self._held.pop((namespace, label), {}).values())
+            self._drop(self._held.pop((namespace, label), {}).values())
 
-    def close(self) -> None:
-        """Release all ports."""
-        with self._lock:
-            for held in self._held.values():
-                _close(held.values())
-            self._held.clear()
+    def release_others(self, needed: Iterable[tuple[Identity, Port]]) -> None:
+        """Release what earlier instances of the plugin have left, except for these ports."""
+        names = {_name(namespace, port) for namespace, port in needed} if self.binds else set()
+        self._drop(name for name in self.sockets.names() if name not in names)
 
 
-def _close(sockets: Iterable[socket.socket | None]) -> None:
-    for one in sockets:
-        if one is not None:
-            one.close()
+def _name(namespace: Identity, port: Port) -> str:
+    """Name a socket, which keeps its namespace alive: nobody else gets that identity."""
+    device, inode = namespace
+    return f"{device}:{inode} IPv{port.version} {port}"
 
 
 def _bind(port: Port) -> socket.socket | None:

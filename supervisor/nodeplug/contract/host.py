@@ -13,6 +13,7 @@ from typing import Any, Protocol, cast, overload
 from nodeplug.contract.cgroups import ProgramCgroups
 from nodeplug.contract.errors import NotReady
 from nodeplug.contract.journal import Journal
+from nodeplug.contract.sockets import KeptSockets
 from nodeplug.contract.values import (
     CniAdd,
     CniCheck,
@@ -67,6 +68,7 @@ class Host:
         state_dir: the plugin's own folder that survives a reboot; exists.
         run_dir: the plugin's own folder that does not; exists.
         cgroups: of programs that it starts for containers.
+        sockets: that stay open while the plugin, or the daemon, is exchanged.
     """
 
     plugin: str
@@ -82,6 +84,7 @@ class Host:
     _former: Callable[[], Sequence[FormerSection]] = tuple
     cgroups: ProgramCgroups = field(default_factory=ProgramCgroups)
     _refresh_health: Callable[[], None] = lambda: None
+    sockets: KeptSockets = field(default_factory=KeptSockets)
 
     def refresh_health(self) -> None:
         """Ask for `health` now instead of at its next turn. Returns at once; many requests become one call."""

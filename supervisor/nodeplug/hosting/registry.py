@@ -46,12 +46,14 @@ class Registry:
         order: of the sections in the configuration.
         health_wanted: sections whose plugins want to be asked for their health now.
         health_news: set while there are such.
+        ended: every section is forgotten, because the daemon ends.
     """
 
     slots: dict[str, Slot] = field(default_factory=dict)
     order: tuple[str, ...] = ()
     health_wanted: set[str] = field(default_factory=set)
     health_news: asyncio.Event = field(default_factory=asyncio.Event)
+    ended: bool = False
     _known: dict[str, Slot] = field(default_factory=dict)
     _routes: dict[tuple[ClaimKind, str], Route] = field(default_factory=dict)
 
@@ -134,6 +136,7 @@ class Registry:
         for slot in self.slots.values():
             slot.loaded = None
             slot.enter("ended")
+        self.ended = True
         self.slots.clear()
 
     def route(self, kind: ClaimKind, name: str) -> Route:

@@ -1,11 +1,12 @@
 """One daemon takes the place of another on a running node, and nobody finds it empty.
 
-Owns: both ends of the socket between the two, and the start of the successor. They say seven words:
+Owns: both ends of the socket between the two, and the start of the successor. They say eight words:
 
     starter        started   which process the successor is; it has ended by then
     successor      loaded    what it can load of the configuration
     predecessor    register  that is enough
-    successor      ready     kubelet knows its sockets
+    successor      ready     kubelet knows its sockets, and it takes those that plugins keep
+    predecessor    sockets   those, with their sections and names, as many words as it takes
     predecessor    yours     with the listening socket, when nothing of it writes any more
     successor      serving   it answers callers, and the predecessor may go
     predecessor    gone      with the connections on which kubelet still listens to it, which must not end
@@ -17,11 +18,12 @@ Refuses: what has to be done before a word is said, and what becomes of a succes
 import asyncio
 import errno
 import json
+import logging
 import os
 import signal
 import socket
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,11 +35,16 @@ from nodeplug.process.aside import aside
 from nodeplug.process.execution import DESCRIPTOR, execute, refusal
 
 OPTION: Final = "--succeed"
+LOG: Final = logging.getLogger(__name__)
 STARTED: Final = 30.0
 """Seconds in which Python starts and executes another one, on a node whose disks do not hang."""
+TAKEN: Final = 10.0
+"""Seconds in which a successor takes the sockets that plugins keep."""
 _LIMIT: Final = 64 << 10
 _REASON: Final = 500
 _AT_ONCE: Final = 64
+_NAMED: Final = 16
+"""Sockets in one word: their names, escaped, are far below the limit."""
 _ITS_OWN: Final = frozenset({"WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID"})
 """Variables that hold for one process (sd_notify(3), sd_watchdog_enabled(3))."""
 
@@ -106,14 +113,36 @@ class Successor:
         with suppress(OSError):
             self._end.send(_said("register"))
 
-    def hand_over(self, listener: socket.socket) -> None:
+    async def leave(self, sockets: Sequence[tuple[str, str, socket.socket]], patience: float = TAKEN) -> None:
+        """Give it sockets that plugins keep, each with its section and name, and close them here.
+
+        What cannot be given is logged: the plugins of the successor make new ones.
+        """
+        try:
+            async with asyncio.timeout(patience):
+                for first in range(0, len(sockets), _NAMED):
+                    some = sockets[first : first + _NAMED]
+                    word = _said("sockets", names=[[section, name] for section, name, _ in some])
+                    await _send_when_possible(self._end, word, [one.fileno() for _, _, one in some])
+        except (OSError, TimeoutError) as error:
+            LOG.error(
+                "process %d gets not all sockets that plugins keep: %s", self.pid, str(error) or "it takes too long"
+            )
+        finally:
+            for _, _, one in sockets:
+                one.close()
+
+    async def hand_over(self, listener: socket.socket) -> None:
         """Say that the node is its own now, and give it the socket on which callers wait.
 
         Raises:
-            TryAgain: it has ended.
+            TryAgain: it has ended, or reads nothing.
         """
         try:
-            socket.send_fds(self._end, [_said("yours")], [listener.fileno()])
+            async with asyncio.timeout(TAKEN):
+                await _send_when_possible(self._end, _said("yours"), [listener.fileno()])
+        except TimeoutError:
+            raise TryAgain(f"its successor, process {self.pid}, reads nothing") from None
         except OSError as error:
             raise TryAgain(f"its successor, process {self.pid}, has ended: {error.strerror}") from error
 
@@ -162,16 +191,24 @@ class Predecessor:
             PluginError: the predecessor has ended, or keeps the node.
         """
         await self._say("loaded", refused={name: clip(why, _REASON) for name, why in refused.items()})
-        await self._answer(0)
+        await self._answer()
 
-    async def succeed(self) -> socket.socket:
+    async def succeed(self, adopt: Callable[[str, str, int], None]) -> socket.socket:
         """Say that this process is ready, and wait until the node is its own; return the listening socket.
+
+        Args:
+            adopt: takes a section, a name and the descriptor of a socket that the section's plugin keeps.
 
         Raises:
             PluginError: the predecessor has ended, or keeps the node.
         """
-        await self._say("ready")
-        listener = socket.socket(fileno=(await self._answer(1))[0])
+        await self._say("ready", sockets=True)
+        said, descriptors = await self._answer()
+        while said["word"] == "sockets":
+            for (section, name), descriptor in zip(said["names"], descriptors, strict=False):  # or there is no room
+                adopt(section, name, descriptor)
+            said, descriptors = await self._answer()
+        listener = socket.socket(fileno=descriptors[0])
         listener.setblocking(False)
         return listener
 
@@ -179,8 +216,8 @@ class Predecessor:
         with suppress(OSError):
             await asyncio.get_running_loop().sock_sendall(self._end, _said(word, **more))
 
-    async def _answer(self, count: int) -> list[int]:
-        """Wait for a word, and return the descriptors that come with it."""
+    async def _answer(self) -> tuple[Mapping[str, Any], list[int]]:
+        """Wait for a word, and return it with the descriptors that come with it."""
         loop = asyncio.get_running_loop()
         readable = loop.create_future()
         loop.add_reader(self._end, readable.set_result, None)
@@ -189,12 +226,13 @@ class Predecessor:
         finally:
             loop.remove_reader(self._end)
         try:
-            data, descriptors, _ = receive(self._end, _LIMIT, count)
+            data, descriptors, _ = receive(self._end, _LIMIT, _NAMED)
         except OSError:
             data, descriptors = b"", []
-        if not data or len(descriptors) != count:
+        said = json.loads(data) if data else {}
+        if not said or (said["word"] == "yours" and len(descriptors) != 1):
             raise PluginError("the daemon whose place was to be taken has ended, or goes on by itself")
-        return descriptors
+        return said, descriptors
 
     def say_serving(self) -> None:
         """Say that callers are answered here."""
@@ -270,6 +308,23 @@ def accepted(names: Iterable[Path]) -> list[int]:
                 if other.family == socket.AF_UNIX and other.getsockname() in wanted and other.getpeername() is not None:
                     found.append(int(entry.name))
     return found
+
+
+async def _send_when_possible(end: socket.socket, data: bytes, descriptors: Sequence[int]) -> None:
+    """Send a word with descriptors; wait while the other end has not read those before."""
+    loop = asyncio.get_running_loop()
+    while True:
+        try:
+            socket.send_fds(end, [data], descriptors)
+        except BlockingIOError:
+            writable = loop.create_future()
+            loop.add_writer(end, writable.set_result, None)
+            try:
+                await writable
+            finally:
+                loop.remove_writer(end)
+        else:
+            return
 
 
 def _said(word: str, **more: Any) -> bytes:

@@ -14,6 +14,7 @@ from typing import Any
 from nodeplug.contract.errors import NotFound
 from nodeplug.contract.host import Delegate, FormerSection, Host
 from nodeplug.contract.journal import Journal
+from nodeplug.contract.sockets import KeptSockets
 from nodeplug.contract.values import CniRequest, CniResult, Holding, ResourceName
 
 
@@ -58,6 +59,7 @@ def host(
     holders: Sequence[Holding] | Callable[[ResourceName], Sequence[Holding]] = (),
     former: Sequence[Host] = (),
     refresh_health: Callable[[], None] | None = None,
+    sockets: KeptSockets | None = None,
 ) -> RecordingHost:
     """Build what the daemon gives to a plugin, for a test that constructs the plugin itself.
 
@@ -75,6 +77,7 @@ def host(
             no container holds any.
         former: what sections of other names had, for `host.former_sections()`.
         refresh_health: called for each `host.refresh_health()` as well, in the plugin's thread.
+        sockets: those of an earlier host, as where only the plugin was exchanged; by default nothing is kept yet.
 
     Raises:
         OSError: the folder cannot be written.
@@ -119,6 +122,7 @@ def host(
         _holders=known_holders,
         _former=lambda: [FormerSection(one.journal, one.state_dir, one.run_dir) for one in former],
         _refresh_health=record_refresh_health,
+        sockets=KeptSockets() if sockets is None else sockets,
         refreshed=refreshed,
         delegated=delegated,
         health_refreshed=health_refreshed,

@@ -5,6 +5,8 @@ Refuses: threads: it works in that of the call in which the plugin asks, so that
 """
 
 import logging
+import os
+import socket
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -46,6 +48,8 @@ def answer(host: Host, message: Message) -> Message:
             return Message({"op": "answer"}, write_holdings(host.holders(message.text("resource"))))
         case "cgroup":
             return Message({"op": "answer", **_with_cgroup(host, message)})
+        case "sockets":
+            return _with_sockets(host, message)
         case "former":
             return Message({"op": "answer", "sections": _former(host)})
         case "delegate":
@@ -101,6 +105,35 @@ def _with_cgroup(host: Host, message: Message) -> dict[str, Any]:
             return {}
         case unknown:
             raise Broken(f"nobody can {unknown!r} with a cgroup")
+
+
+def _with_sockets(host: Host, message: Message) -> Message:
+    """Do what is asked of the kept sockets; those of the answer belong to whoever sends it."""
+    name, answer = message.text("name"), Message({"op": "answer"})
+    match message.head.get("do"):
+        case "keep" if len(message.descriptors) == 1:
+            with _socket(message.descriptors.pop()) as kept:
+                host.sockets.keep(name, kept)
+        case "names":
+            answer.head = {**answer.head, "names": list(host.sockets.names())}
+        case "get":
+            found = host.sockets.get(name)
+            if found is not None:
+                answer.descriptors.append(found.detach())
+        case "drop":
+            host.sockets.drop(name)
+        case unknown:
+            raise Broken(f"nobody can {unknown!r} with sockets")
+    return answer
+
+
+def _socket(descriptor: int) -> socket.socket:
+    """Take over a descriptor: of a socket, since to close something else may take as long as its disk hangs."""
+    try:
+        return socket.socket(fileno=descriptor)
+    except OSError:
+        os.close(descriptor)
+        raise Broken("it keeps what is no socket") from None
 
 
 def _former(host: Host) -> list[dict[str, str]]:

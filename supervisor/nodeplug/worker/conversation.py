@@ -101,7 +101,11 @@ class Conversation:
             self._channel.flush()
             while (message := self._heard or self._channel.receive()).op not in _REPLIES:
                 self._heard = None
-                self._channel.send(self._process.answered(message))
+                answer = self._process.answered(message)
+                try:
+                    self._channel.send(answer)
+                finally:
+                    answer.close()
             usable = True
         except Closed:
             failure = partial(self._process.left, self._what)

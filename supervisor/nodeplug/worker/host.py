@@ -6,6 +6,7 @@ Refuses: state: the journal's files, who holds what and other plugins are the da
 
 import builtins
 import logging
+import socket
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
@@ -18,6 +19,7 @@ from nodeplug.contract.cgroups import ProgramCgroups
 from nodeplug.contract.errors import PluginError, TryAgain, clip
 from nodeplug.contract.host import FormerSection, Host
 from nodeplug.contract.journal import Entry, Journal
+from nodeplug.contract.sockets import KeptSockets
 from nodeplug.contract.tracebacks import traced
 from nodeplug.contract.values import CniRequest, CniResult, Holding, ResourceName
 from nodeplug.worker.encoding import Stray, read_error, read_holdings, read_result, write_delegated
@@ -146,6 +148,40 @@ class AskedCgroups(ProgramCgroups):
         self._do("remove", name)
 
 
+@dataclass(frozen=True, slots=True)
+class AskedSockets(KeptSockets):
+    """Sockets that the daemon keeps.
+
+    Attributes:
+        door: the way to the daemon.
+    """
+
+    door: Door = field(kw_only=True)
+
+    def _do(self, what: str, name: str, *descriptors: int) -> Message:
+        return self.door.ask(Message({"op": "sockets", "do": what, "name": name}, b"", list(descriptors)))
+
+    def keep(self, name: str, kept: socket.socket) -> None:
+        """Have a socket kept; see `KeptSockets`."""
+        self._do("keep", name, kept.fileno())
+
+    def names(self) -> Sequence[str]:
+        """Return the names of what is kept."""
+        return [str(name) for name in self._do("names", "").head["names"]]
+
+    def get(self, name: str) -> socket.socket | None:
+        """Return a socket that is kept; see `KeptSockets`."""
+        answer = self._do("get", name)
+        try:
+            return socket.socket(fileno=answer.descriptors.pop()) if answer.descriptors else None
+        finally:
+            answer.close()
+
+    def drop(self, name: str) -> None:
+        """Have closed what is kept under a name; succeed when there is none."""
+        self._do("drop", name)
+
+
 def make_host(door: Door, about: Mapping[str, Any]) -> Host:
     """Make the host of the plugin of this process.
 
@@ -196,6 +232,7 @@ def make_host(door: Door, about: Mapping[str, Any]) -> Host:
         _former=former,
         cgroups=AskedCgroups(door),
         _refresh_health=refresh_health,
+        sockets=AskedSockets(door=door),
     )
 
 

@@ -290,7 +290,11 @@ class Worker:
     def _ask(self, channel: Channel) -> None:
         """Answer a request of a thread of the plugin's own."""
         try:
-            channel.send(self.answered(channel.receive(first=True)))
+            answer = self.answered(channel.receive(first=True))
+            try:
+                channel.send(answer)
+            finally:
+                answer.close()
         except Closed:
             return
         except Broken as error:

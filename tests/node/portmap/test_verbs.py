@@ -299,10 +299,34 @@ def test_connections_that_ended_lately_do_not_keep_a_port(lab: Lab) -> None:
 def test_a_restarted_daemon_reserves_the_ports_again(lab: Lab) -> None:
     lab.add("c1", mapping(8080))
     lab.portmap.stop()
+    kept = lab.scratch.host.sockets
+    for name in kept.names():
+        kept.drop(name)  # they end with the daemon
     with listening(lab, 8080):
         pass
     with restarted(lab), pytest.raises(OSError, match="Address already in use"), listening(lab, 8080):
         pass
+
+
+def test_a_plugin_that_is_exchanged_goes_on_with_the_ports_and_releases_them_in_the_end(lab: Lab) -> None:
+    lab.add("c1", mapping(8080))
+    lab.portmap.stop()
+    with pytest.raises(OSError, match="Address already in use"), listening(lab, 8080):
+        pass
+    with restarted(lab) as again:
+        lab.scratch.delete(again, lab.config(), "c1")
+        with listening(lab, 8080):
+            pass
+
+
+def test_ports_are_released_by_an_exchange_for_a_plugin_that_is_not_to_reserve_them(lab: Lab) -> None:
+    lab.add("c1", mapping(8080))
+    lab.portmap.stop()
+    again = Portmap(PortmapConfig(reserve=False), lab.scratch.host)
+    lab.scratch.on_host(again.start)
+    with listening(lab, 8080):
+        pass
+    again.stop()
 
 
 def test_a_restarted_daemon_restores_flushed_ports(lab: Lab) -> None:
@@ -409,7 +433,7 @@ def test_gc_ends_what_is_not_valid_and_keeps_the_rest(lab: Lab) -> None:
 
 def test_a_failed_add_leaves_nothing(lab: Lab) -> None:
     lab.add("c1", mapping(8080, hostIP="192.0.2.1"))
-    lab.portmap.stop()  # its reservations are gone, its rules are not
+    lab.portmap.stop()
     (lab.scratch.host.run_dir / "ports").rename(lab.scratch.folder / "away")
     with restarted(lab) as again:
         lab.portmap = again

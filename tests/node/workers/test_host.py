@@ -37,6 +37,8 @@ def test_a_host_does_in_a_process_what_it_does_in_a_thread(
             taken = [("taken", {})]
             assert asked["folder"] == str(guests.folder / "former" / "state")
             assert asked["left"] == []
+            refused = "the name of a kept socket has 1 to 200 characters, found 0"
+            assert asked["sockets"] == ["still open", [where], None, refused, []]
             assert asked["not ready"] == "kubelet does not say"
             assert "is too large for the journal" in asked["too large"]
             (record,) = [one for one in caplog.records if one.getMessage() == f"asking {where}"]

@@ -285,6 +285,7 @@ class Asker(Guest):
         host.journal.remove(where)
         host.journal.count_as_removed("other", "its disk hangs")
         told["left"] = [entry.key for entry in host.journal.entries()]
+        told["sockets"] = self._keep(where)
         try:
             host.holders("example.com/unknown")
         except n.NotReady as error:
@@ -294,6 +295,25 @@ class Asker(Guest):
         except n.PluginError as error:
             told["too large"] = str(error)
         return told
+
+    def _keep(self, where: str) -> list[object]:
+        kept = self._host.sockets
+        left, right = socket.socketpair()
+        kept.keep(where, right)
+        right.close()
+        left.sendall(b"still open")
+        found = kept.get(where)
+        assert found is not None
+        with left, found:
+            told: list[object] = [found.recv(10).decode(), kept.names(), kept.get("unknown")]
+        kept.drop(where)
+        kept.drop("unknown")
+        try:
+            with socket.socket() as other:
+                kept.keep("", other)
+        except n.InvalidRequest as error:
+            told.append(str(error))
+        return [*told, kept.names()]
 
 
 # --- how it goes wrong ------------------------------------------------------------------------------------------
