@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from rich.console import Console
 
-from bench import chain, cni, daemon, devices, gpu, page, processes, report, trace, volumes
+from bench import chain, cni, daemon, devices, gpu, installation, page, processes, report, trace, volumes
 from bench.attempts import Attempts
 from bench.figures import flat, of_cni, traced
 from nodeplug.testing import Kubelet, ScratchNode, folders, namespaces
@@ -122,6 +122,8 @@ async def _measure(folder: Path, attempts: Attempts, *, quick: bool) -> str:
                 figures["daemon_rss_mib"] = daemon.rss_mib(node.pid)
         finally:
             await asyncio.to_thread(node.stop)
+    with attempts.measuring("the default installation") as figures:
+        figures["default_memory_mib"] = await asyncio.to_thread(installation.memory_mib, folder / "i")
     with attempts.measuring("plugins in processes") as figures:
         figures.update(await processes.measure(folder / "p", {"PYTHONPATH": str(ROOT)}, quick=quick))
     with attempts.measuring("volumes over both fronts") as figures:

@@ -1,8 +1,8 @@
 """What it costs that a plugin runs in a process of its own, and what its neighbours gain.
 
 Owns: an Allocate of eight ids, one with a long list behind it, an ADD and a mount, each in turn to a plugin in a thread
-and to the same plugin in a process; the memory of a process; what calls of another plugin take while one burns a core
-and holds the interpreter's lock.
+and to the same plugin in a process; the memory of a process; how long both take to start; what calls of another plugin
+take while one burns a core and holds the interpreter's lock.
 Refuses: the entrypoints: calls are frames on the exec socket, so that the way into the daemon is the same and small.
 """
 
@@ -20,7 +20,6 @@ from typing import Any, Final
 
 from bench.frames import ask as send
 from bench.measure import Summary
-from nodeplug.exec.client import ask
 from nodeplug.exec.frame import Frame
 from nodeplug.pb import deviceplugin_v1beta1_pb2 as pb
 from nodeplug.testing import Kubelet, ScratchNode
@@ -66,7 +65,7 @@ async def measure(root: Path, environment: Mapping[str, str], *, quick: bool) ->
                 await kubelet.until_allocatable(f"bench.nodeplug.io/long-{way}", _LONG)
             figures |= await _prices(node, kubelet, 20 if quick else 1000)
             figures |= await _neighbours(kubelet, burning, 0.1 if quick else 20.0)
-            figures["process_start_ms"] = await asyncio.to_thread(_start, node, 3 if quick else 20)
+            figures |= await _starts(node, kubelet, burning, 2 if quick else 20)
             figures["process_pss_mib"] = await asyncio.to_thread(_memory, node)
         finally:
             await asyncio.to_thread(node.stop)
@@ -163,13 +162,15 @@ def _mounting(node: ScratchNode, way: str) -> Callable[[], float]:
 async def _neighbours(kubelet: Kubelet, burning: Path, seconds: float) -> dict[str, float]:
     """Time Allocates of a plugin in a thread while somebody burns a core: nobody, another program, a process, a thread.
 
-    In short turns, one after the other, so that what the machine does besides meets all of them alike.
+    In short turns, one after the other, so that what the machine does besides meets all of them alike. A figure is the
+    median of those of the turns: one in which the machine was busy with something else does not count.
     """
     call = _allocating(kubelet, "thread")
-    series: dict[str, list[float]] = {"alone": [], "program": [], "process": [], "thread": []}
+    series: dict[str, list[Summary]] = {"alone": [], "program": [], "process": [], "thread": []}
     end = time.monotonic() + seconds * len(series)
     while time.monotonic() < end:
-        for who, taken in series.items():
+        for who, turns in series.items():
+            taken: list[float] = []
             with _burning(who, burning):
                 await asyncio.sleep(0.1)
                 until = time.monotonic() + 1.0
@@ -178,12 +179,21 @@ async def _neighbours(kubelet: Kubelet, burning: Path, seconds: float) -> dict[s
                     await call()
                     taken.append(time.perf_counter() - started)
                     await asyncio.sleep(0.002)
+            turns.append(Summary.of(taken))
             await asyncio.sleep(0.1)
-    summaries = {who: Summary.of(taken) for who, taken in series.items()}
-    figures = {f"neighbour_{who}_p99_ms": summary.p99 for who, summary in summaries.items()}
-    figures |= {f"neighbour_{who}_p50_ms": summary.p50 for who, summary in summaries.items()}
-    program = summaries["program"].p99
-    return figures | {f"neighbour_{who}_p99_ratio": summaries[who].p99 / program for who in WAYS}
+    return neighbours(series)
+
+
+def neighbours(series: Mapping[str, Sequence[Summary]]) -> dict[str, float]:
+    """Name the figures of who burned a core, of the summaries of its turns."""
+    figures = {
+        f"neighbour_{who}_p99_ms": statistics.median(turn.p99 for turn in turns) for who, turns in series.items()
+    }
+    figures |= {
+        f"neighbour_{who}_p50_ms": statistics.median(turn.p50 for turn in turns) for who, turns in series.items()
+    }
+    program = figures["neighbour_program_p99_ms"]
+    return figures | {f"neighbour_{who}_p99_ratio": figures[f"neighbour_{who}_p99_ms"] / program for who in WAYS}
 
 
 @contextmanager
@@ -205,14 +215,34 @@ def _burning(who: str, folder: Path) -> Iterator[None]:
             (folder / who).unlink()
 
 
-def _start(node: ScratchNode, count: int) -> float:
-    """Reload the plugin of a process; return the median of the milliseconds, which the answer to the command ends."""
-    seconds = []
+async def _starts(node: ScratchNode, kubelet: Kubelet, burning: Path, count: int) -> dict[str, float]:
+    """Add the sections of both plugins in turn, until kubelet has the first list; medians in milliseconds.
+
+    What it takes to notice the file is in both.
+    """
+    tables, series = plugins(burning), {way: list[float]() for way in WAYS}
     for _ in range(count):
-        started = time.perf_counter()
-        ask(node.paths.exec_socket, "reload", "process", timeout=60)
-        seconds.append(time.perf_counter() - started)
-    return statistics.median(seconds) * 1e3
+        for way in WAYS:
+            series[way].append(await _first_list(node, kubelet, tables, way))
+    figures = {f"first_list_{way}_ms": statistics.median(series[way]) * 1e3 for way in WAYS}
+    pairs = zip(series["process"], series["thread"], strict=True)
+    return figures | {"first_list_process_price_ms": statistics.median(there - here for there, here in pairs) * 1e3}
+
+
+async def _first_list(node: ScratchNode, kubelet: Kubelet, tables: str, way: str) -> float:
+    """Remove the section of a plugin, add it again, and return the seconds until kubelet has its list."""
+    resource = f"bench.nodeplug.io/{way}"
+    without = tables.replace(f"[plugins.{way}]\n", f"[plugins.{way}]\nenabled = false\n")
+    await asyncio.to_thread(node.configure, without)
+    await kubelet.until(lambda: not kubelet.streams(resource))
+    before = kubelet.resources[resource].endpoint
+    await asyncio.to_thread(node.configure, tables)
+    started = time.monotonic()
+    await kubelet.until(lambda: kubelet.resources[resource].endpoint is not before and kubelet.streams(resource) > 0)
+    await kubelet.until_allocatable(resource, 16)
+    endpoint = kubelet.resources[resource].endpoint
+    listed = endpoint.first_list_at if endpoint is not None else None
+    return (listed or time.monotonic()) - started
 
 
 def _memory(node: ScratchNode) -> float:

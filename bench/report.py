@@ -26,11 +26,16 @@ VALUES: Final = {
     "health_to_stream_p50_ms": "a device is gone until kubelet has the list that says so",
 }
 DAEMON: Final = {
-    "registered_after_start_s": ("start of the daemon until kubelet has the first list", "s", 2),
-    "listed_after_crash_s": ("the same after kill -9: until kubelet has the last list", "s", 2),
-    "daemon_rss_mib": ("resident memory with the bundled plugins", "MiB", 0),
-    "daemon_idle_cpu_percent": ("CPU while nobody calls", "%", 1),
+    "registered_after_start_s": ("start of the daemon until kubelet has the first list, s", 0.0),
+    "listed_after_crash_s": ("the same after kill -9: until kubelet has the last list, s", 0.3),
+    "default_memory_mib": (
+        "memory (Pss) of the default installation with all processes, right after its start, MiB",
+        80.0,
+    ),
+    "daemon_rss_mib": ("resident memory of the daemon after all these calls, MiB", 0.0),
+    "daemon_idle_cpu_percent": ("CPU while nobody calls, %", 0.0),
 }
+"""Figures of the daemon itself, with their limits; 0 means none."""
 
 GPU: Final = {
     "gpu_first_list_ms": ("8 cards, 640 units: the first list after a stream opens, p99", 50),
@@ -45,7 +50,9 @@ PROCESSES: Final = {
     "add_process_price_ms": ("ADD, more than in a thread, ms", 0.3),
     "mount_process_price_ms": ("mount, more than in a thread, ms", 0.3),
     "allocate_long_process_price_ms": ("Allocate of eight ids out of a list of 4000, more than in a thread, ms", 0.0),
-    "process_start_ms": ("start of a process until its plugin is loaded, ms", 0.0),
+    "first_list_thread_ms": ("a section is added until kubelet has the first list, in a thread, ms", 0.0),
+    "first_list_process_ms": ("the same in a process, ms", 0.0),
+    "first_list_process_price_ms": ("the same, more than in a thread, ms", 0.0),
     "process_pss_mib": ("memory of a process (Pss), MiB", 25.0),
     "neighbour_process_p99_ratio": ("a neighbour's p99 while a plugin in a process burns a core", 1.15),
     "neighbour_thread_p99_ratio": ("the same while a plugin in a thread does", 0.0),
@@ -124,7 +131,7 @@ def markdown(figures: Mapping[str, Any]) -> str:
         *_of_chain(figures, other),
         "Everything else:",
         _table(("measure", "p50 / p90 / p99, ms"), _value_rows(figures, other)),
-        _table(("measure", "value"), _daemon_rows(figures)),
+        _table(("measure", "limit", "measured", ""), _limited_rows(figures, DAEMON)),
         "The GPU plugin with simulated cards, in milliseconds:",
         _table(("measure", "limit", "measured", ""), _gpu_rows(figures)),
         "A plugin in a process of its own; a ratio is to a neighbour's p99 beside an unrelated busy program:",
@@ -192,11 +199,6 @@ def _value_rows(figures: Mapping[str, Any], other: str) -> Iterator[tuple[str, .
         yield words, _percentiles(figures, key.removesuffix("_p50_ms"), 2)
         if key == "shim_p50_ms" and other:
             yield f"{words}, {KINDS[other]}", _percentiles(figures, f"{other}_shim", 2)
-
-
-def _daemon_rows(figures: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
-    for key, (words, unit, digits) in DAEMON.items():
-        yield words, f"{_number(figures, key, digits)} {unit}"
 
 
 def _gpu_rows(figures: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:

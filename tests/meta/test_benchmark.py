@@ -84,6 +84,7 @@ def test_every_figure_on_the_page_is_one_of_the_benchmark(figures: Mapping[str, 
     measured = {plain(key) for key in figures} | set(figures)
     measured |= {plain(key) for key in report.VOLUMES} | set(report.VOLUMES)  # the next whole run has them
     measured |= {plain(key) for key in (*report.CHAIN.values(), *report.GROWTH)}
+    measured |= {plain(key) for key in (*report.PROCESSES, *report.DAEMON)} | {*report.PROCESSES, *report.DAEMON}
     measured |= {"in_netlink", "in_files", "netlink_requests"}  # where strace may trace
     measured |= {"masq", "ratio", "reference", "script", "native", "entrypoints", "throughput_ratio", "per_s"}
     assert explained() - measured == set()

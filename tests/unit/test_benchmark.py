@@ -1,9 +1,12 @@
 """The benchmark: what a measure that fails takes with it, and what is read while it is written."""
 
 import asyncio
+import itertools
 import json
+import operator
 import re
 import shutil
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,10 +18,11 @@ from xml.etree import ElementTree as ET
 import pytest
 from rich.console import Console
 
-from bench import loop, page, report
+from bench import guest, loop, page, processes, report
 from bench.__main__ import conclude
 from bench.attempts import Attempts
 from bench.figures import of_cni
+from bench.measure import Summary
 from nodeplug import Host
 from nodeplug.testing.waiting import until
 
@@ -160,3 +164,45 @@ def test_the_reference_is_named_whichever_it_was() -> None:
     assert report.reference({"reference_version": "1.1.1+ds1"}) == "Debian's containernetworking-plugins 1.1.1+ds1"
     built = "containernetworking/plugins 1.9.1, built here"
     assert report.reference({"reference_version": built}) == built
+
+
+@pytest.mark.parametrize(("seconds", "verdict"), [(0.3, "met"), (0.31, "NOT met")])
+def test_the_page_judges_the_first_list_after_a_crash_and_the_default_installation(
+    seconds: float, verdict: str, tmp_path: Path
+) -> None:
+    shutil.copy(page.DOCS / "performance.md", tmp_path)
+    page.write({**whole_run(), "listed_after_crash_s": seconds, "default_memory_mib": seconds + 79.695}, tmp_path)
+    text = (tmp_path / "performance.md").read_text()
+    assert f"until kubelet has the last list, s | at most 0.3 | {seconds:.2f} | {verdict} |" in text
+    assert re.search(rf"default installation .*, MiB \| at most 80 \| \S+ \| {verdict} \|", text)
+
+
+def test_a_turn_in_which_the_machine_was_busy_does_not_count_for_a_neighbour() -> None:
+    turns = {"program": [10.0, 10.0, 500.0], "process": [11.0, 900.0, 11.0], "thread": [40.0, 40.0, 40.0]}
+    series = {who: [Summary(300, p99 / 10, p99 / 2, p99) for p99 in percentiles] for who, percentiles in turns.items()}
+    figures = processes.neighbours(series)
+    assert figures["neighbour_process_p99_ratio"] == pytest.approx(1.1)
+    assert figures["neighbour_thread_p99_ratio"] == pytest.approx(4.0)
+    assert figures["neighbour_process_p50_ms"] == pytest.approx(1.1)
+
+
+def test_who_burns_a_core_gives_the_interpreters_lock_to_nobody_meanwhile() -> None:
+    counter, told, over, interval = itertools.count(), [0], threading.Event(), sys.getswitchinterval()
+
+    def count() -> None:
+        while not over.is_set():
+            told[0] = next(counter)
+
+    other = threading.Thread(target=count)
+    other.start()
+    sys.setswitchinterval(1e-6)  # who gives it up at all gives it up now
+    try:
+        until(lambda: told[0] > 0)
+        steps: tuple[Callable[[], Any], ...] = (told.copy, guest.HOLD, told.copy)
+        # All in one call of C, so that only what is tested can let the other thread in.
+        before, _, after = list(map(operator.call, steps))
+    finally:
+        sys.setswitchinterval(interval)
+        over.set()
+        other.join()
+    assert before == after
