@@ -112,8 +112,8 @@ class Torture:
                 self._over.set()
             number += 1
 
-    def replace(self, times: int, workers: int) -> None:
-        """Let pods live while the daemon is replaced, and return when the last of them has ended.
+    def replace(self, times: int, workers: int, pause: float) -> None:
+        """Let pods live while the daemon is replaced again and again, with some seconds between, and to their end.
 
         Raises:
             BaseException: the first thing that broke.
@@ -126,6 +126,7 @@ class Torture:
                 sys.stdout.write(done.stdout)
                 if done.returncode:
                     raise Lost(f"the daemon is not replaced: {done.stderr}")
+                self._over.wait(pause)  # a failure ends it early
         finally:
             self._over.set()
             beside.join()
@@ -229,6 +230,7 @@ PLUGINS = """
 data_dir = "{scratch}/addresses"
 [plugins.tmpfs]
 [plugins.hostdev]
+isolation = "{isolation}"
 [[plugins.hostdev.config.resources]]
 resource = "example.com/zero"
 [[plugins.hostdev.config.resources.groups]]
@@ -260,9 +262,10 @@ def seed() -> int:
 
 
 @pytest.fixture
-def torture(seed: int) -> Iterator[Torture]:
-    """The node; at the end nothing of it is left but the bridge and the empty table."""
-    with scratch_node(PLUGINS, may_stay=MAY_STAY) as node:
+def torture(seed: int, request: pytest.FixtureRequest) -> Iterator[Torture]:
+    """The node, its devices in a thread or as the parameter says; at the end nothing of it is left but the bridge."""
+    plugins = PLUGINS.replace("{isolation}", getattr(request, "param", "thread"))
+    with scratch_node(plugins, may_stay=MAY_STAY) as node:
         network, volumes = CniRuntimeFactory(node), FlexCallers(node)
         with BlockingKubelet(node.root / "var" / "lib" / "kubelet") as kubelet:
             kubelet.until_allocatable("example.com/zero", 100)

@@ -42,13 +42,13 @@ def test_pods_live_and_end_for_long_while_the_daemon_is_killed(torture: Any) -> 
     torture_for(torture, float(os.environ.get("NODEPLUG_TORTURE_SECONDS", "1800")))
 
 
-def replace_often(torture: Any, times: int) -> None:
-    """Half of the load that the same node takes without a pause, while its daemon is replaced."""
+def replace_often(torture: Any, times: int, share: float = 0.5, pause: float = 0.0) -> float:
+    """Replace the daemon under a share of the load that the same node takes; return the share that was kept."""
     torture.play(6, 5.0, killing=False)
     steady = torture.lives / 5.0
-    torture.rate, torture.refusals = steady / 2, []
+    torture.rate, torture.refusals = steady * share, []
     began, before = time.monotonic(), torture.lives
-    torture.replace(times, 6)
+    torture.replace(times, 6, pause)
     seconds, lives = time.monotonic() - began, torture.lives - before
     sys.stdout.write(f"{steady:.1f} lives/s alone; {lives} lives in {seconds:.0f} s while {times} daemons followed\n")
     torture.settle()
@@ -59,6 +59,7 @@ def replace_often(torture: Any, times: int) -> None:
     assert torture.refusals == []
     assert lives > 0
     assert left_on_disk(torture) == []
+    return float(lives / seconds / steady)
 
 
 def test_no_call_of_a_pod_fails_while_the_daemon_is_replaced(torture: Any) -> None:
@@ -66,8 +67,11 @@ def test_no_call_of_a_pod_fails_while_the_daemon_is_replaced(torture: Any) -> No
 
 
 @pytest.mark.soak
-def test_no_call_of_a_pod_fails_while_the_daemon_is_replaced_ten_times(torture: Any) -> None:
-    replace_often(torture, 10)
+@pytest.mark.parametrize("torture", ["process"], indirect=True)
+def test_no_call_of_a_pod_fails_and_half_of_the_rate_is_kept_while_the_daemon_is_replaced_ten_times(
+    torture: Any,
+) -> None:
+    assert replace_often(torture, 10, share=0.75, pause=5.0) >= 0.5
 
 
 def held(torture: Any) -> dict[str, int]:
