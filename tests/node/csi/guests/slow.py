@@ -1,5 +1,7 @@
-"""A volume whose stage takes as long as a test wants, or fails."""
+"""A volume whose stage takes as long as a test wants, or fails, and whose publish can fail and keep the target busy."""
 
+import os
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -27,7 +29,10 @@ class SlowConfig(BaseModel):
 
 
 class Slow:
-    """The plugin: it stays in stage while there is a file `hold`, and fails there with a file `fail`."""
+    """The plugin: it stays in stage while there is a file `hold`, and fails there with a file `fail`.
+
+    With a file `keep` it fails in publish, and has the target open until that file is gone.
+    """
 
     Config = SlowConfig
 
@@ -54,3 +59,12 @@ class Slow:
     @hookimpl
     def volume_publish(self, request: VolumePublish) -> None:
         bind(request.staging_path, request.target_path, read_only=request.read_only)
+        if (self._config.folder / "keep").exists():
+            threading.Thread(target=self._keep, args=(os.open(request.target_path, os.O_RDONLY),), daemon=True).start()
+            raise PluginError("the disk is on fire")
+
+    def _keep(self, target: int) -> None:
+        while (self._config.folder / "keep").exists():
+            time.sleep(0.01)
+        os.close(target)
+        (self._config.folder / "let go").touch()
