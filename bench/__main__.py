@@ -37,11 +37,12 @@ def main() -> int:
     """Parse, go into namespaces of our own, measure, report."""
     parser = argparse.ArgumentParser(prog="bench", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="few repetitions: shows that it runs, not how fast")
-    told = "measure nothing: write page and picture from latest.json into a folder that has the page, docs by default"
+    told = "measure nothing: write page and picture from the results into a folder that has the page, docs by default"
     parser.add_argument("--page", nargs="?", type=Path, const=page.DOCS, metavar="FOLDER", help=told)
     arguments = parser.parse_args()
     if arguments.page:
         page.write(json.loads((RESULTS / "latest.json").read_text()), arguments.page)
+        page.write_claims(json.loads((RESULTS / "claims.json").read_text()), arguments.page)
         return 0
     if os.geteuid() != 0:
         print("the benchmark makes network namespaces and needs root", file=sys.stderr)

@@ -3,18 +3,21 @@
 As root, with what `make consumers` builds and etcd: a real API server with its controllers. One daemon serves two
 drivers of `loopfile`; for one it provisions itself, for the other the standard external-provisioner does, and a claim
 of each is made in turn, on a node that is written into it as the scheduler would. Also: what five drivers and the
-provisioner add to the daemon's memory, and a volume from nothing to its mount over CSI.
+provisioner, each with a class, a bound claim and a volume under a pod, add to the daemon's memory, and a volume from
+nothing to its mount over CSI. A whole run writes `bench/results/claims.json` and the tables of `docs/performance.md`.
 """
 
 import argparse
+import datetime as dt
 import json
 import os
+import platform
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -24,6 +27,7 @@ from tests.real.consumers.control_plane import ControlPlane
 from tests.real.consumers.ending import end
 from tests.real.consumers.private_node import ENV, PrivateNode
 
+from bench import page, report
 from nodeplug import Pod
 from nodeplug.contract.errors import PluginError
 from nodeplug.observe.processes import usage
@@ -34,9 +38,11 @@ from nodeplug.testing.folders import unmount_below
 from nodeplug.testing.waiting import until
 
 ROOT: Final = Path(__file__).parents[1]
-RESULTS: Final = Path(__file__).parent / "results" / "claims.json"
+RESULTS: Final = Path(__file__).parent / "results"
 OURS, THEIRS = "ours.bench", "theirs.bench"
+FIVE: Final = tuple(f"driver{number}.bench" for number in range(1, 6))
 _CLAIMS: Final = "/api/v1/namespaces/default/persistentvolumeclaims"
+_VOLUMES: Final = "/api/v1/persistentvolumes/"
 _GIB: Final = 1 << 30
 
 
@@ -44,19 +50,32 @@ def main() -> int:
     """Parse, measure, tell."""
     parser = argparse.ArgumentParser(prog="bench.claims", description=__doc__)
     parser.add_argument("--pairs", type=int, default=15, help="how many claims of each")
+    parser.add_argument("--quick", action="store_true", help="two of each: shows that it runs; writes no page")
+    parser.add_argument("--where-built", action="store_true", help="measure nothing where the consumers are not built")
     arguments = parser.parse_args()
-    programs = {name: _built(name) for name in ("kubernetes", "provisioner")}
-    folder = Path(tempfile.mkdtemp(prefix="np-", dir="/tmp")).resolve()
     try:
-        with _cluster(folder, programs["kubernetes"]) as control:
-            figures = _measure(control, programs["provisioner"] / "csi-provisioner", arguments.pairs)
-    finally:
-        unmount_below(folder)
-        folders.remove(folder)
-    RESULTS.write_text(json.dumps(figures, indent=1, sort_keys=True) + "\n")
-    for name, value in figures.items():
-        print(f"{name:40} {value:10.2f}")
+        programs = {name: _built(name) for name in ("kubernetes", "provisioner")}
+    except PluginError as error:
+        print(f"no claims: {error.message}", file=sys.stderr)
+        return 0 if arguments.where_built else 1
+    figures: dict[str, Any] = {**_about(), "quick": arguments.quick}
+    figures |= measure(programs["kubernetes"], programs["provisioner"], 2 if arguments.quick else arguments.pairs)
+    path = RESULTS / ("claims-quick.json" if arguments.quick else "claims.json")
+    path.write_text(json.dumps(figures, indent=1, sort_keys=True) + "\n")
+    print(report.claims(figures))
+    if not arguments.quick:
+        page.write_claims(figures, page.DOCS)
     return 0
+
+
+def _about() -> dict[str, Any]:
+    kernel = platform.release().partition("-")[0]
+    return {
+        "date": dt.datetime.now(tz=dt.UTC).date().isoformat(),
+        "kernel": kernel,
+        "load_average": os.getloadavg()[0],
+        "machine": f"{os.cpu_count()} CPUs, Linux {kernel}, Python {platform.python_version()}",
+    }
 
 
 def _built(module: str) -> Path:
@@ -64,8 +83,25 @@ def _built(module: str) -> Path:
         [str(ROOT / ".ci" / "build-consumers"), "--cached", module], capture_output=True, text=True, check=False
     )
     if done.returncode:
-        sys.exit(done.stderr.strip())
+        raise PluginError(done.stderr.strip())
     return Path(done.stdout.strip())
+
+
+def measure(kubernetes: Path, provisioner: Path, pairs: int) -> dict[str, float]:
+    """Make a cluster of its own and measure; return figures by name.
+
+    Args:
+        kubernetes: the folder of the control plane's programs.
+        provisioner: the folder of the standard provisioner.
+        pairs: how many claims of each are made.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="np-", dir="/tmp")).resolve()
+    try:
+        with _cluster(folder, kubernetes) as control:
+            return _measure(control, provisioner / "csi-provisioner", pairs)
+    finally:
+        unmount_below(folder)
+        folders.remove(folder)
 
 
 @contextmanager
@@ -76,39 +112,58 @@ def _cluster(folder: Path, programs: Path) -> Iterator[ControlPlane]:
         yield control
 
 
-def _plugins(folder: Path) -> str:
-    drivers = {"ours": f'"bench/ours"\ndirectory = "{folder}/a"', "theirs": f'"bench/theirs"\ndirectory = "{folder}/b"'}
+def _plugins(folder: Path, drivers: Sequence[str]) -> str:
+    """Return a section of `loopfile` for each driver, and that of a provisioner of all but the standard one's."""
+    ours = json.dumps([driver for driver in drivers if driver != THEIRS])
     sections = [
-        f'[plugins.{name}]\nuses = "loopfile"\n[plugins.{name}.config]\ndriver = {rest}\n'
-        for name, rest in drivers.items()
+        f'[plugins.{name}]\nuses = "loopfile"\n[plugins.{name}.config]\ndriver = "bench/{name}"\n'
+        f'directory = "{folder}/{name}"\n'
+        for name in (driver.partition(".")[0] for driver in drivers)
     ]
-    return "".join(sections) + f'[plugins.tmpfs]\n[plugins.hostdir.config.roots.data]\npath = "{folder}"\n'
+    return "".join(sections) + f'[provisioner]\nkubeconfig = "{folder.parent}/p/kubeconfig"\ndrivers = {ours}\n'
 
 
 def _measure(control: ControlPlane, provisioner: Path, pairs: int) -> dict[str, float]:
-    node = control.node
-    section = f'[provisioner]\nkubeconfig = "{control.folder}/kubeconfig"\ndrivers = ["{OURS}"]\n'
-    five = _plugins(node.folder) + '[plugins.more]\nuses = "tmpfs"\nconfig = { driver = "bench/more" }\n'
-    supervisor = f'listen = ""\ncsi = true\nnode_name = "{node.name}"'
-    figures = {"memory_without_mib": _memory(control, "", supervisor.replace("csi = true", "csi = false"))}
-    figures["memory_with_mib"] = _memory(control, five + section, supervisor)
+    _announce(control, (OURS, THEIRS, *FIVE))
+    with _daemon(control, "", csi=False) as daemon:
+        figures = {"memory_without_mib": _settled(daemon.pid)}
+    with _daemon(control, _plugins(control.node.folder, FIVE)) as daemon:
+        _serve_one_of_each(control, daemon)
+        figures["memory_with_mib"] = _settled(daemon.pid)
     figures["memory_more_mib"] = figures["memory_with_mib"] - figures["memory_without_mib"]
-    daemon = ScratchNode(node.folder, five + section, supervisor=supervisor, within=node.command())
-    daemon.paths.plugins_registry.mkdir(parents=True, exist_ok=True)
-    _announce(control)
-    with daemon, _standard(control, daemon, provisioner):
+    plugins = _plugins(control.node.folder, (OURS, THEIRS))
+    with _daemon(control, plugins) as daemon, _standard(control, daemon, provisioner) as standard:
         figures |= _bound(control, pairs)
+        figures["standard_provisioner_mib"] = _settled(standard)
         figures |= _from_nothing(daemon, pairs)
     return figures
 
 
-def _memory(control: ControlPlane, plugins: str, supervisor: str) -> float:
-    """Return the Pss of a daemon that has settled, and of all that it has started, in MiB."""
+@contextmanager
+def _daemon(control: ControlPlane, plugins: str, *, csi: bool = True) -> Iterator[ScratchNode]:
+    supervisor = f'listen = ""\ncsi = {str(csi).lower()}\nnode_name = "{control.node.name}"'
     daemon = ScratchNode(control.node.folder, plugins, supervisor=supervisor, within=control.node.command())
     daemon.paths.plugins_registry.mkdir(parents=True, exist_ok=True)
     with daemon:
-        time.sleep(5.0)
-        return sum(one.memory for one in usage(_family(daemon.pid)).values()) / (1 << 20)
+        yield daemon
+
+
+def _serve_one_of_each(control: ControlPlane, daemon: ScratchNode) -> None:
+    """Have a claim of each of the five drivers bound, and its volume under a pod, until the daemon ends."""
+    for driver in FIVE:
+        name = driver.partition(".")[0]
+        _one(control, driver, name, keep=True)
+        volume = control.call("GET", _VOLUMES + control.call("GET", f"{_CLAIMS}/{name}")["spec"]["volumeName"])
+        source = volume["spec"]["csi"]
+        caller = CsiCaller(daemon.paths.plugins_registry.parent, driver)
+        attributes = dict(source.get("volumeAttributes") or {})
+        caller.mount(Pod(uid=name), CsiVolume(name, attributes, handle=source["volumeHandle"], fs_type="ext4"))
+
+
+def _settled(pid: int) -> float:
+    """Return the Pss of a process that has settled, and of all that it has started, in MiB."""
+    time.sleep(5.0)
+    return sum(one.memory for one in usage(_family(pid)).values()) / (1 << 20)
 
 
 def _family(pid: int) -> list[int]:
@@ -116,21 +171,22 @@ def _family(pid: int) -> list[int]:
     return [pid, *(one for child in children for one in _family(int(child)))]
 
 
-def _announce(control: ControlPlane) -> None:
+def _announce(control: ControlPlane, names: Sequence[str]) -> None:
     """Tell the cluster of the node, and make a class for each driver, as an administrator and kubelet would."""
     name = control.node.name
-    labels = {f"{driver}/node": name for driver in (OURS, THEIRS)}
+    labels = {f"{driver}/node": name for driver in names}
     control.call("POST", "/api/v1/nodes", {"metadata": {"name": name, "labels": labels}})
-    drivers = [{"name": one, "nodeID": name, "topologyKeys": [f"{one}/node"]} for one in (OURS, THEIRS)]
+    drivers = [{"name": one, "nodeID": name, "topologyKeys": [f"{one}/node"]} for one in names]
     storage = "/apis/storage.k8s.io/v1"
     control.call("POST", f"{storage}/csinodes", {"metadata": {"name": name}, "spec": {"drivers": drivers}})
-    for driver in (OURS, THEIRS):
+    for driver in names:
         more = {"provisioner": driver, "volumeBindingMode": "WaitForFirstConsumer", "reclaimPolicy": "Delete"}
         control.call("POST", f"{storage}/storageclasses", {"metadata": {"name": driver}, **more})
 
 
 @contextmanager
-def _standard(control: ControlPlane, daemon: ScratchNode, program: Path) -> Iterator[None]:
+def _standard(control: ControlPlane, daemon: ScratchNode, program: Path) -> Iterator[int]:
+    """Run the standard provisioner; yield the process id."""
     socket = daemon.paths.plugins_registry.parent / "plugins" / THEIRS / "csi.sock"
     until(socket.exists, 30)
     arguments = [
@@ -142,7 +198,7 @@ def _standard(control: ControlPlane, daemon: ScratchNode, program: Path) -> Iter
         command = control.node.command(str(program), *arguments)
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={**ENV, **variables})
     try:
-        yield
+        yield process.pid
     finally:
         end(process, 10)
 
@@ -159,7 +215,7 @@ def _bound(control: ControlPlane, pairs: int) -> dict[str, float]:
     return {"claim_to_bound_s": ours, "standard_claim_to_bound_s": theirs, "claim_to_bound_ratio": ours / theirs}
 
 
-def _one(control: ControlPlane, driver: str, name: str) -> float:
+def _one(control: ControlPlane, driver: str, name: str, *, keep: bool = False) -> float:
     annotations = {"volume.kubernetes.io/selected-node": control.node.name}
     spec = {
         "accessModes": ["ReadWriteOnce"],
@@ -173,7 +229,8 @@ def _one(control: ControlPlane, driver: str, name: str) -> float:
             raise PluginError(f"claim {name} was not bound in 60 s")
         time.sleep(0.01)
     seconds = time.perf_counter() - started
-    control.call("DELETE", f"{_CLAIMS}/{name}")
+    if not keep:
+        control.call("DELETE", f"{_CLAIMS}/{name}")
     return seconds
 
 

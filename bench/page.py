@@ -1,6 +1,6 @@
-"""`docs/performance.md` and its picture, from the results of one run.
+"""`docs/performance.md` and its picture, from the results of a run of everything, and of one of claims.
 
-Owns: the block between the two marks of the page, and the file of the picture.
+Owns: the blocks between the marks of the page, and the file of the picture.
 Refuses: what stands outside the marks: people write that.
 """
 
@@ -13,6 +13,7 @@ from bench import picture, report
 
 DOCS: Final = Path(__file__).parents[1] / "docs"
 _BLOCK: Final = re.compile(r"(<!-- results -->\n).*?(<!-- end results -->)", re.DOTALL)
+_CLAIMS: Final = re.compile(r"(<!-- claims -->\n).*?(<!-- end claims -->)", re.DOTALL)
 
 
 def render(text: str, figures: Mapping[str, Any]) -> str:
@@ -25,3 +26,10 @@ def write(figures: Mapping[str, Any], docs: Path) -> None:
     page = docs / "performance.md"
     page.write_text(render(page.read_text(encoding="utf-8"), figures), encoding="utf-8")
     (docs / "performance.svg").write_text(picture.svg(figures), encoding="utf-8")
+
+
+def write_claims(figures: Mapping[str, Any], docs: Path) -> None:
+    """Write the tables of claims into a folder that has the page."""
+    page = docs / "performance.md"
+    text = page.read_text(encoding="utf-8")
+    page.write_text(_CLAIMS.sub(lambda block: f"{block[1]}\n{report.claims(figures)}\n\n{block[2]}", text), "utf-8")

@@ -72,6 +72,17 @@ VOLUMES: Final = {
 }
 """Figures of a staged volume over both fronts, in the daemon's part of a call, with their limits; 0 means none."""
 
+CLAIMS: Final = {
+    "claim_to_bound_s": ("from a claim of 32 MiB (ext4) to Bound, s", 1.0),
+    "standard_claim_to_bound_s": ("the same by the standard provisioner, in turn, s", 0.0),
+    "claim_to_bound_ratio": ("ours by the standard one", 0.0),
+    "volume_from_nothing_ms": ("CreateVolume and publish of 1 GiB (xfs), ms", 150.0),
+    "memory_without_mib": ("memory (Pss) of a daemon without plugins, MiB", 0.0),
+    "memory_with_mib": ("the same with five drivers and the provisioner, each with a volume under a pod, MiB", 0.0),
+    "memory_more_mib": ("what these add, MiB", 60.0),
+    "standard_provisioner_mib": ("the standard provisioner of one driver (Pss), without its other sidecars, MiB", 0.0),
+}
+"""Figures of claims, medians, with their limits; 0 means none."""
 
 CHAIN: Final = {
     f"{verb}{burst}": f"chain_{verb.lower()}{name}"
@@ -141,6 +152,13 @@ def markdown(figures: Mapping[str, Any]) -> str:
         _table(("part", "ADD", "with ipMasq"), _part_rows(figures)),
     ]
     return "\n\n".join(parts)
+
+
+def claims(figures: Mapping[str, Any]) -> str:
+    """Return the table of claims."""
+    where = f"{figures['machine']}, load average {figures['load_average']:.1f}"
+    rows = _limited_rows(figures, CLAIMS)
+    return f"Measured on {figures['date']} ({where}).\n\n{_table(('measure', 'limit', 'measured', ''), rows)}"
 
 
 def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:

@@ -102,6 +102,17 @@ def test_the_page_has_volumes_over_both_fronts_once_a_run_has_measured_them(tmp_
     assert "| the same volume mounted over FlexVolume, p50 |  | 4.00 |  |" in text
 
 
+def test_the_page_has_the_figures_of_claims_with_their_limits(tmp_path: Path) -> None:
+    shutil.copy(page.DOCS / "performance.md", tmp_path)
+    slow = {**ABOUT, **dict.fromkeys(report.CLAIMS, 0.5), "claim_to_bound_s": 1.5}
+    page.write_claims(slow, tmp_path)
+    text = (tmp_path / "performance.md").read_text()
+    assert "Measured on 2026-01-01 (one, load average 0.1)." in text.partition("<!-- claims -->")[2]
+    assert "to Bound, s | at most 1 | 1.50 | NOT met |" in text
+    assert "| at most 150 | 0.50 | met |" in text
+    assert "<!-- end claims -->" in text
+
+
 def test_the_terminal_shows_every_figure_of_a_whole_run() -> None:
     figures = whole_run()
     console = Console(width=200)

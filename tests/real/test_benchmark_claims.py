@@ -1,0 +1,18 @@
+"""The measure of claims, with one of each: that it measures, not how fast."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.real.conftest import need
+
+from bench import claims, report
+
+pytestmark = pytest.mark.real
+
+
+def test_one_run_has_every_figure(consumer: Callable[[str], Path]) -> None:
+    need(etcd="etcd-server", **{"mkfs.xfs": "xfsprogs"})
+    figures = claims.measure(consumer("kubernetes"), consumer("provisioner"), 1)
+    assert figures.keys() == report.CLAIMS.keys()
+    assert min(figures.values()) > 0
