@@ -128,7 +128,7 @@ class Contract(Protocol):
         """Create a volume. Having it makes the driver a provisioner. Default: Not supported, as for all that follow.
 
         A call for a name that was made returns that volume. One whose id is not its name is found by this alone, until
-        the daemon has recorded its id: a copy that is given up before is deleted by its name.
+        the daemon has recorded its id: one that nobody wants any more is asked for once more, and then deleted.
         """
 
     def volume_delete(self, request: v.VolumeDelete) -> None:

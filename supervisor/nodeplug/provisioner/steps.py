@@ -211,11 +211,13 @@ class Steps:
         await self.records.run(lambda: self.journal.remove(name))
 
     async def _find_again(self, entry: Entry, driver: Driver) -> str:
-        """Return the id of a volume that was begun; empty if nobody knows it."""
+        """Return the id of a volume that was begun; empty if nobody knows it.
+
+        A copy, too, is asked for again: nobody but the driver knows the id of one that it had made when the daemon was
+        killed. One that it had not made is made in vain, and deleted.
+        """
         name, request = entry.key, entry.request
         wanted = VolumeCreate(driver=driver.claim, **{**request, "access_modes": tuple(request["access_modes"])})
-        if wanted.source or wanted.snapshot:
-            return ""  # it would be copied for nobody, while the pods of its source wait
         try:
             # Its id is what a creation answers: the same volume, by its name.
             return (await _make(driver, wanted, "find again", name, begun=True)).volume_id
