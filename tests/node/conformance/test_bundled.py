@@ -1,5 +1,7 @@
 """Every bundled plugin, and every plugin of the documentation, keeps every rule that applies to it."""
 
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -16,7 +18,12 @@ DOCUMENTED: dict[str, dict[str, Any]] = {
     "scratch:Scratch": {"config": {"size": "4m"}, "volume_options": {"name": "shared"}},
     "audit:Audit": {},
 }
+IMAGE: dict[str, Any] = {
+    "config": {"roots": {"data": {"path": "{images}"}}, "max_overlay": "8Mi"},
+    "volume_options": {"root": "data", "path": "data.squashfs"},
+}
 ADDRESSED = {"type": "nodeplug-tap", "ipam": {"type": "host-local", "subnet": "10.9.0.0/24"}}
+MAKER: Final = "mksquashfs"
 NETWORKS: dict[str, dict[str, Any]] = {"tap": {"cni": ADDRESSED, "config": {"data_dir": "{scratch}/addresses"}}}
 SHARINGS: dict[str, tuple[list[dict[str, Any]], dict[str, Any]]] = {
     "exclusive": ([{"sharing": "exclusive", "resource": "nvidia.com/gpu"}], {}),
@@ -36,7 +43,7 @@ SHARINGS: dict[str, tuple[list[dict[str, Any]], dict[str, Any]]] = {
 }
 
 
-NEEDS: Final = {"loopfile": "has_loop_devices", "fuse:Fuse": "has_fuse"}
+NEEDS: Final = {"loopfile": "has_loop_devices", "image": "has_images", "fuse:Fuse": "has_fuse"}
 BUNDLED: Final = (
     "bridge",
     "ptp",
@@ -53,13 +60,25 @@ BUNDLED: Final = (
     "tmpfs",
     "loopfile",
     "hostdir",
+    "image",
 )
 
 
 @pytest.fixture(scope="module")
-def _path() -> Iterator[None]:
+def has_images(has_loop_devices: None) -> None:
+    """Skip where no image can be made."""
+    if shutil.which(MAKER) is None:
+        pytest.skip(f"needs {MAKER} of the package squashfs-tools")
+
+
+@pytest.fixture(scope="module")
+def _path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(EXAMPLES))
+        if shutil.which(MAKER) is not None:
+            folder = tmp_path_factory.mktemp("images").resolve()
+            subprocess.run([MAKER, EXAMPLES, folder / "data.squashfs", "-quiet", "-no-progress"], check=True)
+            patch.setitem(IMAGE["config"]["roots"]["data"], "path", str(folder))
         yield
 
 
@@ -76,6 +95,8 @@ def asked(params: dict[str, Any]) -> dict[str, Any]:
         resources, card = SHARINGS[params["sharing"]]
         config = {"driver": "simulated", "simulated": [{"count": 2, **card}], "resources": resources}
         return {"plugin": "gpu", "config": config}
+    if params["plugin"] == "image":
+        return {"plugin": "image", **IMAGE}
     return {"plugin": params["plugin"], **DOCUMENTED.get(params["plugin"], {}), **NETWORKS.get(params["plugin"], {})}
 
 

@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,13 @@ def stats(kubelet: Any, path: Path) -> pb.NodeGetVolumeStatsResponse:
     return answer
 
 
+def serves(path: Path) -> bool:
+    """Whether a pod reads its file; while a program is started again it does not."""
+    with suppress(OSError):
+        return (path / "hello").read_text() == "world"
+    return False
+
+
 def test_pods_share_a_volume_that_a_killed_daemon_and_its_successor_do_not_touch(kubelet: Any, source: Path) -> None:
     one, two = (kubelet.publish(DRIVER, "files-1", pod, {}) for pod in "ab")
     (pid,) = programs(source)
@@ -56,6 +64,34 @@ def test_pods_share_a_volume_that_a_killed_daemon_and_its_successor_do_not_touch
     kubelet.publish(DRIVER, "files-1", "c", {})
     assert programs(source) == [pid]
     for pod in "abc":
+        kubelet.unpublish(DRIVER, "files-1", pod)
+    assert (kubelet.mounted(), programs(source)) == ([], [])
+
+
+def test_a_plugin_process_that_is_killed_alone_leaves_programs_and_mounts_to_its_successor(
+    start_kubelet: Callable[..., Any], source: Path
+) -> None:
+    kubelet = start_kubelet('[plugins.fuse]\nisolation = "process"\n' + CONFIG.format(source=source))
+
+    def worker() -> int:
+        (found,) = kubelet.node.status()["plugins"]
+        return int((found["process"] or {}).get("pid", 0)) if found["state"] == "running" else 0
+
+    one = kubelet.publish(DRIVER, "files-1", "a", {})
+    (program,), former = programs(source), worker()
+    mounted = kubelet.mounted()
+    with (one / "hello").open() as held:
+        os.kill(former, signal.SIGKILL)
+        until(lambda: worker() not in {0, former}, PATIENCE)
+        assert (programs(source), kubelet.mounted()) == ([program], mounted)
+        assert held.read() == "world"
+    two = kubelet.publish(DRIVER, "files-1", "b", {})
+    assert (two / "hello").read_text() == "world"
+    assert programs(source) == [program]
+    os.kill(program, signal.SIGKILL)  # whose end is noticed by its present supervisor alone
+    until(lambda: programs(source) not in ([], [program]), PATIENCE)
+    until(lambda: serves(one) and serves(two), PATIENCE)
+    for pod in "ab":
         kubelet.unpublish(DRIVER, "files-1", pod)
     assert (kubelet.mounted(), programs(source)) == ([], [])
 
