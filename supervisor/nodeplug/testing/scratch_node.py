@@ -19,7 +19,8 @@ from nodeplug.exec.client import ask
 from nodeplug.testing import forked
 from nodeplug.testing.isolation import Isolation, isolated
 
-_PATIENCE: Final = 20.0
+_STARTING: Final = 60.0
+_ENDING: Final = 20.0
 _LOG_TAIL: Final = 4000
 
 
@@ -141,7 +142,7 @@ class ScratchNode:
         Raises:
             NotReady: the daemon ended, or did not answer in time.
         """
-        end = time.monotonic() + _PATIENCE
+        end = time.monotonic() + _STARTING
         while True:
             try:
                 self.status()
@@ -178,7 +179,7 @@ class ScratchNode:
             return 0
         process.send_signal(number)
         try:
-            return process.wait(_PATIENCE)
+            return process.wait(_ENDING)
         except subprocess.TimeoutExpired:
             process.kill()
             return process.wait()
