@@ -104,7 +104,7 @@ def test_a_changed_drop_in_folder_acts_after_a_restart(node: Callable[..., Scrat
     other = scratch.config_path.parent / "other"
     other.mkdir()
     (other / "b.toml").write_text(section("b"))
-    scratch.config_path.write_text('version = 1\n[supervisor]\nlisten = ""\ndrop_in_dir = "other"\n')
+    scratch.config_path.write_text('version = 1\n[supervisor]\nplugin_user = "root"\nlisten = ""\ndrop_in_dir = "other"\n')
     until(lambda: "takes effect when the daemon is restarted" in scratch.log)
     until(lambda: "configuration reloaded" in scratch.log)
     assert states(scratch) == {"a": "running"}
@@ -234,7 +234,7 @@ def test_status_without_a_daemon_tells_the_mistakes_too(tmp_path: Path) -> None:
     scratch = ScratchNode(tmp_path, "x = = 1\n")
     done = scratch.run("status")
     assert done.returncode == 1
-    assert f"{scratch.config_path}:4: is not TOML" in done.stderr
+    assert f"{scratch.config_path}:5: is not TOML" in done.stderr
     assert "the daemon does not listen at" in done.stderr
 
 
@@ -370,7 +370,8 @@ def test_a_refused_claimant_serves_once_the_first_is_gone(node: Callable[..., Sc
 
 def test_a_change_of_the_daemons_own_table_acts_after_a_restart(node: Callable[..., ScratchNode]) -> None:
     scratch = node(section("a"))
-    head = 'version = 1\n[supervisor]\nlisten = ""\nlog_level = "error"\ninstall = true\nnative_entrypoints = false\n'
+    head = 'version = 1\n[supervisor]\nplugin_user = "root"\nlisten = ""\nlog_level = "error"\ninstall = true\n'
+    head += "native_entrypoints = false\n"
     scratch.config_path.write_text(head + section("a") + section("b"))
     until(lambda: states(scratch) == {"a": "running", "b": "running"})
     until(lambda: "configuration reloaded: added b" in scratch.log)
