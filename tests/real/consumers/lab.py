@@ -5,7 +5,9 @@ resource as kubelet lists them, the inventory.
 Refuses: what runs in the pods, and which plugins there are.
 """
 
+import os
 import re
+import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -22,6 +24,7 @@ from tests.real.consumers.private_node import PrivateNode
 from nodeplug.contract.errors import PluginError
 from nodeplug.testing.inventory import Inventory
 from nodeplug.testing.scratch_node import ScratchNode
+from nodeplug.testing.waiting import until
 
 COLLECTED: Final = 90.0
 """Seconds; kubelet looks once a minute for sandboxes that it lost sight of (its container garbage collection)."""
@@ -105,6 +108,30 @@ class Lab:
         self.daemon.kill()
         hold.unlink()
         held.unlink()
+
+    @contextmanager
+    def successors(self) -> Iterator[Callable[[], None]]:
+        """Lend what replaces the daemon by another one; at the end the daemon is a child of this process again.
+
+        Raises:
+            PluginError: a daemon was not replaced.
+        """
+        last = 0
+
+        def replace() -> None:
+            nonlocal last
+            done = self.daemon.run("replace")
+            if done.returncode != 0:
+                raise PluginError(f"nodeplug replace ended with {done.returncode}: {done.stderr}\n{self.daemon.log}")
+            last = self.daemon.status()["pid"]
+
+        try:
+            yield replace
+        finally:
+            if last:
+                os.kill(last, signal.SIGKILL)
+                until(lambda: not Path(f"/proc/{last}/exe").exists() and not self.daemon.running)
+                self.until_listed(self.daemon.start)
 
     def put(self, name: str, script: str = "", **more: Any) -> None:
         """Give kubelet a pod; the arguments are those of `pod`."""
