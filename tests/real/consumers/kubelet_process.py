@@ -279,11 +279,11 @@ class KubeletProcess:
         """Return every pod as kubelet tells it."""
         return list(json.loads(self._get("/pods", _READ_ONLY_PORT)).get("items") or [])
 
-    def measured(self, name: str) -> dict[str, int]:
-        """Return how many bytes each volume of a pod has, by the volume's name, as kubelet's summary tells it."""
+    def measured(self, name: str) -> dict[str, tuple[int, int]]:
+        """Return capacity and usage in bytes of a pod's volumes, by their names, as kubelet's summary tells them."""
         summary = json.loads(self._get("/stats/summary", _READ_ONLY_PORT))
         volumes = [one for pod in summary["pods"] if pod["podRef"]["name"] == name for one in pod.get("volume", ())]
-        return {one["name"]: one["capacityBytes"] for one in volumes if "capacityBytes" in one}
+        return {one["name"]: (one["capacityBytes"], one["usedBytes"]) for one in volumes if "capacityBytes" in one}
 
     def find(self, name: str) -> dict[str, Any] | None:
         """Return one pod, or None."""
