@@ -120,6 +120,29 @@ def test_a_pod_gets_a_volume_of_its_claim_which_grows_under_it_and_goes(
     assert [line for line in difference() if ".img" in line] == []
 
 
+def test_a_claim_grows_while_no_pod_has_it_and_the_next_pod_sees_its_size(
+    lab: Lab, difference: Callable[[], list[str]]
+) -> None:
+    source = claim(lab, "resting", "32Mi")
+    lab.run("small", "echo kept > /data/file; sync", volumes={"/data": source})
+    assert lab.mount_type("small", "/data") == "ext4"
+    before = kilobytes(lab, "small")
+    lab.kubelet.drop("small")
+    grow(lab, "resting", "96Mi")
+    (volume,) = volumes(lab)
+    at = f"{CORE}/persistentvolumes/{volume}"
+    lab.kubelet.wait_for(
+        "a larger volume", lambda: control(lab).call("GET", at)["spec"]["capacity"]["storage"] == "96Mi"
+    )
+    lab.run("large", volumes={"/data": source})
+    assert before + (56 << 10) < kilobytes(lab, "large") < 96 << 10
+    assert lab.kubelet.execute("large", "/bin/cat", "/data/file") == "kept\n"
+    lab.kubelet.wait_for("the claim's word", lambda: found(lab, "resting")["status"]["capacity"]["storage"] == "96Mi")
+    lab.kubelet.drop("large")
+    gone(lab, "resting")
+    assert [line for line in difference() if ".img" in line] == []
+
+
 def test_a_copy_of_a_claim_has_its_data_when_its_pod_has_ended(lab: Lab) -> None:
     lab.run("first", "echo original > /data/file; sync", volumes={"/data": claim(lab, "first", "32Mi")})
     lab.kubelet.drop("first")
