@@ -104,7 +104,8 @@ def test_a_changed_drop_in_folder_acts_after_a_restart(node: Callable[..., Scrat
     other = scratch.config_path.parent / "other"
     other.mkdir()
     (other / "b.toml").write_text(section("b"))
-    scratch.config_path.write_text('version = 1\n[supervisor]\nplugin_user = "root"\nlisten = ""\ndrop_in_dir = "other"\n')
+    head = 'version = 1\n[supervisor]\nplugin_user = "root"\nlisten = ""\n'
+    scratch.config_path.write_text(f'{head}drop_in_dir = "other"\n')
     until(lambda: "takes effect when the daemon is restarted" in scratch.log)
     until(lambda: "configuration reloaded" in scratch.log)
     assert states(scratch) == {"a": "running"}
