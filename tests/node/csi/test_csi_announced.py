@@ -10,7 +10,7 @@ import grpc.aio
 import pytest
 
 from nodeplug.contract.journal import Journal
-from nodeplug.csi import drivers
+from nodeplug.csi import served as announcing
 from nodeplug.csi.driver import Driver
 from nodeplug.hosting.registry import Registry
 from nodeplug.hosting.runner import Runner
@@ -25,14 +25,14 @@ NAME = "disk.acme"
 
 
 @pytest.fixture
-def served(short_path: Path) -> drivers.Served:
+def served(short_path: Path) -> announcing.Served:
     runner = Runner()
     volumes = Volumes(runner, Journal(short_path / "journal"), short_path / "staging")
     driver = Driver(NAME, "acme/disk", "node-1", "1", short_path / "csi", Registry(), runner, volumes)
-    return drivers.Served(driver, Lane("sockets"), short_path / "plugins", short_path / "plugins_registry")
+    return announcing.Served(driver, Lane("sockets"), short_path / "plugins", short_path / "plugins_registry")
 
 
-def play(served: drivers.Served, story: Callable[[], Any]) -> None:
+def play(served: announcing.Served, story: Callable[[], Any]) -> None:
     async def whole() -> None:
         try:
             await story()
@@ -42,23 +42,23 @@ def play(served: drivers.Served, story: Callable[[], Any]) -> None:
     asyncio.run(whole())
 
 
-async def keep_until(served: drivers.Served, condition: Callable[[], bool]) -> None:
+async def keep_until(served: announcing.Served, condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(60):
         while not condition():
             await served.keep()
             await asyncio.sleep(0.02)
 
 
-def registration(served: drivers.Served) -> Path:
-    return drivers.registration_of(served.registrations, NAME)
+def registration(served: announcing.Served) -> Path:
+    return announcing.registration_of(served.registrations, NAME)
 
 
 def test_a_registration_without_a_verdict_is_withdrawn_after_a_while_and_made_again(
-    served: drivers.Served, monkeypatch: pytest.MonkeyPatch
+    served: announcing.Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Kubelet may have missed the socket, or its verdict may be lost."""
-    monkeypatch.setattr(drivers, "UNANSWERED", 0.3)
-    monkeypatch.setattr(drivers, "_AFTER_REFUSAL", 0.2)
+    monkeypatch.setattr(announcing, "UNANSWERED", 0.3)
+    monkeypatch.setattr(announcing, "_AFTER_REFUSAL", 0.2)
 
     async def story() -> None:
         await served.keep()
@@ -70,10 +70,10 @@ def test_a_registration_without_a_verdict_is_withdrawn_after_a_while_and_made_ag
 
 
 def test_a_driver_that_nobody_asks_for_is_announced_ever_more_rarely_until_there_is_a_verdict(
-    served: drivers.Served, monkeypatch: pytest.MonkeyPatch
+    served: announcing.Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(drivers, "UNANSWERED", 0.05)
-    monkeypatch.setattr(drivers, "_AFTER_REFUSAL", 0.02)
+    monkeypatch.setattr(announcing, "UNANSWERED", 0.05)
+    monkeypatch.setattr(announcing, "_AFTER_REFUSAL", 0.02)
     seen: list[float] = []
 
     async def story() -> None:
@@ -92,9 +92,9 @@ def test_a_driver_that_nobody_asks_for_is_announced_ever_more_rarely_until_there
 
 
 def test_a_registration_that_kubelet_has_accepted_stays(
-    served: drivers.Served, monkeypatch: pytest.MonkeyPatch
+    served: announcing.Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(drivers, "UNANSWERED", 0.1)
+    monkeypatch.setattr(announcing, "UNANSWERED", 0.1)
 
     async def story() -> None:
         await served.keep()
@@ -108,7 +108,7 @@ def test_a_registration_that_kubelet_has_accepted_stays(
     play(served, story)
 
 
-def test_what_kubelet_has_done_with_a_registration_is_told(served: drivers.Served) -> None:
+def test_what_kubelet_has_done_with_a_registration_is_told(served: announcing.Served) -> None:
     async def story() -> None:
         await served.keep()
         assert "kubelet has not asked for it" in served.problem
