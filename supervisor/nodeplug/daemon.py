@@ -185,15 +185,12 @@ class Daemon:
             self._registry,
             self._runner,
             self._volumes,
-            self._paths.plugins_registry.parent,
             self._paths.plugins_registry,
             self._paths.state / "csi-drivers.json",
             node,
             supervisor.csi,
         )
-        self._provisioner = provisioner_of(
-            self._configuration.provisioner, self._csi, node, self._hosts.journal(PROVISIONER)
-        )
+        self._provisioner = provisioner_of(self._configuration, self._csi, node, self._hosts.journal(PROVISIONER))
         self._metrics, self._recorder = Metrics(version("nodeplug")), Recorder()
         exported = PluginMetrics(self._metrics.registry)
         self._reports = Reports(self._registry.slots, self._runner, exported.take)
@@ -323,6 +320,7 @@ class Daemon:
         """Return what runs until the end, by name; configurations are read again once the `first` tasks have ended."""
         return {
             "csi": every(csi.INTERVAL, self._csi.keep),
+            "CSINode": self._csi.compare(self._configuration),
             "provisioner": self._provisioner.run(),
             "watchdog": notify.keep_alive(),
             "exec socket": server.serve(),

@@ -1,17 +1,18 @@
-"""The rights that `nodeplug csi manifests` gives to the provisioner are what its source asks for, and no more."""
+"""The rights that `nodeplug csi manifests` gives to the daemon are what its source asks for, and no more."""
 
 import ast
 import importlib
 from collections.abc import Iterator
 from pathlib import Path
 
+import nodeplug.csi
 import nodeplug.provisioner
 from nodeplug import VolumeClaim
 from nodeplug.csi.manifests import manifests
 from nodeplug.csi.objects import Driver
 from nodeplug.kubeapi.resources import Resource
 
-ROOM = Path(next(iter(nodeplug.provisioner.__path__)))
+PROVISIONER, CSI = (Path(next(iter(room.__path__))) for room in (nodeplug.provisioner, nodeplug.csi))
 VERBS = {"get": "get", "list": "list", "create": "create", "replace": "update", "patch": "patch", "delete": "delete"}
 """Methods of the client, and what roles call them."""
 Right = tuple[str, str, str]
@@ -19,11 +20,12 @@ Right = tuple[str, str, str]
 
 def asked() -> set[Right]:
     """Group, resource and verb of each request in the source; a lost node is forgotten by an administrator."""
-    return {right for path in ROOM.glob("*.py") if path.stem != "lost_node" for right in asked_in(path)}
+    sources = [CSI / "csi_node.py", *(path for path in PROVISIONER.glob("*.py") if path.stem != "lost_node")]
+    return {right for path in sources for right in asked_in(path)}
 
 
 def asked_in(path: Path) -> Iterator[Right]:
-    module = importlib.import_module(f"nodeplug.provisioner.{path.stem}")
+    module = importlib.import_module(f"nodeplug.{path.parent.name}.{path.stem}")
     for node in ast.walk(ast.parse(path.read_text())):
         if not isinstance(node, ast.Call):
             continue
@@ -63,3 +65,4 @@ def test_the_rights_are_those_that_are_needed() -> None:
 def test_the_source_asks_for_something() -> None:
     assert ("", "persistentvolumes", "delete") in asked()
     assert ("", "persistentvolumeclaims/status", "patch") in asked()
+    assert ("storage.k8s.io", "csinodes", "get") in asked()

@@ -110,7 +110,7 @@ def cluster(make_private_node: Callable[..., PrivateNode], consumer: Callable[[s
     try:
         with make_private_node(folder / "n") as node:
             (folder / "p").mkdir()
-            with ControlPlane(node, folder / "p", programs, authorization="RBAC") as made:
+            with ControlPlane(node, folder / "p", programs, authorization="Node,RBAC") as made:
                 yield made
     finally:
         folders.remove(folder)

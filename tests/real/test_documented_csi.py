@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 import yaml
 from tests.real.consumers import ControlPlane
-from tests.real.consumers.claims import CORE, Cluster, Object, provisioning
+from tests.real.consumers.claims import CORE, DRIVER, Cluster, Object, provisioning
+
+from nodeplug.testing import CsiCaller
 
 PAGE = re.sub(
     r"\n## Snapshots\n.*?(?=\n## )",
@@ -82,6 +84,24 @@ def test_a_command_of_the_page_runs_as_it_stands_there(cluster: Cluster, command
 
 def test_the_page_has_commands() -> None:
     assert [shlex.split(one)[2] for one in COMMANDS] == ["manifests", "status"]
+
+
+@pytest.mark.parametrize(("group", "resource"), [("storage.k8s.io", "csinodes"), ("", "nodes")])
+def test_kubelet_s_own_credentials_may_read_what_the_daemon_looks_at(
+    cluster: Cluster, group: str, resource: str
+) -> None:
+    asked = {"verb": "get", "group": group, "resource": resource, "name": cluster.node}
+    who = {"user": f"system:node:{cluster.node}", "groups": ["system:nodes", "system:authenticated"]}
+    spec = {**who, "resourceAttributes": asked}
+    review = cluster.call("POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", {"spec": spec})
+    assert review["status"]["allowed"], review
+
+
+def test_the_printed_rights_let_the_daemon_see_that_the_cluster_has_no_driver(cluster: Cluster) -> None:
+    """There is no kubelet that would write the CSINode."""
+    CsiCaller(cluster.daemon.paths.plugins_registry.parent, DRIVER).register()
+    said = f"the CSINode {cluster.node} does not list it"
+    cluster.until("the daemon's look", lambda: said in cluster.daemon.status()["csi"][0]["problem"])
 
 
 def test_the_volume_that_is_written_by_hand_is_taken_by_the_api_server(cluster: Cluster) -> None:

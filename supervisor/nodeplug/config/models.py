@@ -77,6 +77,12 @@ class Supervisor(_Model):
     csi: bool = Field(
         False, description="Serve every volume driver over CSI, too, and register it with kubelet's plugin watcher."
     )
+    kubeconfig: str = Field(
+        "",
+        description="How to reach the API server, to see that the CSINode lists the drivers; kubelet's own file will "
+        "do. Empty: as the provisioner does, or the pod's ServiceAccount; without any of them nobody looks.",
+    )
+    csi_node_poll: Seconds = Field(50.0, description="How often it looks at the CSINode.")
     device_poll: Seconds = Field(10.0, description="How often every device list is read again.")
     podresources_poll: Seconds = Field(10.0, description="How often kubelet is asked who holds which device.")
     install: bool = Field(False, description="Install the entrypoint scripts of all claims at start and reload.")
@@ -222,7 +228,9 @@ class ProvisionerSection(_Model):
 
     enabled: bool = Field(True, description="False keeps the section without a provisioner.")
     kubeconfig: Path | None = Field(
-        None, description="How to reach the API server; default: $KUBECONFIG, or the pod's ServiceAccount."
+        None,
+        description="How to reach the API server; default: the file under [supervisor], $KUBECONFIG, or the pod's "
+        "ServiceAccount.",
     )
     drivers: tuple[str, ...] = Field(
         (), description="CSI drivers to provision for, such as 'loopfile.nodeplug'; empty: all that create volumes."
@@ -240,6 +248,12 @@ class Configuration(_Model):
     supervisor: Supervisor = Supervisor()
     provisioner: ProvisionerSection | None = None
     plugins: Mapping[str, PluginSection] = Field(default_factory=dict)
+
+    @property
+    def kubeconfig(self) -> Path | None:
+        """The file under `[supervisor]`, or else the provisioner's."""
+        named = self.supervisor.kubeconfig
+        return Path(named) if named else self.provisioner.kubeconfig if self.provisioner is not None else None
 
 
 def node_name(supervisor: Supervisor) -> str:

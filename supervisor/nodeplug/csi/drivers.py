@@ -8,14 +8,17 @@ should be.
 import asyncio
 import json
 import logging
+import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from nodeplug.contract.errors import PluginError
+from nodeplug.config import Configuration
+from nodeplug.contract.errors import PluginError, TryAgain
 from nodeplug.contract.journal import write_durably
 from nodeplug.contract.values import Secrets
 from nodeplug.csi import codec
@@ -25,12 +28,14 @@ from nodeplug.hosting.call import Call
 from nodeplug.hosting.front import Front
 from nodeplug.hosting.registry import Registry
 from nodeplug.hosting.runner import Runner
+from nodeplug.process.aside import aside
 from nodeplug.process.lane import Lane
 from nodeplug.volumes.ledger import UNPUBLISHING
 from nodeplug.volumes.service import Volumes
 
 if TYPE_CHECKING:
     from nodeplug.contract.values import VolumeClaim
+    from nodeplug.csi.csi_node import CsiNode
 
 LOG: Final = logging.getLogger(__name__)
 INTERVAL: Final = 1.0
@@ -42,8 +47,7 @@ class CsiDrivers:
     """All drivers of this node. Event loop only.
 
     Attributes:
-        kubelet: kubelet's root; drivers are served at `plugins/<driver>/csi.sock` below it.
-        registrations: the plugin watcher's folder.
+        registrations: the plugin watcher's folder, in kubelet's root.
         notes: the file with the drivers that were served last.
         node: its name.
         enabled: otherwise only what pods still have of an earlier daemon is served.
@@ -55,7 +59,6 @@ class CsiDrivers:
     registry: Registry
     runner: Runner
     volumes: Volumes
-    kubelet: Path
     registrations: Path
     notes: Path
     node: str
@@ -64,8 +67,14 @@ class CsiDrivers:
     refused: Mapping[str, str] = field(default_factory=dict)
     trouble: str = ""
     _noted: Mapping[str, str] | None = None
+    _csi_node: "CsiNode | None" = None
     _lane: Lane = field(default_factory=lambda: Lane("kubelet's folders of CSI sockets"))
     _version: str = field(default_factory=lambda: version("nodeplug"))
+
+    @property
+    def kubelet(self) -> Path:
+        """Its root; drivers are served at `plugins/<driver>/csi.sock` below it."""
+        return self.registrations.parent
 
     async def keep(self) -> None:
         """Serve what is claimed now and what pods still have, and no longer what neither is."""
@@ -90,6 +99,17 @@ class CsiDrivers:
         self.trouble = ""
         for name, claim in wanted.items():
             await self._serve(name, claim)
+
+    async def compare(self, configuration: Configuration) -> None:
+        """Compare with the CSINode until cancelled; returns at once where nobody gave credentials for that."""
+        named, provisioner = configuration.kubeconfig, configuration.provisioner
+        given = named is not None or (provisioner is not None and provisioner.enabled)
+        if not self.enabled or not (given or await _has_account()):
+            return
+        from nodeplug.csi.csi_node import CsiNode  # noqa: PLC0415 - only who looks pays for a client
+
+        self._csi_node = CsiNode(lambda: self.served, self.node, named, configuration.supervisor.csi_node_poll)
+        await self._csi_node.run()
 
     async def _still_needed(self, gone: Mapping[str, str]) -> dict[str, str]:
         """Return those that nobody claims at present and that are needed: a plugin still loads, or pods have volumes.
@@ -176,6 +196,7 @@ class CsiDrivers:
 
     def status(self) -> list[dict[str, Any]]:
         """Describe every driver, and every claim that has none."""
+        unknown = self._csi_node.trouble if self._csi_node is not None else ""
         served = [
             {
                 "driver": name,
@@ -183,7 +204,7 @@ class CsiDrivers:
                 "inline": cast("VolumeClaim", one.driver.claimed.claim).inline,
                 "block": cast("VolumeClaim", one.driver.claimed.claim).block,
                 "registered": one.registered,
-                "problem": one.problem,
+                "problem": one.problem or (unknown if one.registered else ""),
             }
             for name, one in self.served.items()
         ]
@@ -193,3 +214,14 @@ class CsiDrivers:
     async def end(self) -> None:
         """Stop serving; kubelet keeps the registrations for the next daemon."""
         await asyncio.gather(*[one.end(withdraw=False) for one in self.served.values()])
+
+
+async def _has_account() -> bool:
+    """Say whether this is a pod with a ServiceAccount."""
+    if "KUBERNETES_SERVICE_HOST" not in os.environ:
+        return False
+    from nodeplug.kubeapi.access import IN_POD  # noqa: PLC0415 - nobody outside of a pod pays for it
+
+    with suppress(TryAgain):  # no thread is left
+        return await aside((IN_POD / "token").exists, "CSI: find the pod's ServiceAccount")
+    return False

@@ -120,7 +120,7 @@ def _snapshot_class(driver: Driver) -> Manifest:
 def _provisioner_rights(namespace: str, *, sidecars: bool) -> Iterator[Manifest]:
     about = "Who creates and deletes volumes; kubelet's own rights are not enough."
     yield Manifest(named("v1", "ServiceAccount", _PROVISIONER, namespace), about)
-    about = "Volumes and claims, in all namespaces."
+    about = "Volumes and claims of all namespaces, and nodes."
     yield from _role(_PROVISIONER, namespace, "", _cluster_rules(sidecars=sidecars), about)
     about = "How much room each node has, in this namespace alone."
     yield from _role(_PROVISIONER, namespace, namespace, _own_rules(sidecars=sidecars), about)
@@ -156,7 +156,9 @@ def _cluster_rules(*, sidecars: bool) -> list[Object]:
         _rule("", "persistentvolumeclaims/status", "patch"),
         _rule("", "persistentvolumes", *_READ, "create", "patch", "delete"),
         _rule("", "events", "create"),
+        _rule("", "nodes", "get"),
         _rule("storage.k8s.io", "storageclasses", "list", "watch"),
+        _rule("storage.k8s.io", "csinodes", "get"),
         _rule(_SNAPSHOTS, "volumesnapshots", "get"),
         _rule(_SNAPSHOTS, "volumesnapshotcontents", "get"),
     ]

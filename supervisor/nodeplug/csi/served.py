@@ -36,6 +36,10 @@ UNANSWERED: Final = 150.0
 """Seconds without a verdict after which a driver is announced anew: kubelet gives NodeGetInfo two minutes."""
 _DOUBLED: Final = 3
 """Times that this is doubled: kubelet may not run at all, or have no API server for hours."""
+_ABSENCES: Final = 2
+"""Looks in a row that must not find a driver in the CSINode: the first may be older than the registration."""
+_LOSSES: Final = 4
+"""Times that this is doubled: whatever takes it away may do so each time."""
 
 
 def registration_of(folder: Path, driver: str) -> Path:
@@ -54,7 +58,8 @@ class Served:
 
     Attributes:
         registered: kubelet has accepted it.
-        problem: why it is not registered; empty while it is, or nobody has said anything yet.
+        problem: why it is not registered; empty while it is, or nobody has said anything yet. One that is registered
+            has a problem if the cluster does not know of it.
     """
 
     driver: Driver
@@ -72,6 +77,9 @@ class Served:
     _announced: float = 0.0
     _asked: bool = False
     _silences: int = 0
+    _lost: str = ""
+    _absences: int = 0
+    _losses: int = 0
 
     @property
     def path(self) -> Path:
@@ -100,7 +108,7 @@ class Served:
             self._registrar, old = registrar, self._registrar
             await _stop(old)
             self._announced, self._asked = time.monotonic(), False
-        self.problem = "" if self.registered else self._unanswered()
+        self.problem = self._lost if self.registered else self._unanswered()
         if not self.registered and time.monotonic() > self._announced + self.patience:
             LOG.warning("CSI driver %s: %s; it is announced anew", self.driver.name, self.problem)
             self._silences += 1
@@ -115,7 +123,7 @@ class Served:
         """Say what kubelet has done with the registration so far; a refusal is told until it asks again."""
         if self._asked:
             return "kubelet has asked for it, and not said whether it takes it; its log may say why"
-        if self._refusals:
+        if self._refusals or self._lost:
             return self.problem
         return f"kubelet has not asked for it: does it run, and is {self.registrations} below its --root-dir?"
 
@@ -131,6 +139,7 @@ class Served:
         self._silences = 0
         if verdict.plugin_registered:
             self.registered, self.problem, self._refusals = True, "", 0
+            self._lost, self._absences = "", 0
             LOG.info("CSI driver %s is registered with kubelet", self.driver.name)
             return
         self.registered, self.problem = False, f"kubelet refused it: {verdict.error}"
@@ -138,6 +147,26 @@ class Served:
         self._refusals += 1
         self._not_before = time.monotonic() + pause
         LOG.warning("CSI driver %s: %s; it is announced again in %g s", self.driver.name, self.problem, pause)
+
+    def looked(self, absent: str) -> None:
+        """Take what the cluster says of a registered driver; one that it does not know of is announced again.
+
+        Args:
+            absent: that the CSINode does not list the driver, and what that means; empty if it does.
+        """
+        if not self.registered:  # kubelet has the next word
+            return
+        if not absent:
+            self._lost, self._absences, self._losses = "", 0, 0
+            return
+        self._absences += 1
+        if self._absences >= _ABSENCES:
+            self.problem = self._lost = absent
+        if self._absences >= _ABSENCES << min(self._losses, _LOSSES):
+            self.registered = False
+            self._losses += 1
+            self._not_before = time.monotonic() + _AFTER_REFUSAL
+            LOG.warning("CSI driver %s: %s; it is announced again", self.driver.name, absent)
 
     async def _withdraw(self) -> None:
         """Take the driver from kubelet."""

@@ -7,7 +7,7 @@ Refuses: to provision.
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from nodeplug.config import ProvisionerSection
+from nodeplug.config import Configuration
 from nodeplug.contract.journal import Journal
 from nodeplug.csi.drivers import CsiDrivers
 
@@ -36,10 +36,12 @@ class NoProvisioner:
         return ()
 
 
-def provisioner_of(section: ProvisionerSection | None, csi: CsiDrivers, node: str, journal: Journal) -> Provisioning:
+def provisioner_of(configuration: Configuration, csi: CsiDrivers, node: str, journal: Journal) -> Provisioning:
     """Return the provisioner of a configuration."""
-    if section is None or not section.enabled:
+    if configuration.provisioner is None or not configuration.provisioner.enabled:
         return NoProvisioner()
+    named = configuration.provisioner.kubeconfig or configuration.kubeconfig
+    section = configuration.provisioner.model_copy(update={"kubeconfig": named})
     from nodeplug.provisioner.provisioner import Provisioner  # noqa: PLC0415 - only who has one pays for it
 
     def drivers() -> "Mapping[str, Driver]":

@@ -127,7 +127,7 @@ def provisioning(
         env: more environment for the daemon.
     """
     node = control.node
-    supervisor = f'listen = ""\ncsi = true\nnode_name = "{node.name}"'
+    supervisor = f'listen = ""\ncsi = true\ncsi_node_poll = "1s"\nnode_name = "{node.name}"'
     within = () if fork else node.command()
     daemon = ScratchNode(node.folder, plugins(control, more), supervisor=supervisor, within=within, fork=fork, env=env)
     daemon.paths.plugins_registry.mkdir(parents=True)
