@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from tests.fuse_programs import programs
 from tests.real.consumers import Lab
-from tests.real.consumers.csi_objects import announce, capacity_of, claim, drivers_of, enlarge
+from tests.real.consumers.csi_objects import announce, capacity_of, claim, csi_node, drivers_of, enlarge
 
 from nodeplug.testing import CsiCaller
 from nodeplug.testing.csi_caller.controller import created
@@ -171,6 +171,29 @@ def test_pods_outlive_a_killed_daemon_and_a_kubelet_that_starts_again(lab: Lab, 
     assert lab.kubelet.container("lasting") == container
     assert lab.kubelet.execute("lasting", "/bin/cat", "/memory/file") == "kept\n"
     lab.run("next", volumes={"/memory": INLINE})
+    assert difference() == []
+
+
+@pytest.mark.parametrize("lost", ["its entry", "the whole object"])
+def test_a_driver_that_the_cluster_has_lost_comes_back_while_a_pod_has_its_volume(
+    lab: Lab, difference: Difference, lost: str
+) -> None:
+    """Nobody makes kubelet look at its CSINode again, and pods would wait for ever."""
+    assert lab.api is not None
+    name = f"keeper-{lost.rpartition(' ')[2]}"
+    lab.run(name, "echo kept > /memory/file", volumes={"/memory": INLINE})
+    container = lab.kubelet.container(name)
+    said = f"CSI driver {TMPFS}: the CSINode {lab.private.name} does not list it"
+    before = lab.daemon.log.count(said)
+    where, found = csi_node(lab)
+    if lost == "its entry":
+        found["spec"]["drivers"] = [one for one in found["spec"]["drivers"] if one["name"] != TMPFS]
+        lab.api.store.put(where, found)
+    else:
+        lab.api.store.remove(where)
+    lab.kubelet.wait_for("the daemon's words", lambda: lab.daemon.log.count(said) > before)
+    lab.kubelet.wait_for("both drivers in its CSINode", lambda: {LOOPFILE, TMPFS} <= drivers_of(lab))
+    assert (lab.kubelet.container(name), lab.mount_type(name, "/memory")) == (container, "tmpfs")
     assert difference() == []
 
 

@@ -18,9 +18,7 @@ def announce(lab: Lab, name: str) -> None:
     where = Where("storage.k8s.io/v1", "csidrivers", "", name)
     lab.api.store.put(where, made)
     # A kubelet that starts on a node that it has not registered yet loses one of two drivers: it deletes the CSINode
-    # that has no owner, and with it what it wrote for the other (nodeinfomanager.go). A new socket makes it register
-    # the driver again.
-    (lab.daemon.paths.plugins_registry / f"{name}-reg.sock").unlink()
+    # that has no owner, and with it what it wrote for the other (nodeinfomanager.go). The daemon sees that.
     lab.kubelet.wait_for(f"{name} in its CSINode", partial(has_driver, lab, name))
 
 
@@ -28,10 +26,16 @@ def has_driver(lab: Lab, name: str) -> bool:
     return name in drivers_of(lab)
 
 
+def csi_node(lab: Lab) -> tuple[Where, dict[str, Any]]:
+    """Return where the CSINode is, and what it is; nothing if there is none."""
+    assert lab.api is not None
+    where = Where("storage.k8s.io/v1", "csinodes", "", lab.private.name)
+    return where, lab.api.store.get(where) or {}
+
+
 def drivers_of(lab: Lab) -> set[str]:
     """The drivers that kubelet tells the scheduler of."""
-    assert lab.api is not None
-    found = lab.api.store.get(Where("storage.k8s.io/v1", "csinodes", "", lab.private.name)) or {}
+    found = csi_node(lab)[1]
     return {one["name"] for one in (found.get("spec") or {}).get("drivers") or ()}
 
 

@@ -197,7 +197,9 @@ def open_lab(
         PluginError: something did not start; the message carries the end of its log.
     """
     supervisor = f'listen = ""\npodresources_poll = "1s"\ndevice_registration = "{registration}"'
-    supervisor += "\ncsi = true" * (csi or with_api)
+    csi = csi or with_api
+    if csi:  # the file is written when there is a server: the daemon starts first
+        supervisor += f'\ncsi = true\nkubeconfig = "{folder}/kubeconfig"\ncsi_node_poll = "1s"'
     with ExitStack() as stack:
         daemon = ScratchNode(private.folder, plugins, supervisor=supervisor, env=env, within=private.command())
         stack.enter_context(daemon)
@@ -218,6 +220,8 @@ def open_lab(
         if control_plane is not None:
             (folder / "p").mkdir()
             cluster = stack.enter_context(ControlPlane(private, folder / "p", control_plane))
+        if csi and (server := api or cluster) is not None:
+            (folder / "kubeconfig").write_text(server.kubeconfig)
         kubelet = KubeletProcess(private, folders[1], program, containerd, paths.flexvolume, api or cluster)
         lab = Lab(folder, resource, private, daemon, containerd, kubelet, api, cluster)
         stack.callback(containerd.clear)
