@@ -1,18 +1,22 @@
 """The way through docs/csi.md on a real API server: from an enabled driver to a claim that is bound, grown and copied.
 
-`kubectl apply` and the scheduler are acted out: the objects are created, and a claim gets the node of its first pod.
+The scheduler is acted out: a claim gets the node of its first pod. So is `kubectl apply` where the page has it after a
+pipe; what it has as a script is run.
 What the page says of pods is in tests/node/csi/test_csi_documented.py, of snapshots in test_documented_snapshots.py.
 """
 
 import re
 import shlex
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
+from tests.real.conftest import need
 from tests.real.consumers import ControlPlane
 from tests.real.consumers.claims import CORE, DRIVER, Cluster, Object, provisioning
+from tests.real.consumers.private_node import ENV
 
 from nodeplug.testing import CsiCaller
 
@@ -42,13 +46,27 @@ def cluster(cluster: ControlPlane) -> Iterator[Cluster]:
     (text,) = [text for text in blocks("toml") if "[provisioner]" in text]
     sections = text[text.index("[provisioner]") :]
     folder = cluster.node.folder
-    with provisioning(cluster) as made:
+    with provisioning(cluster, lambda _: written_by_the_script(cluster)) as made:
         places = {"/etc/nodeplug/kubeconfig": f"{folder}/provisioner", "/srv/volumes": f"{folder}/images"}
         for named, here in places.items():
             assert named in sections
             sections = sections.replace(named, here)
         made.daemon.configure(sections)
         yield made
+
+
+def written_by_the_script(control: ControlPlane) -> str:
+    """Return the kubeconfig that the page's script writes, run as an administrator who has the manifests applied."""
+    need(kubectl="kubernetes-client")
+    (script,) = blocks("sh")
+    folder = control.folder / "administrator"
+    folder.mkdir()
+    env = {**ENV, "HOME": str(folder), "KUBECONFIG": str(control.folder / "kubeconfig")}
+    command = control.node.command("sh", "-euc", f"cd {folder}\n{script}")
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (folder / "kubeconfig").stat().st_mode & 0o777 == 0o600
+    return (folder / "kubeconfig").read_text()
 
 
 def claimed(cluster: Cluster, name: str, **more: object) -> None:

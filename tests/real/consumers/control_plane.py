@@ -90,7 +90,7 @@ class ControlPlane:
         self._spawn("etcd", "etcd", *etcd)
         self.start_api()
         common = [f"--kubeconfig={folder}/kubeconfig", "--leader-elect=false", "--bind-address=127.0.0.1"]
-        manager = [*common, f"--service-account-private-key-file={key}"]
+        manager = [*common, f"--service-account-private-key-file={key}", f"--root-ca-file={self.authority}"]
         self._spawn("kube-controller-manager", str(self.programs / "kube-controller-manager"), *manager)
         self._spawn("kube-scheduler", str(self.programs / "kube-scheduler"), *common)
 
