@@ -8,11 +8,13 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.real.consumers import ControlPlane, Lab
+from tests.real.consumers.claims import apply, direct
 from tests.real.consumers.ending import end
 from tests.real.consumers.private_node import ENV
 
@@ -26,7 +28,7 @@ Object = dict[str, Any]
 
 @pytest.fixture(scope="module")
 def lab(make_kubelet_lab: Callable[..., AbstractContextManager[Lab]], consumer: Callable[[str], Path]) -> Iterator[Lab]:
-    with make_kubelet_lab(PUBLISHED, control_plane=consumer("kubernetes"), csi=True) as made:
+    with make_kubelet_lab(PUBLISHED, control_plane=consumer("kubernetes"), authorization="RBAC", csi=True) as made:
         assert made.control_plane is not None
         with provisioning(made):
             for one in json.loads(made.daemon.run("csi manifests", "--json").stdout)["items"]:
@@ -153,48 +155,112 @@ def test_a_copy_of_a_claim_has_its_data_when_its_pod_has_ended(lab: Lab) -> None
     gone(lab, "first", "second")
 
 
-def test_the_standard_provisioner_takes_its_place_on_the_same_socket(
+RARE = {
+    ("storage.k8s.io", "volumeattributesclasses", "get"): "a claim that names one",
+    ("storage.k8s.io", "csistoragecapacities", "update"): "when there is less room than before",
+    ("storage.k8s.io", "csistoragecapacities", "delete"): "when a class has gone",
+    ("", "events", "patch"): "when an event is repeated",
+    ("snapshot.storage.k8s.io", "volumesnapshots", "get"): "a claim that is restored",
+    ("snapshot.storage.k8s.io", "volumesnapshots", "list"): "with a driver that takes snapshots",
+    ("snapshot.storage.k8s.io", "volumesnapshots", "watch"): "with a driver that takes snapshots",
+    ("snapshot.storage.k8s.io", "volumesnapshots", "update"): "a claim that is restored",
+    ("snapshot.storage.k8s.io", "volumesnapshotcontents", "get"): "a claim that is restored",
+}
+"""Rights that the standard provisioner need not use here, and when it does."""
+
+
+def test_the_standard_provisioner_takes_its_place_on_the_same_socket_with_the_printed_rights(
     lab: Lab, consumer: Callable[[str], Path], difference: Callable[[], list[str]]
 ) -> None:
     lab.run("ours", "echo ours > /data/file", volumes={"/data": claim(lab, "ours", "32Mi")})
-    with standing_in(lab, consumer("provisioner") / "csi-provisioner"):
-        lab.run("theirs", "echo theirs > /data/file", volumes={"/data": claim(lab, "theirs", "32Mi")})
+    with standing_in(lab, consumer("provisioner") / "csi-provisioner") as given:
+        lab.run("theirs", "echo theirs > /data/file; sync", volumes={"/data": claim(lab, "theirs", "32Mi")})
         assert lab.kubelet.execute("theirs", "/bin/cat", "/data/file") == "theirs\n"
         for name in ("theirs", "ours"):
             lab.kubelet.drop(name)
-        gone(lab, "theirs", "ours")  # it deletes what the daemon has made, too
+        source = {"kind": "PersistentVolumeClaim", "name": "theirs"}
+        lab.run("copied", volumes={"/data": claim(lab, "copied", "32Mi", dataSource=source)})
+        assert lab.kubelet.execute("copied", "/bin/cat", "/data/file") == "theirs\n"
+        lab.kubelet.drop("copied")
+        lab.kubelet.wait_for("how much room there is", lambda: owners(lab) == {"provisioner"})
+        gone(lab, "theirs", "ours", "copied")  # it deletes what the daemon has made, too
+    audited = list(control(lab).audited())
+    assert {asked for asked, code in audited if code == HTTPStatus.FORBIDDEN} == set()  # enough
+    assert given - {asked for asked, _ in audited} <= set(RARE)  # and no more
     assert [line for line in difference() if ".img" in line] == []
 
 
+def owners(lab: Lab) -> set[str]:
+    """Who owns what the scheduler is told of room: with whom it goes."""
+    found = control(lab).call("GET", f"{STORAGE}/namespaces/kube-system/csistoragecapacities")["items"]
+    return {owner["name"] for one in found for owner in one["metadata"].get("ownerReferences", [{"name": "nobody"}])}
+
+
 @contextmanager
-def standing_in(lab: Lab, program: Path) -> Iterator[None]:
-    """Start the standard provisioner as the manifests say, while the daemon provisions nothing."""
+def standing_in(lab: Lab, program: Path) -> Iterator[set[tuple[str, str, str]]]:
+    """Start the standard provisioner as the manifests say, while the daemon provisions nothing; yield its rights."""
     path = lab.daemon.config_path
     before = path.read_text()
     path.write_text(before.replace("[provisioner]", "[provisioner]\nenabled = false"))
     lab.daemon.stop()
     lab.daemon.start()
+    clear_room(lab)
     printed = json.loads(lab.daemon.run("csi manifests", "--json", "--sidecars", "--driver", DRIVER).stdout)["items"]
-    (container,) = next(one for one in printed if one["kind"] == "DaemonSet")["spec"]["template"]["spec"]["containers"]
-    socket = lab.daemon.paths.plugins_registry.parent / "plugins" / DRIVER / "csi.sock"
-    # No pod runs it here that could own its objects.
-    changes = {
-        "--csi-address=/csi/csi.sock": f"--csi-address={socket}",
-        "--capacity-ownerref-level=0": "--capacity-ownerref-level=-1",
-    }
-    arguments = [changes.get(one, one) for one in container["args"]]
-    assert set(changes) <= set(container["args"])
-    variables = {"NODE_NAME": lab.private.name, "NAMESPACE": "kube-system", "POD_NAME": "provisioner"}
-    assert {one["name"] for one in container["env"]} == set(variables)
-    command = lab.private.command(str(program), f"--kubeconfig={lab.folder}/p/kubeconfig", *arguments)
+    rights = [one for one in printed if one["kind"] not in {"CSIDriver", "StorageClass", "DaemonSet"}]
+    (template,) = [one["spec"]["template"] for one in printed if one["kind"] == "DaemonSet"]
+    kubeconfig = lab.folder / "sidecar"
+    kubeconfig.write_text(direct(control(lab), apply(control(lab), rights)))
+    command, variables = sidecar(lab, template, program)
     said = lab.folder / "csi-provisioner.log"
     with said.open("wb") as log:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={**ENV, **variables})
+        process = subprocess.Popen(
+            [*command, f"--kubeconfig={kubeconfig}"],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env={**ENV, **variables},
+        )
     try:
-        yield
+        yield allowed(rights)
     finally:
         end(process, 10)
         sys.stdout.write(said.read_text())  # shown when the test fails
         path.write_text(before)
         lab.daemon.stop()
         lab.daemon.start()
+
+
+def sidecar(lab: Lab, template: Object, program: Path) -> tuple[list[str], dict[str, str]]:
+    """Create a pod of the printed template, and return what its container executes, and in which environment.
+
+    The pod waits for a scheduler that there is none of: no image is pulled here, and the program runs beside it.
+    """
+    metadata = {**template["metadata"], "name": "provisioner"}
+    spec = {**template["spec"], "schedulerName": "nobody"}
+    control(lab).call("POST", f"{CORE}/namespaces/kube-system/pods", {"metadata": metadata, "spec": spec})
+    (container,) = template["spec"]["containers"]
+    socket = lab.daemon.paths.plugins_registry.parent / "plugins" / DRIVER / "csi.sock"
+    arguments = [one.replace("/csi/csi.sock", str(socket)) for one in container["args"]]
+    assert f"--csi-address={socket}" in arguments
+    variables = {"NODE_NAME": lab.private.name, "NAMESPACE": "kube-system", "POD_NAME": "provisioner"}
+    assert {one["name"] for one in container["env"]} == set(variables)
+    return lab.private.command(str(program), *arguments), variables
+
+
+def clear_room(lab: Lab) -> None:
+    """Delete what the daemon has told the scheduler of room, as an administrator who changes over does."""
+    place = f"{STORAGE}/namespaces/kube-system/csistoragecapacities"
+    for one in control(lab).call("GET", place)["items"]:
+        control(lab).call("DELETE", f"{place}/{one['metadata']['name']}")
+
+
+def allowed(printed: list[Object]) -> set[tuple[str, str, str]]:
+    """Group, resource and verb of all rules of roles."""
+    return {
+        (group, resource, verb)
+        for one in printed
+        for rule in one.get("rules", ())
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }

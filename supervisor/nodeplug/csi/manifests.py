@@ -4,8 +4,9 @@ Owns: which objects these are, and in which order; the rights of nodeplug's own 
 sidecars.
 Refuses: to apply anything, and snapshot-controller with its definitions, which are the cluster's and no driver's.
 
-Source of the sidecars' rights: deploy/kubernetes/rbac.yaml of kubernetes-csi/external-provisioner 6.3, and
-deploy/kubernetes/csi-snapshotter/rbac-csi-snapshotter.yaml of kubernetes-csi/external-snapshotter 8.6.
+Source of the sidecars' rights: those of the provisioner are what it uses with the printed arguments, and
+deploy/kubernetes/rbac.yaml of kubernetes-csi/external-provisioner 6.3 has more, for other arguments and drivers; those of the
+snapshotter are deploy/kubernetes/csi-snapshotter/rbac-csi-snapshotter.yaml of kubernetes-csi/external-snapshotter 8.6.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -165,24 +166,21 @@ def _cluster_rules(*, sidecars: bool) -> list[Object]:
     if not sidecars:
         return own
     return [
-        _rule("", "persistentvolumeclaims", *_READ, "update"),
+        _rule("", "persistentvolumeclaims", "list", "watch", "update"),
         _rule("", "persistentvolumes", *_READ, "create", "patch", "delete"),
-        _rule("", "nodes", *_READ),
-        _rule("", "events", "list", "watch", "create", "update", "patch"),
-        _rule("storage.k8s.io", "storageclasses", *_READ),
-        _rule("storage.k8s.io", "csinodes", *_READ),
-        _rule("storage.k8s.io", "volumeattachments", *_READ),
-        _rule("storage.k8s.io", "volumeattributesclasses", *_READ),
-        _rule(_SNAPSHOTS, "volumesnapshots", "get", "list"),
-        _rule(_SNAPSHOTS, "volumesnapshotcontents", "get", "list"),
+        _rule("", "events", "create", "patch"),
+        _rule("storage.k8s.io", "storageclasses", "list", "watch"),
+        _rule("storage.k8s.io", "volumeattributesclasses", "get"),
+        _rule(_SNAPSHOTS, "volumesnapshots", *_READ, "update"),
+        _rule(_SNAPSHOTS, "volumesnapshotcontents", "get"),
     ]
 
 
 def _own_rules(*, sidecars: bool) -> list[Object]:
     if not sidecars:
         return [_rule("storage.k8s.io", "csistoragecapacities", "list", "create", "patch", "delete")]
-    capacities = _rule("storage.k8s.io", "csistoragecapacities", *_READ, "create", "update", "patch", "delete")
-    return [capacities, _LEASES, _rule("", "pods", "get"), _rule("apps", "replicasets", "get")]
+    capacities = _rule("storage.k8s.io", "csistoragecapacities", "list", "watch", "create", "update", "delete")
+    return [capacities, _rule("", "pods", "get")]
 
 
 def _rule(group: str, resource: str, *verbs: str) -> Object:

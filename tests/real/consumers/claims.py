@@ -7,7 +7,7 @@ Refuses: to choose a node: which one a claim's first pod will run on is written 
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final
@@ -140,6 +140,13 @@ def provisioning(
 
 def rights(control: ControlPlane, daemon: ScratchNode) -> str:
     """Apply what `nodeplug csi manifests` prints; return a token of the ServiceAccount."""
+    printed = daemon.run("csi manifests", "--json")
+    assert printed.returncode == 0, printed.stderr
+    return apply(control, json.loads(printed.stdout)["items"])
+
+
+def apply(control: ControlPlane, printed: Iterable[Object]) -> str:
+    """Create objects, and return a token of the one ServiceAccount among them."""
     places = {
         "CSIDriver": f"{STORAGE}/csidrivers",
         "StorageClass": f"{STORAGE}/storageclasses",
@@ -149,10 +156,8 @@ def rights(control: ControlPlane, daemon: ScratchNode) -> str:
         "ClusterRole": "/apis/rbac.authorization.k8s.io/v1/clusterroles",
         "ClusterRoleBinding": "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
     }
-    printed = daemon.run("csi manifests", "--json")
-    assert printed.returncode == 0, printed.stderr
     accounts = []
-    for one in json.loads(printed.stdout)["items"]:
+    for one in printed:
         control.call("POST", places[one["kind"]], one)
         accounts += [one["metadata"]["name"]] if one["kind"] == "ServiceAccount" else []
     path = f"{places['ServiceAccount']}/{accounts[0]}/token"

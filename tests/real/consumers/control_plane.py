@@ -12,7 +12,7 @@ import secrets
 import ssl
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final, Self
@@ -25,6 +25,12 @@ from nodeplug.contract.errors import PluginError
 Object = dict[str, Any]
 PORT: Final = 6443
 _PATIENCE: Final = 90.0
+_AUDIT: Final = {
+    "apiVersion": "audit.k8s.io/v1",
+    "kind": "Policy",
+    "omitStages": ["RequestReceived"],
+    "rules": [{"level": "Metadata", "userGroups": ["system:serviceaccounts"]}, {"level": "None"}],
+}
 
 
 class ControlPlane:
@@ -82,6 +88,7 @@ class ControlPlane:
         self.node.run("openssl", "genrsa", "-out", str(key), "2048")
         (folder / "tokens").write_text(f'{self.token},admin,admin,"system:masters"\n', encoding="utf-8")
         (folder / "kubeconfig").write_text(self.kubeconfig, encoding="utf-8")
+        (folder / "audit-policy").write_text(json.dumps(_AUDIT), encoding="utf-8")
         client, peer = "http://127.0.0.1:2379", "http://127.0.0.1:2380"
         etcd = [f"--data-dir={folder}/etcd", f"--listen-client-urls={client}", f"--advertise-client-urls={client}"]
         # A test's data may be lost with the machine: no sync of every write.
@@ -107,6 +114,7 @@ class ControlPlane:
             *(f"--token-auth-file={folder}/tokens", f"--authorization-mode={self._authorization}"),
             *("--service-account-issuer=https://here.invalid", f"--service-account-key-file={key}"),
             *(f"--service-account-signing-key-file={key}", "--service-cluster-ip-range=10.96.0.0/24"),
+            *(f"--audit-policy-file={folder}/audit-policy", f"--audit-log-path={folder}/audit"),
             "--disable-admission-plugins=ServiceAccount",
         )
         self._wait("a ready API", lambda: self.call("GET", "/readyz", raw=True) == "ok")
@@ -166,6 +174,14 @@ class ControlPlane:
         if answer.status >= http.client.BAD_REQUEST:
             raise PluginError(f"{method} {path} ended with {answer.status}: {text}")
         return text if raw else json.loads(text)
+
+    def audited(self) -> Iterator[tuple[tuple[str, str, str], int]]:
+        """Yield what ServiceAccounts have asked for: group, resource and verb, and the code of the answer."""
+        for line in (self.folder / "audit").read_text(encoding="utf-8").splitlines():
+            event = json.loads(line)
+            if (about := event.get("objectRef")) is not None:
+                resource = "/".join(filter(None, (about["resource"], about.get("subresource"))))
+                yield (about.get("apiGroup", ""), resource, event["verb"]), event["responseStatus"]["code"]
 
     def pod(self, name: str) -> Object:
         """Return a pod.

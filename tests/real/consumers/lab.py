@@ -174,6 +174,7 @@ def open_lab(
     with_api: bool = False,
     runtime: Path | None = None,
     control_plane: Path | None = None,
+    authorization: str = "AlwaysAllow",
     registration: str = "register",
     csi: bool = False,
 ) -> Iterator[Lab]:
@@ -190,6 +191,7 @@ def open_lab(
         with_api: give kubelet an API server: pods come from there and not from manifests.
         runtime: the folder of containerd, its shim and ctr; None: those of PATH.
         control_plane: the folder of kube-apiserver and its like: a real API server, whose scheduler places the pods.
+        authorization: of that API server, such as RBAC: kubelet, scheduler and test are administrators.
         csi: the daemon serves CSI drivers; with `with_api` it does anyway.
         registration: how devices are registered, `device_registration` of the daemon.
 
@@ -219,7 +221,7 @@ def open_lab(
         cluster = None
         if control_plane is not None:
             (folder / "p").mkdir()
-            cluster = stack.enter_context(ControlPlane(private, folder / "p", control_plane))
+            cluster = stack.enter_context(ControlPlane(private, folder / "p", control_plane, authorization))
         if csi and (server := api or cluster) is not None:
             (folder / "kubeconfig").write_text(server.kubeconfig)
         kubelet = KubeletProcess(private, folders[1], program, containerd, paths.flexvolume, api or cluster)
