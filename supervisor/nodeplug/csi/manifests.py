@@ -4,9 +4,9 @@ Owns: which objects these are, and in which order; the rights of nodeplug's own 
 sidecars.
 Refuses: to apply anything, and snapshot-controller with its definitions, which are the cluster's and no driver's.
 
-Source of the sidecars' rights: those of the provisioner are what it uses with the printed arguments, and
-deploy/kubernetes/rbac.yaml of kubernetes-csi/external-provisioner 6.3 has more, for other arguments and drivers; those of the
-snapshotter are deploy/kubernetes/csi-snapshotter/rbac-csi-snapshotter.yaml of kubernetes-csi/external-snapshotter 8.6.
+Source of the sidecars' rights: what the provisioner uses with the printed arguments (deploy/kubernetes/rbac.yaml of
+kubernetes-csi/external-provisioner 6.3 has more, for other arguments and drivers), and
+deploy/kubernetes/csi-snapshotter/rbac-csi-snapshotter.yaml of kubernetes-csi/external-snapshotter 8.6.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
