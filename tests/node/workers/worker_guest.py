@@ -15,6 +15,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import cut_frames  # type: ignore[import-not-found]  # beside this file
 from pydantic import BaseModel
 
 import nodeplug as n
@@ -465,7 +466,6 @@ WAYS: dict[str, Callable[[n.Host], None]] = {
     "raises": _raise(ValueError("a stray")),
     "refuses": _raise(n.Exhausted("nothing is left", details="0 of 3")),
     "forks": _fork,
-    "closes": lambda _: os.close(3),
     "hangs up": lambda _: _control().shutdown(socket.SHUT_RDWR),
     "junk": _mangled(struct.pack("<II", 5, 0) + b"hello"),
     "huge": _mangled(struct.pack("<II", 0xFFFFFFFF, 0xFFFFFFFF)),
@@ -492,4 +492,5 @@ WAYS: dict[str, Callable[[n.Host], None]] = {
     "keeps descriptors": _keep_descriptors,
     "rings": _ring,
     "is not allowed": lambda _: os.kill(1, 0),
+    **cut_frames.WAYS,
 }
