@@ -131,9 +131,10 @@ class Lifecycle:
         slot = instance.slot
         if self._lives.ending.is_set() or slot.loaded is not instance or slot.state != "running":
             return  # whoever loads, starts or stops it sees to it
-        instance.begun, pause = False, slot.restarts.pause(why)
-        when = f"in {pause:g} s" if pause else "now"
-        LOG.error("the process of plugin %s ended: %s; it is started again %s", slot.name, why, when)
+        instance.begun, pause, slot.gone_at = False, slot.restarts.pause(why), time.monotonic()
+        pid = instance.worker.pid if instance.worker is not None else 0
+        text, when = "process %d of plugin %s ended: %s; restart %d is %s", f"in {pause:g} s" if pause else "now"
+        LOG.error(text, pid, slot.name, why, slot.restarts.count, when)
         self.devices.hold(slot.name)
         if pause:
             slot.enter("failed", f"its process ended: {why}")
@@ -142,7 +143,16 @@ class Lifecycle:
             slot.hold()
             self.start_again(slot)
         if pause > ABSENCE:
-            self.devices.withdraw(slot.name, slot.fault)
+            self._withdraw(slot)
+
+    def withdraw_absent(self, slot: Slot) -> None:
+        """Withdraw the devices of a plugin whose process ended and that has been away for too long since."""
+        if slot.gone_at and time.monotonic() - slot.gone_at > ABSENCE:
+            self._withdraw(slot)
+
+    def _withdraw(self, slot: Slot) -> None:
+        slot.gone_at = 0.0
+        self.devices.withdraw(slot.name, slot.fault)
 
     @property
     def refused(self) -> list[str]:
@@ -320,7 +330,7 @@ class Lifecycle:
             return
         slot = instance.slot
         slot.enter("running")
-        slot.retry_after = FIRST_RETRY
+        slot.retry_after, slot.gone_at = FIRST_RETRY, 0.0
         LOG.info("plugin %s runs: %s", slot.name, ", ".join(map(str, instance.claims)) or "no claims")
         self.devices.serve(slot.name)
 
@@ -344,7 +354,8 @@ class Lifecycle:
             slot.enter("failed", str(error))
             slot.retry_at = time.monotonic() + slot.retry_after
             slot.retry_after = min(slot.retry_after * 2, LAST_RETRY)
-            self.devices.withdraw(slot.name, slot.fault)
+            if not slot.gone_at:  # otherwise it may be back in time, see `withdraw_absent`
+                self._withdraw(slot)
 
     def _kept(self, instance: Instance, error: PluginError) -> bool:
         """When a new section cannot be loaded, stay with the former one if it has a plugin."""

@@ -201,6 +201,7 @@ class Slot:
         overdue: those whose callers were answered before the hook ended.
         visits: other plugins' calls inside it, by delegation; each is done when that call has left.
         restarts: of its process, that nobody asked for.
+        gone_at: `time.monotonic()` when its process ended, until another one serves or its devices are withdrawn.
         owner: to whom its folders were given; None: to nobody yet.
     """
 
@@ -218,6 +219,7 @@ class Slot:
     overdue: set[HookCall] = field(default_factory=set)
     visits: "set[asyncio.Future[None]]" = field(default_factory=set)
     restarts: Restarts = field(default_factory=Restarts)
+    gone_at: float = 0.0
     owner: Owner | None = None
     _held: "asyncio.Future[None] | None" = None
 

@@ -1,7 +1,7 @@
 """What is looked at again and again while plugins run, and what an administrator may ask for one of them.
 
-Owns: when a failed plugin is started again, which process hangs, whether plugins are healthy, a plugin's renewal,
-what the processes of a killed daemon left, and how much the daemon has itself.
+Owns: when a failed plugin is started again or has been away too long, which process hangs, whether plugins are
+healthy, a plugin's renewal, what the processes of a killed daemon left, and how much the daemon has itself.
 Refuses: the steps of a start or an exchange (`lifecycle`), and timers (the daemon's).
 """
 
@@ -47,9 +47,12 @@ class Supervision:
         end()
 
     async def retry_failed(self) -> None:
-        """Start every failed plugin again whose pause is over."""
+        """Start every failed plugin again whose pause is over; one that is away too long offers no devices."""
         for slot in self._slots():
-            if slot.state == "failed" and slot.retry_at <= time.monotonic():
+            if slot.state != "failed":
+                continue
+            self.lifecycle.withdraw_absent(slot)
+            if slot.retry_at <= time.monotonic():
                 self.lifecycle.start_again(slot)
 
     async def end_hanging(self) -> None:

@@ -32,6 +32,8 @@ class Guest:
         at: str = ""
         how: str = ""
         once: str = ""
+        during: str = ""
+        """While there is such a file; empty: always."""
         name: str = "thing"
 
     def __init__(self, config: Config, host: n.Host) -> None:
@@ -41,7 +43,7 @@ class Guest:
 
     def _begin(self, hook: str) -> None:
         config = self._config
-        if hook != config.at:
+        if hook != config.at or (config.during and not Path(config.during).exists()):
             return
         if config.once:
             try:
