@@ -48,8 +48,8 @@ class Examined:
         """Say as whom processes of plugins run, so that nobody gives one to root unawares."""
         found: dict[str, list[str]] = {}
         for name, loaded in self.registry.plugins.items():
-            if loaded.isolation == "process":
-                found.setdefault(loaded.user, []).append(name)
+            if loaded.isolation == "process" and loaded.privileges is not None:
+                found.setdefault(loaded.privileges.name, []).append(name)
         return "".join(f"; runs as {user}: {', '.join(names)}" for user, names in found.items())
 
 

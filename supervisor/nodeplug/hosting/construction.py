@@ -20,7 +20,7 @@ from nodeplug.contract.errors import TryAgain
 from nodeplug.contract.host import Host
 from nodeplug.hosting import remote
 from nodeplug.hosting.runner import Runner
-from nodeplug.hosting.slot import Instance, Owner
+from nodeplug.hosting.slot import Instance
 from nodeplug.loading.classes import Place, PluginRefused
 from nodeplug.loading.discovery import place_of
 from nodeplug.loading.examination import Examined, construct
@@ -39,7 +39,7 @@ class Construction:
         make_host: makes a plugin's host, by section name; called in the thread that loads it.
         tell: writes a mistake in a section with its file and line.
         ended: is told, on the loop, that the process of an instance has ended, and why.
-        give: makes a section's folders and gives them to a user and its group.
+        give: makes a section's folders and gives them to who runs its plugin.
         privileges: says what the process of a section's plugin runs with; may block, may raise ValueError.
         cgroups: of processes with limits; None: plugins are only looked at, and what limits them here does not matter.
     """
@@ -47,7 +47,7 @@ class Construction:
     make_host: Callable[[str], Host]
     tell: Callable[[Location, str], str]
     ended: Callable[[Instance, str], None]
-    give: Callable[[str, Owner], None]
+    give: Callable[[str, Privileges], None]
     privileges: Callable[[str, PluginSection], Privileges]
     cgroups: Cgroups | None
 
@@ -66,8 +66,8 @@ class Construction:
         except BaseException:
             instance.kill_process("its plugin cannot be loaded")  # it may hang, and nobody waits any more
             raise
-        if alone:
-            instance.slot.owner = instance.owner
+        if alone and instance.privileges is not None:
+            instance.slot.owner = instance.privileges.owner
 
     def _construct(self, instance: Instance, ended: Callable[[str], None], *, alone: bool) -> Examined:
         python = instance.section.python
@@ -96,9 +96,9 @@ class Construction:
         return construct(instance.name, found, instance.section.config, make_host, self.tell)
 
     def _belongs_to(self, instance: Instance, privileges: Privileges, *, give: bool) -> None:
-        instance.user, instance.owner = privileges.name, privileges.owner
+        instance.privileges = privileges
         if give:
-            self.give(instance.name, instance.owner)
+            self.give(instance.name, privileges)
 
     def _in_process(
         self, instance: Instance, place: Place | str, ended: Callable[[str], None], *, alone: bool

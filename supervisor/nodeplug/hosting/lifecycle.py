@@ -29,7 +29,7 @@ from nodeplug.hosting.lives import Lives, Tasks
 from nodeplug.hosting.registry import Difference, Registry
 from nodeplug.hosting.runner import Runner
 from nodeplug.hosting.served_devices import ServedDevices
-from nodeplug.hosting.slot import FIRST_RETRY, LAST_RETRY, Instance, Owner, Slot
+from nodeplug.hosting.slot import FIRST_RETRY, LAST_RETRY, Instance, Slot
 from nodeplug.loading.classes import PluginRefused
 from nodeplug.loading.examination import Examined
 from nodeplug.process.aside import aside
@@ -50,7 +50,7 @@ class Lifecycle:
     Attributes:
         make_host: makes a plugin's host, by section name; called in the thread that loads it.
         tell: writes a mistake in a section with its file and line.
-        give: makes a section's folders and gives them to a user and its group; may block.
+        give: makes a section's folders and gives them to who runs its plugin; may block.
         privileges: says what the process of a section's plugin runs with; may block.
         cgroups: of processes with limits; None: plugins are only looked at, and what limits them here does not matter.
     """
@@ -60,7 +60,7 @@ class Lifecycle:
     make_host: Callable[[str], Host]
     devices: ServedDevices = field(default_factory=ServedDevices)
     tell: Callable[[Location, str], str] = told
-    give: Callable[[str, Owner], None] = lambda _name, _owner: None
+    give: Callable[[str, Privileges], None] = lambda _name, _privileges: None
     privileges: Callable[[str, PluginSection], Privileges] = lambda _name, section: section.privileges
     cgroups: Cgroups | None = field(default_factory=Cgroups)
     _lives: Lives = field(init=False)

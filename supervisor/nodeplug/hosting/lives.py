@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
+from nodeplug.config.privileges import Privileges
 from nodeplug.contract.errors import PluginError
 from nodeplug.hosting.call import Call
 from nodeplug.hosting.runner import Runner
 from nodeplug.hosting.served_devices import ServedDevices
-from nodeplug.hosting.slot import Instance, Owner
+from nodeplug.hosting.slot import Instance
 from nodeplug.process.aside import aside
 from nodeplug.process.waiting import until
 
@@ -48,13 +49,13 @@ class Lives:
     Attributes:
         runner: calls their hooks.
         devices: what they serve to kubelet.
-        give: makes a section's folders and gives them to a user and its group; may block.
+        give: makes a section's folders and gives them to who runs its plugin; may block.
         ending: the daemon ends, and waits for no start in progress.
     """
 
     runner: Runner
     devices: ServedDevices
-    give: Callable[[str, Owner], None]
+    give: Callable[[str, Privileges], None]
     ending: asyncio.Event = field(default_factory=asyncio.Event)
     _stopping: Tasks = field(default_factory=Tasks)
 
@@ -122,10 +123,10 @@ class Lives:
 
     async def _give_folders(self, instance: Instance) -> None:
         """Give the folders to the user of an instance that follows one of another user, which has stopped."""
-        slot = instance.slot
-        if instance.owner is not None and slot.owner != instance.owner:
-            await aside(partial(self.give, slot.name, instance.owner), f"folders of {slot.name}"[:100])
-            slot.owner = instance.owner
+        slot, privileges = instance.slot, instance.privileges
+        if privileges is not None and slot.owner != privileges.owner:
+            await aside(partial(self.give, slot.name, privileges), f"folders of {slot.name}"[:100])
+            slot.owner = privileges.owner
 
     async def _call(self, instance: Instance, hook: str) -> None:
         """Call a life-cycle hook, if the plugin has it."""

@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Final
 
 from nodeplug.config import Paths
+from nodeplug.config.privileges import Privileges
 from nodeplug.contract.errors import PluginError
 from nodeplug.contract.journal import file_name
+from nodeplug.hosting.reach import check_reach
 from nodeplug.process.lane import Lane, Unanswered
 
 LOG: Final = logging.getLogger(__name__)
@@ -54,16 +56,19 @@ class OwnFolders:
         _make(state, run)
         return state, run
 
-    def give(self, plugin: str, owner: tuple[int, int]) -> None:
-        """Make a plugin's folders, and give them and what is in them to a user and its group. May block.
+    def give(self, plugin: str, privileges: Privileges) -> None:
+        """Make a plugin's folders, and give them and what is in them to who runs it, and has to reach them. May block.
 
         Raises:
+            TryAgain: a folder above keeps that user out.
             PluginError: they cannot be made or given.
         """
         if os.geteuid() != 0:  # the launcher of its process tells who cannot be another user
             return
-        self._owners[plugin] = owner
-        self._give(plugin, owner)
+        self._owners[plugin] = privileges.owner
+        self._give(plugin, privileges.owner)
+        with suppress(OSError):  # what is above is being moved; the plugin gets that error
+            check_reach(plugin, self._of(plugin), privileges)
 
     def _give(self, plugin: str, owner: tuple[int, int]) -> None:
         for folder in self._of(plugin):

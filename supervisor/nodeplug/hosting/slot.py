@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from nodeplug.config import PluginSection
+from nodeplug.config.privileges import Privileges
 from nodeplug.contract.errors import Ending, TryAgain
 from nodeplug.contract.values import Claim
 from nodeplug.hosting.hook_call import HookCall
@@ -26,8 +27,6 @@ from nodeplug.loading.examination import Examined
 from nodeplug.worker.process import Worker
 
 LOG: Final = logging.getLogger(__name__)
-Owner = tuple[int, int]
-"""A user and its group, by number."""
 State = Literal["starting", "running", "failed", "refused", "ended"]
 FIRST_RETRY: Final = 1.0
 """Seconds between the first failed start and the next."""
@@ -73,8 +72,7 @@ class Instance:
         wrapped: its hooks that other plugins wrap, so that a call of one needs a thread of the daemon.
         isolation: where it runs, or is to run.
         worker: the process that it runs in; None for a thread of the daemon, and until there is one.
-        user: as whom it runs, by name; empty until that is known.
-        owner: to whom its folders belong when it starts; None until that is known.
+        privileges: what it runs with; None until that is known.
         instead_of: the instance whose place it is to take, if only that one's; it is not needed when another has it.
         abandoned: nobody waits for its construction any more.
         begun: its `prepare` was called, or its `start` has succeeded, so its `stop` must be called.
@@ -88,8 +86,7 @@ class Instance:
     wrapped: frozenset[str] = frozenset()
     isolation: Literal["thread", "process"] = "thread"
     worker: Worker | None = None
-    user: str = ""
-    owner: Owner | None = None
+    privileges: Privileges | None = None
     instead_of: "Instance | None" = None
     abandoned: bool = False
     begun: bool = False
@@ -202,7 +199,7 @@ class Slot:
         visits: other plugins' calls inside it, by delegation; each is done when that call has left.
         restarts: of its process, that nobody asked for.
         gone_at: `time.monotonic()` when its process ended, until another one serves or its devices are withdrawn.
-        owner: to whom its folders were given; None: to nobody yet.
+        owner: user and group to whom its folders were given; None: to nobody yet.
     """
 
     name: str
@@ -220,7 +217,7 @@ class Slot:
     visits: "set[asyncio.Future[None]]" = field(default_factory=set)
     restarts: Restarts = field(default_factory=Restarts)
     gone_at: float = 0.0
-    owner: Owner | None = None
+    owner: tuple[int, int] | None = None
     _held: "asyncio.Future[None] | None" = None
 
     def __post_init__(self) -> None:

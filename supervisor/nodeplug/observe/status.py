@@ -63,7 +63,7 @@ def plugins(slots: Iterable[Slot], reasons: Mapping[str, str], used: Mapping[int
 
 def _user(instance: Instance) -> str:
     """Name the user as whom a plugin runs or is to run: without a `user` the daemon's."""
-    return instance.user or instance.section.user or own_user()
+    return instance.privileges.name if instance.privileges is not None else instance.section.user or own_user()
 
 
 def _process(instance: Instance, used: Mapping[int, Usage]) -> dict[str, Any] | None:
