@@ -67,6 +67,18 @@ def test_quarantine_shows_in_place_of_the_state() -> None:
     assert "running" not in shown
 
 
+def test_a_process_is_shown_with_its_memory_and_its_processor_time() -> None:
+    process = {"pid": 77, "uptime_seconds": 9.0, "memory_bytes": 35 << 20, "cpu_seconds": 84.2}
+    shown = text(tables.plugins([{**PLUGIN, "process": process, "user": "root", "restarts": 0, "restarted": ""}]))
+    assert "root, process 77, 35 MiB, CPU 1m 24s" in shown
+    assert "restarts" not in shown
+
+
+def test_restarts_of_a_process_are_counted_and_the_last_is_explained() -> None:
+    killed = {"isolation": "process", "restarts": 3, "restarted": "it was killed by SIGSEGV"}
+    assert "restarts: 3, last because it was killed by SIGSEGV" in text(tables.plugins([{**PLUGIN, **killed}]))
+
+
 def test_no_plugin_says_how_to_enable_one() -> None:
     assert "[plugins.<name>]" in text(tables.plugins([]))
 

@@ -78,10 +78,15 @@ def plugins(rows: Iterable[Mapping[str, Any]]) -> RenderableType:
 def _where(row: Mapping[str, Any]) -> str:
     """Say which process a plugin runs in; `row` may come from a daemon of an earlier release."""
     process, restarts = row.get("process"), row.get("restarts", 0)
-    where = f"process {process['pid']}, {process['memory_bytes'] >> 20} MiB" if process else row.get("isolation", "")
+    where = _process(process) if process else row.get("isolation", "")
     where = ", ".join(filter(None, (row.get("user", ""), where)))
     where = "\n".join(filter(None, (where, row.get("python", ""))))
     return where + (f"\nrestarts: {restarts}, last because {row['restarted']}" if restarts else "")
+
+
+def _process(process: Mapping[str, Any]) -> str:
+    cpu = f", CPU {duration(process['cpu_seconds'])}" if "cpu_seconds" in process else ""
+    return f"process {process['pid']}, {process['memory_bytes'] >> 20} MiB{cpu}"
 
 
 def available(names: Sequence[str]) -> RenderableType:

@@ -134,6 +134,24 @@ def test_a_plugin_that_ends_again_and_again_is_started_ever_later(play: Play) ->
     play(story)
 
 
+def test_the_log_of_a_restart_names_the_process_and_counts(play: Play, caplog: pytest.LogCaptureFixture) -> None:
+    async def story(guests: "Guests") -> None:
+        await guests.apply(guest=guests.section(at="device_list", how="exits"))
+        slot, pids = guests.lifecycle.registry.slots["guest"], []
+        for count in (1, 2):
+            pids.append(guests.pid())
+            with pytest.raises(n.TryAgain):
+                await guests.call("device_list")
+            await guests.until(lambda: slot.restarts.count == count and slot.state == "running")  # noqa: B023 - as above
+        for line in (
+            f"process {pids[0]} of plugin guest ended: it exited with status 7; restart 1 is now",
+            f"process {pids[1]} of plugin guest ended: it exited with status 7; restart 2 is in 1 s",
+        ):
+            assert line in caplog.text
+
+    play(story)
+
+
 def test_a_process_that_ends_while_its_section_changes_does_not_bring_the_former_section_back(play: Play) -> None:
     async def story(guests: "Guests") -> None:
         for turn in range(4):  # the restart of the former begins at different times of the change

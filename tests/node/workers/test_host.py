@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import nodeplug as n
+from nodeplug.hosting.call import Call
 
 if TYPE_CHECKING:
     from tests.node.workers.conftest import Guests
@@ -45,6 +46,21 @@ def test_a_host_does_in_a_process_what_it_does_in_a_thread(
             assert record.plugin == "guest"  # type: ignore[attr-defined]
         assert guests.refreshed == ["example.com/thing", "example.com/thing"]
         assert guests.health_refreshed == ["guest", "guest"]
+
+    play(story)
+
+
+@pytest.mark.unprivileged
+def test_a_record_of_a_process_has_the_id_of_the_call_in_which_it_is_written(
+    play: Play, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def story(guests: "Guests") -> None:
+        await guests.apply(guest=guests.section(at="health", how="logs"))
+        instance, calls = guests.lifecycle.registry.slots["guest"].instance, [Call("health", "a:b", "k") for _ in "ab"]
+        for call in calls:
+            await guests.lifecycle.runner.call(instance, "health", call, {})
+        records: list[Any] = [one for one in caplog.records if one.getMessage() == "it is called"]
+        assert [one.request for one in records] == [call.id for call in calls]
 
     play(story)
 

@@ -76,6 +76,15 @@ def test_no_process_outlives_a_daemon_that_is_killed(node: ScratchNode) -> None:
     until(lambda: not Path(f"/proc/{first}").exists())
 
 
+def test_a_stopped_process_with_the_daemons_own_rights_ends_with_a_daemon_that_is_killed(node: ScratchNode) -> None:
+    node.start()
+    first = pid(node)
+    assert Path(f"/proc/{first}").stat().st_uid == os.geteuid()
+    os.kill(first, signal.SIGSTOP)  # it cannot see that its socket has ended
+    node.kill()
+    until(lambda: not Path(f"/proc/{first}").exists())
+
+
 def test_a_process_has_no_descriptor_of_the_daemon_and_neither_its_event_loop_nor_grpc(node: ScratchNode) -> None:
     node.start()
     found = json.loads(node.run("inspect", "guest").stdout)["guest"]

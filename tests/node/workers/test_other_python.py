@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests import environments
 
+import nodeplug as n
+
 if TYPE_CHECKING:
     from tests.node.workers.conftest import Guests
 
@@ -17,7 +19,9 @@ Play = Callable[[Any], None]
 BUILD = environments.ROOT / ".ci" / "build-python"
 HOOKS = (
     *("prepare", "start", "health", "metrics", "device_list", "device_prefer", "device_prestart", "device_released"),
-    *("cni_del", "cni_check", "cni_gc", "cni_status", "volume_id", "volume_stage", "volume_publish", "volume_stats"),
+    *("cni_add", "cni_del", "cni_check", "cni_gc", "cni_status"),
+    *("volume_id", "volume_stage", "volume_publish", "volume_stats"),
+    *("volume_create", "volume_list", "volume_snapshot", "volume_snapshot_list"),
 )
 
 
@@ -63,6 +67,14 @@ def test_values_of_a_hook_cross_between_two_versions_of_python(hook: str, python
         )
         assert guests.state() == "running", guests.lifecycle.registry.slots["guest"].reason
         assert await guests.call(hook) == await guests.call(hook, name="twin")
+
+    play(story)
+
+
+def test_a_grant_crosses_between_two_versions_of_python(python: str, play: Play) -> None:
+    async def story(guests: "Guests") -> None:
+        await guests.apply(guest=guests.section("guest", python=python))
+        assert await guests.call("device_allocate") == n.Grant(env={"PID": str(guests.pid())})
 
     play(story)
 

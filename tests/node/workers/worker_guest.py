@@ -480,6 +480,7 @@ WAYS: dict[str, Callable[[n.Host], None]] = {
     "hoards": _hoard,
     "changes folder": lambda _: os.chdir("/proc"),
     "writes": _write,
+    "logs": lambda host: host.log.warning("it is called"),
     "reserves": _reserve,
     "leaks": _leak,
     "starts threads": _start_threads,
