@@ -144,13 +144,12 @@ class Privileges:
     @property
     def uncounted(self) -> str:
         """Say why the kernel cannot count its tasks by user; nothing if it can."""
-        if self.user is None:
-            return "add a `user` of its own, by which the kernel counts them"
         exempt = [name for name in sorted(_EXEMPT) if CAPABILITIES[name] in (self.capabilities or ())]
-        if self.user == 0 or exempt:
+        user = os.geteuid() if self.user is None else self.user
+        if user == 0 or exempt:
             whom = exempt[0] if exempt else "root"
             return f"the kernel counts none of a user with {whom}; name another `user`, or no `tasks`"
-        return ""
+        return "they would be those of the daemon, too; add a `user` of its own" if self.user is None else ""
 
     @property
     def own(self) -> bool:

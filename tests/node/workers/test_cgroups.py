@@ -205,7 +205,6 @@ def test_children_end_with_their_worker_and_a_session_of_its_own_does_not(pids: 
 def test_without_a_cgroup_tasks_need_a_user_and_say_why(play: Play) -> None:
     async def story(guests: "Guests") -> None:
         for user, capabilities, said in (
-            ("", None, "add a `user` of its own, by which the kernel counts them"),
             ("root", None, "the kernel counts none of a user with root; name another `user`, or no `tasks`"),
             ("nobody", ("CAP_SYS_ADMIN",), "the kernel counts none of a user with CAP_SYS_ADMIN"),
         ):
