@@ -117,6 +117,16 @@ def _execute(package: str, program: str, arguments: "list[str]") -> None:
         raise SystemExit(f"its user may not execute {program}: {error.strerror}; {_WHERE}") from None
 
 
+def _quoted(text: str) -> str:
+    """Write a text in JSON: its user may not read the standard library either, so nothing can be imported by now."""
+    escaped = "".join(one if one.isascii() and one.isprintable() and one not in '"\\' else _code(one) for one in text)
+    return f'"{escaped}"'
+
+
+def _code(character: str) -> str:
+    return f"\\u{min(ord(character), 0xFFFD):04x}"
+
+
 def main(control: str, daemon: str, *rest: str) -> None:
     """Give up what has to be, and become the worker; tell the daemon why not."""
     cgroups, user, group, capabilities, nice, tasks, package, program, *arguments = rest
@@ -128,9 +138,7 @@ def main(control: str, daemon: str, *rest: str) -> None:
         _end_with(int(daemon))
         _execute(package, program, [program, *arguments])
     except SystemExit as refusal:
-        import json  # noqa: PLC0415 - a third of the time that this program takes
-
-        os.write(int(control), json.dumps({"op": "refusal", "message": str(refusal)}).encode())
+        os.write(int(control), f'{{"op": "refusal", "message": {_quoted(str(refusal))}}}'.encode())
         raise SystemExit(1) from None
 
 

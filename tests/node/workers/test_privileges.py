@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -174,6 +175,21 @@ def test_a_python_that_its_user_may_not_execute_is_told(
         assert guests.state("other") == "running"
 
     play(story)
+
+
+def test_a_refusal_is_told_where_not_even_the_standard_library_can_be_read() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    program = '/closed/"\\é\udcff/python'
+    words = [str(theirs.fileno()), str(os.getpid()), "-", "-", "-", "-", "-", "-", "-", program]
+    closed = "import sys; code = compile(open(sys.argv[1]).read(), sys.argv[1], 'exec')\n"
+    closed += "import ctypes, os, signal; sys.argv[:2] = ['launching.py']; sys.path.clear()\n"
+    with ours, theirs:
+        command = [sys.executable, "-IS", "-c", f"{closed}exec(code)", launching.__file__, *words]
+        subprocess.run(command, check=False, pass_fds=[theirs.fileno()], capture_output=True)
+        theirs.close()
+        told = json.loads(ours.recv(4096))
+    assert told["op"] == "refusal"
+    assert told["message"].startswith(f"its user may not execute {program}: No such file or directory; install it")
 
 
 def test_a_nodeplug_that_its_user_may_not_read_is_told(
