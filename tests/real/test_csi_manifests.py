@@ -55,6 +55,7 @@ CONFIGURATION = """
 version = 1
 [supervisor]
 csi = true
+plugin_user = "root"
 [plugins.loopfile]
 [plugins.tmpfs]
 [plugins.store]

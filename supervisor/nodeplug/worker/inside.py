@@ -30,7 +30,8 @@ from nodeplug.worker.wire import VERSION, Broken, Channel, Closed, Control, Mess
 LOG: Final = logging.getLogger(__name__)
 _PR_SET_PDEATHSIG: Final = 1
 _AGAIN: Final = 0.5
-_DENIED: Final = (os.strerror(errno.EPERM), os.strerror(errno.EACCES))
+_DENIED: Final = (os.strerror(errno.EPERM), os.strerror(errno.EACCES), "No module named")
+"""What is said where the kernel refuses something: a folder that cannot be read has no modules."""
 _STATUS: Final = Path("/proc/self/status")
 
 

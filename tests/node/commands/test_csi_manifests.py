@@ -40,6 +40,7 @@ class Store:
 CONFIGURATION = """
 [supervisor]
 csi = true
+plugin_user = "root"
 [plugins.tmpfs]
 [plugins.store]
 uses = "store:Store"

@@ -142,7 +142,9 @@ def laid_down(recorded: Path, root: Path, values: Mapping[str, str]) -> Iterator
         program.parent.mkdir(parents=True, exist_ok=True)
         program.write_text(text)
         program.chmod(0o755)
-    text = (root / "etc/nodeplug/nodeplug.toml").read_text()
+    recorded_text = (root / "etc/nodeplug/nodeplug.toml").read_text()
+    # What whoever upgrades has to add: a plugin that mounts needs root.
+    text = recorded_text.replace("[supervisor]\n", '[supervisor]\nplugin_user = "root"\n', 1)
     search = os.pathsep.join([*forked.search_path(), str(tree.FIXTURES)])
     node = ScratchNode(root, text, whole=True, env={"PYTHONPATH": search}, fork=True)
     left = Left(node, recorded, tree.read_kernel(recorded, {"ROOT": str(root)}))
