@@ -205,7 +205,9 @@ def standing_in(lab: Lab, program: Path) -> Iterator[set[tuple[str, str, str]]]:
     lab.daemon.stop()
     lab.daemon.start()
     clear_room(lab)
-    printed = json.loads(lab.daemon.run("csi manifests", "--json", "--sidecars", "--driver", DRIVER).stdout)["items"]
+    printed = json.loads(
+        lab.daemon.run("csi manifests", "--json", "--sidecars", "--no-snapshots", "--driver", DRIVER).stdout
+    )["items"]
     rights = [one for one in printed if one["kind"] not in {"CSIDriver", "StorageClass", "DaemonSet"}]
     (template,) = [one["spec"]["template"] for one in printed if one["kind"] == "DaemonSet"]
     kubeconfig = lab.folder / "sidecar"
