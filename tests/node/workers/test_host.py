@@ -59,8 +59,13 @@ def test_a_record_of_a_process_has_the_id_of_the_call_in_which_it_is_written(
         instance, calls = guests.lifecycle.registry.slots["guest"].instance, [Call("health", "a:b", "k") for _ in "ab"]
         for call in calls:
             await guests.lifecycle.runner.call(instance, "health", call, {})
-        records: list[Any] = [one for one in caplog.records if one.getMessage() == "it is called"]
-        assert [one.request for one in records] == [call.id for call in calls]
+
+        def requests() -> list[str]:
+            records: list[Any] = [one for one in caplog.records if one.getMessage() == "it is called"]
+            return [one.request for one in records]
+
+        await guests.until(lambda: len(requests()) == len(calls))  # a record comes beside the answer
+        assert requests() == [call.id for call in calls]
 
     play(story)
 
