@@ -385,6 +385,23 @@ def test_what_the_kernel_refuses_a_plugin_says_as_whom_it_runs(play: Play) -> No
     play(story)
 
 
+def test_a_module_in_a_folder_that_its_user_may_not_read_says_as_whom_it_was_looked_for(
+    play: Play, short_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = short_path / "closed"
+    closed.mkdir(mode=0o700)
+    (closed / "hidden_plugin.py").write_text("class Hidden:\n    pass\n")
+    monkeypatch.syspath_prepend(str(closed))
+
+    async def story(guests: "Guests") -> None:
+        await guests.apply(guest=guests.section("hidden_plugin:Hidden", user=4321, group=1234))
+        reason = guests.lifecycle.registry.slots["guest"].reason
+        assert "No module named 'hidden_plugin'" in reason
+        assert "(its process runs as user 4321;" in reason
+
+    play(story)
+
+
 @pytest.mark.parametrize(
     ("value", "said"),
     [
