@@ -107,7 +107,11 @@ class Construction:
         host = self.make_host(instance.name)
         section = instance.section
         privileges, limits = self._allowance(instance)
-        self._belongs_to(instance, privileges, give=alone)
+        try:
+            self._belongs_to(instance, privileges, give=alone)
+        except BaseException:
+            limits.end()  # a cgroup may be there already
+            raise
         instance.worker = worker = Worker(instance.name, ended, privileges, limits, section.python)
         if instance.abandoned:
             instance.end_process()
