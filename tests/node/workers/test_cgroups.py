@@ -356,6 +356,7 @@ def test_status_says_what_exceeded_its_memory(node: ScratchNode, memory: OwnCgro
     once = node.root / "once"
     node.configure(f'{SECTION}[plugins.guest.config]\nat = "inspect"\nhow = "leaks"\nonce = "{once}"\n')
     node.start()
+    until(lambda: guest(node)["state"] == "running")
     asked = node.run("inspect", "guest")
     assert f"ended during inspect: {TOLD}" in asked.stderr
     until(lambda: guest(node)["restarts"] == 1 and guest(node)["state"] == "running")
