@@ -1,13 +1,16 @@
-"""The attachments that this daemon has made, one small file each.
+"""The attachments that this daemon has made, or begun to make, one small file each.
 
-Owns: `<run>/attachments/*.json`, written to a temporary file and renamed. A reboot removes the folder along with the
-attachments, so nothing is synced. The records supply the result for a DEL without prevResult, the list for people, and
-what it takes to clean up an attachment whose namespace ended without a DEL (`orphans`).
+Owns: `<run>/attachments/*.json`, written to a temporary file and renamed, and `*.begun`, written before a plugin is
+called for an ADD and removed when that is recorded. A reboot removes the folder along with the attachments, so nothing
+is synced. The records supply the result for a DEL without prevResult, the list for people, and what it takes to clean
+up an attachment whose namespace ended without a DEL (`orphans`), also one that a killed daemon left half made.
 Refuses: to be the truth (the kernel is) and to fail a call: a damaged file is ignored, a full disk is logged.
 """
 
+import errno
 import json
 import logging
+import os
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -24,6 +27,10 @@ from nodeplug.contract.journal import file_name
 from nodeplug.contract.values import CniResult, ValidAttachment
 
 LOG: Final = logging.getLogger(__name__)
+_BEGUN: Final = ".begun"
+_TEMPORARY: Final = ".tmp"
+_KILLED: Final = 60.0
+"""Seconds after which a file that cannot be read is no write in progress."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,49 +91,87 @@ class Attachment:
 
 
 @dataclass(frozen=True, slots=True)
+class Begun:
+    """An ADD that was handed to its plugin, and of which nothing else is known; the fields are those of `Attachment`.
+
+    It may run, have failed, or have been cut off by the end of a daemon: whatever it made, its DEL removes.
+    """
+
+    key: Key
+    netns: str
+    time: float = field(default_factory=time.time)
+    host: tuple[int, int] = (0, 0)
+    sighting: Sighting | None = None
+    asked: Asked | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Attachments:
     """The records in one folder, which the first record creates."""
 
     folder: Path
 
+    def begin(self, begun: Begun) -> None:
+        """Record that a plugin is about to be called, in one write: an ADD waits for it.
+
+        A daemon that is killed within leaves a file that cannot be read, and has called no plugin yet.
+        """
+        try:
+            self._write(f"{self._stem(begun.key)}{_BEGUN}", _document(begun))
+        except OSError as error:
+            LOG.warning("cannot record that %s begins in %s: %s", begun.key, self.folder, error.strerror)
+
     def record(self, attachment: Attachment) -> None:
         """Record an attachment; an older record of the key goes even if this one cannot be written."""
-        key = attachment.key
-        document = {
-            **asdict(key),
-            "netns": attachment.netns,
-            "time": attachment.time,
-            "host": list(attachment.host),
-            "sighting": attachment.sighting.encode() if attachment.sighting else None,
-            "asked": attachment.asked.encode() if attachment.asked else None,
-            "result": results.encode(attachment.result, VERSIONS[-1]),
-        }
-        path = self._path(key)
-        temporary = path.with_suffix(".tmp")
+        stem, document = self._stem(attachment.key), _document(attachment)
+        document["result"] = results.encode(attachment.result, VERSIONS[-1])
         try:
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            temporary.write_text(json.dumps(document), encoding="utf-8")
-            temporary.rename(path)
+            self._write(f"{stem}{_TEMPORARY}", document)
+            os.rename(f"{stem}{_TEMPORARY}", f"{stem}.json")  # noqa: PTH104  plain system calls, see `_write`
+            with suppress(FileNotFoundError):
+                os.unlink(f"{stem}{_BEGUN}")  # noqa: PTH108
         except OSError as error:
-            LOG.warning("cannot record attachment %s in %s: %s", key, self.folder, error.strerror)
-            self.forget(key)
+            LOG.warning("cannot record attachment %s in %s: %s", attachment.key, self.folder, error.strerror)
+            self.forget(attachment.key)
+
+    def _write(self, path: str, document: Mapping[str, Any]) -> None:
+        """Write a file; plain system calls, because those of `Path` take as long as a small netlink message."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+        try:
+            descriptor = os.open(path, flags, 0o600)
+        except FileNotFoundError:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            descriptor = os.open(path, flags, 0o600)
+        try:
+            data = json.dumps(document).encode()
+            if os.write(descriptor, data) < len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        finally:
+            os.close(descriptor)
 
     def find(self, key: Key) -> Attachment | None:
         """Return the record of a key, or None."""
-        found = _load(self._path(key))
+        found = _load(Path(f"{self._stem(key)}.json"))
         return found if found is not None and found.key == key else None
 
+    def is_known(self, one: Attachment | Begun) -> bool:
+        """Whether this is still the newest that is recorded of its key."""
+        found = self.find(one.key)
+        if isinstance(one, Attachment) or found is not None:
+            return found == one
+        return _load_begun(Path(f"{self._stem(one.key)}{_BEGUN}")) == one
+
     def forget(self, key: Key) -> None:
-        """Remove the record of a key, if any, and the temporary file of a killed daemon."""
-        for path in (self._path(key), self._path(key).with_suffix(".tmp")):
+        """Remove what is recorded of a key, if anything, and the temporary file of a killed daemon."""
+        stem = self._stem(key)
+        for suffix in (".json", _TEMPORARY, _BEGUN):
             with suppress(OSError):
-                path.unlink()
+                os.unlink(f"{stem}{suffix}")  # noqa: PTH108
 
     def forget_invalid(self, claim: str, network: str, valid: Iterable[ValidAttachment]) -> None:
         """Remove the records that a GC has declared invalid."""
         kept = {(item.container_id, item.ifname) for item in valid}
-        for attachment in self.list():
-            key = attachment.key
+        for key in [*(one.key for one in self.list()), *(one.key for one in self.begun())]:
             if (key.claim, key.network) == (claim, network) and (key.container_id, key.ifname) not in kept:
                 self.forget(key)
 
@@ -139,24 +184,67 @@ class Attachments:
         found = [attachment for path in paths if (attachment := _load(path)) is not None]
         return tuple(sorted(found, key=lambda attachment: attachment.time))
 
-    def _path(self, key: Key) -> Path:
-        return self.folder / f"{file_name(f'{key.claim}@{key}')}.json"
+    def begun(self) -> tuple[Begun, ...]:
+        """Return every ADD that has begun and is not recorded as done, oldest first."""
+        try:
+            paths = sorted(self.folder.glob(f"*{_BEGUN}"))
+        except OSError:
+            return ()
+        found = []
+        for path in paths:
+            one = _load_begun(path)
+            if one is None:
+                _remove_damaged(path)
+            elif not path.with_suffix(".json").exists():  # else an ADD was repeated: what the first one made is in use
+                found.append(one)
+        return tuple(sorted(found, key=lambda one: one.time))
+
+    def _stem(self, key: Key) -> str:
+        return f"{self.folder}/{file_name(f'{key.claim}@{key}')}"
+
+
+def _document(one: Attachment | Begun) -> dict[str, Any]:
+    return {
+        **asdict(one.key),
+        "netns": one.netns,
+        "time": one.time,
+        "host": list(one.host),
+        "sighting": one.sighting.encode() if one.sighting else None,
+        "asked": one.asked.encode() if one.asked else None,
+    }
 
 
 def _load(path: Path) -> Attachment | None:
     try:
         document: Any = json.loads(read_bounded(path))
-        key = Key(*(str(document[name]) for name in ("claim", "network", "container_id", "ifname")))
-        result = results.decode(document["result"], VERSIONS[-1])
-        device, inode = document.get("host", (0, 0))  # earlier versions did not write it
-        return Attachment(
-            key,
-            str(document["netns"]),
-            result,
-            float(document["time"]),
-            (int(device), int(inode)),
-            Sighting.decode(document.get("sighting")),
-            Asked.decode(document.get("asked")),
-        )
+        result, one = results.decode(document["result"], VERSIONS[-1]), _begun_of(document)
+        return Attachment(one.key, one.netns, result, one.time, one.host, one.sighting, one.asked)
     except (OSError, ValueError, KeyError, TypeError, RecursionError, PluginError):
         return None
+
+
+def _load_begun(path: Path) -> Begun | None:
+    try:
+        return _begun_of(json.loads(read_bounded(path)))
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+def _begun_of(document: Any) -> Begun:
+    key = Key(*(str(document[name]) for name in ("claim", "network", "container_id", "ifname")))
+    device, inode = document.get("host", (0, 0))  # earlier versions did not write it
+    return Begun(
+        key,
+        str(document["netns"]),
+        float(document["time"]),
+        (int(device), int(inode)),
+        Sighting.decode(document.get("sighting")),
+        Asked.decode(document.get("asked")),
+    )
+
+
+def _remove_damaged(path: Path) -> None:
+    """Remove what a killed daemon left of a write, before it had called a plugin."""
+    with suppress(OSError):
+        if time.time() - path.stat().st_mtime > _KILLED:
+            path.unlink()

@@ -2,7 +2,8 @@
 
 Owns: finding them by their namespace, which the kernel has destroyed (`nsid`), and running the DEL of their plugin
 without a namespace, as the specification allows. containerd 2.x leaves them: when one network of a pod fails, it
-removes the namespace and retries with a new one, without a DEL for the networks that succeeded.
+removes the namespace and retries with a new one, without a DEL for the networks that succeeded. So does a node on which
+daemon and runtime are killed within an ADD.
 Refuses: to touch what may be in use. A namespace exists unless the kernel says otherwise, whatever its path shows; an
 attachment that is being recreated belongs to its ADD; a failing DEL is retried at growing intervals.
 """
@@ -17,7 +18,7 @@ from operator import attrgetter
 from typing import Any, Final
 
 from nodeplug.cni.admission import Admission
-from nodeplug.cni.attachments import Asked, Attachment, Key
+from nodeplug.cni.attachments import Asked, Attachment, Begun, Key
 from nodeplug.cni.namespaces import UNKNOWN, Identity, find_host, host_or_own
 from nodeplug.cni.nsid import boot_id, gone
 from nodeplug.cni.records import Records
@@ -31,6 +32,7 @@ from nodeplug.process.lane import Lane, Unanswered
 
 LOG: Final = logging.getLogger(__name__)
 _LAST_RETRY: Final = 300.0
+Orphan = Attachment | Begun
 
 
 @dataclass(slots=True)
@@ -64,14 +66,15 @@ class Orphans:
         Raises:
             Unanswered: the disk with the records does not respond.
         """
-        found = await self._lane.run(lambda: _orphans(self.records.attachments.list()))
+        attachments = self.records.attachments
+        found = await self._lane.run(lambda: _orphans((*attachments.list(), *attachments.begun())))
         keys = {orphan.key for orphan in found}
         self._failures = {key: failure for key, failure in self._failures.items() if key in keys}
         for orphan in found:
             if self._failures.get(orphan.key, (0, 0.0))[1] <= time.monotonic():
                 await self._end(orphan)
 
-    async def _end(self, orphan: Attachment) -> None:
+    async def _end(self, orphan: Orphan) -> None:
         key = orphan.key
         call = Call("DEL", f"cni:{key.claim}", key=str(key), whole=True)
         try:
@@ -85,7 +88,7 @@ class Orphans:
             self.runner.finished(call, None)
             LOG.info("ended attachment %s: its network namespace is gone, and no DEL came", key)
 
-    async def _delete(self, orphan: Attachment, call: Call) -> bool:
+    async def _delete(self, orphan: Orphan, call: Call) -> bool:
         """Run the DEL of one attachment; return whether it was still an orphan."""
         key, asked = orphan.key, orphan.asked
         route = self.registry.route("cni", key.claim)
@@ -97,7 +100,7 @@ class Orphans:
         async with self.admission.enter(call.verb, key.network, key.claim):
             known = UNKNOWN if _is_of_earlier_boot(orphan) else orphan.host
             host = await self._lookups.run(lambda: host_or_own(known), late=Netns.close)
-            ended: list[Attachment] = []
+            ended: list[Orphan] = []
             await self.runner.call(
                 route,
                 "cni_del",
@@ -109,7 +112,7 @@ class Orphans:
             )
         return bool(ended)
 
-    def _once(self, orphan: Attachment, hook: Hook, ended: list[Attachment]) -> Hook:
+    def _once(self, orphan: Orphan, hook: Hook, ended: list[Orphan]) -> Hook:
         """Return a hook that runs the DEL if the record is still this orphan's and no ADD is about to replace it.
 
         It checks in the thread of the call, when no other call of the attachment can run.
@@ -117,7 +120,7 @@ class Orphans:
 
         def delete(**arguments: Any) -> None:
             attachments = self.records.attachments
-            if not self.records.is_unsettled(orphan.key) and attachments.find(orphan.key) == orphan:
+            if not self.records.is_unsettled(orphan.key) and attachments.is_known(orphan):
                 hook(**arguments)
                 attachments.forget(orphan.key)
                 ended.append(orphan)
@@ -137,7 +140,7 @@ class Orphans:
         )
 
 
-def _orphans(attachments: Iterable[Attachment]) -> list[Attachment]:
+def _orphans(attachments: Iterable[Orphan]) -> list[Orphan]:
     """Return the attachments whose namespace is gone, newest first."""
     known = [one for one in attachments if one.sighting is not None and one.asked is not None]
     found = [one for one in known if _is_of_earlier_boot(one)]
@@ -147,11 +150,11 @@ def _orphans(attachments: Iterable[Attachment]) -> list[Attachment]:
     return sorted(found, key=lambda one: one.time, reverse=True)
 
 
-def _is_of_earlier_boot(attachment: Attachment) -> bool:
+def _is_of_earlier_boot(attachment: Orphan) -> bool:
     return attachment.sighting is not None and attachment.sighting.boot_id != boot_id()
 
 
-def _of_host(identity: Identity, group: list[Attachment]) -> list[Attachment]:
+def _of_host(identity: Identity, group: list[Orphan]) -> list[Orphan]:
     """Return the attachments of one host namespace whose own namespace is gone."""
     host = find_host(identity)
     if host is None:
@@ -167,7 +170,7 @@ def _of_host(identity: Identity, group: list[Attachment]) -> list[Attachment]:
     return [one for one in group if one.sighting in ended]
 
 
-def _deletion(orphan: Attachment, asked: Asked, host: Netns) -> CniDel:
+def _deletion(orphan: Orphan, asked: Asked, host: Netns) -> CniDel:
     key = orphan.key
     return CniDel(
         claim=key.claim,
@@ -179,6 +182,6 @@ def _deletion(orphan: Attachment, asked: Asked, host: Netns) -> CniDel:
         container_id=key.container_id,
         ifname=key.ifname,
         args=asked.args,
-        prev_result=orphan.result,
+        prev_result=orphan.result if isinstance(orphan, Attachment) else None,
         netns=None,
     )

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from nodeplug.cni import codec
 from nodeplug.cni.admission import Admission
-from nodeplug.cni.attachments import Asked, Attachment, Attachments, Key
+from nodeplug.cni.attachments import Asked, Attachment, Attachments, Begun, Key
 from nodeplug.cni.delegate import HOOK_OF
 from nodeplug.cni.namespaces import UNKNOWN, Identity, host_or_own, reopen
 from nodeplug.cni.nsid import Sighting, sight
@@ -184,13 +184,13 @@ class CniService:
 
     async def _add(self, route: Route, request: CniAdd, owned: list[Netns], call: Call) -> bytes:
         host = request.host_netns.identity  # the descriptor is closed when the hook has ended
-        result, sighting = await self._added(route, request, owned, call)
+        asked = Asked(request.version, request.config, request.args, request.path)
+        result, sighting = await self._added(route, request, owned, call, asked)
         try:
             stdout = _encode(request, result)
         except PluginError:
             await self._take_back(route, request, host)
             raise
-        asked = Asked(request.version, request.config, request.args, request.path)
         made = Attachment(_key(request), request.netns.path, result, host=host, sighting=sighting, asked=asked)
         await self._records.keep(made)
         return stdout
@@ -214,18 +214,24 @@ class CniService:
             LOG.warning("cannot undo %s, whose result cannot be converted: %s; its DEL tries again", call.key, error)
 
     async def _added(
-        self, route: Route, request: CniAdd, owned: list[Netns], call: Call
+        self, route: Route, request: CniAdd, owned: list[Netns], call: Call, asked: Asked
     ) -> tuple[Any, Sighting | None]:
-        """Call the hook; return its answer, and by what the kernel knows the container's namespace."""
+        """Call the hook; return its answer, and by what the kernel knows the container's namespace.
+
+        That it begins is recorded first: a daemon that is killed within, and whose runtime never comes back, leaves
+        what another daemon can end.
+        """
         if "cni_add" not in route.hooks:
             return None, None
+        begun = Begun(_key(request), request.netns.path, host=request.host_netns.identity, asked=asked)
         if route.elsewhere("cni_add") is not None:
-            return await self._added_elsewhere(route, request, owned, call)
+            return await self._added_elsewhere(route, request, owned, call, begun)
         seen: list[Sighting | None] = [None]
 
         def around(hook: Hook) -> Hook:
             def add(**arguments: Any) -> Any:
                 seen[0] = sight(request.netns)
+                self.attachments.begin(replace(begun, sighting=seen[0]))
                 return hook(**arguments)
 
             return add
@@ -233,42 +239,39 @@ class CniService:
         return await self._hook(route, "cni_add", request, owned, call, around), seen[0]
 
     async def _added_elsewhere(
-        self, route: Route, request: CniAdd, owned: list[Netns], call: Call
+        self, route: Route, request: CniAdd, owned: list[Netns], call: Call, begun: Begun
     ) -> tuple[Any, Sighting | None]:
-        """Let the plugin work in its process, and look at the namespace in a thread beside it."""
-        if not request.netns.is_open:
-            return await self._hook(route, "cni_add", request, owned, call), None
-        host, container = (Netns(os.dup(one.fd), one.path) for one in (request.host_netns, request.netns))
-        adding = asyncio.create_task(self._hook(route, "cni_add", request, owned, call), name=f"ADD {call.id}")
-        try:
-            await asyncio.sleep(0)  # the request goes first: two threads at once would delay it
-        finally:
-            seeing = _sight_aside(host, container, request.container_id)
-        try:
-            result = await adding
-        except asyncio.CancelledError:
-            adding.cancel()
-            raise
-        done, _ = await asyncio.wait({seeing}, timeout=SIGHT_PATIENCE)
-        return result, seeing.result() if done and seeing.exception() is None else None
+        """Record in a thread that an ADD begins, and let the plugin do it in its process."""
+        sighting = None
+        if request.netns.is_open:
+            host, container = (Netns(os.dup(one.fd), one.path) for one in (request.host_netns, request.netns))
+            noting = _begin_aside(self.attachments, begun, host, container)
+            done, _ = await asyncio.wait({noting}, timeout=SIGHT_PATIENCE)
+            sighting = noting.result() if done and noting.exception() is None else None
+        return await self._hook(route, "cni_add", request, owned, call), sighting
 
 
-def _sight_aside(host: Netns, container: Netns, container_id: str) -> "asyncio.Future[Sighting | None]":
-    """Identify a container's namespace in a thread of its own, which closes both."""
+def _begin_aside(
+    attachments: Attachments, begun: Begun, host: Netns, container: Netns
+) -> "asyncio.Future[Sighting | None]":
+    """Identify a container's namespace and record that its ADD begins, in a thread of its own, which closes both."""
 
     def work() -> Sighting | None:
         try:
             host.enter()
-            return sight(container)
+            sighting = sight(container)
+            attachments.begin(replace(begun, sighting=sighting))
         except OSError:
             return None
+        else:
+            return sighting
         finally:
             close_all((host, container))
 
-    seeing = aside(work, f"sight of {container_id}")
-    if seeing.done():  # no thread can be started
+    noting = aside(work, f"begin of {begun.key}")
+    if noting.done():  # no thread can be started
         close_all((host, container))
-    return seeing
+    return noting
 
 
 def _encode(request: CniAdd, result: Any) -> bytes:
