@@ -40,20 +40,23 @@ def die_before(number: int, work: Callable[[], object], *more: Step) -> None:
     os._exit(0)
 
 
-def every_step(module: str, *words: str, least: int, prepare: Callable[[], object] = lambda: None) -> Iterator[int]:
+Words = Sequence[str] | Callable[[], Sequence[str]]
+
+
+def every_step(module: str, words: Words, *, least: int, prepare: Callable[[], object] = lambda: None) -> Iterator[int]:
     """Run `python -m MODULE STEP WORDS...` for one step after the other until it has no such step.
 
     Each is forked from a process that has imported what it needs: starting Python would take longer than the call.
 
     Args:
         module: calls `die_before`.
-        words: its further arguments.
+        words: its further arguments, or what returns those of the next run.
         least: how many steps it has at least.
         prepare: is called before each run.
     """
     for step in range(1, _MOST):
         prepare()
-        status, said = _run(module, str(step), *words)
+        status, said = _run(module, str(step), *(words() if callable(words) else words))
         if status == 0:
             assert step > least
             return

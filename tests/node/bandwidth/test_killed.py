@@ -11,7 +11,7 @@ from tests.node.bandwidth.lab import BOTH, Pod, conf
 def every_step(pod: Pod, verb: str, least: int) -> Iterator[int]:
     paths = [f"/proc/{os.getpid()}/fd/{netns.fd}" for netns in (pod.scratch.host_netns, pod.netns)]
     words = [str(pod.scratch.folder), *paths, verb, json.dumps(conf(**BOTH))]
-    return killing.every_step("tests.node.bandwidth.killed", *words, least=least)
+    return killing.every_step("tests.node.bandwidth.killed", words, least=least)
 
 
 def test_after_a_kill_within_an_add_del_leaves_nothing(pod: Pod) -> None:

@@ -28,7 +28,7 @@ Rules = list[tuple[int, Any]]
 
 def every_step(scratch: ScratchCni, verb: str, prepare: Callable[[], object] = lambda: None) -> Iterator[int]:
     words = [str(scratch.folder), scratch.host_netns.path, verb, json.dumps(CONFIG)]
-    return killing.every_step("tests.node.firewall.killed", *words, least={"add": 8, "del": 4}[verb], prepare=prepare)
+    return killing.every_step("tests.node.firewall.killed", words, least={"add": 8, "del": 4}[verb], prepare=prepare)
 
 
 @contextmanager

@@ -1,16 +1,18 @@
-"""sbr that is killed before any step of an ADD: another ADD completes it, and DEL leaves no rule."""
+"""sbr that is killed before any step of an ADD or DEL: another ADD completes it, and DEL leaves no rule."""
 
 import os
 from collections.abc import Iterator
 
-from tests.node import killing
-from tests.node.sbr.lab import Pod
+from tests.node import killed, killing
+from tests.node.sbr.lab import FOUR, SIX, Pod, conf, result
 from tests.node.sbr.test_verbs import FIRST, OTHERS, SECOND
+
+from nodeplug.cni import results
 
 
 def every_step(pod: Pod) -> Iterator[int]:
     words = [str(pod.scratch.folder), f"/proc/{os.getpid()}/fd/{pod.netns.fd}"]
-    return killing.every_step("tests.node.sbr.killed", *words, least=7)
+    return killing.every_step("tests.node.sbr.killed", words, least=7)
 
 
 def test_after_a_kill_within_an_add_another_add_completes_it(pod: Pod) -> None:
@@ -35,3 +37,15 @@ def begin_again(pod: Pod) -> None:
     """Make the interface anew, as another container's would be: routes end with it."""
     pod.run("link", "del", "net1")
     pod.make_interface()
+
+
+def test_after_a_kill_within_a_del_another_del_leaves_no_rule(pod: Pod) -> None:
+    def prepare() -> None:
+        pod.add()
+        assert len(pod.rules()) == 2
+
+    call = {"config": conf(), "ifname": "net1", "previous": results.encode(result(FOUR, SIX), killed.VERSION)}
+    for _ in killed.every_step(pod.scratch, lambda: pod.netns, "sbr", "del", least=2, prepare=prepare, **call):
+        pod.delete()
+        assert pod.rules() == {}
+        begin_again(pod)

@@ -9,7 +9,7 @@ from tests.node.tuning.lab import KEYS, NEW, Pod, backups, conf, settings
 
 def every_step(call: Pod, verb: str) -> Iterator[int]:
     words = [str(call.scratch.folder), call.netns.path, verb, json.dumps(conf(**KEYS))]
-    return killing.every_step("tests.node.tuning.killed", *words, least=7)
+    return killing.every_step("tests.node.tuning.killed", words, least=7)
 
 
 def test_after_a_kill_within_an_add_del_restores_the_interface(call: Pod) -> None:

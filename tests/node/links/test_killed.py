@@ -1,0 +1,58 @@
+"""A daemon that is killed before any step of a DEL of an interface in a container: another DEL ends the rest.
+
+So does the one that the daemon composes when the namespace is gone, and GC what it can reach. ADD: `test_made_links`.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.node.killed import ID, every_step, make
+
+from nodeplug import Netns
+from nodeplug.testing.scratch_cni import ScratchCni
+
+Look = Callable[[Netns], Any]
+KEYS: dict[str, dict[str, Any]] = {
+    "dummy": {},
+    "ipvlan": {"master": "up0"},
+    "macvlan": {"master": "up0"},
+    "tap": {},
+    "vlan": {"master": "up0", "vlanId": 5},
+}
+TUN = pytest.mark.skipif(not Path("/dev/net/tun").exists(), reason="needs /dev/net/tun")
+KINDS = [pytest.param(kind, marks=TUN if kind == "tap" else pytest.mark.link_kind(kind)) for kind in KEYS]
+
+
+@pytest.mark.parametrize("ending", ["del", "none", "gc"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_del_that_was_killed_is_ended(scratch: ScratchCni, eyes: Any, look: Look, kind: str, ending: str) -> None:
+    def wire(route: Any) -> None:
+        route.link("add", ifname="up0", kind="veth", peer="up1")
+        for name in ("up0", "up1"):
+            route.link("set", index=route.link_lookup(ifname=name)[0], state="up")
+
+    eyes.change(scratch.host_netns, wire)
+    ipam = {"type": "host-local", "ranges": [[{"subnet": "10.88.0.0/24"}]]}
+    config = {"cniVersion": "1.1.0", "name": "net", "type": "x", "ipam": ipam, **KEYS[kind]}
+    pods = [scratch.container()]
+
+    def next_daemon() -> Any:
+        plugin = make(kind, scratch.folder, scratch.host)
+        scratch.on_host(plugin.start)
+        return plugin
+
+    def prepare() -> None:
+        scratch.add(next_daemon(), config, ID, pods[0])
+        assert len(eyes.held()) == 1
+
+    for _ in every_step(scratch, lambda: pods[0], kind, "del", least=3, prepare=prepare, config=config):
+        if ending != "del":
+            pods[0] = scratch.container()
+        if ending == "gc":
+            scratch.gc(next_daemon(), config, [])
+        else:
+            scratch.delete(next_daemon(), config, ID, pods[0] if ending == "del" else None)
+        assert (look(pods[0]).links, eyes.held()) == ({"lo"}, [])
+    assert (look(pods[0]).links, eyes.held()) == ({"lo"}, [])
