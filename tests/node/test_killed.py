@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.node.killed import ID, every_step, make
 
-from nodeplug import CniResult, Netns
+from nodeplug import Netns
 from nodeplug.testing.scratch_cni import ScratchCni, new_netns, run_in
 from nodeplug_net.attachment import Attachment
 from nodeplug_net.ipam.store import parse_address
@@ -50,8 +50,8 @@ class Place:
         self.scratch.on_host(plugin.start)
         return plugin
 
-    def add(self, container: str = ID) -> CniResult:
-        return self.called(lambda plugin: self.scratch.add(plugin, self.config, container, self.netns))
+    def add(self) -> None:
+        self.called(lambda plugin: self.scratch.add(plugin, self.config, ID, self.netns))
 
     def delete(self, netns: Netns | None) -> None:
         self.called(lambda plugin: self.scratch.delete(plugin, self.config, ID, netns))
@@ -150,7 +150,7 @@ def test_a_gc_that_was_killed_is_repeated_to_the_end_and_takes_nothing_of_others
     def prepare() -> None:
         place.add()
 
-    call = {"config": place.config, "valid": [(OTHER, "eth0")], "prepare": prepare}
+    call: dict[str, Any] = {"config": place.config, "valid": [(OTHER, "eth0")], "prepare": prepare}
     for _ in every_step(place.scratch, lambda: place.netns, place.kind, "gc", least=least, **call):
         place.gc()
         assert place.left() == []

@@ -45,13 +45,39 @@ class Lost(AssertionError):
     """A promise was broken."""
 
 
+@dataclass(frozen=True)
+class Network:
+    """What one pod asks its runtime for.
+
+    Attributes:
+        port: of the host, that leads to the pod; 0 for none.
+    """
+
+    runtime: CniRuntime
+    port: int = 0
+
+    @property
+    def _asked(self) -> dict[str, Any] | None:
+        mapping = {"hostPort": self.port, "containerPort": 80, "protocol": "tcp"}
+        return {"portMappings": [mapping]} if self.port else None
+
+    def add(self, name: str, netns: Path) -> dict[str, Any]:
+        """Attach it."""
+        return self.runtime.add(name, netns, capability_args=self._asked)
+
+    def delete(self, name: str, netns: Path | None) -> None:
+        """Detach it."""
+        self.runtime.delete(name, netns, capability_args=self._asked)
+
+
 @dataclass
 class Torture:
     """One node and everybody who calls it.
 
     Attributes:
         node: its daemon is killed.
-        runtime: calls CNI.
+        runtime: calls CNI, for a bridge.
+        chain: calls CNI, for a bridge and all plugins that may follow it.
         caller: calls FlexVolume.
         kubelet: calls the device plugin.
         seed: of every choice.
@@ -60,10 +86,13 @@ class Torture:
         kills: how often the daemon was killed.
         refusals: calls that failed, whether they were repeated or not.
         rate: lives per second that are begun at most; None: one after the other.
+        ports: how many pods had the whole chain.
+        chained: whether half of the pods have the whole chain.
     """
 
     node: ScratchNode
     runtime: CniRuntime
+    chain: CniRuntime
     caller: FlexCaller
     kubelet: BlockingKubelet
     seed: int
@@ -72,6 +101,8 @@ class Torture:
     kills: int = 0
     refusals: list[str] = field(default_factory=list)
     rate: float | None = None
+    chained: bool = False
+    ports: int = 0
     _held: dict[str, str] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _over: threading.Event = field(default_factory=threading.Event)
@@ -150,7 +181,12 @@ class Torture:
         random = Random(f"{self.seed} {name}")
         pod = Pod(name=name, namespace="default", uid=name)
         with Sandbox(self.node.root / f"ns-{name}") as sandbox:
-            self._attach(name, sandbox, random)
+            network = Network(self.runtime)
+            if self.chained and random.random() < 0.5:
+                with self._lock:
+                    self.ports += 1
+                    network = Network(self.chain, 20000 + self.ports % 20000)
+            self._attach(network, name, sandbox, random)
             has_volume, has_device = random.random() < 0.5, random.random() < 0.3
             if has_volume:
                 volume = FlexVolume("data", {"size": "1Mi"})
@@ -162,20 +198,20 @@ class Torture:
                 self.kubelet.remove_pod(name)
             if has_volume:
                 self._until(f"unmount of {name}", lambda: self.caller.unmount(pod, "data"))
-            self._detach(name, sandbox.path, random)
+            self._detach(network, name, sandbox.path, random)
         self.lives += 1
 
-    def _attach(self, name: str, sandbox: Sandbox, random: Random) -> None:
+    def _attach(self, network: "Network", name: str, sandbox: Sandbox, random: Random) -> None:
         def add() -> dict[str, Any]:
             try:
-                return self.runtime.add(name, sandbox.path)
+                return network.add(name, sandbox.path)
             except CniError:
-                self._until(f"DEL after a failed ADD of {name}", lambda: self.runtime.delete(name, sandbox.path))
+                self._until(f"DEL after a failed ADD of {name}", lambda: network.delete(name, sandbox.path))
                 raise
 
         result = self._until(f"ADD of {name}", add)
         if random.random() < 0.2:
-            again = self._until(f"second ADD of {name}", lambda: self.runtime.add(name, sandbox.path))
+            again = self._until(f"second ADD of {name}", lambda: network.add(name, sandbox.path))
             if again["ips"] != result["ips"]:
                 raise Lost(f"a repeated ADD of {name} answered {again['ips']} after {result['ips']}")
         with self._lock:
@@ -186,11 +222,11 @@ class Torture:
         if "eth0" not in sandbox.links():
             raise Lost(f"ADD of {name} succeeded and its interface is not there")
 
-    def _detach(self, name: str, netns: Path, random: Random) -> None:
+    def _detach(self, network: "Network", name: str, netns: Path, random: Random) -> None:
         with self._lock:  # given back from here on
             self._held = {address: holder for address, holder in self._held.items() if holder != name}
         for place in random.choice(_ENDS):
-            self._until(f"DEL of {name}", partial(self.runtime.delete, name, netns if place else None))
+            self._until(f"DEL of {name}", partial(network.delete, name, netns if place else None))
 
     def _until(self, what: str, step: Callable[[], Any]) -> Any:
         """Repeat a call until it succeeds, as runtimes and kubelet do."""
@@ -228,6 +264,11 @@ class Torture:
 PLUGINS = """
 [plugins.bridge.config]
 data_dir = "{scratch}/addresses"
+[plugins.portmap]
+[plugins.bandwidth]
+[plugins.tuning.config]
+data_dir = "{scratch}/tuning"
+[plugins.firewall]
 [plugins.tmpfs]
 [plugins.hostdev]
 isolation = "{isolation}"
@@ -237,20 +278,40 @@ resource = "example.com/zero"
 count = 100
 nodes = [{ path = "/dev/zero" }]
 """
-CONFLIST = {
-    "cniVersion": "1.0.0",
-    "name": "net",
-    "plugins": [
-        {
-            "type": "nodeplug-bridge",
-            "bridge": "torture0",
-            "isDefaultGateway": True,
-            "ipMasq": True,
-            "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.89.0.0/24"}], [{"subnet": "fd00:89::/64"}]]},
-        }
-    ],
-}
-MAY_STAY = ["link torture0", r"address \S+ on torture0", r"nft (table|chain|rule|set) nodeplug_masquerade.*"]
+
+
+def bridged(name: str, number: int) -> dict[str, Any]:
+    """A list with a bridge of its own."""
+    ranges = [[{"subnet": f"10.{number}.0.0/24"}], [{"subnet": f"fd00:{number}::/64"}]]
+    bridge: dict[str, Any] = {
+        "type": "nodeplug-bridge",
+        "bridge": f"torture{number}",
+        "isDefaultGateway": True,
+        "ipMasq": True,
+        "ipam": {"type": "host-local", "ranges": ranges},
+    }
+    return {"cniVersion": "1.0.0", "name": name, "plugins": [bridge]}
+
+
+def chained() -> dict[str, Any]:
+    """A list with everything that may follow a bridge."""
+    conflist = bridged("chain", 90)
+    rates = {f"{way}{what}": 80_000_000 for way in ("ingress", "egress") for what in ("Rate", "Burst")}
+    conflist["plugins"] += [
+        {"type": "nodeplug-portmap", "capabilities": {"portMappings": True}},
+        {"type": "nodeplug-bandwidth", **rates},
+        {"type": "nodeplug-tuning", "mtu": 1300, "sysctl": {"net.core.somaxconn": "512"}},
+        {"type": "nodeplug-firewall", "ingressPolicy": "same-bridge"},
+    ]
+    return conflist
+
+
+MAY_STAY = [
+    r"link torture\d+",
+    r"address \S+ on torture\d+",
+    r"nft (table|chain|rule|set|map) nodeplug_.*",
+    r"nft (table|chain|rule) filter.*",  # the firewall's are shared with others, and stay as the reference leaves them
+]
 
 
 @pytest.fixture
@@ -269,5 +330,7 @@ def torture(seed: int, request: pytest.FixtureRequest) -> Iterator[Torture]:
         network, volumes = CniRuntimeFactory(node), FlexCallers(node)
         with BlockingKubelet(node.root / "var" / "lib" / "kubelet") as kubelet:
             kubelet.until_allocatable("example.com/zero", 100)
-            yield Torture(node, network(CONFLIST), volumes("nodeplug/tmpfs"), kubelet, seed)
+            yield Torture(
+                node, network(bridged("net", 89)), network(chained()), volumes("nodeplug/tmpfs"), kubelet, seed
+            )
             sys.stdout.write(node.log)  # shown with a failure: why did it not come to an end

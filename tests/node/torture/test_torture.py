@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -16,18 +17,31 @@ from nodeplug.testing.waiting import until
 def left_on_disk(torture: Any) -> list[str]:
     """What may not be there when every pod has ended: reserved addresses, records, deferred DELs."""
     paths = torture.node.paths
-    folders = (torture.node.root / "addresses" / "net", paths.journal / "flexvolume", paths.attachments, paths.spool)
-    found = [path for folder in folders if folder.is_dir() for path in folder.iterdir()]
+    root = torture.node.root
+    folders = [root / "addresses" / "net", root / "addresses" / "chain", root / "tuning", paths.journal / "flexvolume"]
+    folders += [paths.attachments, paths.spool, paths.run / "plugins/portmap/ports", paths.run / "plugins/firewall"]
+    found = [path for folder in folders if folder.is_dir() for path in folder.rglob("*") if path.is_file()]
     # A killed write leaves its temporary file, which a later look removes when it is old enough to be nobody's.
     kept = re.compile(r"lock|last_reserved_ip\.\d|.*\.key|\..*\.tmp")
     return sorted(str(path) for path in found if not kept.fullmatch(path.name))
 
 
+def left_in_kernel() -> list[str]:
+    """What may not be there when every pod has ended: rules that name one, and limits."""
+    rules = subprocess.run(["/usr/sbin/nft", "list", "ruleset"], capture_output=True, text=True, check=True).stdout
+    found = [line.strip() for line in rules.splitlines() if re.search(r"nodeplug (net|chain) p\d", line)]
+    links = subprocess.run(["ip", "-brief", "link"], capture_output=True, text=True, check=True).stdout
+    return [*found, *(line for line in links.splitlines() if line.startswith(("veth", "bwp", "ifb")))]
+
+
 def torture_for(torture: Any, seconds: float) -> None:
+    torture.chained = True
     torture.play(6, seconds)
     torture.settle()
-    sys.stdout.write(f"{torture.lives} lives, {torture.kills} kills\n")
+    sys.stdout.write(f"{torture.lives} lives, {torture.kills} kills, {torture.ports} with the whole chain\n")
     assert left_on_disk(torture) == []
+    assert left_in_kernel() == []
+    assert torture.ports > 0
     assert "Traceback" not in torture.node.log
     assert torture.kills > 0
     assert torture.lives > 0
