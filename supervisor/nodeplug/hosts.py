@@ -11,10 +11,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
+from nodeplug.cni.attachments import Attachments
 from nodeplug.cni.delegate import Delegation
+from nodeplug.cni.survivors import survivors
 from nodeplug.config.models import Paths
 from nodeplug.contract.host import FormerSection, Host
 from nodeplug.contract.journal import Journal, file_name
+from nodeplug.contract.values import CniRecord
 from nodeplug.device.podresources import PodResources
 from nodeplug.device.resources import Resources
 from nodeplug.hosting.kept_sockets import SocketsBySection
@@ -71,6 +74,7 @@ class Hosts:
             cgroups=Programs(self.cgroups, plugin),
             _refresh_health=lambda: self._pass_on(self.registry.want_health, plugin),
             sockets=self.sockets.of(plugin),
+            _attachments=lambda: self._attachments(plugin),
         )
 
     async def keep(self) -> None:
@@ -85,6 +89,12 @@ class Hosts:
 
     def _journal(self, folder: str) -> Journal:
         return Journal(self.paths.journal / folder, self.boot_id, self.disk.removals)
+
+    def _attachments(self, asking: str) -> list[CniRecord]:
+        """Look, in a plugin's thread, for attachments of what the section claims."""
+        instance = self.registry.plugins.get(asking)
+        claims = {claim.name for claim in instance.claims if claim.kind == "cni"} if instance is not None else ()
+        return list(survivors(Attachments(self.paths.attachments), claims))
 
     def _former_sections(self, asking: str) -> list[FormerSection]:
         """Look, in a plugin's thread, for what is left of sections that have no plugin."""

@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import pytest
 
-from nodeplug import CniAdd, CniResult, DeviceId, Holding, NotFound, NotReady, ResourceName
+from nodeplug import CniAdd, CniRecord, CniResult, DeviceId, Holding, NotFound, NotReady, ResourceName
 from nodeplug.testing import host
 
 ADD = CniAdd.__new__(CniAdd)
@@ -75,6 +75,23 @@ def test_holders_can_be_unknown(tmp_path: Path) -> None:
 
     with pytest.raises(NotReady):
         host(tmp_path, holders=unknown).holders("example.com/a")
+
+
+def test_attachments_are_those_that_the_test_gives(tmp_path: Path) -> None:
+    record = CniRecord(
+        claim="x",
+        network="net",
+        version="1.1.0",
+        config={},
+        container_id="c1",
+        ifname="eth0",
+        netns="/run/netns/c1",
+        namespace=(4, 1),
+        host=(4, 2),
+        result=CniResult(),
+    )
+    assert list(host(tmp_path, attachments=lambda: [record]).attachments()) == [record]
+    assert list(host(tmp_path).attachments()) == []
 
 
 def test_what_former_sections_left_is_that_of_their_hosts(tmp_path: Path) -> None:

@@ -90,6 +90,15 @@ def sight(netns: Netns) -> Sighting | None:
         return None
 
 
+def shows(sighting: Sighting, netns: Netns) -> bool:
+    """Whether an open namespace is the one that was seen; False if the kernel does not say."""
+    try:
+        with netns.entered(), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as inside:
+            return (sighting.cookie, sighting.boot_id) == (_cookie(inside), boot_id())
+    except OSError:
+        return False
+
+
 def gone(sightings: Iterable[Sighting]) -> set[Sighting]:
     """Return the sightings, all from one host namespace, whose namespace no longer exists.
 

@@ -19,6 +19,7 @@ from nodeplug.contract.values import (
     CniCheck,
     CniDel,
     CniGc,
+    CniRecord,
     CniRequest,
     CniResult,
     CniStatus,
@@ -85,6 +86,7 @@ class Host:
     cgroups: ProgramCgroups = field(default_factory=ProgramCgroups)
     _refresh_health: Callable[[], None] = lambda: None
     sockets: KeptSockets = field(default_factory=KeptSockets)
+    _attachments: Callable[[], Sequence[CniRecord]] = tuple
 
     def refresh_health(self) -> None:
         """Ask for `health` now instead of at its next turn. Returns at once; many requests become one call."""
@@ -105,6 +107,15 @@ class Host:
             NotReady: kubelet has not reported since the daemon started, or no longer does; the message says why.
         """
         return self._holders(ResourceName(resource))
+
+    def attachments(self) -> Sequence[CniRecord]:
+        """Return the attachments that this section's plugin made in this boot and that have not ended, oldest first.
+
+        For `start`: what a plugin kept in memory of its attachments is gone with the daemon, and comes back by this.
+        An ADD is recorded when its hook has returned. One is left out while the kernel does not say that its namespace
+        is still what CNI_NETNS shows (before Linux 5.14, never). May block: it reads a file for each.
+        """
+        return self._attachments()
 
     def former_sections(self) -> Sequence[FormerSection]:
         """Return what sections without a plugin have left: removed, disabled, refused or not loaded yet, of any plugin.

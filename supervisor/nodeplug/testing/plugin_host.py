@@ -15,7 +15,7 @@ from nodeplug.contract.errors import NotFound
 from nodeplug.contract.host import Delegate, FormerSection, Host
 from nodeplug.contract.journal import Journal
 from nodeplug.contract.sockets import KeptSockets
-from nodeplug.contract.values import CniRequest, CniResult, Holding, ResourceName
+from nodeplug.contract.values import CniRecord, CniRequest, CniResult, Holding, ResourceName
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +60,7 @@ def host(
     former: Sequence[Host] = (),
     refresh_health: Callable[[], None] | None = None,
     sockets: KeptSockets | None = None,
+    attachments: Callable[[], Sequence[CniRecord]] | None = None,
 ) -> RecordingHost:
     """Build what the daemon gives to a plugin, for a test that constructs the plugin itself.
 
@@ -78,6 +79,7 @@ def host(
         former: what sections of other names had, for `host.former_sections()`.
         refresh_health: called for each `host.refresh_health()` as well, in the plugin's thread.
         sockets: those of an earlier host, as where only the plugin was exchanged; by default nothing is kept yet.
+        attachments: answers `host.attachments()`; by default there are none.
 
     Raises:
         OSError: the folder cannot be written.
@@ -123,6 +125,7 @@ def host(
         _former=lambda: [FormerSection(one.journal, one.state_dir, one.run_dir) for one in former],
         _refresh_health=record_refresh_health,
         sockets=KeptSockets() if sockets is None else sockets,
+        _attachments=tuple if attachments is None else attachments,
         refreshed=refreshed,
         delegated=delegated,
         health_refreshed=health_refreshed,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from nodeplug.contract.errors import NotFound, clip
 from nodeplug.contract.host import Host
 from nodeplug.contract.journal import Journal
-from nodeplug.worker.encoding import read_delegated, write_holdings, write_result
+from nodeplug.worker.encoding import read_delegated, write_holdings, write_records, write_result
 from nodeplug.worker.wire import Broken, Message
 
 if TYPE_CHECKING:
@@ -46,6 +46,8 @@ def answer(host: Host, message: Message) -> Message:
             return Message({"op": "answer", **_with_journal(host, message)})
         case "holders":
             return Message({"op": "answer"}, write_holdings(host.holders(message.text("resource"))))
+        case "attachments":
+            return Message({"op": "answer"}, write_records(host.attachments()))
         case "cgroup":
             return Message({"op": "answer", **_with_cgroup(host, message)})
         case "sockets":

@@ -21,6 +21,7 @@ from nodeplug.contract.tracebacks import TRACE, traced
 from nodeplug.contract.values import (
     Claim,
     CniClaim,
+    CniRecord,
     CniRequest,
     CniResult,
     DeviceClaim,
@@ -123,6 +124,17 @@ def read_holdings(message: Message) -> Sequence[Holding]:
     """Read what `Host.holders` returns."""
     holdings: Sequence[Holding] = _read(_of(Sequence[Holding]), message)
     return holdings
+
+
+def write_records(records: Sequence[CniRecord]) -> bytes:
+    """Write what `Host.attachments` returns."""
+    return _write(_of(Sequence[CniRecord]), records, "its attachments", PluginError)
+
+
+def read_records(message: Message) -> Sequence[CniRecord]:
+    """Read what `Host.attachments` returns."""
+    records: Sequence[CniRecord] = _read(_of(Sequence[CniRecord]), message)
+    return records
 
 
 def write_delegated(request: CniRequest, descriptors: list[int]) -> tuple[str, bytes]:

@@ -21,8 +21,8 @@ from nodeplug.contract.host import FormerSection, Host
 from nodeplug.contract.journal import Entry, Journal
 from nodeplug.contract.sockets import KeptSockets
 from nodeplug.contract.tracebacks import traced
-from nodeplug.contract.values import CniRequest, CniResult, Holding, ResourceName
-from nodeplug.worker.encoding import Stray, read_error, read_holdings, read_result, write_delegated
+from nodeplug.contract.values import CniRecord, CniRequest, CniResult, Holding, ResourceName
+from nodeplug.worker.encoding import Stray, read_error, read_holdings, read_records, read_result, write_delegated
 from nodeplug.worker.wire import Broken, Channel, Closed, Control, Message
 
 REQUEST: Final[ContextVar[str]] = ContextVar("nodeplug_request", default="")
@@ -218,6 +218,9 @@ def make_host(door: Door, about: Mapping[str, Any]) -> Host:
             for one in door.ask(Message({"op": "former"})).head["sections"]
         ]
 
+    def attachments() -> Sequence[CniRecord]:
+        return read_records(door.ask(Message({"op": "attachments"})))
+
     return Host(
         plugin=name,
         node_name=about["node_name"],
@@ -233,6 +236,7 @@ def make_host(door: Door, about: Mapping[str, Any]) -> Host:
         cgroups=AskedCgroups(door),
         _refresh_health=refresh_health,
         sockets=AskedSockets(door=door),
+        _attachments=attachments,
     )
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from ipaddress import ip_interface
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +143,16 @@ def holders(resource: n.ResourceName) -> list[n.Holding]:
     return [n.Holding(resource=resource, ids=IDS, namespace="ns", pod="pod", container="container")]
 
 
+def attachments() -> list[n.CniRecord]:
+    ip = n.CniIp(ip_interface("10.88.0.2/24"))
+    of_container = {"container_id": "c1", "ifname": "eth0", "netns": "/run/netns/c1", "namespace": (4, 1)}
+    return [
+        n.CniRecord(
+            **{**CNI, **of_container, "config": {"name": "n"}, "host": (4, 2), "result": n.CniResult(ips=(ip,))}
+        )
+    ]
+
+
 Story = Callable[[Guests], Coroutine[Any, Any, None]]
 
 
@@ -159,7 +170,13 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]
             former = host(tmp_path / "former")
             former.journal.write("left", phase="done", data={"by": "a former plugin"})
             make_host = partial(
-                host, tmp_path, delegate=delegation, refresh=refreshed.append, holders=holders, former=[former]
+                host,
+                tmp_path,
+                delegate=delegation,
+                refresh=refreshed.append,
+                holders=holders,
+                former=[former],
+                attachments=attachments,
             )
             healths: list[str] = []
 

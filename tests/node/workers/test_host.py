@@ -33,6 +33,8 @@ def test_a_host_does_in_a_process_what_it_does_in_a_thread(
             assert asked["read"]
             assert not asked["stale"]
             assert sorted(asked["entries"]) == sorted([where, "other"])
+            name, namespace, address = asked["attachments"]
+            assert (name, [*namespace], address) == ("n", [4, 1], "10.88.0.2/24")
             assert [[*one] for one in asked["holders"]] == [["ns", "pod", ["d0"]]]
             assert [(key, data) for key, data in asked["former"]] == [("left", {"by": "a former plugin"}), *taken]
             taken = [("taken", {})]

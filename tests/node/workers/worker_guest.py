@@ -281,6 +281,8 @@ class Asker(Guest):
             "entries": [entry.key for entry in host.journal.entries()],
             "holders": [(one.namespace, one.pod, list(one.ids)) for one in host.holders("example.com/thing")],
         }
+        (record,) = host.attachments()
+        told["attachments"] = [record.config["name"], record.namespace, str(record.result.ips[0].address)]
         (former,) = host.former_sections()
         told["former"] = [(entry.key, dict(entry.data)) for entry in former.journal.entries()]
         former.journal.write("taken", phase="by a successor")

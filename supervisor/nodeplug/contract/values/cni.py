@@ -24,6 +24,7 @@ __all__ = [
     "CniGc",
     "CniInterface",
     "CniIp",
+    "CniRecord",
     "CniRepair",
     "CniRequest",
     "CniResult",
@@ -268,6 +269,39 @@ class CniGc(CniRequest):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CniStatus(CniRequest):
     """STATUS: raise NotReady or LimitedConnectivity when an ADD would fail."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CniRecord:
+    """An attachment that has not ended, as the daemon has recorded it: what was asked, and what ADD returned.
+
+    Attributes:
+        claim: the name under which the plugin was executed.
+        network: `name` of the configuration.
+        version: `cniVersion` of the configuration.
+        config: the plugin object from stdin, without `prevResult`.
+        path: CNI_PATH, split.
+        container_id: CNI_CONTAINERID.
+        ifname: CNI_IFNAME.
+        args: the pairs of CNI_ARGS.
+        netns: CNI_NETNS as the caller spelled it.
+        namespace: device and inode of what is there, which is the namespace that was attached.
+        host: device and inode of the caller's namespace.
+        result: what the plugin returned.
+    """
+
+    claim: str
+    network: str
+    version: str
+    config: Mapping[str, Any]
+    path: tuple[str, ...] = ()
+    container_id: str
+    ifname: str
+    args: Mapping[str, str] = field(default_factory=dict)
+    netns: str
+    namespace: tuple[int, int]
+    host: tuple[int, int]
+    result: CniResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
