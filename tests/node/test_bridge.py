@@ -1,3 +1,5 @@
+import json
+import subprocess
 from collections.abc import Callable
 from ipaddress import IPv4Network, ip_address, ip_interface
 from pathlib import Path
@@ -100,6 +102,20 @@ def test_the_host_veth_is_a_labelled_port_that_is_up(scratch: ScratchCni, bridge
     assert port.alias == "nodeplug net c1 eth0"
     assert port.master == present(scratch.host_netns, "br0").index
     assert sysctl(scratch.host_netns, f"ipv6/conf/{port.name}/accept_ra") == "0"
+
+
+def test_both_ends_of_the_pair_are_made_with_one_queue(scratch: ScratchCni, bridge: Bridge, config: Make) -> None:
+    container = scratch.container()
+    scratch.add(bridge, config(), "c1", container)
+
+    def queues(ifname: str) -> list[str]:
+        told = subprocess.run(["ip", "-j", "-d", "link", "show", ifname], capture_output=True, check=True).stdout
+        (found,) = json.loads(told)
+        return [found[key] for key in ("num_tx_queues", "num_rx_queues")]
+
+    assert run_in(container, lambda: queues("eth0")) == [1, 1]
+    name = Attachment("net", "c1", "eth0").host_veth
+    assert run_in(scratch.host_netns, lambda: queues(name)) == [1, 1]
 
 
 def test_the_host_asks_for_neighbours_on_a_new_bridge_at_once(

@@ -30,6 +30,9 @@ _DUMP: Final = 0x301  # NLM_F_REQUEST | NLM_F_DUMP
 _CREATE: Final = 0x605  # NLM_F_CREATE | NLM_F_EXCL
 _REPLACE: Final = 0x505  # NLM_F_CREATE | NLM_F_REPLACE
 _APPEND: Final = 0xC05  # NLM_F_CREATE | NLM_F_APPEND
+_ONE_QUEUE: Final = (("IFLA_NUM_TX_QUEUES", 1), ("IFLA_NUM_RX_QUEUES", 1))
+"""Unasked, veth makes one for each processor and takes all but one away again (veth_init_queues), and each time
+it waits for a grace period of RCU while it holds the lock of all links."""
 _SKIP_STATISTICS: Final = 8  # RTEXT_FILTER_SKIP_STATS
 IFF_UP: Final = 0x1
 IFF_PROMISC: Final = 0x100
@@ -179,7 +182,7 @@ def create_veth(*, mtu: bool, mac: bool, port: bool = True) -> Template:
     Holes: `name`, `peer`, `netns` (a descriptor); `mtu`, the peer's `mac` and `master` if asked. Moving an end between
     namespaces afterwards would wait for rcu_barrier, fifteen milliseconds and more.
     """
-    sizes: list[tuple[str, Any]] = [("IFLA_MTU", _MTU)] if mtu else []
+    sizes: list[tuple[str, Any]] = [*_ONE_QUEUE, *([("IFLA_MTU", _MTU)] if mtu else [])]
     address: list[tuple[str, Any]] = [("IFLA_ADDRESS", _PEER_MAC)] if mac else []
     peer = _nest(("IFLA_IFNAME", _PEER), *sizes, *address, ("IFLA_NET_NS_FD", _NETNS))
     attrs: list[tuple[str, Any]] = [
