@@ -117,3 +117,30 @@ def test_what_a_validator_says_follows_the_key() -> None:
     with pytest.raises(InvalidRequest) as caught:
         request(vlan=3).parse(Even)
     assert str(caught.value) == "key 'vlan': must be even, found 3"
+
+
+class Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+    bridge: str = "cni0"
+    mtu: int = Field(default=0, ge=0)
+
+
+def test_requests_with_the_same_keys_share_a_frozen_model_whatever_their_containers_are() -> None:
+    one = request(bridge="br0", prevResult={"ips": []}).parse(Frozen)
+    assert request(bridge="br0", prevResult={"ips": [1]}, runtimeConfig={"ips": ["10.0.0.1"]}).parse(Frozen) is one
+    assert request(bridge="br1").parse(Frozen).bridge == "br1"
+
+
+def test_a_model_that_can_be_changed_is_nobody_elses() -> None:
+    assert request(bridge="br0").parse(Net) is not request(bridge="br0").parse(Net)
+
+
+def test_a_mistake_is_told_each_time() -> None:
+    for _ in range(2):
+        with pytest.raises(InvalidRequest, match="key 'mtu'"):
+            request(mtu=-1).parse(Frozen)
+
+
+def test_values_that_are_no_json_are_read_as_they_are() -> None:
+    assert request(bridge="br0", mtu=1500, other={1, 2}).parse(Frozen).mtu == 1500

@@ -6,7 +6,9 @@ Refuses: addresses (see `ipam.config`). Keys match without regard to case, as Go
 """
 
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Final
 
 from pydantic import Field, field_validator
@@ -67,13 +69,18 @@ class NetConf(PortConf, DelegationConf):
     args: _ArgsConf = _ArgsConf()
     runtime_config: _MacConf = _MacConf()
     vlan: int = 0
-    vlan_trunk: list[_TrunkConf] = Field(default_factory=list)
+    vlan_trunk: tuple[_TrunkConf, ...] = Field((), strict=False)
     macspoofchk: bool = False
     port_isolation: bool = False
     preserve_default_vlan: bool = False
     disable_container_interface: bool = False
     enabledad: bool = False
     ip_masq_backend: str = ""
+
+    @cached_property
+    def config(self) -> "BridgeConfig":
+        """The checked keys, but for the hardware address: one value for all requests of a network."""
+        return _read(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +156,10 @@ def parse_bridge(request: CniRequest) -> BridgeConfig:
     mac = _checked(request, conf)
     if conf.hairpin_mode and conf.promisc_mode:
         raise InvalidRequest("cannot set hairpin mode and promiscuous mode at the same time")
+    return replace(conf.config, mac=mac) if mac else conf.config
+
+
+def _read(conf: NetConf) -> BridgeConfig:
     return BridgeConfig(
         bridge=conf.bridge,
         is_gateway=conf.is_gateway or conf.is_default_gateway,
@@ -166,7 +177,6 @@ def parse_bridge(request: CniRequest) -> BridgeConfig:
         vlan=conf.vlan,
         trunk=_trunk(conf.vlan_trunk),
         preserve_default_vlan=conf.preserve_default_vlan,
-        mac=mac,
         dns=conf.dns.value() if conf.dns.is_given else None,
         ipam=conf.ipam.type,
     )
@@ -206,7 +216,7 @@ def _check_trunk(trunk: _TrunkConf) -> None:
         raise InvalidRequest("incorrect trunk id parameter")
 
 
-def _trunk(conf: list[_TrunkConf]) -> tuple[int, ...]:
+def _trunk(conf: Sequence[_TrunkConf]) -> tuple[int, ...]:
     numbers = {one.id for one in conf if one.id is not None}
     for one in conf:
         if one.min_id is not None and one.max_id is not None:

@@ -10,6 +10,7 @@ import ipaddress
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Final
 
@@ -89,6 +90,11 @@ class _IpamConf(_FolderConf, RangeConf):
     routes: tuple[RouteConf, ...] = ()
     resolv_conf: str = ""
 
+    @cached_property
+    def ways(self) -> tuple[CniRoute, ...]:
+        """The routes as values."""
+        return tuple(map(route_of, self.routes))
+
 
 class _RuntimeConf(_Conf):
     ip_ranges: tuple[tuple[RangeConf, ...], ...] = ()
@@ -121,6 +127,18 @@ class NetConf(_Conf):
     runtime_config: _RuntimeConf = _RuntimeConf()
     args: _ArgsConf = _ArgsConf()
     capabilities: _CapabilitiesConf = _CapabilitiesConf()
+
+    @cached_property
+    def range_sets(self) -> tuple[RangeSet, ...]:
+        """The ranges of runtime and network. Few networks make all requests, and this takes as long as an address."""
+        ipam = self.ipam or _IpamConf()
+        old_style = [(ipam,)] if ipam.subnet is not None else []
+        return parse_range_sets([*self.runtime_config.ip_ranges, *old_style, *ipam.ranges])
+
+    @cached_property
+    def allocatable(self) -> tuple[RangeSet, ...]:
+        """The same without what is excluded."""
+        return _without(self.range_sets, list(map(_left_out, self.ipam.exclude if self.ipam else ())))
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,14 +197,13 @@ def parse_config(request: CniRequest, data_dir: Path) -> IpamConfig:
     if ipam is None:
         raise InvalidRequest("IPAM config missing 'ipam' key")
     requested = _requested(request, conf)
-    old_style = [(ipam,)] if ipam.subnet is not None else []
-    ranges = parse_range_sets([*conf.runtime_config.ip_ranges, *old_style, *ipam.ranges])
+    ranges = conf.range_sets
     check_version(request.version, conf.cni_version, [one.version for one in ranges])
     return IpamConfig(
         _folder(request.network, ipam.data_dir or data_dir),
         ranges,
-        _without(ranges, list(map(_left_out, ipam.exclude))),
-        tuple(map(route_of, ipam.routes)),
+        conf.allocatable,
+        ipam.ways,
         _read_resolv_conf(ipam.resolv_conf) if ipam.resolv_conf else CniDns(),
         requested,
         ipam.keep_for,

@@ -8,6 +8,7 @@ Go matches keys without regard to case and the callers use that: containerd send
 unless a model requires the key and takes None.
 """
 
+import json
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any, Final, TypeVar, get_args, get_origin
@@ -24,6 +25,8 @@ _RESERVED: Final = frozenset(
 )
 """Keys that runtimes write (specification 1.1.0, section 1): allowed even if a model does not name them."""
 _SHOWN: Final = 80
+_KEPT: Final = 128
+"""Configurations whose models are kept: a node has few networks, and each of their requests carries one whole."""
 _M = TypeVar("_M", bound=BaseModel)
 
 
@@ -32,13 +35,30 @@ def parse(config: Mapping[str, Any], model: type[_M]) -> _M:
 
     Args:
         config: a plugin's object of a network configuration.
-        model: with the keys that the plugin reads; `extra="forbid"` refuses others but those of the specification.
+        model: with the keys that the plugin reads; `extra="forbid"` refuses others but those of the specification. A
+            frozen model is shared by all requests with the same keys.
 
     Raises:
         InvalidRequest: every mistake with its key, what is expected and what was found.
     """
     known = _keys((model,))
     read = {key: value for key, value in config.items() if key.lower() in known or key.lower() not in _RESERVED}
+    if model.model_config.get("frozen"):
+        try:
+            text = json.dumps(read)
+        except (TypeError, ValueError):  # a test's own values
+            return _validated(read, model)
+        shared: _M = _shared(text, model)
+        return shared
+    return _validated(read, model)
+
+
+@lru_cache(maxsize=_KEPT)
+def _shared(text: str, model: type[_M]) -> Any:
+    return _validated(json.loads(text), model)
+
+
+def _validated(read: Mapping[str, Any], model: type[_M]) -> _M:
     try:
         return model.model_validate(_spelt(read, (model,)))
     except ValidationError as error:
