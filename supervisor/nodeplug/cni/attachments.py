@@ -24,11 +24,13 @@ from nodeplug.cni.results import VERSIONS
 from nodeplug.contract.bounded import read_bounded
 from nodeplug.contract.errors import PluginError
 from nodeplug.contract.journal import file_name
+from nodeplug.contract.mounts import mounts
 from nodeplug.contract.values import CniResult, ValidAttachment
 
 LOG: Final = logging.getLogger(__name__)
 _BEGUN: Final = ".begun"
 _TEMPORARY: Final = ".tmp"
+_IN_MEMORY: Final = frozenset({"ramfs", "tmpfs"})
 _KILLED: Final = 60.0
 """Seconds after which a file that cannot be read is no write in progress."""
 
@@ -120,6 +122,17 @@ class Attachments:
             self._write(f"{self._stem(begun.key)}{_BEGUN}", _document(begun))
         except OSError as error:
             LOG.warning("cannot record that %s begins in %s: %s", begun.key, self.folder, error.strerror)
+
+    @property
+    def are_in_memory(self) -> bool:
+        """Whether no disk can keep a thread that reads or writes here (tmpfs, as /run is)."""
+        there = next((one for one in (self.folder, *self.folder.parents) if one.exists()), self.folder)
+        try:
+            device = there.stat().st_dev
+        except OSError:
+            return False
+        number = f"{os.major(device)}:{os.minor(device)}"
+        return any(mount.fs_type in _IN_MEMORY for mount in mounts() if mount.device == number)
 
     def record(self, attachment: Attachment) -> None:
         """Record an attachment; an older record of the key goes even if this one cannot be written."""

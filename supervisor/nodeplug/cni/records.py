@@ -1,7 +1,7 @@
-"""The records of attachments, for use on the event loop.
+"""The records of attachments, for use on the event loop, and in the thread of an ADD or a DEL.
 
 Owns: the lane that reads and writes them, the writes that wait for a hung disk, and which records cannot be trusted
-meanwhile.
+meanwhile. In memory, as /run is, nothing hangs: the thread of a call writes itself, and two switches of threads less.
 Refuses: files (`attachments` does those) and to fail a call: records are not the truth.
 """
 
@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Final
 
-from nodeplug.cni.attachments import Attachment, Attachments, Key
+from nodeplug.cni.attachments import Attachment, Attachments, Begun, Key
 from nodeplug.process.lane import Lane, Unanswered
 
 LOG: Final = logging.getLogger(__name__)
@@ -23,13 +23,33 @@ _AGAIN: Final = 0.5
 
 @dataclass(slots=True)
 class Records:
-    """The records in one folder. Event loop only, except `is_unsettled`."""
+    """The records in one folder. Event loop only, except `is_unsettled` and `begin`.
+
+    Attributes:
+        at_once: whether the thread of a call may write.
+    """
 
     attachments: Attachments
+    at_once: bool = field(init=False)
     _lane: Lane = field(default_factory=lambda: Lane("the folder of attachment records"))
     _adding: Counter[Key] = field(default_factory=Counter)
     _late: dict[Key, Callable[[], None]] = field(default_factory=dict)
     _catching_up: asyncio.Task[None] | None = None
+
+    def __post_init__(self) -> None:
+        self.at_once = self.attachments.are_in_memory
+
+    def begin(self, begun: Begun) -> None:
+        """Record in the thread of an ADD that it begins; not if the disk hangs."""
+        if self.at_once:
+            self.attachments.begin(begun)
+            return
+        with suppress(Unanswered):
+            self._lane.wait(self._lane.begin(lambda: self.attachments.begin(begun)))
+
+    def written(self, key: Key) -> None:
+        """Forget what a hung disk was still to be told of a key: the thread of a call has written something newer."""
+        self._late.pop(key, None)
 
     async def find(self, key: Key) -> Attachment | None:
         """Return the record of a key, or None; Unanswered if the disk hangs."""

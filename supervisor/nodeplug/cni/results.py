@@ -14,7 +14,6 @@ Refuses: I/O, and checks of a result beyond its types.
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from ipaddress import (
     IPv4Address,
     IPv4Interface,
@@ -115,7 +114,11 @@ def _encode_route(item: CniRoute) -> dict[str, Any]:
 
 
 def _encode_dns(dns: CniDns) -> dict[str, Any]:
-    return {key: value if key == "domain" else list(value) for key, value in asdict(dns).items() if value}
+    lists = {"search": dns.search, "options": dns.options}
+    document: dict[str, Any] = {"nameservers": list(dns.nameservers)} if dns.nameservers else {}
+    if dns.domain:
+        document["domain"] = dns.domain
+    return document | {key: list(value) for key, value in lists.items() if value}
 
 
 def _present(**members: Any) -> dict[str, Any]:

@@ -158,14 +158,33 @@ class CniService:
             with suppress(Unanswered):
                 recorded = await self._records.find(_key(request))
                 request = request if recorded is None else replace(request, prev_result=recorded.result)
-        if hook in route.hooks:
-            await self._hook(route, hook, request, owned, call)
         if isinstance(request, CniDel):
-            await self._records.forget(_key(request))
+            await self._delete(route, request, owned, call)
+        elif hook in route.hooks:
+            await self._hook(route, hook, request, owned, call)
         if isinstance(request, CniGc) and request.valid is not None:
             claim, network, valid = request.claim, request.network, request.valid
             await self._records.collect(lambda: self.attachments.forget_invalid(claim, network, valid))
         return b""
+
+    async def _delete(self, route: Route, request: CniDel, owned: list[Netns], call: Call) -> None:
+        """Call the hook, and forget the attachment."""
+        in_thread = self._records.at_once and "cni_del" in route.hooks and route.elsewhere("cni_del") is None
+
+        def around(hook: Hook) -> Hook:
+            def delete(**arguments: Any) -> Any:
+                answer = hook(**arguments)
+                self.attachments.forget(_key(request))
+                return answer
+
+            return delete
+
+        if "cni_del" in route.hooks:
+            await self._hook(route, "cni_del", request, owned, call, around if in_thread else None)
+        if in_thread:
+            self._records.written(_key(request))
+        else:
+            await self._records.forget(_key(request))
 
     async def _hook(
         self,
@@ -185,14 +204,16 @@ class CniService:
     async def _add(self, route: Route, request: CniAdd, owned: list[Netns], call: Call) -> bytes:
         host = request.host_netns.identity  # the descriptor is closed when the hook has ended
         asked = Asked(request.version, request.config, request.args, request.path)
-        result, sighting = await self._added(route, request, owned, call, asked)
+        added = await self._added(route, request, owned, call, asked)
+        if added.stdout:
+            self._records.written(_key(request))
+            return added.stdout
         try:
-            stdout = _encode(request, result)
+            stdout = _encode(request, added.result)
         except PluginError:
             await self._take_back(route, request, host)
             raise
-        made = Attachment(_key(request), request.netns.path, result, host=host, sighting=sighting, asked=asked)
-        await self._records.keep(made)
+        await self._records.keep(added.attachment(request, host, asked))
         return stdout
 
     async def _take_back(self, route: Route, request: CniAdd, host: Identity) -> None:
@@ -213,54 +234,79 @@ class CniService:
         except PluginError as error:
             LOG.warning("cannot undo %s, whose result cannot be converted: %s; its DEL tries again", call.key, error)
 
-    async def _added(
-        self, route: Route, request: CniAdd, owned: list[Netns], call: Call, asked: Asked
-    ) -> tuple[Any, Sighting | None]:
-        """Call the hook; return its answer, and by what the kernel knows the container's namespace.
+    async def _added(self, route: Route, request: CniAdd, owned: list[Netns], call: Call, asked: Asked) -> "_Added":
+        """Call the hook.
 
         That it begins is recorded first: a daemon that is killed within, and whose runtime never comes back, leaves
         what another daemon can end.
         """
+        added = _Added()
         if "cni_add" not in route.hooks:
-            return None, None
-        begun = Begun(_key(request), request.netns.path, host=request.host_netns.identity, asked=asked)
+            return added
+        host = request.host_netns.identity
+        begun = Begun(_key(request), request.netns.path, host=host, asked=asked)
         if route.elsewhere("cni_add") is not None:
             return await self._added_elsewhere(route, request, owned, call, begun)
-        seen: list[Sighting | None] = [None]
 
         def around(hook: Hook) -> Hook:
             def add(**arguments: Any) -> Any:
-                seen[0] = sight(request.netns)
-                self.attachments.begin(replace(begun, sighting=seen[0]))
-                return hook(**arguments)
+                added.sighting = sight(request.netns)
+                self._records.begin(replace(begun, sighting=added.sighting))
+                added.result = hook(**arguments)
+                if self._records.at_once:
+                    with suppress(PluginError):  # what cannot be encoded is taken back
+                        stdout = _encode(request, added.result)
+                        self.attachments.record(added.attachment(request, host, asked))
+                        added.stdout = stdout
+                return added.result
 
             return add
 
-        return await self._hook(route, "cni_add", request, owned, call, around), seen[0]
+        await self._hook(route, "cni_add", request, owned, call, around)
+        return added
 
     async def _added_elsewhere(
         self, route: Route, request: CniAdd, owned: list[Netns], call: Call, begun: Begun
-    ) -> tuple[Any, Sighting | None]:
+    ) -> "_Added":
         """Record in a thread that an ADD begins, and let the plugin do it in its process."""
-        sighting = None
+        added = _Added()
         if request.netns.is_open:
             host, container = (Netns(os.dup(one.fd), one.path) for one in (request.host_netns, request.netns))
-            noting = _begin_aside(self.attachments, begun, host, container)
+            noting = _begin_aside(self._records, begun, host, container)
             done, _ = await asyncio.wait({noting}, timeout=SIGHT_PATIENCE)
-            sighting = noting.result() if done and noting.exception() is None else None
-        return await self._hook(route, "cni_add", request, owned, call), sighting
+            added.sighting = noting.result() if done and noting.exception() is None else None
+        added.result = await self._hook(route, "cni_add", request, owned, call)
+        return added
 
 
-def _begin_aside(
-    attachments: Attachments, begun: Begun, host: Netns, container: Netns
-) -> "asyncio.Future[Sighting | None]":
+@dataclass(slots=True)
+class _Added:
+    """What an ADD has come to.
+
+    Attributes:
+        result: what the hook returned.
+        sighting: by what the kernel knows the container's namespace.
+        stdout: the answer, when the attachment is recorded; empty before.
+    """
+
+    result: Any = None
+    sighting: Sighting | None = None
+    stdout: bytes = b""
+
+    def attachment(self, request: CniAdd, host: Identity, asked: Asked) -> Attachment:
+        """Return what is recorded."""
+        key, path = _key(request), request.netns.path
+        return Attachment(key, path, self.result, host=host, sighting=self.sighting, asked=asked)
+
+
+def _begin_aside(records: Records, begun: Begun, host: Netns, container: Netns) -> "asyncio.Future[Sighting | None]":
     """Identify a container's namespace and record that its ADD begins, in a thread of its own, which closes both."""
 
     def work() -> Sighting | None:
         try:
             host.enter()
             sighting = sight(container)
-            attachments.begin(replace(begun, sighting=sighting))
+            records.begin(replace(begun, sighting=sighting))
         except OSError:
             return None
         else:

@@ -4,6 +4,7 @@ Owns: the request id in every error, turning unexpected exceptions into errors, 
 Refuses: wire formats (a front decodes before and encodes after), plugin code (the runner's).
 """
 
+import asyncio
 import logging
 import traceback
 from collections.abc import Awaitable, Callable
@@ -58,7 +59,7 @@ class Front:
             failure = _stray(call, error)
         else:
             self._reasons.pop((call.verb, call.claim), None)
-            self.runner.finished(call, None)
+            asyncio.get_running_loop().call_soon(self.runner.finished, call, None)  # the caller's answer goes first
             return answer
         self.runner.finished(call, failure)
         raise failure

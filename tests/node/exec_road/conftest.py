@@ -1,4 +1,7 @@
-"""A road in a folder, once with the scripts and once with the compiled entrypoints, and namespaces for its calls."""
+"""A road in a folder, once with the scripts and once with the compiled entrypoints, and namespaces for its calls.
+
+With the compiled ones its records are in memory, as on a node (/run); with the scripts they are on a disk.
+"""
 
 import ctypes
 import os
@@ -10,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeplug import bind, unmount
+from nodeplug import bind, mount, unmount
 from nodeplug.install.scripts import find_scripts
 from nodeplug.testing import ExecRoad
 
@@ -53,9 +56,16 @@ def road(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ExecRoad]:
     native = request.param == "native"
     if native:
         request.getfixturevalue("has_compiler")
+    records = tmp_path / "attachments"
+    in_memory = native and os.geteuid() == 0
+    if in_memory:
+        records.mkdir()
+        mount("records", str(records), "tmpfs")
     road = ExecRoad(tmp_path, native=native)
     yield road
     road.stop()
+    if in_memory:
+        unmount(str(records), lazy=True)
 
 
 @pytest.fixture
