@@ -7,6 +7,7 @@ Refuses: state. DEL without namespace, result and journal computes the same name
 import hashlib
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from nodeplug import CniAttachmentRequest
@@ -38,8 +39,7 @@ class Attachment:
     @property
     def host_veth(self) -> str:
         """`veth` and eight hexadecimal digits of a digest of the three names."""
-        text = f"{self.network}\0{self.container_id}\0{self.ifname}"
-        return f"veth{hashlib.sha256(text.encode('utf-8', 'surrogateescape')).hexdigest()[:8]}"
+        return f"veth{_digest(f'{self.network}{chr(0)}{self.container_id}{chr(0)}{self.ifname}')[:8]}"
 
     @property
     def label(self) -> str:
@@ -67,7 +67,9 @@ def network_label(network: str) -> str:
 
 def _short(name: str, limit: int) -> str:
     """Shorten a name to a limit; no CNI name contains `~`, so a shortened name equals no other."""
-    if len(name) <= limit:
-        return name
-    digest = hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()[:16]
-    return f"{name[: limit - 17]}~{digest}"
+    return name if len(name) <= limit else f"{name[: limit - 17]}~{_digest(name)[:16]}"
+
+
+@lru_cache(maxsize=256)  # a call asks for its names again and again
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()

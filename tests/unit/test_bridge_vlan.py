@@ -84,7 +84,7 @@ class Unused(Netlink):
 
 
 def test_a_bridge_that_keeps_no_vlans_apart_is_refused_before_a_port_is_told() -> None:
-    bridge = Link(5, 1, "br0", kind="bridge", filters_vlans=False)
+    bridge = Link(5, 1, "br0", kind="bridge", bridge_data=struct.pack("=HHB3xHHH2x", 5, 7, 0, 6, 39, 1))
     with Unused() as netlink, pytest.raises(InvalidRequest, match="br0 does not filter VLANs") as refusal:
         put_into_vlans(Links(netlink), bridge, "veth0", [(100, ACCESS)], preserve_default=False)
     assert "ip link set br0 type bridge vlan_filtering 1" in refusal.value.details

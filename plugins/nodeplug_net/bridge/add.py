@@ -64,8 +64,7 @@ class Attaching:
         plan = plan_addresses(config, addresses)
         inside = self._configure_container(plan)
         gateway = self._ensure_gateway(bridge, plan) if config.is_gateway and plan.ips else bridge
-        outside = self._wait_for_port()
-        bridge = self.links.get(config.bridge) or bridge  # an unpinned MAC follows the ports
+        outside, bridge = self._wait_for_port(bridge)
         if not config.mac_spoof_check:  # last, and one transaction: whole or absent, so nothing to undo
             self._write_rules(plan, "")
         return replace(
@@ -150,19 +149,21 @@ class Attaching:
             stays_down=config.interface_stays_down,
         )
 
-    def _wait_for_port(self) -> Link:
-        """Return the host end as soon as packets pass, or at once if the other end stays down.
+    def _wait_for_port(self, bridge: Link) -> tuple[Link, Link]:
+        """Wait until packets pass, unless the other end stays down; return the host end, and the bridge as it is then.
+
+        An unpinned MAC of the bridge follows its ports.
 
         Raises:
-            PluginError: they do not.
+            PluginError: they do not pass.
         """
         until = time.monotonic() + _PORT_PATIENCE
         name = self.attachment.host_veth
         while True:
-            answer = self.links.netlink.ask(get_request(name))[0]
-            link = parse_link(answer.messages[0]) if answer.messages else None
+            answers = self.links.netlink.ask(get_request(name), get_request(bridge.name))
+            link, now = (parse_link(one.messages[0]) if one.messages else None for one in answers)
             if link is not None and (link.state == OPER_UP or self.config.interface_stays_down):
-                return link
+                return link, now or bridge
             if link is None or time.monotonic() > until:
                 found = "it is gone" if link is None else f"operational state {link.state}"
                 raise PluginError(f"bridge port in error state: {name} ({found}); is bridge {self.config.bridge} up?")

@@ -10,7 +10,7 @@ import errno
 import os
 import socket
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, Self
@@ -31,7 +31,7 @@ _SO_SNDBUFFORCE: Final = 32
 _SO_RCVBUFFORCE: Final = 33
 _HEADER: Final = struct.Struct("=IHHII")
 _ATTRIBUTE: Final = struct.Struct("=HH")
-_NESTED: Final = 0x3FFF
+NESTED: Final = 0x3FFF
 """Mask that removes NLA_F_NESTED and NLA_F_NET_BYTEORDER from an attribute type."""
 
 EEXIST: Final = frozenset({errno.EEXIST})
@@ -46,12 +46,12 @@ class Request:
 
     Attributes:
         data: the message; its sequence number is written by the socket. It must ask for NLM_F_ACK or be a dump.
-        what: the request, for the text of an error: "set bridge cni0 up".
+        what: the request, for the text of an error: "set bridge cni0 up"; or what composes it, where that takes time.
         accept: errno values that are not a failure.
     """
 
     data: bytearray
-    what: str
+    what: str | Callable[[], str]
     accept: frozenset[int] = frozenset()
 
 
@@ -76,7 +76,7 @@ def attributes(message: bytes, start: int, end: int | None = None) -> Iterator[t
         length, kind = _ATTRIBUTE.unpack_from(message, start)
         if length < 4:
             return
-        yield kind & _NESTED, start + 4, start + length
+        yield kind & NESTED, start + 4, start + length
         start += (length + 3) & ~3
 
 
@@ -196,7 +196,8 @@ def _extended(kind: int, flags: int, message: bytes) -> str:
     return ""
 
 
-def failure(what: str, answer: KernelReply) -> OSError:
+def failure(what: str | Callable[[], str], answer: KernelReply) -> OSError:
     """Build the error of a refused request: errno, the request, and the kernel's text if there is one."""
     words = os.strerror(answer.error)
+    what = what if isinstance(what, str) else what()
     return OSError(answer.error, f"cannot {what}: {words}" + (f" ({answer.text})" if answer.text else ""))

@@ -16,7 +16,7 @@ from typing import Final
 
 from nodeplug import CniRoute, Netns
 from nodeplug_net.netlink import messages
-from nodeplug_net.netlink.connection import EEXIST, ENODEV, Netlink, Request, attributes, text
+from nodeplug_net.netlink.connection import EEXIST, ENODEV, NESTED, Netlink, Request, attributes, text
 from nodeplug_net.netlink.messages import IFF_PROMISC, IFF_UP, mac_bytes, u32
 
 Interface = IPv4Interface | IPv6Interface
@@ -51,6 +51,9 @@ _RTA_MULTIPATH: Final = 9
 _RTA_TABLE: Final = 15
 _U32: Final = struct.Struct("=I")
 _I32: Final = struct.Struct("=i")
+_TEXTS: Final = {_IFLA_IFNAME: "name", _IFLA_IFALIAS: "alias"}
+_IFINFO: Final = struct.Struct("=iI")
+_ATTRIBUTE: Final = struct.Struct("=HH")
 _NUMBERS: Final = {_IFLA_MTU: "mtu", _IFLA_LINK: "peer", _IFLA_MASTER: "master", _IFLA_LINK_NETNSID: "peer_netns"}
 _HOP: Final = struct.Struct("=HBBi")
 
@@ -71,9 +74,8 @@ class Link:
         kind: "bridge", "veth", "macvlan", or empty.
         kind_data: attributes that only this kind has, by number.
         alias: free text, the label of the attachment for our veths.
-        hairpin: whether a bridge port sends frames back where they came from.
-        isolated: whether a bridge port exchanges no frames with other isolated ones.
-        filters_vlans: whether a bridge keeps VLANs apart; None if the kernel cannot say so, as it has no such bridges.
+        bridge_data: the attributes of a bridge, as they came.
+        port_data: those of a bridge port.
     """
 
     index: int
@@ -88,9 +90,25 @@ class Link:
     kind: str = ""
     kind_data: Mapping[int, bytes] = field(default_factory=dict)
     alias: str = ""
-    hairpin: bool = False
-    isolated: bool = False
-    filters_vlans: bool | None = None
+    bridge_data: bytes = b""
+    port_data: bytes = b""
+
+    @property
+    def hairpin(self) -> bool:
+        """Whether a bridge port sends frames back where they came from."""
+        return _flag(self.port_data, _BRPORT_MODE) or False
+
+    @property
+    def isolated(self) -> bool:
+        """Whether a bridge port exchanges no frames with other isolated ones."""
+        return _flag(self.port_data, _BRPORT_ISOLATED) or False
+
+    @property
+    def filters_vlans(self) -> bool | None:
+        """Whether a bridge keeps VLANs apart; None if the kernel cannot say so, as it has no such bridges."""
+        # A kernel without VLANs of bridges says that filtering is off, and nothing of a default VLAN.
+        known = _flag(self.bridge_data, _BR_VLAN_DEFAULT_PVID) is not None
+        return bool(_flag(self.bridge_data, _BR_VLAN_FILTERING)) if known else None
 
     @property
     def is_up(self) -> bool:
@@ -103,23 +121,34 @@ class Link:
         return bool(self.flags & IFF_PROMISC)
 
 
+def _flag(data: bytes, number: int) -> bool | None:
+    """Read the first byte of one of a bridge's or a port's attributes as yes or no; None if it is not there."""
+    return next((bool(data[start]) for kind, start, _ in attributes(data, 0) if kind == number), None)
+
+
 def parse_link(message: bytes) -> Link:
-    """Read an RTM_NEWLINK message (struct ifinfomsg after the header, attributes from byte 32)."""
-    index, flags = struct.unpack_from("=iI", message, 20)
+    """Read an RTM_NEWLINK message (struct ifinfomsg after the header, attributes from byte 32).
+
+    Written out, as every call reads several: each has sixty attributes, a bridge as many within one.
+    """
+    index, flags = _IFINFO.unpack_from(message, 20)
     link = Link(index, flags)
-    for kind, start, end in attributes(message, 32):
-        if kind == _IFLA_ADDRESS:
-            link.mac = message[start:end].hex(":")
-        elif kind == _IFLA_IFNAME:
-            link.name = text(message, start, end)
-        elif kind in _NUMBERS:
-            setattr(link, _NUMBERS[kind], _I32.unpack_from(message, start)[0])
+    start, stop = 32, len(message)
+    while start + 4 <= stop:
+        length, kind = _ATTRIBUTE.unpack_from(message, start)
+        if length < 4:
+            break
+        if kind in _NUMBERS:
+            setattr(link, _NUMBERS[kind], _I32.unpack_from(message, start + 4)[0])
+        elif kind in _TEXTS:
+            setattr(link, _TEXTS[kind], text(message, start + 4, start + length))
+        elif kind == _IFLA_ADDRESS:
+            link.mac = message[start + 4 : start + length].hex(":")
         elif kind == _IFLA_OPERSTATE:
-            link.state = message[start]
-        elif kind == _IFLA_IFALIAS:
-            link.alias = text(message, start, end)
-        elif kind == _IFLA_LINKINFO:
-            _parse_kind(link, message, start, end)
+            link.state = message[start + 4]
+        elif kind & NESTED == _IFLA_LINKINFO:
+            _parse_kind(link, message, start + 4, start + length)
+        start += (length + 3) & ~3
     return link
 
 
@@ -128,17 +157,11 @@ def _parse_kind(link: Link, message: bytes, start: int, end: int) -> None:
         if kind == _INFO_KIND:
             link.kind = text(message, first, last)
         elif kind == _INFO_DATA and link.kind == "bridge":
-            found = {number: message[byte] for number, byte, _ in attributes(message, first, last)}
-            # A kernel without VLANs of bridges says that filtering is off, and nothing of a default VLAN.
-            link.filters_vlans = bool(found.get(_BR_VLAN_FILTERING)) if _BR_VLAN_DEFAULT_PVID in found else None
+            link.bridge_data = message[first:last]
         elif kind == _INFO_DATA and link.kind in _WITH_DATA:
             link.kind_data = {one: message[begin:stop] for one, begin, stop in attributes(message, first, last)}
         elif kind == _INFO_SLAVE_DATA:
-            for slave, byte, _ in attributes(message, first, last):
-                if slave == _BRPORT_MODE:
-                    link.hairpin = bool(message[byte])
-                elif slave == _BRPORT_ISOLATED:
-                    link.isolated = bool(message[byte])
+            link.port_data = message[first:last]
 
 
 def parse_address(message: bytes) -> Interface:
@@ -203,7 +226,7 @@ def address_request(index: int, name: str, address: Interface, *, dad: bool = Fa
     if address.version == 4 and address.network.prefixlen < 31:
         values["broadcast"] = address.network.broadcast_address.packed
     template = messages.address(messages.RTM_NEWADDR, address.version, address.network.prefixlen, dad=dad)
-    return Request(template.fill(**values), f"add address {address} to interface {name}", EEXIST)
+    return Request(template.fill(**values), lambda: f"add address {address} to interface {name}", EEXIST)
 
 
 def route_request(index: int, name: str, route: CniRoute) -> Request:
@@ -211,8 +234,12 @@ def route_request(index: int, name: str, route: CniRoute) -> Request:
     metrics = tuple((key, value) for key, value in (("mtu", route.mtu), ("advmss", route.advmss)) if value is not None)
     gateway = None if route.gw is None else str(route.gw)
     template = messages.route(str(route.dst), gateway, metrics, route.priority, route.table, route.scope)
-    via = f" via {route.gw}" if route.gw is not None else ""
-    return Request(template.fill(index=u32(index)), f"add route {route.dst}{via} through interface {name}", EEXIST)
+
+    def what() -> str:
+        via = f" via {route.gw}" if route.gw is not None else ""
+        return f"add route {route.dst}{via} through interface {name}"
+
+    return Request(template.fill(index=u32(index)), what, EEXIST)
 
 
 class Links:
