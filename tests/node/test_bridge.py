@@ -108,9 +108,9 @@ def test_both_ends_of_the_pair_are_made_with_one_queue(scratch: ScratchCni, brid
     container = scratch.container()
     scratch.add(bridge, config(), "c1", container)
 
-    def queues(ifname: str) -> list[str]:
+    def queues(ifname: str) -> list[int]:
         told = subprocess.run(["ip", "-j", "-d", "link", "show", ifname], capture_output=True, check=True).stdout
-        (found,) = json.loads(told)
+        found: dict[str, int] = json.loads(told)[0]
         return [found[key] for key in ("num_tx_queues", "num_rx_queues")]
 
     assert run_in(container, lambda: queues("eth0")) == [1, 1]
