@@ -105,6 +105,8 @@ class Admission:
             self._admit()
 
     async def _wait(self, ticket: _Ticket) -> None:
+        if ticket.turn.done():
+            return
         try:
             async with asyncio.timeout(self.patience):
                 await ticket.turn

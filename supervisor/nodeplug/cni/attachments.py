@@ -14,7 +14,7 @@ import os
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -217,8 +217,12 @@ class Attachments:
 
 
 def _document(one: Attachment | Begun) -> dict[str, Any]:
+    key = one.key
     return {
-        **asdict(one.key),
+        "claim": key.claim,
+        "network": key.network,
+        "container_id": key.container_id,
+        "ifname": key.ifname,
         "netns": one.netns,
         "time": one.time,
         "host": list(one.host),

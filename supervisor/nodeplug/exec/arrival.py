@@ -8,6 +8,7 @@ Refuses: time limits and replies (`nodeplug.exec.server`).
 import asyncio
 import os
 import socket
+from contextlib import suppress
 from typing import Final
 
 from nodeplug.contract.errors import InvalidNetns, TryAgain, Undecodable
@@ -34,21 +35,32 @@ class Arrival:
         """Whether nothing has arrived."""
         return not self._data
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether the frame has arrived; reads what is there. An entrypoint sends all of it as it connects."""
+        if not self._data:
+            with suppress(BlockingIOError, InterruptedError, ConnectionError):
+                self._read()
+        return len(self._data) >= self._announced()
+
     async def frame(self) -> Frame | None:
         """Read one frame; None if the caller closed without sending anything.
 
         Raises:
             Undecodable: not a frame, too large, or truncated.
         """
-        total = HEADER.size
-        while len(self._data) < total:
+        while len(self._data) < (total := self._announced()):
             if not await self._more():
                 if not self._data:
                     return None
                 raise Undecodable(f"the request ends after {len(self._data)} bytes; {total} were announced")
-            if len(self._data) >= HEADER.size:
-                total = HEADER.size + body_size(bytes(self._data[: HEADER.size]))
         return Frame.decode(bytes(self._data))
+
+    def _announced(self) -> int:
+        """Return how many bytes the frame has, as far as is known; Undecodable if it is none."""
+        if len(self._data) < HEADER.size:
+            return HEADER.size
+        return HEADER.size + body_size(bytes(self._data[: HEADER.size]))
 
     async def style(self) -> str:
         """Read far enough to know the style; empty if the bytes are not a frame."""
@@ -91,22 +103,24 @@ class Arrival:
     async def _more(self) -> bool:
         while True:
             try:
-                # The kernel drops descriptors that do not fit.
-                data, fds, flags = receive(self.peer, _CHUNK, _DESCRIPTORS)
+                return self._read()
             except (BlockingIOError, InterruptedError):
                 await readable(self.peer)
-                continue
             except ConnectionError:
                 return False
-            room = _DESCRIPTORS - len(self._descriptors)
-            self._descriptors += fds[:room]
-            for fd in fds[room:]:
-                os.close(fd)
-            self._data += data
-            if flags & socket.MSG_CTRUNC and len(fds) < _DESCRIPTORS:
-                # Otherwise the call would run in the daemon's own namespace, or as if the container's were gone.
-                raise TryAgain("the daemon has no file descriptor left for this call; raise its limit (LimitNOFILE)")
-            return bool(data)
+
+    def _read(self) -> bool:
+        """Read what is there; False at the end. Raises BlockingIOError if nothing is, and ConnectionError."""
+        data, fds, flags = receive(self.peer, _CHUNK, _DESCRIPTORS)  # the kernel drops descriptors that do not fit
+        room = _DESCRIPTORS - len(self._descriptors)
+        self._descriptors += fds[:room]
+        for fd in fds[room:]:
+            os.close(fd)
+        self._data += data
+        if flags & socket.MSG_CTRUNC and len(fds) < _DESCRIPTORS:
+            # Otherwise the call would run in the daemon's own namespace, or as if the container's were gone.
+            raise TryAgain("the daemon has no file descriptor left for this call; raise its limit (LimitNOFILE)")
+        return bool(data)
 
 
 async def readable(peer: socket.socket, ready: "asyncio.Future[None] | None" = None) -> None:
@@ -118,9 +132,10 @@ async def readable(peer: socket.socket, ready: "asyncio.Future[None] | None" = N
         if not future.done():
             future.set_result(None)
 
-    loop.add_reader(peer, resolve)
+    number = peer.fileno()  # a selector that does not know a socket describes it in full before it is told
+    loop.add_reader(number, resolve)
     try:
         await future
     finally:
         if peer.fileno() >= 0:
-            loop.remove_reader(peer)
+            loop.remove_reader(number)

@@ -282,7 +282,7 @@ class ExecServer:
         try:
             if uid not in {0, os.geteuid()}:
                 raise self._stranger(uid)
-            async with asyncio.timeout(self._silence):
+            async with asyncio.timeout(None if arrival.is_whole else self._silence):
                 frame = await arrival.frame()
             if frame is None or _has_left(peer, frame):
                 return
@@ -373,9 +373,13 @@ def _has_left(peer: socket.socket, frame: Frame) -> bool:
 
 async def _send(peer: socket.socket, reply: Reply) -> None:
     # A caller that was killed, or does not read, costs only this line.
+    data = reply.encode()
     try:
-        async with asyncio.timeout(_SILENCE):
-            await asyncio.get_running_loop().sock_sendall(peer, reply.encode())
+        with suppress(BlockingIOError, InterruptedError):
+            data = data[peer.send(data) :]
+        if data:
+            async with asyncio.timeout(_SILENCE):
+                await asyncio.get_running_loop().sock_sendall(peer, data)
     except (OSError, TimeoutError) as error:
         LOG.info("the caller did not read the answer: %s", error or type(error).__name__)
 

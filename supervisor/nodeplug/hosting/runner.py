@@ -176,6 +176,9 @@ class Runner:
         The caller must use the route before it awaits anything: what was checked holds only until then.
         """
         what = ""
+        now = route.now()
+        if now.slot.obstacle(key, gated=isinstance(now, Route)) is None:
+            return now
         try:
             async with asyncio.timeout(seconds):
                 while True:
