@@ -1,4 +1,4 @@
-"""Deletes links in the background, because nobody should wait for it.
+"""Deletes in the background what nobody should wait for: links, and whatever else a caller hands over.
 
 Owns: the threads that send RTM_DELLINK. The kernel acknowledges only after rcu_barrier, about 18 ms after the link is
 gone; a reaper waits for that while the call returns.
@@ -65,8 +65,13 @@ class Deletion:
 
 @dataclass(slots=True)
 class Reaper:
-    """The work in flight. Any thread may call it."""
+    """The work in flight. Any thread may call it.
 
+    Attributes:
+        limit: how many threads work at once.
+    """
+
+    limit: int = LIMIT
     _queue: deque[Callable[[], None]] = field(default_factory=deque)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _running: int = 0
@@ -74,17 +79,18 @@ class Reaper:
     def delete(self, link: Link) -> Deletion:
         """Begin to delete a link of the calling thread's namespace; `Deletion.wait` returns when it is gone."""
         deletion = Deletion(link, Netlink())
-        self._later(lambda: _delete(deletion))
+        self.later(lambda: _delete(deletion))
         return deletion
 
     def close(self, netlink: Netlink) -> None:
         """Close an unused socket."""
-        self._later(netlink.close)
+        self.later(netlink.close)
 
-    def _later(self, job: Callable[[], None]) -> None:
+    def later(self, job: Callable[[], None]) -> None:
+        """Have something done that raises nothing."""
         with self._lock:
             self._queue.append(job)
-            start = self._running < LIMIT
+            start = self._running < self.limit
             self._running += start
         if not start:
             return

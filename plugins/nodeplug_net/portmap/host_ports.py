@@ -30,6 +30,7 @@ from nodeplug_net.undo import Errors, Undo
 if TYPE_CHECKING:
     import logging
 
+_GO_ON: Final = "connections to former owners of host ports go on: %s"
 _AGAIN: Final = "the next ADD, STATUS or GC of a network with port mappings restores it"
 
 
@@ -44,6 +45,7 @@ class HostPorts:
     def __init__(self, host: Host, *, reserve: bool = True) -> None:
         self._log: logging.LoggerAdapter[logging.Logger] = host.log
         self._nft = NftSockets(Reaper())
+        self._sweeper = Reaper(limit=1)
         self._records = Records(host, "ports", Wanted.decode)
         self._reservations = Reservations(host.sockets, reserve)
         self._recovered: set[Identity] = set()
@@ -140,7 +142,7 @@ class HostPorts:
         with errors.kept():
             self._remove(request, label)
             if record is not None:
-                self._forget(request, conntrack.forget_after, record.wanted.mappings().forwards)
+                self._forget_later(record.wanted.mappings().forwards)
             self._release(namespace, label)
         errors.raise_all()
 
@@ -295,7 +297,25 @@ class HostPorts:
             with self._nft.lent(request.host_netns) as netlink:
                 forget(netlink, forwards)
         except (OSError, PluginError) as error:
-            self._log.warning("connections to former owners of host ports go on: %s", error)
+            self._log.warning(_GO_ON, error)
+
+
+    def _forget_later(self, forwards: Sequence[Forward]) -> None:
+        """Delete the connections of ports that lead nowhere any more, in the background.
+
+        The kernel walks through its whole table for each port and version of IP, ten milliseconds each, and nobody
+        waits for what that finds.
+        """
+        netlink = open_nft()  # of the namespace that the calling thread is in
+
+        def sweep() -> None:
+            try:
+                with netlink:
+                    conntrack.forget_after(netlink, forwards)
+            except OSError as error:
+                self._log.warning(_GO_ON, error)
+
+        self._sweeper.later(sweep)
 
 
 def _interfaces(mappings: Mappings) -> list[str]:

@@ -8,6 +8,7 @@ from tests.node.outside import HOST
 from tests.node.portmap.lab import DATAGRAM, STREAM, Lab, mapping, serve
 
 from nodeplug.testing.scratch_cni import run_in
+from nodeplug.testing.waiting import until
 from nodeplug_net.portmap import conntrack
 
 FAMILY = {4: socket.AF_INET, 6: socket.AF_INET6}
@@ -97,14 +98,17 @@ def test_a_connection_of_a_container_that_ends_is_ended(lab: Lab) -> None:
     assert lab.ask(lab.outside, 8080) == "c1 192.0.2.2"
     assert lab.connections("dport=8080")
     lab.delete("c1", mapping(8080))
-    assert lab.connections("dport=8080") == []
+    until(lambda: lab.connections("dport=8080") == [])
 
 
 def test_connections_of_other_ports_stay_when_a_container_ends(lab: Lab) -> None:
     lab.add("c1", mapping(8080))
     lab.add("c2", mapping(8081))
+    lab.serve("c1")
     lab.serve("c2")
     assert lab.ask(lab.outside, 8081, kind=STREAM) == "c2 192.0.2.2"
+    assert lab.ask(lab.outside, 8080, kind=STREAM) == "c1 192.0.2.2"
     before = lab.connections("dport=8081")
     lab.delete("c1", mapping(8080))
+    until(lambda: lab.connections("dport=8080") == [])
     assert lab.connections("dport=8081") == before != []
